@@ -1,0 +1,32 @@
+"""The one family of exceptions. `container/` maps it to HTTP in one place."""
+
+from __future__ import annotations
+
+
+class LongshoreError(Exception):
+    """Base of every error this project raises on purpose. The message states the cure."""
+
+
+class ConfigurationError(LongshoreError):
+    """The configuration or the model cannot be served as asked; raised at start-up only."""
+
+
+class RequestError(LongshoreError):
+    """A request is wrong. `field` names the part of it, as the client spelt it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class OverloadedError(LongshoreError):
+    """The queue is full; the same request may succeed later."""
+
+
+class EngineUnavailableError(LongshoreError):
+    """The engine is still starting, or has died."""
+
+
+class GenerationError(LongshoreError):
+    """An accepted request failed while it ran."""

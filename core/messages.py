@@ -1,0 +1,135 @@
+"""What front end and engine say to each other: tagged msgpack structs over ZeroMQ.
+
+A front-end worker owns a DEALER socket, the engine a ROUTER socket at `Launch.endpoint`.
+
+```
+front end                                engine
+  Hello                        ->
+                               <-  Ready, once the model answers; Heartbeat every second
+  Submit(id, ...)              ->
+                               <-  Step([Generated(id, ...), ...]) after every step
+  Abort(id), at any time       ->  (silence about that id from then on)
+                               <-  Dead(reason), and nothing after it
+```
+
+Every submitted id gets exactly one terminal message, a `Generated` with `finish` or a `Failed`,
+unless its client aborts it first.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from core.options import Batching, Options
+from core.sampling import Finish, SamplingParams
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Base of everything that crosses the socket."""
+
+
+class Hello(Message, frozen=True):
+    """A client makes itself known; repeated until Ready arrives, and harmless after."""
+
+
+class Submit(Message, frozen=True):
+    """Generate. `id` is unique among all clients."""
+
+    id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+
+
+class Abort(Message, frozen=True):
+    """Stop generating and say nothing more of it. Unknown ids are no error."""
+
+    id: str
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What start-up resolved; carried by Ready and printed once."""
+
+    model: str
+    architecture: str
+    batching: Batching
+    batching_reason: str
+    executor: Literal["packed", "library"]
+    executor_reason: str
+    device: str
+    dtype: str
+    max_model_len: int
+    max_sequences: int
+    max_step_tokens: int
+    block_size: int
+    num_kv_blocks: int
+    weights_bytes: int
+    kv_bytes: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    load_seconds: float
+    notes: tuple[str, ...] = ()
+    """Decisions worth a line at start-up, such as a clamped limit."""
+
+
+class Ready(Message, frozen=True):
+    """The model has passed a real forward; requests are welcome."""
+
+    facts: Facts
+
+
+class Generated(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """New tokens of one request; terminal if `finish` is set."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: Finish | None = None
+
+
+class Step(Message, frozen=True):
+    """All that one step produced for this client."""
+
+    generated: list[Generated]
+
+
+class Failed(Message, frozen=True):
+    """Terminal: the request was refused (`rejected`, `overloaded`) or failed while it ran."""
+
+    id: str
+    kind: Literal["rejected", "overloaded", "failed"]
+    message: str
+    field: str = ""
+    """For `rejected`: the field of SamplingParams, or `prompt`."""
+
+
+class Heartbeat(Message, frozen=True):
+    """Sent every second, whether or not the step loop moves."""
+
+    step_age_s: float
+    """Seconds since the loop last ended a step or was seen idle."""
+    num_running: int
+    num_waiting: int
+
+
+class Dead(Message, frozen=True):
+    """The engine is about to end; every request it held has failed."""
+
+    reason: str
+
+
+ToEngine = Hello | Submit | Abort
+FromEngine = Ready | Step | Failed | Heartbeat | Dead
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor hands to the processes it starts, as a JSON file."""
+
+    model_dir: str
+    """Local directory of the model's files."""
+    endpoint: str
+    """ZeroMQ address on which the engine answers."""
+    port: int
+    options: Options
+    log_level: str = "info"

@@ -1,0 +1,261 @@
+"""The one table of options: every key, its type, default, values and meaning.
+
+`Options` is that table: the properties reader, `serve --help`, `container explain`,
+docs/configuration.md and the keyword arguments of `engine.LLM` all come from its fields.
+Keys are those of DJL Serving's LMI containers where LMI has one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal, TypeVar
+
+from core.errors import ConfigurationError
+from core.suggest import did_you_mean
+
+T = TypeVar("T")
+Value = str | int | float | bool | None
+
+Batching = Literal["none", "dynamic", "continuous", "paged"]
+RollingBatch = Literal["auto", "vllm", "lmi-dist", "scheduler", "disable"]
+KVReservation = Literal["max", "pow2", "oracle"]
+DType = Literal["auto", "fp32", "fp16", "bf16", "float32", "float16", "bfloat16"]
+BATCHING_NAMES: tuple[Batching, ...] = typing.get_args(Batching)
+
+
+def _option(
+    default: T,
+    doc: str,
+    *,
+    key: str | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+) -> T:
+    """A dataclass field that carries its documentation; `key` unless it is `option.<name>`."""
+    metadata = {"doc": doc, "key": key, "minimum": minimum, "maximum": maximum}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Every option, as given; None means «decided at start-up», and the engine says how.
+
+    Raises ConfigurationError from the constructor where a value is out of range.
+    """
+
+    # What to serve
+    model_id: str | None = _option(
+        None, "Directory of the model, or its Hugging Face id. Default: the model directory."
+    )
+    revision: str | None = _option(None, "Revision of a Hugging Face id.")
+    trust_remote_code: bool = _option(False, "Run model code that lies in the model's directory.")
+    engine: Literal["Python", "MPI"] = _option(
+        "Python", "LMI's engine name. Both run Longshore's own engine.", key="engine"
+    )
+    entryPoint: str | None = _option(
+        None, "LMI's handler. Its built-in ones (djl_python.*) all mean Longshore's own engine."
+    )
+    executor: Literal["auto", "packed", "library"] = _option(
+        "auto",
+        "packed: decoders, with our KV memory and attention. library: transformers' generate on "
+        "padded batches (none and dynamic only). auto: packed where the architecture allows it.",
+    )
+
+    # Which batching strategy, and how much at once
+    batching: Batching | None = _option(
+        None, "The strategy. Default: what LMI's keys below imply, else paged for a decoder."
+    )
+    rolling_batch: RollingBatch | None = _option(
+        None, "LMI's key: scheduler means continuous, disable means none, the others paged."
+    )
+    paged_attention: bool | None = _option(
+        None, "LMI's key: false turns what rolling_batch chose from paged into continuous."
+    )
+    batch_size: int = _option(
+        1, "dynamic: most requests in one batch. Above 1 it implies dynamic.",
+        key="batch_size", minimum=1,
+    )  # fmt: skip
+    max_batch_delay: int = _option(
+        100, "dynamic: longest wait, in ms, to fill a batch.", key="max_batch_delay", minimum=0
+    )
+    max_rolling_batch_size: int = _option(
+        256, "continuous, paged: most sequences that run at once.", minimum=1
+    )
+    max_rolling_batch_prefill_tokens: int | None = _option(
+        None,
+        "Token budget of one step; longer prompts are computed in chunks. "
+        "Default: 8192 on CUDA, 2048 on the CPU.",
+        minimum=1,
+    )
+    kv_reservation: KVReservation = _option(
+        "max",
+        "continuous: tokens reserved per sequence on admission. max: max_model_len; pow2: the "
+        "prompt and the next power of two of max_new_tokens; oracle: exactly what it may use.",
+    )
+
+    # Memory, precision, device
+    max_model_len: int | None = _option(
+        None, "Most tokens of a prompt and its answer together. Default: the model's own.",
+        minimum=2,
+    )  # fmt: skip
+    block_size: int = _option(16, "Tokens in a block of KV memory.", minimum=1)
+    num_kv_blocks: int | None = _option(
+        None, "Blocks of KV memory, whatever the memory budget.", minimum=1
+    )
+    kv_cache_memory_bytes: int | None = _option(
+        None,
+        "Memory budget of the KV blocks. Default: on CUDA from gpu_memory_utilization, "
+        "on the CPU a quarter of the memory available, 4 GiB at most.",
+        minimum=1,
+    )
+    gpu_memory_utilization: float = _option(
+        0.9, "CUDA: share of the device's memory to use.", minimum=0.05, maximum=1.0
+    )
+    dtype: DType = _option(
+        "auto", "auto: the model's own; on the CPU bf16 where the hardware has it, else fp32."
+    )
+    device: Literal["auto", "cpu", "cuda"] = _option("auto", "auto: CUDA where there is one.")
+    tensor_parallel_degree: str | None = _option(
+        None, "Devices that share one copy of the model: 1 or max. On the CPU one rank runs."
+    )
+
+    # The service around it
+    output_formatter: Literal["json", "jsonlines", "sse"] = _option(
+        "jsonlines",
+        "Form of a streamed answer when the request's Accept header names none. "
+        "json means jsonlines when a request streams.",
+    )
+    job_queue_size: int = _option(
+        1000, "Requests that may wait; more are answered 503.", key="job_queue_size", minimum=1
+    )
+    max_request_size: int = _option(
+        25 * 2**20, "Most bytes of a request's body; a larger one is answered 413.",
+        key="max_request_size", minimum=1,
+    )  # fmt: skip
+    predict_timeout: int = _option(
+        240, "Seconds until an unfinished request is ended with an error.", minimum=1
+    )
+    model_loading_timeout: int = _option(
+        1800, "Seconds until a model that is not ready counts as failed.", minimum=1
+    )
+    heartbeat_timeout: int = _option(
+        60, "Seconds without a finished step after which /ping reports the engine stuck.", minimum=2
+    )
+    retry_threshold: int = _option(
+        0, "How often a dead engine is started again before the container ends.",
+        key="retry_threshold", minimum=0,
+    )  # fmt: skip
+    http_workers: int | None = _option(
+        None, "Front-end processes. Default: one per four cores, at least one.", minimum=1
+    )
+
+    def __post_init__(self) -> None:
+        for item in option_table().values():
+            item.check(getattr(self, item.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row of the table: a field of `Options`."""
+
+    name: str
+    key: str
+    kind: type[str] | type[int] | type[float] | type[bool]
+    values: tuple[str, ...]
+    optional: bool
+    default: Value
+    minimum: float | None
+    maximum: float | None
+    doc: str
+
+    @property
+    def kind_text(self) -> str:
+        """The type as a user reads it: the values themselves where they are few."""
+        names = {str: "text", int: "integer", float: "number", bool: "true, false"}
+        return ", ".join(self.values) if self.values else names[self.kind]
+
+    def parse(self, text: str) -> Value:
+        """The value that `text` of a properties file or a variable spells; '' is None."""
+        stripped = text.strip()
+        if not stripped and self.optional:
+            return None
+        if self.kind is bool:
+            return self._parse_bool(stripped)
+        try:
+            return self.kind(stripped)
+        except ValueError:
+            raise ConfigurationError(
+                f"{self.key}={text}: expected {_article(self.kind_text)}"
+            ) from None
+
+    def check(self, value: object) -> None:
+        """Raises ConfigurationError where `value` has the wrong type or is out of range."""
+        if value is None and self.optional:
+            return
+        accepted = (int, float) if self.kind is float else (self.kind,)
+        if not isinstance(value, accepted) or (isinstance(value, bool) and self.kind is not bool):
+            raise ConfigurationError(f"{self.key}={value}: expected {_article(self.kind_text)}")
+        if self.values and value not in self.values:
+            raise ConfigurationError(
+                f"{self.key}={value}: expected one of {', '.join(self.values)}"
+                f"{did_you_mean(str(value), self.values)}"
+            )
+        if isinstance(value, int | float):
+            self._check_range(value)
+
+    def _parse_bool(self, text: str) -> bool:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise ConfigurationError(f"{self.key}={text}: expected true or false")
+
+    def _check_range(self, value: float) -> None:
+        if self.minimum is not None and value < self.minimum:
+            raise ConfigurationError(f"{self.key}={value}: must be at least {self.minimum}")
+        if self.maximum is not None and value > self.maximum:
+            raise ConfigurationError(f"{self.key}={value}: must be at most {self.maximum}")
+
+
+@cache
+def option_table() -> Mapping[str, Option]:
+    """Every option by its name, in the order of `Options`."""
+    hints = typing.get_type_hints(Options)
+    return {item.name: _row(item, hints[item.name]) for item in dataclasses.fields(Options)}
+
+
+def make_options(values: Mapping[str, Value]) -> Options:
+    """Options from keyword-style names.
+
+    Raises ConfigurationError for a name that is not an option, with the nearest one.
+    """
+    for name in values:
+        if name not in option_table():
+            raise ConfigurationError(f"unknown option '{name}'{did_you_mean(name, option_table())}")
+    return Options(**values)  # pyright: ignore[reportArgumentType] - checked by __post_init__
+
+
+def _row(item: dataclasses.Field[Value], hint: object) -> Option:
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    alternatives: tuple[object, ...] = typing.get_args(hint) if is_union else (hint,)
+    bare = [each for each in alternatives if each is not type(None)]
+    choices = bare[0] if typing.get_origin(bare[0]) is Literal else None
+    metadata = typing.cast(dict[str, typing.Any], item.metadata)
+    return Option(
+        name=item.name,
+        key=metadata["key"] or f"option.{item.name}",
+        kind=str if choices else typing.cast(type[str], bare[0]),
+        values=typing.get_args(choices) if choices else (),
+        optional=len(bare) < len(alternatives),
+        default=typing.cast(Value, item.default),
+        minimum=metadata["minimum"],
+        maximum=metadata["maximum"],
+        doc=metadata["doc"],
+    )
+
+
+def _article(kind: str) -> str:
+    return f"one of {kind}" if "," in kind else f"a{'n' * (kind[0] in 'aeiou')} {kind}"

@@ -1,0 +1,62 @@
+"""A step as data: what a strategy plans, what an executor returns, what a client is told.
+
+There is no prefill phase and no decode phase, only tokens whose K/V are not computed yet:
+a prompt is a long chunk, a decode step a chunk of one, a chunked prompt several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from core.sampling import Finish, Sampled
+from core.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens `start : start + length` of a sequence, to be computed in this step.
+
+    `blocks` is the sequence's block table: token position p lives in slot
+    `p % block_size` of block `blocks[p // block_size]`. It covers every position up to
+    `start + length`, and is valid until the plan is committed.
+    """
+
+    sequence: Sequence
+    start: int
+    length: int
+    blocks: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def samples(self) -> bool:
+        """Whether the chunk ends at the newest token, so that the next one is sampled."""
+        return self.end == len(self.sequence.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The chunks of one forward pass; at most one of each sequence, none empty."""
+
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+
+StepResult = Mapping[int, Sampled]
+"""By sequence id: what each chunk with `samples` sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """New tokens of one sequence; `finish` on the last one, exactly once."""
+
+    sequence_id: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: Finish | None

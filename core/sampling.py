@@ -1,0 +1,82 @@
+"""What a request asks of decoding, and why a sequence ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from core.errors import RequestError
+
+MAX_SEED = 2**63 - 1
+
+
+class Finish(StrEnum):
+    """Why a sequence ended, in LMI's words."""
+
+    EOS = "eos_token"
+    STOP = "stop_sequence"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The next tokens of one sequence with their log-probabilities, in nats.
+
+    One token from the packed executor; the whole answer from the library executor.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next tokens of one request are chosen. Names and defaults are vLLM's.
+
+    Filters apply in the order repetition penalty, temperature, top-k, top-p, as in
+    transformers. Raises RequestError, naming the field, where a value is out of range.
+    """
+
+    temperature: float = 1.0
+    """0 is greedy: the most likely token, always."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens that has at least this probability."""
+    top_k: int = 0
+    """Keep this many most likely tokens; 0 or -1 keeps all."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens of the prompt and the answer so far become less likely (CTRL, 2019)."""
+    seed: int | None = None
+    """The same seed gives the same tokens, whatever else is in the batch."""
+    max_tokens: int = 16
+    """Most tokens to generate."""
+    ignore_eos: bool = False
+    """Go on after the end-of-sequence token; for measurements with fixed lengths."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the answer, besides the model's own end-of-sequence tokens."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer; they are not part of it."""
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.temperature < float("inf"), "temperature", "must be 0 or more")
+        _require(0 < self.top_p <= 1, "top_p", "must be above 0 and at most 1")
+        _require(self.top_k >= -1, "top_k", "must be -1 or more")
+        _require(
+            0 < self.repetition_penalty < float("inf"), "repetition_penalty", "must be above 0"
+        )
+        _require(
+            self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", f"must be 0 to {MAX_SEED}"
+        )
+        _require(self.max_tokens >= 1, "max_tokens", "must be at least 1")
+        _require(all(self.stop), "stop", "a stop text must not be empty")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0 or self.top_k == 1
+
+
+def _require(condition: bool, field: str, message: str) -> None:
+    if not condition:
+        raise RequestError(field, message)

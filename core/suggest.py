@@ -1,0 +1,17 @@
+"""The nearest known name to a misspelt one, for errors that state the cure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns `"; did you mean 'x'?"`, or `""` where nothing known is near."""
+    by_folded = {_fold(candidate): candidate for candidate in known}
+    near = difflib.get_close_matches(_fold(name), by_folded, n=1, cutoff=0.6)
+    return f"; did you mean '{by_folded[near[0]]}'?" if near else ""
+
+
+def _fold(name: str) -> str:
+    return name.lower().replace("-", "_")

@@ -1,0 +1,34 @@
+"""The model's tokenizer through the `tokenizers` library: 15 MiB and 0.1 s, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+
+from core.errors import ConfigurationError
+
+
+class Tokenizer:
+    """Text to token ids and back. Safe to share between threads."""
+
+    def __init__(self, model_dir: Path) -> None:
+        """Raises ConfigurationError where the directory has no tokenizer.json."""
+        path = model_dir / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigurationError(
+                f"{model_dir} has no tokenizer.json; make one with transformers: "
+                f"AutoTokenizer.from_pretrained('{model_dir}').save_pretrained('{model_dir}')"
+            )
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        # A file may carry the truncation or padding of its training; serving wants neither.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Bytes that form no character, as at a cut, become U+FFFD."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
