@@ -1,0 +1,37 @@
+"""Dynamic batching: requests are gathered into a gang, which runs until its last member ends.
+
+The request-level batching of DJL Serving, Triton Inference Server and TorchServe. A member
+answers as soon as it ends; what it leaves empty stays empty until the whole gang is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from core.sequence import Sequence
+from strategies.base import Limits, ReservingStrategy
+from strategies.memory.base import KVMemory
+
+
+class DynamicStrategy(ReservingStrategy):
+    """A gang starts with `max_sequences` requests, or once the oldest has waited `max_delay_s`."""
+
+    def __init__(self, memory: KVMemory, limits: Limits, max_delay_s: float) -> None:
+        super().__init__(memory, limits)
+        self.max_delay_s = max_delay_s
+
+    def _admissible(self, now: float) -> Iterator[Sequence]:
+        gang_is_due = not self.running and (self._is_full() or self._is_overdue(now))
+        return self._reserved(self.limits.max_sequences if gang_is_due else 0)
+
+    def wake_at(self) -> float | None:
+        return None if self.running or not self.waiting else self._deadline()
+
+    def _is_full(self) -> bool:
+        return len(self.waiting) >= self.limits.max_sequences
+
+    def _is_overdue(self, now: float) -> bool:
+        return bool(self.waiting) and now >= self._deadline()
+
+    def _deadline(self) -> float:
+        return self.waiting[0].arrival + self.max_delay_s

@@ -1,0 +1,1 @@
+"""Bookkeeping of KV memory in plain Python; the tensors are in engine/."""

@@ -1,0 +1,49 @@
+"""What a strategy may rely on of KV memory, however it hands out its blocks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+
+class KVMemory(ABC):
+    """Hands blocks of `block_size` token slots to sequences, and takes them back.
+
+    Nothing is ever half done: an allocation that does not fit returns False and changes nothing.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._tables: dict[int, tuple[int, ...]] = {}
+
+    @property
+    @abstractmethod
+    def num_free_blocks(self) -> int: ...
+
+    @property
+    def num_held_blocks(self) -> int:
+        return self.num_blocks - self.num_free_blocks
+
+    @property
+    def num_tokens(self) -> int:
+        """Token slots in all; the longest sequence that can ever run."""
+        return self.num_blocks * self.block_size
+
+    @abstractmethod
+    def grow(self, sequence_id: int, num_tokens: int) -> bool:
+        """Makes the sequence's block table cover `num_tokens` positions; False if it cannot."""
+
+    @abstractmethod
+    def release(self, sequence_id: int) -> None:
+        """Gives back all blocks of the sequence. Releasing what holds nothing is no error."""
+
+    def table(self, sequence_id: int) -> tuple[int, ...]:
+        """The sequence's block table: its physical blocks in logical order."""
+        return self._tables.get(sequence_id, ())
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Raises AssertionError where a block is lost, or held and free at once."""

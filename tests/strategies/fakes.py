@@ -1,0 +1,157 @@
+"""A fake executor and a driver, so that strategies are tested without torch and without time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from core.plan import Output, StepPlan, StepResult
+from core.sampling import Finish, Sampled, SamplingParams
+from core.sequence import Sequence as TokenSequence
+from strategies.base import Limits, Strategy
+from strategies.factory import StrategySettings, make_strategy
+
+EOS = 0
+VOCABULARY = 23
+
+
+def next_token(sequence_id: int, prefix: Sequence[int]) -> int:
+    """A pure function of the whole prefix; EOS now and then."""
+    return hash((sequence_id, tuple(prefix))) % VOCABULARY
+
+
+class FakeExecutor:
+    """Keeps K/V as (sequence, position, token) and answers from what it reads back.
+
+    The prefix is read through the block table, so a wrong block shows as a wrong token.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.slots: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.num_steps = 0
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.num_steps += 1
+        result: dict[int, Sampled] = {}
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            assert 0 < chunk.length <= sequence.num_pending_tokens
+            for position in range(chunk.start, chunk.end):
+                slot = self._slot(chunk.blocks, position)
+                self.slots[slot] = (sequence.id, position, sequence.token_ids[position])
+            if chunk.samples:
+                prefix = [self._read(chunk.blocks, p, sequence.id) for p in range(chunk.end)]
+                result[sequence.id] = Sampled((next_token(sequence.id, prefix),), (-0.5,))
+        return result
+
+    def _read(self, blocks: tuple[int, ...], position: int, sequence_id: int) -> int:
+        owner, stored_position, token = self.slots[self._slot(blocks, position)]
+        assert (owner, stored_position) == (sequence_id, position), "another's K/V"
+        return token
+
+    def _slot(self, blocks: tuple[int, ...], position: int) -> tuple[int, int]:
+        return blocks[position // self.block_size], position % self.block_size
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request of a generated workload; aborted `abort_after` seconds later, if at all."""
+
+    time: int
+    num_prompt_tokens: int
+    max_tokens: int
+    abort_after: int | None = None
+    abort_in_step: bool = False
+    """Abort between run and commit of its step, instead of between two steps."""
+
+
+@dataclass
+class Record:
+    """What a client saw of each request, and what the strategy did."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    finish: dict[int, Finish] = field(default_factory=dict[int, Finish])
+    aborted: set[int] = field(default_factory=set[int])
+    most_at_once: int = 0
+
+    def take(self, output: Output) -> None:
+        assert output.sequence_id not in self.aborted, "an aborted request still speaks"
+        assert output.sequence_id not in self.finish, "a second terminal output"
+        self.tokens.setdefault(output.sequence_id, []).extend(output.token_ids)
+        if output.finish is not None:
+            self.finish[output.sequence_id] = output.finish
+
+
+def strategy_of(batching: str, *, num_blocks: int = 64, **changes: object) -> Strategy:
+    """A strategy with small limits; `changes` are fields of StrategySettings or Limits."""
+    limits = {"max_sequences": 4, "max_step_tokens": 16}
+    limits |= {name: changes.pop(name) for name in tuple(changes) if name in limits}
+    settings = {
+        "batching": batching,
+        "num_blocks": num_blocks,
+        "block_size": 4,
+        "max_model_len": 48,
+        "max_delay_s": 3.0,
+        "kv_reservation": "max",
+        "limits": Limits(**limits),
+    }
+    return make_strategy(StrategySettings(**(settings | changes)))
+
+
+def sequence_of(arrival: Arrival, id: int) -> TokenSequence:
+    prompt = [
+        1 + hash((id, position)) % (VOCABULARY - 1) for position in range(arrival.num_prompt_tokens)
+    ]
+    params = SamplingParams(max_tokens=arrival.max_tokens)
+    return TokenSequence(id, prompt, params, arrival=arrival.time, eos_token_ids=[EOS])
+
+
+def drive(
+    strategy: Strategy,
+    arrivals: Sequence[Arrival],
+    after_step: Callable[[StepPlan | None], None] = lambda plan: None,
+) -> Record:
+    """Runs a workload to its end on a fake clock of one second a step, checking every step."""
+    executor, record, now = FakeExecutor(strategy.memory.block_size), Record(), 0
+    todo = sorted(enumerate(arrivals), key=lambda item: item[1].time)
+    while todo or strategy.has_work():
+        while todo and todo[0][1].time <= now:
+            strategy.add(sequence_of(todo[0][1], todo[0][0]))
+            todo.pop(0)
+        _abort(strategy, arrivals, record, now, in_step=False)
+        plan = strategy.schedule(now)
+        if plan is not None:
+            check_plan(strategy, plan)
+            record.most_at_once = max(record.most_at_once, len(plan.chunks))
+            result = executor.run(plan)
+            _abort(strategy, arrivals, record, now, in_step=True)
+            for output in strategy.commit(plan, result):
+                record.take(output)
+        strategy.memory.check_integrity()
+        after_step(plan)
+        now += 1
+        assert now < 100_000, "no progress"
+    assert strategy.memory.num_held_blocks == 0, "blocks leaked"
+    assert record.finish.keys() | record.aborted == set(range(len(arrivals)))
+    return record
+
+
+def check_plan(strategy: Strategy, plan: StepPlan) -> None:
+    assert plan.chunks
+    assert plan.num_tokens <= strategy.limits.max_step_tokens, "over the token budget"
+    assert len(plan.chunks) <= strategy.limits.max_sequences
+    ids = [chunk.sequence.id for chunk in plan.chunks]
+    assert len(ids) == len(set(ids)), "two chunks of one sequence"
+    blocks = [block for chunk in plan.chunks for block in chunk.blocks]
+    assert len(blocks) == len(set(blocks)), "a block in two tables"
+
+
+def _abort(
+    strategy: Strategy, arrivals: Sequence[Arrival], record: Record, now: int, *, in_step: bool
+) -> None:
+    for id, arrival in enumerate(arrivals):
+        due = arrival.abort_after is not None and now >= arrival.time + arrival.abort_after
+        ended = id in record.finish or id in record.aborted
+        if due and not ended and arrival.abort_in_step == in_step and strategy.abort(id):
+            record.aborted.add(id)

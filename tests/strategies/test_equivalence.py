@@ -1,0 +1,61 @@
+"""Whatever arrives and is aborted, in however little memory: the same tokens from all four."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.strategies.fakes import Arrival, drive, strategy_of
+
+ARRIVALS = st.lists(
+    st.builds(
+        Arrival,
+        time=st.integers(0, 30),
+        num_prompt_tokens=st.integers(1, 24),
+        max_tokens=st.integers(1, 24),
+        abort_after=st.none() | st.integers(0, 20),
+        abort_in_step=st.booleans(),
+    ),
+    min_size=1,
+    max_size=12,
+)
+BATCHING = ("none", "dynamic", "continuous", "paged")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    arrivals=ARRIVALS,
+    num_blocks=st.integers(12, 30),
+    max_step_tokens=st.integers(1, 40),
+    max_sequences=st.integers(1, 6),
+    kv_reservation=st.sampled_from(["max", "pow2", "oracle"]),
+)
+def test_same_tokens_from_all_strategies(
+    arrivals, num_blocks, max_step_tokens, max_sequences, kv_reservation
+):
+    limits = {"max_step_tokens": max_step_tokens, "max_sequences": max_sequences}
+    records = [
+        drive(
+            strategy_of(name, num_blocks=num_blocks, kv_reservation=kv_reservation, **limits),
+            arrivals,
+        )
+        for name in BATCHING
+    ]
+    reference = drive(strategy_of("none"), [_unaborted(each) for each in arrivals])
+    for record in records:
+        for id, tokens in record.tokens.items():
+            assert tokens == reference.tokens[id][: len(tokens)]
+            if id in record.finish:
+                assert tokens == reference.tokens[id]
+                assert record.finish[id] == reference.finish[id]
+
+
+@pytest.mark.parametrize("batching", BATCHING)
+def test_one_request_alone(batching):
+    record = drive(strategy_of(batching), [Arrival(0, 5, 3)])
+    assert len(record.tokens[0]) <= 3
+
+
+def _unaborted(arrival: Arrival) -> Arrival:
+    return Arrival(arrival.time, arrival.num_prompt_tokens, arrival.max_tokens)

@@ -1,0 +1,68 @@
+"""KV memory: nothing lost, nothing twice, nothing half done."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies.memory.blocks import BlockPool, PagedMemory
+from strategies.memory.slots import SlotMemory
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40)), max_size=60),
+    kind=st.sampled_from([PagedMemory, SlotMemory]),
+)
+def test_random_growth_and_release(steps, kind):
+    memory = kind(num_blocks=10, block_size=4)
+    for sequence_id, num_tokens in steps:
+        before = memory.table(sequence_id)
+        if num_tokens == 0 or (kind is SlotMemory and before):
+            memory.release(sequence_id)
+            assert memory.table(sequence_id) == ()
+        elif memory.grow(sequence_id, num_tokens):
+            assert len(memory.table(sequence_id)) >= memory.blocks_for(num_tokens)
+            assert memory.table(sequence_id)[: len(before)] == before
+        else:
+            assert memory.table(sequence_id) == before, "a refusal changes nothing"
+        memory.check_integrity()
+
+
+def test_a_shared_block_is_free_only_after_its_last_release():
+    pool = BlockPool(3)
+    blocks = pool.allocate(2)
+    pool.share(blocks)
+    pool.check_integrity([blocks, blocks])
+    pool.release(blocks)
+    assert pool.num_free == 1
+    pool.check_integrity([blocks])
+    pool.release(blocks)
+    assert pool.num_free == 3
+
+
+def test_releasing_a_block_twice_is_caught():
+    pool = BlockPool(1)
+    blocks = pool.allocate(1)
+    pool.release(blocks)
+    with pytest.raises(AssertionError, match="released twice"):
+        pool.release(blocks)
+
+
+def test_integrity_check_catches_a_leak():
+    pool = BlockPool(2)
+    pool.allocate(1)
+    with pytest.raises(AssertionError):
+        pool.check_integrity([])
+
+
+def test_slots_are_contiguous_and_gaps_are_reused():
+    memory = SlotMemory(num_blocks=10, block_size=4)
+    assert memory.grow(1, 16)
+    assert memory.grow(2, 8)
+    assert memory.grow(3, 16)
+    memory.release(2)
+    assert not memory.grow(4, 12), "three blocks do not fit into a gap of two"
+    assert memory.grow(5, 8)
+    assert memory.table(5) == (4, 5)

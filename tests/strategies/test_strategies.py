@@ -1,0 +1,152 @@
+"""What tells the four strategies apart: when they admit, what they reserve, what they preempt."""
+
+from __future__ import annotations
+
+from core.sampling import Finish, Sampled
+from tests.strategies.fakes import (
+    Arrival,
+    FakeExecutor,
+    drive,
+    next_token,
+    sequence_of,
+    strategy_of,
+)
+
+
+def add(strategy, count, *, num_prompt_tokens=4, max_tokens=8, time=0):
+    for id in range(count):
+        strategy.add(sequence_of(Arrival(time, num_prompt_tokens, max_tokens), id))
+
+
+def ids(plan):
+    return [chunk.sequence.id for chunk in plan.chunks]
+
+
+def test_none_runs_one_request_at_a_time():
+    record = drive(strategy_of("none"), [Arrival(0, 4, 8)] * 5)
+    assert record.most_at_once == 1
+
+
+def test_dynamic_waits_for_the_batch_to_fill():
+    strategy = strategy_of("dynamic", max_sequences=3)
+    add(strategy, 2)
+    assert strategy.schedule(now=1.0) is None
+    assert strategy.wake_at() == 3.0
+    strategy.add(sequence_of(Arrival(1, 4, 8), 2))
+    assert ids(strategy.schedule(now=1.5)) == [0, 1, 2]
+
+
+def test_dynamic_starts_a_partial_batch_after_the_delay():
+    strategy = strategy_of("dynamic", max_sequences=3)
+    add(strategy, 2)
+    assert strategy.schedule(now=2.9) is None
+    assert ids(strategy.schedule(now=3.0)) == [0, 1]
+
+
+def test_dynamic_admits_nobody_until_the_whole_gang_has_ended():
+    strategy = strategy_of("dynamic", max_sequences=2)
+    strategy.add(sequence_of(Arrival(0, 2, 1), 0))
+    strategy.add(sequence_of(Arrival(0, 2, 5), 1))
+    strategy.add(sequence_of(Arrival(0, 2, 5), 2))
+    executor = FakeExecutor(4)
+    plan = strategy.schedule(9.0)
+    outputs = strategy.commit(plan, executor.run(plan))
+    assert Finish.LENGTH in [output.finish for output in outputs], "a member answers at once"
+    while strategy.running:
+        plan = strategy.schedule(9.0)
+        assert ids(plan) == [1]
+        strategy.commit(plan, executor.run(plan))
+    assert ids(strategy.schedule(9.0)) == [2]
+
+
+def test_continuous_admits_between_two_steps():
+    strategy = strategy_of("continuous")
+    add(strategy, 1)
+    executor = FakeExecutor(4)
+    plan = strategy.schedule(0.0)
+    strategy.commit(plan, executor.run(plan))
+    strategy.add(sequence_of(Arrival(0, 4, 8), 1))
+    assert ids(strategy.schedule(0.0)) == [0, 1]
+
+
+def held_after_admission(reservation, num_prompt_tokens, max_tokens):
+    strategy = strategy_of("continuous", kv_reservation=reservation)
+    add(strategy, 1, num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens)
+    strategy.schedule(0.0)
+    return strategy.memory.num_held_blocks
+
+
+def test_reservations_of_continuous():
+    assert held_after_admission("max", 4, 9) == 48 // 4
+    assert held_after_admission("pow2", 4, 9) == (4 + 16) // 4
+    assert held_after_admission("oracle", 4, 9) == 16 // 4
+    assert held_after_admission("pow2", 40, 5) == 48 // 4, "never more than a whole sequence"
+
+
+def test_continuous_waits_for_memory_that_paged_does_not_need():
+    together = {}
+    for name in ("continuous", "paged"):
+        strategy = strategy_of(name, num_blocks=13)
+        add(strategy, 3)
+        together[name] = len(strategy.schedule(0.0).chunks)
+    assert together == {"continuous": 1, "paged": 3}
+
+
+def test_paged_takes_blocks_as_it_needs_them():
+    strategy = strategy_of("paged")
+    add(strategy, 1, num_prompt_tokens=4, max_tokens=8)
+    held, executor = [], FakeExecutor(4)
+    while strategy.has_work():
+        plan = strategy.schedule(0.0)
+        held.append(strategy.memory.num_held_blocks)
+        # Never EOS, so that the whole length is used.
+        result = {id: Sampled((1,), (0.0,)) for id in executor.run(plan)}
+        strategy.commit(plan, result)
+    assert held == [1, 2, 2, 2, 2, 3, 3, 3]
+
+
+def test_paged_preempts_the_newest_and_serves_it_next():
+    strategy = strategy_of("paged", num_blocks=12, max_sequences=3, max_step_tokens=64)
+    preempted = []
+
+    def watch(plan):
+        preempted.extend(s.id for s in strategy.waiting if s.num_generated_tokens > 0)
+
+    record = drive(strategy, [Arrival(0, 7, 24)] * 3, watch)
+    assert strategy.num_preemptions > 0
+    assert 0 not in preempted, "the oldest is never preempted"
+    for id, tokens in record.tokens.items():
+        prompt = sequence_of(Arrival(0, 7, 24), id).token_ids
+        for count, token in enumerate(tokens):
+            assert token == next_token(id, prompt + tokens[:count])
+
+
+def test_a_prompt_longer_than_the_budget_is_computed_in_chunks():
+    for name in ("none", "dynamic", "continuous", "paged"):
+        strategy = strategy_of(name, max_step_tokens=5)
+        add(strategy, 1, num_prompt_tokens=12)
+        lengths, executor = [], FakeExecutor(4)
+        for _ in range(3):
+            plan = strategy.schedule(9.0)
+            lengths.append(plan.num_tokens)
+            strategy.commit(plan, executor.run(plan))
+        assert lengths == [5, 5, 2], name
+
+
+def test_fail_ends_every_sequence_of_the_step():
+    strategy = strategy_of("paged")
+    add(strategy, 2)
+    plan = strategy.schedule(0.0)
+    strategy.abort(0)
+    outputs = strategy.fail(plan)
+    assert [(each.sequence_id, each.finish) for each in outputs] == [(1, Finish.ERROR)]
+    assert strategy.memory.num_held_blocks == 0
+    assert not strategy.has_work()
+
+
+def test_abort_of_what_is_not_there_is_no_error():
+    strategy = strategy_of("paged")
+    add(strategy, 1)
+    assert strategy.abort(0)
+    assert not strategy.abort(0)
+    assert not strategy.abort(17)
