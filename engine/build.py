@@ -1,0 +1,224 @@
+"""From options to a running engine: every «auto» is decided here, once, and said."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+
+from core.batching import choose_batching
+from core.errors import ConfigurationError
+from core.messages import Facts
+from core.options import Batching, Options
+from engine.attention import UnsupportedModelError
+from engine.device import check_tensor_parallel, choose_device, choose_dtype
+from engine.engine import Engine
+from engine.executor import Executor
+from engine.kv_cache import KVCache, bytes_per_block
+from engine.library import LibraryExecutor, LibraryModel, load_library_model
+from engine.memory_budget import kv_budget
+from engine.packed import PackedExecutor
+from engine.packed_model import PackedModel, load_packed_model
+from strategies.base import Limits
+from strategies.factory import StrategySettings, make_strategy
+
+DEFAULT_STEP_TOKENS = {"cuda": 8192, "cpu": 2048}
+DEFAULT_MODEL_LEN = 2048
+LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+
+def build_engine(model_dir: Path, options: Options) -> Engine:
+    """Loads the model and sizes everything.
+
+    Raises ConfigurationError where the options and the model do not fit together.
+    """
+    started = time.monotonic()
+    device = choose_device(options)
+    notes = check_tensor_parallel(options, device)
+    config = _read_config(model_dir, options)
+    dtype = choose_dtype(options, config, device)
+    model, executor_reason = _load(model_dir, config, options, dtype, device)
+    batching, batching_reason = _batching(options, model, executor_reason)
+    sizes = _sizes(options, batching, model)
+    executor, kv_bytes = _executor(model, sizes.num_blocks, options.block_size)
+    strategy = make_strategy(
+        StrategySettings(
+            batching=batching,
+            num_blocks=sizes.num_blocks,
+            block_size=options.block_size,
+            max_model_len=sizes.max_model_len,
+            limits=Limits(max_sequences=sizes.max_sequences, max_step_tokens=sizes.max_step_tokens),
+            max_delay_s=options.max_batch_delay / 1000,
+            kv_reservation=options.kv_reservation,
+        )
+    )
+    facts = Facts(
+        model=str(model_dir),
+        architecture=(config.architectures or [config.model_type])[0],
+        batching=batching,
+        batching_reason=batching_reason,
+        executor="packed" if isinstance(model, PackedModel) else "library",
+        executor_reason=executor_reason,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        max_model_len=sizes.max_model_len,
+        max_sequences=sizes.max_sequences,
+        max_step_tokens=sizes.max_step_tokens,
+        block_size=options.block_size,
+        num_kv_blocks=sizes.num_blocks,
+        weights_bytes=model.weights_bytes,
+        kv_bytes=kv_bytes,
+        vocab_size=config.get_text_config().vocab_size,
+        eos_token_ids=_eos_token_ids(model_dir, config),
+        load_seconds=time.monotonic() - started,
+        notes=notes + sizes.notes,
+    )
+    return Engine(strategy, executor, facts)
+
+
+def _read_config(model_dir: Path, options: Options) -> PreTrainedConfig:
+    if not (model_dir / "config.json").is_file():
+        raise ConfigurationError(
+            f"{model_dir} has no config.json; a model directory in Hugging Face form is needed"
+        )
+    try:
+        return AutoConfig.from_pretrained(model_dir, trust_remote_code=options.trust_remote_code)
+    except ValueError as error:
+        raise ConfigurationError(f"transformers does not know the model: {error}") from error
+
+
+def _load(
+    model_dir: Path,
+    config: PreTrainedConfig,
+    options: Options,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[PackedModel | LibraryModel, str]:
+    """The model for the executor the options and the architecture allow, and the reason."""
+    trust = options.trust_remote_code
+    reason = "option.executor=library"
+    if options.executor != "library":
+        try:
+            if config.is_encoder_decoder:
+                raise UnsupportedModelError("it is an encoder-decoder model")
+            model = load_packed_model(model_dir, dtype, device, trust_remote_code=trust)
+        except UnsupportedModelError as error:
+            reason = f"{config.model_type} cannot run packed: {error}"
+            if options.executor == "packed":
+                raise ConfigurationError(
+                    f"option.executor=packed: {reason}; say option.executor=auto"
+                ) from error
+        else:
+            return model, "a decoder whose paged logits equal transformers' own"
+    try:
+        library = load_library_model(model_dir, config, dtype, device, trust_remote_code=trust)
+    except (KeyError, ValueError) as error:
+        raise ConfigurationError(
+            f"transformers cannot load {config.model_type} for text generation: {error}"
+        ) from error
+    return library, reason
+
+
+def _batching(
+    options: Options, model: PackedModel | LibraryModel, executor_reason: str
+) -> tuple[Batching, str]:
+    """Raises ConfigurationError for a strategy that the executor cannot follow."""
+    choice = choose_batching(options)
+    if isinstance(model, PackedModel):
+        return choice.name or "paged", choice.reason
+    if choice.name in ("continuous", "paged"):
+        raise ConfigurationError(
+            f"{choice.reason} chooses {choice.name}, but {executor_reason}; "
+            "none and dynamic work with this model"
+        )
+    return choice.name or "dynamic", choice.reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    max_model_len: int
+    max_sequences: int
+    max_step_tokens: int
+    num_blocks: int
+    notes: tuple[str, ...]
+
+
+def _sizes(options: Options, batching: Batching, model: PackedModel | LibraryModel) -> _Sizes:
+    """Limits and number of blocks, each lowered to what the others allow."""
+    is_packed = isinstance(model, PackedModel)
+    max_len = _max_model_len(options, model.config, is_packed)
+    max_sequences = {"none": 1, "dynamic": options.batch_size}.get(
+        batching, options.max_rolling_batch_size
+    )
+    if is_packed:
+        step_tokens = (
+            options.max_rolling_batch_prefill_tokens or DEFAULT_STEP_TOKENS[model.device.type]
+        )
+        # Fewer tokens in a step than sequences would leave the newest without a turn.
+        max_sequences = min(max_sequences, step_tokens)
+    else:
+        step_tokens = max_sequences * max_len  # `generate` takes prompts whole
+    usable = max_sequences * -(-max_len // options.block_size)
+    num_blocks = options.num_kv_blocks or usable
+    if is_packed and options.num_kv_blocks is None:
+        per_block = bytes_per_block(model.shapes, options.block_size, model.dtype)
+        num_blocks = min(usable, kv_budget(options, model.device) // per_block)
+    max_len, notes = _fit_length(options, max_len, num_blocks * options.block_size)
+    return _Sizes(
+        max_model_len=max_len,
+        max_sequences=max_sequences,
+        max_step_tokens=step_tokens,
+        num_blocks=num_blocks,
+        notes=notes,
+    )
+
+
+def _max_model_len(options: Options, config: PreTrainedConfig, is_packed: bool) -> int:
+    text_config: Any = config.get_text_config()
+    own = next((n for name in LENGTH_NAMES if (n := getattr(text_config, name, None))), None)
+    if options.max_model_len is None:
+        return own or DEFAULT_MODEL_LEN
+    if own is not None and options.max_model_len > own:
+        raise ConfigurationError(
+            f"option.max_model_len={options.max_model_len}: the model was trained for {own}"
+        )
+    return options.max_model_len
+
+
+def _fit_length(options: Options, max_len: int, num_slots: int) -> tuple[int, tuple[str, ...]]:
+    """The longest sequence that fits into all of the KV memory, and a note if that is less."""
+    if num_slots >= max_len:
+        return max_len, ()
+    shortage = f"the KV memory holds {num_slots} tokens"
+    cure = "raise option.kv_cache_memory_bytes or option.num_kv_blocks"
+    if num_slots < 2 or options.max_model_len is not None:
+        raise ConfigurationError(
+            f"{shortage}, less than one sequence of max_model_len {max_len}; "
+            f"{cure}, or lower option.max_model_len"
+        )
+    return num_slots, (f"max_model_len lowered from {max_len} to {num_slots}: {shortage}; {cure}",)
+
+
+def _executor(
+    model: PackedModel | LibraryModel, num_blocks: int, block_size: int
+) -> tuple[Executor, int]:
+    """The executor, and the bytes of its KV blocks (what `generate` takes is its own)."""
+    if isinstance(model, LibraryModel):
+        return LibraryExecutor(model), 0
+    cache = KVCache(model.shapes, num_blocks, block_size, model.dtype, model.device)
+    kv_bytes = num_blocks * bytes_per_block(model.shapes, block_size, model.dtype)
+    return PackedExecutor(model, cache), kv_bytes
+
+
+def _eos_token_ids(model_dir: Path, config: PreTrainedConfig) -> tuple[int, ...]:
+    if (model_dir / "generation_config.json").is_file():
+        eos = GenerationConfig.from_pretrained(model_dir).eos_token_id
+    else:
+        eos = config.get_text_config().eos_token_id
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else (eos,)

@@ -1,0 +1,168 @@
+"""The library executor: whole answers from transformers' own `generate`, on padded batches.
+
+For every model that cannot run packed, and, for a decoder under `dynamic`, the padded
+request-level batch that serving systems had before continuous batching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedConfig,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from core.plan import StepPlan, StepResult
+from core.sampling import Sampled
+from core.sequence import Sequence
+from engine.sampler import sample
+
+
+class LibraryModel:
+    """Any model of transformers with `generate`. Make it with `load_library_model`."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        return self.model.config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.model.get_memory_footprint()
+
+
+def load_library_model(
+    model_dir: Path,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    trust_remote_code: bool = False,
+) -> LibraryModel:
+    kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    model = kind.from_pretrained(model_dir, dtype=dtype, trust_remote_code=trust_remote_code)
+    return LibraryModel(model.to(device).eval())
+
+
+class LibraryExecutor:
+    """Runs a plan of whole prompts to the end of every answer.
+
+    Each row keeps its own parameters: our sampler chooses within transformers' loop.
+    """
+
+    def __init__(self, model: LibraryModel) -> None:
+        self._model = model.model
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        assert all(chunk.start == 0 and chunk.samples for chunk in plan.chunks), "whole prompts"
+        answers = [_Row(chunk.sequence) for chunk in plan.chunks]
+        input_ids, attention_mask = self._pad([each.sequence.token_ids for each in answers])
+        self._model.generate(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            generation_config=self._generation_config(answers),
+            logits_processor=LogitsProcessorList([_OurChoice(answers)]),
+            stopping_criteria=StoppingCriteriaList([_AllEnded(answers)]),
+        )
+        return {each.sequence.id: each.sampled() for each in answers}
+
+    def _generation_config(self, answers: Rows[_Row]) -> Any:
+        """transformers' defaults of this model, except whatever would choose or stop by itself."""
+        config = type(self._model.generation_config)(
+            max_new_tokens=max(each.sequence.params.max_tokens for each in answers),
+            do_sample=False,
+            pad_token_id=self._pad_token_id(),
+        )
+        own = self._model.generation_config
+        config.decoder_start_token_id = own.decoder_start_token_id
+        config.bos_token_id = own.bos_token_id
+        return config
+
+    def _pad(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Padded to the longest, on the left for a decoder: its next token is on the right."""
+        longest = max(map(len, prompts))
+        ids, mask = [], []
+        for prompt in prompts:
+            padding = longest - len(prompt)
+            fill, masked = [self._pad_token_id()] * padding, [0] * padding
+            if self._model.config.is_encoder_decoder:
+                ids.append(prompt + fill)
+                mask.append([1] * len(prompt) + masked)
+            else:
+                ids.append(fill + prompt)
+                mask.append(masked + [1] * len(prompt))
+        device = self._model.device
+        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+    def _pad_token_id(self) -> int:
+        pad = self._model.generation_config.pad_token_id
+        return 0 if pad is None else pad
+
+
+class _Row:
+    """One answer while `generate` runs. Works on a copy: the strategy owns the sequence."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.copy = Sequence(sequence.id, sequence.token_ids, sequence.params)
+        self.copy.stop_token_ids = sequence.stop_token_ids
+        self.logprobs: list[float] = []
+
+    @property
+    def has_ended(self) -> bool:
+        return self.copy.finish is not None or self.sequence.finish is not None
+
+    def append(self, sampled: Sampled) -> None:
+        self.copy.append(sampled)
+        self.logprobs += sampled.logprobs
+
+    def sampled(self) -> Sampled:
+        generated = self.copy.token_ids[self.copy.num_prompt_tokens :]
+        return Sampled(tuple(generated), tuple(self.logprobs))
+
+
+class _OurChoice(LogitsProcessor):
+    """Leaves transformers one token to choose: ours."""
+
+    def __init__(self, answers: Rows[_Row]) -> None:
+        self._answers = answers
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        choices = sample(scores, [each.copy for each in self._answers])
+        for answer, sampled in zip(self._answers, choices.to_host(), strict=True):
+            if not answer.has_ended:
+                answer.append(sampled)
+        forced = torch.full_like(scores, float("-inf"))
+        return forced.scatter(1, choices.token_ids[:, None], 0.0)
+
+
+class _AllEnded(StoppingCriteria):
+    """Stops each row at its own end; one whose client has gone counts as ended."""
+
+    def __init__(self, answers: Rows[_Row]) -> None:
+        self._answers = answers
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        ended = [each.has_ended for each in self._answers]
+        return torch.tensor(ended, device=input_ids.device)

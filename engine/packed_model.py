@@ -1,0 +1,176 @@
+"""A transformers decoder that runs packed, and the gate that keeps the others out.
+
+Many architectures accept a foreign attention function and then silently compute something else
+(their own mask, a state per sequence, attention called twice). So a model is let in only if a
+survey sees each layer call attention exactly once, and a prompt computed in two chunks through
+the paged path gives the logits of transformers' own eager attention.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from core.plan import Chunk, StepPlan
+from core.sampling import SamplingParams
+from core.sequence import Sequence
+from engine.attention import (
+    ATTENTION_NAME,
+    AttendsPaged,
+    AttentionCall,
+    UnsupportedModelError,
+    register_attention,
+)
+from engine.inputs import StepInputs, make_inputs
+from engine.kv_cache import KVCache, LayerShape, PagedStep
+from kernels.sdpa import Scratch
+
+PROBE_LENGTH = 16
+PACKED_LAYER_TYPES = {"full_attention", "sliding_attention"}
+MAX_RELATIVE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+"""Of the probe's logits; a wrong model is off by about 1."""
+
+
+class PackedModel:
+    """A decoder whose attention is ours. Make it with `load_packed_model`."""
+
+    def __init__(self, model: Any, shapes: list[LayerShape]) -> None:
+        self.shapes = shapes
+        self._model = model
+        self._can_keep_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        return self._model.config
+
+    @property
+    def device(self) -> torch.device:
+        return self._model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._model.dtype
+
+    @property
+    def weights_bytes(self) -> int:
+        return self._model.get_memory_footprint()
+
+    def forward(self, inputs: StepInputs, paged: AttendsPaged) -> Tensor:
+        """Logits [S, vocabulary] of the rows to sample after."""
+        keywords: dict[str, Any] = {"paged": paged}
+        if self._can_keep_rows:
+            keywords["logits_to_keep"] = inputs.sampled_rows
+        logits = self._model(
+            input_ids=inputs.input_ids,
+            position_ids=inputs.position_ids,
+            attention_mask=None,
+            use_cache=False,
+            **keywords,
+        ).logits[0]
+        return logits if self._can_keep_rows else logits[inputs.sampled_rows]
+
+
+def load_packed_model(
+    model_dir: Path, dtype: torch.dtype, device: torch.device, *, trust_remote_code: bool = False
+) -> PackedModel:
+    """Loads, surveys and probes. Raises UnsupportedModelError with the reason."""
+    register_attention()
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            model_dir,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=trust_remote_code,
+        )
+    except (KeyError, ValueError) as error:
+        raise UnsupportedModelError(f"transformers cannot load it packed: {error}") from error
+    model = model.to(device).eval()
+    _check_architecture(model)
+    packed = PackedModel(model, _survey(model))
+    _probe(packed, model)
+    return packed
+
+
+def _check_architecture(model: Any) -> None:
+    """What a short probe cannot see: state beside K/V, and masks that differ only far away."""
+    config = model.config.get_text_config()
+    if model.config._attn_implementation != ATTENTION_NAME:
+        raise UnsupportedModelError("its attention cannot be replaced")
+    if not model._can_set_attn_implementation():
+        raise UnsupportedModelError("its attention is not transformers' common one")
+    foreign = set(getattr(config, "layer_types", None) or ()) - PACKED_LAYER_TYPES
+    if foreign:
+        raise UnsupportedModelError(f"it has layers of type {', '.join(sorted(foreign))}")
+    source = inspect.getsource(sys.modules[type(model).__module__])
+    if "create_chunked_causal_mask" in source:
+        raise UnsupportedModelError("it attends in chunks")
+
+
+class _Survey:
+    """Attends to nothing and notes what each layer hands in."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, LayerShape] = {}
+        self.num_calls: Counter[int] = Counter()
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        self.num_calls[call.layer] += 1
+        (_, num_kv_heads, key_dim), value_dim = call.key.shape, call.value.shape[-1]
+        self.shapes[call.layer] = LayerShape(num_kv_heads, key_dim, value_dim)
+        return call.query.new_zeros(*call.query.shape[:2], value_dim)
+
+
+@torch.inference_mode()
+def _survey(model: Any) -> list[LayerShape]:
+    """The shape of every layer's K/V."""
+    survey = _Survey()
+    _forward_probe(model, paged=survey)
+    num_layers = model.config.get_text_config().num_hidden_layers
+    if not survey.num_calls:
+        raise UnsupportedModelError("its layers never call the attention function")
+    if dict(survey.num_calls) != dict.fromkeys(range(num_layers), 1):
+        raise UnsupportedModelError("its layers do not each call attention exactly once")
+    return [survey.shapes[layer] for layer in range(num_layers)]
+
+
+@torch.inference_mode()
+def _probe(packed: PackedModel, model: Any) -> None:
+    """Raises UnsupportedModelError unless paged logits equal transformers' eager ones."""
+    block_size, half = 4, PROBE_LENGTH // 2
+    num_blocks = PROBE_LENGTH // block_size
+    cache = KVCache(packed.shapes, num_blocks, block_size, packed.dtype, packed.device)
+    sequence = Sequence(0, _probe_ids(model), SamplingParams())
+    blocks = tuple(reversed(range(num_blocks)))
+    logits: Tensor | None = None
+    for start in (0, half):
+        plan = StepPlan((Chunk(sequence, start, half, blocks),))
+        inputs = make_inputs(plan, block_size, packed.device)
+        logits = packed.forward(inputs, PagedStep(inputs.batch, cache, Scratch()))
+    assert logits is not None
+    model.set_attn_implementation("eager")
+    expected = _forward_probe(model)[:, -1].float()
+    model.set_attn_implementation(ATTENTION_NAME)
+    error = ((logits.float() - expected).abs().max() / expected.abs().max()).item()
+    if not error <= MAX_RELATIVE_ERROR[packed.dtype]:
+        raise UnsupportedModelError(
+            f"paged and eager attention give different logits (relative error {error:.2g})"
+        )
+
+
+def _forward_probe(model: Any, **keywords: object) -> Tensor:
+    ids = torch.tensor([_probe_ids(model)], device=model.device)
+    positions = torch.arange(PROBE_LENGTH, device=model.device)[None]
+    return model(input_ids=ids, position_ids=positions, use_cache=False, **keywords).logits
+
+
+def _probe_ids(model: Any) -> list[int]:
+    """Spread over the vocabulary, and all different where it is large enough."""
+    vocab_size: int = model.config.get_text_config().vocab_size
+    return [(1 + 7919 * place) % vocab_size for place in range(PROBE_LENGTH)]

@@ -1,0 +1,16 @@
+"""Tiny models, built once a session."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.engine.tiny_models import save_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """architecture → folder of a tiny random model."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("models")
+    return lambda architecture: save_tiny_model(architecture, folder)

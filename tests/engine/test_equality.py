@@ -1,0 +1,111 @@
+"""Greedy fp32 tokens equal transformers' `generate`, in every strategy and architecture."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from core.errors import ConfigurationError
+from engine import LLM, SamplingParams
+from tests.engine.tiny_models import LIBRARY, PACKED, VOCABULARY
+
+STRATEGIES = {
+    "none": {},
+    "dynamic": {"batch_size": 3, "max_batch_delay": 0},
+    "continuous": {"kv_reservation": "pow2"},
+    "paged": {},
+}
+NUM_NEW = 14
+
+
+def prompts():
+    rng = random.Random(3)
+    return [[rng.randrange(1, VOCABULARY) for _ in range(length)] for length in (3, 19, 1, 30, 8)]
+
+
+def generate(path, **changes):
+    """What transformers itself answers, one prompt at a time, without the prompt."""
+    is_t5 = path.name == "t5"
+    kind = AutoModelForSeq2SeqLM if is_t5 else AutoModelForCausalLM
+    model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    answers = []
+    for prompt in prompts():
+        ids = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=NUM_NEW,
+            do_sample=False,
+            pad_token_id=0,
+            **changes,
+        )
+        answers.append(ids[0, 1 if is_t5 else len(prompt) :].tolist())
+    return answers
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model):
+    known = {}
+
+    def of(architecture):
+        if architecture not in known:
+            known[architecture] = generate(tiny_model(architecture))
+        return known[architecture]
+
+    return of
+
+
+def tokens(llm, **changes):
+    params = SamplingParams(temperature=0, max_tokens=NUM_NEW, **changes)
+    return [each.outputs[0].token_ids for each in llm.generate(prompts(), params, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("batching", STRATEGIES)
+@pytest.mark.parametrize("architecture", PACKED)
+def test_packed(tiny_model, expected, architecture, batching):
+    """Prompts in chunks of 10 tokens, mixed with decodes; in `paged` with preemption."""
+    llm = LLM(
+        tiny_model(architecture),
+        batching=batching,
+        executor="packed",
+        dtype="fp32",
+        block_size=4,
+        num_kv_blocks=14 if batching == "paged" else 40,
+        max_rolling_batch_prefill_tokens=10,
+        **STRATEGIES[batching],
+    )
+    assert tokens(llm) == expected(architecture)
+    if batching == "paged":
+        assert llm._engine.strategy.num_preemptions > 0
+    assert llm._engine.strategy.memory.num_held_blocks == 0
+
+
+@pytest.mark.parametrize("batching", ["none", "dynamic"])
+@pytest.mark.parametrize("architecture", LIBRARY)
+def test_library(tiny_model, expected, architecture, batching):
+    llm = LLM(tiny_model(architecture), batching=batching, dtype="fp32", **STRATEGIES[batching])
+    assert llm.facts.executor == "library"
+    assert tokens(llm) == expected(architecture)
+
+
+@pytest.mark.parametrize("batching", ["none", "dynamic"])
+def test_a_decoder_in_the_library_executor(tiny_model, expected, batching):
+    path = tiny_model("llama")
+    llm = LLM(path, batching=batching, executor="library", dtype="fp32", **STRATEGIES[batching])
+    assert tokens(llm) == expected("llama")
+
+
+@pytest.mark.parametrize("architecture", LIBRARY)
+def test_the_gate_says_why_and_what_works(tiny_model, architecture):
+    with pytest.raises(ConfigurationError, match=r"cannot run packed: .*none and dynamic work"):
+        LLM(tiny_model(architecture), batching="paged", dtype="fp32")
+    with pytest.raises(ConfigurationError, match=r"option\.executor=packed"):
+        LLM(tiny_model(architecture), executor="packed", dtype="fp32")
+
+
+def test_repetition_penalty_equals_transformers(tiny_model):
+    path = tiny_model("llama")
+    llm = LLM(path, dtype="fp32")
+    assert tokens(llm, repetition_penalty=1.7) == generate(path, repetition_penalty=1.7)

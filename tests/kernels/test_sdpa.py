@@ -1,0 +1,91 @@
+"""Paged attention against its fp64 definition, with everything unused poisoned."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.batch import PagedBatch
+from kernels.cache_write import write_kv
+from kernels.reference import paged_attention_reference
+from kernels.sdpa import Scratch, paged_attention
+
+BLOCK_SIZE = 4
+
+
+def make_batch(lengths, generator):
+    """PagedBatch of (num_new, num_cached) pairs over shuffled blocks."""
+    contexts = [new + cached for new, cached in lengths]
+    num_blocks = [-(-context // BLOCK_SIZE) for context in contexts]
+    free = torch.randperm(sum(num_blocks) + 3, generator=generator).tolist()
+    tables = torch.zeros(len(lengths), max(num_blocks), dtype=torch.int64)
+    slots, spans, start = [], [], 0
+    for row, (new, cached) in enumerate(lengths):
+        table = [free.pop() for _ in range(num_blocks[row])]
+        tables[row, : len(table)] = torch.tensor(table)
+        positions = range(cached, cached + new)
+        slots += [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in positions]
+        spans.append((start, start + new, contexts[row]))
+        start += new
+    starts = torch.tensor([0] + [end for _, end, _ in spans], dtype=torch.int32)
+    batch = PagedBatch(starts, torch.tensor(contexts), tables, torch.tensor(slots), tuple(spans))
+    return batch, sum(num_blocks) + 3
+
+
+def poisoned_cache(batch, num_blocks, kv_heads, dim, dtype, generator):
+    """NaN in every slot that no sequence's context covers."""
+    cache = torch.full((num_blocks, BLOCK_SIZE, kv_heads, dim), float("nan"), dtype=dtype)
+    for row, (_, _, context) in enumerate(batch.spans):
+        for position in range(context):
+            block = batch.block_tables[row, position // BLOCK_SIZE]
+            cache[block, position % BLOCK_SIZE] = torch.randn(
+                kv_heads, dim, generator=generator
+            ).to(dtype)
+    return cache
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)])
+@pytest.mark.parametrize(
+    "extras", [{}, {"window": 3}, {"window": 8}, {"softcap": 5.0}, {"sinks": True, "window": 5}]
+)
+def test_against_the_definition(dtype, heads, extras):
+    generator = torch.Generator().manual_seed(1)
+    batch, num_blocks = make_batch(
+        [(1, 0), (1, 3), (1, 4), (1, 17), (9, 0), (4, 0), (5, 6), (3, 9)], generator
+    )
+    num_heads, kv_heads = heads
+    query = torch.randn(25, num_heads, 16, generator=generator).to(dtype)
+    keys = poisoned_cache(batch, num_blocks, kv_heads, 16, dtype, generator)
+    values = poisoned_cache(batch, num_blocks, kv_heads, 8, dtype, generator)
+    options = extras | {"scale": 0.3}
+    if "sinks" in options:
+        options["sinks"] = torch.randn(num_heads, generator=generator)
+    got = paged_attention(query, keys, values, batch, Scratch(), **options)
+    expected = paged_attention_reference(query, keys, values, batch, **options)
+    tolerance = 1e-5 if dtype == torch.float32 else 4e-2
+    torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_write_kv_touches_only_its_slots():
+    generator = torch.Generator().manual_seed(2)
+    batch, num_blocks = make_batch([(3, 2), (1, 4)], generator)
+    key, value = (
+        torch.randn(4, 2, 8, generator=generator),
+        torch.randn(4, 2, 6, generator=generator),
+    )
+    key_cache = torch.zeros(num_blocks, BLOCK_SIZE, 2, 8)
+    value_cache = torch.zeros(num_blocks, BLOCK_SIZE, 2, 6)
+    write_kv(key, value, key_cache, value_cache, batch.slot_mapping)
+    assert torch.equal(key_cache.flatten(0, 1)[batch.slot_mapping], key)
+    assert torch.equal(value_cache.flatten(0, 1)[batch.slot_mapping], value)
+    assert int(key_cache.flatten(0, 1).any(-1).any(-1).sum()) == 4
+
+
+def test_scratch_is_reused():
+    scratch, blocks = Scratch(), torch.tensor([1, 0])
+    cache = torch.randn(3, 4, 2, 8)
+    first = scratch.gather("key", cache, blocks)
+    again = scratch.gather("key", cache, blocks[:1])
+    assert first.data_ptr() == again.data_ptr()
+    assert torch.equal(again, cache[1])
