@@ -89,8 +89,10 @@ def load_packed_model(
             attn_implementation=ATTENTION_NAME,
             trust_remote_code=trust_remote_code,
         )
-    except (KeyError, ValueError) as error:
-        raise UnsupportedModelError(f"transformers cannot load it packed: {error}") from error
+    except KeyError as error:  # a table of attention classes by name
+        raise UnsupportedModelError("its attention is a class of its own") from error
+    except ValueError as error:
+        raise UnsupportedModelError(f"transformers cannot load it so: {error}") from error
     model = model.to(device).eval()
     _check_architecture(model)
     packed = PackedModel(model, _survey(model))

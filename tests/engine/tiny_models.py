@@ -15,14 +15,16 @@ SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128,
         "bos_token_id": 1, "eos_token_id": 0}  # fmt: skip
 WINDOW = {"sliding_window": 8}
+UNTIED = {"tie_word_embeddings": False}
+"""With tied embeddings a random model repeats its newest token for ever."""
 
 PACKED: dict[str, dict[str, object]] = {
     "llama": SMALL,
     "qwen3": SMALL,
     "mistral": SMALL | WINDOW,
-    "gemma2": SMALL | WINDOW | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0},
-    "gpt2": GPT2,
-    "opt": SMALL | {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "gemma2": SMALL | WINDOW | UNTIED | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0},
+    "gpt2": GPT2 | UNTIED,
+    "opt": SMALL | UNTIED | {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "gpt_oss": SMALL | WINDOW | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "mixtral": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
@@ -31,7 +33,7 @@ positions, sinks, experts."""
 
 LIBRARY: dict[str, dict[str, object]] = {
     "bloom": {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4,
-              "bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 0},
+              "bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 0} | UNTIED,
     "gpt_neo": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_layers": 2, "num_heads": 4,
                 "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 128,
                 "bos_token_id": 1, "eos_token_id": 0},

@@ -1,0 +1,48 @@
+"""`python -m engine LAUNCH.json`: loads the model and serves it; started by the supervisor.
+
+Exit codes: 0 when told to stop, 2 where the configuration and the model do not fit, else 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from core.errors import ConfigurationError
+from core.messages import Dead, Launch
+from core.processes import die_with_parent
+from engine.build import build_engine
+from engine.connection import Connection
+from engine.server import Server
+
+logger = logging.getLogger("engine")
+
+
+def main() -> int:
+    die_with_parent()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    launch = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Launch)
+    logging.basicConfig(
+        level=launch.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    with Connection(launch.endpoint) as connection:
+        try:
+            engine = build_engine(Path(launch.model_dir), launch.options)
+            Server(engine, connection, launch.options.job_queue_size).serve_forever()
+        except ConfigurationError as error:
+            connection.broadcast(Dead(str(error)))
+            print(f"longshore: {error}", file=sys.stderr)
+            return 2
+        except Exception as error:
+            connection.broadcast(Dead(f"{type(error).__name__}: {error}"))
+            logger.exception("the engine ends")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

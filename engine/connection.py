@@ -1,0 +1,134 @@
+"""The engine's socket, in a thread of its own: the step loop only sees two queues."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+import zmq
+
+from core.messages import FromEngine, Heartbeat, Message, ToEngine
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_INTERVAL_S = 1.0
+EVERYONE = b""
+CLOSE = [EVERYONE, b""]
+
+
+class ClientGone(Message, frozen=True):
+    """A client's socket has gone; never on the wire."""
+
+
+@dataclass(slots=True)
+class Pulse:
+    """What the loop last said of itself. Replaced whole, so no lock is needed."""
+
+    at: float = field(default_factory=time.monotonic)
+    num_running: int = 0
+    num_waiting: int = 0
+
+
+class Connection:
+    """A ROUTER socket at `endpoint`. `inbox` yields (client, message); `send` never blocks.
+
+    Use as a context manager; leaving it sends what is queued and closes the socket.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.inbox: queue.SimpleQueue[tuple[bytes, ToEngine | ClientGone]] = queue.SimpleQueue()
+        self.pulse = Pulse()
+        self._endpoint = endpoint
+        self._context = zmq.Context()
+        self._outbox = self._context.socket(zmq.PUSH)
+        self._outbox.bind("inproc://outbox")
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(ToEngine).decode
+        self._thread = threading.Thread(target=self._run, name="engine-io", daemon=True)
+
+    def __enter__(self) -> Connection:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._outbox.send_multipart(CLOSE)
+        self._thread.join()
+        self._outbox.close()
+        self._context.term()
+
+    def send(self, client: bytes, message: FromEngine) -> None:
+        """Queues a message. From the loop's thread only."""
+        self._outbox.send_multipart([client, self._encode(message)])
+
+    def broadcast(self, message: FromEngine) -> None:
+        """Queues a message to every client that has ever said anything. From one thread only."""
+        self.send(EVERYONE, message)
+
+    def _run(self) -> None:
+        router = self._context.socket(zmq.ROUTER)
+        # Without this a message to a client that has gone vanishes unseen.
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.SNDHWM, 0)
+        router.setsockopt(zmq.LINGER, 1000)
+        router.bind(self._endpoint)
+        outbox = self._context.socket(zmq.PULL)
+        outbox.connect("inproc://outbox")
+        try:
+            self._forward(router, outbox)
+        finally:
+            outbox.close()
+            router.close()
+
+    def _forward(self, router: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
+        poller = zmq.Poller()
+        poller.register(router, zmq.POLLIN)
+        poller.register(outbox, zmq.POLLIN)
+        clients: set[bytes] = set()
+        next_beat = time.monotonic()
+        while True:
+            wait_ms = max(0, int((next_beat - time.monotonic()) * 1000))
+            ready = dict(poller.poll(wait_ms))
+            if router in ready:
+                self._receive(router, clients)
+            if outbox in ready:
+                client, payload = queued = outbox.recv_multipart()
+                if queued == CLOSE:
+                    return
+                for each in (client,) if client != EVERYONE else tuple(clients):
+                    self._deliver(router, each, payload, clients)
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + HEARTBEAT_INTERVAL_S
+                beat = self._encode(self._heartbeat())
+                for each in tuple(clients):
+                    self._deliver(router, each, beat, clients)
+
+    def _receive(self, router: zmq.Socket[bytes], clients: set[bytes]) -> None:
+        client, payload = router.recv_multipart()
+        try:
+            message = self._decode(payload)
+        except msgspec.DecodeError as error:
+            logger.error("client=%s undecodable message: %s", client.hex(), error)
+            return
+        clients.add(client)
+        self.inbox.put((client, message))
+
+    def _deliver(
+        self, router: zmq.Socket[bytes], client: bytes, payload: bytes, clients: set[bytes]
+    ) -> None:
+        try:
+            router.send_multipart([client, payload])
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            if client in clients:
+                clients.discard(client)
+                self.inbox.put((client, ClientGone()))
+
+    def _heartbeat(self) -> Heartbeat:
+        pulse = self.pulse
+        age = time.monotonic() - pulse.at
+        return Heartbeat(age, pulse.num_running, pulse.num_waiting)

@@ -1,0 +1,140 @@
+"""What start-up decides, and how it says no."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from core.errors import ConfigurationError, RequestError
+from core.options import Options
+from engine import LLM, SamplingParams
+from engine.device import check_tensor_parallel, choose_device, choose_dtype, cpu_has_bf16
+
+
+@pytest.fixture
+def llama(tiny_model):
+    return tiny_model("llama")
+
+
+def test_a_decoder_is_paged_when_nothing_is_said(llama):
+    facts = LLM(llama).facts
+    assert (facts.batching, facts.executor) == ("paged", "packed")
+    assert "nothing said" in facts.batching_reason
+
+
+def test_anything_else_is_dynamic_when_nothing_is_said(tiny_model):
+    facts = LLM(tiny_model("t5")).facts
+    assert (facts.batching, facts.executor) == ("dynamic", "library")
+
+
+def test_dtype(llama):
+    assert LLM(llama, dtype="fp32").facts.dtype == "float32"
+    assert LLM(llama, dtype="bfloat16").facts.dtype == "bfloat16"
+    expected = "bfloat16" if cpu_has_bf16() else "float32"
+    assert LLM(llama).facts.dtype == expected
+
+
+def test_fp16_models_stay_fp16_on_cuda():
+    class Config:
+        dtype = torch.float16
+
+    assert choose_dtype(Options(), Config(), torch.device("cuda")) == torch.float16
+    Config.dtype = torch.float32
+    assert choose_dtype(Options(), Config(), torch.device("cuda")) == torch.bfloat16
+
+
+def test_blocks_follow_the_memory_budget(llama):
+    llm = LLM(llama, dtype="fp32", kv_cache_memory_bytes=64 * 2**10)
+    # 3 layers x (K and V) x 2 heads x 8 dims x 16 tokens x 4 bytes
+    per_block = 3 * 2 * 2 * 8 * 16 * 4
+    assert llm.facts.num_kv_blocks == 64 * 2**10 // per_block
+    assert llm.facts.kv_bytes == llm.facts.num_kv_blocks * per_block
+
+
+def test_no_more_blocks_than_can_be_used(llama):
+    assert LLM(llama, batching="none").facts.num_kv_blocks == 128 // 16
+    assert LLM(llama, batch_size=3).facts.num_kv_blocks == 3 * 128 // 16
+    assert LLM(llama, max_model_len=20, batching="none").facts.num_kv_blocks == 2
+
+
+def test_max_model_len_is_lowered_to_the_memory_with_a_note(llama):
+    facts = LLM(llama, num_kv_blocks=4).facts
+    assert facts.max_model_len == 64
+    assert "lowered from 128 to 64" in facts.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_kv_blocks": 4, "max_model_len": 128}, "holds 64 tokens, less than one sequence"),
+        ({"max_model_len": 129}, "the model was trained for 128"),
+        ({"kv_cache_memory_bytes": 1}, "holds 0 tokens"),
+        ({"tensor_parallel_degree": "two"}, "expected a positive integer or max"),
+        ({"tensor_parallel_degree": "0"}, "expected a positive integer or max"),
+        ({"batchin": "paged"}, "did you mean 'batching'"),
+        ({"batch_size": "8"}, "batch_size=8: expected an integer"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(llama, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        LLM(llama, **options)
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"has no config\.json"):
+        LLM(tmp_path)
+
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigurationError, match="no CUDA device is visible"):
+        choose_device(Options(device="cuda"))
+
+
+def test_tensor_parallel_on_the_cpu_is_one_rank_and_a_note(llama):
+    assert "one rank" in LLM(llama, tensor_parallel_degree="2").facts.notes[0]
+
+
+def test_tensor_parallel_on_cuda_is_refused_where_devices_lack(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    cuda = torch.device("cuda")
+    with pytest.raises(ConfigurationError, match="1 CUDA devices are visible"):
+        check_tensor_parallel(Options(tensor_parallel_degree="4"), cuda)
+    assert check_tensor_parallel(Options(tensor_parallel_degree="max"), cuda) == ()
+
+
+def test_max_rolling_batch_size_bounds_what_runs_at_once(llama):
+    llm = LLM(llama, max_rolling_batch_size=2, dtype="fp32")
+    most = []
+    run = llm._engine._executor.run
+
+    def watch(plan):
+        most.append(len(plan.chunks))
+        return run(plan)
+
+    llm._engine._executor.run = watch
+    llm.generate([[1, 2]] * 5, SamplingParams(temperature=0, ignore_eos=True), use_tqdm=False)
+    assert max(most) == 2
+
+
+def test_the_prefill_budget_bounds_a_step(llama):
+    llm = LLM(llama, max_rolling_batch_prefill_tokens=7, dtype="fp32")
+    plans = []
+    run = llm._engine._executor.run
+
+    def watch(plan):
+        plans.append(plan.num_tokens)
+        return run(plan)
+
+    llm._engine._executor.run = watch
+    llm.generate([[1] * 30] * 3, SamplingParams(temperature=0), use_tqdm=False)
+    assert max(plans) == 7
+
+
+def test_too_long_is_refused_before_anything_runs(llama):
+    llm = LLM(llama, dtype="fp32")
+    with pytest.raises(RequestError, match="prompt: has 200 tokens"):
+        llm.generate([[1, 2], [1] * 200], use_tqdm=False)
+    assert not llm._engine.has_work()
+    with pytest.raises(RequestError, match="max_tokens: 127"):
+        llm.generate([1, 2], SamplingParams(max_tokens=127), use_tqdm=False)

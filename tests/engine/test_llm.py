@@ -1,0 +1,117 @@
+"""The offline class: prompts in, vLLM-shaped answers out."""
+
+from __future__ import annotations
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from core.errors import GenerationError, RequestError
+from engine import LLM, SamplingParams
+from tests.engine.tiny_models import VOCABULARY
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+def letters():
+    """A tokenizer of single characters: token n is chr(n + 32)."""
+    vocabulary = {chr(n + 32): n for n in range(VOCABULARY)}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=" "))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model):
+    path = tiny_model("llama")
+    letters().save(str(path / "tokenizer.json"))
+    yield LLM(path, dtype="fp32")
+    (path / "tokenizer.json").unlink()
+
+
+def answer(llm, prompt, params=GREEDY):
+    return llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
+
+
+def test_text_and_tokens_agree(llm):
+    request = llm.generate("ROMEO:", GREEDY, use_tqdm=False)[0]
+    output = request.outputs[0]
+    assert request.prompt == "ROMEO:"
+    assert request.prompt_token_ids == [ord(each) - 32 for each in "ROMEO:"]
+    assert output.text == "".join(chr(token + 32) for token in output.token_ids)
+    assert len(output.logprobs) == len(output.token_ids) == 12
+    assert all(each <= 0 for each in output.logprobs)
+    assert output.finish_reason == "length"
+
+
+def test_results_come_in_the_order_of_the_prompts(llm):
+    prompts = ["one", [3, 4, 5], "three"]
+    together = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [each.outputs[0].token_ids for each in together] == [
+        answer(llm, each).token_ids for each in prompts
+    ]
+    assert together[1].prompt is None
+
+
+def test_parameters_one_each(llm):
+    params = [SamplingParams(max_tokens=3, temperature=0), SamplingParams(max_tokens=5, seed=1)]
+    outputs = llm.generate(["a", "b"], params, use_tqdm=False)
+    assert [len(each.outputs[0].token_ids) for each in outputs] == [3, 5]
+    with pytest.raises(RequestError, match="2 given for 1 prompts"):
+        llm.generate(["a"], params, use_tqdm=False)
+
+
+def test_a_seed_decides_whatever_runs_beside(llm):
+    params = SamplingParams(seed=5, max_tokens=10, ignore_eos=True)
+    alone = answer(llm, "x", params).token_ids
+    beside = llm.generate(["yy", "x", "zzz"], [GREEDY, params, GREEDY], use_tqdm=False)
+    assert beside[1].outputs[0].token_ids == alone
+    assert (
+        alone != answer(llm, "x", SamplingParams(seed=6, max_tokens=10, ignore_eos=True)).token_ids
+    )
+
+
+def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(llm):
+    text = answer(llm, "ROMEO:").text
+    stop = text[4:6]
+    output = answer(llm, "ROMEO:", SamplingParams(temperature=0, max_tokens=12, stop=(stop,)))
+    assert output.text == text[: text.index(stop)]
+    assert output.finish_reason == "stop"
+    assert not llm._engine.has_work()
+    assert llm._engine.strategy.memory.num_held_blocks == 0
+
+
+def test_a_stop_token_ends_the_answer(llm):
+    tokens = answer(llm, "ROMEO:").token_ids
+    params = SamplingParams(temperature=0, max_tokens=12, stop_token_ids=(tokens[3],))
+    output = answer(llm, "ROMEO:", params)
+    assert output.token_ids == tokens[: tokens.index(tokens[3]) + 1]
+    assert output.finish_reason == "stop"
+
+
+def test_no_tokenizer(tiny_model):
+    llm = LLM(tiny_model("qwen3"), dtype="fp32")
+    assert len(answer(llm, [1, 2, 3]).token_ids) == 12
+    with pytest.raises(RequestError, match=r"no tokenizer\.json"):
+        answer(llm, "text")
+    with pytest.raises(RequestError, match="stop: needs"):
+        answer(llm, [1], SamplingParams(stop=("x",)))
+
+
+def test_a_failure_is_raised_and_leaves_nothing_behind(llm, monkeypatch):
+    def fail(plan):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._engine._executor, "run", fail)
+        with pytest.raises(GenerationError, match="out of memory"):
+            llm.generate(["a", "b"], GREEDY, use_tqdm=False)
+    assert not llm._engine.has_work()
+    assert len(answer(llm, "a").token_ids) == 12
+
+
+def test_dynamic_waits_and_answers(tiny_model):
+    llm = LLM(tiny_model("llama"), batch_size=4, max_batch_delay=30, dtype="fp32")
+    assert llm.facts.batching == "dynamic"
+    assert len(answer(llm, [1, 2]).token_ids) == 12

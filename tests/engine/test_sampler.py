@@ -1,0 +1,101 @@
+"""Sampling against its definition: filters, seeds, penalties, frequencies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from core.sampling import SamplingParams
+from core.sequence import Sequence
+from engine.sampler import sample
+
+
+def rows(count, prompt=(1, 2), **params):
+    """Sequences that differ in their seed alone."""
+    return [Sequence(n, prompt, SamplingParams(seed=n, **params)) for n in range(count)]
+
+
+def drawn(logits, sequences):
+    return sample(logits.expand(len(sequences), -1), sequences).token_ids
+
+
+def test_greedy_takes_the_most_likely_and_tells_its_logprob():
+    logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 1.0]])
+    choices = sample(logits, rows(2, temperature=0))
+    assert choices.token_ids.tolist() == [1, 0]
+    expected = logits.log_softmax(-1)[[0, 1], [1, 0]]
+    torch.testing.assert_close(choices.logprobs, expected)
+
+
+def test_frequencies_follow_the_softmax():
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    count = drawn(logits, rows(20000, temperature=0.7)).bincount(minlength=4) / 20000
+    torch.testing.assert_close(count, (logits / 0.7).softmax(-1), atol=0.012, rtol=0)
+
+
+def test_top_k_keeps_that_many():
+    logits = torch.arange(10.0) / 10
+    assert set(drawn(logits, rows(500, top_k=3)).tolist()) == {7, 8, 9}
+
+
+def test_top_p_keeps_the_smallest_set_with_that_probability():
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    assert set(drawn(logits, rows(500, top_p=0.8)).tolist()) == {0, 1}
+    assert set(drawn(logits, rows(500, top_p=0.81)).tolist()) == {0, 1, 2}
+    assert set(drawn(logits, rows(200, top_p=1e-6)).tolist()) == {0}
+
+
+def test_top_p_counts_what_top_k_left():
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    assert set(drawn(logits, rows(300, top_k=2, top_p=0.57)).tolist()) == {0}
+
+
+def test_filters_equal_transformers():
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)) * 2
+    kept = TopPLogitsWarper(0.7)(None, TopKLogitsWarper(20)(None, logits / 0.9))
+    expected = set(kept[0].isfinite().nonzero()[:, 0].tolist())
+    got = drawn(logits[0], rows(8000, temperature=0.9, top_k=20, top_p=0.7))
+    assert set(got.tolist()) == expected
+
+
+def test_the_same_seed_gives_the_same_token_in_any_batch():
+    logits = torch.randn(1, 100, generator=torch.Generator().manual_seed(0))
+    alone = Sequence(0, [5, 6], SamplingParams(seed=11))
+    among = [*rows(7, prompt=(9,), temperature=0.3), Sequence(99, [5, 6], SamplingParams(seed=11))]
+    assert drawn(logits[0], [alone])[0] == drawn(logits[0], among)[-1]
+
+
+def test_position_and_seed_both_matter():
+    logits = torch.zeros(1000)
+    by_seed = drawn(logits, rows(50))
+    by_position = drawn(
+        logits, [Sequence(0, [1] * (n + 1), SamplingParams(seed=3)) for n in range(50)]
+    )
+    assert len(set(by_seed.tolist())) > 40
+    assert len(set(by_position.tolist())) > 40
+
+
+@pytest.mark.parametrize("penalty", [1.5, 0.5])
+def test_repetition_penalty(penalty):
+    logits = torch.tensor([[2.0, 1.9, -1.0]])
+    sequence = Sequence(0, [0, 2], SamplingParams(temperature=0, repetition_penalty=penalty))
+    assert sample(logits, [sequence]).token_ids.item() == (1 if penalty > 1 else 0)
+    assert logits[0, 0] == 2.0, "the caller's logits are untouched"
+
+
+def test_a_row_never_sees_another_rows_parameters():
+    logits = torch.tensor([[0.0, 1.0, 5.0]]).expand(3, -1)
+    sequences = [
+        Sequence(0, [2], SamplingParams(temperature=0)),
+        Sequence(1, [2], SamplingParams(temperature=0, repetition_penalty=100.0)),
+        Sequence(2, [2], SamplingParams(seed=1, top_k=1)),
+    ]
+    assert sample(logits, sequences).token_ids.tolist() == [2, 1, 2]
+
+
+def test_impossible_tokens_are_never_drawn():
+    logits = torch.full((6,), float("-inf"))
+    logits[2] = 0.0
+    assert set(drawn(logits, rows(200)).tolist()) == {2}

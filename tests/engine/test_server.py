@@ -1,0 +1,255 @@
+"""The engine behind its socket: one terminal message each, silence after an abort, a pulse."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import msgspec
+import pytest
+import zmq
+
+from core.messages import (
+    Abort,
+    Dead,
+    Facts,
+    Failed,
+    FromEngine,
+    Heartbeat,
+    Hello,
+    Ready,
+    Step,
+    Submit,
+)
+from core.sampling import Finish, SamplingParams
+from engine.connection import Connection
+from engine.engine import MAX_FAILED_STEPS, Engine
+from engine.server import Server
+from tests.strategies.fakes import FakeExecutor, next_token, strategy_of
+
+FACTS = Facts(
+    model="tiny", architecture="Tiny", batching="paged", batching_reason="", executor="packed",
+    executor_reason="", device="cpu", dtype="float32", max_model_len=48, max_sequences=4,
+    max_step_tokens=16, block_size=4, num_kv_blocks=64, weights_bytes=0, kv_bytes=0,
+    vocab_size=23, eos_token_ids=(0,), load_seconds=0.0,
+)  # fmt: skip
+
+
+class Client:
+    """A front end reduced to its socket."""
+
+    def __init__(self, endpoint):
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(endpoint)
+        self.decoder = msgspec.msgpack.Decoder(FromEngine)
+
+    def send(self, message):
+        self.socket.send(msgspec.msgpack.encode(message))
+
+    def receive(self, kind):
+        """The next message of this kind, over whatever else comes before."""
+        while True:
+            assert self.socket.poll(5000), f"no {kind} came"
+            message = self.decoder.decode(self.socket.recv())
+            if isinstance(message, kind):
+                return message
+
+    def answer(self, id):
+        """All tokens of a request, and how it finished."""
+        tokens = []
+        while True:
+            for generated in self.receive(Step).generated:
+                if generated.id == id:
+                    tokens += generated.token_ids
+                    if generated.finish is not None:
+                        return tokens, generated.finish
+
+    def close(self):
+        self.socket.close()
+        self.context.term()
+
+
+class Gate:
+    """An executor that runs only while it is open, and raises on demand."""
+
+    def __init__(self):
+        self.executor = FakeExecutor(4)
+        self.open = threading.Event()
+        self.open.set()
+        self.error = None
+
+    def run(self, plan):
+        self.open.wait(10)
+        if self.error is not None:
+            raise self.error
+        return self.executor.run(plan)
+
+
+class Stop(BaseException):
+    """Ends the server's thread from within a step."""
+
+
+@pytest.fixture
+def engine():
+    return Engine(strategy_of("paged"), Gate(), FACTS)
+
+
+@pytest.fixture
+def gate(engine):
+    return engine._executor
+
+
+@pytest.fixture
+def connection(tmp_path):
+    with Connection(f"ipc://{tmp_path}/e") as connection:
+        yield connection
+
+
+@pytest.fixture
+def endpoint(engine, gate, connection):
+    endpoint = connection._endpoint
+    thread = threading.Thread(target=_serve, args=(engine, connection))
+    thread.start()
+    yield endpoint
+    gate.open.set()
+    gate.error = Stop()
+    client = Client(endpoint)
+    while thread.is_alive():
+        client.send(Submit("stop", [1], SamplingParams()))
+        thread.join(0.1)
+    client.close()
+
+
+def _serve(engine, connection):
+    try:
+        Server(engine, connection, max_waiting=2).serve_forever()
+    except Stop:
+        pass
+    except Exception as error:
+        connection.broadcast(Dead(str(error)))
+
+
+@pytest.fixture
+def client(endpoint):
+    client = Client(endpoint)
+    yield client
+    client.close()
+
+
+def greedy(max_tokens=5):
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def expected(sequence_id, prompt, count):
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(sequence_id, tokens))
+    return tokens[len(prompt) :]
+
+
+def test_hello_is_answered_with_the_facts(client):
+    client.send(Hello())
+    assert client.receive(Ready).facts == FACTS
+
+
+def test_two_clients_each_get_their_own(client, endpoint):
+    other = Client(endpoint)
+    client.send(Submit("a", [1, 2, 3], greedy()))
+    assert client.answer("a") == (expected(0, [1, 2, 3], 5), Finish.LENGTH)
+    other.send(Submit("a", [4, 5], greedy(3)))
+    assert other.answer("a") == (expected(1, [4, 5], 3), Finish.LENGTH)
+    other.close()
+
+
+def test_a_bad_request_is_rejected_with_its_field_and_disturbs_nothing(client):
+    client.send(Submit("good", [1, 2, 3], greedy()))
+    for id, prompt, params in (
+        ("long", [1] * 60, greedy()),
+        ("empty", [], greedy()),
+        ("foreign", [99], greedy()),
+        ("negative", [-1], greedy()),
+    ):
+        client.send(Submit(id, prompt, params))
+        failed = client.receive(Failed)
+        assert (failed.id, failed.kind, failed.field) == (id, "rejected", "prompt")
+    client.send(Submit("much", [1], greedy(100)))
+    assert client.receive(Failed).field == "max_tokens"
+    client.send(Submit("again", [1, 2], greedy()))
+    assert client.answer("again") == (expected(1, [1, 2], 5), Finish.LENGTH)
+
+
+def test_a_full_queue_is_overloaded(client, gate):
+    gate.open.clear()
+    client.send(Submit("running", [1], greedy()))
+    for number in range(20):
+        client.send(Submit(f"more{number}", [1], greedy()))
+    gate.open.set()
+    failed = client.receive(Failed)
+    assert failed.kind == "overloaded"
+    assert "2 requests are waiting" in failed.message
+
+
+def test_abort_is_silent_frees_and_may_be_repeated(client, engine, gate):
+    gate.open.clear()
+    client.send(Submit("a", [1, 2, 3], greedy(40)))
+    client.send(Abort("a"))
+    client.send(Abort("a"))
+    client.send(Abort("unknown"))
+    client.send(Submit("b", [1], greedy(2)))
+    gate.open.set()
+    assert client.answer("b")[1] == Finish.LENGTH
+    assert engine.strategy.memory.num_held_blocks == 0
+    assert gate.executor.num_steps < 10, "the aborted request went on"
+
+
+def until(condition):
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_client_that_goes_away_is_aborted(endpoint, engine, gate, connection, client):
+    client.send(Hello())
+    client.receive(Ready)
+    gate.open.clear()
+    gone = Client(endpoint)
+    gone.send(Submit("b", [1, 2, 3], greedy(40)))
+    until(lambda: engine.strategy.running)
+    gone.close()
+    until(lambda: not connection.inbox.empty())  # a heartbeat has found out
+    gate.open.set()
+    until(lambda: not engine.has_work())
+    assert gate.executor.num_steps < 10, "the request of nobody went on"
+    assert engine.strategy.memory.num_held_blocks == 0
+
+
+def test_a_failed_step_ends_its_requests_and_the_next_ones_work(client, gate):
+    gate.error = RuntimeError("out of memory")
+    client.send(Submit("a", [1], greedy()))
+    failed = client.receive(Failed)
+    assert (failed.kind, failed.message) == ("failed", "RuntimeError: out of memory")
+    gate.error = None
+    client.send(Submit("b", [1], greedy(2)))
+    assert client.answer("b")[1] == Finish.LENGTH
+
+
+def test_steps_that_keep_failing_end_the_engine(client, gate):
+    gate.error = RuntimeError("broken device")
+    for number in range(MAX_FAILED_STEPS - 1):
+        client.send(Submit(f"{number}", [1], greedy()))
+        client.receive(Failed)
+    client.send(Submit("last", [1], greedy()))
+    assert "broken device" in client.receive(Dead).reason
+
+
+def test_the_heartbeat_shows_a_loop_that_hangs(client, gate):
+    client.send(Hello())
+    assert client.receive(Heartbeat).step_age_s < 1
+    gate.open.clear()
+    client.send(Submit("a", [1], greedy()))
+    ages = [client.receive(Heartbeat).step_age_s for _ in range(3)]
+    assert ages[-1] > 1.5
+    gate.open.set()
