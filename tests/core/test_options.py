@@ -1,0 +1,91 @@
+"""The option table, and which strategy it chooses."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from core.batching import choose_batching
+from core.errors import ConfigurationError
+from core.options import Options, make_options, option_table
+
+
+def test_every_option_is_documented_and_its_default_is_valid():
+    for option in option_table().values():
+        assert option.doc.endswith((".", "rank runs.")), option.name
+        option.check(option.default)
+    assert [each.name for each in dataclasses.fields(Options)] == list(option_table())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("batching", "paged", "paged"),
+        ("batch_size", " 8 ", 8),
+        ("trust_remote_code", "True", True),
+        ("gpu_memory_utilization", "0.5", 0.5),
+        ("max_model_len", "", None),
+        ("model_id", "some/model", "some/model"),
+    ],
+)
+def test_parse(name, text, value):
+    assert option_table()[name].parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("batch_size", "many", "batch_size=many: expected an integer"),
+        ("trust_remote_code", "yes", "option.trust_remote_code=yes: expected true or false"),
+        ("gpu_memory_utilization", "x", "expected a number"),
+        ("batch_size", "", "expected an integer"),
+    ],
+)
+def test_parse_errors_name_the_key_and_the_type(name, text, message):
+    with pytest.raises(ConfigurationError, match=message):
+        option_table()[name].parse(text)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"batching": "pagd"}, "did you mean 'paged'"),
+        ({"batch_size": 0}, "must be at least 1"),
+        ({"gpu_memory_utilization": 1.5}, "must be at most 1"),
+        ({"batch_size": True}, "expected an integer"),
+        ({"max_rolling_batchsize": 3}, "did you mean 'max_rolling_batch_size'"),
+    ],
+)
+def test_bad_values_are_refused(values, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_options(values)
+
+
+def test_options_survive_the_wire():
+    options = Options(batching="none", max_model_len=12, trust_remote_code=True)
+    assert msgspec.json.decode(msgspec.json.encode(options), type=Options) == options
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"batching": "none", "rolling_batch": "auto"}, "none"),
+        ({"batch_size": 64, "max_batch_delay": 1000}, "dynamic"),
+        ({"batch_size": 64, "rolling_batch": "auto"}, "dynamic"),
+        ({"rolling_batch": "auto", "paged_attention": False}, "continuous"),
+        ({"rolling_batch": "auto", "paged_attention": True}, "paged"),
+        ({"rolling_batch": "lmi-dist"}, "paged"),
+        ({"rolling_batch": "vllm"}, "paged"),
+        ({"rolling_batch": "scheduler"}, "continuous"),
+        ({"rolling_batch": "disable"}, "none"),
+        ({"paged_attention": False}, "continuous"),
+        ({"paged_attention": True}, "paged"),
+        ({}, None),
+    ],
+)
+def test_batching_follows_from_lmi_keys(values, name):
+    choice = choose_batching(make_options(values))
+    assert choice.name == name
+    assert choice.reason

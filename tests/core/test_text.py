@@ -1,0 +1,155 @@
+"""Text from tokens: no character is ever split, no part of a stop text let through."""
+
+from __future__ import annotations
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from core.errors import ConfigurationError
+from core.sampling import Finish
+from core.text.answer import Answer
+from core.text.detokenizer import Detokenizer
+from core.text.stopping import StopTexts
+from core.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory):
+    """Byte-level BPE, as Llama 3 and GPT-2 have it: a character may span four tokens."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|end|>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["to be or not to be that is the question"] * 9, trainer)
+    return saved(tokenizer, tmp_path_factory.mktemp("byte_level"))
+
+
+@pytest.fixture(scope="module")
+def metaspace(tmp_path_factory):
+    """SentencePiece style, as Llama 2: the first token's leading space is dropped."""
+    words = ["▁", "▁to", "▁be", "▁or", "▁not", "t", "o", "b", "e", "r", "n", "<unk>"]
+    vocabulary = [(word, -float(rank)) for rank, word in enumerate(words)]
+    tokenizer = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=len(words) - 1))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return saved(tokenizer, tmp_path_factory.mktemp("metaspace"))
+
+
+def saved(tokenizer, folder):
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder)
+
+
+def texts(detokenizer, token_ids):
+    return [*map(detokenizer.push, token_ids), detokenizer.flush()]
+
+
+@given(text=st.text(max_size=30))
+def test_the_pieces_are_the_text(byte_level, text):
+    pieces = texts(Detokenizer(byte_level), byte_level.encode(text))
+    assert "".join(pieces) == text
+    if "\ufffd" not in text:
+        assert all("\ufffd" not in piece for piece in pieces), "a character was split"
+
+
+@given(token_ids=st.lists(st.integers(1, 256), max_size=40), cut=st.integers(0, 40))
+def test_any_tokens_give_what_decoding_them_at_once_gives(byte_level, token_ids, cut):
+    """Also bytes that are no UTF-8, and after any prompt that ends in a whole character."""
+    prompt = byte_level.encode("to be 🙂")
+    pieces = texts(Detokenizer(byte_level, prompt), token_ids)
+    assert "".join(pieces) == byte_level.decode(prompt + token_ids)[len("to be 🙂") :]
+
+
+def test_invalid_bytes_are_not_held_back_for_ever(byte_level):
+    stray = byte_level.encode("€")[1]
+    detokenizer = Detokenizer(byte_level)
+    pieces = [detokenizer.push(stray) for _ in range(8)]
+    assert "".join(pieces)
+
+
+@pytest.mark.parametrize("prompt", ["", "to", "to be"])
+def test_spaces_between_prompt_and_answer_are_kept(metaspace, prompt):
+    full = metaspace.encode("to be or not to be")
+    start = len(metaspace.encode(prompt)) if prompt else 0
+    pieces = texts(Detokenizer(metaspace, full[:start]), full[start:])
+    assert prompt + "".join(pieces) == "to be or not to be"
+
+
+def test_special_tokens_have_no_text_unless_asked_for(byte_level):
+    ids = [*byte_level.encode("to"), 0]
+    assert "".join(texts(Detokenizer(byte_level), ids)) == "to"
+    kept = Detokenizer(byte_level, skip_special_tokens=False)
+    assert "".join(texts(kept, ids)) == "to<|end|>"
+
+
+def test_a_folder_without_tokenizer_says_how_to_make_one(tmp_path):
+    with pytest.raises(ConfigurationError, match="save_pretrained"):
+        Tokenizer(tmp_path)
+
+
+@given(
+    text=st.text("abc", max_size=20),
+    stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    data=st.data(),
+)
+def test_stop_texts_cut_at_the_first_wherever_the_pieces_end(text, stops, data):
+    pieces, rest = [], text
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        pieces.append(rest[:size])
+        rest = rest[size:]
+    checker = StopTexts(stops)
+    released, seen, whole = "", "", None
+    for piece in pieces:
+        seen += piece
+        released += checker.push(piece)
+        places = [seen.find(stop) for stop in stops if stop in seen]
+        if places:
+            # The first piece that completes a stop text decides, as tokens arrive one by one.
+            whole = seen[: min(places)] if whole is None else whole
+            break
+        assert not any(stop in released for stop in stops)
+    assert checker.reached == (whole is not None)
+    assert released + checker.flush() == (text if whole is None else whole)
+
+
+def test_what_may_begin_a_stop_text_is_held_back():
+    checker = StopTexts(["</s>"])
+    assert [checker.push(each) for each in ("a<", "/", "b", "</", "s>c")] == [
+        "a", "", "</b", "", "",
+    ]  # fmt: skip
+    assert checker.reached
+
+
+def push_all(answer, ids, finish):
+    for position, token_id in enumerate(ids, 1):
+        answer.push([token_id], [-1.0], finish if position == len(ids) else None)
+        if answer.finish is not None:
+            return position
+    return len(ids)
+
+
+@pytest.mark.parametrize("finish", [Finish.EOS, Finish.LENGTH])
+def test_an_answer_that_ends_by_itself_gives_up_what_it_held(byte_level, finish):
+    ids = byte_level.encode("to be 🙂")[:-1]
+    answer = Answer(byte_level, stop=["be not"])
+    assert push_all(answer, ids, finish) == len(ids)
+    assert answer.text == byte_level.decode(ids)
+    assert answer.finish == finish
+
+
+def test_an_answer_ends_at_its_stop_text(byte_level):
+    ids = byte_level.encode("to be or not to be")
+    answer = Answer(byte_level, stop=["or n"])
+    assert push_all(answer, ids, Finish.LENGTH) < len(ids)
+    assert answer.text == "to be "
+    assert answer.finish == Finish.STOP
+    assert "".join(token.text for token in answer.tokens) == "to be "

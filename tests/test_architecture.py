@@ -1,0 +1,64 @@
+"""Who may import whom, and who may load torch (docs/design.md)."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MAY_IMPORT = {
+    "core": set(),
+    "kernels": set(),
+    "strategies": {"core"},
+    "engine": {"core", "kernels", "strategies"},
+    "container": {"core"},  # it speaks to the engine over the wire alone
+}
+HEAVY = {"torch", "transformers", "triton"}
+MAY_BE_HEAVY = {"kernels", "engine"}
+
+
+def imported_roots(path: Path) -> set[str]:
+    """First names of all imports of a file; local and TYPE_CHECKING ones count too."""
+    roots = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            roots |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            roots.add(node.module.split(".")[0])
+    return roots
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_imports_follow_the_arrows(package):
+    files = list((ROOT / package).rglob("*.py"))
+    assert files
+    for path in files:
+        roots = imported_roots(path)
+        allowed = MAY_IMPORT[package] | {package}
+        assert not roots & MAY_IMPORT.keys() - allowed, f"{path}: may import {sorted(allowed)}"
+        if package not in MAY_BE_HEAVY:
+            assert not roots & HEAVY, f"{path}: {package}/ must load without {sorted(HEAVY)}"
+
+
+def test_the_front_end_loads_without_torch():
+    code = f"import sys, container.worker; sys.exit(any(n in sys.modules for n in {HEAVY}))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_kernels_init_imports_nothing_and_has_no_version():
+    """transformers probes for a package of this name and imports whatever it finds."""
+    path = ROOT / "kernels" / "__init__.py"
+    assert imported_roots(path) == set()
+    assert "__version__ =" not in path.read_text()
+
+
+def test_the_distribution_named_kernels_is_not_installed():
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("kernels")
+    assert importlib.util.find_spec("kernels").origin == str(ROOT / "kernels" / "__init__.py")
