@@ -1,0 +1,111 @@
+"""The command line: `serve` starts the container, `explain` says what it would do."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from container.configuration import Configuration, load_configuration
+from container.model_directory import default_model_dir, resolve_model_dir
+from container.report import explain_lines, help_lines
+from core.errors import ConfigurationError
+
+_EXIT_CONFIGURATION = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        model_dir: Path = parsed.model_dir or default_model_dir()
+        configuration = load_configuration(_properties(parsed.properties, model_dir), os.environ)
+        if parsed.command == "explain":
+            return _explain(configuration, model_dir)
+        return _serve(configuration, model_dir, _port(parsed.port))
+    except ConfigurationError as error:
+        for line in str(error).splitlines():
+            print(f"longshore: {line}", file=sys.stderr)
+        return _EXIT_CONFIGURATION
+
+
+def serve() -> int:
+    """The console script `serve`: the command line after the word serve."""
+    return main(["serve", *sys.argv[1:]])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m container", description="Serves a language model over HTTP."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (
+        ("serve", "start the container"),
+        ("explain", "print every effective option with its source, and the strategy"),
+    ):
+        _add_options(
+            commands.add_parser(
+                name,
+                help=text,
+                description=text,
+                epilog=_epilog(),
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
+        )
+    return parser
+
+
+def _epilog() -> str:
+    # argparse expands % in it.
+    return "\n".join(["keys of serving.properties:", *help_lines()]).replace("%", "%%")
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--port", type=int, help="TCP port (default: SAGEMAKER_BIND_TO_PORT, else 8080)"
+    )
+    parser.add_argument(
+        "--properties",
+        type=Path,
+        metavar="FILE",
+        help="configuration (default: serving.properties in the model directory)",
+    )
+    parser.add_argument(
+        "--model-dir",
+        type=Path,
+        metavar="DIR",
+        help="directory of the model (default: /opt/ml/model, else the demo model)",
+    )
+
+
+def _properties(given: Path | None, model_dir: Path) -> Path | None:
+    beside_model = model_dir / "serving.properties"
+    return given or (beside_model if beside_model.is_file() else None)
+
+
+def _port(given: int | None) -> int:
+    if given is not None:
+        return given
+    text = os.environ.get("SAGEMAKER_BIND_TO_PORT") or "8080"
+    if not text.isdigit():
+        raise ConfigurationError(f"SAGEMAKER_BIND_TO_PORT={text}: expected a port number")
+    return int(text)
+
+
+def _explain(configuration: Configuration, model_dir: Path) -> int:
+    model = configuration.options.model_id or str(model_dir)
+    for line in explain_lines(configuration, model):
+        print(line)
+    return 0
+
+
+def _serve(configuration: Configuration, model_dir: Path, port: int) -> int:
+    from container.supervisor import supervise  # ZeroMQ, which explain does without
+
+    return supervise(configuration, resolve_model_dir(configuration, model_dir), port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

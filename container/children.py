@@ -1,0 +1,45 @@
+"""Child processes that never outlive the supervisor, each with everything it starts itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+
+
+class Child:
+    """A process in a session of its own, so that a terminal's Ctrl-C does not reach it.
+
+    It must be started by the main thread, and must itself call `core.processes.die_with_parent`.
+    """
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self.name = name
+        self._process = subprocess.Popen(list(command), start_new_session=True)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative where a signal ended it."""
+        return self._process.poll()
+
+    def terminate(self) -> None:
+        """Asks it to end; harmless where it has ended."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """Ends it and all it started, and waits until it is gone."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def how_it_ended(self) -> str:
+        """The exit code in words."""
+        code = self.exit_code
+        if code is None:
+            return "is running"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        hint = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
+        return f"was ended by {signal.Signals(-code).name}{hint}"

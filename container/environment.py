@@ -1,0 +1,93 @@
+"""Environment variables that set options, in LMI's precedence.
+
+```
+SAGEMAKER_*  >  serving.properties  >  OPTION_*  >  HF_*, TENSOR_PARALLEL_DEGREE, ...  >  SERVING_*
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from container.lmi import ADVICE
+from container.properties import Setting
+from core.options import option_table
+from core.suggest import did_you_mean
+
+_SAGEMAKER = {
+    "SAGEMAKER_STARTUP_TIMEOUT": "option.model_loading_timeout",
+    "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "option.predict_timeout",
+    "SAGEMAKER_MAX_REQUEST_SIZE": "max_request_size",
+}
+_FALLBACKS = {
+    "HF_MODEL_ID": "option.model_id",
+    "HF_REVISION": "option.revision",
+    "TENSOR_PARALLEL_DEGREE": "option.tensor_parallel_degree",
+    "PREDICT_TIMEOUT": "option.predict_timeout",
+    "MODEL_LOADING_TIMEOUT": "option.model_loading_timeout",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The settings that variables make, above and below the file, and what is wrong with them."""
+
+    above_file: tuple[Setting, ...]
+    below_file: tuple[Setting, ...]
+    """The first of several settings of one key counts."""
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def read_environment(variables: Mapping[str, str]) -> Environment:
+    """Sorts the variables that mean options; empty ones count as unset."""
+    given = {name: text for name, text in sorted(variables.items()) if text.strip()}
+    options = _option_variables()
+    servings = _serving_variables()
+    return Environment(
+        above_file=tuple(_settings(given, _SAGEMAKER)),
+        below_file=(
+            *_settings(given, options),
+            *_settings(given, _FALLBACKS),
+            *_settings(given, servings),
+        ),
+        errors=tuple(_unknown_options(given, {**options, **servings})),
+        warnings=tuple(_useless(given, servings)),
+    )
+
+
+def _settings(given: Mapping[str, str], names: Mapping[str, str]) -> Iterator[Setting]:
+    for name, key in names.items():
+        if name in given:
+            yield Setting(key, given[name].strip(), f"environment variable {name}")
+
+
+def _option_variables() -> dict[str, str]:
+    keys = [row.key for row in option_table().values() if row.key.startswith("option.")]
+    return {_option_variable(key): key for key in ["engine", *keys]}
+
+
+def _option_variable(key: str) -> str:
+    return f"OPTION_{key.removeprefix('option.').upper()}"
+
+
+def _serving_variables() -> dict[str, str]:
+    keys = [row.key for row in option_table().values() if not row.key.startswith("option.")]
+    return {f"SERVING_{key.upper()}": key for key in keys if key != "engine"}
+
+
+def _unknown_options(given: Mapping[str, str], known: Mapping[str, str]) -> Iterator[str]:
+    advised = {_option_variable(key) for key in ADVICE}
+    for name in given:
+        if name.startswith("OPTION_") and name not in known and name not in advised:
+            yield f"environment variable {name}: no such option{did_you_mean(name, known)}"
+
+
+def _useless(given: Mapping[str, str], servings: Mapping[str, str]) -> Iterator[str]:
+    advice = {_option_variable(key): text for key, text in ADVICE.items()}
+    for name in given:
+        if name in advice:
+            yield f"environment variable {name} has no effect here: {advice[name]}"
+        elif name.startswith("SERVING_") and name not in servings:
+            yield f"environment variable {name} has no effect here{did_you_mean(name, servings)}"

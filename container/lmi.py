@@ -1,0 +1,121 @@
+"""What DJL Serving's LMI container knows and this one does not, with what to use instead.
+
+A key of this table is a warning at start-up: the file was right for LMI, and its author should
+hear that the key does nothing here. Old values that would change the meaning are errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+ALIASES: Mapping[str, str] = {"max_dynamic_batch_size": "batch_size"}
+
+_ONE_COPY = "one engine process runs one copy of the model; scale out with more containers"
+_FORMAT = "answers have LMI's text schema; option.output_formatter chooses the form of a stream"
+_LORA = "LoRA adapters are not served; merge the adapter into the model"
+_QUANTIZED = "weights are not quantized; option.dtype chooses the precision"
+_SPECULATIVE = "speculative decoding is not part of this container; leave it out"
+_CHAT = "only the text schema is served; leave it out"
+_FIXED_CODE = "status codes are fixed: 400, 404, 413, 424 and 503"
+
+ADVICE: Mapping[str, str] = {
+    "minWorkers": _ONE_COPY,
+    "maxWorkers": _ONE_COPY,
+    "gpu.minWorkers": _ONE_COPY,
+    "gpu.maxWorkers": _ONE_COPY,
+    "cpu.minWorkers": _ONE_COPY,
+    "cpu.maxWorkers": _ONE_COPY,
+    "load_on_devices": "use option.device",
+    "max_idle_time": _ONE_COPY,
+    "required_memory_mb": "use option.kv_cache_memory_bytes or option.gpu_memory_utilization",
+    "reserved_memory_mb": "use option.kv_cache_memory_bytes or option.gpu_memory_utilization",
+    "gpu.required_memory_mb": "use option.gpu_memory_utilization",
+    "gpu.reserved_memory_mb": "use option.gpu_memory_utilization",
+    "log_request_metric": "leave it out",
+    "metrics_aggregation": "leave it out",
+    "chunked_read_timeout": "use option.predict_timeout",
+    "bad_request_http_code": _FIXED_CODE,
+    "wlm_error_http_code": _FIXED_CODE,
+    "throttle_error_http_code": _FIXED_CODE,
+    "timeout_http_code": _FIXED_CODE,
+    "server_error_http_code": _FIXED_CODE,
+    "wait_model_loading": "/ping answers 503 until the model has answered; leave it out",
+    "option.mpi_mode": "the engine starts its own ranks; use option.tensor_parallel_degree",
+    "option.async_mode": "use option.batching",
+    "option.pipeline_parallel_degree": "use option.tensor_parallel_degree",
+    "option.parallel_loading": _ONE_COPY,
+    "option.quantize": _QUANTIZED,
+    "option.quantization": _QUANTIZED,
+    "option.load_in_8bit": _QUANTIZED,
+    "option.load_in_4bit": _QUANTIZED,
+    "option.kv_cache_dtype": "KV memory has the precision of option.dtype",
+    "option.load_format": "weights are read from safetensors; leave it out",
+    "option.task": "the task follows from the model; option.executor chooses how it runs",
+    "option.enable_streaming": 'a request streams where it says "stream": true',
+    "option.input_formatter": _FORMAT,
+    "option.tgi_compat": _FORMAT,
+    "option.max_output_size": "use parameters.max_new_tokens of the request",
+    "option.waiting_steps": "use option.max_rolling_batch_prefill_tokens",
+    "option.handler": "custom handlers are not served by this version",
+    "option.env": "set the variables of the container itself",
+    "option.pythonExecutable": "the container's own Python runs",
+    "option.enable_venv": "the container's own Python runs",
+    "option.enforce_eager": "leave it out",
+    "option.enable_chunked_prefill": "long prompts are always computed in chunks, see "
+    "option.max_rolling_batch_prefill_tokens",
+    "option.enable_prefix_caching": "leave it out",
+    "option.max_num_seqs": "use option.max_rolling_batch_size",
+    "option.max_num_batched_tokens": "use option.max_rolling_batch_prefill_tokens",
+    "option.tokenizer_mode": "tokenizer.json is always used; leave it out",
+    "option.decoding_strategy": "a request chooses it: parameters.do_sample and temperature",
+    "option.disable_flash_attn": "attention is Longshore's own; leave it out",
+    "option.multi_gpu": "use option.tensor_parallel_degree",
+    "option.max_sparsity": "leave it out",
+    "option.max_splits": "leave it out",
+    "option.enable_lora": _LORA,
+    "option.max_loras": _LORA,
+    "option.max_lora_rank": _LORA,
+    "option.max_cpu_loras": _LORA,
+    "option.adapters": _LORA,
+    "option.draft_model_id": _SPECULATIVE,
+    "option.spec_length": _SPECULATIVE,
+    "option.speculative_draft_model": _SPECULATIVE,
+    "option.speculative_config": _SPECULATIVE,
+    "option.chat_template": _CHAT,
+    "option.chat_template_content_format": _CHAT,
+    "option.enable_auto_tool_choice": _CHAT,
+    "option.tool_call_parser": _CHAT,
+    "option.reasoning_parser": _CHAT,
+    "option.enable_stateful_sessions": "sessions are not served; leave it out",
+    "option.s3url": "use option.model_id",
+}
+
+_USE_AUTO = "use option.rolling_batch=auto, or option.batching"
+_USE_PYTHON = "use engine=Python"
+
+REMOVED_VALUES: Mapping[tuple[str, str], str] = {
+    ("option.rolling_batch", "deepspeed"): _USE_AUTO,
+    ("option.rolling_batch", "trtllm"): _USE_AUTO,
+    ("option.rolling_batch", "neuronx"): _USE_AUTO,
+    ("option.rolling_batch", "tnx"): _USE_AUTO,
+    ("option.output_formatter", "json_chat"): "use json",
+    ("option.output_formatter", "jsonlines_chat"): "use jsonlines",
+    ("option.output_formatter", "sse_chat"): "use sse",
+    ("engine", "DeepSpeed"): _USE_PYTHON,
+    ("engine", "FasterTransformer"): _USE_PYTHON,
+}
+"""Values of LMI, by key and value, that ask for something this container does not have."""
+
+_BUILT_IN_HANDLERS = (
+    "djl_python.huggingface",
+    "djl_python.lmi_vllm",
+    "djl_python.lmi_dist",
+    "djl_python.rolling_batch",
+)
+
+
+def is_built_in_handler(entry_point: str) -> bool:
+    """Whether LMI's handler of this name does what Longshore's own engine does."""
+    return any(
+        entry_point == name or entry_point.startswith(f"{name}.") for name in _BUILT_IN_HANDLERS
+    )

@@ -1,0 +1,80 @@
+"""What the container says of itself: the table of options, the start-up banner, the facts."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from container.configuration import Configuration
+from core.batching import choose_batching
+from core.messages import Facts
+from core.options import Option, Value, option_table
+
+
+def help_lines() -> Iterator[str]:
+    """Every option with its type, default and meaning."""
+    for row in option_table().values():
+        yield f"  {row.key} ({row.kind_text}; default {format_value(row.default)})"
+        yield from textwrap.wrap(row.doc, 90, initial_indent=" " * 6, subsequent_indent=" " * 6)
+
+
+def explain_lines(configuration: Configuration, model: str) -> Iterator[str]:
+    """Every effective option with its source, the strategy and why, the warnings."""
+    yield from _options(configuration, list(option_table().values()))
+    yield from _choice(configuration, model)
+
+
+def banner_lines(configuration: Configuration, model: str, port: int) -> Iterator[str]:
+    """What is known before the model loads: the options that somebody set, and the strategy."""
+    yield f"Longshore on port {port}; configuration: {_origin(configuration)}"
+    rows = [row for row in option_table().values() if row.name in configuration.sources]
+    yield from _options(configuration, rows)
+    yield from _choice(configuration, model)
+
+
+def facts_lines(facts: Facts) -> Iterator[str]:
+    """What the engine decided: the layout, the limits and the memory budget."""
+    yield f"ready: {facts.model} ({facts.architecture}) loaded in {facts.load_seconds:.1f} s"
+    yield f"  layout: 1 copy x 1 rank on {facts.device}, {facts.dtype}"
+    yield f"  batching: {facts.batching} ({facts.batching_reason})"
+    yield f"  executor: {facts.executor} ({facts.executor_reason})"
+    yield (
+        f"  limits: {facts.max_model_len} tokens a sequence, {facts.max_sequences} sequences, "
+        f"{facts.max_step_tokens} tokens a step"
+    )
+    yield (
+        f"  memory: weights {_mebibytes(facts.weights_bytes)}, KV {_mebibytes(facts.kv_bytes)} = "
+        f"{facts.num_kv_blocks} blocks of {facts.block_size} tokens"
+    )
+    yield from (f"  note: {note}" for note in facts.notes)
+
+
+def format_value(value: Value) -> str:
+    """A value as serving.properties spells it."""
+    if value is None:
+        return "unset"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _options(configuration: Configuration, rows: list[Option]) -> Iterator[str]:
+    texts = [f"{row.key}={format_value(getattr(configuration.options, row.name))}" for row in rows]
+    width = max(map(len, texts), default=0)
+    for row, text in zip(rows, texts, strict=True):
+        yield f"  {text:<{width}}  {configuration.sources.get(row.name, 'default')}"
+
+
+def _choice(configuration: Configuration, model: str) -> Iterator[str]:
+    choice = choose_batching(configuration.options)
+    yield f"  batching: {choice.name or 'follows from the model'} ({choice.reason})"
+    yield f"  model: {model}"
+    yield from (f"  warning: {warning}" for warning in configuration.warnings)
+
+
+def _origin(configuration: Configuration) -> str:
+    path: Path | None = configuration.properties_path
+    return str(path) if path else "no serving.properties, defaults and environment"
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

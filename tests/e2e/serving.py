@@ -1,0 +1,143 @@
+"""A running container: real processes on a free port, and what a client does with it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "models" / "demo"
+START_S = 60
+
+
+class Container:
+    """A `python -m container serve` process that answers /ping."""
+
+    def __init__(self, process: subprocess.Popen, port: int, log: Path) -> None:
+        self.process = process
+        self.port = port
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def request(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        payload = body if body is None or isinstance(body, bytes) else json.dumps(body)
+        connection.request(method, path, payload)
+        response = connection.getresponse()
+        status, data = response.status, response.read()
+        connection.close()
+        return status, data
+
+    def invoke(self, inputs: str, *, status: int = 200, **parameters: object) -> dict:
+        got, data = self.request(
+            "POST", "/invocations", {"inputs": inputs, "parameters": parameters}
+        )
+        assert got == status, data
+        return json.loads(data)
+
+    @contextmanager
+    def stream(self, inputs: str, **parameters: object) -> Iterator[Iterator[dict]]:
+        """The lines of a streamed answer as they come; leaving the block hangs up."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        body = {"inputs": inputs, "parameters": parameters, "stream": True}
+        connection.request("POST", "/invocations", json.dumps(body))
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        try:
+            yield (json.loads(line) for line in response)
+        finally:
+            response.close()
+            connection.close()
+
+    def stop(self, signum: int = signal.SIGTERM) -> int:
+        """Exit code; all processes are gone afterwards, or this fails."""
+        children = descendants(self.process.pid)
+        assert len(children) >= 3, "engine, gunicorn and a worker"
+        self.process.send_signal(signum)
+        code = self.process.wait(30)
+        deadline = time.monotonic() + 5
+        while left := [pid for pid in children if is_running(pid)]:
+            assert time.monotonic() < deadline, f"still running: {left}"
+            time.sleep(0.02)
+        return code
+
+
+@contextmanager
+def serve(tmp_path: Path, properties: str = "", **environment: str) -> Iterator[Container]:
+    """The demo model with this serving.properties; killed where the test does not stop it."""
+    (tmp_path / "serving.properties").write_text(properties)
+    log = tmp_path / "log"
+    port = free_port()
+    files = ["--properties", str(tmp_path / "serving.properties"), "--model-dir", str(DEMO)]
+    command = [sys.executable, "-m", "container", "serve", "--port", str(port), *files]
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | environment,
+            start_new_session=True,
+        )
+    container = Container(process, port, log)
+    try:
+        _wait_until_healthy(container)
+        yield container
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # the children die with it
+            process.wait()
+
+
+def _wait_until_healthy(container: Container) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        assert container.process.poll() is None, container.log
+        try:
+            if container.request("GET", "/ping")[0] == 200:
+                return
+        except (ConnectionError, http.client.HTTPException):
+            pass
+        time.sleep(0.05)
+    raise AssertionError(container.log)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids of all children and theirs, from /proc."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:
+            continue
+        fields = text.rpartition(")")[2].split()
+        parents[int(stat.parent.name)] = int(fields[1])
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
