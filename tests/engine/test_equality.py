@@ -97,12 +97,53 @@ def test_a_decoder_in_the_library_executor(tiny_model, expected, batching):
     assert tokens(llm) == expected("llama")
 
 
-@pytest.mark.parametrize("architecture", LIBRARY)
-def test_the_gate_says_why_and_what_works(tiny_model, architecture):
-    with pytest.raises(ConfigurationError, match=r"cannot run packed: .*none and dynamic work"):
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("bloom", "its attention is not transformers' common one"),
+        ("gpt_neo", "its attention is a class of its own"),
+        ("mamba", "it has layers of type linear_attention"),
+        ("qwen3_next", "it has layers of type linear_attention"),
+        ("t5", "it is an encoder-decoder model"),
+    ],
+)
+def test_the_gate_says_why_and_what_works(tiny_model, architecture, reason):
+    with pytest.raises(ConfigurationError) as caught:
         LLM(tiny_model(architecture), batching="paged", dtype="fp32")
+    assert f"{architecture} cannot run packed: {reason}" in str(caught.value)
+    assert "none and dynamic work with this model" in str(caught.value)
     with pytest.raises(ConfigurationError, match=r"option\.executor=packed"):
         LLM(tiny_model(architecture), executor="packed", dtype="fp32")
+
+
+def test_the_gate_compares_logits(tiny_model, monkeypatch):
+    """A model that passes every other check but would answer something else."""
+
+    def forget_the_past(query, key_cache, value_cache, batch, scratch, **options):
+        return query
+
+    monkeypatch.setattr("engine.kv_cache.paged_attention", forget_the_past)
+    llm = LLM(tiny_model("llama"), batching="none", dtype="fp32")
+    assert llm.facts.executor == "library"
+    assert "paged and eager attention give different logits" in llm.facts.executor_reason
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_the_gate_counts_calls(tiny_model, monkeypatch, times):
+    from transformers.models.llama.modeling_llama import LlamaAttention
+
+    forward = LlamaAttention.forward
+
+    def repeated(self, hidden_states, *args, **keywords):
+        result = hidden_states, None
+        for _ in range(times):
+            result = forward(self, hidden_states, *args, **keywords)
+        return result
+
+    monkeypatch.setattr(LlamaAttention, "forward", repeated)
+    facts = LLM(tiny_model("llama"), batching="none", dtype="fp32").facts
+    assert facts.executor == "library"
+    assert ("never call" if times == 0 else "exactly once") in facts.executor_reason
 
 
 def test_repetition_penalty_equals_transformers(tiny_model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -99,3 +100,9 @@ def test_impossible_tokens_are_never_drawn():
     logits = torch.full((6,), float("-inf"))
     logits[2] = 0.0
     assert set(drawn(logits, rows(200)).tolist()) == {2}
+
+
+def test_rounding_at_the_end_never_leaves_the_kept_tokens(monkeypatch):
+    monkeypatch.setattr("engine.sampler._uniform", lambda rows: np.ones(len(rows)))
+    logits = torch.tensor([0.5, 0.3, 0.2]).log()
+    assert drawn(logits, rows(1, top_p=0.7)).tolist() == [1]

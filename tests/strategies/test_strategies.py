@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from core.sampling import Finish, Sampled
 from tests.strategies.fakes import (
     Arrival,
@@ -119,6 +121,28 @@ def test_paged_preempts_the_newest_and_serves_it_next():
         prompt = sequence_of(Arrival(0, 7, 24), id).token_ids
         for count, token in enumerate(tokens):
             assert token == next_token(id, prompt + tokens[:count])
+
+
+def test_paged_keeps_a_block_for_each_that_runs_before_it_admits():
+    """Else the next step would preempt what this one admits."""
+    strategy, executor = strategy_of("paged", num_blocks=4), FakeExecutor(4)
+    strategy.add(sequence_of(Arrival(0, 8, 8), 0))
+    strategy.commit(plan := strategy.schedule(0.0), executor.run(plan))
+    strategy.add(sequence_of(Arrival(1, 8, 1), 1))
+    assert ids(strategy.schedule(1.0)) == [0], "two blocks are free, one of them is spoken for"
+
+
+def test_paged_serves_the_preempted_before_those_who_never_ran():
+    strategy, executor = strategy_of("paged", num_blocks=4, max_model_len=16), FakeExecutor(4)
+    for id in (0, 1, 2):
+        strategy.add(sequence_of(Arrival(0, 4, 12), id))
+    strategy.limits = replace(strategy.limits, max_sequences=2)
+    while not strategy.num_preemptions:
+        plan = strategy.schedule(0.0)
+        # Never EOS, so that both grow until the blocks run out.
+        strategy.commit(plan, {id: Sampled((1,), (0.0,)) for id in executor.run(plan)})
+    assert [each.id for each in strategy.running] == [0]
+    assert [each.id for each in strategy.waiting] == [1, 2]
 
 
 def test_a_prompt_longer_than_the_budget_is_computed_in_chunks():
