@@ -52,7 +52,7 @@ class Generation:
         self._answer = Answer(
             tokenizer,
             prompt_token_ids,
-            request.params.stop,
+            request.params.stop_texts,
             skip_special_tokens=request.skip_special_tokens,
         )
 

@@ -7,6 +7,7 @@ is up has the application end what still runs, so that every stream gets its las
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -43,6 +44,8 @@ class DrainingWorker(GeventWorker):
 
     def init_process(self) -> None:
         """Runs the worker; called after the fork, and returns at the end."""
+        # Until gunicorn installs its handlers, much later, the inherited ones would lose a SIGTERM.
+        signal.signal(signal.SIGTERM, self.handle_exit)
         die_with_parent()
         super().init_process()
 
@@ -86,12 +89,15 @@ class DrainingWorker(GeventWorker):
         def handle(client: Any, address: Any) -> None:
             self.handle(listener, client, address)
 
-        return StreamServer(listener, handle=handle, spawn=pool)
+        server = StreamServer(listener, handle=handle, spawn=pool)
+        if self.cfg.workers > 1:
+            server.max_accept = 1  # one at a time, so that no worker takes them all
+        return server
 
     def _end_idle_connections(self) -> None:
         """As if their keep-alive time were over, which gunicorn takes as a regular end."""
         for greenlet, timeout in list(self._idle.items()):
-            gevent.kill(cast(gevent.Greenlet[..., Any], greenlet), timeout)
+            gevent.kill(cast("gevent.Greenlet[..., Any]", greenlet), timeout)
 
     def _drained(self, servers: list[StreamServer], within_s: float) -> bool:
         """Waits until no connection is open; False where there still are some."""

@@ -19,13 +19,13 @@ def choose_batching(options: Options) -> Choice:
     """`option.batching`, or what LMI's own keys imply."""
     if options.batching is not None:
         return Choice(options.batching, f"option.batching={options.batching}")
-    if options.batch_size > 1:
+    if options.batch_size is not None and options.batch_size > 1:
         return _dynamic(options)
     rolling = options.rolling_batch
     if rolling is None:
         return _unsaid(options)
     if rolling == "disable":
-        return Choice("none", "option.rolling_batch=disable and batch_size=1")
+        return Choice("none", "option.rolling_batch=disable and no batch_size above 1")
     if rolling == "scheduler":
         return Choice("continuous", "option.rolling_batch=scheduler")
     if options.paged_attention is False:

@@ -76,8 +76,8 @@ class Options:
     paged_attention: bool | None = _option(
         None, "LMI's key: false turns what rolling_batch chose from paged into continuous."
     )
-    batch_size: int = _option(
-        1, "dynamic: most requests in one batch. Above 1 it implies dynamic.",
+    batch_size: int | None = _option(
+        None, "dynamic: most requests in one batch. Above 1 it implies dynamic. Default: 32.",
         key="batch_size", minimum=1,
     )  # fmt: skip
     max_batch_delay: int = _option(

@@ -56,8 +56,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Go on after the end-of-sequence token; for measurements with fixed lengths."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the answer, besides the model's own end-of-sequence tokens."""
-    stop: tuple[str, ...] = ()
-    """Texts that end the answer; they are not part of it."""
+    stop: str | tuple[str, ...] = ()
+    """A text, or several, that end the answer; they are not part of it."""
 
     def __post_init__(self) -> None:
         _require(0 <= self.temperature < float("inf"), "temperature", "must be 0 or more")
@@ -70,11 +70,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", f"must be 0 to {MAX_SEED}"
         )
         _require(self.max_tokens >= 1, "max_tokens", "must be at least 1")
-        _require(all(self.stop), "stop", "a stop text must not be empty")
+        _require(all(self.stop_texts), "stop", "a stop text must not be empty")
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
 def _require(condition: bool, field: str, message: str) -> None:

@@ -27,6 +27,7 @@ from strategies.base import Limits
 from strategies.factory import StrategySettings, make_strategy
 
 DEFAULT_STEP_TOKENS = {"cuda": 8192, "cpu": 2048}
+DEFAULT_BATCH_SIZE = 32
 DEFAULT_MODEL_LEN = 2048
 LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
@@ -151,7 +152,7 @@ def _sizes(options: Options, batching: Batching, model: PackedModel | LibraryMod
     """Limits and number of blocks, each lowered to what the others allow."""
     is_packed = isinstance(model, PackedModel)
     max_len = _max_model_len(options, model.config, is_packed)
-    max_sequences = {"none": 1, "dynamic": options.batch_size}.get(
+    max_sequences = {"none": 1, "dynamic": options.batch_size or DEFAULT_BATCH_SIZE}.get(
         batching, options.max_rolling_batch_size
     )
     if is_packed:

@@ -137,7 +137,7 @@ class _Pending:
             raise RequestError("stop", "needs the model's tokenizer.json")
         self.prompt = prompt
         self.token_ids = token_ids
-        self._answer = Answer(tokenizer, token_ids, params.stop) if tokenizer else None
+        self._answer = Answer(tokenizer, token_ids, params.stop_texts) if tokenizer else None
         self._generated: list[int] = []
         self._logprobs: list[float] = []
         self._finish: Finish | None = None

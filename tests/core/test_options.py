@@ -40,7 +40,7 @@ def test_parse(name, text, value):
         ("batch_size", "many", "batch_size=many: expected an integer"),
         ("trust_remote_code", "yes", "option.trust_remote_code=yes: expected true or false"),
         ("gpu_memory_utilization", "x", "expected a number"),
-        ("batch_size", "", "expected an integer"),
+        ("max_batch_delay", "", "expected an integer"),
     ],
 )
 def test_parse_errors_name_the_key_and_the_type(name, text, message):
@@ -80,6 +80,7 @@ def test_options_survive_the_wire():
         ({"rolling_batch": "vllm"}, "paged"),
         ({"rolling_batch": "scheduler"}, "continuous"),
         ({"rolling_batch": "disable"}, "none"),
+        ({"rolling_batch": "disable", "batch_size": 1}, "none"),
         ({"paged_attention": False}, "continuous"),
         ({"paged_attention": True}, "paged"),
         ({}, None),

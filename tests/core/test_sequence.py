@@ -57,6 +57,7 @@ def test_where_it_ends(params, tokens, count, finish):
         ("seed", 2**63),
         ("max_tokens", 0),
         ("stop", ("",)),
+        ("stop", ""),
     ],
 )
 def test_values_out_of_range_are_named(field, value):

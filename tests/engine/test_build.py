@@ -57,6 +57,11 @@ def test_no_more_blocks_than_can_be_used(llama):
     assert LLM(llama, max_model_len=20, batching="none").facts.num_kv_blocks == 2
 
 
+def test_dynamic_gathers_32_unless_told_otherwise(llama):
+    assert LLM(llama, batching="dynamic").facts.max_sequences == 32
+    assert LLM(llama, batching="dynamic", batch_size=1).facts.max_sequences == 1
+
+
 def test_max_model_len_is_lowered_to_the_memory_with_a_note(llama):
     facts = LLM(llama, num_kv_blocks=4).facts
     assert facts.max_model_len == 64

@@ -75,9 +75,11 @@ def test_a_seed_decides_whatever_runs_beside(llm):
 def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(llm):
     text = answer(llm, "ROMEO:").text
     stop = text[4:6]
-    output = answer(llm, "ROMEO:", SamplingParams(temperature=0, max_tokens=12, stop=(stop,)))
-    assert output.text == text[: text.index(stop)]
-    assert output.finish_reason == "stop"
+    for given in (stop, [stop], (stop, "never")):
+        params = SamplingParams(temperature=0, max_tokens=12, stop=given)
+        output = answer(llm, "ROMEO:", params)
+        assert output.text == text[: text.index(stop)]
+        assert output.finish_reason == "stop"
     assert not llm._engine.has_work()
     assert llm._engine.strategy.memory.num_held_blocks == 0
 
