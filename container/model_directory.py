@@ -61,8 +61,8 @@ def _downloaded(model_id: str, revision: str | None, local: Path) -> Path:
         reason = str(error).strip().splitlines()[0]
         raise ConfigurationError(
             f"option.model_id={model_id}: neither a directory ({local}) nor to be had from the "
-            f"Hugging Face hub: {reason} Correct the id, set HF_TOKEN for a gated model, or use "
-            "a directory where there is no network"
+            f"Hugging Face hub ({reason.rstrip('.')}): correct the id, set HF_TOKEN for a gated "
+            "model, or use a directory where there is no network"
         ) from error
 
 

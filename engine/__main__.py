@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+from transformers.utils import logging as transformers_logging
 
 from core.errors import ConfigurationError
 from core.messages import Dead, Launch
@@ -29,6 +30,8 @@ def main() -> int:
     logging.basicConfig(
         level=launch.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()  # a log is no place for one
     with Connection(launch.endpoint) as connection:
         try:
             engine = build_engine(Path(launch.model_dir), launch.options)

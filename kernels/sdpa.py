@@ -22,13 +22,14 @@ class Scratch:
 
     def gather(self, name: str, cache: Tensor, blocks: Tensor) -> Tensor:
         """The blocks of `cache` as [tokens, kv_heads, head_dim]; valid until the next call."""
-        shape = (len(blocks), *cache.shape[1:])
+        # NOTE: not len(), which costs a tensor more than a gather of short sequences.
+        num_blocks = blocks.shape[0]
         buffer = self._buffers.get(name)
-        if buffer is None or not _fits(buffer, shape, cache):
+        if buffer is None or not _fits(buffer, num_blocks, cache):
             buffer = self._buffers[name] = torch.empty(
-                shape, dtype=cache.dtype, device=cache.device
+                num_blocks, *cache.shape[1:], dtype=cache.dtype, device=cache.device
             )
-        gathered = buffer[: len(blocks)]
+        gathered = buffer[:num_blocks]
         torch.index_select(cache, 0, blocks, out=gathered)
         return gathered.flatten(0, 1)
 
@@ -127,9 +128,9 @@ def _mask(num_queries: int, num_keys: int, window: int | None, device: torch.dev
     return mask if window is None else mask & (key > query - window)
 
 
-def _fits(buffer: Tensor, shape: tuple[int, ...], cache: Tensor) -> bool:
+def _fits(buffer: Tensor, num_blocks: int, cache: Tensor) -> bool:
     return (
         buffer.dtype == cache.dtype
-        and buffer.shape[0] >= shape[0]
-        and buffer.shape[1:] == torch.Size(shape[1:])
+        and buffer.shape[0] >= num_blocks
+        and buffer.shape[1:] == cache.shape[1:]
     )

@@ -1,0 +1,103 @@
+"""Fixtures of the container's tests, and the leak detectors that watch every one of them."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gevent
+import pytest
+import tokenizers
+import zmq
+from flask.testing import FlaskClient
+from tokenizers import decoders, models, pre_tokenizers
+
+from container.app import create_app
+from container.engine_client import EngineClient
+from core.options import Options
+from core.text.tokenizer import Tokenizer
+from tests.container.fake_engine import FakeEngine, says
+
+EOS = 256
+
+
+def eventually(predicate: Callable[[], object], timeout_s: float = 5.0) -> None:
+    """Lets greenlets run until the predicate holds."""
+    deadline = time.monotonic() + timeout_s
+    while not predicate():
+        assert time.monotonic() < deadline, "did not happen in time"
+        gevent.sleep(0.005)
+
+
+def child_processes() -> list[int]:
+    """The children of this process, of all its threads."""
+    children: list[int] = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        children += map(int, path.read_text().split())
+    return children
+
+
+@pytest.fixture(autouse=True)
+def leak_detector() -> Iterator[None]:
+    """No test leaves a child process or an open socket behind."""
+    before = set(child_processes())
+    yield
+    assert set(child_processes()) <= before, "a child process is left"
+    sockets = [each for each in gc.get_objects() if issubclass(type(each), zmq.Socket)]
+    assert all(each.closed for each in sockets), "a ZeroMQ socket is left open"
+
+
+@pytest.fixture(scope="session")
+def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer of single bytes, so that characters split over tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    model = models.BPE({letter: number for number, letter in enumerate(alphabet)}, [])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<eos>"])
+    path = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "config.json").write_text("{}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tokenizer_dir: Path) -> Tokenizer:
+    return Tokenizer(tokenizer_dir)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """An address short enough for a socket, which pytest's own directories are not."""
+    with tempfile.TemporaryDirectory(prefix="ls-") as path:
+        yield f"ipc://{path}/engine.sock"
+
+
+@pytest.fixture
+def engine(endpoint: str, tokenizer: Tokenizer) -> Iterator[FakeEngine]:
+    engine = FakeEngine(endpoint, says([*tokenizer.encode("Hi there"), EOS]))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def client(endpoint: str, engine: FakeEngine) -> Iterator[EngineClient]:
+    client = EngineClient(endpoint, heartbeat_timeout_s=60)
+    eventually(lambda: client.health().healthy)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def options() -> Options:
+    return Options()
+
+
+@pytest.fixture
+def http(client: EngineClient, tokenizer: Tokenizer, options: Options) -> FlaskClient:
+    """The application, called in this process."""
+    return create_app(client, tokenizer, options, "demo").test_client()

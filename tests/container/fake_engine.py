@@ -1,0 +1,208 @@
+"""An engine without a model: speaks core.messages over a plain ROUTER, and says what it is told.
+
+As a thread in a test (`FakeEngine`), or as a process in place of `python -m engine`:
+`python -m tests.container.fake_engine MODE LAUNCH_JSON`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from container.frontend import read_launch
+from core.messages import (
+    Dead,
+    Facts,
+    Failed,
+    FromEngine,
+    Generated,
+    Heartbeat,
+    Hello,
+    Ready,
+    Step,
+    Submit,
+    ToEngine,
+)
+from core.processes import die_with_parent
+from core.sampling import Finish
+
+FACTS = Facts(
+    model="fake",
+    architecture="Fake",
+    batching="paged",
+    batching_reason="a test",
+    executor="packed",
+    executor_reason="a test",
+    device="cpu",
+    dtype="float32",
+    max_model_len=100,
+    max_sequences=8,
+    max_step_tokens=64,
+    block_size=16,
+    num_kv_blocks=40,
+    weights_bytes=2**20,
+    kv_bytes=2**21,
+    vocab_size=257,
+    eos_token_ids=(256,),
+    load_seconds=0.1,
+    notes=("a note",),
+)
+
+Answer = Iterator[FromEngine]
+Script = Callable[[Submit], Answer]
+
+
+def says(token_ids: list[int], *, per_step: int = 1) -> Script:
+    """A script that answers every request with these tokens, as far as max_tokens allows."""
+
+    def script(submit: Submit) -> Answer:
+        ids = tuple(token_ids[: submit.params.max_tokens])
+        finish = Finish.EOS if ids and ids[-1] in FACTS.eos_token_ids else Finish.LENGTH
+        for start in range(0, len(ids), per_step):
+            part = ids[start : start + per_step]
+            last = finish if start + per_step >= len(ids) else None
+            yield Step([Generated(submit.id, part, (-0.5,) * len(part), last)])
+
+    return script
+
+
+def fails(kind: str, message: str, field: str = "", after: list[int] | None = None) -> Script:
+    """A script that fails every request, after these tokens."""
+
+    def script(submit: Submit) -> Answer:
+        for token_id in after or []:
+            yield Step([Generated(submit.id, (token_id,), (-0.5,))])
+        yield Failed(submit.id, kind, message, field)  # pyright: ignore[reportArgumentType]
+
+    return script
+
+
+def stalls(after: list[int] | None = None) -> Script:
+    """A script that never ends a request."""
+
+    def script(submit: Submit) -> Answer:
+        for token_id in after or []:
+            yield Step([Generated(submit.id, (token_id,), (-0.5,))])
+
+    return script
+
+
+class FakeEngine:
+    """Answers by `script`, which may be replaced between requests; keeps what it received."""
+
+    def __init__(
+        self, endpoint: str, script: Script, *, facts: Facts = FACTS, ready: bool = True
+    ) -> None:
+        self.script = script
+        self.facts = facts
+        self.ready = ready
+        self.step_age_s = 0.0
+        self.heartbeats = True
+        self.received: list[ToEngine] = []
+        self._endpoint = endpoint
+        self._clients: set[bytes] = set()
+        self._commands: queue.SimpleQueue[Callable[[zmq.Socket[bytes]], None] | None] = (
+            queue.SimpleQueue()
+        )
+        self._bound = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._bound.wait(5)
+
+    def of_type(self, kind: type[ToEngine]) -> list[ToEngine]:
+        """All messages of that type so far."""
+        return [message for message in list(self.received) if isinstance(message, kind)]
+
+    def send(self, message: FromEngine) -> None:
+        """Sends a message to every client that has said hello."""
+        data = msgspec.msgpack.encode(message)
+
+        def command(socket: zmq.Socket[bytes]) -> None:
+            for client in self._clients:
+                socket.send_multipart([client, data])
+
+        self._commands.put(command)
+
+    def die(self, reason: str = "out of memory") -> None:
+        """Says Dead, and ends."""
+        self.send(Dead(reason))
+        self.close()
+
+    def close(self) -> None:
+        """Ends without a word; may be repeated."""
+        self._commands.put(None)
+        self._thread.join(5)
+        assert not self._thread.is_alive()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+            socket.linger = 200
+            socket.bind(self._endpoint)
+            self._bound.set()
+            beat_due = 0.0
+            while True:
+                if socket.poll(5):
+                    client, data = socket.recv_multipart()
+                    self._receive(socket, client, data)
+                if not self._obey(socket):
+                    return
+                if self.heartbeats and time.monotonic() > beat_due:
+                    beat_due = time.monotonic() + 0.05
+                    self.send(Heartbeat(self.step_age_s, 0, 0))
+
+    def _receive(self, socket: zmq.Socket[bytes], client: bytes, data: bytes) -> None:
+        message = msgspec.msgpack.decode(data, type=ToEngine)
+        self.received.append(message)
+        if isinstance(message, Hello) and self.ready:
+            self._clients.add(client)
+            socket.send_multipart([client, msgspec.msgpack.encode(Ready(self.facts))])
+        if isinstance(message, Submit):
+            for answer in self.script(message):
+                socket.send_multipart([client, msgspec.msgpack.encode(answer)])
+
+    def _obey(self, socket: zmq.Socket[bytes]) -> bool:
+        while not self._commands.empty():
+            command = self._commands.get()
+            if command is None:
+                return False
+            command(socket)
+        return True
+
+
+def _crashes(mode: str, run_dir: Path) -> bool:
+    """`crash`: always; `crash-once`: the first time that it is started in this directory."""
+    marker = run_dir / "crashed"
+    if mode == "crash" or (mode == "crash-once" and not marker.exists()):
+        marker.touch()
+        return True
+    return False
+
+
+def main(mode: str, launch_path: str) -> None:
+    """Runs until SIGTERM as `mode` says: well, stalls, crash, crash-once, refuse, never-ready."""
+    die_with_parent()
+    launch = read_launch(Path(launch_path))
+    if _crashes(mode, Path(launch_path).parent):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mode == "refuse":
+        sys.exit(2)
+    script = stalls(after=[72]) if mode == "stalls" else says([72, 105])
+    engine = FakeEngine(launch.endpoint, script, ready=mode != "never-ready")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    engine.join()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

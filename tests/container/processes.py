@@ -1,0 +1,102 @@
+"""Starting the container's processes in tests, and talking HTTP to them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(predicate: Callable[[], object], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not predicate():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.01)
+
+
+@contextmanager
+def running(arguments: list[str], **options: object) -> Iterator[subprocess.Popen[str]]:
+    """A Python process in the checkout; killed at the end where it has not ended."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def is_gone(pid: int) -> bool:
+    """Whether the process has ended, waited for or not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"
+
+
+def descendants(pid: int) -> list[int]:
+    """The children of a process, and theirs."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, path.read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+class Caller:
+    """A client of one server."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def ping(self) -> int | None:
+        """The status of /ping, or None where nobody listens."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", "/ping")
+            return connection.getresponse().status
+        except OSError:
+            return None
+        finally:
+            connection.close()
+
+    def is_healthy(self) -> bool:
+        return self.ping() == 200
+
+    def post(self, body: object) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request("POST", "/invocations", json.dumps(body))
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def open(self, body: object) -> socket.socket:
+        """Sends a request and does not wait for the answer."""
+        data = json.dumps(body).encode()
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+        connection.sendall(head.encode() + data)
+        return connection

@@ -1,0 +1,24 @@
+"""`serve` with a scripted engine: `python -m tests.container.run_supervisor MODEL_DIR PORT MODE`.
+
+The variables are those of the test, and OPTION_* and SERVING_* among them count as always.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from container.configuration import load_configuration
+from container.supervisor import Commands, supervise
+
+
+def main(model_dir: str, port: str, mode: str) -> int:
+    """Returns the exit code of the supervisor."""
+    commands = Commands(engine=(sys.executable, "-m", "tests.container.fake_engine", mode))
+    configuration = load_configuration(None, os.environ)
+    return supervise(configuration, Path(model_dir), int(port), commands)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,262 @@
+"""serving.properties and the environment: what counts, what is refused, what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import javaproperties
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from container.__main__ import main
+from container.configuration import Configuration, load_configuration
+from container.model_directory import resolve_model_dir
+from container.properties import parse_properties
+from core.batching import choose_batching
+from core.errors import ConfigurationError
+
+Load = Callable[..., Configuration]
+
+AWS_FILES = {
+    "dynamic": """engine=Python
+option.entryPoint=djl_python.huggingface
+batch_size=64
+max_batch_delay=1000
+option.tensor_parallel_degree=2
+""",
+    "continuous": """engine=MPI
+option.entryPoint=djl_python.huggingface
+option.rolling_batch=auto
+option.max_rolling_batch_size=64
+option.paged_attention=false
+option.max_rolling_batch_prefill_tokens=16080
+option.tensor_parallel_degree=2
+""",
+    "paged": """engine=MPI
+option.entryPoint=djl_python.huggingface
+option.rolling_batch=auto
+option.max_rolling_batch_size=64
+option.paged_attention=true
+option.max_rolling_batch_prefill_tokens=16080
+option.tensor_parallel_degree=2
+""",
+}
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Reads a file of this text under these variables."""
+
+    def load(text: str, variables: Mapping[str, str] | None = None) -> Configuration:
+        path = tmp_path / "serving.properties"
+        path.write_text(text, "utf-8")
+        return load_configuration(path, variables or {})
+
+    return load
+
+
+def refusal(load, text: str, variables: Mapping[str, str] | None = None) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load(text, variables)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("strategy", AWS_FILES)
+def test_the_files_of_the_aws_article(load: Load, strategy: str) -> None:
+    configuration = load(AWS_FILES[strategy])
+    assert choose_batching(configuration.options).name == strategy
+    assert configuration.warnings == ()
+
+
+@pytest.mark.parametrize("strategy", AWS_FILES)
+def test_explain_says_the_strategy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], strategy: str
+) -> None:
+    path = tmp_path / "serving.properties"
+    path.write_text(AWS_FILES[strategy])
+    assert main(["explain", "--properties", str(path)]) == 0
+    output = capsys.readouterr().out
+    assert f"  batching: {strategy} (" in output
+    assert f"{path}:2" in output
+
+
+def test_sources_and_lines(load: Load) -> None:
+    text = "# a comment\n\nengine: MPI\nbatch_size = \\\n   4   \noption.dtype fp32\n"
+    configuration = load(text)
+    assert configuration.options.batch_size == 4
+    assert configuration.options.dtype == "fp32"
+    lines = {name: source.rsplit(":", 1)[1] for name, source in configuration.sources.items()}
+    assert lines == {"engine": "3", "batch_size": "4", "dtype": "6"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("option.roling_batch=auto", "unknown key 'option.roling_batch'; did you mean "
+         "'option.rolling_batch'?"),
+        ("rolling_batch=auto", "did you mean 'option.rolling_batch'?"),
+        ("option.batch_size=4", "did you mean 'batch_size'?"),
+        ("batch_size=four", "batch_size=four: expected an integer"),
+        ("batch_size=0", "must be at least 1"),
+        ("option.paged_attention=maybe", "expected true or false"),
+        ("option.batching=pagd", "did you mean 'paged'?"),
+        ("option.rolling_batch=trtllm", "use option.rolling_batch=auto"),
+        ("option.rolling_batch=deepspeed", "use option.rolling_batch=auto"),
+        ("engine=DeepSpeed", "use engine=Python"),
+        ("option.entryPoint=model.py", "serves no custom handlers"),
+        ("option.entryPoint=djl_python.deepspeed", "serves no custom handlers"),
+        ("option.dtype=\\u12", "\\u12"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_refused(load: Load, line: str, message: str) -> None:
+    assert message in refusal(load, line + "\n")
+
+
+def test_all_mistakes_are_told_at_once(load: Load) -> None:
+    lines = refusal(load, "engin=Python\n\nbatch_size=x\n", {"OPTION_DTYP": "fp32"}).splitlines()
+    assert len(lines) == 3
+    assert "environment variable OPTION_DTYP: no such option; did you mean 'OPTION_DTYPE'?" in lines
+    assert any("serving.properties:1: unknown key 'engin'" in line for line in lines)
+    assert any("serving.properties:3: batch_size=x" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("minWorkers=2", "one copy of the model"),
+        ("load_on_devices=0", "use option.device"),
+        ("option.mpi_mode=true", "option.tensor_parallel_degree"),
+        ("option.quantize=awq", "option.dtype"),
+        ("option.async_mode=true", "option.batching"),
+        ("option.enable_streaming=true", '"stream": true'),
+        ("option.task=text-generation", "option.executor"),
+        ("chunked_read_timeout=60", "option.predict_timeout"),
+    ],
+)
+def test_keys_of_lmi_without_meaning_here_are_warnings(load: Load, line: str, advice: str) -> None:
+    (warning,) = load(line).warnings
+    assert "serving.properties:1: " in warning
+    assert advice in warning
+
+
+def test_the_last_of_a_repeated_key_counts(load: Load) -> None:
+    configuration = load("batch_size=2\nmax_dynamic_batch_size=3\n")
+    assert configuration.options.batch_size == 3
+    assert "max_dynamic_batch_size repeats" in configuration.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "entry_point",
+    [
+        "djl_python.huggingface",
+        "djl_python.lmi_vllm.vllm_async_service",
+        "djl_python.rolling_batch",
+    ],
+)
+def test_built_in_handlers(load: Load, entry_point: str) -> None:
+    assert load(f"option.entryPoint={entry_point}").options.entryPoint == entry_point
+
+
+def test_variables_fill_what_the_file_lacks(load: Load) -> None:
+    variables = {
+        "OPTION_DTYPE": "bf16",
+        "OPTION_BATCHING": "paged",
+        "OPTION_ENGINE": "MPI",
+        "OPTION_ENTRYPOINT": "djl_python.huggingface",
+        "OPTION_DEVICE": " ",
+        "SERVING_BATCH_SIZE": "4",
+        "SERVING_JOB_QUEUE_SIZE": "5",
+        "HF_MODEL_ID": "fallback",
+        "OPTION_MODEL_ID": "first",
+        "HF_REVISION": "main",
+        "TENSOR_PARALLEL_DEGREE": "max",
+    }
+    configuration = load("option.dtype=fp32\nbatch_size=2\n", variables)
+    options = configuration.options
+    assert (options.dtype, options.batch_size) == ("fp32", 2)
+    assert (options.batching, options.engine, options.device) == ("paged", "MPI", "auto")
+    assert (options.model_id, options.revision) == ("first", "main")
+    assert (options.job_queue_size, options.tensor_parallel_degree) == (5, "max")
+    assert configuration.sources["batching"] == "environment variable OPTION_BATCHING"
+
+
+def test_sagemaker_overrules_the_file(load: Load) -> None:
+    variables = {"SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "9"}
+    assert load("option.predict_timeout=5", variables).options.predict_timeout == 9
+
+
+def test_useless_variables_are_warnings(load: Load) -> None:
+    variables = {"SERVING_BATCHSIZE": "4", "OPTION_QUANTIZE": "awq"}
+    quantize, batch_size = load("", variables).warnings
+    assert "OPTION_QUANTIZE has no effect here" in quantize
+    assert "did you mean 'SERVING_BATCH_SIZE'?" in batch_size
+
+
+def test_a_bad_variable_is_named(load: Load) -> None:
+    error = refusal(load, "", {"SERVING_BATCH_SIZE": "many"})
+    assert error.startswith("environment variable SERVING_BATCH_SIZE: batch_size=many")
+
+
+@given(
+    st.dictionaries(
+        st.text("ab.\u00e9 :=#!\\", min_size=1, max_size=5),
+        st.text("ab\u00e9 :=#!\\\t", max_size=8).map(str.strip),
+    )
+)
+def test_what_java_writes_is_read(entries: dict[str, str]) -> None:
+    text = javaproperties.dumps(entries, timestamp=None)
+    assert {each.key: each.text for each in parse_properties(text, "file")} == entries
+
+
+def test_a_model_beside_its_file(load: Load, tokenizer_dir: Path, tmp_path: Path) -> None:
+    relative = Path("models") / "one"
+    (tmp_path / relative).mkdir(parents=True)
+    (tmp_path / relative / "config.json").write_text("{}")
+    configuration = load(f"option.model_id={relative}")
+    assert resolve_model_dir(configuration, tokenizer_dir) == tmp_path / relative
+    assert resolve_model_dir(load(""), tokenizer_dir) == tokenizer_dir
+
+
+@pytest.mark.parametrize(
+    ("model_id", "message"),
+    [
+        ("", "config.json is missing"),
+        ("./nowhere", "there is no directory"),
+        ("s3://bucket/model", "S3DataSource"),
+    ],
+)
+def test_no_model(load: Load, tmp_path: Path, model_id: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        resolve_model_dir(load(f"option.model_id={model_id}"), tmp_path)
+
+
+def test_a_hub_that_does_not_answer(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(*_: object, **__: object) -> str:
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(ConfigurationError, match=r"no network.*use a directory"):
+        resolve_model_dir(load("option.model_id=someone/something"), tmp_path)
+
+
+def test_a_mistake_ends_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "serving.properties"
+    path.write_text("engin=Python\n")
+    assert main(["serve", "--properties", str(path)]) == 2
+    assert capsys.readouterr().err == (
+        f"longshore: {path}:1: unknown key 'engin'; did you mean 'engine'?\n"
+    )
+
+
+def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    assert "option.max_rolling_batch_prefill_tokens (integer; default unset)" in (
+        capsys.readouterr().out
+    )

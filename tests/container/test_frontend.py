@@ -1,0 +1,145 @@
+"""A real gunicorn process in front of a scripted engine: streams, lost clients, the end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from core.messages import Abort, Launch, Submit
+from core.options import Options
+from tests.container.fake_engine import FakeEngine, says, stalls
+from tests.container.processes import Caller, descendants, free_port, is_gone, running, wait_until
+
+STREAM = {"inputs": "Q", "stream": True}
+
+
+def write_launch(directory: Path, tokenizer_dir: Path, endpoint: str, port: int) -> Path:
+    launch = Launch(
+        model_dir=str(tokenizer_dir),
+        endpoint=endpoint,
+        port=port,
+        options=Options(http_workers=1),
+    )
+    path = directory / "launch.json"
+    path.write_bytes(msgspec.json.encode(launch))
+    return path
+
+
+@pytest.fixture
+def caller() -> Caller:
+    return Caller(free_port())
+
+
+@pytest.fixture
+def front_end(
+    tmp_path: Path, tokenizer_dir: Path, engine: FakeEngine, endpoint: str, caller: Caller
+) -> Iterator[subprocess.Popen[str]]:
+    launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port)
+    with running(["-m", "container.frontend", str(launch)]) as process:
+        wait_until(caller.is_healthy)
+        yield process
+        pids = [process.pid, *descendants(process.pid)]
+        process.kill()
+        wait_until(lambda: all(map(is_gone, pids)))
+
+
+def test_streams_lost_clients_and_the_end(
+    front_end: subprocess.Popen[str], engine: FakeEngine, caller: Caller
+) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(caller.post, [STREAM] * 8))
+    for status, body in answers:
+        last = json.loads(body.splitlines()[-1])
+        assert (status, last["generated_text"]) == (200, "Hi there")
+        assert body.endswith(b"\n")
+
+    engine.script = stalls(after=[65])
+    for body in (STREAM, {"inputs": "Q"}):
+        submitted = len(engine.of_type(Submit))
+        aborted = len(engine.of_type(Abort))
+        connection = caller.open(body)
+        wait_until(lambda seen=submitted: len(engine.of_type(Submit)) > seen)
+        connection.close()
+        wait_until(lambda seen=aborted: len(engine.of_type(Abort)) > seen, 3)
+
+    assert caller.is_healthy()
+    # Answered, and then kept alive.
+    with caller.open({"inputs": "no", "stream": "maybe"}) as idle:
+        answer = idle.recv(4096)
+        while not answer.endswith(b"}"):
+            answer += idle.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 400")
+        pids = [front_end.pid, *descendants(front_end.pid)]
+        began = time.monotonic()
+        front_end.send_signal(signal.SIGTERM)
+        assert front_end.wait(5) == 0
+        assert time.monotonic() - began < 2
+        assert idle.recv(1) == b""
+    assert all(map(is_gone, pids))
+    output, errors = front_end.communicate()
+    assert errors == ""
+    assert output == ""
+
+
+def test_running_requests_may_end(
+    front_end: subprocess.Popen[str], engine: FakeEngine, caller: Caller
+) -> None:
+    engine.script = stalls(after=[65])
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(caller.post, STREAM)
+        wait_until(lambda: engine.of_type(Submit))
+        (submit,) = engine.of_type(Submit)
+        assert isinstance(submit, Submit)
+        front_end.send_signal(signal.SIGTERM)
+        wait_until(lambda: caller.ping() is None)
+        assert front_end.poll() is None
+        for step in says([66])(submit):
+            engine.send(step)
+        status, body = answer.result()
+    assert status == 200
+    assert "generated_text" in json.loads(body.splitlines()[-1])
+    assert front_end.wait(5) == 0
+
+
+def test_requests_that_do_not_end_are_told(
+    tmp_path: Path, tokenizer_dir: Path, engine: FakeEngine, endpoint: str, caller: Caller
+) -> None:
+    engine.script = stalls(after=[65])
+    launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port)
+    hasty = f"import container.frontend as f; f.GRACEFUL_TIMEOUT_S = 2; f.main({str(launch)!r})"
+    with running(["-c", hasty]) as process, ThreadPoolExecutor(2) as pool:
+        wait_until(caller.is_healthy)
+        answers = [
+            pool.submit(caller.post, {"inputs": "Q", "stream": each}) for each in (True, False)
+        ]
+        wait_until(lambda: len(engine.of_type(Submit)) == 2)
+        process.send_signal(signal.SIGTERM)
+        (_, streamed), (status, body) = (answer.result() for answer in answers)
+        assert process.wait(5) == 0
+    last = json.loads(streamed.splitlines()[-1])
+    assert last["token"]["error_msg"] == "the server is stopping"
+    assert (status, json.loads(body)["error"]) == (424, "the server is stopping")
+
+
+def test_a_taken_port(
+    front_end: subprocess.Popen[str],
+    tmp_path: Path,
+    tokenizer_dir: Path,
+    endpoint: str,
+    caller: Caller,
+) -> None:
+    launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port)
+    with running(["-m", "container.frontend", str(launch)]) as second:
+        _, errors = second.communicate(timeout=20)
+    assert second.returncode == 2
+    assert errors == (
+        f"longshore: port {caller.port}: Address already in use; choose another with --port\n"
+    )

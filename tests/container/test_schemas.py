@@ -1,0 +1,178 @@
+"""The text schema: what is accepted, and how each mistake is named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from container.schemas import MAX_STOP_TEXTS, parse_request
+from core.errors import RequestError
+
+JSON = "application/json"
+
+
+def request(body: object) -> bytes:
+    return json.dumps(body).encode()
+
+
+def test_defaults_are_greedy_and_thirty_tokens() -> None:
+    asked = parse_request(request({"inputs": "hi"}), JSON)
+    assert asked.params.temperature == 0
+    assert asked.params.max_tokens == 30
+    assert asked.params.seed is None
+    assert (asked.stream, asked.details, asked.return_full_text) == (False, False, False)
+    assert asked.skip_special_tokens
+
+
+def test_every_parameter_is_taken() -> None:
+    parameters = {
+        "do_sample": True,
+        "temperature": 1,
+        "top_k": 5,
+        "top_p": 0.5,
+        "repetition_penalty": 1.1,
+        "max_new_tokens": 7,
+        "seed": 3,
+        "stop_sequences": ["a", "b"],
+        "stop_token_ids": [4],
+        "ignore_eos_token": True,
+        "details": True,
+        "return_full_text": True,
+        "skip_special_tokens": False,
+    }
+    asked = parse_request(request({"inputs": "hi", "parameters": parameters}), JSON)
+    assert asked.params.temperature == 1.0
+    assert (asked.params.top_k, asked.params.top_p, asked.params.seed) == (5, 0.5, 3)
+    assert asked.params.repetition_penalty == 1.1
+    assert (asked.params.max_tokens, asked.params.ignore_eos) == (7, True)
+    assert (asked.params.stop, asked.params.stop_token_ids) == (("a", "b"), (4,))
+    assert (asked.details, asked.return_full_text, asked.skip_special_tokens) == (True, True, False)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "temperature"),
+    [
+        ({}, 0.0),
+        ({"do_sample": False}, 0.0),
+        ({"do_sample": False, "temperature": 0.7}, 0.0),
+        ({"do_sample": True}, 1.0),
+        ({"temperature": 0.7}, 0.7),
+        ({"temperature": 0}, 0.0),
+        ({"top_p": 0.5}, 0.0),
+        ({"temperature": None, "do_sample": None}, 0.0),
+    ],
+)
+def test_when_it_samples(parameters: dict[str, object], temperature: float) -> None:
+    asked = parse_request(request({"inputs": "hi", "parameters": parameters}), JSON)
+    assert asked.params.temperature == temperature
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"inputs": "hi", "stream": True},
+        {"inputs": "hi", "parameters": {"stream": True}},
+    ],
+)
+def test_stream_is_read_in_both_places(body: object) -> None:
+    assert parse_request(request(body), JSON).stream
+
+
+def test_aliases() -> None:
+    parameters = {"stop": ["x"], "ignore_eos": True}
+    asked = parse_request(request({"inputs": "hi", "parameters": parameters}), JSON)
+    assert (asked.params.stop, asked.params.ignore_eos) == (("x",), True)
+
+
+def test_plain_text_is_the_input() -> None:
+    assert parse_request("h\u00e9".encode(), "text/plain").inputs == "h\u00e9"
+
+
+BAD = [
+    (b"", "body", "empty"),
+    (b"  ", "body", "empty"),
+    (b'{"inputs": ', "body", "not JSON"),
+    (b"\xff", "body", "UTF-8"),
+    (b'{"inputs": "\xff"}', "body", "UTF-8"),
+    (b"[" * 100_000, "body", "nested"),
+    (b"[]", "body", "object"),
+    (b'"text"', "body", "object"),
+    (b'{"inputs": "a", "parameters": {"top_p": NaN}}', "body", "not JSON"),
+    (b'{"inputs": "a", "parameters": {"top_p": 1e999}}', "body", "not JSON"),
+    (b'{"inputs": "a", "parameters": {"seed": ' + b"9" * 5000 + b"}}", "body", "not JSON"),
+    (request({}), "inputs", "one text"),
+    (request({"inputs": ""}), "inputs", "not empty"),
+    (request({"inputs": ["a"]}), "inputs", "one text"),
+    (request({"inputs": 5}), "inputs", "one text"),
+    (request({"input": "a"}), "input", "did you mean 'inputs'"),
+    (request({"messages": []}), "messages", "chat"),
+    (request({"inputs": "a", "stream": "yes"}), "stream", "true or false"),
+    (request({"inputs": "a", "parameters": []}), "parameters", "object"),
+]
+BAD_PARAMETERS: list[tuple[dict[str, object], str, str]] = [
+    ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
+    ({"temperature": "hot"}, "temperature", "a number"),
+    ({"temperature": True}, "temperature", "a number"),
+    ({"temperature": -1}, "temperature", "0 or more"),
+    ({"temperature": 10**30}, "temperature", "a number"),
+    ({"top_p": 0}, "top_p", "above 0"),
+    ({"top_p": 1.5}, "top_p", "at most 1"),
+    ({"top_k": 1.5}, "top_k", "an integer"),
+    ({"top_k": -2}, "top_k", "-1 or more"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "above 0"),
+    ({"max_new_tokens": 0}, "max_new_tokens", "at least 1"),
+    ({"max_new_tokens": "7"}, "max_new_tokens", "an integer"),
+    ({"max_new_tokens": 7.0}, "max_new_tokens", "an integer"),
+    ({"seed": -1}, "seed", "0 to"),
+    ({"seed": 2**64}, "seed", "an integer"),
+    ({"details": 1}, "details", "true or false"),
+    ({"stop_sequences": "x"}, "stop_sequences", "list of texts"),
+    ({"stop_sequences": [1]}, "stop_sequences", "list of texts"),
+    ({"stop_sequences": [""]}, "stop_sequences", "empty"),
+    ({"stop": ["x"] * (MAX_STOP_TEXTS + 1)}, "stop_sequences", "at most 16"),
+    ({"stop": ["x" * 1001]}, "stop_sequences", "characters"),
+    ({"stop": ["x"], "stop_sequences": ["y"]}, "stop_sequences", "twice"),
+    ({"stop_token_ids": [1.5]}, "stop_token_ids", "list of integers"),
+    ({"stream": 1}, "stream", "true or false"),
+]
+
+
+@pytest.mark.parametrize(("body", "field", "message"), BAD)
+def test_a_bad_body_is_named(body: bytes, field: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        parse_request(body, JSON)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(("parameters", "name", "message"), BAD_PARAMETERS)
+def test_a_bad_parameter_is_named(parameters: object, name: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        parse_request(request({"inputs": "a", "parameters": parameters}), JSON)
+    assert caught.value.field == f"parameters.{name}"
+
+
+TEXTS = st.text("ab\u00e9", max_size=3)
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=2),
+    max_leaves=5,
+)
+NAMES = st.sampled_from(["temperature", "top_k", "seed", "stop", "max_new_tokens", "details"])
+
+
+@given(body=st.binary())
+def test_no_body_is_an_accident(body: bytes) -> None:
+    with pytest.raises(RequestError):
+        parse_request(body, JSON)
+
+
+@given(parameters=st.dictionaries(NAMES, JSON_VALUES))
+def test_no_parameter_is_an_accident(parameters: dict[str, object]) -> None:
+    try:
+        asked = parse_request(request({"inputs": "a", "parameters": parameters}), JSON)
+    except RequestError:
+        return
+    assert asked.inputs == "a"

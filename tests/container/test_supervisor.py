@@ -1,0 +1,148 @@
+"""The supervisor with real processes: start, stop, restart, and nobody left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.container.processes import Caller, descendants, free_port, is_gone, running, wait_until
+
+Start = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
+
+
+@pytest.fixture
+def caller() -> Caller:
+    return Caller(free_port())
+
+
+@pytest.fixture
+def run_dirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the supervisor makes its run directory, which must be gone at the end."""
+    path = Path("/tmp") / f"ls-test-{os.getpid()}"
+    path.mkdir()
+    yield path
+    for left in path.glob("*/*"):
+        left.unlink()
+    for left in path.glob("*"):
+        left.rmdir()
+    path.rmdir()
+
+
+@pytest.fixture
+def start(tokenizer_dir: Path, caller: Caller, run_dirs: Path) -> Start:
+    """Starts a supervisor whose engine behaves as `mode` says."""
+
+    @contextmanager
+    def start(mode: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+        arguments = [str(tokenizer_dir), str(caller.port), mode]
+        environment = {**os.environ, **variables, "TMPDIR": str(run_dirs)}
+        command = ["-m", "tests.container.run_supervisor", *arguments]
+        with running(command, env=environment, start_new_session=True) as process:
+            pids: list[int] = []
+            try:
+                yield process
+            finally:
+                pids += [process.pid, *descendants(process.pid)]
+                process.kill()
+                wait_until(lambda: all(map(is_gone, pids)))
+
+    return start
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_it_is_asked_to_stop(
+    start: Start, caller: Caller, run_dirs: Path, signum: signal.Signals
+) -> None:
+    with start("well") as process:
+        wait_until(caller.is_healthy)
+        assert caller.post({"inputs": "Q"})[0] == 200
+        pids = descendants(process.pid)
+        assert len(pids) == 3  # the engine, gunicorn and its worker
+        # As a terminal's Ctrl-C: to the whole process group, which the children are not in.
+        os.killpg(process.pid, signum)
+        assert process.wait(10) == 0
+        assert all(map(is_gone, pids))
+        assert list(run_dirs.iterdir()) == []
+        output, errors = process.communicate()
+    assert errors == ""
+    assert f"Longshore on port {caller.port}" in output
+    assert output.count("ready: fake (Fake) loaded in 0.1 s") == 1
+    assert "layout: 1 copy x 1 rank on cpu" in output
+    assert "KV 2.0 MiB = 40 blocks of 16 tokens" in output
+    assert "note: a note" in output
+
+
+def test_a_lost_engine_ends_everything(start: Start, run_dirs: Path) -> None:
+    with start("crash") as process:
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "engine was ended by SIGKILL" in errors
+    assert list(run_dirs.iterdir()) == []
+
+
+def test_a_lost_engine_is_started_again(start: Start, caller: Caller) -> None:
+    with start("crash-once", SERVING_RETRY_THRESHOLD="1") as process:
+        wait_until(caller.is_healthy)
+        engine = next(
+            pid
+            for pid in descendants(process.pid)
+            if b"fake_engine" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+        os.kill(engine, signal.SIGKILL)  # the second time
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert errors.count("engine starts again") == 1
+
+
+def test_an_engine_that_refuses_is_not_started_again(start: Start) -> None:
+    with start("refuse", SERVING_RETRY_THRESHOLD="3") as process:
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "starts again" not in errors
+
+
+def test_an_engine_that_never_gets_ready(start: Start, caller: Caller) -> None:
+    with start("never-ready", OPTION_MODEL_LOADING_TIMEOUT="1") as process:
+        wait_until(lambda: caller.ping() == 503)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "engine not ready after 1 s (option.model_loading_timeout)" in errors
+
+
+def test_children_die_with_a_killed_supervisor(start: Start, caller: Caller) -> None:
+    with start("well") as process:
+        wait_until(caller.is_healthy)
+        pids = descendants(process.pid)
+        process.kill()
+        process.wait()
+        wait_until(lambda: all(map(is_gone, pids)), 5)
+
+
+def test_a_second_signal_does_not_wait(start: Start, caller: Caller) -> None:
+    with start("stalls") as process:
+        wait_until(caller.is_healthy)
+        with caller.open({"inputs": "Q", "stream": True}) as connection:
+            assert connection.recv(1) == b"H"
+            process.send_signal(signal.SIGINT)
+            wait_until(lambda: caller.ping() is None)
+            assert process.poll() is None
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(5) == 0
+            assert time.monotonic() - began < 2
+
+
+def test_a_taken_port(start: Start, caller: Caller) -> None:
+    with start("well") as process:
+        wait_until(caller.is_healthy)
+        with start("well") as second:
+            _, errors = second.communicate(timeout=20)
+        assert process.poll() is None
+    assert f"port {caller.port}: Address already in use" in errors
