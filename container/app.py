@@ -11,7 +11,7 @@ import gevent
 import msgspec
 from flask import Flask, Response, abort, g, request
 
-from container.connection import disconnect_check
+from container.disconnect import disconnect_check
 from container.engine_client import EngineClient
 from container.failures import failure, register_failures
 from container.generation import Generation

@@ -1,0 +1,136 @@
+"""Figures, samples and the model card of the demo model, taken from the files that ship."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from corpus import END, encode
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
+
+PROMPT = "ROMEO:"
+MESSAGES = [{"role": "user", "content": "Good morrow, cousin. What news from the king?"}]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the report states about the model."""
+
+    parameters: int
+    size: int
+    nats_per_token: float
+    nats_per_byte: float
+    tokens_per_second: float
+
+    def __str__(self) -> str:
+        return (
+            f"| parameters | {self.parameters:,} |\n"
+            f"| size on disk | {self.size / 1e6:.2f} MB |\n"
+            f"| validation loss | {self.nats_per_token:.4f} nats per token, "
+            f"{self.nats_per_byte:.4f} nats per byte |\n"
+            f"| training speed | {self.tokens_per_second:,.0f} tokens/s |"
+        )
+
+
+@torch.inference_mode()
+def total_loss(model: LlamaForCausalLM, tokens: list[int]) -> float:
+    """Nats of all tokens but the first, each predicted within a window of full context."""
+    context = model.config.max_position_embeddings
+    was_training = model.training
+    model.eval()
+    nats = 0.0
+    for start in range(0, len(tokens) - 1, context - 1):
+        window = torch.tensor([tokens[start : start + context]])
+        nats += model(input_ids=window, labels=window).loss.item() * (window.shape[1] - 1)
+    model.train(was_training)
+    return nats
+
+
+def measure(directory: Path, documents: list[str], tokens_per_second: float) -> Figures:
+    """Load what was saved and measure it on the held-out documents."""
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    tokens = encode(AutoTokenizer.from_pretrained(directory), documents)
+    nats = total_loss(model, tokens)
+    return Figures(
+        parameters=model.num_parameters(),
+        size=sum(file.stat().st_size for file in directory.iterdir()),
+        nats_per_token=nats / (len(tokens) - 1),
+        nats_per_byte=nats / sum(len(text.removesuffix(END).encode()) for text in documents),
+        tokens_per_second=tokens_per_second,
+    )
+
+
+def sample(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    prompt: str,
+    temperature: float,
+) -> str:
+    """Continue a prompt by up to 160 tokens; temperature 0 is greedy."""
+    sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
+    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    output = model.generate(**inputs, max_new_tokens=160, **sampling)
+    return tokenizer.decode(output[0])
+
+
+def samples(directory: Path, seed: int) -> dict[str, str]:
+    """Continuations of a play and of a chat, by title."""
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    chat = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    set_seed(seed)
+    return {
+        f"{form}, {manner}": sample(model, tokenizer, prompt, temperature)
+        for form, prompt in (("Play", PROMPT), ("Chat", chat))
+        for manner, temperature in (("greedy", 0.0), ("temperature 0.8", 0.8))
+    }
+
+
+def model_card(figures: Figures, command: str, texts: dict[str, str]) -> str:
+    """The README.md beside the model."""
+    shown = "\n\n".join(f"{title}:\n\n```text\n{text}\n```" for title, text in texts.items())
+    return CARD.format(figures=figures, command=command, samples=shown)
+
+
+CARD = """\
+# Demo model
+
+A small Llama (grouped-query attention, tied embeddings, bfloat16) that writes plays in the manner
+of Shakespeare. It is big enough to be fun and small enough to ship with the project. It knows
+nothing but its corpus: use it to try and to test the server, not to answer questions.
+
+- Plain prompts continue a play: `ROMEO:` starts a speech of Romeo.
+- Chat prompts get one speech as the answer. A system message `You are ROMEO.` names the speaker.
+- `<|endoftext|>` ends documents and answers; it is the eos token. There is no bos token.
+
+| figure | value |
+| --- | --- |
+{figures}
+
+The validation loss is that of these files on the end of the corpus, as plain documents. Neither
+the tokenizer nor the weights were trained on it; it only chose the step to keep.
+
+## Training
+
+The corpus is tinyshakespeare, 1.1 MB of plays. Each epoch cuts it into new documents, and renders
+some of them as conversations. Trained on two CPU cores with
+
+```sh
+{command}
+```
+
+## Samples
+
+{samples}
+
+## Licence
+
+The text of the plays is in the public domain. The weights are under the licence of the project.
+"""

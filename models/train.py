@@ -1,0 +1,205 @@
+"""Train the demo model: a small Llama that continues plays and answers chats in their manner.
+
+The corpus is a text file of speeches ("SPEAKER:", line break, text, blank line), such as
+tinyshakespeare. The output directory is a Hugging Face checkpoint in bfloat16 with a tokenizer,
+a chat template and a model card. The same seed on the same machine gives the same model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import time
+from copy import deepcopy
+from itertools import islice
+from pathlib import Path
+
+import torch
+from corpus import (
+    TrainingStream,
+    encode,
+    read_speeches,
+    split,
+    train_tokenizer,
+    validation_documents,
+)
+from report import measure, model_card, samples, total_loss
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import AdamW, Muon, Optimizer
+from tqdm import tqdm
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+WARM_UP = 0.05
+EVALUATIONS = 20
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line; the defaults are those of the model that ships."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("corpus", type=Path, help="text file of speeches")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(__file__).parent / "demo",
+        help="directory to write (default: demo beside this script)",
+    )
+
+    def option(name: str, default: float, text: str) -> None:
+        text += " (default: %(default)s)"
+        parser.add_argument(name, type=type(default), default=default, metavar="N", help=text)
+
+    option("--steps", 1700, "optimiser steps")
+    option("--batch", 2, "windows per step")
+    option("--context", 1024, "tokens per window, and positions the model can address")
+    option("--vocabulary", 1536, "tokens in the vocabulary")
+    option("--layers", 4, "transformer layers")
+    option("--width", 256, "size of the hidden state, a multiple of 128")
+    option("--mlp-width", 768, "size of the MLP's hidden state")
+    option("--learning-rate", 4e-3, "peak learning rate")
+    option("--weight-decay", 0.1, "decay of the weight matrices")
+    option("--dropout", 0.2, "dropout of the embedding and of every residual branch")
+    option("--chat-share", 0.25, "share of the speeches that are rendered as conversations")
+    option("--validation-share", 0.1, "share of the corpus, from its end, that is held out")
+    option("--seed", 1, "seed of weights, dropout and data order")
+    return parser.parse_args()
+
+
+def build_model(
+    arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerFast
+) -> LlamaForCausalLM:
+    """A Llama with heads of 64 and two query heads per key-value head.
+
+    The model has no padding token: its embedding would never be trained, and it is the eos token.
+    """
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=arguments.width,
+        intermediate_size=arguments.mlp_width,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=arguments.width // 64,
+        num_key_value_heads=arguments.width // 128,
+        head_dim=64,
+        max_position_embeddings=arguments.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+def add_dropout(model: LlamaForCausalLM, probability: float) -> None:
+    """Drop activations where they enter the residual stream, in training mode only."""
+
+    def drop(module: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return functional.dropout(output, probability, module.training)
+
+    layers = model.model.layers
+    branches = [
+        branch for layer in layers for branch in (layer.self_attn.o_proj, layer.mlp.down_proj)
+    ]
+    for module in (model.model.embed_tokens, *branches):
+        module.register_forward_hook(drop)
+
+
+def build_optimizers(model: LlamaForCausalLM, weight_decay: float) -> list[Optimizer]:
+    """Muon for the weight matrices, with updates of AdamW's size; AdamW for the rest."""
+    matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
+    norms = [weight for weight in model.model.parameters() if weight.ndim == 1]
+    return [
+        Muon(matrices, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"),
+        AdamW([model.model.embed_tokens.weight, *norms], betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def schedule(progress: float) -> float:
+    """Linear warm-up, then a cosine down to zero; `progress` goes from 0 to 1."""
+    return min(progress / WARM_UP, (1 + math.cos(math.pi * progress)) / 2)
+
+
+def train(
+    model: LlamaForCausalLM,
+    stream: TrainingStream,
+    validation: list[int],
+    arguments: argparse.Namespace,
+) -> float:
+    """Train in place and keep the weights of the best evaluation; return tokens per second."""
+    optimizers = build_optimizers(model, arguments.weight_decay)
+    windows = stream.windows(arguments.context)
+    losses: dict[str, float] = {}
+    best, weights = math.inf, model.state_dict()
+    seconds = 0.0
+    with tqdm(range(1, arguments.steps + 1), unit="step") as steps:
+        for step in steps:
+            start = time.perf_counter()
+            rate = arguments.learning_rate * schedule(step / arguments.steps)
+            batch = torch.tensor(list(islice(windows, arguments.batch)))
+            losses["loss"] = training_step(model, batch, optimizers, rate)
+            seconds += time.perf_counter() - start
+            if (arguments.steps - step) % max(1, arguments.steps // EVALUATIONS) == 0:
+                losses["validation"] = total_loss(model, validation) / (len(validation) - 1)
+                if losses["validation"] < best:
+                    best, weights = losses["validation"], deepcopy(model.state_dict())
+            steps.set_postfix(losses)
+    model.load_state_dict(weights)
+    return arguments.steps * arguments.batch * arguments.context / seconds
+
+
+def training_step(
+    model: LlamaForCausalLM, batch: Tensor, optimizers: list[Optimizer], learning_rate: float
+) -> float:
+    """One update; the loss in nats per token."""
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(input_ids=batch, labels=batch).loss
+    loss.backward()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item()
+
+
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
+    """Write a Hugging Face checkpoint in bfloat16."""
+    end = tokenizer.eos_token_id
+    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=end)
+    model.to(torch.bfloat16).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def command_line(arguments: argparse.Namespace) -> str:
+    """The command that repeats this training, without the directories of this machine."""
+    options = {k: v for k, v in vars(arguments).items() if k not in ("corpus", "out")}
+    words = [word for k, v in options.items() for word in (f"--{k.replace('_', '-')}", str(v))]
+    return shlex.join(["python", "models/train.py", arguments.corpus.name, *words])
+
+
+def main() -> None:
+    """Train, save, measure what was saved, and write its model card."""
+    arguments = parse_arguments()
+    torch.manual_seed(arguments.seed)
+    speeches, held_out = split(read_speeches(arguments.corpus), arguments.validation_share)
+    tokenizer = train_tokenizer(speeches, arguments.vocabulary, arguments.context)
+    model = build_model(arguments, tokenizer)
+    add_dropout(model, arguments.dropout)
+    stream = TrainingStream(speeches, tokenizer, arguments.chat_share, arguments.seed)
+    validation = validation_documents(held_out)
+    speed = train(model, stream, encode(tokenizer, validation), arguments)
+    save(model, tokenizer, arguments.out)
+    figures = measure(arguments.out, validation, speed)
+    card = model_card(figures, command_line(arguments), samples(arguments.out, arguments.seed))
+    (arguments.out / "README.md").write_text(card, encoding="utf-8")
+    print(card)
+
+
+if __name__ == "__main__":
+    main()
