@@ -89,7 +89,7 @@ class Options:
     max_rolling_batch_prefill_tokens: int | None = _option(
         None,
         "Token budget of one step; longer prompts are computed in chunks. "
-        "Default: 8192 on CUDA, 2048 on the CPU.",
+        "Default: 8192 on CUDA, 512 on the CPU.",
         minimum=1,
     )
     kv_reservation: KVReservation = _option(

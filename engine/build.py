@@ -26,7 +26,7 @@ from engine.packed_model import PackedModel, load_packed_model
 from strategies.base import Limits
 from strategies.factory import StrategySettings, make_strategy
 
-DEFAULT_STEP_TOKENS = {"cuda": 8192, "cpu": 2048}
+DEFAULT_STEP_TOKENS = {"cuda": 8192, "cpu": 512}
 DEFAULT_BATCH_SIZE = 32
 DEFAULT_MODEL_LEN = 2048
 LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
+from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 
 import msgspec
@@ -60,8 +61,10 @@ class Engine:
     def has_work(self) -> bool:
         return self.strategy.has_work()
 
-    def step(self, now: float) -> list[Output]:
-        """One forward, if there is something to compute now.
+    def step(self, now: float, between_tokens: Callable[[], None] = lambda: None) -> list[Output]:
+        """One run of the executor, if there is something to compute now.
+
+        `between_tokens` may call `add` and `abort`; the library executor calls it in long runs.
 
         A step that fails ends its sequences with Finish.ERROR. Raises what the executor raised
         once that has happened MAX_FAILED_STEPS times in a row.
@@ -70,7 +73,7 @@ class Engine:
         if plan is None:
             return []
         try:
-            result = self._executor.run(plan)
+            result = self._executor.run(plan, between_tokens)
         except Exception as error:
             logger.exception("step failed num_sequences=%d", len(plan.chunks))
             self._num_failed_steps += 1

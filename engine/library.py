@@ -6,6 +6,7 @@ request-level batch that serving systems had before continuous batching.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ class LibraryExecutor:
         self._model = model.model
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, between_tokens: Callable[[], None]) -> StepResult:
         assert all(chunk.start == 0 and chunk.samples for chunk in plan.chunks), "whole prompts"
         answers = [_Row(chunk.sequence) for chunk in plan.chunks]
         input_ids, attention_mask = self._pad([each.sequence.token_ids for each in answers])
@@ -83,7 +84,7 @@ class LibraryExecutor:
             attention_mask=attention_mask,
             generation_config=self._generation_config(answers),
             logits_processor=LogitsProcessorList([_OurChoice(answers)]),
-            stopping_criteria=StoppingCriteriaList([_AllEnded(answers)]),
+            stopping_criteria=StoppingCriteriaList([_Ended(answers, between_tokens)]),
         )
         return {each.sequence.id: each.sampled() for each in answers}
 
@@ -157,12 +158,14 @@ class _OurChoice(LogitsProcessor):
         return forced.scatter(1, choices.token_ids[:, None], 0.0)
 
 
-class _AllEnded(StoppingCriteria):
+class _Ended(StoppingCriteria):
     """Stops each row at its own end; one whose client has gone counts as ended."""
 
-    def __init__(self, answers: Rows[_Row]) -> None:
+    def __init__(self, answers: Rows[_Row], between_tokens: Callable[[], None]) -> None:
         self._answers = answers
+        self._between_tokens = between_tokens
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        self._between_tokens()
         ended = [each.has_ended for each in self._answers]
         return torch.tensor(ended, device=input_ids.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from core.plan import StepPlan, StepResult
@@ -21,7 +23,7 @@ class PackedExecutor:
         self._scratch = Scratch()
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, between_tokens: Callable[[], None]) -> StepResult:
         inputs = make_inputs(plan, self._cache.block_size, self._model.device)
         step = PagedStep(inputs.batch, self._cache, self._scratch)
         logits = self._model.forward(inputs, step)

@@ -42,9 +42,14 @@ class Server:
     def serve_forever(self) -> None:
         """Returns never; raises what ends the engine."""
         while True:
-            self._receive()
-            self._send_outputs(self._engine.step(time.monotonic()))
+            self._receive(self._idle_seconds())
+            self._send_outputs(self._engine.step(time.monotonic(), self._between_tokens))
             self._beat()
+
+    def _between_tokens(self) -> None:
+        """Keeps a long run of `generate` from being deaf: to aborts, above all."""
+        self._receive(0)
+        self._beat()
 
     def _beat(self) -> None:
         strategy = self._engine.strategy
@@ -52,9 +57,8 @@ class Server:
             time.monotonic(), len(strategy.running), len(strategy.waiting)
         )
 
-    def _receive(self) -> None:
-        """Takes in all messages that are there; waits for one only if there is nothing to run."""
-        timeout = self._idle_seconds()
+    def _receive(self, timeout: float) -> None:
+        """Takes in all messages that are there; waits that many seconds for the first."""
         while True:
             try:
                 client, message = self._connection.inbox.get(timeout > 0, timeout)

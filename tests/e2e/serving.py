@@ -6,13 +6,14 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.container.processes import descendants, free_port, is_gone
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo"
@@ -68,7 +69,7 @@ class Container:
         self.process.send_signal(signum)
         code = self.process.wait(30)
         deadline = time.monotonic() + 5
-        while left := [pid for pid in children if is_running(pid)]:
+        while left := [pid for pid in children if not is_gone(pid)]:
             assert time.monotonic() < deadline, f"still running: {left}"
             time.sleep(0.02)
         return code
@@ -112,32 +113,3 @@ def _wait_until_healthy(container: Container) -> None:
             pass
         time.sleep(0.05)
     raise AssertionError(container.log)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def descendants(pid: int) -> list[int]:
-    """Process ids of all children and theirs, from /proc."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = stat.read_text()
-        except OSError:
-            continue
-        fields = text.rpartition(")")[2].split()
-        parents[int(stat.parent.name)] = int(fields[1])
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found[1:]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False

@@ -113,9 +113,9 @@ def test_max_rolling_batch_size_bounds_what_runs_at_once(llama):
     most = []
     run = llm._engine._executor.run
 
-    def watch(plan):
+    def watch(plan, between_tokens):
         most.append(len(plan.chunks))
-        return run(plan)
+        return run(plan, between_tokens)
 
     llm._engine._executor.run = watch
     llm.generate([[1, 2]] * 5, SamplingParams(temperature=0, ignore_eos=True), use_tqdm=False)
@@ -127,9 +127,9 @@ def test_the_prefill_budget_bounds_a_step(llama):
     plans = []
     run = llm._engine._executor.run
 
-    def watch(plan):
+    def watch(plan, between_tokens):
         plans.append(plan.num_tokens)
-        return run(plan)
+        return run(plan, between_tokens)
 
     llm._engine._executor.run = watch
     llm.generate([[1] * 30] * 3, SamplingParams(temperature=0), use_tqdm=False)

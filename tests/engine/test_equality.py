@@ -97,6 +97,21 @@ def test_a_decoder_in_the_library_executor(tiny_model, expected, batching):
     assert tokens(llm) == expected("llama")
 
 
+def test_the_library_executor_stops_for_a_client_that_has_gone(tiny_model):
+    llm = LLM(tiny_model("llama"), batching="none", executor="library", dtype="fp32")
+    engine, count = llm._engine, []
+
+    def abort_at_the_third_token():
+        count.append(1)
+        if len(count) == 3:
+            engine.abort(sequence_id)
+
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    sequence_id = engine.add([1, 2, 3], params, now=0.0)
+    assert engine.step(0.0, abort_at_the_third_token) == []
+    assert len(count) == 3
+
+
 @pytest.mark.parametrize(
     ("architecture", "reason"),
     [

@@ -102,7 +102,7 @@ def test_no_tokenizer(tiny_model):
 
 
 def test_a_failure_is_raised_and_leaves_nothing_behind(llm, monkeypatch):
-    def fail(plan):
+    def fail(plan, between_tokens):
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:

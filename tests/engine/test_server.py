@@ -80,7 +80,7 @@ class Gate:
         self.open.set()
         self.error = None
 
-    def run(self, plan):
+    def run(self, plan, between_tokens):
         self.open.wait(10)
         if self.error is not None:
             raise self.error
@@ -253,3 +253,29 @@ def test_the_heartbeat_shows_a_loop_that_hangs(client, gate):
     ages = [client.receive(Heartbeat).step_age_s for _ in range(3)]
     assert ages[-1] > 1.5
     gate.open.set()
+
+
+def test_a_long_run_hears_aborts_and_keeps_the_pulse(client, engine, gate, connection):
+    """The library executor computes whole answers in one run; `between_tokens` is its breath."""
+    runs, heard = [], []
+
+    def run(plan, between_tokens):
+        started = time.monotonic()
+        runs.append(plan)
+        while plan.chunks[0].sequence.finish is None:
+            between_tokens()
+            assert time.monotonic() < started + 5, "deaf"
+        heard.append(connection.pulse.at > started)
+        return gate.executor.run(plan)
+
+    gate.run = run
+    client.send(Submit("a", [1, 2, 3], greedy(40)))
+    until(lambda: runs)
+    client.send(Hello())
+    client.receive(Ready)
+    client.send(Abort("a"))
+    until(lambda: heard)
+    assert heard == [True]
+    gate.run = Gate.run.__get__(gate)
+    client.send(Submit("b", [1], greedy(2)))
+    assert client.answer("b")[1] == Finish.LENGTH
