@@ -29,15 +29,15 @@ def row_offsets(
         first = tile * BLOCK_N
         block = tl.load(table_ptr + first // BLOCK_SIZE).to(tl.int64)
         offset = first % BLOCK_SIZE + tl.arange(0, BLOCK_N)
-        return tl.multiple_of(block * block_stride + offset * token_stride, 16)
+        rows = block * block_stride + offset * token_stride
     else:
         BLOCKS: tl.constexpr = BLOCK_N // BLOCK_SIZE
         index = tile * BLOCKS + tl.arange(0, BLOCKS)
         is_used = index * BLOCK_SIZE < context_len
         blocks = tl.load(table_ptr + index, mask=is_used, other=0).to(tl.int64)
         offsets = tl.arange(0, BLOCK_SIZE) * token_stride
-        rows = blocks[:, None] * block_stride + offsets[None, :]
-        return tl.multiple_of(tl.reshape(rows, (BLOCK_N,)), 16)
+        rows = tl.reshape(blocks[:, None] * block_stride + offsets[None, :], (BLOCK_N,))
+    return tl.multiple_of(rows, 16)
 
 
 @triton.jit

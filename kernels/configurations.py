@@ -1,8 +1,8 @@
 """Tile sizes per GPU and shape, measured once and kept in configurations.json; no run-time tuning.
 
 Of the rows of a kernel, the first holds whose `when` names nothing that differs. `when` may name
-`arch` (90 is sm_90), `head_dim`, `group` (query heads per KV head) and `kv_bits` (32, 16 or 8), each
-as a list. The rows that name no `arch` come last; they fit the smallest supported GPU.
+`arch` (90 is sm_90), `head_dim`, `group` (query heads per KV head) and `kv_bits` (32, 16 or 8),
+each as a list. Rows that name no `arch` come last; they fit the smallest supported GPU.
 """
 
 from __future__ import annotations

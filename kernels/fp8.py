@@ -22,15 +22,16 @@ def e4m3_decode(codes, dtype: tl.constexpr):
     if dtype == tl.float16:
         bits = codes.to(tl.uint16)
         moved = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
-        return moved.to(tl.float16, bitcast=True) * tl.full((), 2.0**8, tl.float16)
+        rebias = tl.full((), 2.0**8, tl.float16)
     elif dtype == tl.bfloat16:
         bits = codes.to(tl.uint16)
         moved = ((bits & 0x80) << 8) | ((bits & 0x7F) << 4)
-        return moved.to(tl.bfloat16, bitcast=True) * tl.full((), 2.0**120, tl.bfloat16)
+        rebias = tl.full((), 2.0**120, tl.bfloat16)
     else:
         bits = codes.to(tl.uint32)
         moved = ((bits & 0x80) << 24) | ((bits & 0x7F) << 20)
-        return moved.to(tl.float32, bitcast=True) * 2.0**120
+        rebias = tl.full((), 2.0**120, tl.float32)
+    return moved.to(dtype, bitcast=True) * rebias
 
 
 @triton.jit
