@@ -26,6 +26,11 @@ def check_paged_arguments(
     _check_dtypes(query, key_cache, value_cache)
     for name, tensor in (("query", query), ("key_cache", key_cache), ("value_cache", value_cache)):
         check_strides(name, tensor)
+    if key_cache.stride() != value_cache.stride():
+        raise ValueError(
+            f"key_cache has strides {key_cache.stride()} and value_cache {value_cache.stride()}; "
+            "allocate them alike"
+        )
     for name, tensor in (("block_tables", block_tables), ("context_lens", context_lens)):
         check_integers(name, tensor)
     if sinks is not None and (sinks.shape != (query.shape[1],) or not sinks.is_contiguous()):

@@ -41,8 +41,7 @@ def paged_decode_kernel(
     out_ptr, partial_ptr, log_sum_ptr, query_ptr, key_ptr, value_ptr, table_ptr, context_ptr,
     sinks_ptr, score_scale, cap, value_scale, window, table_stride,
     out_token_stride, out_head_stride, query_token_stride, query_head_stride,
-    key_block_stride, key_token_stride, key_head_stride,
-    value_block_stride, value_token_stride, value_head_stride,
+    block_stride, token_stride, kv_head_stride,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr, MIN_TILES: tl.constexpr, PRECISION: tl.constexpr,
@@ -77,25 +76,20 @@ def paged_decode_kernel(
         row_sum += 1.0
     attended = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
 
-    key_head_ptr = key_ptr + kv_head * key_head_stride
-    value_head_ptr = value_ptr + kv_head * value_head_stride
+    key_head_ptr = key_ptr + kv_head * kv_head_stride
+    value_head_ptr = value_ptr + kv_head * kv_head_stride
     table_row_ptr = table_ptr + row * table_stride
     for tile in range(begin, end):
         position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         is_seen = (position >= first_key) & (position < context_len)
         rows = row_offsets(
-            table_row_ptr, tile, context_len, key_block_stride, key_token_stride,
-            BLOCK_SIZE, BLOCK_N,
-        )  # fmt: skip
+            table_row_ptr, tile, context_len, block_stride, token_stride, BLOCK_SIZE, BLOCK_N
+        )
         keys = load_rows(key_head_ptr, rows, is_seen, query.dtype, HEAD_DIM, BLOCK_D, True)
         products = tl.dot(query, keys.T, input_precision=PRECISION)
         weights, correction, row_max, row_sum = softmax_step(
             products, is_seen[None, :], row_max, row_sum, score_scale, cap, True
         )
-        rows = row_offsets(
-            table_row_ptr, tile, context_len, value_block_stride, value_token_stride,
-            BLOCK_SIZE, BLOCK_N,
-        )  # fmt: skip
         values = load_rows(value_head_ptr, rows, is_seen, query.dtype, HEAD_DIM, BLOCK_D, True)
         attended = tl.dot(
             weights.to(query.dtype), values, attended * correction[:, None],
@@ -203,7 +197,6 @@ def paged_decode(
         block_tables.stride(0),
         stride(out, 0), stride(out, 1), stride(query, 0), stride(query, 1),
         stride(key_cache, 0), stride(key_cache, 1), stride(key_cache, 2),
-        stride(value_cache, 0), stride(value_cache, 1), stride(value_cache, 2),
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_M=block_m, BLOCK_N=tile.block_n,
         NUM_SPLITS=num_splits, MIN_TILES=min_tiles,

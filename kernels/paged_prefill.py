@@ -42,8 +42,7 @@ def find_sequence(starts_ptr, num_sequences, block, BLOCK_Q: tl.constexpr):
 @triton.jit
 def attend_tiles(
     attended, row_max, row_sum, query, key_ptr, value_ptr, table_ptr, position, context_len,
-    begin, end, score_scale, cap, window,
-    key_block_stride, key_token_stride, value_block_stride, value_token_stride,
+    begin, end, score_scale, cap, window, block_stride, token_stride,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -55,17 +54,13 @@ def attend_tiles(
         if window is not None:
             is_seen = is_seen & (key_position[None, :] > position[:, None] - window)
         rows = row_offsets(
-            table_ptr, tile, context_len, key_block_stride, key_token_stride, BLOCK_SIZE, BLOCK_N
+            table_ptr, tile, context_len, block_stride, token_stride, BLOCK_SIZE, BLOCK_N
         )
         keys = load_rows(key_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
         products = tl.dot(query, keys.T, input_precision=PRECISION)
         weights, correction, row_max, row_sum = softmax_step(
             products, is_seen, row_max, row_sum, score_scale, cap, MASKED
         )
-        rows = row_offsets(
-            table_ptr, tile, context_len, value_block_stride, value_token_stride,
-            BLOCK_SIZE, BLOCK_N,
-        )  # fmt: skip
         values = load_rows(value_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
         attended = tl.dot(
             weights.to(query.dtype), values, attended * correction[:, None],
@@ -79,8 +74,7 @@ def paged_prefill_kernel(
     out_ptr, query_ptr, key_ptr, value_ptr, table_ptr, starts_ptr, context_ptr, sinks_ptr,
     score_scale, cap, value_scale, window, table_stride, num_sequences,
     out_token_stride, out_head_stride, query_token_stride, query_head_stride,
-    key_block_stride, key_token_stride, key_head_stride,
-    value_block_stride, value_token_stride, value_head_stride,
+    block_stride, token_stride, kv_head_stride,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
@@ -127,20 +121,20 @@ def paged_prefill_kernel(
     else:
         begin = tl.maximum(first_position - window + 1, 0) // BLOCK_N
         first_masked = begin
-    key_head_ptr = key_ptr + kv_head * key_head_stride
-    value_head_ptr = value_ptr + kv_head * value_head_stride
+    key_head_ptr = key_ptr + kv_head * kv_head_stride
+    value_head_ptr = value_ptr + kv_head * kv_head_stride
     table_row_ptr = table_ptr + sequence.to(tl.int64) * table_stride
     if window is None:
         attended, row_max, row_sum = attend_tiles(
             attended, row_max, row_sum, query, key_head_ptr, value_head_ptr, table_row_ptr,
             position, context_len, begin, first_masked, score_scale, cap, window,
-            key_block_stride, key_token_stride, value_block_stride, value_token_stride,
+            block_stride, token_stride,
             HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, False,
         )  # fmt: skip
     attended, row_max, row_sum = attend_tiles(
         attended, row_max, row_sum, query, key_head_ptr, value_head_ptr, table_row_ptr,
         position, context_len, first_masked, tl.cdiv(end_key, BLOCK_N), score_scale, cap, window,
-        key_block_stride, key_token_stride, value_block_stride, value_token_stride,
+        block_stride, token_stride,
         HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, True,
     )  # fmt: skip
 
@@ -194,7 +188,6 @@ def paged_prefill(
         score_scale, cap, value_scale, window, block_tables.stride(0), len(context_lens),
         stride(out, 0), stride(out, 1), stride(query, 0), stride(query, 1),
         stride(key_cache, 0), stride(key_cache, 1), stride(key_cache, 2),
-        stride(value_cache, 0), stride(value_cache, 1), stride(value_cache, 2),
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_M=tile.block_m, BLOCK_Q=block_q,
         HEADS=heads_per_tile, BLOCK_N=tile.block_n,
