@@ -10,8 +10,8 @@ from torch import Tensor
 
 from engine.attention import AttentionCall
 from kernels.batch import PagedBatch
-from kernels.cache_write import write_kv
 from kernels.sdpa import Scratch, paged_attention
+from kernels.torch_cache import write_kv
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kernels.batch import PagedBatch
-from kernels.cache_write import write_kv
 from kernels.reference import paged_attention_reference
 from kernels.sdpa import Scratch, paged_attention
+from kernels.torch_cache import write_kv
 
 BLOCK_SIZE = 4
 

@@ -1,0 +1,25 @@
+"""One forward pass over the KV cache, as every layer sees it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from engine.attention import AttentionCall
+from engine.attention_backend import AttentionBackend
+from engine.kv_cache import KVCache
+from kernels.batch import PagedBatch
+
+
+class PagedStep:
+    """Travels to every layer as the keyword `paged`."""
+
+    def __init__(self, batch: PagedBatch, cache: KVCache, backend: AttentionBackend) -> None:
+        self._batch = batch
+        self._cache = cache
+        self._backend = backend
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Writes the K and V of these tokens, then attends to all so far of each sequence."""
+        keys, values = self._cache.keys[call.layer], self._cache.values[call.layer]
+        self._backend.write(call, keys, values, self._batch.slot_mapping)
+        return self._backend.attend(call, keys, values, self._batch)

@@ -1,0 +1,71 @@
+"""Where the blocks of all layers lie, for kernels that move whole blocks of every layer at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+WORD_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CacheTable:
+    """K and V tensors of all layers; the same block id means the same tokens in each of them.
+
+    ```
+    staging row of a block   | keys 0 | values 0 | keys 1 | ...      words_per_block words of int64
+                             0        starts[1]  starts[2]
+    ```
+    """
+
+    caches: tuple[Tensor, ...]
+    """C tensors [blocks, ...], each block one dense run of memory."""
+    addresses: Tensor
+    """[C] int64, on the caches' device: where block 0 starts."""
+    strides: Tensor
+    """[C] int64: words from a block to the next."""
+    sizes: Tensor
+    """[C] int64: words of a block."""
+    starts: Tensor
+    """[C] int64: words before this tensor's part in a staging row."""
+    largest_size: int
+    """Words of the largest tensor's block."""
+    words_per_block: int
+    """Of all tensors together."""
+
+
+def cache_table(caches: Sequence[Tensor]) -> CacheTable:
+    """Valid as long as the tensors are. Raises ValueError for blocks not dense or not aligned."""
+    for cache in caches:
+        _check(cache)
+    sizes = [cache[0].nbytes // WORD_BYTES for cache in caches]
+    strides = [cache.stride(0) * cache.element_size() // WORD_BYTES for cache in caches]
+    *starts, total = accumulate(sizes, initial=0)
+
+    def tensor(numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=caches[0].device)
+
+    return CacheTable(
+        caches=tuple(caches),
+        addresses=tensor([cache.data_ptr() for cache in caches]),
+        strides=tensor(strides),
+        sizes=tensor(sizes),
+        starts=tensor(starts),
+        largest_size=max(sizes),
+        words_per_block=total,
+    )
+
+
+def _check(cache: Tensor) -> None:
+    """Kernels move 16 bytes at a time; strides within a block may be in any order (NHD, HND)."""
+    block = cache[0]
+    pairs = zip(block.shape, block.stride(), strict=True)
+    if sum((size - 1) * stride for size, stride in pairs) != block.numel() - 1:
+        raise ValueError(f"blocks must be dense, got strides {cache.stride()} of {cache.shape}")
+    step = cache.stride(0) * cache.element_size()
+    if cache.data_ptr() % 16 or block.nbytes % 16 or step % 16:
+        raise ValueError(f"blocks must be aligned to 16 bytes, got blocks of {block.nbytes}")

@@ -1,0 +1,48 @@
+"""fp8 e4m3 as bytes, for GPUs whose compiler has no such type (before sm_89).
+
+One sign, four exponent (bias 7), three mantissa bits; no infinity; 0x7F and 0xFF are NaN. Decoding
+moves the seven low bits to the top of the wider type's exponent and mantissa, subnormals included,
+and multiplies by the power of two that the biases differ by: exact for all 254 finite codes.
+Encoding is bit-equal to `cvt.rn.satfinite.e4m3`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def e4m3_decode(codes, dtype: tl.constexpr):
+    """uint8 codes → their exact values in `dtype` (fp16, bf16 or fp32).
+
+    NOTE: the two NaN codes become ±480, which a check in the innermost loop would cost too much to
+    prevent.
+    """
+    if dtype == tl.float16:
+        bits = codes.to(tl.uint16)
+        moved = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+        rebias = tl.full((), 2.0**8, tl.float16)
+    elif dtype == tl.bfloat16:
+        bits = codes.to(tl.uint16)
+        moved = ((bits & 0x80) << 8) | ((bits & 0x7F) << 4)
+        rebias = tl.full((), 2.0**120, tl.bfloat16)
+    else:
+        bits = codes.to(tl.uint32)
+        moved = ((bits & 0x80) << 24) | ((bits & 0x7F) << 20)
+        rebias = tl.full((), 2.0**120, tl.float32)
+    return moved.to(dtype, bitcast=True) * rebias
+
+
+@triton.jit
+def e4m3_encode(values):
+    """fp32 → uint8 codes: nearest, ties to even, saturating at ±448; NaN stays NaN."""
+    clamped = tl.clamp(values, -448.0, 448.0).to(tl.int32, bitcast=True)
+    magnitude = clamped & 0x7FFFFFFF
+    # Normal results: round to three mantissa bits, then change the exponent's bias from 127 to 7.
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
+    # Below 2**-6 a code counts multiples of 2**-9; adding 2**23 rounds to one in the low bits.
+    multiples = magnitude.to(tl.float32, bitcast=True) * 512.0 + 8388608.0
+    subnormal = multiples.to(tl.int32, bitcast=True) & 0xF
+    codes = tl.where(magnitude < 0x3C800000, subnormal, normal) | ((clamped >> 24) & 0x80)
+    return tl.where(values == values, codes, 0x7F).to(tl.uint8)

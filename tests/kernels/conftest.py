@@ -1,0 +1,20 @@
+"""Three ways to test a kernel without a GPU, kept apart because Triton decides at import.
+
+- interpreted/test_*.py run the kernels on CPU tensors through Triton's interpreter. They are
+  collected only where TRITON_INTERPRET=1, with the interpreter repaired before they are imported;
+  test_interpreted.py runs each such file in a process of its own. To run one by hand:
+  `TRITON_INTERPRET=1 pytest tests/kernels/interpreted/test_cache_write.py`.
+- dry_run.py compiles what the wrappers would launch, for any GPU, and launches nothing:
+  `with dry_run.target(90) as launches: wrapper(cpu tensors)`; static_check.py reads the result.
+- All other tests are plain torch on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+
+# NOTE: with the variable set, @triton.jit makes interpreted functions, which compile to nothing.
+if os.environ.get("TRITON_INTERPRET") == "1":
+    collect_ignore_glob = ["test_*.py"]
+else:
+    collect_ignore_glob = ["interpreted/test_*.py"]

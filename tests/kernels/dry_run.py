@@ -1,0 +1,86 @@
+"""Compiles for a GPU that is not there: the real wrappers run on CPU tensors, nothing is launched.
+
+A wrapper chooses tile sizes and passes real strides, so what is compiled is exactly what it would
+launch, with the same specialisations (divisibility by 16, constants).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import CompiledKernel
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+ARCHS = (80, 86, 89, 90)
+NUM_PROCESSORS = {80: 108, 86: 80, 89: 58, 90: 132}
+"""Streaming multiprocessors of A100, A10G, L4 and H200."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel[grid](...) that a wrapper asked for."""
+
+    name: str
+    grid: tuple[int, ...]
+    kernel: CompiledKernel
+
+
+class FakeCuda:
+    """As much of Triton's CUDA driver as compiling needs."""
+
+    def __init__(self, arch: int) -> None:
+        self._target = GPUTarget("cuda", arch, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return self._target.arch  # Triton caches kernels by device, so each arch has its own
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+class FakeProperties:
+    """As much of torch's device properties as a wrapper may ask for."""
+
+    def __init__(self, arch: int) -> None:
+        self.major, self.minor = divmod(arch, 10)
+        self.multi_processor_count = NUM_PROCESSORS[arch]
+
+
+@contextmanager
+def target(arch: int) -> Iterator[list[Launch]]:
+    """Within it, launches are compiled for sm_`arch` and appended to the list, not run.
+
+    Outputs of the wrappers keep whatever was in them. torch answers as if its current CUDA device
+    were of this arch.
+    """
+    launches: list[Launch] = []
+    run = JITFunction.run
+
+    def compile_only(self, *args, grid, warmup, **options):
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        launches.append(Launch(self.fn.__name__, grid, kernel))
+        return kernel
+
+    previous = driver._active
+    driver.set_active(FakeCuda(arch))
+    try:
+        with (
+            patch.object(JITFunction, "run", compile_only),
+            patch("torch.cuda.get_device_capability", lambda device=None: divmod(arch, 10)),
+            patch("torch.cuda.get_device_properties", lambda device=None: FakeProperties(arch)),
+        ):
+            yield launches
+    finally:
+        driver.set_active(previous)

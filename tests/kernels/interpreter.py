@@ -1,0 +1,149 @@
+"""Repairs Triton's CPU interpreter (TRITON_INTERPRET=1) where it computes what no GPU would.
+
+What is wrong in the interpreter of triton 3.6 to 3.9, and what is done here:
+
+- bf16 and fp8 live in numpy arrays of uint16 and uint8, and dot, arithmetic, comparisons and
+  reductions run on those bits as if they were numbers: here they run on the values, in fp32.
+- A cast to bf16 truncates and a cast to fp8 loses the carry of the rounding and does not saturate:
+  here both round to nearest even, and fp8 saturates, as the hardware's cvt.rn.satfinite does.
+- 3.6 turns arrays of one element into ints in a way that numpy >= 2.4 refuses, so that no loop with
+  a run-time bound works: here `__index__` takes the element.
+- A constant of type bf16 has no constructor: here it has one.
+
+Not repaired, so do not use it in kernels: inline assembly and libdevice functions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpreterBuilder as Builder
+from triton.runtime.interpreter import TensorHandle
+
+FP8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+
+
+def repair() -> None:
+    """Patches the interpreter of this process for good. Call it once, before any kernel runs."""
+    _repair_casts()
+    _repair_arithmetic()
+    _repair_reductions()
+    _repair_index()
+
+
+def is_stored_as_bits(dtype: tl.dtype) -> bool:
+    return dtype.scalar == tl.bfloat16 or dtype.scalar in FP8
+
+
+def values_of(handle: TensorHandle) -> np.ndarray:
+    """The numbers that the handle's bits stand for: fp32 for all narrow floats, else unchanged."""
+    dtype, data = handle.dtype.scalar, handle.data
+    if dtype == tl.bfloat16:
+        return (data.astype(np.uint32) << 16).view(np.float32)
+    if dtype in FP8:
+        bits = torch.from_numpy(np.ascontiguousarray(data).view(np.uint8).copy())
+        return bits.view(FP8[dtype]).float().numpy().reshape(data.shape)
+    return data.astype(np.float32) if data.dtype == np.float16 else data
+
+
+def handle_of(values: np.ndarray, dtype: tl.dtype) -> TensorHandle:
+    """Values as stored in `dtype`: to nearest even, fp8 saturating."""
+    dtype = dtype.scalar
+    if not is_stored_as_bits(dtype):
+        return TensorHandle(np.asarray(values).astype(interpreter._get_np_dtype(dtype)), dtype)
+    exact = torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
+    if dtype == tl.bfloat16:
+        return TensorHandle(exact.bfloat16().view(torch.int16).numpy().view(np.uint16), dtype)
+    largest = torch.finfo(FP8[dtype]).max
+    rounded = exact.clamp(-largest, largest).to(FP8[dtype])
+    return TensorHandle(rounded.view(torch.uint8).numpy(), dtype)
+
+
+def _repair_casts() -> None:
+    cast, float_cast = Builder.cast_impl, Builder.create_fp_to_fp
+
+    def cast_impl(self, src, dst_type):
+        if is_stored_as_bits(src.dtype) or is_stored_as_bits(dst_type):
+            return handle_of(values_of(src), dst_type)
+        return cast(self, src, dst_type)
+
+    def create_fp_to_fp(self, src, dst_type, rounding_mode):
+        if not (is_stored_as_bits(src.dtype) or is_stored_as_bits(dst_type)):
+            return float_cast(self, src, dst_type, rounding_mode)
+        if rounding_mode == ir.ROUNDING_MODE.RTZ:
+            raise NotImplementedError("rounding towards zero is not repaired in tests/kernels")
+        return handle_of(values_of(src), dst_type)
+
+    Builder.cast_impl, Builder.create_fp_to_fp = cast_impl, create_fp_to_fp
+    Builder.get_bf16 = lambda self, value: handle_of(np.array([value]), tl.bfloat16)
+
+
+def _repair_arithmetic() -> None:
+    """Operators on values; a result is stored in the type of the last operand."""
+
+    def on_values(method):
+        def call(self, *operands):
+            handles = [each for each in operands if isinstance(each, TensorHandle)]
+            if not any(is_stored_as_bits(handle.dtype) for handle in handles):
+                return method(self, *operands)
+            widened = [
+                TensorHandle(values_of(each), tl.float32)
+                if isinstance(each, TensorHandle) and is_stored_as_bits(each.dtype)
+                else each
+                for each in operands
+            ]
+            result = method(self, *widened).data
+            return handle_of(result, tl.int1 if result.dtype == np.bool_ else handles[-1].dtype)
+
+        return call
+
+    for name in ("binary_op", "unary_op", "create_fma", "create_clampf", "create_rsqrt"):
+        setattr(Builder, name, on_values(getattr(Builder, name)))
+
+    def create_dot(self, a, b, accumulator, input_precision, max_num_imprecise_acc):
+        """Exact products, summed in the accumulator's type, as tensor cores do."""
+        product = np.matmul(values_of(a), values_of(b), dtype=accumulator.data.dtype)
+        return TensorHandle(product + accumulator.data, accumulator.dtype.scalar)
+
+    Builder.create_dot = create_dot
+
+
+def _repair_reductions() -> None:
+    """tl.sum, tl.max and the like do not go through the builder."""
+    for operation in (interpreter.ReduceOps, interpreter.ScanOps):
+        operation.apply_impl = _on_widened_tensors(operation.apply_impl)
+
+
+def _on_widened_tensors(apply_impl):
+    def widen(tensor):
+        if not is_stored_as_bits(tensor.dtype):
+            return tensor
+        kind = tl.block_type(tl.float32, list(tensor.shape)) if tensor.shape else tl.float32
+        return tl.tensor(TensorHandle(values_of(tensor.handle), tl.float32), kind)
+
+    def narrow(tensor, dtype):
+        if not is_stored_as_bits(dtype) or tensor.dtype != tl.float32:
+            return tensor
+        kind = tl.block_type(dtype, list(tensor.shape)) if tensor.shape else dtype
+        return tl.tensor(handle_of(tensor.handle.data, dtype), kind)
+
+    def apply(self, inputs):
+        result = apply_impl(self, tuple(widen(tensor) for tensor in inputs))
+        if not isinstance(result, tuple | list):
+            return narrow(result, inputs[0].dtype)
+        return [narrow(*pair) for pair in zip(result, [i.dtype for i in inputs], strict=False)]
+
+    return apply
+
+
+def _repair_index() -> None:
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch(tensor, scope):
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.reshape(-1)[0]))
+
+    interpreter._patch_lang_tensor = patch

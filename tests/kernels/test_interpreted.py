@@ -1,0 +1,26 @@
+"""Runs every file of interpreted/ in a process with TRITON_INTERPRET=1; see conftest.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "interpreted"
+ROOT = FOLDER.parents[2]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("test_*.py")))
+def test_in_the_interpreter(name):
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "--tb=short", "-p", "no:cacheprovider", FOLDER / name],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if run.returncode:
+        pytest.fail(f"{run.stdout}\n{run.stderr}", pytrace=False)
