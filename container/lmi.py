@@ -48,7 +48,6 @@ ADVICE: Mapping[str, str] = {
     "option.quantization": _QUANTIZED,
     "option.load_in_8bit": _QUANTIZED,
     "option.load_in_4bit": _QUANTIZED,
-    "option.kv_cache_dtype": "KV memory has the precision of option.dtype",
     "option.load_format": "weights are read from safetensors; leave it out",
     "option.task": "the task follows from the model; option.executor chooses how it runs",
     "option.enable_streaming": 'a request streams where it says "stream": true',

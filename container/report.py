@@ -45,7 +45,7 @@ def facts_lines(facts: Facts) -> Iterator[str]:
     )
     yield (
         f"  memory: weights {_mebibytes(facts.weights_bytes)}, KV {_mebibytes(facts.kv_bytes)} = "
-        f"{facts.num_kv_blocks} blocks of {facts.block_size} tokens"
+        f"{facts.num_kv_blocks} blocks of {facts.block_size} tokens in {facts.kv_dtype}"
     )
     yield from (f"  note: {note}" for note in facts.notes)
 

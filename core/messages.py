@@ -59,6 +59,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     executor_reason: str
     device: str
     dtype: str
+    kv_dtype: str
     max_model_len: int
     max_sequences: int
     max_step_tokens: int

@@ -24,6 +24,7 @@ Value = str | int | float | bool | None
 Batching = Literal["none", "dynamic", "continuous", "paged"]
 RollingBatch = Literal["auto", "vllm", "lmi-dist", "scheduler", "disable"]
 KVReservation = Literal["max", "pow2", "oracle"]
+KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 DType = Literal["auto", "fp32", "fp16", "bf16", "float32", "float16", "bfloat16"]
 BATCHING_NAMES: tuple[Batching, ...] = typing.get_args(Batching)
 
@@ -112,6 +113,9 @@ class Options:
         "Memory budget of the KV blocks. Default: on CUDA from gpu_memory_utilization, "
         "on the CPU a quarter of the memory available, 4 GiB at most.",
         minimum=1,
+    )
+    kv_cache_dtype: KVCacheDType = _option(
+        "auto", "Type of K and V in memory. auto: that of the weights; fp8: e4m3, half of bf16."
     )
     gpu_memory_utilization: float = _option(
         0.9, "CUDA: share of the device's memory to use.", minimum=0.05, maximum=1.0

@@ -15,7 +15,8 @@ from core.errors import ConfigurationError
 from core.messages import Facts
 from core.options import Batching, Options
 from engine.attention import UnsupportedModelError
-from engine.device import check_tensor_parallel, choose_device, choose_dtype
+from engine.attention_backend import make_backend
+from engine.device import check_tensor_parallel, choose_device, choose_dtype, choose_kv_dtype
 from engine.engine import Engine
 from engine.executor import Executor
 from engine.kv_cache import KVCache, bytes_per_block
@@ -45,7 +46,7 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
     model, executor_reason = _load(model_dir, config, options, dtype, device)
     batching, batching_reason = _batching(options, model, executor_reason)
     sizes = _sizes(options, batching, model)
-    executor, kv_bytes = _executor(model, sizes.num_blocks, options.block_size)
+    executor, kv_bytes, backend_notes = _executor(model, options, sizes.num_blocks)
     strategy = make_strategy(
         StrategySettings(
             batching=batching,
@@ -66,6 +67,7 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
         executor_reason=executor_reason,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
+        kv_dtype=_kv_dtype_name(options, model),
         max_model_len=sizes.max_model_len,
         max_sequences=sizes.max_sequences,
         max_step_tokens=sizes.max_step_tokens,
@@ -76,7 +78,7 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
         vocab_size=config.get_text_config().vocab_size,
         eos_token_ids=_eos_token_ids(model_dir, config),
         load_seconds=time.monotonic() - started,
-        notes=notes + sizes.notes,
+        notes=notes + sizes.notes + backend_notes,
     )
     return Engine(strategy, executor, facts)
 
@@ -166,7 +168,8 @@ def _sizes(options: Options, batching: Batching, model: PackedModel | LibraryMod
     usable = max_sequences * -(-max_len // options.block_size)
     num_blocks = options.num_kv_blocks or usable
     if is_packed and options.num_kv_blocks is None:
-        per_block = bytes_per_block(model.shapes, options.block_size, model.dtype)
+        kv_dtype = choose_kv_dtype(options, model.dtype, model.device)
+        per_block = bytes_per_block(model.shapes, options.block_size, kv_dtype)
         num_blocks = min(usable, kv_budget(options, model.device) // per_block)
     max_len, notes = _fit_length(options, max_len, num_blocks * options.block_size)
     return _Sizes(
@@ -205,14 +208,22 @@ def _fit_length(options: Options, max_len: int, num_slots: int) -> tuple[int, tu
 
 
 def _executor(
-    model: PackedModel | LibraryModel, num_blocks: int, block_size: int
-) -> tuple[Executor, int]:
-    """The executor, and the bytes of its KV blocks (what `generate` takes is its own)."""
+    model: PackedModel | LibraryModel, options: Options, num_blocks: int
+) -> tuple[Executor, int, tuple[str, ...]]:
+    """The executor, the bytes of its KV blocks (what `generate` takes is its own), and notes."""
     if isinstance(model, LibraryModel):
-        return LibraryExecutor(model), 0
-    cache = KVCache(model.shapes, num_blocks, block_size, model.dtype, model.device)
-    kv_bytes = num_blocks * bytes_per_block(model.shapes, block_size, model.dtype)
-    return PackedExecutor(model, cache), kv_bytes
+        return LibraryExecutor(model), 0, ()
+    kv_dtype = choose_kv_dtype(options, model.dtype, model.device)
+    backend, notes = make_backend(model.device, model.shapes, options.block_size)
+    cache = KVCache(model.shapes, num_blocks, options.block_size, kv_dtype, model.device)
+    kv_bytes = num_blocks * bytes_per_block(model.shapes, options.block_size, kv_dtype)
+    return PackedExecutor(model, cache, backend), kv_bytes, notes
+
+
+def _kv_dtype_name(options: Options, model: PackedModel | LibraryModel) -> str:
+    if options.kv_cache_dtype == "auto" or isinstance(model, LibraryModel):
+        return str(model.dtype).removeprefix("torch.")
+    return "fp8 e4m3"
 
 
 def _eos_token_ids(model_dir: Path, config: PreTrainedConfig) -> tuple[int, ...]:

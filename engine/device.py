@@ -37,6 +37,15 @@ def choose_dtype(options: Options, config: PreTrainedConfig, device: torch.devic
     return torch.float16 if config.dtype == torch.float16 else torch.bfloat16
 
 
+def choose_kv_dtype(options: Options, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The type of the KV cache; fp8 e4m3 is kept as bytes on GPUs without the type."""
+    if options.kv_cache_dtype == "auto":
+        return dtype
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        return torch.uint8
+    return torch.float8_e4m3fn
+
+
 def cpu_has_bf16() -> bool:
     """Whether the CPU multiplies bf16 in hardware (x86 AVX-512 or AMX, Arm)."""
     try:

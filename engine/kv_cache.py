@@ -8,11 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.attention import AttentionCall
-from kernels.batch import PagedBatch
-from kernels.sdpa import Scratch, paged_attention
-from kernels.torch_cache import write_kv
-
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
@@ -28,7 +23,10 @@ class LayerShape:
 
 
 class KVCache:
-    """Per layer two tensors [num_blocks, block_size, kv_heads, head_dim], uninitialized."""
+    """Per layer two tensors [num_blocks, block_size, kv_heads, head_dim], uninitialized.
+
+    dtype: the model's, or fp8 e4m3 as float8_e4m3fn or as its bytes in uint8.
+    """
 
     def __init__(
         self,
@@ -48,27 +46,3 @@ class KVCache:
 
 def bytes_per_block(shapes: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
     return sum(shape.numel for shape in shapes) * block_size * dtype.itemsize
-
-
-class PagedStep:
-    """One forward pass over the cache; travels to every layer as the keyword `paged`."""
-
-    def __init__(self, batch: PagedBatch, cache: KVCache, scratch: Scratch) -> None:
-        self._batch = batch
-        self._cache = cache
-        self._scratch = scratch
-
-    def attend(self, call: AttentionCall) -> Tensor:
-        keys, values = self._cache.keys[call.layer], self._cache.values[call.layer]
-        write_kv(call.key, call.value, keys, values, self._batch.slot_mapping)
-        return paged_attention(
-            call.query,
-            keys,
-            values,
-            self._batch,
-            self._scratch,
-            scale=call.scale,
-            window=call.window,
-            softcap=call.softcap,
-            sinks=call.sinks,
-        )

@@ -2,8 +2,8 @@
 
 Many architectures accept a foreign attention function and then silently compute something else
 (their own mask, a state per sequence, attention called twice). So a model is let in only if a
-survey sees each layer call attention exactly once, and a prompt computed in two chunks through
-the paged path gives the logits of transformers' own eager attention.
+survey sees each layer call attention exactly once, and a prompt computed in chunks through the
+paged path gives the logits of transformers' own eager attention.
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ from engine.attention import (
     UnsupportedModelError,
     register_attention,
 )
+from engine.attention_backend import make_backend
 from engine.inputs import StepInputs, make_inputs
-from engine.kv_cache import KVCache, LayerShape, PagedStep
-from kernels.sdpa import Scratch
+from engine.kv_cache import KVCache, LayerShape
+from engine.paged_step import PagedStep
 
-PROBE_LENGTH = 16
+PROBE_LENGTH = 40
+PROBE_BLOCK_SIZE = 16
+PROBE_CHUNKS = ((0, 19), (19, 20), (39, 1))
+"""A prompt, more of it, and a decode step: all that attention is ever asked for."""
 PACKED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 MAX_RELATIVE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 """Of the probe's logits; a wrong model is off by about 1."""
@@ -145,16 +149,16 @@ def _survey(model: Any) -> list[LayerShape]:
 @torch.inference_mode()
 def _probe(packed: PackedModel, model: Any) -> None:
     """Raises UnsupportedModelError unless paged logits equal transformers' eager ones."""
-    block_size, half = 4, PROBE_LENGTH // 2
-    num_blocks = PROBE_LENGTH // block_size
-    cache = KVCache(packed.shapes, num_blocks, block_size, packed.dtype, packed.device)
+    num_blocks = -(-PROBE_LENGTH // PROBE_BLOCK_SIZE)
+    cache = KVCache(packed.shapes, num_blocks, PROBE_BLOCK_SIZE, packed.dtype, packed.device)
+    backend, _ = make_backend(packed.device, packed.shapes, PROBE_BLOCK_SIZE)
     sequence = Sequence(0, _probe_ids(model), SamplingParams())
     blocks = tuple(reversed(range(num_blocks)))
     logits: Tensor | None = None
-    for start in (0, half):
-        plan = StepPlan((Chunk(sequence, start, half, blocks),))
-        inputs = make_inputs(plan, block_size, packed.device)
-        logits = packed.forward(inputs, PagedStep(inputs.batch, cache, Scratch()))
+    for start, length in PROBE_CHUNKS:
+        plan = StepPlan((Chunk(sequence, start, length, blocks),))
+        inputs = make_inputs(plan, PROBE_BLOCK_SIZE, packed.device)
+        logits = packed.forward(inputs, PagedStep(inputs.batch, cache, backend))
     assert logits is not None
     model.set_attn_implementation("eager")
     expected = _forward_probe(model)[:, -1].float()

@@ -20,8 +20,13 @@ class Scratch:
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
-    def gather(self, name: str, cache: Tensor, blocks: Tensor) -> Tensor:
-        """The blocks of `cache` as [tokens, kv_heads, head_dim]; valid until the next call."""
+    def gather(self, name: str, cache: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+        """The blocks of `cache` as [tokens, kv_heads, head_dim]; valid until the next call.
+
+        A cache of fp8 e4m3, also as bytes, is converted to `dtype`.
+        """
+        is_fp8 = cache.dtype != dtype
+        cache = cache.view(torch.uint8) if is_fp8 else cache
         # NOTE: not len(), which costs a tensor more than a gather of short sequences.
         num_blocks = blocks.shape[0]
         buffer = self._buffers.get(name)
@@ -31,7 +36,8 @@ class Scratch:
             )
         gathered = buffer[:num_blocks]
         torch.index_select(cache, 0, blocks, out=gathered)
-        return gathered.flatten(0, 1)
+        rows = gathered.flatten(0, 1)
+        return rows.view(torch.float8_e4m3fn).to(dtype) if is_fp8 else rows
 
 
 def paged_attention(
@@ -48,8 +54,8 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of each chunk's queries over all of its sequence's K/V so far.
 
-    query: [T, heads, head_dim]; caches: [blocks, block_size, kv_heads, head_dim], already holding
-    the K/V of these tokens. `window`: a query sees that many newest positions, its own included.
+    query: [T, heads, head_dim]; caches: [blocks, block_size, kv_heads, head_dim] of the same type or
+    of fp8 e4m3 (float8_e4m3fn, or its bytes), already holding the K/V of these tokens. `window`: a query sees that many newest positions, its own included.
     `softcap`: scores become softcap * tanh(score / softcap). `sinks`: [heads], a logit per head
     that joins the softmax and has no value. Returns [T, heads, value_dim].
     """
@@ -60,8 +66,10 @@ def paged_attention(
         first_block = 0 if window is None else max(0, first_query - window + 1) // block_size
         blocks = batch.block_tables[row, first_block : -(-context_len // block_size)]
         num_keys = context_len - first_block * block_size
-        keys = scratch.gather("key", key_cache, blocks)[:num_keys].transpose(0, 1)
-        values = scratch.gather("value", value_cache, blocks)[:num_keys].transpose(0, 1)
+        keys = scratch.gather("key", key_cache, blocks, query.dtype)[:num_keys].transpose(0, 1)
+        values = scratch.gather("value", value_cache, blocks, query.dtype)[:num_keys].transpose(
+            0, 1
+        )
         queries = query[start:end].transpose(0, 1)
         if softcap is None and sinks is None:
             attended = _sdpa(queries, keys, values, scale, window)

@@ -44,6 +44,7 @@ FACTS = Facts(
     executor_reason="a test",
     device="cpu",
     dtype="float32",
+    kv_dtype="float32",
     max_model_len=100,
     max_sequences=8,
     max_step_tokens=64,

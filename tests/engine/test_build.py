@@ -8,7 +8,13 @@ import torch
 from core.errors import ConfigurationError, RequestError
 from core.options import Options
 from engine import LLM, SamplingParams
-from engine.device import check_tensor_parallel, choose_device, choose_dtype, cpu_has_bf16
+from engine.device import (
+    check_tensor_parallel,
+    choose_device,
+    choose_dtype,
+    choose_kv_dtype,
+    cpu_has_bf16,
+)
 
 
 @pytest.fixture
@@ -55,6 +61,30 @@ def test_no_more_blocks_than_can_be_used(llama):
     assert LLM(llama, batching="none").facts.num_kv_blocks == 128 // 16
     assert LLM(llama, batch_size=3).facts.num_kv_blocks == 3 * 128 // 16
     assert LLM(llama, max_model_len=20, batching="none").facts.num_kv_blocks == 2
+
+
+def test_an_fp8_kv_cache_takes_half_the_memory_and_answers_nearly_the_same(llama):
+    params = SamplingParams(temperature=0, max_tokens=1)
+    prompts = [[1 + (7 * n + k) % 90 for k in range(9)] for n in range(8)]
+    plain = LLM(llama, dtype="bf16", batching="none")
+    small = LLM(llama, dtype="bf16", batching="none", kv_cache_dtype="fp8")
+    assert small.facts.kv_bytes * 2 == plain.facts.kv_bytes
+    assert (plain.facts.kv_dtype, small.facts.kv_dtype) == ("bfloat16", "fp8 e4m3")
+    logprobs = [
+        torch.tensor(
+            [each.outputs[0].logprobs[0] for each in llm.generate(prompts, params, use_tqdm=False)]
+        )
+        for llm in (plain, small)
+    ]
+    assert not torch.equal(*logprobs), "fp8 must be what is read"
+    torch.testing.assert_close(*logprobs, atol=0.5, rtol=0)  # of random weights
+
+
+def test_fp8_is_bytes_on_gpus_without_the_type(monkeypatch):
+    cuda, options = torch.device("cuda"), Options(kv_cache_dtype="fp8")
+    for capability, dtype in (((8, 6), torch.uint8), ((8, 9), torch.float8_e4m3fn)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+        assert choose_kv_dtype(options, torch.bfloat16, cuda) == dtype
 
 
 def test_dynamic_gathers_32_unless_told_otherwise(llama):

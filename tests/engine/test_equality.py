@@ -137,7 +137,7 @@ def test_the_gate_compares_logits(tiny_model, monkeypatch):
     def forget_the_past(query, key_cache, value_cache, batch, scratch, **options):
         return query
 
-    monkeypatch.setattr("engine.kv_cache.paged_attention", forget_the_past)
+    monkeypatch.setattr("engine.attention_backend.paged_attention", forget_the_past)
     llm = LLM(tiny_model("llama"), batching="none", dtype="fp32")
     assert llm.facts.executor == "library"
     assert "paged and eager attention give different logits" in llm.facts.executor_reason

@@ -29,8 +29,8 @@ from tests.strategies.fakes import FakeExecutor, next_token, strategy_of
 
 FACTS = Facts(
     model="tiny", architecture="Tiny", batching="paged", batching_reason="", executor="packed",
-    executor_reason="", device="cpu", dtype="float32", max_model_len=48, max_sequences=4,
-    max_step_tokens=16, block_size=4, num_kv_blocks=64, weights_bytes=0, kv_bytes=0,
+    executor_reason="", device="cpu", dtype="float32", kv_dtype="float32", max_model_len=48,
+    max_sequences=4, max_step_tokens=16, block_size=4, num_kv_blocks=64, weights_bytes=0, kv_bytes=0,
     vocab_size=23, eos_token_ids=(0,), load_seconds=0.0,
 )  # fmt: skip
 

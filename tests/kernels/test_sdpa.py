@@ -82,10 +82,28 @@ def test_write_kv_touches_only_its_slots():
     assert int(key_cache.flatten(0, 1).any(-1).any(-1).sum()) == 4
 
 
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_an_fp8_cache_is_read_as_what_it_holds(as_bytes):
+    generator = torch.Generator().manual_seed(3)
+    batch, num_blocks = make_batch([(1, 9), (6, 2)], generator)
+    query = torch.randn(7, 4, 16, generator=generator)
+    caches = [
+        poisoned_cache(batch, num_blocks, 2, 16, torch.float32, generator).to(torch.float8_e4m3fn)
+        for _ in range(2)
+    ]
+    expected = paged_attention(
+        query, *(cache.float() for cache in caches), batch, Scratch(), scale=0.3
+    )
+    if as_bytes:
+        caches = [cache.view(torch.uint8) for cache in caches]
+    got = paged_attention(query, *caches, batch, Scratch(), scale=0.3)
+    assert torch.equal(got, expected)
+
+
 def test_scratch_is_reused():
     scratch, blocks = Scratch(), torch.tensor([1, 0])
     cache = torch.randn(3, 4, 2, 8)
-    first = scratch.gather("key", cache, blocks)
-    again = scratch.gather("key", cache, blocks[:1])
+    first = scratch.gather("key", cache, blocks, torch.float32)
+    again = scratch.gather("key", cache, blocks[:1], torch.float32)
     assert first.data_ptr() == again.data_ptr()
     assert torch.equal(again, cache[1])

@@ -1,0 +1,49 @@
+"""The engine on the Triton kernels gives the tokens that it gives on torch's SDPA."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
+
+from engine import LLM, SamplingParams
+from engine.attention_backend import TritonBackend
+
+SMALL = {"vocab_size": 61, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
+         "max_position_embeddings": 64, "eos_token_id": 0, "bos_token_id": 1}  # fmt: skip
+CONFIGS = {
+    "llama": LlamaConfig(**SMALL),
+    "mistral": MistralConfig(**SMALL, sliding_window=18),
+}
+PROMPTS = [[1 + (7 * n + k) % 60 for k in range(length)] for n, length in enumerate((3, 21, 9))]
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_same_tokens_as_on_torch(architecture, tmp_path, monkeypatch):
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(CONFIGS[architecture], dtype=torch.float32)
+    for weight in model.parameters():
+        if weight.dim() == 2:
+            torch.nn.init.normal_(weight, std=1.4 / weight.shape[-1] ** 0.5)
+    model.save_pretrained(tmp_path)
+    expected = answers(tmp_path)
+    backends = []
+
+    def triton(device, shapes, block_size):
+        backends.append(TritonBackend(num_processors=4))
+        return backends[-1], ()
+
+    monkeypatch.setattr("engine.build.make_backend", triton)
+    monkeypatch.setattr("engine.packed_model.make_backend", triton)
+    assert answers(tmp_path) == expected
+    assert len(backends) == 2, "one for the gate's probe, one for the engine"
+
+
+def answers(path):
+    """Chunked prompts of two sequences beside decode steps, then decode steps alone."""
+    llm = LLM(path, dtype="fp32", num_kv_blocks=8, max_rolling_batch_prefill_tokens=16)
+    assert llm.facts.executor == "packed"
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    return [each.outputs[0].token_ids for each in outputs]
