@@ -4,7 +4,7 @@ PORT ?= 8080
 PROPERTIES ?= serving.properties
 BIN := .venv/bin
 
-.PHONY: help setup serve test check format clean
+.PHONY: help setup serve test check format docs clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -30,6 +30,9 @@ check: setup  ## Lint, formatting and types
 format: setup  ## Format the code and mend what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: setup  ## Write docs/configuration.md from the option table
+	$(BIN)/python -c "from container.report import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/configuration.md
 
 clean:  ## Remove .venv and caches
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from container.configuration import Configuration, load_configuration
 from container.model_directory import default_model_dir, resolve_model_dir
+from container.ports import require_free_port
 from container.report import explain_lines, help_lines
 from core.errors import ConfigurationError
 
@@ -104,6 +105,7 @@ def _explain(configuration: Configuration, model_dir: Path) -> int:
 def _serve(configuration: Configuration, model_dir: Path, port: int) -> int:
     from container.supervisor import supervise  # ZeroMQ, which explain does without
 
+    require_free_port(port)  # before a download, which may be long
     return supervise(configuration, resolve_model_dir(configuration, model_dir), port)
 
 

@@ -27,12 +27,12 @@ def disconnect_check(environ: Mapping[str, object]) -> Callable[[], bool]:
 
 
 def has_hung_up(connection: HasFileno) -> bool:
-    """Whether the peer closed the connection; looks without taking anything out of it."""
+    """Whether the peer closed the connection, or its half of it; takes nothing out of it."""
     # gevent's own recv would wait for data even with MSG_DONTWAIT, so the plain class looks.
     plain_socket = gevent.monkey.get_original("socket", "socket")
     try:
         looking: socket.socket = plain_socket(fileno=connection.fileno())
-    except OSError:
+    except (OSError, ValueError):  # closed on this side
         return True
     try:
         return looking.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""

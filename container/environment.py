@@ -26,6 +26,14 @@ _FALLBACKS = {
     "TENSOR_PARALLEL_DEGREE": "option.tensor_parallel_degree",
     "PREDICT_TIMEOUT": "option.predict_timeout",
     "MODEL_LOADING_TIMEOUT": "option.model_loading_timeout",
+    "DJL_ENTRY_POINT": "option.entryPoint",
+    # The names that text-generation-inference has for them, which LMI takes as well.
+    "SM_NUM_GPUS": "option.tensor_parallel_degree",
+    "HF_MODEL_TRUST_REMOTE_CODE": "option.trust_remote_code",
+    "MAX_CONCURRENT_REQUESTS": "job_queue_size",
+    "MAX_BATCH_PREFILL_TOKENS": "option.max_rolling_batch_prefill_tokens",
+    "MAX_BATCH_SIZE": "option.max_rolling_batch_size",
+    "CUDA_MEMORY_FRACTION": "option.gpu_memory_utilization",
 }
 
 

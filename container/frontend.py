@@ -75,7 +75,7 @@ def gunicorn_settings(launch: Launch) -> dict[str, Any]:
         "control_socket_disable": True,
         "accesslog": None,
         "errorlog": "-",
-        "loglevel": "warning" if launch.log_level == "info" else launch.log_level,
+        "loglevel": "warning",
         "proc_name": "longshore",
     }
 
@@ -90,7 +90,7 @@ def main(launch_path: str) -> int:
     die_with_parent()
     launch = read_launch(Path(launch_path))
     logging.basicConfig(
-        level=launch.log_level.upper(),
+        level="INFO",
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )

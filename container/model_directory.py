@@ -7,6 +7,7 @@ from pathlib import Path
 
 from container.configuration import Configuration
 from core.errors import ConfigurationError
+from core.text.tokenizer import tokenizer_file
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ def resolve_model_dir(configuration: Configuration, model_dir: Path) -> Path:
 def _require_model(path: Path, cure: str) -> Path:
     if not (path / "config.json").is_file():
         raise ConfigurationError(f"{path} holds no model (config.json is missing): {cure}")
+    tokenizer_file(path)
     return path
 
 

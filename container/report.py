@@ -39,15 +39,35 @@ def facts_lines(facts: Facts) -> Iterator[str]:
     yield f"  layout: 1 copy x 1 rank on {facts.device}, {facts.dtype}"
     yield f"  batching: {facts.batching} ({facts.batching_reason})"
     yield f"  executor: {facts.executor} ({facts.executor_reason})"
+    yield from _limits(facts)
+    yield from (f"  note: {note}" for note in facts.notes)
+
+
+def _limits(facts: Facts) -> Iterator[str]:
+    limits = f"  limits: {facts.max_model_len} tokens a sequence, {facts.max_sequences} sequences"
+    memory = f"  memory: weights {_mebibytes(facts.weights_bytes)}"
+    if facts.executor == "library":
+        yield limits
+        yield f"{memory}; generate takes what else it needs"
+        return
+    yield f"{limits}, {facts.max_step_tokens} tokens a step"
     yield (
-        f"  limits: {facts.max_model_len} tokens a sequence, {facts.max_sequences} sequences, "
-        f"{facts.max_step_tokens} tokens a step"
-    )
-    yield (
-        f"  memory: weights {_mebibytes(facts.weights_bytes)}, KV {_mebibytes(facts.kv_bytes)} = "
+        f"{memory}, KV {_mebibytes(facts.kv_bytes)} = "
         f"{facts.num_kv_blocks} blocks of {facts.block_size} tokens in {facts.kv_dtype}"
     )
-    yield from (f"  note: {note}" for note in facts.notes)
+
+
+def markdown_lines() -> Iterator[str]:
+    """docs/configuration.md."""
+    yield "# Configuration"
+    yield ""
+    yield "Every key of `serving.properties`. Made from `core/options.py` by `make docs`."
+    yield ""
+    yield "| key | values | default | meaning |"
+    yield "| --- | --- | --- | --- |"
+    for row in option_table().values():
+        default = "" if row.default is None else f"`{format_value(row.default)}`"
+        yield f"| `{row.key}` | {row.kind_text} | {default} | {row.doc} |"
 
 
 def format_value(value: Value) -> str:

@@ -9,7 +9,7 @@ front end                                engine
   Submit(id, ...)              ->
                                <-  Step([Generated(id, ...), ...]) after every step
   Abort(id), at any time       ->  (silence about that id from then on)
-                               <-  Dead(reason), and nothing after it
+                               <-  Dead(reason), where it ends by itself
 ```
 
 Every submitted id gets exactly one terminal message, a `Generated` with `finish` or a `Failed`,
@@ -133,4 +133,3 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """ZeroMQ address on which the engine answers."""
     port: int
     options: Options
-    log_level: str = "info"

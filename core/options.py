@@ -218,9 +218,9 @@ class Option:
         raise ConfigurationError(f"{self.key}={text}: expected true or false")
 
     def _check_range(self, value: float) -> None:
-        if self.minimum is not None and value < self.minimum:
+        if self.minimum is not None and not value >= self.minimum:
             raise ConfigurationError(f"{self.key}={value}: must be at least {self.minimum}")
-        if self.maximum is not None and value > self.maximum:
+        if self.maximum is not None and not value <= self.maximum:
             raise ConfigurationError(f"{self.key}={value}: must be at most {self.maximum}")
 
 

@@ -10,7 +10,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Has the kernel kill this process as soon as its parent ends, however that ends.
+    """Has the kernel kill this process once its parent ends, however it does so after this call.
 
     To be called by the child itself. NOTE: for the kernel the parent is the thread that started
     the child, so that must be one that lives as long as its process. Does nothing outside Linux.

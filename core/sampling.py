@@ -10,6 +10,8 @@ import msgspec
 from core.errors import RequestError
 
 MAX_SEED = 2**63 - 1
+MIN_TEMPERATURE = 1e-5
+"""Below it a temperature is 0: dividing by less leaves the range of fp32."""
 
 
 class Finish(StrEnum):
@@ -64,7 +66,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _require(0 < self.top_p <= 1, "top_p", "must be above 0 and at most 1")
         _require(self.top_k >= -1, "top_k", "must be -1 or more")
         _require(
-            0 < self.repetition_penalty < float("inf"), "repetition_penalty", "must be above 0"
+            0.01 <= self.repetition_penalty <= 100, "repetition_penalty", "must be 0.01 to 100"
         )
         _require(
             self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", f"must be 0 to {MAX_SEED}"
@@ -74,7 +76,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0 or self.top_k == 1
+        return self.temperature < MIN_TEMPERATURE or self.top_k == 1
 
     @property
     def stop_texts(self) -> tuple[str, ...]:

@@ -27,9 +27,7 @@ def main() -> int:
     die_with_parent()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     launch = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Launch)
-    logging.basicConfig(
-        level=launch.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()  # a log is no place for one
     with Connection(launch.endpoint) as connection:

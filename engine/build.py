@@ -14,6 +14,9 @@ from core.batching import choose_batching
 from core.errors import ConfigurationError
 from core.messages import Facts
 from core.options import Batching, Options
+from core.plan import Chunk, StepPlan
+from core.sampling import SamplingParams
+from core.sequence import Sequence
 from engine.attention import UnsupportedModelError
 from engine.attention_backend import make_backend
 from engine.device import check_tensor_parallel, choose_device, choose_dtype, choose_kv_dtype
@@ -47,6 +50,7 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
     batching, batching_reason = _batching(options, model, executor_reason)
     sizes = _sizes(options, batching, model)
     executor, kv_bytes, backend_notes = _executor(model, options, sizes.num_blocks)
+    _check_forward(executor)
     strategy = make_strategy(
         StrategySettings(
             batching=batching,
@@ -90,8 +94,8 @@ def _read_config(model_dir: Path, options: Options) -> PreTrainedConfig:
         )
     try:
         return AutoConfig.from_pretrained(model_dir, trust_remote_code=options.trust_remote_code)
-    except ValueError as error:
-        raise ConfigurationError(f"transformers does not know the model: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"transformers cannot read {model_dir}: {error}") from error
 
 
 def _load(
@@ -119,7 +123,7 @@ def _load(
             return model, "a decoder whose paged logits equal transformers' own"
     try:
         library = load_library_model(model_dir, config, dtype, device, trust_remote_code=trust)
-    except (KeyError, ValueError) as error:
+    except (KeyError, OSError, ValueError) as error:
         raise ConfigurationError(
             f"transformers cannot load {config.model_type} for text generation: {error}"
         ) from error
@@ -183,7 +187,8 @@ def _sizes(options: Options, batching: Batching, model: PackedModel | LibraryMod
 
 def _max_model_len(options: Options, config: PreTrainedConfig, is_packed: bool) -> int:
     text_config: Any = config.get_text_config()
-    own = next((n for name in LENGTH_NAMES if (n := getattr(text_config, name, None))), None)
+    lengths = (getattr(text_config, name, None) or 0 for name in LENGTH_NAMES)
+    own = next((length for length in lengths if length > 0), None)
     if options.max_model_len is None:
         return own or DEFAULT_MODEL_LEN
     if own is not None and options.max_model_len > own:
@@ -224,6 +229,17 @@ def _kv_dtype_name(options: Options, model: PackedModel | LibraryModel) -> str:
     if options.kv_cache_dtype == "auto" or isinstance(model, LibraryModel):
         return str(model.dtype).removeprefix("torch.")
     return "fp8 e4m3"
+
+
+def _check_forward(executor: Executor) -> None:
+    """Computes one token, so that «ready» means that the model answers."""
+    sequence = Sequence(0, [0], SamplingParams(temperature=0, max_tokens=1))
+    try:
+        executor.run(StepPlan((Chunk(sequence, 0, 1, (0,)),)), lambda: None)
+    except Exception as error:
+        raise ConfigurationError(
+            f"the model was loaded but cannot answer: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _eos_token_ids(model_dir: Path, config: PreTrainedConfig) -> tuple[int, ...]:

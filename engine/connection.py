@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -24,6 +25,12 @@ class ClientGone(Message, frozen=True):
     """A client's socket has gone; never on the wire."""
 
 
+class Broken(Message, frozen=True):
+    """The socket's thread has ended; never on the wire."""
+
+    reason: str
+
+
 @dataclass(slots=True)
 class Pulse:
     """What the loop last said of itself. Replaced whole, so no lock is needed."""
@@ -33,6 +40,9 @@ class Pulse:
     num_waiting: int = 0
 
 
+Inbound = ToEngine | ClientGone | Broken
+
+
 class Connection:
     """A ROUTER socket at `endpoint`. `inbox` yields (client, message); `send` never blocks.
 
@@ -40,53 +50,65 @@ class Connection:
     """
 
     def __init__(self, endpoint: str) -> None:
-        self.inbox: queue.SimpleQueue[tuple[bytes, ToEngine | ClientGone]] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[tuple[bytes, Inbound]] = queue.SimpleQueue()
         self.pulse = Pulse()
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._context = zmq.Context()
-        self._outbox = self._context.socket(zmq.PUSH)
-        self._outbox.bind("inproc://outbox")
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(ToEngine).decode
-        self._thread = threading.Thread(target=self._run, name="engine-io", daemon=True)
 
     def __enter__(self) -> Connection:
+        self._outbox = self._context.socket(zmq.PUSH)
+        self._outbox.sndhwm = 0  # else `send` would wait once a thousand messages do
+        self._outbox.bind("inproc://outbox")
+        queued = self._context.socket(zmq.PULL)
+        queued.rcvhwm = 0
+        queued.connect("inproc://outbox")
+        router = self._context.socket(zmq.ROUTER)
+        # Without this a message to a client that has gone vanishes unseen.
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.sndhwm = 0
+        router.linger = 1000
+        router.bind(self.endpoint)
+        self._thread = threading.Thread(
+            target=self._run, args=(router, queued), name="engine-io", daemon=True
+        )
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._outbox.send_multipart(CLOSE)
+        self._queue(CLOSE)
         self._thread.join()
         self._outbox.close()
         self._context.term()
 
     def send(self, client: bytes, message: FromEngine) -> None:
         """Queues a message. From the loop's thread only."""
-        self._outbox.send_multipart([client, self._encode(message)])
+        self._queue([client, self._encode(message)])
 
     def broadcast(self, message: FromEngine) -> None:
         """Queues a message to every client that has ever said anything. From one thread only."""
         self.send(EVERYONE, message)
 
-    def _run(self) -> None:
-        router = self._context.socket(zmq.ROUTER)
-        # Without this a message to a client that has gone vanishes unseen.
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        router.setsockopt(zmq.SNDHWM, 0)
-        router.setsockopt(zmq.LINGER, 1000)
-        router.bind(self._endpoint)
-        outbox = self._context.socket(zmq.PULL)
-        outbox.connect("inproc://outbox")
+    def _queue(self, frames: list[bytes]) -> None:
+        # Nobody takes it once the thread has ended, which the inbox then says.
+        with contextlib.suppress(zmq.Again):
+            self._outbox.send_multipart(frames, zmq.NOBLOCK)
+
+    def _run(self, router: zmq.Socket[bytes], queued: zmq.Socket[bytes]) -> None:
         try:
-            self._forward(router, outbox)
+            self._forward(router, queued)
+        except Exception as error:
+            logger.exception("the engine's socket is lost")
+            self.inbox.put((EVERYONE, Broken(f"{type(error).__name__}: {error}")))
         finally:
-            outbox.close()
+            queued.close()
             router.close()
 
-    def _forward(self, router: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
+    def _forward(self, router: zmq.Socket[bytes], queued: zmq.Socket[bytes]) -> None:
         poller = zmq.Poller()
         poller.register(router, zmq.POLLIN)
-        poller.register(outbox, zmq.POLLIN)
+        poller.register(queued, zmq.POLLIN)
         clients: set[bytes] = set()
         next_beat = time.monotonic()
         while True:
@@ -94,9 +116,9 @@ class Connection:
             ready = dict(poller.poll(wait_ms))
             if router in ready:
                 self._receive(router, clients)
-            if outbox in ready:
-                client, payload = queued = outbox.recv_multipart()
-                if queued == CLOSE:
+            if queued in ready:
+                client, payload = frames = queued.recv_multipart()
+                if frames == CLOSE:
                     return
                 for each in (client,) if client != EVERYONE else tuple(clients):
                     self._deliver(router, each, payload, clients)
@@ -107,11 +129,12 @@ class Connection:
                     self._deliver(router, each, beat, clients)
 
     def _receive(self, router: zmq.Socket[bytes], clients: set[bytes]) -> None:
-        client, payload = router.recv_multipart()
+        client, *frames = router.recv_multipart()
         try:
+            (payload,) = frames
             message = self._decode(payload)
-        except msgspec.DecodeError as error:
-            logger.error("client=%s undecodable message: %s", client.hex(), error)
+        except ValueError as error:  # of msgspec, or a wrong number of frames
+            logger.error("client=%s message without meaning: %s", client.hex(), error)
             return
         clients.add(client)
         self.inbox.put((client, message))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,19 @@ def load_library_model(
 ) -> LibraryModel:
     kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     model = kind.from_pretrained(model_dir, dtype=dtype, trust_remote_code=trust_remote_code)
+    model.generation_config = _without_choices(model.generation_config)
     return LibraryModel(model.to(device).eval())
+
+
+def _without_choices(own: Any) -> Any:
+    """A generation config that neither chooses nor stops: that is for the request to say.
+
+    NOTE: `generate` merges the model's own into any other that it is given.
+    """
+    config = type(own)()
+    for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id", "forced_bos_token_id"):
+        setattr(config, name, getattr(own, name, None))
+    return config
 
 
 class LibraryExecutor:
@@ -89,15 +102,10 @@ class LibraryExecutor:
         return {each.sequence.id: each.sampled() for each in answers}
 
     def _generation_config(self, answers: Rows[_Row]) -> Any:
-        """transformers' defaults of this model, except whatever would choose or stop by itself."""
-        config = type(self._model.generation_config)(
-            max_new_tokens=max(each.sequence.params.max_tokens for each in answers),
-            do_sample=False,
-            pad_token_id=self._pad_token_id(),
-        )
-        own = self._model.generation_config
-        config.decoder_start_token_id = own.decoder_start_token_id
-        config.bos_token_id = own.bos_token_id
+        config = copy(self._model.generation_config)
+        config.max_new_tokens = max(each.sequence.params.max_tokens for each in answers)
+        config.do_sample = False
+        config.pad_token_id = self._pad_token_id()
         return config
 
     def _pad(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from core.errors import GenerationError, RequestError
+from core.errors import ConfigurationError, GenerationError, RequestError
 from core.options import Options, Value, make_options
 from core.plan import Output
 from core.sampling import Finish, SamplingParams
@@ -26,6 +26,12 @@ from core.text.answer import Answer
 from core.text.tokenizer import Tokenizer
 from engine.build import build_engine
 
+SERVICE_OPTIONS = frozenset({
+    "model_id", "revision", "engine", "entryPoint", "output_formatter", "job_queue_size",
+    "max_request_size", "predict_timeout", "model_loading_timeout", "heartbeat_timeout",
+    "retry_threshold", "http_workers",
+})  # fmt: skip
+"""Options of the processes around an engine; without them they would do nothing."""
 Prompt = str | Sequence[int]
 """A text, or its token ids."""
 
@@ -56,13 +62,17 @@ class RequestOutput:
 class LLM:
     """A model and an engine in this process.
 
-    Takes every option of serving.properties by its name without the prefix, for example
-    `batching="paged", dtype="fp32", num_kv_blocks=40`. Raises ConfigurationError where the model
-    or an option cannot be served.
+    Takes every option of serving.properties that concerns the engine, by its name without the
+    prefix, for example `batching="paged", dtype="fp32", num_kv_blocks=40`. Raises
+    ConfigurationError where the model or an option cannot be served.
     """
 
     def __init__(self, model: str | Path, **options: Value) -> None:
         model_dir = Path(model)
+        for name in SERVICE_OPTIONS & options.keys():
+            raise ConfigurationError(
+                f"option '{name}' has no effect without a server; leave it out"
+            )
         self.options: Options = make_options(options)
         has_tokenizer = (model_dir / "tokenizer.json").is_file()
         self._tokenizer = Tokenizer(model_dir) if has_tokenizer else None

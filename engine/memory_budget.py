@@ -10,6 +10,7 @@ from core.options import Options
 
 GIB = 2**30
 MAX_DEFAULT_ON_CPU = 4 * GIB
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def kv_budget(options: Options, device: torch.device) -> int:
@@ -24,21 +25,19 @@ def kv_budget(options: Options, device: torch.device) -> int:
 
 def available_host_memory() -> int:
     """Bytes this process may still take: of the machine, or of its container if that is less."""
-    available = _meminfo_bytes("MemAvailable")
-    limit, used = (
-        _number(Path("/sys/fs/cgroup/memory.max")),
-        _number(Path("/sys/fs/cgroup/memory.current")),
-    )
+    available = _field(Path("/proc/meminfo"), "MemAvailable:") * 1024
+    limit, used = _number(CGROUP / "memory.max"), _number(CGROUP / "memory.current")
     if limit is not None and used is not None:
+        # File cache counts as used, such as of weights just read, but gives way when asked to.
+        used -= _field(CGROUP / "memory.stat", "inactive_file")
         available = min(available, max(0, limit - used))
     return available
 
 
-def _meminfo_bytes(name: str) -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/meminfo has no {name}")
+def _field(path: Path, name: str) -> int:
+    """The number after a name at the start of a line; 0 where there is no such line or file."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return next((int(line.split()[1]) for line in lines if line.split()[0] == name), 0)
 
 
 def _number(path: Path) -> int | None:

@@ -75,11 +75,13 @@ def _sample_random(logits: Tensor, sequences: Rows[Sequence]) -> Tensor:
     cumulative = probabilities.cumsum(-1)
     # A token stays while those before it are short of top_p, so the first always does.
     is_kept = cumulative - probabilities < column([each.top_p for each in params])
+    is_kept[:, 0] = True  # also where top_p is 0 in fp32
     cumulative = torch.where(is_kept, probabilities, 0).cumsum(-1)
     uniform = torch.from_numpy(_uniform(sequences)).to(logits.device)[:, None]
     place = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
     last_kept = (is_kept & (probabilities > 0)).sum(-1, keepdim=True) - 1
-    return order.gather(-1, place.minimum(last_kept))[:, 0]
+    # NOTE: an index out of range, as NaN logits would give, must not end the other rows' step.
+    return order.gather(-1, place.minimum(last_kept).clamp_min(0))[:, 0]
 
 
 def _uniform(sequences: Rows[Sequence]) -> NDArray[np.float64]:

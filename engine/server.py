@@ -7,7 +7,7 @@ import queue
 import time
 from collections import defaultdict
 
-from core.errors import RequestError
+from core.errors import EngineUnavailableError, RequestError
 from core.messages import (
     Abort,
     Failed,
@@ -16,11 +16,10 @@ from core.messages import (
     Ready,
     Step,
     Submit,
-    ToEngine,
 )
 from core.plan import Output
 from core.sampling import Finish
-from engine.connection import ClientGone, Connection, Pulse
+from engine.connection import Broken, ClientGone, Connection, Inbound, Pulse
 from engine.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ class Server:
         wake_at = self._engine.strategy.wake_at()
         return 0 if wake_at is None else min(max(0.0, wake_at - time.monotonic()), IDLE_PULSE_S)
 
-    def _handle(self, client: bytes, message: ToEngine | ClientGone) -> None:
+    def _handle(self, client: bytes, message: Inbound) -> None:
         match message:
             case Hello():
                 self._connection.send(client, Ready(self._engine.facts))
@@ -85,6 +84,8 @@ class Server:
                     self._connection.send(client, refusal)
             case Abort():
                 self._abort(client, message.id)
+            case Broken(reason):
+                raise EngineUnavailableError(f"the engine's socket is lost: {reason}")
             case ClientGone():
                 for owner, id in tuple(self._sequence_ids):
                     if owner == client:
@@ -93,7 +94,7 @@ class Server:
     def _submit(self, client: bytes, message: Submit) -> Failed | None:
         if (client, message.id) in self._sequence_ids:
             return Failed(message.id, "rejected", "this id is in use", "id")
-        if len(self._engine.strategy.waiting) >= self._max_waiting:
+        if self._is_full():
             return Failed(
                 message.id, "overloaded", f"{self._max_waiting} requests are waiting already"
             )
@@ -106,6 +107,12 @@ class Server:
         self._requests[sequence_id] = client, message.id
         self._sequence_ids[client, message.id] = sequence_id
         return None
+
+    def _is_full(self) -> bool:
+        """Whether one more would wait behind `max_waiting` others, once every slot is taken."""
+        strategy = self._engine.strategy
+        num_held = len(strategy.waiting) + len(strategy.running)
+        return num_held >= self._max_waiting + strategy.limits.max_sequences
 
     def _abort(self, client: bytes, id: str) -> None:
         sequence_id = self._sequence_ids.pop((client, id), None)

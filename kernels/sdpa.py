@@ -54,8 +54,9 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of each chunk's queries over all of its sequence's K/V so far.
 
-    query: [T, heads, head_dim]; caches: [blocks, block_size, kv_heads, head_dim] of the same type or
-    of fp8 e4m3 (float8_e4m3fn, or its bytes), already holding the K/V of these tokens. `window`: a query sees that many newest positions, its own included.
+    query: [T, heads, head_dim]; caches: [blocks, block_size, kv_heads, head_dim] of the same type
+    or of fp8 e4m3 (float8_e4m3fn, or its bytes), already holding the K/V of these tokens.
+    `window`: a query sees that many newest positions, its own included.
     `softcap`: scores become softcap * tanh(score / softcap). `sinks`: [heads], a logit per head
     that joins the softmax and has no value. Returns [T, heads, value_dim].
     """

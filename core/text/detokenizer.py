@@ -21,8 +21,8 @@ from core.text.tokenizer import Tokenizer
 REPLACEMENT = "\ufffd"
 NUM_CONTEXT_TOKENS = 5
 """Tokens before the answer that can influence how its first token is written."""
-MAX_HELD_TOKENS = 4
-"""A UTF-8 character has four bytes; text that ends in U+FFFD for longer is truly invalid."""
+MAX_INCOMPLETE_TOKENS = 3
+"""A UTF-8 character has four bytes, so at most three tokens can wait for the rest of one."""
 
 
 class Detokenizer:
@@ -44,24 +44,27 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """The text that this token completes; '' while a character is incomplete."""
         self._token_ids.append(token_id)
-        text = self._unreleased_text()
-        num_held = len(self._token_ids) - self._released
-        if text.endswith(REPLACEMENT) and num_held <= MAX_HELD_TOKENS:
-            return ""
-        return self._release(text)
+        end = len(self._token_ids)
+        text = self._text_until(end)
+        if text.endswith(REPLACEMENT):
+            # What may still become a character is among the newest tokens; what was before is not.
+            end = max(self._released, end - MAX_INCOMPLETE_TOKENS)
+            text = self._text_until(end)
+        return self._release(text, end)
 
     def flush(self) -> str:
         """The text still held back at the end of an answer, incomplete as it is."""
-        return self._release(self._unreleased_text())
+        end = len(self._token_ids)
+        return self._release(self._text_until(end), end)
 
-    def _unreleased_text(self) -> str:
+    def _text_until(self, end: int) -> str:
         known = self._decode(self._window_start, self._released)
-        return self._decode(self._window_start, len(self._token_ids))[len(known) :]
+        return self._decode(self._window_start, end)[len(known) :]
 
-    def _release(self, text: str) -> str:
+    def _release(self, text: str, end: int) -> str:
         if text:
             self._window_start = self._released
-            self._released = len(self._token_ids)
+        self._released = end
         return text
 
     def _decode(self, start: int, end: int) -> str:

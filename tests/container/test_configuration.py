@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -212,8 +213,7 @@ def test_what_java_writes_is_read(entries: dict[str, str]) -> None:
 
 def test_a_model_beside_its_file(load: Load, tokenizer_dir: Path, tmp_path: Path) -> None:
     relative = Path("models") / "one"
-    (tmp_path / relative).mkdir(parents=True)
-    (tmp_path / relative / "config.json").write_text("{}")
+    shutil.copytree(tokenizer_dir, tmp_path / relative)
     configuration = load(f"option.model_id={relative}")
     assert resolve_model_dir(configuration, tokenizer_dir) == tmp_path / relative
     assert resolve_model_dir(load(""), tokenizer_dir) == tokenizer_dir

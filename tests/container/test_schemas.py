@@ -122,7 +122,7 @@ BAD_PARAMETERS: list[tuple[dict[str, object], str, str]] = [
     ({"top_p": 1.5}, "top_p", "at most 1"),
     ({"top_k": 1.5}, "top_k", "an integer"),
     ({"top_k": -2}, "top_k", "-1 or more"),
-    ({"repetition_penalty": 0}, "repetition_penalty", "above 0"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "0.01 to 100"),
     ({"max_new_tokens": 0}, "max_new_tokens", "at least 1"),
     ({"max_new_tokens": "7"}, "max_new_tokens", "an integer"),
     ({"max_new_tokens": 7.0}, "max_new_tokens", "an integer"),

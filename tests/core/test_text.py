@@ -60,9 +60,13 @@ def test_the_pieces_are_the_text(byte_level, text):
         assert all("\ufffd" not in piece for piece in pieces), "a character was split"
 
 
-@given(token_ids=st.lists(st.integers(1, 256), max_size=40), cut=st.integers(0, 40))
-def test_any_tokens_give_what_decoding_them_at_once_gives(byte_level, token_ids, cut):
-    """Also bytes that are no UTF-8, and after any prompt that ends in a whole character."""
+@given(data=st.data())
+def test_any_tokens_give_what_decoding_them_at_once_gives(byte_level, data):
+    """Whole characters, special tokens, and bytes that are no UTF-8 between them."""
+    stray = byte_level.encode("€")[1]
+    pieces = [byte_level.encode(text) for text in ("🙂", "é", "€", "to")]
+    runs = data.draw(st.lists(st.sampled_from([*pieces, [0], [0, 0], [stray], [stray] * 3])))
+    token_ids = [token_id for run in runs for token_id in run]
     prompt = byte_level.encode("to be 🙂")
     pieces = texts(Detokenizer(byte_level, prompt), token_ids)
     assert "".join(pieces) == byte_level.decode(prompt + token_ids)[len("to be 🙂") :]

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from engine import LLM, SamplingParams
+from tests.container.processes import free_port
 from tests.e2e.serving import DEMO, ROOT, serve
 
 STRATEGIES = ("none", "dynamic", "continuous", "paged")
@@ -127,7 +128,8 @@ def test_a_model_that_cannot_run_as_asked_ends_with_the_reason(tmp_path):
     properties = "option.max_model_len=100000\n"
     path = tmp_path / "serving.properties"
     path.write_text(properties)
-    done = container("serve", "--port", "8099", "--properties", str(path), "--model-dir", str(DEMO))
+    files = ["--properties", str(path), "--model-dir", str(DEMO)]
+    done = container("serve", "--port", str(free_port()), *files)
     assert done.returncode == 2
     assert "option.max_model_len=100000: the model was trained for" in done.stderr
     assert "Traceback" not in done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
@@ -15,6 +17,8 @@ from engine.device import (
     choose_kv_dtype,
     cpu_has_bf16,
 )
+from engine.memory_budget import available_host_memory, kv_budget
+from engine.packed_model import MAX_RELATIVE_ERROR
 
 
 @pytest.fixture
@@ -87,6 +91,64 @@ def test_fp8_is_bytes_on_gpus_without_the_type(monkeypatch):
         assert choose_kv_dtype(options, torch.bfloat16, cuda) == dtype
 
 
+def test_the_default_budget_is_a_quarter_of_what_is_available(monkeypatch):
+    monkeypatch.setattr("engine.memory_budget.available_host_memory", lambda: 4000)
+    assert kv_budget(Options(), torch.device("cpu")) == 1000
+
+
+def test_a_container_leaves_what_its_limit_leaves(tmp_path, monkeypatch):
+    """File cache that gives way is not used up."""
+    monkeypatch.setattr("engine.memory_budget.CGROUP", tmp_path)
+    for name, text in (("max", "1000"), ("current", "900"), ("stat", "anon 1\ninactive_file 400")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert available_host_memory() == 500
+    (tmp_path / "memory.max").write_text("max")
+    assert available_host_memory() > 2**20
+
+
+def test_all_end_of_sequence_tokens_count(llama, tmp_path):
+    copy = shutil.copytree(llama, tmp_path / "copy")
+    (copy / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
+    assert LLM(copy).facts.eos_token_ids == (5, 6)
+    (copy / "generation_config.json").unlink()
+    assert LLM(copy).facts.eos_token_ids == (0,)
+
+
+def test_a_model_without_weights_is_refused(llama, tmp_path):
+    copy = shutil.copytree(llama, tmp_path / "copy")
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        LLM(copy)
+    (copy / "config.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        LLM(copy)
+
+
+def test_ready_means_that_a_forward_has_passed(llama, monkeypatch):
+    def fail(self, plan, between_tokens):
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr("engine.packed.PackedExecutor.run", fail)
+    with pytest.raises(ConfigurationError, match=r"cannot answer: RuntimeError: no kernel image"):
+        LLM(llama)
+
+
+def test_low_precision_alone_is_no_reason_to_refuse(llama, monkeypatch):
+    """Where bf16 differs by chance, as a router's near ties do, fp32 decides."""
+    monkeypatch.setitem(MAX_RELATIVE_ERROR, torch.bfloat16, -1.0)
+    llm = LLM(llama, dtype="bf16")
+    assert (llm.facts.executor, llm.facts.dtype) == ("packed", "bfloat16")
+    dtypes = {weight.dtype for weight in llm._engine._executor._model._model.parameters()}
+    assert dtypes == {torch.bfloat16}
+
+
+def test_requests_without_a_seed_differ(llama):
+    llm = LLM(llama, dtype="fp32")
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    answers = llm.generate([[1, 2]] * 3, params, use_tqdm=False)
+    assert len({tuple(each.outputs[0].token_ids) for each in answers}) == 3
+
+
 def test_dynamic_gathers_32_unless_told_otherwise(llama):
     assert LLM(llama, batching="dynamic").facts.max_sequences == 32
     assert LLM(llama, batching="dynamic", batch_size=1).facts.max_sequences == 1
@@ -107,6 +169,7 @@ def test_max_model_len_is_lowered_to_the_memory_with_a_note(llama):
         ({"tensor_parallel_degree": "two"}, "expected a positive integer or max"),
         ({"tensor_parallel_degree": "0"}, "expected a positive integer or max"),
         ({"batchin": "paged"}, "did you mean 'batching'"),
+        ({"predict_timeout": 3}, "'predict_timeout' has no effect without a server"),
         ({"batch_size": "8"}, "batch_size=8: expected an integer"),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from core.errors import ConfigurationError
 from engine import LLM, SamplingParams
+from engine.attention import UnsupportedModelError, paged_attention_forward
 from tests.engine.tiny_models import LIBRARY, PACKED, VOCABULARY
 
 STRATEGIES = {
@@ -120,6 +123,7 @@ def test_the_library_executor_stops_for_a_client_that_has_gone(tiny_model):
         ("mamba", "it has layers of type linear_attention"),
         ("qwen3_next", "it has layers of type linear_attention"),
         ("t5", "it is an encoder-decoder model"),
+        ("llama4_text", "it has layers of type chunked_attention"),
     ],
 )
 def test_the_gate_says_why_and_what_works(tiny_model, architecture, reason):
@@ -159,6 +163,33 @@ def test_the_gate_counts_calls(tiny_model, monkeypatch, times):
     facts = LLM(tiny_model("llama"), batching="none", dtype="fp32").facts
     assert facts.executor == "library"
     assert ("never call" if times == 0 else "exactly once") in facts.executor_reason
+
+
+@pytest.mark.parametrize(
+    ("keywords", "reason"),
+    [
+        ({"position_bias": torch.zeros(1)}, "its attention takes 'position_bias'"),
+        ({"attention_mask": torch.zeros(1)}, "an attention mask of its own"),
+        ({"paged": None}, "do not pass keywords on"),
+    ],
+)
+def test_attention_refuses_what_it_would_drop(keywords, reason):
+    given = {"attention_mask": None, "paged": object()} | keywords
+    tensor = torch.zeros(1, 1, 1, 8)
+    with pytest.raises(UnsupportedModelError, match=reason):
+        paged_attention_forward(torch.nn.Module(), tensor, tensor, tensor, **given)
+
+
+def test_the_models_own_generation_config_neither_chooses_nor_stops(tiny_model, tmp_path):
+    path = shutil.copytree(tiny_model("bloom"), tmp_path / "bloom")
+    expected = tokens(LLM(path, dtype="fp32"), ignore_eos=True)
+    config = {"num_beams": 4, "repetition_penalty": 3.0, "max_time": 1e-6, "eos_token_id": 0,
+              "no_repeat_ngram_size": 1, "pad_token_id": 0}  # fmt: skip
+    (path / "generation_config.json").write_text(json.dumps(config))
+    llm = LLM(path, dtype="fp32")
+    assert llm.facts.executor == "library"
+    assert tokens(llm, ignore_eos=True) == expected
+    assert {len(each) for each in expected} == {NUM_NEW}
 
 
 def test_repetition_penalty_equals_transformers(tiny_model):

@@ -80,6 +80,7 @@ def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(llm):
         output = answer(llm, "ROMEO:", params)
         assert output.text == text[: text.index(stop)]
         assert output.finish_reason == "stop"
+        assert len(output.token_ids) < 12
     assert not llm._engine.has_work()
     assert llm._engine.strategy.memory.num_held_blocks == 0
 

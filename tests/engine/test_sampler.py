@@ -106,3 +106,37 @@ def test_rounding_at_the_end_never_leaves_the_kept_tokens(monkeypatch):
     monkeypatch.setattr("engine.sampler._uniform", lambda rows: np.ones(len(rows)))
     logits = torch.tensor([0.5, 0.3, 0.2]).log()
     assert drawn(logits, rows(1, top_p=0.7)).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1e-46},
+        {"temperature": 1.1e-5},
+        {"temperature": 1e30},
+        {"top_p": 1e-50},
+        {"repetition_penalty": 0.01, "temperature": 2e-5},
+        {"repetition_penalty": 100.0, "top_k": 2**31},
+    ],
+)
+def test_extreme_parameters_choose_a_token_and_leave_other_rows_alone(params):
+    logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(0)) * 5
+    greedy = Sequence(0, [1], SamplingParams(temperature=0))
+    extreme = Sequence(1, [1, 2], SamplingParams(seed=3, **params))
+    token_ids = sample(logits, [greedy, extreme]).token_ids.tolist()
+    assert token_ids[0] == logits[0].argmax()
+    assert 0 <= token_ids[1] < 50
+
+
+def test_a_row_of_nan_does_not_end_the_step():
+    logits = torch.tensor([[0.0, 2.0], [float("nan"), float("nan")]])
+    good = Sequence(0, [1], SamplingParams(seed=1, top_k=2))
+    assert 0 <= sample(logits, [good, *rows(1)]).token_ids[0] < 2
+
+
+def test_logprobs_are_those_of_the_model_itself():
+    logits = torch.tensor([[2.0, 1.9, -1.0]])
+    penalized = Sequence(0, [0], SamplingParams(temperature=0, repetition_penalty=1.5))
+    choices = sample(logits, [penalized])
+    assert choices.token_ids.item() == 1
+    torch.testing.assert_close(choices.logprobs[0], logits.log_softmax(-1)[0, 1])

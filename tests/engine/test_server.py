@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import zmq
 
+from core.errors import EngineUnavailableError
 from core.messages import (
     Abort,
     Dead,
@@ -30,8 +31,8 @@ from tests.strategies.fakes import FakeExecutor, next_token, strategy_of
 FACTS = Facts(
     model="tiny", architecture="Tiny", batching="paged", batching_reason="", executor="packed",
     executor_reason="", device="cpu", dtype="float32", kv_dtype="float32", max_model_len=48,
-    max_sequences=4, max_step_tokens=16, block_size=4, num_kv_blocks=64, weights_bytes=0, kv_bytes=0,
-    vocab_size=23, eos_token_ids=(0,), load_seconds=0.0,
+    max_sequences=4, max_step_tokens=16, block_size=4, num_kv_blocks=64, weights_bytes=0,
+    kv_bytes=0, vocab_size=23, eos_token_ids=(0,), load_seconds=0.0,
 )  # fmt: skip
 
 
@@ -109,7 +110,7 @@ def connection(tmp_path):
 
 @pytest.fixture
 def endpoint(engine, gate, connection):
-    endpoint = connection._endpoint
+    endpoint = connection.endpoint
     thread = threading.Thread(target=_serve, args=(engine, connection))
     thread.start()
     yield endpoint
@@ -181,23 +182,26 @@ def test_a_bad_request_is_rejected_with_its_field_and_disturbs_nothing(client):
 
 
 def test_a_full_queue_is_overloaded(client, gate):
+    """Four slots and a queue of two: the seventh of a burst is one too many."""
     gate.open.clear()
-    client.send(Submit("running", [1], greedy()))
-    for number in range(20):
-        client.send(Submit(f"more{number}", [1], greedy()))
+    for number in range(8):
+        client.send(Submit(f"{number}", [1], greedy()))
     gate.open.set()
-    failed = client.receive(Failed)
-    assert failed.kind == "overloaded"
-    assert "2 requests are waiting" in failed.message
+    refused = [client.receive(Failed) for _ in range(2)]
+    assert [each.id for each in refused] == ["6", "7"]
+    assert {each.kind for each in refused} == {"overloaded"}
+    assert "2 requests are waiting" in refused[0].message
 
 
-def test_abort_is_silent_frees_and_may_be_repeated(client, engine, gate):
+def test_abort_is_silent_frees_and_may_be_repeated(client, engine, gate, connection):
     gate.open.clear()
     client.send(Submit("a", [1, 2, 3], greedy(40)))
+    until(lambda: engine.strategy.running)
     client.send(Abort("a"))
     client.send(Abort("a"))
     client.send(Abort("unknown"))
     client.send(Submit("b", [1], greedy(2)))
+    until(lambda: connection.inbox.qsize() == 4)
     gate.open.set()
     assert client.answer("b")[1] == Finish.LENGTH
     assert engine.strategy.memory.num_held_blocks == 0
@@ -234,6 +238,33 @@ def test_a_failed_step_ends_its_requests_and_the_next_ones_work(client, gate):
     gate.error = None
     client.send(Submit("b", [1], greedy(2)))
     assert client.answer("b")[1] == Finish.LENGTH
+
+
+def test_failures_count_only_in_a_row(client, gate):
+    for number in range(MAX_FAILED_STEPS):
+        gate.error = RuntimeError("now and then")
+        client.send(Submit(f"bad{number}", [1], greedy()))
+        assert client.receive(Failed).kind == "failed"
+        gate.error = None
+        client.send(Submit(f"good{number}", [1], greedy(1)))
+        assert client.answer(f"good{number}")[1] == Finish.LENGTH
+
+
+def test_messages_without_meaning_disturb_nothing(client):
+    client.socket.send(b"\xc1 no msgpack")
+    client.socket.send_multipart([b"two", b"frames"])
+    client.send(Submit("a", [1], greedy(2)))
+    assert client.answer("a")[1] == Finish.LENGTH
+
+
+def test_a_lost_socket_ends_the_engine(connection, engine, monkeypatch):
+    monkeypatch.setattr(connection, "_receive", lambda *_: 1 / 0)
+    client = Client(connection.endpoint)
+    client.send(Hello())
+    with pytest.raises(EngineUnavailableError, match="ZeroDivisionError"):
+        Server(engine, connection, max_waiting=2).serve_forever()
+    connection.send(b"nobody", Dead("never blocks"))
+    client.close()
 
 
 def test_steps_that_keep_failing_end_the_engine(client, gate):

@@ -26,10 +26,20 @@ PACKED: dict[str, dict[str, object]] = {
     "gpt2": GPT2 | UNTIED,
     "opt": SMALL | UNTIED | {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "gpt_oss": SMALL | WINDOW | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": SMALL
+    | WINDOW
+    | {
+        "use_sliding_window": True,
+        "max_window_layers": 1,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    },
     "mixtral": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 """What must run packed, each with its own trait: GQA, norms on q and k, a window, softcap, learned
-positions, sinks, experts."""
+positions, sinks, a window that is in the mask alone, experts."""
 
 LIBRARY: dict[str, dict[str, object]] = {
     "bloom": {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4,
@@ -41,13 +51,15 @@ LIBRARY: dict[str, dict[str, object]] = {
               "state_size": 4, "bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 0},
     "t5": {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2,
            "num_heads": 4, "eos_token_id": 0, "pad_token_id": 0, "decoder_start_token_id": 0},
+    "llama4_text": SMALL | {"num_local_experts": 2, "intermediate_size_mlp": 48,
+                            "attention_chunk_size": 64, "pad_token_id": 0},
     "qwen3_next": SMALL | {"num_hidden_layers": 4, "linear_num_key_heads": 2,
                            "linear_num_value_heads": 2, "linear_key_head_dim": 8,
                            "linear_value_head_dim": 8, "num_experts": 4,
                            "num_experts_per_tok": 2, "moe_intermediate_size": 16,
                            "shared_expert_intermediate_size": 16},
 }  # fmt: skip
-"""What must be refused by the gate: ALiBi, an attention class of its own, a state, an encoder."""
+"""What the gate must refuse: ALiBi, an attention class of its own, a state, an encoder, chunks."""
 
 
 def save_tiny_model(architecture: str, folder: Path) -> Path:
