@@ -1,0 +1,25 @@
+"""What `make gpu` consists of; read without loading torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    title: str
+    module: str
+    """Of this package; its `run(bench)` measures."""
+    seconds: int
+    """After which it starts no further case; together they stay under five minutes."""
+
+
+SECTIONS = {
+    "ceilings": Section("What this GPU can do at best", "ceilings", 10),
+    "correctness": Section("Kernels against their definition", "correctness", 60),
+    "decode": Section("Decode", "decode", 70),
+    "prefill": Section("Prefill", "prefill", 40),
+    "moves": Section("Cache write, block copy, swap", "moves", 15),
+    "flex": Section("FlexAttention over its own pages of 128", "flex", 35),
+    "sweep": Section("Configurations", "sweep", 50),
+}
