@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -17,8 +18,14 @@ class Bench:
     """Of one section. In a dry run every call is made once on the CPU and no time is taken."""
 
     def __init__(
-        self, *, is_dry: bool, seconds: float, emit: Callable[[dict[str, Any]], None]
+        self,
+        *,
+        is_dry: bool,
+        may_flashinfer: bool,
+        seconds: float,
+        emit: Callable[[dict[str, Any]], None],
     ) -> None:
+        self._may_flashinfer = may_flashinfer
         self.is_dry = is_dry
         self.device = torch.device("cpu" if is_dry else "cuda")
         self.dtype = torch.float16 if is_dry else torch.bfloat16  # as Triton's interpreter has it
@@ -40,6 +47,11 @@ class Bench:
     def table(self, configurations: dict[str, Any]) -> None:
         """A new configuration table."""
         self._emit({"event": "table", "table": configurations})
+
+    def has_flashinfer(self) -> bool:
+        """Whether it is installed and its kernels were built in time."""
+        is_wanted = self._may_flashinfer and not self.is_dry
+        return is_wanted and importlib.util.find_spec("flashinfer") is not None
 
     def is_over(self, what: str) -> bool:
         """Whether the section's time is up; if so, notes that `what` was skipped."""

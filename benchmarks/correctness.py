@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bench import Bench
-from benchmarks.inputs import Lengths, PagedInputs, Shape, make_inputs, random_cache, ragged
+from benchmarks.inputs import Lengths, PagedInputs, Shape, make_inputs, ragged, random_cache
 from kernels import block_copy, cache_write, swap, torch_cache
 from kernels.cache_table import CacheTable, cache_table
 from kernels.paged_decode import paged_decode
@@ -27,7 +27,7 @@ KEY_SCALE, VALUE_SCALE = 0.5, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    shape: Shape = Shape(32, 8, 128)
+    shape: Shape
     dtype: torch.dtype = torch.bfloat16
     cache_dtype: torch.dtype | None = None
     block_size: int = 16
@@ -52,21 +52,23 @@ def run(bench: Bench) -> None:
 
 def _cases() -> Iterator[Case]:
     fp8 = (torch.uint8, torch.float8_e4m3fn)
+    half, single = torch.float16, torch.float32
+    usual = Shape(32, 8, 128)
     extras = {"window": 300, "softcap": 30.0, "sinks": True}
-    yield Case()
+    yield Case(usual)
     yield Case(Shape(32, 32, 128), layout="HND", num_splits=1)
-    yield from (Case(cache_dtype=dtype, options={"scales": True}) for dtype in fp8)
-    yield Case(options=extras)
-    yield Case(block_size=32, options={"window": 300}, num_splits=16)
-    yield Case(dtype=torch.float16, block_size=64)
-    yield Case(dtype=torch.float32)
+    yield from (Case(usual, cache_dtype=dtype, options={"scales": True}) for dtype in fp8)
+    yield Case(usual, options=extras)
+    yield Case(usual, block_size=32, options={"window": 300}, num_splits=16)
+    yield Case(usual, half, block_size=64)
+    yield Case(usual, single)
     for dim in (64, 80, 96, 192, 256):
         yield Case(Shape(16, 4, dim), layout="HND")
     yield Case(Shape(28, 4, 128), options={"softcap": 50.0}, num_splits=64)
     yield Case(Shape(64, 1, 128))
     for dim in (64, 256):
         yield Case(Shape(16, 4, dim), cache_dtype=torch.uint8, options={"scales": True} | extras)
-    yield Case(dtype=torch.float16, cache_dtype=torch.float8_e4m3fn, options={"scales": True})
+    yield Case(usual, half, torch.float8_e4m3fn, options={"scales": True})
 
 
 def _dry_cases() -> Iterator[Case]:
@@ -155,17 +157,16 @@ def _moves(bench: Bench) -> None:
 
 def _cache_write(bench: Bench, dtype: torch.dtype, layout: str, what: str) -> None:
     num_blocks, kv_heads, dim = (4, 1, 64) if bench.is_dry else (256, 8, 128)
-    caches = [
-        random_cache((num_blocks, 16, kv_heads, dim), dtype, layout, bench.device) for _ in "kv"
-    ]
-    twins = [cache.clone() for cache in caches]
+    pool = (num_blocks, 16, kv_heads, dim)
+    keys, values = (random_cache(pool, dtype, layout, bench.device) for _ in range(2))
+    twins = [keys.clone(), values.clone()]
     slots = torch.randperm(num_blocks * 16, device=bench.device)[: num_blocks * 8]
     slots[::7] = -1
     rows = torch.randn(2, len(slots), kv_heads, dim, device=bench.device).to(bench.dtype) * 99
     scales = {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE}
-    cache_write.write_kv(rows[0], rows[1], *caches, slots, **scales)
-    torch_cache.write_kv(rows[0], rows[1], *twins, slots, **scales)
-    _verdict(bench, what, caches, twins)
+    cache_write.write_kv(rows[0], rows[1], keys, values, slots, **scales)
+    torch_cache.write_kv(rows[0], rows[1], twins[0], twins[1], slots, **scales)
+    _verdict(bench, what, [keys, values], twins)
 
 
 def _block_moves(bench: Bench, layout: str, what: str) -> None:

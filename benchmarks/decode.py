@@ -42,13 +42,13 @@ def run(bench: Bench) -> None:
         bench.attempt(str(case), lambda case=case: _measure(bench, case))
 
 
-def decode_calls(bench: Bench, inputs: PagedInputs, shape: Shape) -> peers.Calls:
-    """Ours, with nothing allocated, over every set of the inputs."""
-    num_rows = len(inputs.query)
-    longest = max(inputs.lengths.contexts)
-    splits = num_splits(num_rows, shape.kv_heads, bench.num_processors, longest)
+def decode_calls(
+    bench: Bench, inputs: PagedInputs, shape: Shape, splits: int | None = None
+) -> peers.Calls:
+    """Ours, with nothing allocated, over every set of the inputs; splits as the rule has them."""
+    num = splits or splits_by_rule(bench, inputs, shape)
     scratch = torch.empty(
-        scratch_numel(num_rows, shape.heads, shape.head_dim, splits), device=bench.device
+        scratch_numel(len(inputs.query), shape.heads, shape.head_dim, num), device=bench.device
     )
     out = torch.empty_like(inputs.query)
     return [
@@ -59,12 +59,17 @@ def decode_calls(bench: Bench, inputs: PagedInputs, shape: Shape) -> peers.Calls
             table,
             inputs.context_lens,
             scale=inputs.scale,
-            num_splits=splits,
+            num_splits=num,
             out=out,
             scratch=scratch,
         )
         for table in inputs.tables
     ]
+
+
+def splits_by_rule(bench: Bench, inputs: PagedInputs, shape: Shape) -> int:
+    longest = max(inputs.lengths.contexts)
+    return num_splits(len(inputs.query), shape.kv_heads, bench.num_processors, longest)
 
 
 def _cases() -> Iterator[Case]:
@@ -114,7 +119,7 @@ def _measure(bench: Bench, case: Case) -> None:
         us["sdpa"] = bench.attempt(
             f"SDPA at {case}", lambda: bench.time_us(peers.sdpa_decode(inputs, shape))
         )
-    if peers.has_flashinfer() and case.cache_dtype is None:
+    if bench.has_flashinfer() and case.cache_dtype is None:
         us["flashinfer"] = bench.attempt(
             f"FlashInfer at {case}",
             lambda: bench.time_us(peers.flashinfer_decode(inputs, shape, case.layout)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,10 +17,6 @@ from benchmarks.inputs import PagedInputs, Shape
 Calls = list[Callable[[], Any]]
 WORKSPACE_BYTES = 128 * 2**20
 """What FlashInfer recommends."""
-
-
-def has_flashinfer() -> bool:
-    return importlib.util.find_spec("flashinfer") is not None
 
 
 def sdpa_decode(inputs: PagedInputs, shape: Shape) -> Calls:
@@ -100,7 +95,7 @@ def _sdpa(backend: SDPBackend, query: Tensor, keys: Tensor, values: Tensor, **op
         return F.scaled_dot_product_attention(query, keys, values, **options)
 
 
-def _only(backend: SDPBackend, device: torch.device) -> AbstractContextManager[None]:
+def _only(backend: SDPBackend, device: torch.device) -> AbstractContextManager[Any]:
     return sdpa_kernel(backend) if device.type == "cuda" else nullcontext()
 
 
@@ -127,7 +122,7 @@ def _as_stored(inputs: PagedInputs, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def _page_lists(inputs: PagedInputs, table: Tensor, block_size: int) -> tuple[Tensor, ...]:
-    """FlashInfer's block table: where each row begins, block ids in a row, tokens in last blocks."""
+    """FlashInfer's block table: where rows begin, their block ids, tokens in their last blocks."""
     contexts = inputs.context_lens
     num_blocks = (contexts + block_size - 1) // block_size
     starts = F.pad(num_blocks.cumsum(0), (1, 0)).int()

@@ -113,7 +113,7 @@ def _measure(bench: Bench, case: Case) -> None:
                 f"SDPA {name} at {case}",
                 lambda backend=backend: bench.time_us(peers.sdpa_prefill(inputs, shape, backend)),
             )
-    if peers.has_flashinfer():
+    if bench.has_flashinfer():
         us["flashinfer"] = bench.attempt(
             f"FlashInfer at {case}",
             lambda: bench.time_us(peers.flashinfer_prefill(inputs, shape, case.layout)),

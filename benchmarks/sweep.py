@@ -43,7 +43,9 @@ def run(bench: Bench) -> None:
         search = partial(_search, bench, kernel, shape, cache_dtype)
         best = bench.attempt(case, search)
         if best is not None:
-            rows[kernel].append({"when": _when(shape, cache_dtype), "use": asdict(best)})
+            rows[kernel].append(
+                {"when": _when(shape, bench.dtype, cache_dtype), "use": asdict(best)}
+            )
     bench.table(_merged(json.loads(TABLE.read_text()), rows))
 
 
@@ -62,7 +64,7 @@ def _search(
     bench: Bench, kernel: str, shape: Shape, cache_dtype: torch.dtype
 ) -> AttentionConfiguration:
     group = shape.heads // shape.kv_heads
-    best = attention_configuration(kernel, shape.head_dim, group, cache_dtype)
+    best = attention_configuration(kernel, shape.head_dim, group, bench.dtype, cache_dtype)
     calls = _calls(bench, kernel, shape, cache_dtype)
     fastest = first = _time(bench, kernel, best, calls)
     for setting, values in CHOICES[kernel].items():
@@ -109,11 +111,12 @@ def _time(
         return bench.attempt(f"{kernel} with {configuration}", lambda: bench.time_us(calls))
 
 
-def _when(shape: Shape, cache_dtype: torch.dtype) -> dict[str, list[int]]:
+def _when(shape: Shape, dtype: torch.dtype, cache_dtype: torch.dtype) -> dict[str, list[int]]:
     return {
         "arch": [current_arch()],
         "head_dim": [shape.head_dim],
         "group": [shape.heads // shape.kv_heads],
+        "query_bits": [dtype.itemsize * 8],
         "kv_bits": [cache_dtype.itemsize * 8],
     }
 

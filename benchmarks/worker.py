@@ -1,7 +1,7 @@
 """Runs sections in a process of its own and writes what they find to stdout, a JSON line an event.
 
-`python -m benchmarks.worker [--dry] SECTION...`. benchmarks.gpu reads it; an illegal memory access
-or a crash ends this process only.
+`python -m benchmarks.worker [--dry] [--without-flashinfer] SECTION...`. benchmarks.gpu reads it; an
+illegal memory access or a crash ends this process only.
 """
 
 from __future__ import annotations
@@ -31,16 +31,21 @@ def main(arguments: list[str]) -> None:
     emit({"event": "machine", "machine": _machine(is_dry)})
     for name in arguments:
         if name in SECTIONS:
-            _run(name, is_dry, emit)
+            _run(name, arguments, emit)
 
 
-def _run(name: str, is_dry: bool, emit: Emit) -> None:
+def _run(name: str, arguments: list[str], emit: Emit) -> None:
     from benchmarks.bench import Bench
 
     emit({"event": "begin", "section": name})
     begin = time.monotonic()
     try:
-        bench = Bench(is_dry=is_dry, seconds=SECTIONS[name].seconds, emit=emit)
+        bench = Bench(
+            is_dry="--dry" in arguments,
+            may_flashinfer="--without-flashinfer" not in arguments,
+            seconds=SECTIONS[name].seconds,
+            emit=emit,
+        )
         importlib.import_module(f"benchmarks.{SECTIONS[name].module}").run(bench)
     except Exception as error:
         traceback.print_exc()

@@ -18,9 +18,10 @@ MAY_IMPORT = {
     "strategies": {"core"},
     "engine": {"core", "kernels", "strategies"},
     "container": {"core"},  # it speaks to the engine over the wire alone
+    "benchmarks": {"core", "engine", "kernels", "strategies"},
 }
 HEAVY = {"torch", "transformers", "triton"}
-MAY_BE_HEAVY = {"kernels", "engine"}
+MAY_BE_HEAVY = {"kernels", "engine", "benchmarks"}
 
 
 def imported_roots(path: Path) -> set[str]:
