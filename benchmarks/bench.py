@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
-EVENT_LIMIT_MS = 40.0
-"""Replays of one measurement take about that long."""
+REPLAYS_MS = 40.0
+"""All replays of one measurement take about that long."""
+LONG_CALL_MS = 1.0
+"""Beside such a call, what a replay itself costs does not count."""
 
 
 class Bench:
@@ -103,22 +105,28 @@ class Bench:
             call()
         if self.is_dry:
             return None
-        calls = list(calls) * -(-8 // len(calls))  # a replay's own cost is shared by eight or more
-        torch.cuda.synchronize()
+        calls = _as_many_as_fit(calls, _elapsed_ms(calls[0]))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for call in calls:
                 call()
-        first = statistics.median(_replay_ms(graph) for _ in range(3))
-        num_replays = max(5, min(50, int(EVENT_LIMIT_MS / first)))
-        times = [_replay_ms(graph) for _ in range(num_replays)]
+        first_ms = statistics.median(_elapsed_ms(graph.replay) for _ in range(3))
+        num_replays = max(5, min(50, int(REPLAYS_MS / first_ms)))
+        times = [_elapsed_ms(graph.replay) for _ in range(num_replays)]
         return statistics.median(times) / len(calls) * 1000
 
 
-def _replay_ms(graph: torch.cuda.CUDAGraph) -> float:
+def _as_many_as_fit(calls: Sequence[Callable[[], Any]], call_ms: float) -> list[Callable[[], Any]]:
+    """Short calls eight times at least, to share what a replay costs; long ones fewer times."""
+    if call_ms < LONG_CALL_MS:
+        return list(calls) * -(-8 // len(calls))
+    return list(calls)[: max(1, int(REPLAYS_MS / 4 / call_ms))]
+
+
+def _elapsed_ms(call: Callable[[], Any]) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
-    graph.replay()
+    call()
     end.record()
     end.synchronize()
     return begin.elapsed_time(end)
