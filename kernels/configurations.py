@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
+from triton import knobs
 from triton.runtime import driver
 
 TABLE = Path(__file__).with_name("configurations.json")
@@ -57,9 +57,10 @@ def num_splits(num_rows: int, num_kv_heads: int, num_processors: int, max_contex
 
 def current_arch() -> int:
     """90 for sm_90; 0 in Triton's interpreter, which gets the rows for any arch."""
-    if triton.knobs.runtime.interpret:
+    if knobs.runtime.interpret:
         return 0
-    return driver.active.get_current_target().arch
+    target: Any = driver.active.get_current_target()
+    return target.arch
 
 
 @cache

@@ -81,32 +81,43 @@ class Variant:
             paged_prefill(query, *caches, tables, starts, lens, **options)
 
 
-def representative() -> list[Variant]:
-    """Few enough for every change: each value of each parameter at least once."""
+def representative(arch: int) -> list[Variant]:
+    """Few enough for every change: on sm_86 and sm_90 each value of each parameter at least once.
+
+    sm_80 and sm_89 share most of the compiler with them: there, what has its own row or type.
+    """
     decode, prefill = Variant("decode", 128), Variant("prefill", 128)
-    return [
+    if arch == 80:
+        return [
+            replace(decode, formats=FORMATS[3], extras=1, num_splits=1),
+            replace(prefill, extras=1),
+            replace(prefill, head_dim=256),
+        ]
+    if arch == 89:
+        return [replace(decode, formats=FORMATS[6]), replace(prefill, formats=FORMATS[6])]
+    everywhere = [
         decode,
         replace(decode, heads=(28, 4), formats=FORMATS[4], extras=1, block_size=64, num_splits=1),
         replace(decode, head_dim=80, heads=(8, 8), extras=2, block_size=32, layout="HND"),
         replace(decode, head_dim=256, heads=(71, 1), extras=3, num_splits=64),
         replace(decode, head_dim=64, formats=FORMATS[3], extras=4, ids=torch.int32),
         replace(decode, head_dim=192, formats=FORMATS[2], num_splits=1),
-        replace(decode, formats=FORMATS[5], heads=(8, 1)),
         prefill,
         replace(prefill, heads=(12, 4), formats=FORMATS[4], extras=1, block_size=64),
         replace(prefill, head_dim=96, heads=(8, 8), extras=2, block_size=32, layout="HND"),
         replace(prefill, head_dim=256, heads=(71, 1), extras=3),
         replace(prefill, head_dim=64, formats=FORMATS[3], extras=4, ids=torch.int32),
         replace(prefill, head_dim=192, formats=FORMATS[2]),
-        replace(prefill, formats=FORMATS[5], heads=(8, 1)),
     ]
+    native = [replace(kernel, formats=FORMATS[5], heads=(8, 1)) for kernel in (decode, prefill)]
+    return everywhere + [variant for variant in native if variant.runs_on(arch)]
 
 
-def matrix() -> list[Variant]:
+def matrix(arch: int) -> list[Variant]:
     """Each head dim with each format, twice: the other parameters take turns beside them."""
     heads, extras, sizes, splits = cycle(HEADS), cycle(range(5)), cycle(BLOCK_SIZES), cycle((1, 16))
     layouts, ids = cycle(("NHD", "NHD", "HND")), cycle((torch.int64, torch.int32))
-    return [
+    variants = [
         Variant(
             kernel, head_dim, next(heads), formats, next(sizes), next(extras), next(splits),
             next(layouts), next(ids),
@@ -116,3 +127,4 @@ def matrix() -> list[Variant]:
         for formats in FORMATS
         for _ in range(2)
     ]  # fmt: skip
+    return [variant for variant in variants if variant.runs_on(arch)]
