@@ -3,8 +3,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PORT ?= 8080
 PROPERTIES ?= serving.properties
 BIN := .venv/bin
+GPU_PYTHON ?= $(BIN)/python
+TRITON_FLOOR := 3.6.0
 
-.PHONY: help setup serve test check format docs clean
+.PHONY: help setup serve test check kernels gpu format docs clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -27,6 +29,18 @@ check: setup  ## Lint, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+kernels: setup .triton-$(TRITON_FLOOR)/installed  ## Compile every kernel variant for every GPU, with two Tritons
+	LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kernels $(ARGS)
+	LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 PYTHONPATH=.triton-$(TRITON_FLOOR) \
+		$(BIN)/python -m pytest tests/kernels $(ARGS)
+
+.triton-$(TRITON_FLOOR)/installed: .venv/installed  # the oldest supported, beside the pinned one
+	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) triton==$(TRITON_FLOOR)
+	touch $@
+
+gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),setup)  ## Check and time the kernels on this GPU (ARGS='--sections decode --out DIR')
+	$(GPU_PYTHON) -m benchmarks.gpu $(ARGS)
+
 format: setup  ## Format the code and mend what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -35,4 +49,4 @@ docs: setup  ## Write docs/configuration.md from the option table
 	$(BIN)/python -c "from container.report import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/configuration.md
 
 clean:  ## Remove .venv and caches
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .triton-$(TRITON_FLOOR) .pytest_cache .ruff_cache .hypothesis *.egg-info

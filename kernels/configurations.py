@@ -1,8 +1,8 @@
 """Tile sizes per GPU and shape, measured once and kept in configurations.json; no run-time tuning.
 
 Of the rows of a kernel, the first holds whose `when` names nothing that differs. `when` may name
-`arch` (90 is sm_90), `head_dim`, `group` (query heads per KV head) and `kv_bits` (32, 16 or 8),
-each as a list. Rows that name no `arch` come last; they fit the smallest supported GPU.
+`arch` (90 is sm_90), `head_dim`, `group` (query heads per KV head), `query_bits` and `kv_bits`,
+each as a list. Rows that name no `arch` fit the smallest supported GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
+from triton import knobs
 from triton.runtime import driver
 
 TABLE = Path(__file__).with_name("configurations.json")
@@ -34,10 +34,11 @@ class AttentionConfiguration:
 
 
 def attention_configuration(
-    kernel: str, head_dim: int, group: int, kv_dtype: torch.dtype
+    kernel: str, head_dim: int, group: int, query_dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> AttentionConfiguration:
     """The row for the current GPU. `kernel`: "decode" or "prefill"."""
-    return _lookup(kernel, current_arch(), head_dim, group, kv_dtype.itemsize * 8)
+    bits = (query_dtype.itemsize * 8, kv_dtype.itemsize * 8)
+    return _lookup(kernel, current_arch(), head_dim, group, *bits)
 
 
 def num_splits(num_rows: int, num_kv_heads: int, num_processors: int, max_context_len: int) -> int:
@@ -56,16 +57,23 @@ def num_splits(num_rows: int, num_kv_heads: int, num_processors: int, max_contex
 
 def current_arch() -> int:
     """90 for sm_90; 0 in Triton's interpreter, which gets the rows for any arch."""
-    if triton.knobs.runtime.interpret:
+    if knobs.runtime.interpret:
         return 0
-    return driver.active.get_current_target().arch
+    target: Any = driver.active.get_current_target()
+    return target.arch
 
 
 @cache
 def _lookup(
-    kernel: str, arch: int, head_dim: int, group: int, kv_bits: int
+    kernel: str, arch: int, head_dim: int, group: int, query_bits: int, kv_bits: int
 ) -> AttentionConfiguration:
-    shape = {"arch": arch, "head_dim": head_dim, "group": group, "kv_bits": kv_bits}
+    shape = {
+        "arch": arch,
+        "head_dim": head_dim,
+        "group": group,
+        "query_bits": query_bits,
+        "kv_bits": kv_bits,
+    }
     for row in _table()[kernel]:
         if all(shape[name] in values for name, values in row["when"].items()):
             return AttentionConfiguration(**row["use"])

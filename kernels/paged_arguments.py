@@ -20,6 +20,7 @@ def check_paged_arguments(
     block_tables: Tensor,
     context_lens: Tensor,
     sinks: Tensor | None,
+    out: Tensor | None,
 ) -> None:
     """Raises ValueError with the cure, reading no tensor's contents."""
     _check_shapes(query, key_cache, value_cache)
@@ -33,6 +34,10 @@ def check_paged_arguments(
         )
     for name, tensor in (("block_tables", block_tables), ("context_lens", context_lens)):
         check_integers(name, tensor)
+    if out is not None:
+        check_strides("out", out)
+        if out.shape != query.shape or out.dtype != query.dtype:
+            raise ValueError(f"out is {list(out.shape)} {out.dtype}; it must be as the query")
     if sinks is not None and (sinks.shape != (query.shape[1],) or not sinks.is_contiguous()):
         raise ValueError(
             f"sinks are {list(sinks.shape)}; they must be one number per head in a row"

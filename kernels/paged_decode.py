@@ -178,19 +178,19 @@ def paged_decode(
 
     Raises ValueError for what the kernel cannot take; `kernels.sdpa` can.
     """
-    check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks)
+    check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
     if num_splits < 1 or num_splits & (num_splits - 1):
         raise ValueError(f"num_splits is {num_splits}; it must be a power of two")
+    score_scale, cap = score_factors(scale * key_scale, softcap)
+    partials, log_sums = _split_scratch(scratch, query, num_splits)
     num_rows, num_heads, head_dim = query.shape
     block_size, num_kv_heads = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
-    tile = attention_configuration("decode", head_dim, group, key_cache.dtype)
+    tile = attention_configuration("decode", head_dim, group, query.dtype, key_cache.dtype)
     block_m = min(max(16, triton.next_power_of_2(group)), tile.block_m)
     min_tiles = -(-tile.min_split_keys // tile.block_n)
-    score_scale, cap = score_factors(scale * key_scale, softcap)
     if out is None:
         out = torch.empty_like(query)
-    partials, log_sums = _split_scratch(scratch, query, num_splits)
     paged_decode_kernel[(num_kv_heads * -(-group // block_m), num_rows, num_splits)](
         out, partials, log_sums, query, key_cache, value_cache, block_tables, context_lens,
         sinks if num_splits == 1 else None, score_scale, cap, value_scale, window,

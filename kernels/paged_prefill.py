@@ -42,7 +42,7 @@ def find_sequence(starts_ptr, num_sequences, block, BLOCK_Q: tl.constexpr):
 @triton.jit
 def attend_tiles(
     attended, row_max, row_sum, query, key_ptr, value_ptr, table_ptr, position, context_len,
-    begin, end, score_scale, cap, window, block_stride, token_stride,
+    first_key, begin, end, score_scale, cap, window, block_stride, token_stride,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -52,6 +52,7 @@ def attend_tiles(
         is_stored = key_position < context_len
         is_seen = key_position[None, :] <= position[:, None]
         if window is not None:
+            is_stored = is_stored & (key_position >= first_key)
             is_seen = is_seen & (key_position[None, :] > position[:, None] - window)
         rows = row_offsets(
             table_ptr, tile, context_len, block_stride, token_stride, BLOCK_SIZE, BLOCK_N
@@ -116,25 +117,25 @@ def paged_prefill_kernel(
     end_key = tl.minimum(first_position + BLOCK_Q, context_len)
     # Tiles that all rows see whole need no mask; with a window each tile may cut some row's.
     if window is None:
-        begin = 0
+        first_key = 0
         first_masked = (first_position + 1) // BLOCK_N
     else:
-        begin = tl.maximum(first_position - window + 1, 0) // BLOCK_N
-        first_masked = begin
+        first_key = tl.maximum(first_position - window + 1, 0)
+        first_masked = first_key // BLOCK_N
     key_head_ptr = key_ptr + kv_head * kv_head_stride
     value_head_ptr = value_ptr + kv_head * kv_head_stride
     table_row_ptr = table_ptr + sequence.to(tl.int64) * table_stride
     if window is None:
         attended, row_max, row_sum = attend_tiles(
             attended, row_max, row_sum, query, key_head_ptr, value_head_ptr, table_row_ptr,
-            position, context_len, begin, first_masked, score_scale, cap, window,
+            position, context_len, first_key, 0, first_masked, score_scale, cap, window,
             block_stride, token_stride,
             HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, False,
         )  # fmt: skip
     attended, row_max, row_sum = attend_tiles(
         attended, row_max, row_sum, query, key_head_ptr, value_head_ptr, table_row_ptr,
-        position, context_len, first_masked, tl.cdiv(end_key, BLOCK_N), score_scale, cap, window,
-        block_stride, token_stride,
+        position, context_len, first_key, first_masked, tl.cdiv(end_key, BLOCK_N), score_scale, cap,
+        window, block_stride, token_stride,
         HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, True,
     )  # fmt: skip
 
@@ -171,16 +172,16 @@ def paged_prefill(
     tokens is skipped. With `out` given nothing is allocated. Returns `out`,
     [T, heads, head_dim].
     """
-    check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks)
+    check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
     check_integers("query_starts", query_starts)
+    score_scale, cap = score_factors(scale * key_scale, softcap)
     num_tokens, num_heads, head_dim = query.shape
     block_size, num_kv_heads = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
-    tile = attention_configuration("prefill", head_dim, group, key_cache.dtype)
+    tile = attention_configuration("prefill", head_dim, group, query.dtype, key_cache.dtype)
     heads_per_tile = min(group, tile.block_m)
     block_q = tile.block_m // heads_per_tile
     num_blocks = num_tokens // block_q + len(context_lens)
-    score_scale, cap = score_factors(scale * key_scale, softcap)
     if out is None:
         out = torch.empty_like(query)
     paged_prefill_kernel[(num_blocks, num_kv_heads * -(-group // heads_per_tile))](

@@ -18,10 +18,11 @@ MAY_IMPORT = {
     "strategies": {"core"},
     "engine": {"core", "kernels", "strategies"},
     "container": {"core"},  # it speaks to the engine over the wire alone
+    "benchmarks": {"core", "engine", "kernels", "strategies"},
     "models": set(),
 }
 HEAVY = {"torch", "transformers", "triton"}
-MAY_BE_HEAVY = {"kernels", "engine", "models"}
+MAY_BE_HEAVY = {"kernels", "engine", "benchmarks", "models"}
 
 
 def imported_roots(path: Path) -> set[str]:

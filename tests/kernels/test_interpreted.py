@@ -13,6 +13,7 @@ FOLDER = Path(__file__).parent / "interpreted"
 ROOT = FOLDER.parents[2]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("test_*.py")))
 def test_in_the_interpreter(name):
     run = subprocess.run(

@@ -1,0 +1,213 @@
+"""The kernels on this device, at real sizes, against exact attention and against their twins.
+
+Outputs are poisoned before each call, and each call is made twice: a result that changes is a race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.bench import Bench
+from benchmarks.inputs import Lengths, PagedInputs, Shape, make_inputs, ragged, random_cache
+from kernels import block_copy, cache_write, swap, torch_cache
+from kernels.cache_table import CacheTable, cache_table
+from kernels.paged_decode import paged_decode
+from kernels.paged_prefill import paged_prefill
+from kernels.sdpa import Scratch, paged_attention
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 5e-3}
+"""Of |out - exact| / |exact|; fp8 caches are decoded exactly, so they need no more."""
+KEY_SCALE, VALUE_SCALE = 0.5, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    shape: Shape
+    dtype: torch.dtype = torch.bfloat16
+    cache_dtype: torch.dtype | None = None
+    block_size: int = 16
+    layout: str = "NHD"
+    options: dict[str, Any] = field(default_factory=dict)
+    num_splits: int = 4
+
+    def __str__(self) -> str:
+        cache = self.cache_dtype or self.dtype
+        named = " ".join(f"{name}={value}" for name, value in self.options.items())
+        types = f"{_name(self.dtype)} over {_name(cache)}"
+        return f"{self.shape} {types} {self.block_size} {self.layout} {named}".strip()
+
+
+def run(bench: Bench) -> None:
+    _moves(bench)
+    for case in _dry_cases() if bench.is_dry else _cases():
+        if bench.is_over(f"{case} and what follows"):
+            return
+        bench.attempt(str(case), lambda case=case: _attention(bench, case))
+
+
+def _cases() -> Iterator[Case]:
+    fp8 = (torch.uint8, torch.float8_e4m3fn)
+    half, single = torch.float16, torch.float32
+    usual = Shape(32, 8, 128)
+    extras = {"window": 300, "softcap": 30.0, "sinks": True}
+    yield Case(usual)
+    yield Case(Shape(32, 32, 128), layout="HND", num_splits=1)
+    yield from (Case(usual, cache_dtype=dtype, options={"scales": True}) for dtype in fp8)
+    yield Case(usual, options=extras)
+    yield Case(usual, block_size=32, options={"window": 300}, num_splits=16)
+    yield Case(usual, half, block_size=64)
+    yield Case(usual, single)
+    for dim in (64, 80, 96, 192, 256):
+        yield Case(Shape(16, 4, dim), layout="HND")
+    yield Case(Shape(28, 4, 128), options={"softcap": 50.0}, num_splits=64)
+    yield Case(Shape(64, 1, 128))
+    for dim in (64, 256):
+        yield Case(Shape(16, 4, dim), cache_dtype=torch.uint8, options={"scales": True} | extras)
+    yield Case(usual, half, torch.float8_e4m3fn, options={"scales": True})
+
+
+def _dry_cases() -> Iterator[Case]:
+    yield Case(Shape(2, 1, 64), torch.float16, options={"window": 9, "sinks": True})
+    options = {"softcap": 9.0, "scales": True}
+    yield Case(Shape(2, 2, 64), torch.float16, torch.uint8, 32, "HND", options, 2)
+
+
+def _attention(bench: Bench, case: Case) -> None:
+    few = (1, 15, 16, 17) if bench.is_dry else (1, 15, 16, 17, 255, 4096)
+    decode = few if bench.is_dry else few + ragged(26, 4096)
+    queries = (1, 5, 16) if bench.is_dry else (1, 1, 5, 16, 129, 1024, 512)
+    contexts = (7, 25, 16) if bench.is_dry else (1, 900, 25, 16, 500, 1024, 3000)
+    options = dict(case.options)
+    if options.pop("scales", False):
+        options |= {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE}
+    if options.get("sinks"):
+        options["sinks"] = torch.randn(case.shape.heads, device=bench.device)
+    results = {}
+    for name, lengths in (
+        ("decode", Lengths((1,) * len(decode), decode)),
+        ("prefill", Lengths(queries, contexts)),
+    ):
+        inputs = make_inputs(
+            case.shape, lengths, device=bench.device, dtype=case.dtype,
+            cache_dtype=case.cache_dtype, block_size=case.block_size, layout=case.layout,
+        )  # fmt: skip
+        results[name] = _compare(inputs, _attend(inputs, name, case.num_splits, options), options)
+    is_right = all(error < TOLERANCE[case.dtype] for error in results.values())
+    bench.row(case=str(case), **results, verdict="ok" if is_right else "WRONG")
+
+
+def _attend(
+    inputs: PagedInputs, name: str, num_splits: int, options: dict[str, Any]
+) -> Callable[[Tensor], Any]:
+    paged = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.tables[0])
+    options = options | {"scale": inputs.scale}
+    if name == "decode":
+        return lambda out: paged_decode(
+            *paged, inputs.context_lens, num_splits=num_splits, out=out, **options
+        )
+    return lambda out: paged_prefill(
+        *paged, inputs.query_starts, inputs.context_lens, out=out, **options
+    )
+
+
+def _compare(
+    inputs: PagedInputs, attend: Callable[[Tensor], Any], options: dict[str, Any]
+) -> float:
+    """Relative error; infinite where two calls differ or a NaN is left."""
+    first, second = (torch.full_like(inputs.query, float("nan")) for _ in range(2))
+    attend(first)
+    attend(second)
+    exact = _exact(inputs, options)
+    error = float((first.double() - exact).norm() / exact.norm())
+    return error if torch.equal(first, second) and error == error else float("inf")
+
+
+def _exact(inputs: PagedInputs, options: dict[str, Any]) -> Tensor:
+    """kernels.sdpa in fp64, which the tests compare with the definition."""
+    options = dict(options)
+    keys = _numbers(inputs.key_cache) * options.pop("key_scale", 1.0)
+    values = _numbers(inputs.value_cache) * options.pop("value_scale", 1.0)
+    batch = inputs.batch(inputs.tables[0])
+    query = inputs.query.double()
+    return paged_attention(query, keys, values, batch, Scratch(), scale=inputs.scale, **options)
+
+
+def _numbers(cache: Tensor) -> Tensor:
+    if cache.dtype == torch.uint8:
+        cache = cache.view(torch.float8_e4m3fn)
+    return (cache.float() if cache.dtype.itemsize == 1 else cache).double()
+
+
+def _moves(bench: Bench) -> None:
+    types = [bench.dtype, torch.uint8]
+    if not bench.is_dry:
+        types.append(torch.float8_e4m3fn)
+    for layout in ("NHD", "HND"):
+        for dtype in types:
+            what = f"cache write {_name(dtype)} {layout}"
+            bench.attempt(what, lambda d=dtype, o=layout, w=what: _cache_write(bench, d, o, w))
+        what = f"block moves {layout}"
+        bench.attempt(what, lambda o=layout, w=what: _block_moves(bench, o, w))
+
+
+def _cache_write(bench: Bench, dtype: torch.dtype, layout: str, what: str) -> None:
+    num_blocks, kv_heads, dim = (4, 1, 64) if bench.is_dry else (256, 8, 128)
+    pool = (num_blocks, 16, kv_heads, dim)
+    keys, values = (random_cache(pool, dtype, layout, bench.device) for _ in range(2))
+    twins = [keys.clone(), values.clone()]
+    slots = torch.randperm(num_blocks * 16, device=bench.device)[: num_blocks * 8]
+    slots[::7] = -1
+    rows = torch.randn(2, len(slots), kv_heads, dim, device=bench.device).to(bench.dtype) * 99
+    scales = {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE}
+    cache_write.write_kv(rows[0], rows[1], keys, values, slots, **scales)
+    torch_cache.write_kv(rows[0], rows[1], twins[0], twins[1], slots, **scales)
+    _verdict(bench, what, [keys, values], twins)
+
+
+def _block_moves(bench: Bench, layout: str, what: str) -> None:
+    num_blocks, dim = (8, 64) if bench.is_dry else (256, 128)
+    caches = [
+        random_cache((num_blocks, 16, 2, dim), dtype, layout, bench.device)
+        for dtype in (bench.dtype, bench.dtype, torch.uint8)
+    ]
+    twins = [cache.clone() for cache in caches]
+    ids = torch.randperm(num_blocks, device=bench.device)
+    some, others = ids[: num_blocks // 2], ids[num_blocks // 2 :]
+    for kernels, memory in (
+        ((block_copy.copy_blocks, swap.gather_blocks, swap.scatter_blocks), caches),
+        ((torch_cache.copy_blocks, torch_cache.gather_blocks, torch_cache.scatter_blocks), twins),
+    ):
+        _move(*kernels, cache_table(memory), some, others)
+    _verdict(bench, what, caches, twins)
+
+
+def _move(
+    copy: Callable[..., None],
+    gather: Callable[..., None],
+    scatter: Callable[..., None],
+    table: CacheTable,
+    some: Tensor,
+    others: Tensor,
+) -> None:
+    staging = table.addresses.new_empty(len(some), table.words_per_block)
+    copy(table, torch.stack([some[::2], others[::2]], 1))
+    gather(table, some, staging)
+    scatter(table, others, staging)
+
+
+def _verdict(bench: Bench, what: str, got: list[Tensor], expected: list[Tensor]) -> None:
+    pairs = zip(got, expected, strict=True)
+    is_equal = all(
+        torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+        for a, b in pairs
+    )
+    bench.row(case=what, verdict="ok" if is_equal else "WRONG")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,19 @@
+"""Has FlashInfer build its kernels before anything is timed; the first time takes minutes."""
+
+from __future__ import annotations
+
+from benchmarks import peers
+from benchmarks.bench import Bench
+from benchmarks.inputs import SHAPES, Lengths, make_inputs
+
+
+def run(bench: Bench) -> None:
+    if not bench.has_flashinfer():
+        bench.note("FlashInfer is not installed: no comparison with it")
+        return
+    for shape in SHAPES:
+        for build, num_new in ((peers.flashinfer_decode, 1), (peers.flashinfer_prefill, 64)):
+            lengths = Lengths((num_new,) * 2, (64,) * 2)
+            inputs = make_inputs(shape, lengths, device=bench.device, dtype=bench.dtype)
+            us = bench.time_us(build(inputs, shape, "NHD"))
+            bench.row(what=f"{shape} {num_new} new of 64, built", us={"flashinfer": us})

@@ -1,0 +1,141 @@
+"""`make gpu`: checks and times the kernels on this GPU; see docs/benchmarks.md.
+
+Sections run in worker processes. What a worker found before it failed, crashed or hung is kept,
+and another goes on with the sections that remain. The tables come last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+from benchmarks.report import Report, table_text
+from benchmarks.sections import SECTIONS
+
+GRACE_SECONDS = 60
+"""For the case that was under way when a section's time was up, and for a worker to start."""
+TABLE = Path(__file__).resolve().parents[1] / "kernels" / "configurations.json"
+
+
+def main() -> None:
+    options = _parse()
+    report = Report(is_dry=options.dry)
+    remaining = list(options.sections)
+    try:
+        while remaining:
+            remaining = _run_worker(remaining, report, options)
+    finally:
+        report.write(options.out)
+        if options.write_table and report.table is not None and not options.dry:
+            TABLE.write_text(table_text(report.table))
+        print(report.text())
+        print(f"all of it: {options.out / 'gpu.json'}")
+    sys.exit(0 if all(map(report.is_sound, report.sections)) else 1)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/latest"))
+    parser.add_argument(
+        "--sections",
+        type=_section_names,
+        default=tuple(SECTIONS),
+        help=f"some of {','.join(SECTIONS)}",
+    )
+    parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU, no figures")
+    parser.add_argument(
+        "--write-table", action="store_true", help="let the sweep rewrite kernels/configurations"
+    )
+    return parser.parse_args()
+
+
+def _section_names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := [name for name in names if name not in SECTIONS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(SECTIONS)}")
+    return names
+
+
+def _run_worker(names: list[str], report: Report, options: argparse.Namespace) -> list[str]:
+    """One worker over these sections; the names that the next one should take up."""
+    command = [sys.executable, "-m", "benchmarks.worker", *names]
+    if options.dry:
+        command.append("--dry")
+    if "flashinfer" in report.sections and not report.is_sound("flashinfer"):
+        command.append("--without-flashinfer")
+    worker = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TRITON_DEFAULT_FP_FUSION": "1"},
+    )
+    assert worker.stdout
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    reader = threading.Thread(target=_forward, args=(worker.stdout, lines), daemon=True)
+    reader.start()
+    with worker:
+        try:
+            current, why = _collect(lines, report, options.out)
+        finally:
+            worker.kill()
+            reader.join()
+    if current is None and why is None:
+        return []
+    # Where it did not even start, no other worker would.
+    section = report.section(current or names[0])
+    section["notes"].append(f"worker failed: {why}")
+    return names[names.index(current) + 1 :] if current else []
+
+
+def _collect(
+    lines: queue.SimpleQueue[str], report: Report, out: Path
+) -> tuple[str | None, str | None]:
+    """The section under way when the worker ended and why; both None where it finished."""
+    current: str | None = None
+    is_started = False
+    limit = time.monotonic() + GRACE_SECONDS
+    while True:
+        try:
+            line = lines.get(timeout=max(0.0, limit - time.monotonic()))
+        except queue.Empty:
+            return current, "it hung"
+        if not line:
+            ended_well = is_started and current is None
+            return (None, None) if ended_well else (current, "it died; see above")
+        event = json.loads(line)
+        report.take(event)
+        if event["event"] == "begin":
+            is_started, current = True, str(event["section"])
+            limit = time.monotonic() + SECTIONS[current].seconds + GRACE_SECONDS
+        elif event["event"] == "end":
+            current = None
+            limit = time.monotonic() + GRACE_SECONDS
+            report.write(out)
+        _progress(event)
+
+
+def _forward(stream: IO[str], lines: queue.SimpleQueue[str]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put("")
+
+
+def _progress(event: dict[str, object]) -> None:
+    if event["event"] in ("begin", "note"):
+        print(*(value for name, value in event.items() if name != "event"), file=sys.stderr)
+    elif event["event"] == "row":
+        print(".", end="", file=sys.stderr, flush=True)
+    elif event["event"] == "end":
+        print(f" {event['seconds']} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

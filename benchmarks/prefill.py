@@ -1,0 +1,128 @@
+"""Prefill over paged K/V against contiguous SDPA and FlashInfer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from benchmarks import peers
+from benchmarks.bench import Bench
+from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs, ragged
+from kernels.paged_prefill import paged_prefill
+
+MOST_TOKENS = 2**19
+"""New tokens of a case; larger ones cost seconds and show nothing that these do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    shape: Shape
+    lengths: Lengths
+    block_size: int = 16
+    layout: str = "NHD"
+
+    @property
+    def is_even(self) -> bool:
+        """Whole prompts of one length, in the default layout: what SDPA can be compared on."""
+        lengths = {*self.lengths.contexts, *self.lengths.queries}
+        return len(lengths) == 1 and (self.block_size, self.layout) == (16, "NHD")
+
+    def __str__(self) -> str:
+        return f"{self.shape} {self.name}"
+
+
+def run(bench: Bench) -> None:
+    for case in _dry_cases() if bench.is_dry else _cases():
+        if bench.is_over(f"{case} and what follows"):
+            return
+        if sum(case.lengths.queries) > MOST_TOKENS:
+            bench.note(f"{case} skipped: more than {MOST_TOKENS} new tokens")
+        else:
+            bench.attempt(str(case), lambda case=case: _measure(bench, case))
+
+
+def prefill_calls(inputs: PagedInputs) -> peers.Calls:
+    """Ours, with nothing allocated, over every set of the inputs."""
+    out = torch.empty_like(inputs.query)
+    return [
+        lambda table=table: paged_prefill(
+            inputs.query,
+            inputs.key_cache,
+            inputs.value_cache,
+            table,
+            inputs.query_starts,
+            inputs.context_lens,
+            scale=inputs.scale,
+            out=out,
+        )
+        for table in inputs.tables
+    ]
+
+
+def prompts(batch: int, length: int) -> Lengths:
+    return Lengths((length,) * batch, (length,) * batch)
+
+
+def _cases() -> Iterator[Case]:
+    for shape in reversed(SHAPES):
+        for length in (4096, 1024, 16384):
+            for batch in (1, 16, 64, 128):
+                yield Case(f"{batch} x {length}", shape, prompts(batch, length))
+    for shape in reversed(SHAPES):
+        mixed = Lengths((2048,) + (1,) * 64, (2048,) + (4096,) * 64)
+        yield Case("512 over 8192 cached", shape, Lengths((512,), (8704,)))
+        yield Case("2048 new, 64 decode at 4096", shape, mixed)
+        yield Case("16 x ≤4096", shape, Lengths(ragged(16, 4096), ragged(16, 4096)))
+        for block_size, layout in ((16, "HND"), (32, "NHD"), (32, "HND")):
+            yield Case("16 x 4096", shape, prompts(16, 4096), block_size, layout)
+
+
+def _dry_cases() -> Iterator[Case]:
+    many, few = DRY_SHAPES
+    yield Case("2 x 20", few, prompts(2, 20))
+    yield Case("5 over 16 cached", many, Lengths((5, 1), (21, 7)), 32, "HND")
+
+
+def _measure(bench: Bench, case: Case) -> None:
+    lengths, shape = case.lengths, case.shape
+    kv_bytes = lengths.kv_bytes(shape, bench.dtype.itemsize)
+    query_bytes = lengths.query_bytes(shape, bench.dtype.itemsize)
+    num_sets = bench.num_sets(kv_bytes, most=4)
+    if not bench.fits(2 * kv_bytes * num_sets + 4 * query_bytes, str(case)):
+        return
+    inputs = make_inputs(
+        shape,
+        lengths,
+        device=bench.device,
+        dtype=bench.dtype,
+        block_size=case.block_size,
+        layout=case.layout,
+        num_sets=num_sets,
+    )
+    us = {"ours": bench.time_us(prefill_calls(inputs))}
+    if case.is_even:
+        for name, backend in (
+            ("sdpa", SDPBackend.FLASH_ATTENTION),
+            ("cudnn", SDPBackend.CUDNN_ATTENTION),
+        ):
+            us[name] = bench.attempt(
+                f"SDPA {name} at {case}",
+                lambda backend=backend: bench.time_us(peers.sdpa_prefill(inputs, shape, backend)),
+            )
+    if bench.has_flashinfer():
+        us["flashinfer"] = bench.attempt(
+            f"FlashInfer at {case}",
+            lambda: bench.time_us(peers.flashinfer_prefill(inputs, shape, case.layout)),
+        )
+    bench.row(
+        shape=str(shape),
+        tokens=case.name,
+        block=case.block_size,
+        layout=case.layout,
+        flop=lengths.flop(shape),
+        us=us,
+    )

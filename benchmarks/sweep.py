@@ -1,0 +1,132 @@
+"""Searches tile sizes for this GPU and writes a configuration table with the winners first.
+
+From the configuration in use, one setting is changed at a time and kept where it is faster: a few
+compilations per shape rather than the whole product.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.bench import Bench
+from benchmarks.decode import decode_calls
+from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, Shape, make_inputs
+from benchmarks.prefill import prefill_calls, prompts
+from kernels.configurations import (
+    TABLE,
+    AttentionConfiguration,
+    attention_configuration,
+    current_arch,
+)
+
+CHOICES = {
+    "decode": {"block_n": (32, 64, 128), "num_warps": (2, 4, 8), "num_stages": (2, 3, 4)},
+    "prefill": {"block_n": (32, 64, 128), "num_stages": (2, 3), "num_warps": (4, 8)},
+}
+LEAST_GAIN = 0.02
+"""Less is noise."""
+
+
+def run(bench: Bench) -> None:
+    rows: dict[str, list[dict[str, Any]]] = {"decode": [], "prefill": []}
+    for kernel, shape, cache_dtype in _cases(bench):
+        case = f"{kernel} {shape} {cache_dtype}"
+        if bench.is_over(f"{case} and what follows"):
+            break
+        search = partial(_search, bench, kernel, shape, cache_dtype)
+        best = bench.attempt(case, search)
+        if best is not None:
+            rows[kernel].append(
+                {"when": _when(shape, bench.dtype, cache_dtype), "use": asdict(best)}
+            )
+    bench.table(_merged(json.loads(TABLE.read_text()), rows))
+
+
+def _cases(bench: Bench) -> Iterator[tuple[str, Shape, torch.dtype]]:
+    if bench.is_dry:
+        yield "decode", DRY_SHAPES[1], bench.dtype
+        return
+    for kernel in ("decode", "prefill"):
+        for shape in reversed(SHAPES):
+            yield kernel, shape, bench.dtype
+    for shape in reversed(SHAPES):
+        yield "decode", shape, torch.float8_e4m3fn
+
+
+def _search(
+    bench: Bench, kernel: str, shape: Shape, cache_dtype: torch.dtype
+) -> AttentionConfiguration:
+    group = shape.heads // shape.kv_heads
+    best = attention_configuration(kernel, shape.head_dim, group, bench.dtype, cache_dtype)
+    calls = _calls(bench, kernel, shape, cache_dtype)
+    fastest = first = _time(bench, kernel, best, calls)
+    for setting, values in CHOICES[kernel].items():
+        for value in values[:1] if bench.is_dry else values:
+            candidate = replace(best, **{setting: value})
+            if candidate == best or bench.is_over(f"the rest of {kernel} {shape}"):
+                continue
+            us = _time(bench, kernel, candidate, calls)
+            if us is not None and fastest is not None and us < fastest * (1 - LEAST_GAIN):
+                best, fastest = candidate, us
+    bench.row(
+        kernel=kernel,
+        shape=str(shape),
+        kv=str(cache_dtype).removeprefix("torch."),
+        best=" ".join(f"{name}={value}" for name, value in asdict(best).items()),
+        us={"best": fastest, "before": first},
+    )
+    return best
+
+
+def _calls(
+    bench: Bench, kernel: str, shape: Shape, cache_dtype: torch.dtype
+) -> list[Callable[[], Any]]:
+    length = 24 if bench.is_dry else 4096
+    batch = 2 if bench.is_dry else 64 if kernel == "decode" else 4
+    lengths = prompts(batch, length)
+    if kernel == "decode":
+        lengths = Lengths((1,) * batch, lengths.contexts)
+    inputs = make_inputs(
+        shape, lengths, device=bench.device, dtype=bench.dtype, cache_dtype=cache_dtype
+    )
+    return decode_calls(bench, inputs, shape) if kernel == "decode" else prefill_calls(inputs)
+
+
+def _time(
+    bench: Bench,
+    kernel: str,
+    configuration: AttentionConfiguration,
+    calls: list[Callable[[], Any]],
+) -> float | None:
+    """None where the configuration does not fit this GPU."""
+    lookup = f"kernels.paged_{kernel}.attention_configuration"
+    with patch(lookup, lambda *_: configuration):
+        return bench.attempt(f"{kernel} with {configuration}", lambda: bench.time_us(calls))
+
+
+def _when(shape: Shape, dtype: torch.dtype, cache_dtype: torch.dtype) -> dict[str, list[int]]:
+    return {
+        "arch": [current_arch()],
+        "head_dim": [shape.head_dim],
+        "group": [shape.heads // shape.kv_heads],
+        "query_bits": [dtype.itemsize * 8],
+        "kv_bits": [cache_dtype.itemsize * 8],
+    }
+
+
+def _merged(
+    table: dict[str, list[dict[str, Any]]], found: dict[str, list[dict[str, Any]]]
+) -> dict[str, list[dict[str, Any]]]:
+    """What was found goes first, in place of rows for exactly the same."""
+    conditions = {kernel: [row["when"] for row in rows] for kernel, rows in found.items()}
+    return {
+        kernel: found[kernel] + [row for row in rows if row["when"] not in conditions[kernel]]
+        for kernel, rows in table.items()
+    }

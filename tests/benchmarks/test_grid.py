@@ -1,0 +1,86 @@
+"""The grid of a real run, with tensors that have no memory and kernels that are not compiled."""
+
+from __future__ import annotations
+
+import importlib
+from unittest.mock import patch
+
+import pytest
+import torch
+from triton.runtime.jit import JITFunction
+
+from benchmarks import peers
+from benchmarks.bench import Bench
+from benchmarks.inputs import Lengths, Shape, make_inputs, ragged
+from tests.kernels import dry_run
+
+H200_BYTES = 130 * 2**30
+
+
+class PretendBench(Bench):
+    """Of a GPU of 130 GiB on which everything takes a microsecond."""
+
+    num_processors = 132
+
+    def __init__(self, events):
+        super().__init__(is_dry=False, may_flashinfer=False, seconds=1e6, emit=events.append)
+        self.device = torch.device("meta")
+
+    def num_sets(self, num_bytes, most=32):
+        return min(most, max(1, 2**28 // num_bytes))
+
+    def fits(self, num_bytes, what):
+        assert num_bytes < H200_BYTES, what
+        return True
+
+    def time_us(self, calls):
+        calls[0]()
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("section", "num_rows"), [("decode", 138), ("prefill", 32), ("splits", 4), ("sweep", 6)]
+)
+def test_every_case_reaches_its_kernel(section, num_rows):
+    events = []
+    with patch.object(JITFunction, "run", lambda *_, **__: None), dry_run.target(90) as launches:
+        importlib.import_module(f"benchmarks.{section}").run(PretendBench(events))
+    rows = [event["row"] for event in events if event["event"] == "row"]
+    notes = [event["text"] for event in events if event["event"] == "note"]
+    assert len(rows) == num_rows
+    assert len(launches) >= num_rows
+    assert all("new tokens" in note for note in notes), notes
+    for row in rows:
+        assert set(row["us"].values()) == {1.0}
+
+
+def test_counts_of_bytes_and_operations():
+    """4 queries see 3, 4, 5 and 6 keys; each key is multiplied twice, 2 operations a number."""
+    lengths, shape = Lengths((4,), (6,)), Shape(2, 1, 64)
+    assert lengths.flop(shape) == (3 + 4 + 5 + 6) * 2 * 2 * 64 * 2
+    assert lengths.kv_bytes(shape, 2) == 6 * 2 * 64 * 2
+    assert lengths.query_bytes(shape, 2) == 4 * 2 * 2 * 64 * 2
+
+
+def test_ragged_lengths_are_all_different_and_reach_the_longest():
+    lengths = ragged(16, 4096)
+    assert len(set(lengths)) == 16
+    assert (min(lengths), max(lengths)) == (256, 4096)
+
+
+def test_no_block_is_used_twice():
+    lengths = Lengths((1, 1), (33, 5))
+    cpu = torch.device("cpu")
+    inputs = make_inputs(Shape(1, 1, 64), lengths, device=cpu, dtype=torch.float16, num_sets=3)
+    used = [block for table in inputs.tables for block in [*table[0, :3], table[1, 0]]]
+    assert sorted(int(block) for block in used) == list(range(12))
+
+
+def test_flashinfer_gets_the_same_blocks():
+    lengths = Lengths((1, 1), (33, 16))
+    cpu = torch.device("cpu")
+    inputs = make_inputs(Shape(1, 1, 64), lengths, device=cpu, dtype=torch.float16)
+    starts, blocks, last = peers._page_lists(inputs, inputs.tables[0], 16)
+    assert starts.tolist() == [0, 3, 4]
+    assert blocks.tolist() == [*inputs.tables[0][0].tolist(), int(inputs.tables[0][1, 0])]
+    assert last.tolist() == [1, 16]

@@ -1,0 +1,117 @@
+"""paged_prefill in Triton's interpreter against its fp64 definition; see ../conftest.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.paged_decode import paged_decode
+from kernels.paged_prefill import paged_prefill
+from kernels.reference import paged_prefill_reference
+from tests.kernels.paged_inputs import check_close, make_paged
+
+SCALE = 0.1
+MIXED = [(1, 1), (15, 15), (16, 17), (0, 0), (0, 30), (33, 53), (1, 131), (64, 128), (5, 95)]
+"""Whole prompts, chunks after a prefix, decode rows, sequences without tokens."""
+SHORT = [(1, 40), (21, 21), (5, 70)]
+
+
+def check(lengths, options=None, **shape):
+    paged = make_paged(lengths, **shape)
+    options = (options or {}) | {"scale": SCALE}
+    out = torch.full_like(paged.query, float("nan"))
+    assert paged_prefill(*paged.prefill_arguments, out=out, **options) is out
+    check_close(out, paged_prefill_reference(*paged.prefill_arguments, **options))
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_mixed_batch(block_size, dtype):
+    check(MIXED, block_size=block_size, dtype=dtype)
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+@pytest.mark.parametrize("cached", [0, 1, 16, 64])
+def test_lengths_around_blocks_and_tiles(block_size, cached):
+    news = (1, block_size - 1, block_size, block_size + 1)
+    check([(new, new + cached) for new in news], block_size=block_size, heads=(2, 1))
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (3, 1), (6, 2), (16, 2), (7, 1), (71, 1), (130, 1)])
+def test_groups(heads):
+    """130 heads of one KV head are more than a tile has rows."""
+    check(SHORT, heads=heads)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_head_dims(head_dim, dtype):
+    check(SHORT, head_dim=head_dim, dtype=dtype, block_size=32)
+
+
+@pytest.mark.parametrize("window", [1, 2, 16, 31, 33, 64, 1000])
+def test_windows(window):
+    """A block of 64 tokens with a window of 1: whole tiles are hidden from some of its rows."""
+    check([(1, 131), (64, 128), (70, 70)], {"window": window}, heads=(2, 1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"softcap": 0.5},
+        {"softcap": 30.0, "window": 20},
+        {"sinks": torch.tensor([-40.0, 0.0, 5.0, 40.0])},
+        {"softcap": 3.0, "window": 33, "sinks": torch.tensor([1.0, 2.0, 3.0, 4.0])},
+    ],
+    ids=lambda options: "+".join(options),
+)
+def test_softcap_and_sinks(options):
+    check(MIXED, options, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.uint8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_fp8_caches(dtype, cache_dtype):
+    scales = {"key_scale": 0.37, "value_scale": 2.5}
+    check(SHORT, scales, dtype=dtype, cache_dtype=cache_dtype)
+
+
+@pytest.mark.parametrize("layout", ["HND", "pair"])
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+def test_layouts(layout, ids):
+    check(SHORT, layout=layout, ids=ids, heads=(6, 3))
+
+
+def test_large_scores_do_not_overflow():
+    check(SHORT, spread=12.0, dtype=torch.float16)
+
+
+def test_more_sequences_than_one_step_of_the_search():
+    check([(1 + row % 3, 5 + row % 20) for row in range(130)], heads=(1, 1))
+
+
+def test_rows_past_the_last_sequence_are_left_alone():
+    paged = make_paged(SHORT)
+    query = torch.cat([paged.query, torch.full_like(paged.query, float("nan"))])
+    out = torch.full_like(query, 7.0)
+    paged_prefill(query, *paged.prefill_arguments[1:], scale=SCALE, out=out)
+    expected = paged_prefill_reference(*paged.prefill_arguments, scale=SCALE)
+    check_close(out[: len(expected)], expected)
+    assert (out[len(expected) :] == 7.0).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 30, "softcap": 3.0}])
+def test_decode_rows_are_as_from_paged_decode(options):
+    paged = make_paged([(1, 40), (1, 1), (1, 100)], dtype=torch.float32)
+    got = paged_prefill(*paged.prefill_arguments, scale=SCALE, **options)
+    expected = paged_decode(*paged.decode_arguments, scale=SCALE, num_splits=1, **options)
+    check_close(got, expected.double())
+
+
+def test_blocks_before_the_window_are_not_read():
+    paged = make_paged([(5, 200)])
+    options = {"scale": SCALE, "window": 40}
+    expected = paged_prefill_reference(*paged.prefill_arguments, **options)
+    for block in paged.block_tables[0, : (195 - 40) // 16]:
+        paged.key_cache[block] = paged.value_cache[block] = float("nan")
+    check_close(paged_prefill(*paged.prefill_arguments, **options), expected)

@@ -1,0 +1,81 @@
+"""What the attention wrappers refuse: each message names the cure, nothing is launched."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from kernels.paged_decode import paged_decode, scratch_numel
+from kernels.paged_prefill import paged_prefill
+from tests.kernels.paged_inputs import make_paged
+
+NAMES = ("query", "key_cache", "value_cache", "block_tables", "context_lens")
+DECODE = [(1, 5), (1, 20)]
+
+
+def misaligned(tensor):
+    """The same numbers, rows one element further apart."""
+    wider = torch.zeros(*tensor.shape[:-1], tensor.shape[-1] + 1, dtype=tensor.dtype)
+    wider[..., :-1] = tensor
+    return wider[..., :-1]
+
+
+BAD = {
+    "K and V of different dims": lambda a: a | {"value_cache": a["value_cache"][..., :32]},
+    "kernels.sdpa takes any": lambda a: {
+        name: tensor[..., :48] if tensor.ndim > 2 else tensor for name, tensor in a.items()
+    },
+    "block size 8": lambda a: a | {
+        name: a[name].view(-1, 8, *a[name].shape[2:]) for name in ("key_cache", "value_cache")
+    },
+    "do not divide among": lambda a: a | {"query": a["query"][:, :3]},
+    "the query must be": lambda a: a | {"query": a["query"].double()},
+    "the caches the same or fp8": lambda a: a | {"query": a["query"].half()},
+    "query has strides": lambda a: a | {"query": misaligned(a["query"])},
+    "key_cache has strides": lambda a: a | {"key_cache": misaligned(a["key_cache"])},
+    "allocate them alike": lambda a: a | {
+        "value_cache": a["value_cache"].transpose(1, 2).contiguous().transpose(1, 2)
+    },
+    "block_tables is torch.int16": lambda a: a | {"block_tables": a["block_tables"].short()},
+    "context_lens is torch.float32": lambda a: a | {"context_lens": a["context_lens"].float()},
+    "one number per head": lambda a: a | {"sinks": torch.zeros(3)},
+    "it must be positive": lambda a: a | {"scale": -1.0},
+    "as the query": lambda a: a | {"out": torch.empty_like(a["query"][:1])},
+    "out has strides": lambda a: a | {"out": misaligned(a["query"])},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", BAD)
+@pytest.mark.parametrize("kernel", ["decode", "prefill"])
+def test_what_is_refused(kernel, message):
+    paged = make_paged(DECODE)
+    arguments = {name: getattr(paged, name) for name in NAMES}
+    arguments = BAD[message](arguments)
+    arguments.setdefault("scale", 1.0)
+    if kernel == "decode":
+        call = partial(paged_decode, num_splits=1)
+    else:
+        call = partial(paged_prefill, query_starts=paged.query_starts)
+    with pytest.raises(ValueError, match=message):
+        call(**arguments)
+
+
+@pytest.mark.parametrize("num_splits", [0, 3, -2])
+def test_splits_are_powers_of_two(num_splits):
+    with pytest.raises(ValueError, match="power of two"):
+        paged_decode(*make_paged(DECODE).decode_arguments, scale=1.0, num_splits=num_splits)
+
+
+@pytest.mark.parametrize("wrong", [torch.float16, "short", "two dims"])
+def test_scratch_must_fit(wrong):
+    paged = make_paged(DECODE)
+    needed = scratch_numel(*paged.query.shape, 4)
+    scratch = {
+        torch.float16: torch.empty(needed).half(),
+        "short": torch.empty(needed - 1),
+        "two dims": torch.empty(needed, 1),
+    }[wrong]
+    with pytest.raises(ValueError, match=f"at least {needed} float32"):
+        paged_decode(*paged.decode_arguments, scale=1.0, num_splits=4, scratch=scratch)
