@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
@@ -24,16 +22,11 @@ from engine.engine import Engine
 from engine.executor import Executor
 from engine.kv_cache import KVCache, bytes_per_block
 from engine.library import LibraryExecutor, LibraryModel, load_library_model
-from engine.memory_budget import kv_budget
 from engine.packed import PackedExecutor
 from engine.packed_model import PackedModel, load_packed_model
+from engine.sizing import choose_sizes
 from strategies.base import Limits
 from strategies.factory import StrategySettings, make_strategy
-
-DEFAULT_STEP_TOKENS = {"cuda": 8192, "cpu": 512}
-DEFAULT_BATCH_SIZE = 32
-DEFAULT_MODEL_LEN = 2048
-LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
 def build_engine(model_dir: Path, options: Options) -> Engine:
@@ -48,7 +41,7 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
     dtype = choose_dtype(options, config, device)
     model, executor_reason = _load(model_dir, config, options, dtype, device)
     batching, batching_reason = _batching(options, model, executor_reason)
-    sizes = _sizes(options, batching, model)
+    sizes = choose_sizes(options, batching, model)
     executor, kv_bytes, backend_notes = _executor(model, options, sizes.num_blocks)
     _check_forward(executor)
     strategy = make_strategy(
@@ -143,73 +136,6 @@ def _batching(
             "none and dynamic work with this model"
         )
     return choice.name or "dynamic", choice.reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sizes:
-    max_model_len: int
-    max_sequences: int
-    max_step_tokens: int
-    num_blocks: int
-    notes: tuple[str, ...]
-
-
-def _sizes(options: Options, batching: Batching, model: PackedModel | LibraryModel) -> _Sizes:
-    """Limits and number of blocks, each lowered to what the others allow."""
-    is_packed = isinstance(model, PackedModel)
-    max_len = _max_model_len(options, model.config, is_packed)
-    max_sequences = {"none": 1, "dynamic": options.batch_size or DEFAULT_BATCH_SIZE}.get(
-        batching, options.max_rolling_batch_size
-    )
-    if is_packed:
-        step_tokens = (
-            options.max_rolling_batch_prefill_tokens or DEFAULT_STEP_TOKENS[model.device.type]
-        )
-        # Fewer tokens in a step than sequences would leave the newest without a turn.
-        max_sequences = min(max_sequences, step_tokens)
-    else:
-        step_tokens = max_sequences * max_len  # `generate` takes prompts whole
-    usable = max_sequences * -(-max_len // options.block_size)
-    num_blocks = options.num_kv_blocks or usable
-    if is_packed and options.num_kv_blocks is None:
-        kv_dtype = choose_kv_dtype(options, model.dtype, model.device)
-        per_block = bytes_per_block(model.shapes, options.block_size, kv_dtype)
-        num_blocks = min(usable, kv_budget(options, model.device) // per_block)
-    max_len, notes = _fit_length(options, max_len, num_blocks * options.block_size)
-    return _Sizes(
-        max_model_len=max_len,
-        max_sequences=max_sequences,
-        max_step_tokens=step_tokens,
-        num_blocks=num_blocks,
-        notes=notes,
-    )
-
-
-def _max_model_len(options: Options, config: PreTrainedConfig, is_packed: bool) -> int:
-    text_config: Any = config.get_text_config()
-    lengths = (getattr(text_config, name, None) or 0 for name in LENGTH_NAMES)
-    own = next((length for length in lengths if length > 0), None)
-    if options.max_model_len is None:
-        return own or DEFAULT_MODEL_LEN
-    if own is not None and options.max_model_len > own:
-        raise ConfigurationError(
-            f"option.max_model_len={options.max_model_len}: the model was trained for {own}"
-        )
-    return options.max_model_len
-
-
-def _fit_length(options: Options, max_len: int, num_slots: int) -> tuple[int, tuple[str, ...]]:
-    """The longest sequence that fits into all of the KV memory, and a note if that is less."""
-    if num_slots >= max_len:
-        return max_len, ()
-    shortage = f"the KV memory holds {num_slots} tokens"
-    cure = "raise option.kv_cache_memory_bytes or option.num_kv_blocks"
-    if num_slots < 2 or options.max_model_len is not None:
-        raise ConfigurationError(
-            f"{shortage}, less than one sequence of max_model_len {max_len}; "
-            f"{cure}, or lower option.max_model_len"
-        )
-    return num_slots, (f"max_model_len lowered from {max_len} to {num_slots}: {shortage}; {cure}",)
 
 
 def _executor(
