@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from container.configuration import Configuration, load_configuration
-from container.model_directory import default_model_dir, resolve_model_dir
+from container.model_directory import default_model_dir, describe_model, resolve_model_dir
 from container.ports import require_free_port
 from container.report import explain_lines, help_lines
 from core.errors import ConfigurationError
@@ -96,8 +96,7 @@ def _port(given: int | None) -> int:
 
 
 def _explain(configuration: Configuration, model_dir: Path) -> int:
-    model = configuration.options.model_id or str(model_dir)
-    for line in explain_lines(configuration, model):
+    for line in explain_lines(configuration, describe_model(configuration, model_dir)):
         print(line)
     return 0
 

@@ -65,7 +65,10 @@ class TextService:
         """Answers the current request; errors before the first token raise."""
         if not is_served_type(request.mimetype):
             abort(415, f"Content-Type {request.mimetype}: send application/json or text/plain")
-        asked = parse_request(request.get_data(), request.mimetype)
+        body = request.get_data()
+        if request.content_length is None and len(body) >= self._options.max_request_size:
+            abort(413)  # a chunked body is cut there without a word
+        asked = parse_request(body, request.mimetype)
         generation = self._start(asked)
         if asked.stream:
             return self._streamed(generation)

@@ -94,6 +94,9 @@ class _Collected:
 
     def _set(self, row: Option, setting: Setting) -> None:
         if row.name in self.sources:
+            overrules = self.sources[row.name]
+            if overrules != setting.source:
+                self.warnings.append(f"{setting.source}: {overrules} comes first")
             return
         self.sources[row.name] = setting.source
         removed = REMOVED_VALUES.get((row.key, setting.text))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 import msgspec
-from flask import Flask, Response, g
-from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+from flask import Flask, Response, g, request
+from werkzeug.exceptions import HTTPException, NotFound, RequestEntityTooLarge
 
 from container.generation import ClientGoneError
 from core.errors import (
@@ -59,7 +59,10 @@ def _on_purpose(error: LongshoreError) -> Response:
 def _by_http(error: HTTPException) -> Response:
     if isinstance(error, RequestEntityTooLarge):
         return failure(413, "the body is larger than max_request_size allows")
-    response = failure(error.code or 500, error.description or error.name)
+    description = error.description or error.name
+    if isinstance(error, NotFound) and error.description == NotFound.description:
+        description = f"there is no {request.path}; requests go to /invocations"
+    response = failure(error.code or 500, description)
     for name, value in error.get_headers():
         if name not in ("Content-Type", "Content-Length"):
             response.headers[name] = value  # such as Allow, for 405

@@ -33,13 +33,30 @@ def resolve_model_dir(configuration: Configuration, model_dir: Path) -> Path:
             model_dir, "put a model there, or name one with option.model_id, HF_MODEL_ID or "
             "--model-dir",
         )  # fmt: skip
-    beside = configuration.properties_path.parent if configuration.properties_path else Path()
-    local = beside / Path(model_id).expanduser()
+    local = named_path(configuration, model_dir)
     if local.is_dir():
         if configuration.options.revision:
             logger.warning("option.revision has no effect on the local model %s", local)
         return _require_model(local.resolve(), "correct option.model_id")
     return _downloaded(model_id, configuration.options.revision, local)
+
+
+def named_path(configuration: Configuration, model_dir: Path) -> Path:
+    """The model directory, or what option.model_id is if it is a path: relative to its file."""
+    model_id = configuration.options.model_id
+    if model_id is None:
+        return model_dir
+    beside = configuration.properties_path.parent if configuration.properties_path else Path()
+    return beside / Path(model_id).expanduser()
+
+
+def describe_model(configuration: Configuration, model_dir: Path) -> str:
+    """Which model would be served, and what is wrong with it as far as a look shows."""
+    path, model_id = named_path(configuration, model_dir), configuration.options.model_id
+    if path.is_dir():
+        lacks = "" if (path / "config.json").is_file() else " (no config.json: holds no model)"
+        return f"{path.resolve()}{lacks}"
+    return f"{model_id} (no directory here)" if model_id else f"{path} (there is no such directory)"
 
 
 def _require_model(path: Path, cure: str) -> Path:

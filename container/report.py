@@ -44,7 +44,7 @@ def facts_lines(facts: Facts) -> Iterator[str]:
 
 
 def _limits(facts: Facts) -> Iterator[str]:
-    limits = f"  limits: {facts.max_model_len} tokens a sequence, {facts.max_sequences} sequences"
+    limits = f"  limits: {facts.max_model_len} tokens a sequence, {facts.max_sequences} at once"
     memory = f"  memory: weights {_mebibytes(facts.weights_bytes)}"
     if facts.executor == "library":
         yield limits

@@ -40,7 +40,7 @@ _PARAMETERS: Mapping[str, Kind] = {
 _EXPECTED: Mapping[Kind, str] = {
     "boolean": "true or false",
     "number": "a number",
-    "integer": "an integer",
+    "integer": "an integer of at most 64 bits",
     "texts": "a list of texts",
     "integers": "a list of integers",
 }
@@ -115,7 +115,7 @@ def _request(body: dict[str, object]) -> TextRequest:
     _reject_unknown(body, _TOP_LEVEL, "")
     inputs = body.get("inputs")
     if not isinstance(inputs, str) or not inputs:
-        raise RequestError("inputs", "expected one text that is not empty")
+        raise RequestError("inputs", f"expected one text that is not empty, not {_named(inputs)}")
     parameters = _parameters(body.get("parameters"))
     stream = body.get("stream")
     if stream is not None:
@@ -128,6 +128,20 @@ def _request(body: dict[str, object]) -> TextRequest:
         return_full_text=bool(parameters.get("return_full_text")),
         skip_special_tokens=bool(parameters.get("skip_special_tokens", True)),
     )
+
+
+def _named(value: object) -> str:
+    match value:
+        case None:
+            return "nothing"
+        case str():
+            return "an empty one"
+        case list():
+            return "a list"
+        case dict():
+            return "an object"
+        case _:
+            return "a number or a truth value"
 
 
 def _parameters(given: object) -> dict[str, object]:

@@ -72,6 +72,11 @@ class Supervisor:
             self._engine = self._start_engine()
             try:
                 code = self._watch()
+                if self._stops_asked:
+                    self._say(
+                        f"stopping: running requests have {FRONT_END_STOP_S:.0f} s to end; "
+                        "the same signal again ends them now"
+                    )
                 self._stop(self._front_end, FRONT_END_STOP_S)
                 self._stop(self._engine, ENGINE_STOP_S)
                 return code

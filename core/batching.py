@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from core.errors import ConfigurationError
 from core.options import Batching, Options
 
 
@@ -16,7 +17,20 @@ class Choice:
 
 
 def choose_batching(options: Options) -> Choice:
-    """`option.batching`, or what LMI's own keys imply."""
+    """`option.batching`, or what LMI's own keys imply.
+
+    Raises ConfigurationError for a strategy that `option.executor` cannot follow.
+    """
+    choice = _implied(options)
+    if options.executor == "library" and choice.name in ("continuous", "paged"):
+        raise ConfigurationError(
+            f"{choice.reason} chooses {choice.name}, which option.executor=library cannot follow; "
+            "it works with none and dynamic"
+        )
+    return choice
+
+
+def _implied(options: Options) -> Choice:
     if options.batching is not None:
         return Choice(options.batching, f"option.batching={options.batching}")
     if options.batch_size is not None and options.batch_size > 1:

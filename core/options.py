@@ -125,7 +125,9 @@ class Options:
     )
     device: Literal["auto", "cpu", "cuda"] = _option("auto", "auto: CUDA where there is one.")
     tensor_parallel_degree: str | None = _option(
-        None, "Devices that share one copy of the model: 1 or max. On the CPU one rank runs."
+        None,
+        "Devices that share one copy of the model. This version runs it on one: on the CPU any "
+        "number means one rank; on CUDA more than 1 is refused, and max means one device.",
     )
 
     # The service around it
@@ -239,7 +241,12 @@ def make_options(values: Mapping[str, Value]) -> Options:
     for name in values:
         if name not in option_table():
             raise ConfigurationError(f"unknown option '{name}'{did_you_mean(name, option_table())}")
-    return Options(**values)  # pyright: ignore[reportArgumentType] - checked by __post_init__
+    as_text = {
+        name: str(value)
+        for name, value in values.items()
+        if option_table()[name].kind is str and type(value) is int
+    }
+    return Options(**{**values, **as_text})  # pyright: ignore[reportArgumentType] - checked by __post_init__
 
 
 def _row(item: dataclasses.Field[Value], hint: object) -> Option:

@@ -116,7 +116,7 @@ def _load(
             return model, "a decoder whose paged logits equal transformers' own"
     try:
         library = load_library_model(model_dir, config, dtype, device, trust_remote_code=trust)
-    except (KeyError, OSError, ValueError) as error:
+    except Exception as error:  # whatever a library for files of weights may raise
         raise ConfigurationError(
             f"transformers cannot load {config.model_type} for text generation: {error}"
         ) from error

@@ -67,7 +67,9 @@ def check_tensor_parallel(options: Options, device: torch.device) -> tuple[str, 
     if device.type == "cpu":
         return (f"option.tensor_parallel_degree={asked}: one rank runs on the CPU",)
     num_devices = torch.cuda.device_count()
-    degree = num_devices if asked == "max" else int(asked)
+    if asked == "max":
+        return (f"option.tensor_parallel_degree=max: one of {num_devices} devices is used",)
+    degree = int(asked)
     if degree > num_devices:
         raise ConfigurationError(
             f"option.tensor_parallel_degree={asked}, but {num_devices} CUDA devices are visible"

@@ -100,7 +100,7 @@ def load_packed_model(
         raise UnsupportedModelError("its attention is a class of its own") from error
     except ValueError as error:
         raise UnsupportedModelError(f"transformers cannot load it so: {error}") from error
-    except OSError as error:
+    except Exception as error:  # whatever a library for files of weights may raise
         raise ConfigurationError(f"transformers cannot read {model_dir}: {error}") from error
     model = model.to(device).eval()
     _check_architecture(model)

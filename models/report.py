@@ -132,5 +132,5 @@ some of them as conversations. Trained on two CPU cores with
 
 ## Licence
 
-The text of the plays is in the public domain. The weights are under the licence of the project.
+The text of the plays, from which everything here was made, is in the public domain.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -286,6 +287,10 @@ def test_http_errors_are_json(
     assert "POST" in wrong_method.headers["Allow"]
     small = create_app(client, tokenizer, Options(max_request_size=10), "demo").test_client()
     assert invoke(small).get_json()["code"] == 413
+    chunked = {"wsgi.input_terminated": True, "CONTENT_LENGTH": ""}
+    body = BytesIO(b'{"inputs":"too long for this"}')
+    response = small.post("/invocations", input_stream=body, environ_overrides=chunked)
+    assert response.get_json()["code"] == 413
 
 
 def test_a_mistake_names_its_field(http: FlaskClient, engine: FakeEngine) -> None:

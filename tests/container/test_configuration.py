@@ -128,7 +128,7 @@ def test_all_mistakes_are_told_at_once(load: Load) -> None:
     [
         ("minWorkers=2", "one copy of the model"),
         ("load_on_devices=0", "use option.device"),
-        ("option.mpi_mode=true", "option.tensor_parallel_degree"),
+        ("option.mpi_mode=true", "one process"),
         ("option.quantize=awq", "option.dtype"),
         ("option.async_mode=true", "option.batching"),
         ("option.enable_streaming=true", '"stream": true'),
@@ -260,3 +260,33 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert "option.max_rolling_batch_prefill_tokens (integer; default unset)" in (
         capsys.readouterr().out
     )
+
+
+def test_a_variable_that_the_file_overrules_is_a_warning(load: Load) -> None:
+    variables = {"OPTION_BATCHING": "paged", "TENSOR_PARALLEL_DEGREE": "1"}
+    loaded = load("option.batching=none", variables)
+    assert loaded.options.batching == "none"
+    (warning,) = loaded.warnings
+    assert warning.startswith("environment variable OPTION_BATCHING: ")
+    assert warning.endswith("serving.properties:1 comes first")
+
+
+def test_explain_names_the_model_and_what_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "serving.properties"
+    path.write_text("option.model_id=models/one\n")
+    assert main(["explain", "--properties", str(path)]) == 0
+    assert "model: models/one (no directory here)" in capsys.readouterr().out
+    (tmp_path / "models" / "one").mkdir(parents=True)
+    assert main(["explain", "--properties", str(path)]) == 0
+    assert f"model: {tmp_path}/models/one (no config.json" in capsys.readouterr().out
+
+
+def test_explain_refuses_what_serve_would_refuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "serving.properties"
+    path.write_text("option.executor=library\noption.batching=paged\n")
+    assert main(["explain", "--properties", str(path)]) == 2
+    assert "it works with none and dynamic" in capsys.readouterr().err

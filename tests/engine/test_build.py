@@ -198,7 +198,12 @@ def test_tensor_parallel_on_cuda_is_refused_where_devices_lack(monkeypatch):
     cuda = torch.device("cuda")
     with pytest.raises(ConfigurationError, match="1 CUDA devices are visible"):
         check_tensor_parallel(Options(tensor_parallel_degree="4"), cuda)
-    assert check_tensor_parallel(Options(tensor_parallel_degree="max"), cuda) == ()
+    assert check_tensor_parallel(Options(tensor_parallel_degree="1"), cuda) == ()
+    (note,) = check_tensor_parallel(Options(tensor_parallel_degree="max"), cuda)
+    assert "one of 1 devices is used" in note
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    with pytest.raises(ConfigurationError, match="set it to 1"):
+        check_tensor_parallel(Options(tensor_parallel_degree="4"), cuda)
 
 
 def test_max_rolling_batch_size_bounds_what_runs_at_once(llama):
