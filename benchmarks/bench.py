@@ -86,7 +86,7 @@ class Bench:
         self.note(f"{what} skipped: needs {num_bytes / 2**30:.0f} of {free / 2**30:.0f} GiB")
         return False
 
-    def num_sets(self, num_bytes: int, most: int = 32) -> int:
+    def num_sets(self, num_bytes: int, most: int = 64) -> int:
         """Input sets to rotate among, so that their bytes are four times the L2 cache."""
         if self.is_dry:
             return 2

@@ -80,6 +80,8 @@ def _machine(is_dry: bool) -> dict[str, Any]:
         "versions": {name: _version(name) for name in names},
     }
     if not is_dry:
+        if not torch.cuda.is_available():
+            sys.exit("torch sees no CUDA device; --dry runs without one")
         properties = torch.cuda.get_device_properties(0)
         facts["gpu"] = properties.name
         facts["capability"] = f"{properties.major}.{properties.minor}"

@@ -96,12 +96,13 @@ def _check_shapes(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None
 
 
 def _check_dtypes(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+    fp8_dtypes = () if query.dtype == torch.float32 else FP8_DTYPES
     if (
         query.dtype not in QUERY_DTYPES
         or key_cache.dtype != value_cache.dtype
-        or key_cache.dtype not in (query.dtype, *FP8_DTYPES)
+        or key_cache.dtype not in (query.dtype, *fp8_dtypes)
     ):
         raise ValueError(
             f"query {query.dtype}, caches {key_cache.dtype} and {value_cache.dtype}; the query "
-            "must be fp16, bf16 or fp32, the caches the same or fp8 e4m3"
+            "must be fp16, bf16 or fp32, the caches the same or, but for fp32, fp8 e4m3"
         )

@@ -46,12 +46,12 @@ def paged_decode_kernel(
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr, MIN_TILES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (kv_heads * tiles per group, N, NUM_SPLITS)."""
+    """Grid (kv_heads * tiles per group, N, NUM_SPLITS). Several splits leave sinks to combining."""
     TILES_PER_GROUP: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     kv_head = tl.program_id(0) // TILES_PER_GROUP
     row = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
-    context_len = tl.load(context_ptr + row)
+    context_len = tl.load(context_ptr + row).to(tl.int32)
     first_key, begin, end, _ = split_bounds(
         context_len, window, split, BLOCK_N, NUM_SPLITS, MIN_TILES
     )
@@ -70,7 +70,7 @@ def paged_decode_kernel(
     )
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
-    if NUM_SPLITS == 1 and sinks_ptr is not None:
+    if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + head, mask=is_head, other=0).to(tl.float32)
         row_max = sink * 1.4426950408889634
         row_sum += 1.0
@@ -118,7 +118,7 @@ def combine_splits_kernel(
     """Grid (heads, N). Splits without work were never written, so they are not read."""
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
-    context_len = tl.load(context_ptr + row)
+    context_len = tl.load(context_ptr + row).to(tl.int32)
     _, _, _, num_live = split_bounds(context_len, window, 0, BLOCK_N, NUM_SPLITS, MIN_TILES)
     split = tl.arange(0, NUM_SPLITS)
     dims = tl.arange(0, BLOCK_D)
@@ -167,9 +167,9 @@ def paged_decode(
     """Attention of each sequence's newest token over all of its K/V.
 
     query: [N, heads, head_dim], fp16, bf16 or fp32; caches: [blocks, block_size, kv_heads,
-    head_dim], any order of dimensions in memory but the last, of the query's dtype or fp8 e4m3
-    (float8_e4m3fn, or its bytes as uint8), whose numbers stand for that many `key_scale` and
-    `value_scale`; block_tables: [N, B] int32 or int64, read as far as a context goes;
+    head_dim], any order of dimensions in memory but the last, of the query's dtype or (but for fp32)
+    fp8 e4m3, as float8_e4m3fn or its bytes as uint8, whose numbers stand for that many `key_scale`
+    and `value_scale`; block_tables: [N, B] int32 or int64, read as far as a context goes;
     context_lens: [N] int32, the newest token included, 0 for a row of padding, which gets zeros.
     `window`, `softcap`, `sinks`: as in `kernels.sdpa.paged_attention`. `num_splits`: a power of
     two, see `kernels.configurations.num_splits`. scratch: fp32, at least `scratch_numel` long,
@@ -193,7 +193,7 @@ def paged_decode(
         out = torch.empty_like(query)
     paged_decode_kernel[(num_kv_heads * -(-group // block_m), num_rows, num_splits)](
         out, partials, log_sums, query, key_cache, value_cache, block_tables, context_lens,
-        sinks if num_splits == 1 else None, score_scale, cap, value_scale, window,
+        sinks if num_splits == 1 else None, score_scale, cap, float(value_scale), window,
         block_tables.stride(0),
         stride(out, 0), stride(out, 1), stride(query, 0), stride(query, 1),
         stride(key_cache, 0), stride(key_cache, 1), stride(key_cache, 2),

@@ -186,7 +186,7 @@ def paged_prefill(
         out = torch.empty_like(query)
     paged_prefill_kernel[(num_blocks, num_kv_heads * -(-group // heads_per_tile))](
         out, query, key_cache, value_cache, block_tables, query_starts, context_lens, sinks,
-        score_scale, cap, value_scale, window, block_tables.stride(0), len(context_lens),
+        score_scale, cap, float(value_scale), window, block_tables.stride(0), len(context_lens),
         stride(out, 0), stride(out, 1), stride(query, 0), stride(query, 1),
         stride(key_cache, 0), stride(key_cache, 1), stride(key_cache, 2),
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,

@@ -26,7 +26,7 @@ class PretendBench(Bench):
         super().__init__(is_dry=False, may_flashinfer=False, seconds=1e6, emit=events.append)
         self.device = torch.device("meta")
 
-    def num_sets(self, num_bytes, most=32):
+    def num_sets(self, num_bytes, most=64):
         return min(most, max(1, 2**28 // num_bytes))
 
     def fits(self, num_bytes, what):

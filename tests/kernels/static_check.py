@@ -6,6 +6,7 @@ import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import triton
@@ -44,8 +45,9 @@ class Facts:
     """mma.sync, or wgmma on sm_90."""
 
 
+@lru_cache(maxsize=32)
 def facts(kernel: CompiledKernel) -> Facts:
-    """Reads one kernel; about 0.2 s of disassembly."""
+    """Reads one kernel; about 0.2 s of disassembly, once."""
     ptx = kernel.asm["ptx"]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])

@@ -19,8 +19,8 @@ ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 SELECTED = variants.matrix if ALL else variants.representative
 CASES = [(arch, variant) for arch in dry_run.ARCHS for variant in SELECTED(arch)]
 ATTENTION = ("paged_decode_kernel", "paged_prefill_kernel")
-MOST_NARROW_LOADS = {False: 0, True: 4}
-"""Without and with sinks, which are read once, before the loop, and 16 bits wide as the query."""
+MOST_NARROW_LOADS = {False: 0, True: 8}
+"""Without and with sinks, of which a thread reads those of its rows, once, before the loop."""
 
 
 @pytest.mark.parametrize(("arch", "variant"), CASES, ids=str)

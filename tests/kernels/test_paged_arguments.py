@@ -32,7 +32,12 @@ BAD = {
     },
     "do not divide among": lambda a: a | {"query": a["query"][:, :3]},
     "the query must be": lambda a: a | {"query": a["query"].double()},
-    "the caches the same or fp8": lambda a: a | {"query": a["query"].half()},
+    "the caches the same": lambda a: a | {"query": a["query"].half()},
+    "but for fp32": lambda a: a | {
+        "query": a["query"].float(),
+        "key_cache": a["key_cache"].to(torch.float8_e4m3fn),
+        "value_cache": a["value_cache"].to(torch.float8_e4m3fn),
+    },
     "query has strides": lambda a: a | {"query": misaligned(a["query"])},
     "key_cache has strides": lambda a: a | {"key_cache": misaligned(a["key_cache"])},
     "allocate them alike": lambda a: a | {

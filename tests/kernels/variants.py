@@ -28,7 +28,6 @@ FORMATS = (
     (torch.float16, torch.uint8),
     (torch.bfloat16, torch.float8_e4m3fn),
     (torch.float16, torch.float8_e4m3fn),
-    (torch.float32, torch.uint8),
 )
 """Query and cache."""
 

@@ -56,7 +56,7 @@ def test_lengths_around_blocks_and_tiles(block_size, num_splits):
 @pytest.mark.parametrize("num_splits", [2, 8, 64])
 @pytest.mark.parametrize("options", [{}, {"window": 70}, {"sinks": torch.tensor([2.0, -9, 0, 30])}])
 def test_splits_with_and_without_work(short_splits, num_splits, options):
-    check(num_splits, CONTEXTS if num_splits < 64 else (1, 65, 300), options=options)
+    check(num_splits, CONTEXTS if num_splits == 2 else (1, 65, 300), options=options, heads=(4, 1))
 
 
 @pytest.mark.parametrize("heads", [(2, 2), (3, 1), (6, 2), (16, 2), (7, 1), (17, 1), (71, 1)])
@@ -104,7 +104,7 @@ def test_softcap_and_sinks(short_splits, num_splits, options):
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.uint8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_fp8_caches(short_splits, dtype, cache_dtype):
     scales = {"key_scale": 0.37, "value_scale": 2.5}
     for num_splits in (1, 2):

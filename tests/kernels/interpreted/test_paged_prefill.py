@@ -70,7 +70,7 @@ def test_softcap_and_sinks(options):
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.uint8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_fp8_caches(dtype, cache_dtype):
     scales = {"key_scale": 0.37, "value_scale": 2.5}
     check(SHORT, scales, dtype=dtype, cache_dtype=cache_dtype)
@@ -87,7 +87,8 @@ def test_large_scores_do_not_overflow():
 
 
 def test_more_sequences_than_one_step_of_the_search():
-    check([(1 + row % 3, 5 + row % 20) for row in range(130)], heads=(1, 1))
+    idle = [(0, 7)] * 60
+    check([*idle, *SHORT, *idle, *idle, *SHORT], heads=(1, 1))
 
 
 def test_rows_past_the_last_sequence_are_left_alone():
