@@ -38,9 +38,16 @@ def choose_dtype(options: Options, config: PreTrainedConfig, device: torch.devic
 
 
 def choose_kv_dtype(options: Options, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type of the KV cache; fp8 e4m3 is kept as bytes on GPUs without the type."""
+    """The type of the KV cache; fp8 e4m3 is kept as bytes on GPUs without the type.
+
+    Raises ConfigurationError for fp8 beside fp32 on CUDA, which the kernels do not compute.
+    """
     if options.kv_cache_dtype == "auto":
         return dtype
+    if device.type == "cuda" and dtype == torch.float32:
+        raise ConfigurationError(
+            f"option.kv_cache_dtype={options.kv_cache_dtype} needs option.dtype=bf16 or fp16 on CUDA"
+        )
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         return torch.uint8
     return torch.float8_e4m3fn

@@ -89,6 +89,8 @@ def test_fp8_is_bytes_on_gpus_without_the_type(monkeypatch):
     for capability, dtype in (((8, 6), torch.uint8), ((8, 9), torch.float8_e4m3fn)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
         assert choose_kv_dtype(options, torch.bfloat16, cuda) == dtype
+    with pytest.raises(ConfigurationError, match="needs"):
+        choose_kv_dtype(options, torch.float32, cuda)
 
 
 def test_the_default_budget_is_a_quarter_of_what_is_available(monkeypatch):
