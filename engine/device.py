@@ -46,7 +46,7 @@ def choose_kv_dtype(options: Options, dtype: torch.dtype, device: torch.device) 
         return dtype
     if device.type == "cuda" and dtype == torch.float32:
         raise ConfigurationError(
-            f"option.kv_cache_dtype={options.kv_cache_dtype} needs option.dtype=bf16 or fp16 on CUDA"
+            f"option.kv_cache_dtype={options.kv_cache_dtype} on CUDA needs a dtype of bf16 or fp16"
         )
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         return torch.uint8
