@@ -167,9 +167,9 @@ def paged_decode(
     """Attention of each sequence's newest token over all of its K/V.
 
     query: [N, heads, head_dim], fp16, bf16 or fp32; caches: [blocks, block_size, kv_heads,
-    head_dim], any order of dimensions in memory but the last, of the query's dtype or (but for fp32)
-    fp8 e4m3, as float8_e4m3fn or its bytes as uint8, whose numbers stand for that many `key_scale`
-    and `value_scale`; block_tables: [N, B] int32 or int64, read as far as a context goes;
+    head_dim], all dimensions but the last in any order in memory, of the query's dtype or, but for
+    fp32, fp8 e4m3 as float8_e4m3fn or its bytes as uint8, whose numbers stand for that many
+    `key_scale` and `value_scale`; block_tables: [N, B] int32 or int64, read as far as contexts go;
     context_lens: [N] int32, the newest token included, 0 for a row of padding, which gets zeros.
     `window`, `softcap`, `sinks`: as in `kernels.sdpa.paged_attention`. `num_splits`: a power of
     two, see `kernels.configurations.num_splits`. scratch: fp32, at least `scratch_numel` long,
