@@ -181,11 +181,14 @@ def test_a_bad_request_is_rejected_with_its_field_and_disturbs_nothing(client):
     assert client.answer("again") == (expected(1, [1, 2], 5), Finish.LENGTH)
 
 
-def test_a_full_queue_is_overloaded(client, gate):
+def test_a_full_queue_is_overloaded(client, engine, gate, connection):
     """Four slots and a queue of two: the seventh of a burst is one too many."""
     gate.open.clear()
-    for number in range(8):
+    client.send(Submit("0", [1], greedy()))
+    until(lambda: engine.strategy.running)
+    for number in range(1, 8):
         client.send(Submit(f"{number}", [1], greedy()))
+    until(lambda: connection.inbox.qsize() == 7)
     gate.open.set()
     refused = [client.receive(Failed) for _ in range(2)]
     assert [each.id for each in refused] == ["6", "7"]
