@@ -51,8 +51,10 @@ class Client:
 
     def receive(self, kind):
         """The next message of this kind, over whatever else comes before."""
+        deadline = time.monotonic() + 10
         while True:
-            assert self.socket.poll(5000), f"no {kind} came"
+            assert time.monotonic() < deadline, f"no {kind} came"
+            assert self.socket.poll(5000), "not even a heartbeat came"
             message = self.decoder.decode(self.socket.recv())
             if isinstance(message, kind):
                 return message
