@@ -124,6 +124,14 @@ class Options:
         "auto", "auto: the model's own; on the CPU bf16 where the hardware has it, else fp32."
     )
     device: Literal["auto", "cpu", "cuda"] = _option("auto", "auto: CUDA where there is one.")
+    enforce_eager: bool = _option(
+        False, "CUDA: launch every kernel of a decode step by itself, without CUDA graphs."
+    )
+    async_scheduling: bool | None = _option(
+        None,
+        "Schedule a step while the device computes the one before. Default: on CUDA, where it "
+        "hides the host's work; a CPU has none to hide it behind.",
+    )
     tensor_parallel_degree: str | None = _option(
         None,
         "Devices that share one copy of the model. This version runs it on one: on the CPU any "

@@ -20,21 +20,26 @@ class Chunk:
     `blocks` is the sequence's block table: token position p lives in slot
     `p % block_size` of block `blocks[p // block_size]`. It covers every position up to
     `start + length`, and is valid until the plan is committed.
+
+    The last of the tokens may be in flight: sampled by the step before, and known to the device
+    alone.
     """
 
     sequence: Sequence
     start: int
     length: int
     blocks: tuple[int, ...]
+    samples: bool
+    """Whether the chunk ends at the newest token, so that the next one is sampled."""
 
     @property
     def end(self) -> int:
         return self.start + self.length
 
     @property
-    def samples(self) -> bool:
-        """Whether the chunk ends at the newest token, so that the next one is sampled."""
-        return self.end == len(self.sequence.token_ids)
+    def ends_in_flight(self) -> bool:
+        """Whether its last token is the one that the step before it samples."""
+        return self.end > len(self.sequence.token_ids)
 
 
 @dataclass(frozen=True, slots=True)

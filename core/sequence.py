@@ -11,9 +11,12 @@ class Sequence:
     """One request inside the engine. Owned and changed by its strategy alone.
 
     ```
-    token_ids   |<------- prompt ------->|<-- generated -->|
-                |<-- computed -->|<------- pending ------->|
+    token_ids   |<------- prompt ------->|<-- generated -->| in flight |
+                |<---- computed ---->|<------- pending -------->|
     ```
+
+    A step counts as computed once it is scheduled, since whatever comes later runs after it. The
+    token that it samples is in flight until it is committed: its place is known, it is not.
     """
 
     __slots__ = (
@@ -21,6 +24,7 @@ class Sequence:
         "finish",
         "id",
         "num_computed_tokens",
+        "num_in_flight",
         "num_prompt_tokens",
         "params",
         "stop_token_ids",
@@ -40,15 +44,23 @@ class Sequence:
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
+        self.num_in_flight = 0
         self.params = params
         self.arrival = arrival
         self.stop_token_ids = _stop_reasons(params, eos_token_ids)
         self.finish: Finish | None = None
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens known and in flight."""
+        return len(self.token_ids) + self.num_in_flight
+
+    @property
     def num_pending_tokens(self) -> int:
-        """Tokens whose K/V are not in the cache yet: a prompt's, or the newest one."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Tokens to compute next: a prompt's, or the newest one; none where that is the last."""
+        if self.num_tokens >= self.max_length:
+            return 0
+        return self.num_tokens - self.num_computed_tokens
 
     @property
     def num_generated_tokens(self) -> int:
@@ -61,6 +73,7 @@ class Sequence:
 
     def append(self, sampled: Sampled) -> int:
         """Appends sampled tokens until one of them ends the sequence; returns how many."""
+        self.num_in_flight = max(0, self.num_in_flight - 1)
         for count, token_id in enumerate(sampled.token_ids, start=1):
             self.token_ids.append(token_id)
             self.finish = self.stop_token_ids.get(token_id)

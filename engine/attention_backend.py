@@ -30,15 +30,19 @@ class AttentionBackend(Protocol):
 
 
 def make_backend(
-    device: torch.device, shapes: Sequence[LayerShape], block_size: int
+    device: torch.device, shapes: Sequence[LayerShape], block_size: int, max_model_len: int
 ) -> tuple[AttentionBackend, tuple[str, ...]]:
-    """The fastest backend that computes these layers, and a note where that is not the obvious."""
+    """The fastest backend that computes these layers, and a note where that is not the obvious.
+
+    max_model_len: no context is longer.
+    """
     if device.type != "cuda":
         return TorchBackend(), ()
     reason = _what_triton_lacks(shapes, block_size)
     if reason is not None:
         return TorchBackend(), (f"attention runs on torch's SDPA, slowly: {reason}",)
-    return TritonBackend(torch.cuda.get_device_properties(device).multi_processor_count), ()
+    num_processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return TritonBackend(num_processors, max_model_len), ()
 
 
 class TorchBackend:
@@ -67,13 +71,14 @@ class TorchBackend:
 
 
 class TritonBackend:
-    """Decode steps with split-KV, everything else with the variable-length prefill kernel."""
+    """Rows that decode with split-KV, the others with the variable-length prefill kernel."""
 
-    def __init__(self, num_processors: int) -> None:
+    def __init__(self, num_processors: int, max_model_len: int) -> None:
         # Triton is imported where its kernels run, so that the CPU does without it.
         from kernels import cache_write, configurations, paged_decode, paged_prefill
 
         self._num_processors = num_processors
+        self._max_model_len = max_model_len
         self._write_kv = cache_write.write_kv
         self._num_splits = configurations.num_splits
         self._decode = paged_decode.paged_decode
@@ -86,34 +91,41 @@ class TritonBackend:
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch
     ) -> Tensor:
         query = call.query.contiguous()
-        if query.shape[0] == len(batch.spans):
-            longest = max(context for _, _, context in batch.spans)
-            return self._decode(
-                query,
+        out = torch.empty_like(query)
+        first = batch.num_decodes
+        options = {
+            "scale": call.scale,
+            "window": call.window,
+            "softcap": call.softcap,
+            "sinks": call.sinks,
+        }
+        if first > 0:
+            self._decode(
+                query[:first],
                 keys,
                 values,
-                batch.block_tables,
-                batch.context_lens,
-                scale=call.scale,
+                batch.block_tables[:first],
+                batch.context_lens[:first],
+                # Not by the contexts at hand: each number of splits is a kernel to compile, and
+                # capturing the graphs has compiled all that this can give.
                 num_splits=self._num_splits(
-                    len(batch.spans), keys.shape[2], self._num_processors, longest
+                    first, keys.shape[2], self._num_processors, self._max_model_len
                 ),
-                window=call.window,
-                softcap=call.softcap,
-                sinks=call.sinks,
+                out=out[:first],
+                **options,
             )
-        return self._prefill(
-            query,
-            keys,
-            values,
-            batch.block_tables,
-            batch.query_starts,
-            batch.context_lens,
-            scale=call.scale,
-            window=call.window,
-            softcap=call.softcap,
-            sinks=call.sinks,
-        )
+        if first < len(query):
+            self._prefill(
+                query[first:],
+                keys,
+                values,
+                batch.block_tables[first:],
+                batch.query_starts,
+                batch.context_lens[first:],
+                out=out[first:],
+                **options,
+            )
+        return out
 
 
 def _what_triton_lacks(shapes: Sequence[LayerShape], block_size: int) -> str | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from core.batching import choose_batching
@@ -16,7 +18,8 @@ from core.plan import Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.attention import UnsupportedModelError
-from engine.attention_backend import make_backend
+from engine.attention_backend import AttentionBackend, TorchBackend, make_backend
+from engine.decode_graphs import CudaRecorder, DecodeGraphs
 from engine.device import check_tensor_parallel, choose_device, choose_dtype, choose_kv_dtype
 from engine.engine import Engine
 from engine.executor import Executor
@@ -24,7 +27,7 @@ from engine.kv_cache import KVCache, bytes_per_block
 from engine.library import LibraryExecutor, LibraryModel, load_library_model
 from engine.packed import PackedExecutor
 from engine.packed_model import PackedModel, load_packed_model
-from engine.sizing import choose_sizes
+from engine.sizing import Sizes, choose_sizes
 from strategies.base import Limits
 from strategies.factory import StrategySettings, make_strategy
 
@@ -42,7 +45,7 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
     model, executor_reason = _load(model_dir, config, options, dtype, device)
     batching, batching_reason = _batching(options, model, executor_reason)
     sizes = choose_sizes(options, batching, model)
-    executor, kv_bytes, backend_notes = _executor(model, options, sizes.num_blocks)
+    executor, kv_bytes, executor_notes = _executor(model, options, sizes)
     _check_forward(executor)
     strategy = make_strategy(
         StrategySettings(
@@ -75,9 +78,9 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
         vocab_size=config.get_text_config().vocab_size,
         eos_token_ids=_eos_token_ids(model_dir, config),
         load_seconds=time.monotonic() - started,
-        notes=notes + sizes.notes + backend_notes,
+        notes=notes + sizes.notes + executor_notes,
     )
-    return Engine(strategy, executor, facts)
+    return Engine(strategy, executor, facts, overlaps=_overlaps(options, model))
 
 
 def _read_config(model_dir: Path, options: Options) -> PreTrainedConfig:
@@ -139,16 +142,49 @@ def _batching(
 
 
 def _executor(
-    model: PackedModel | LibraryModel, options: Options, num_blocks: int
+    model: PackedModel | LibraryModel, options: Options, sizes: Sizes
 ) -> tuple[Executor, int, tuple[str, ...]]:
     """The executor, the bytes of its KV blocks (what `generate` takes is its own), and notes."""
     if isinstance(model, LibraryModel):
         return LibraryExecutor(model), 0, ()
+    block_size, num_blocks = options.block_size, sizes.num_blocks
     kv_dtype = choose_kv_dtype(options, model.dtype, model.device)
-    backend, notes = make_backend(model.device, model.shapes, options.block_size)
-    cache = KVCache(model.shapes, num_blocks, options.block_size, kv_dtype, model.device)
-    kv_bytes = num_blocks * bytes_per_block(model.shapes, options.block_size, kv_dtype)
-    return PackedExecutor(model, cache, backend), kv_bytes, notes
+    backend, notes = make_backend(model.device, model.shapes, block_size, sizes.max_model_len)
+    cache = KVCache(model.shapes, num_blocks, block_size, kv_dtype, model.device)
+    kv_bytes = num_blocks * bytes_per_block(model.shapes, block_size, kv_dtype)
+    graphs, graph_notes = _decode_graphs(model, cache, backend, options, sizes)
+    return PackedExecutor(model, cache, backend, graphs), kv_bytes, notes + graph_notes
+
+
+def _decode_graphs(
+    model: PackedModel, cache: KVCache, backend: AttentionBackend, options: Options, sizes: Sizes
+) -> tuple[DecodeGraphs | None, tuple[str, ...]]:
+    """CUDA graphs, and a note where the model cannot be captured."""
+    if options.enforce_eager or model.device.type != "cuda" or isinstance(backend, TorchBackend):
+        return None, ()
+    try:
+        graphs = DecodeGraphs(
+            model,
+            cache,
+            backend,
+            CudaRecorder(),
+            max_rows=sizes.max_sequences,
+            max_model_len=sizes.max_model_len,
+            progress=lambda rows: tqdm(rows, desc="CUDA graphs", disable=not sys.stderr.isatty()),
+        )
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        return None, (f"decode steps run without CUDA graphs: {reason}",)
+    return graphs, ()
+
+
+def _overlaps(options: Options, model: PackedModel | LibraryModel) -> bool:
+    """Whether a step is scheduled before the last one is known; `generate` runs whole answers."""
+    if isinstance(model, LibraryModel):
+        return False
+    if options.async_scheduling is None:
+        return model.device.type == "cuda"
+    return options.async_scheduling
 
 
 def _kv_dtype_name(options: Options, model: PackedModel | LibraryModel) -> str:
@@ -161,7 +197,8 @@ def _check_forward(executor: Executor) -> None:
     """Computes one token, so that «ready» means that the model answers."""
     sequence = Sequence(0, [0], SamplingParams(temperature=0, max_tokens=1))
     try:
-        executor.run(StepPlan((Chunk(sequence, 0, 1, (0,)),)), lambda: None)
+        plan = StepPlan((Chunk(sequence, 0, 1, (0,), samples=True),))
+        executor.submit(plan, lambda: None).wait()
     except Exception as error:
         raise ConfigurationError(
             f"the model was loaded but cannot answer: {type(error).__name__}: {error}"

@@ -1,4 +1,14 @@
-"""The engine: a strategy, an executor, and the three lines between them."""
+"""The engine: a strategy, an executor, and the loop between them.
+
+Plain, a step is scheduled, submitted, waited for and committed. Overlapped (vLLM's asynchronous
+scheduling), the next step is scheduled and submitted before this one is waited for, so that the
+device never idles while the host thinks:
+
+```
+host     schedule 2 | submit 2 | wait 1 | commit 1 | schedule 3 | submit 3 | wait 2 ...
+device   ======= step 1 ========|========= step 2 ==========|========= step 3 ...
+```
+"""
 
 from __future__ import annotations
 
@@ -12,10 +22,10 @@ import msgspec
 
 from core.errors import RequestError
 from core.messages import Facts
-from core.plan import Output
+from core.plan import Output, StepPlan
 from core.sampling import MAX_SEED, SamplingParams
 from core.sequence import Sequence
-from engine.executor import Executor
+from engine.executor import Executor, SubmittedStep
 from strategies.base import Strategy
 
 logger = logging.getLogger(__name__)
@@ -27,12 +37,17 @@ MAX_FAILED_STEPS = 3
 class Engine:
     """Owned by one loop; not thread-safe. Time is an argument, so a test can drive it."""
 
-    def __init__(self, strategy: Strategy, executor: Executor, facts: Facts) -> None:
+    def __init__(
+        self, strategy: Strategy, executor: Executor, facts: Facts, *, overlaps: bool = False
+    ) -> None:
         self.strategy = strategy
         self.facts = facts
         self.last_failure = ""
         """Why the newest Output with Finish.ERROR failed."""
         self._executor = executor
+        self._overlaps = overlaps
+        self._in_flight: tuple[StepPlan, SubmittedStep] | None = None
+        """The step that the device computes while the next one is scheduled."""
         self._ids = itertools.count()
         self._num_failed_steps = 0
 
@@ -59,30 +74,49 @@ class Engine:
         self.strategy.abort(sequence_id)
 
     def has_work(self) -> bool:
-        return self.strategy.has_work()
+        return self.strategy.has_work() or self._in_flight is not None
 
     def step(self, now: float, between_tokens: Callable[[], None] = lambda: None) -> list[Output]:
-        """One run of the executor, if there is something to compute now.
+        """Submits the next step, if there is something to compute now, and commits the oldest.
 
+        That is the same step, or where steps overlap the one before, whose outputs are returned.
         `between_tokens` may call `add` and `abort`; the library executor calls it in long runs.
 
         A step that fails ends its sequences with Finish.ERROR. Raises what the executor raised
         once that has happened MAX_FAILED_STEPS times in a row.
         """
+        failed, submitted = self._submit(now, between_tokens)
+        if self._overlaps:
+            submitted, self._in_flight = self._in_flight, submitted
+        return failed if submitted is None else failed + self._commit(*submitted)
+
+    def _submit(
+        self, now: float, between_tokens: Callable[[], None]
+    ) -> tuple[list[Output], tuple[StepPlan, SubmittedStep] | None]:
         plan = self.strategy.schedule(now)
         if plan is None:
-            return []
+            return [], None
         try:
-            result = self._executor.run(plan, between_tokens)
+            return [], (plan, self._executor.submit(plan, between_tokens))
         except Exception as error:
-            logger.exception("step failed num_sequences=%d", len(plan.chunks))
-            self._num_failed_steps += 1
-            if self._num_failed_steps >= MAX_FAILED_STEPS:
-                raise
-            self.last_failure = f"{type(error).__name__}: {error}"
-            return self.strategy.fail(plan)
+            return self._fail(plan, error), None
+
+    def _commit(self, plan: StepPlan, step: SubmittedStep) -> list[Output]:
+        try:
+            result = step.wait()
+        except Exception as error:
+            return self._fail(plan, error)
         self._num_failed_steps = 0
         return self.strategy.commit(plan, result)
+
+    def _fail(self, plan: StepPlan, error: Exception) -> list[Output]:
+        """To be called where the error is handled. Raises it again after too many."""
+        logger.exception("step failed num_sequences=%d", len(plan.chunks))
+        self._num_failed_steps += 1
+        if self._num_failed_steps >= MAX_FAILED_STEPS:
+            raise error
+        self.last_failure = f"{type(error).__name__}: {error}"
+        return self.strategy.fail(plan)
 
     def _check(self, prompt_token_ids: Tokens[int], params: SamplingParams) -> None:
         num_prompt, limit = len(prompt_token_ids), self.facts.max_model_len

@@ -2,65 +2,141 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from core.plan import Chunk, StepPlan
+from engine.staging import Staging
 from kernels.batch import PagedBatch
+
+PADDING_SLOT = -1
+NOWHERE: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One flat row of T tokens, nothing padded."""
+    """One flat row of T tokens: those of sequences that decode, then the others' chunks."""
 
-    input_ids: Tensor
-    """[1, T] int64."""
-    position_ids: Tensor
-    """[1, T] int64."""
+    tokens: Tensor
+    """[3, T] int64: ids, positions and slots."""
     sampled_rows: Tensor
     """[S] int64: which of the T tokens the next ones are sampled after."""
     batch: PagedBatch
+    sampled: tuple[Chunk, ...]
+    """The chunk of each of the S rows."""
+
+    @property
+    def input_ids(self) -> Tensor:
+        """[1, T]."""
+        return self.tokens[0:1]
+
+    @property
+    def position_ids(self) -> Tensor:
+        """[1, T]."""
+        return self.tokens[1:2]
+
+    def newest(self) -> Tensor:
+        """[S] int64: the token that each sampled one follows."""
+        return self.tokens[0].index_select(0, self.sampled_rows)
 
 
-def make_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepInputs:
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    sampled_rows: list[int] = []
-    spans: list[tuple[int, int, int]] = []
-    for chunk in plan.chunks:
-        start = len(token_ids)
-        token_ids += chunk.sequence.token_ids[chunk.start : chunk.end]
-        positions += range(chunk.start, chunk.end)
-        slots += _slots(chunk, block_size)
-        spans.append((start, len(token_ids), chunk.end))
-        if chunk.samples:
-            sampled_rows.append(len(token_ids) - 1)
+class InputBuilder:
+    """Makes the inputs of step after step. Keeps the block tables of the step before as arrays."""
 
-    def tensor(values: list[int], dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
+    def __init__(self, block_size: int, staging: Staging) -> None:
+        self._block_size = block_size
+        self._staging = staging
+        self._tables: dict[int, tuple[tuple[int, ...], NDArray[np.int32]]] = {}
 
-    batch = PagedBatch(
-        query_starts=tensor([0, *(end for _, end, _ in spans)], torch.int32),
-        context_lens=tensor([context for _, _, context in spans], torch.int32),
-        block_tables=_padded_tables(plan, block_size).to(device),
-        slot_mapping=tensor(slots),
-        spans=tuple(spans),
-    )
-    return StepInputs(tensor(token_ids)[None], tensor(positions)[None], tensor(sampled_rows), batch)
+    def build(
+        self,
+        plan: StepPlan,
+        *,
+        newest: Tensor | None = None,
+        newest_rows: Mapping[int, int] = NOWHERE,
+        num_rows: int = 0,
+    ) -> StepInputs:
+        """newest: [N'] int64, tokens that the step before sampled; newest_rows: by sequence id,
+        where in it. Chunks that end in flight take their last token from there, on the device.
 
+        num_rows: rows of padding are added up to that many, in a step of decodes alone.
+        """
+        chunks = sorted(plan.chunks, key=lambda chunk: chunk.length > 1)  # stable: decodes first
+        num_decodes = sum(chunk.length == 1 for chunk in chunks)
+        padding = max(0, num_rows - len(chunks))
+        assert not padding or num_decodes == len(chunks), "only decodes are padded"
+        ends = np.cumsum([chunk.length for chunk in chunks] + [1] * padding).tolist()
+        contexts = [chunk.end for chunk in chunks] + [0] * padding
+        first = num_decodes + padding
+        sampled = tuple(chunk for chunk in chunks if chunk.samples)
+        late = [row for row, chunk in enumerate(chunks) if chunk.ends_in_flight]
+        tokens, sampled_rows, context_lens, starts, tables, late_places, late_rows = (
+            self._staging.upload(
+                [
+                    self._tokens(chunks, num_decodes, padding),
+                    np.array(
+                        [end - 1 for end, c in zip(ends, chunks, strict=False) if c.samples], int
+                    ),
+                    np.array(contexts, np.int32),
+                    np.array([end - first for end in [first, *ends[first:]]], np.int32),
+                    self._block_tables(chunks, padding),
+                    np.array([ends[row] - 1 for row in late], int),
+                    np.array([newest_rows[chunks[row].sequence.id] for row in late], int),
+                ]
+            )
+        )
+        if late:
+            assert newest is not None
+            tokens[0].index_copy_(0, late_places, newest.index_select(0, late_rows))
+        batch = PagedBatch(
+            query_starts=starts,
+            context_lens=context_lens,
+            block_tables=tables,
+            slot_mapping=tokens[2],
+            spans=tuple(zip([0, *ends], ends, contexts, strict=False)),
+            num_decodes=first,
+        )
+        return StepInputs(tokens, sampled_rows, batch, sampled)
 
-def _slots(chunk: Chunk, block_size: int) -> list[int]:
-    return [
-        chunk.blocks[position // block_size] * block_size + position % block_size
-        for position in range(chunk.start, chunk.end)
-    ]
+    def _tokens(self, chunks: Sequence[Chunk], num_decodes: int, padding: int) -> NDArray[np.int64]:
+        """[3, T]: token ids, positions and slots; 0 for an id that is in flight."""
+        columns = [self._decode_columns(chunks[:num_decodes])]
+        columns += [np.array([[0], [0], [PADDING_SLOT]]).repeat(padding, 1)]
+        columns += [self._columns(chunk) for chunk in chunks[num_decodes:]]
+        return np.concatenate(columns, 1)
 
+    def _decode_columns(self, chunks: Sequence[Chunk]) -> NDArray[np.int64]:
+        ids = [0 if c.ends_in_flight else c.sequence.token_ids[c.start] for c in chunks]
+        positions = np.array([chunk.start for chunk in chunks], int)
+        blocks = np.array([c.blocks[c.start // self._block_size] for c in chunks], int)
+        slots = blocks * self._block_size + positions % self._block_size
+        return np.stack([np.array(ids, int), positions, slots])
 
-def _padded_tables(plan: StepPlan, block_size: int) -> Tensor:
-    """[N, B]: of each table what the context uses; a reserved table may be far longer."""
-    used = [chunk.blocks[: -(-chunk.end // block_size)] for chunk in plan.chunks]
-    width = max(map(len, used))
-    return torch.tensor([[*table, *[0] * (width - len(table))] for table in used])
+    def _columns(self, chunk: Chunk) -> NDArray[np.int64]:
+        ids = chunk.sequence.token_ids[chunk.start : chunk.end]
+        positions = np.arange(chunk.start, chunk.end)
+        block, offset = np.divmod(positions, self._block_size)
+        slots = self._table(chunk)[block].astype(int) * self._block_size + offset
+        return np.stack([np.array(ids + [0] * (chunk.length - len(ids))), positions, slots])
+
+    def _block_tables(self, chunks: Sequence[Chunk], padding: int) -> NDArray[np.int32]:
+        """[N, B]: of each table what the context uses; a reserved table may be far longer."""
+        used = [-(-chunk.end // self._block_size) for chunk in chunks]
+        tables = np.zeros((len(chunks) + padding, max(used)), np.int32)
+        for row, (chunk, count) in enumerate(zip(chunks, used, strict=True)):
+            tables[row, :count] = self._table(chunk)[:count]
+        self._tables = {chunk.sequence.id: (chunk.blocks, self._table(chunk)) for chunk in chunks}
+        return tables
+
+    def _table(self, chunk: Chunk) -> NDArray[np.int32]:
+        """Made anew only when the table has changed: once in `block_size` tokens."""
+        known = self._tables.get(chunk.sequence.id)
+        if known is not None and known[0] is chunk.blocks:
+            return known[1]
+        table = np.array(chunk.blocks, np.int32)
+        self._tables[chunk.sequence.id] = chunk.blocks, table
+        return table

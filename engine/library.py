@@ -24,10 +24,12 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from core.plan import StepPlan, StepResult
+from core.plan import StepPlan
 from core.sampling import Sampled
 from core.sequence import Sequence
-from engine.sampler import sample
+from engine.executor import FinishedStep
+from engine.sampler import Row, Sampler
+from engine.staging import Staging
 
 
 class LibraryModel:
@@ -86,9 +88,10 @@ class LibraryExecutor:
 
     def __init__(self, model: LibraryModel) -> None:
         self._model = model.model
+        self._sampler = Sampler(Staging(model.device))
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan, between_tokens: Callable[[], None]) -> StepResult:
+    def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> FinishedStep:
         assert all(chunk.start == 0 and chunk.samples for chunk in plan.chunks), "whole prompts"
         answers = [_Row(chunk.sequence) for chunk in plan.chunks]
         input_ids, attention_mask = self._pad([each.sequence.token_ids for each in answers])
@@ -96,10 +99,10 @@ class LibraryExecutor:
             input_ids=input_ids,
             attention_mask=attention_mask,
             generation_config=self._generation_config(answers),
-            logits_processor=LogitsProcessorList([_OurChoice(answers)]),
+            logits_processor=LogitsProcessorList([_OurChoice(answers, self._sampler)]),
             stopping_criteria=StoppingCriteriaList([_Ended(answers, between_tokens)]),
         )
-        return {each.sequence.id: each.sampled() for each in answers}
+        return FinishedStep({each.sequence.id: each.sampled() for each in answers})
 
     def _generation_config(self, answers: Rows[_Row]) -> Any:
         config = copy(self._model.generation_config)
@@ -154,12 +157,15 @@ class _Row:
 class _OurChoice(LogitsProcessor):
     """Leaves transformers one token to choose: ours."""
 
-    def __init__(self, answers: Rows[_Row]) -> None:
+    def __init__(self, answers: Rows[_Row], sampler: Sampler) -> None:
         self._answers = answers
+        self._sampler = sampler
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        choices = sample(scores, [each.copy for each in self._answers])
-        for answer, sampled in zip(self._answers, choices.to_host(), strict=True):
+        rows = [Row(each.copy, len(each.copy.token_ids)) for each in self._answers]
+        newest = torch.tensor([each.copy.token_ids[-1] for each in self._answers])
+        choices = self._sampler.sample(scores, rows, newest.to(scores.device))
+        for answer, sampled in zip(self._answers, choices.to_host().wait(), strict=True):
             if not answer.has_ended:
                 answer.append(sampled)
         forced = torch.full_like(scores, float("-inf"))

@@ -3,33 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from core.plan import StepPlan, StepResult
+from core.plan import Chunk, StepPlan, StepResult
 from engine.attention_backend import AttentionBackend
-from engine.inputs import make_inputs
+from engine.decode_graphs import DecodeGraphs
+from engine.executor import FinishedStep, SubmittedStep
+from engine.inputs import InputBuilder, StepInputs
 from engine.kv_cache import KVCache
 from engine.packed_model import PackedModel
 from engine.paged_step import PagedStep
-from engine.sampler import sample
+from engine.sampler import HostChoices, Row, Sampler
+from engine.staging import Staging
 
 
 class PackedExecutor:
-    """Runs any mixture of prompts, chunks and decode steps as one row of tokens."""
+    """Runs any mixture of prompts, chunks and decode steps as one row of tokens.
 
-    def __init__(self, model: PackedModel, cache: KVCache, backend: AttentionBackend) -> None:
+    Nothing here waits for the device: inputs go there and tokens come back in copies that the
+    host does not wait for, and a token that the next step needs never leaves the device.
+    """
+
+    def __init__(
+        self,
+        model: PackedModel,
+        cache: KVCache,
+        backend: AttentionBackend,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        staging = Staging(model.device)
         self._model = model
         self._cache = cache
         self._backend = backend
+        self._graphs = graphs
+        self._inputs = InputBuilder(cache.block_size, staging)
+        self._sampler = Sampler(staging)
+        self._newest = torch.empty(0, dtype=torch.int64, device=model.device)
+        """[S]: what the step before has sampled."""
+        self._newest_rows: dict[int, int] = {}
+        """By sequence id: where in it."""
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan, between_tokens: Callable[[], None]) -> StepResult:
-        inputs = make_inputs(plan, self._cache.block_size, self._model.device)
-        step = PagedStep(inputs.batch, self._cache, self._backend)
-        logits = self._model.forward(inputs, step)
-        sequences = [chunk.sequence for chunk in plan.chunks if chunk.samples]
-        if not sequences:
-            return {}
-        sampled = sample(logits, sequences).to_host()
-        return {each.id: one for each, one in zip(sequences, sampled, strict=True)}
+    def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> SubmittedStep:
+        graph = self._graphs.graph_for(plan) if self._graphs is not None else None
+        inputs = self._inputs.build(
+            plan,
+            newest=self._newest,
+            newest_rows=self._newest_rows,
+            num_rows=graph.num_rows if graph is not None else 0,
+        )
+        logits = self._forward(inputs) if graph is None else graph.replay(inputs)
+        if not inputs.sampled:
+            return FinishedStep({})
+        rows = [Row(chunk.sequence, chunk.end) for chunk in inputs.sampled]
+        choices = self._sampler.sample(logits, rows, inputs.newest())
+        self._newest = choices.token_ids
+        self._newest_rows = {row.sequence.id: place for place, row in enumerate(rows)}
+        return _PackedStep(inputs.sampled, choices.to_host())
+
+    def _forward(self, inputs: StepInputs) -> Tensor:
+        return self._model.forward(inputs, PagedStep(inputs.batch, self._cache, self._backend))
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedStep:
+    sampled: tuple[Chunk, ...]
+    choices: HostChoices
+
+    def wait(self) -> StepResult:
+        pairs = zip(self.sampled, self.choices.wait(), strict=True)
+        return {chunk.sequence.id: sampled for chunk, sampled in pairs}

@@ -32,9 +32,10 @@ from engine.attention import (
     register_attention,
 )
 from engine.attention_backend import make_backend
-from engine.inputs import StepInputs, make_inputs
+from engine.inputs import InputBuilder, StepInputs
 from engine.kv_cache import KVCache, LayerShape
 from engine.paged_step import PagedStep
+from engine.staging import Staging
 
 PROBE_LENGTH = 40
 PROBE_BLOCK_SIZE = 16
@@ -163,13 +164,14 @@ def _probe(packed: PackedModel, model: Any) -> float:
     """The relative error of paged logits against transformers' eager ones; infinite for NaN."""
     num_blocks = -(-PROBE_LENGTH // PROBE_BLOCK_SIZE)
     cache = KVCache(packed.shapes, num_blocks, PROBE_BLOCK_SIZE, packed.dtype, packed.device)
-    backend, _ = make_backend(packed.device, packed.shapes, PROBE_BLOCK_SIZE)
+    backend, _ = make_backend(packed.device, packed.shapes, PROBE_BLOCK_SIZE, PROBE_LENGTH)
     sequence = Sequence(0, _probe_ids(model), SamplingParams())
     blocks = tuple(reversed(range(num_blocks)))
     logits: Tensor | None = None
+    builder = InputBuilder(PROBE_BLOCK_SIZE, Staging(packed.device))
     for start, length in PROBE_CHUNKS:
-        plan = StepPlan((Chunk(sequence, start, length, blocks),))
-        inputs = make_inputs(plan, PROBE_BLOCK_SIZE, packed.device)
+        is_last = start + length == PROBE_LENGTH
+        inputs = builder.build(StepPlan((Chunk(sequence, start, length, blocks, is_last),)))
         logits = packed.forward(inputs, PagedStep(inputs.batch, cache, backend))
     assert logits is not None
     model.set_attn_implementation("eager")

@@ -36,7 +36,11 @@ def split_bounds(
     return first_key, begin, end, tl.cdiv(num_tiles, tiles_per_split)
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    # Slices of a step's tables begin anywhere.
+    do_not_specialize_on_alignment=["table_ptr", "context_ptr"],
+)
 def paged_decode_kernel(
     out_ptr, partial_ptr, log_sum_ptr, query_ptr, key_ptr, value_ptr, table_ptr, context_ptr,
     sinks_ptr, score_scale, cap, value_scale, window, table_stride,
@@ -108,7 +112,7 @@ def paged_decode_kernel(
         tl.store(log_sum_ptr + slot, row_max + tl.log2(row_sum), mask=is_head)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["context_ptr"])
 def combine_splits_kernel(
     out_ptr, partial_ptr, log_sum_ptr, context_ptr, sinks_ptr, window,
     out_token_stride, out_head_stride,

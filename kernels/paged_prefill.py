@@ -70,7 +70,11 @@ def attend_tiles(
     return attended, row_max, row_sum
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_sequences"])
+@triton.jit(
+    do_not_specialize=["table_stride", "num_sequences"],
+    # Slices of a step's tables begin anywhere.
+    do_not_specialize_on_alignment=["table_ptr", "starts_ptr", "context_ptr"],
+)
 def paged_prefill_kernel(
     out_ptr, query_ptr, key_ptr, value_ptr, table_ptr, starts_ptr, context_ptr, sinks_ptr,
     score_scale, cap, value_scale, window, table_stride, num_sequences,

@@ -31,7 +31,7 @@ def paged_attention_reference(
     num_tokens, num_heads, _ = query.shape
     group = num_heads // key_cache.shape[2]
     out = torch.zeros(num_tokens, num_heads, value_cache.shape[3], dtype=torch.float64)
-    for row, (start, end, context_len) in enumerate(batch.spans):
+    for row, (start, end, context_len) in enumerate(batch.host_spans()):
         slots = [_slot(batch, row, position, key_cache.shape[1]) for position in range(context_len)]
         keys = _numbers(key_cache.flatten(0, 1)[slots]) * key_scale
         values = _numbers(value_cache.flatten(0, 1)[slots]) * value_scale

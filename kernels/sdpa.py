@@ -62,7 +62,10 @@ def paged_attention(
     """
     out = query.new_empty(*query.shape[:2], value_cache.shape[3])
     block_size = key_cache.shape[1]
-    for row, (start, end, context_len) in enumerate(batch.spans):
+    for row, (start, end, context_len) in enumerate(batch.host_spans()):
+        if context_len == 0:
+            out[start:end] = 0
+            continue
         first_query = context_len - (end - start)
         first_block = 0 if window is None else max(0, first_query - window + 1) // block_size
         blocks = batch.block_tables[row, first_block : -(-context_len // block_size)]

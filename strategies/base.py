@@ -2,9 +2,13 @@
 
 ```
 plan    = strategy.schedule(now)        # which tokens of which sequences, in which KV blocks
-result  = executor.run(plan)            # one forward over all of them, and the sampled tokens
+result  = executor.submit(plan).wait()  # one forward over all of them, and the sampled tokens
 outputs = strategy.commit(plan, result) # append, finish, free
 ```
+
+The next step may be scheduled and submitted before this one is committed: a device computes in
+the order of submission, so what a later step reads is there, and blocks that a commit frees are
+written again only by steps after all that were submitted.
 """
 
 from __future__ import annotations
@@ -34,8 +38,9 @@ class Strategy(ABC):
     """Decides what runs next. Not thread-safe: one loop owns it.
 
     `add`, `abort` and `fail` may be called at any time between two calls of the others, also
-    between `schedule` and `commit` of the same step. After `abort` a sequence is never heard of
-    again; every other one ends with exactly one Output that has `finish`.
+    between `schedule` and `commit` of the same step; steps are committed in order. After `abort`
+    a sequence is never heard of again; every other one ends with exactly one Output that has
+    `finish`.
     """
 
     def __init__(self, memory: KVMemory, limits: Limits) -> None:
@@ -61,12 +66,20 @@ class Strategy(ABC):
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    @abstractmethod
     def schedule(self, now: float) -> StepPlan | None:
         """The next step; None if there is nothing to compute at this time.
 
-        The plan stays within `limits` and its chunks' blocks stay theirs until `commit`.
+        The plan stays within `limits`. What it computes counts as computed from now on.
         """
+        chunks = self._next_chunks(now)
+        for chunk in chunks:
+            chunk.sequence.num_computed_tokens = chunk.end
+            chunk.sequence.num_in_flight += chunk.samples
+        return StepPlan(tuple(chunks)) if chunks else None
+
+    @abstractmethod
+    def _next_chunks(self, now: float) -> list[Chunk]:
+        """What to compute next, each chunk with its blocks taken."""
 
     def wake_at(self) -> float | None:
         """When to call `schedule` again after it returned None; None: when something arrives."""
@@ -79,7 +92,6 @@ class Strategy(ABC):
             sequence = chunk.sequence
             if sequence.finish is not None:
                 continue  # aborted while the step ran
-            sequence.num_computed_tokens = chunk.end
             if chunk.samples:
                 sampled = result[sequence.id]
                 count = sequence.append(sampled)
@@ -110,6 +122,12 @@ class Strategy(ABC):
         else:
             self.waiting.remove(sequence)
 
+    def _chunk(self, sequence: Sequence, length: int) -> Chunk:
+        """The next `length` of the sequence's pending tokens."""
+        start = sequence.num_computed_tokens
+        samples = start + length == sequence.num_tokens
+        return Chunk(sequence, start, length, self.memory.table(sequence.id), samples)
+
 
 class ReservingStrategy(Strategy):
     """A strategy whose sequences hold their memory from admission to end.
@@ -117,7 +135,7 @@ class ReservingStrategy(Strategy):
     Nothing of it is ever preempted, so a step is simply the next tokens of all that run.
     """
 
-    def schedule(self, now: float) -> StepPlan | None:
+    def _next_chunks(self, now: float) -> list[Chunk]:
         for sequence in self._admissible(now):
             self.waiting.remove(sequence)
             self.running.append(sequence)
@@ -125,12 +143,10 @@ class ReservingStrategy(Strategy):
         budget = self.limits.max_step_tokens
         for sequence in self.running:
             length = min(sequence.num_pending_tokens, budget)
-            if length == 0:
-                break
-            start = sequence.num_computed_tokens
-            chunks.append(Chunk(sequence, start, length, self.memory.table(sequence.id)))
-            budget -= length
-        return StepPlan(tuple(chunks)) if chunks else None
+            if length > 0:
+                chunks.append(self._chunk(sequence, length))
+                budget -= length
+        return chunks
 
     @abstractmethod
     def _admissible(self, now: float) -> Iterator[Sequence]:

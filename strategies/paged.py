@@ -7,7 +7,7 @@ computed again later from the tokens it has (preemption by recomputation).
 
 from __future__ import annotations
 
-from core.plan import Chunk, StepPlan
+from core.plan import Chunk
 from core.sequence import Sequence
 from strategies.base import Limits, Strategy
 from strategies.memory.base import KVMemory
@@ -20,22 +20,22 @@ class PagedStrategy(Strategy):
         super().__init__(memory, limits)
         self.num_preemptions = 0
 
-    def schedule(self, now: float) -> StepPlan | None:
+    def _next_chunks(self, now: float) -> list[Chunk]:
         chunks = self._continue_running()
-        budget = self.limits.max_step_tokens - sum(chunk.length for chunk in chunks)
-        chunks += self._admit(budget)
-        return StepPlan(tuple(chunks)) if chunks else None
+        return chunks + self._admit(self.limits.max_step_tokens - sum(c.length for c in chunks))
 
     def _continue_running(self) -> list[Chunk]:
         chunks: list[Chunk] = []
         budget = self.limits.max_step_tokens
-        # Preemption takes from the end of `running`, so it never reaches one already planned.
-        while budget > 0 and len(chunks) < len(self.running):
-            sequence = self.running[len(chunks)]
+        # Preemption takes from the end of `running`, so it never reaches one already passed.
+        place = 0
+        while budget > 0 and place < len(self.running):
+            sequence = self.running[place]
             length = min(sequence.num_pending_tokens, budget)
-            if self._take_blocks(sequence, length):
+            if length > 0 and self._take_blocks(sequence, length):
                 chunks.append(self._chunk(sequence, length))
                 budget -= length
+            place += 1
         return chunks
 
     def _take_blocks(self, sequence: Sequence, length: int) -> bool:
@@ -58,9 +58,9 @@ class PagedStrategy(Strategy):
         chunks: list[Chunk] = []
         while self.waiting and budget > 0 and len(self.running) < self.limits.max_sequences:
             sequence = self.waiting[0]
-            if not self._has_room_for(sequence):
-                break
             length = min(sequence.num_pending_tokens, budget)
+            if length == 0 or not self._has_room_for(sequence):
+                break
             self.memory.grow(sequence.id, length)
             self.running.append(self.waiting.popleft())
             chunks.append(self._chunk(sequence, length))
@@ -72,9 +72,5 @@ class PagedStrategy(Strategy):
 
         Without that reserve, the next step would preempt what this one admits.
         """
-        num_needed = self.memory.blocks_for(len(sequence.token_ids)) + len(self.running)
+        num_needed = self.memory.blocks_for(sequence.num_tokens) + len(self.running)
         return num_needed <= self.memory.num_free_blocks
-
-    def _chunk(self, sequence: Sequence, length: int) -> Chunk:
-        start = sequence.num_computed_tokens
-        return Chunk(sequence, start, length, self.memory.table(sequence.id))

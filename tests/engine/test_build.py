@@ -130,7 +130,7 @@ def test_ready_means_that_a_forward_has_passed(llama, monkeypatch):
     def fail(self, plan, between_tokens):
         raise RuntimeError("no kernel image")
 
-    monkeypatch.setattr("engine.packed.PackedExecutor.run", fail)
+    monkeypatch.setattr("engine.packed.PackedExecutor.submit", fail)
     with pytest.raises(ConfigurationError, match=r"cannot answer: RuntimeError: no kernel image"):
         LLM(llama)
 
@@ -211,13 +211,13 @@ def test_tensor_parallel_on_cuda_is_refused_where_devices_lack(monkeypatch):
 def test_max_rolling_batch_size_bounds_what_runs_at_once(llama):
     llm = LLM(llama, max_rolling_batch_size=2, dtype="fp32")
     most = []
-    run = llm._engine._executor.run
+    submit = llm._engine._executor.submit
 
     def watch(plan, between_tokens):
         most.append(len(plan.chunks))
-        return run(plan, between_tokens)
+        return submit(plan, between_tokens)
 
-    llm._engine._executor.run = watch
+    llm._engine._executor.submit = watch
     llm.generate([[1, 2]] * 5, SamplingParams(temperature=0, ignore_eos=True), use_tqdm=False)
     assert max(most) == 2
 
@@ -225,13 +225,13 @@ def test_max_rolling_batch_size_bounds_what_runs_at_once(llama):
 def test_the_prefill_budget_bounds_a_step(llama):
     llm = LLM(llama, max_rolling_batch_prefill_tokens=7, dtype="fp32")
     plans = []
-    run = llm._engine._executor.run
+    submit = llm._engine._executor.submit
 
     def watch(plan, between_tokens):
         plans.append(plan.num_tokens)
-        return run(plan, between_tokens)
+        return submit(plan, between_tokens)
 
-    llm._engine._executor.run = watch
+    llm._engine._executor.submit = watch
     llm.generate([[1] * 30] * 3, SamplingParams(temperature=0), use_tqdm=False)
     assert max(plans) == 7
 

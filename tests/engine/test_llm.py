@@ -107,7 +107,7 @@ def test_a_failure_is_raised_and_leaves_nothing_behind(llm, monkeypatch):
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm._engine._executor, "run", fail)
+        patch.setattr(llm._engine._executor, "submit", fail)
         with pytest.raises(GenerationError, match="out of memory"):
             llm.generate(["a", "b"], GREEDY, use_tqdm=False)
     assert not llm._engine.has_work()

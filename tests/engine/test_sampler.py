@@ -8,12 +8,19 @@ import torch
 
 from core.sampling import SamplingParams
 from core.sequence import Sequence
-from engine.sampler import sample
+from engine.sampler import Choices, Row, Sampler
+from engine.staging import Staging
 
 
 def rows(count, prompt=(1, 2), **params):
     """Sequences that differ in their seed alone."""
     return [Sequence(n, prompt, SamplingParams(seed=n, **params)) for n in range(count)]
+
+
+def sample(logits, sequences) -> Choices:
+    newest = torch.tensor([each.token_ids[-1] for each in sequences])
+    rows = [Row(each, len(each.token_ids)) for each in sequences]
+    return Sampler(Staging(torch.device("cpu"))).sample(logits, rows, newest)
 
 
 def drawn(logits, sequences):

@@ -83,11 +83,11 @@ class Gate:
         self.open.set()
         self.error = None
 
-    def run(self, plan, between_tokens):
+    def submit(self, plan, between_tokens):
         self.open.wait(10)
         if self.error is not None:
             raise self.error
-        return self.executor.run(plan)
+        return self.executor.submit(plan, between_tokens)
 
 
 class Stop(BaseException):
@@ -295,16 +295,16 @@ def test_a_long_run_hears_aborts_and_keeps_the_pulse(client, engine, gate, conne
     """The library executor computes whole answers in one run; `between_tokens` is its breath."""
     runs, heard = [], []
 
-    def run(plan, between_tokens):
+    def submit(plan, between_tokens):
         started = time.monotonic()
         runs.append(plan)
         while plan.chunks[0].sequence.finish is None:
             between_tokens()
             assert time.monotonic() < started + 5, "deaf"
         heard.append(connection.pulse.at > started)
-        return gate.executor.run(plan)
+        return gate.executor.submit(plan, between_tokens)
 
-    gate.run = run
+    gate.submit = submit
     client.send(Submit("a", [1, 2, 3], greedy(40)))
     until(lambda: runs)
     client.send(Hello())
@@ -312,6 +312,6 @@ def test_a_long_run_hears_aborts_and_keeps_the_pulse(client, engine, gate, conne
     client.send(Abort("a"))
     until(lambda: heard)
     assert heard == [True]
-    gate.run = Gate.run.__get__(gate)
+    gate.submit = Gate.submit.__get__(gate)
     client.send(Submit("b", [1], greedy(2)))
     assert client.answer("b")[1] == Finish.LENGTH

@@ -30,20 +30,30 @@ class FakeExecutor:
         self.block_size = block_size
         self.slots: dict[tuple[int, int], tuple[int, int, int]] = {}
         self.num_steps = 0
+        self._newest: dict[int, int] = {}
+        """By sequence id: what the last step sampled, which its strategy may not know yet."""
 
     def run(self, plan: StepPlan) -> StepResult:
         self.num_steps += 1
         result: dict[int, Sampled] = {}
         for chunk in plan.chunks:
             sequence = chunk.sequence
-            assert 0 < chunk.length <= sequence.num_pending_tokens
+            assert chunk.length > 0
+            tokens = [*sequence.token_ids]
+            if chunk.ends_in_flight:
+                tokens.append(self._newest[sequence.id])
+            assert chunk.end <= len(tokens)
             for position in range(chunk.start, chunk.end):
                 slot = self._slot(chunk.blocks, position)
-                self.slots[slot] = (sequence.id, position, sequence.token_ids[position])
+                self.slots[slot] = (sequence.id, position, tokens[position])
             if chunk.samples:
                 prefix = [self._read(chunk.blocks, p, sequence.id) for p in range(chunk.end)]
                 result[sequence.id] = Sampled((next_token(sequence.id, prefix),), (-0.5,))
+        self._newest = {id: sampled.token_ids[0] for id, sampled in result.items()}
         return result
+
+    def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> FakeStep:
+        return FakeStep(self.run(plan))
 
     def _read(self, blocks: tuple[int, ...], position: int, sequence_id: int) -> int:
         owner, stored_position, token = self.slots[self._slot(blocks, position)]
@@ -52,6 +62,14 @@ class FakeExecutor:
 
     def _slot(self, blocks: tuple[int, ...], position: int) -> tuple[int, int]:
         return blocks[position // self.block_size], position % self.block_size
+
+
+@dataclass(frozen=True)
+class FakeStep:
+    result: StepResult
+
+    def wait(self) -> StepResult:
+        return self.result
 
 
 @dataclass(frozen=True)
@@ -111,22 +129,32 @@ def drive(
     strategy: Strategy,
     arrivals: Sequence[Arrival],
     after_step: Callable[[StepPlan | None], None] = lambda plan: None,
+    *,
+    overlaps: bool = False,
 ) -> Record:
-    """Runs a workload to its end on a fake clock of one second a step, checking every step."""
+    """Runs a workload to its end on a fake clock of one second a step, checking every step.
+
+    overlaps: each step is scheduled and run before the one before it is committed.
+    """
     executor, record, now = FakeExecutor(strategy.memory.block_size), Record(), 0
     todo = sorted(enumerate(arrivals), key=lambda item: item[1].time)
-    while todo or strategy.has_work():
+    in_flight: tuple[StepPlan, StepResult] | None = None
+    while todo or strategy.has_work() or in_flight:
         while todo and todo[0][1].time <= now:
             strategy.add(sequence_of(todo[0][1], todo[0][0]))
             todo.pop(0)
         _abort(strategy, arrivals, record, now, in_step=False)
         plan = strategy.schedule(now)
+        submitted = None
         if plan is not None:
             check_plan(strategy, plan)
             record.most_at_once = max(record.most_at_once, len(plan.chunks))
-            result = executor.run(plan)
-            _abort(strategy, arrivals, record, now, in_step=True)
-            for output in strategy.commit(plan, result):
+            submitted = plan, executor.run(plan)
+        _abort(strategy, arrivals, record, now, in_step=True)
+        if overlaps:
+            submitted, in_flight = in_flight, submitted
+        if submitted is not None:
+            for output in strategy.commit(*submitted):
                 record.take(output)
         strategy.memory.check_integrity()
         after_step(plan)

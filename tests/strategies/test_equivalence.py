@@ -30,15 +30,17 @@ BATCHING = ("none", "dynamic", "continuous", "paged")
     max_step_tokens=st.integers(1, 40),
     max_sequences=st.integers(1, 6),
     kv_reservation=st.sampled_from(["max", "pow2", "oracle"]),
+    overlaps=st.booleans(),
 )
 def test_same_tokens_from_all_strategies(
-    arrivals, num_blocks, max_step_tokens, max_sequences, kv_reservation
+    arrivals, num_blocks, max_step_tokens, max_sequences, kv_reservation, overlaps
 ):
     limits = {"max_step_tokens": max_step_tokens, "max_sequences": max_sequences}
     records = [
         drive(
             strategy_of(name, num_blocks=num_blocks, kv_reservation=kv_reservation, **limits),
             arrivals,
+            overlaps=overlaps,
         )
         for name in BATCHING
     ]

@@ -1,0 +1,77 @@
+"""Arrays from the host to the device, many in one copy that nobody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+ALIGNMENT = 16
+"""Bytes; every array starts at a multiple of it, as vectorized loads want."""
+
+
+class Staging:
+    """Pinned buffers that take turns.
+
+    A copy from ordinary memory waits until the device has finished all work before it, one from
+    pinned memory does not. The copy may still stand in the stream's queue when the next step's
+    arrays are written, so those go to another buffer.
+    """
+
+    def __init__(self, device: torch.device, num_buffers: int = 3) -> None:
+        self.device = device
+        self._buffers = [_Buffer(device) for _ in range(num_buffers)]
+        self._turn = 0
+
+    def upload(self, arrays: Sequence[NDArray[np.generic]]) -> list[Tensor]:
+        """Tensors on the device with the shapes, types and, once copied, contents of `arrays`."""
+        starts, end = [], 0
+        for array in arrays:
+            starts.append(end)
+            end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        self._turn = (self._turn + 1) % len(self._buffers)
+        host = self._buffers[self._turn].of_size(end)
+        for start, array in zip(starts, arrays, strict=True):
+            host[start : start + array.nbytes].numpy()[:] = _bytes(array)
+        device = self._buffers[self._turn].copy_to_device(end)
+        return [
+            device[start : start + array.nbytes].view(_torch_dtype(array)).view(array.shape)
+            for start, array in zip(starts, arrays, strict=True)
+        ]
+
+
+class _Buffer:
+    """Bytes on the host, and when the last copy of them was done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._is_cuda = device.type == "cuda"
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._copied = torch.cuda.Event() if self._is_cuda else None
+
+    def of_size(self, num_bytes: int) -> Tensor:
+        """The bytes, free to be written."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        if len(self._bytes) < num_bytes:
+            size = 1 << (num_bytes - 1).bit_length()
+            self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=self._is_cuda)
+        return self._bytes
+
+    def copy_to_device(self, num_bytes: int) -> Tensor:
+        target = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        target.copy_(self._bytes[:num_bytes], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+        return target
+
+
+def _bytes(array: NDArray[np.generic]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _torch_dtype(array: NDArray[np.generic]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, array.dtype)).dtype

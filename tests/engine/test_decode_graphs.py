@@ -1,0 +1,163 @@
+"""Decode steps through the buffers of captured graphs, recorded and replayed without a GPU.
+
+What is imitated is the capture alone: a replay runs the work again, on the same buffers.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from core.plan import Chunk, StepPlan
+from core.sampling import SamplingParams
+from core.sequence import Sequence
+from engine import LLM
+from engine.decode_graphs import DecodeGraphs, buckets
+from engine.packed import PackedExecutor
+from tests.engine.test_equality import NUM_NEW, expected, prompts, tokens  # noqa: F401
+
+
+class Imitation:
+    """Records by keeping the work. Whatever an earlier replay left in the logits is poisoned."""
+
+    def __init__(self):
+        self.num_recorded = 0
+        self.num_replays = 0
+
+    def record(self, work):
+        self.num_recorded += 1
+        logits = work()
+
+        def replay():
+            self.num_replays += 1
+            logits.fill_(float("nan"))
+            work()
+
+        return replay
+
+
+def with_graphs(path, *, max_rows=4, **options):
+    """An LLM whose decode steps run through graphs of up to `max_rows`."""
+    llm = LLM(path, dtype="fp32", block_size=4, **options)
+    executor, recorder = llm._engine._executor, Imitation()
+    graphs = DecodeGraphs(
+        executor._model,
+        executor._cache,
+        executor._backend,
+        recorder,
+        max_rows=max_rows,
+        max_model_len=llm.facts.max_model_len,
+    )
+    llm._engine._executor = PackedExecutor(
+        executor._model, executor._cache, executor._backend, graphs
+    )
+    return llm, recorder
+
+
+def test_buckets_waste_little_and_hold_every_batch():
+    assert buckets(1) == [1]
+    assert buckets(6) == [1, 2, 4, 6]
+    for largest in (7, 64, 100, 256, 300):
+        sizes = buckets(largest)
+        assert sizes == sorted(set(sizes))
+        assert sizes[-1] == largest
+        for rows in range(1, largest + 1):
+            bucket = next(size for size in sizes if size >= rows)
+            assert bucket < 2 * rows or bucket <= 8
+            assert bucket - rows < max(8, rows / 4 + 1)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2", "gpt_oss", "mixtral"])
+def test_tokens_equal_generate(tiny_model, expected, architecture, overlaps):  # noqa: F811
+    """With preemption and chunks in between, in batches that fill a bucket or do not."""
+    llm, recorder = with_graphs(
+        tiny_model(architecture),
+        num_kv_blocks=14,
+        max_rolling_batch_prefill_tokens=10,
+        async_scheduling=overlaps,
+    )
+    assert tokens(llm) == expected(architecture)
+    assert recorder.num_recorded == 3
+    assert recorder.num_replays > NUM_NEW
+    assert llm._engine.strategy.num_preemptions > 0
+
+
+def decode_plan(count, num_tokens=5, *, samples=True):
+    """A step of `count` sequences, each in two blocks of its own, from block 1 on."""
+    return StepPlan(
+        tuple(
+            Chunk(
+                Sequence(id, [1 + id] * num_tokens, SamplingParams(temperature=0)),
+                num_tokens - 1,
+                1,
+                (1 + 2 * id, 2 + 2 * id),
+                samples,
+            )
+            for id in range(count)
+        )
+    )
+
+
+def test_a_step_takes_the_smallest_graph_that_holds_it(tiny_model):
+    llm, _ = with_graphs(tiny_model("llama"), max_rows=6, num_kv_blocks=40)
+    graphs = llm._engine._executor._graphs
+    sizes = [graphs.graph_for(decode_plan(count)) for count in range(1, 8)]
+    assert [size and size.num_rows for size in sizes] == [1, 2, 4, 4, 6, 6, None]
+
+
+def test_prompts_and_unfinished_chunks_take_none(tiny_model):
+    llm, _ = with_graphs(tiny_model("llama"), num_kv_blocks=40)
+    graphs = llm._engine._executor._graphs
+    assert graphs.graph_for(decode_plan(2, samples=False)) is None
+    sequence = Sequence(0, [1, 2], SamplingParams())
+    assert graphs.graph_for(StepPlan((Chunk(sequence, 0, 2, (1,), True),))) is None
+
+
+def test_padding_touches_no_block_and_no_other_row(tiny_model):
+    """Every block is poisoned but those of the three sequences; the bucket holds four."""
+    llm, _ = with_graphs(tiny_model("llama"), num_kv_blocks=12)
+    executor = llm._engine._executor
+    caches = [*executor._cache.keys, *executor._cache.values]
+    for cache in caches:
+        cache.fill_(float("nan"))
+        cache[1:7] = 0.5
+    before = [cache.clone() for cache in caches]
+    executor.submit(decode_plan(3), lambda: None).wait()
+    for cache, old in zip(caches, before, strict=True):
+        changed = (cache != old) & ~(cache.isnan() & old.isnan())
+        blocks, slots = changed.any(-1).any(-1).nonzero(as_tuple=True)
+        assert blocks.tolist() == [2, 4, 6], "position 4 is the first of the second block"
+        assert slots.tolist() == [0, 0, 0]
+
+
+def test_a_smaller_step_does_not_see_what_a_larger_one_left(tiny_model):
+    llm, _ = with_graphs(tiny_model("llama"), num_kv_blocks=12)
+    executor = llm._engine._executor
+    for cache in (*executor._cache.keys, *executor._cache.values):
+        cache.normal_(generator=torch.Generator().manual_seed(1))
+
+    def logprobs(count):
+        result = executor.submit(decode_plan(count), lambda: None).wait()
+        return [result[id].logprobs[0] for id in range(count)]
+
+    alone = logprobs(1)
+    together = logprobs(4)
+    assert logprobs(1) == alone
+    assert together[0] == pytest.approx(alone[0], abs=1e-4)
+
+
+def test_progress_is_told_of_every_capture(tiny_model):
+    llm, _ = with_graphs(tiny_model("llama"), num_kv_blocks=12)
+    executor, seen = llm._engine._executor, []
+
+    def progress(sizes):
+        for size in sizes:
+            yield size
+            seen.append(size)
+
+    DecodeGraphs(
+        executor._model, executor._cache, executor._backend, Imitation(),
+        max_rows=4, max_model_len=32, progress=progress,
+    )  # fmt: skip
+    assert seen == [4, 2, 1]

@@ -1,0 +1,189 @@
+"""Steps that overlap: the next one is submitted before this one's tokens are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.errors import GenerationError
+from core.plan import StepPlan
+from core.sampling import Finish, SamplingParams
+from engine import LLM
+from engine.engine import MAX_FAILED_STEPS, Engine
+from tests.engine.test_equality import STRATEGIES, expected, prompts, tokens  # noqa: F401
+from tests.engine.test_server import FACTS
+from tests.strategies.fakes import FakeExecutor, next_token, strategy_of
+
+SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}
+
+
+class Recorder:
+    """An executor that notes when a step is submitted and when it is waited for."""
+
+    def __init__(self):
+        self.executor = FakeExecutor(4)
+        self.events: list[str] = []
+        self.plans: list[StepPlan] = []
+        self.fails_at: dict[str, Exception] = {}
+
+    def submit(self, plan, between_tokens):
+        self.plans.append(plan)
+        number = len(self.plans)
+        self._note(f"submit {number}")
+        step, note = self.executor.submit(plan, between_tokens), self._note
+
+        class Noted:
+            def wait(self):
+                note(f"wait {number}")
+                return step.wait()
+
+        return Noted()
+
+    def _note(self, event):
+        self.events.append(event)
+        if event in self.fails_at:
+            raise self.fails_at[event]
+
+
+def engine_of(overlaps, batching="paged", **settings):
+    return Engine(strategy_of(batching, **settings), Recorder(), FACTS, overlaps=overlaps)
+
+
+def params(max_tokens=8, **changes):
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **changes)
+
+
+def run(engine):
+    """Every output of the engine until it has nothing to do, by sequence."""
+    answers: dict[int, list[int]] = {}
+    finish: dict[int, Finish] = {}
+    while engine.has_work():
+        for output in engine.step(0.0):
+            assert output.sequence_id not in finish
+            answers.setdefault(output.sequence_id, []).extend(output.token_ids)
+            if output.finish is not None:
+                finish[output.sequence_id] = output.finish
+    return answers, finish
+
+
+def test_the_next_step_is_submitted_before_this_one_is_waited_for():
+    for overlaps, order in ((False, "s1 w1 s2 w2 s3 w3"), (True, "s1 s2 w1 s3 w2 w3")):
+        engine = engine_of(overlaps)
+        engine.add([1, 2], params(3), now=0.0)
+        run(engine)
+        events = [event[0] + event.split()[1] for event in engine._executor.events]
+        assert events == order.split(), "and no step for a token after the last"
+
+
+def test_outputs_come_one_call_later_and_none_is_lost():
+    engine = engine_of(True)
+    id = engine.add([1, 2], params(3), now=0.0)
+    assert engine.step(0.0) == []
+    [first] = engine.step(0.0)
+    assert first.token_ids == (next_token(id, [1, 2]),)
+    answers, finish = run(engine)
+    assert (len(answers[id]), finish[id]) == (2, Finish.LENGTH)
+
+
+def test_a_sequence_that_ends_unforeseen_leaves_nothing_behind():
+    engine = engine_of(True)
+    stop = next_token(0, [1, 2])
+    id = engine.add([1, 2], params(8, stop_token_ids=(stop,)), now=0.0)
+    answers, finish = run(engine)
+    assert (answers[id], finish[id]) == ([stop], Finish.STOP)
+    assert len(engine._executor.plans) == 2, "the second was under way when the first was known"
+    assert engine.strategy.memory.num_held_blocks == 0
+
+
+def test_an_abort_silences_a_step_under_way():
+    engine = engine_of(True)
+    kept, gone = (engine.add([1, id], params(4), now=0.0) for id in (2, 3))
+    engine.step(0.0)
+    engine.step(0.0)
+    engine.abort(gone)
+    answers, finish = run(engine)
+    assert finish == {kept: Finish.LENGTH}
+    assert gone not in answers
+    assert engine.strategy.memory.num_held_blocks == 0
+
+
+@pytest.mark.parametrize("event", ["submit 3", "wait 3"])
+def test_a_failed_step_ends_its_sequences_and_no_others(event):
+    engine = engine_of(True, max_sequences=2)
+    first = engine.add([1, 2], params(6), now=0.0)
+    engine._executor.fails_at = {event: RuntimeError("out of memory")}
+    outputs = [*engine.step(0.0), *engine.step(0.0)]
+    late = engine.add([1, 3], params(2), now=0.0) if event == "wait 3" else None
+    answers, finish = {}, {}
+    while engine.has_work():
+        for output in engine.step(0.0):
+            finish[output.sequence_id] = output.finish
+            answers.setdefault(output.sequence_id, []).extend(output.token_ids)
+    assert len(outputs) == 1
+    assert finish.pop(first) == Finish.ERROR
+    assert len(answers[first]) == (1 if event == "wait 3" else 0)
+    assert engine.last_failure == "RuntimeError: out of memory"
+    assert finish == ({} if late is None else {late: Finish.ERROR})
+    later = engine.add([4], params(2), now=0.0)
+    assert run(engine)[1] == {later: Finish.LENGTH}
+
+
+def test_a_device_that_keeps_failing_ends_the_engine():
+    engine = engine_of(True)
+    engine._executor.fails_at = {f"wait {n}": RuntimeError("lost") for n in range(1, 9)}
+    with pytest.raises(RuntimeError, match="lost"):  # noqa: PT012
+        for _ in range(2 * MAX_FAILED_STEPS):
+            engine.add([1], params(2), now=0.0)
+            engine.step(0.0)
+
+
+@pytest.mark.parametrize("batching", STRATEGIES)
+def test_tokens_equal_generate(tiny_model, expected, batching):  # noqa: F811
+    """In `paged` with preemption while tokens are in flight."""
+    llm = LLM(
+        tiny_model("llama"),
+        batching=batching,
+        async_scheduling=True,
+        num_kv_blocks=14 if batching == "paged" else 40,
+        **SMALL,
+        **STRATEGIES[batching],
+    )
+    assert tokens(llm) == expected("llama")
+    if batching == "paged":
+        assert llm._engine.strategy.num_preemptions > 0
+    assert llm._engine.strategy.memory.num_held_blocks == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": 0.8, "top_p": 0.9, "seed": 5},
+        {"temperature": 0, "repetition_penalty": 1.7},
+        {"temperature": 1.3, "top_k": 9, "repetition_penalty": 0.8, "seed": 1},
+    ],
+    ids=str,
+)
+def test_sampling_equals_the_plain_loop(tiny_model, changes):
+    """Penalties and draws depend on tokens that the host does not know yet."""
+    answers = []
+    for overlaps in (False, True):
+        llm = LLM(tiny_model("llama"), async_scheduling=overlaps, num_kv_blocks=14, **SMALL)
+        outputs = llm.generate(prompts(), params(14, **changes), use_tqdm=False)
+        answers.append([(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in outputs])
+    plain, overlapped = answers
+    assert [ids for ids, _ in plain] == [ids for ids, _ in overlapped]
+    for (_, left), (_, right) in zip(plain, overlapped, strict=True):
+        assert left == pytest.approx(right, abs=1e-4)
+
+
+def test_a_failure_of_the_offline_class_leaves_it_usable(tiny_model, monkeypatch):
+    llm = LLM(tiny_model("llama"), async_scheduling=True, **SMALL)
+
+    def fail(plan, between_tokens):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._engine._executor, "submit", fail)
+        with pytest.raises(GenerationError, match="out of memory"):
+            llm.generate(prompts(), params(4), use_tqdm=False)
+    [answer] = llm.generate([[1, 2]], params(4), use_tqdm=False)
+    assert len(answer.outputs[0].token_ids) == 4
