@@ -46,6 +46,8 @@ def facts_lines(facts: Facts) -> Iterator[str]:
 def _limits(facts: Facts) -> Iterator[str]:
     limits = f"  limits: {facts.max_model_len} tokens a sequence, {facts.max_sequences} at once"
     memory = f"  memory: weights {_mebibytes(facts.weights_bytes)}"
+    if facts.activation_bytes:
+        memory += f", steps {_mebibytes(facts.activation_bytes)}"
     if facts.executor == "library":
         yield limits
         yield f"{memory}; generate takes what else it needs"

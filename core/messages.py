@@ -67,6 +67,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int
     weights_bytes: int
     kv_bytes: int
+    activation_bytes: int = 0
+    """Kept free for the largest step, where that was measured."""
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     load_seconds: float

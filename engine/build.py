@@ -46,7 +46,7 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
     batching, batching_reason = _batching(options, model, executor_reason)
     sizes = choose_sizes(options, batching, model)
     executor, kv_bytes, executor_notes = _executor(model, options, sizes)
-    _check_forward(executor)
+    _check_forward(executor, options.block_size)
     strategy = make_strategy(
         StrategySettings(
             batching=batching,
@@ -75,6 +75,7 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
         num_kv_blocks=sizes.num_blocks,
         weights_bytes=model.weights_bytes,
         kv_bytes=kv_bytes,
+        activation_bytes=sizes.activation_bytes,
         vocab_size=config.get_text_config().vocab_size,
         eos_token_ids=_eos_token_ids(model_dir, config),
         load_seconds=time.monotonic() - started,
@@ -193,12 +194,20 @@ def _kv_dtype_name(options: Options, model: PackedModel | LibraryModel) -> str:
     return "fp8 e4m3"
 
 
-def _check_forward(executor: Executor) -> None:
-    """Computes one token, so that «ready» means that the model answers."""
-    sequence = Sequence(0, [0], SamplingParams(temperature=0, max_tokens=1))
+def _check_forward(executor: Executor, block_size: int) -> None:
+    """Computes a prompt and, packed, a decode step, so that «ready» means that the model answers.
+
+    On CUDA it also means that no request waits for a kernel to be compiled.
+    """
+    params = SamplingParams(temperature=0.5, top_p=0.9, max_tokens=1, seed=0)
+    sequence = Sequence(0, [0, 0], params)
+    blocks = tuple(range(-(-2 // block_size)))
+    chunks = [Chunk(sequence, 0, 2, blocks, samples=True)]
+    if isinstance(executor, PackedExecutor):
+        chunks.append(Chunk(sequence, 1, 1, blocks, samples=True))
     try:
-        plan = StepPlan((Chunk(sequence, 0, 1, (0,), samples=True),))
-        executor.submit(plan, lambda: None).wait()
+        for chunk in chunks:
+            executor.submit(StepPlan((chunk,)), lambda: None).wait()
     except Exception as error:
         raise ConfigurationError(
             f"the model was loaded but cannot answer: {type(error).__name__}: {error}"

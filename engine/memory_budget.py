@@ -13,13 +13,14 @@ MAX_DEFAULT_ON_CPU = 4 * GIB
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def kv_budget(options: Options, device: torch.device) -> int:
-    """Bytes for KV blocks, after the weights are loaded."""
+def kv_budget(options: Options, device: torch.device, activation_bytes: int = 0) -> int:
+    """Bytes for KV blocks, after the weights are loaded; activation_bytes: kept free for steps."""
     if options.kv_cache_memory_bytes is not None:
         return options.kv_cache_memory_bytes
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(total * options.gpu_memory_utilization) - (total - free))
+        usable = int(total * options.gpu_memory_utilization)
+        return max(0, usable - (total - free) - activation_bytes)
     return min(MAX_DEFAULT_ON_CPU, available_host_memory() // 4)
 
 

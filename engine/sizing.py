@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from transformers import PreTrainedConfig
 
 from core.errors import ConfigurationError
 from core.options import Batching, Options
 from engine.device import choose_kv_dtype
 from engine.kv_cache import bytes_per_block
+from engine.largest_step import peak_bytes, run_step
 from engine.library import LibraryModel
 from engine.memory_budget import kv_budget
 from engine.packed_model import PackedModel
@@ -29,6 +32,7 @@ class Sizes:
     max_sequences: int
     max_step_tokens: int
     num_blocks: int
+    activation_bytes: int
     notes: tuple[str, ...]
 
 
@@ -48,19 +52,38 @@ def choose_sizes(options: Options, batching: Batching, model: PackedModel | Libr
     else:
         step_tokens = max_sequences * max_len  # `generate` takes prompts whole
     usable = max_sequences * -(-max_len // options.block_size)
-    num_blocks = options.num_kv_blocks or usable
+    num_blocks, activation_bytes = options.num_kv_blocks or usable, 0
     if is_packed and options.num_kv_blocks is None:
+        activation_bytes = _activation_bytes(model, step_tokens, max_sequences)
         kv_dtype = choose_kv_dtype(options, model.dtype, model.device)
         per_block = bytes_per_block(model.shapes, options.block_size, kv_dtype)
-        num_blocks = min(usable, kv_budget(options, model.device) // per_block)
+        budget = kv_budget(options, model.device, activation_bytes)
+        num_blocks = min(usable, budget // per_block)
     max_len, notes = _fit_length(options, max_len, num_blocks * options.block_size)
     return Sizes(
         max_model_len=max_len,
         max_sequences=max_sequences,
         max_step_tokens=step_tokens,
         num_blocks=num_blocks,
+        activation_bytes=activation_bytes,
         notes=notes,
     )
+
+
+def _activation_bytes(model: PackedModel, step_tokens: int, max_sequences: int) -> int:
+    """Measured on CUDA: of the largest step, and of the decode step that the graphs keep apart."""
+    if model.device.type != "cuda":
+        return 0
+    try:
+        return sum(
+            peak_bytes(partial(run_step, model, num_tokens, max_sequences), model.device)
+            for num_tokens in (step_tokens, max_sequences)
+        )
+    except torch.OutOfMemoryError as error:
+        raise ConfigurationError(
+            f"a step of {step_tokens} tokens does not fit into the device's memory beside the "
+            "weights; lower option.max_rolling_batch_prefill_tokens"
+        ) from error
 
 
 def _max_model_len(options: Options, config: PreTrainedConfig) -> int:

@@ -17,6 +17,7 @@ from engine.device import (
     choose_kv_dtype,
     cpu_has_bf16,
 )
+from engine.largest_step import run_step
 from engine.memory_budget import available_host_memory, kv_budget
 from engine.packed_model import MAX_RELATIVE_ERROR
 
@@ -96,6 +97,20 @@ def test_fp8_is_bytes_on_gpus_without_the_type(monkeypatch):
 def test_the_default_budget_is_a_quarter_of_what_is_available(monkeypatch):
     monkeypatch.setattr("engine.memory_budget.available_host_memory", lambda: 4000)
     assert kv_budget(Options(), torch.device("cpu")) == 1000
+
+
+def test_on_cuda_the_budget_is_a_share_less_what_is_used_and_what_a_step_takes(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (700, 1000))
+    options = Options(gpu_memory_utilization=0.8)
+    assert kv_budget(options, torch.device("cuda"), activation_bytes=150) == 800 - 300 - 150
+    assert kv_budget(options, torch.device("cuda"), activation_bytes=600) == 0
+
+
+def test_the_largest_step_draws_a_token_for_every_sequence(llama):
+    model = LLM(llama, dtype="fp32")._engine._executor._model
+    tokens = run_step(model, num_tokens=20, num_sequences=7)
+    assert tokens.shape == (7,)
+    assert 0 <= tokens.min() <= tokens.max() < model.config.vocab_size
 
 
 def test_a_container_leaves_what_its_limit_leaves(tmp_path, monkeypatch):
