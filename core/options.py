@@ -127,6 +127,11 @@ class Options:
     enforce_eager: bool = _option(
         False, "CUDA: launch every kernel of a decode step by itself, without CUDA graphs."
     )
+    torch_compile: bool = _option(
+        False,
+        "Compile the model's forward with torch.compile: fuses what lies between the matrix "
+        "products. Start-up takes minutes longer. Packed executor.",
+    )
     async_scheduling: bool | None = _option(
         None,
         "Schedule a step while the device computes the one before. Default: on CUDA, where it "

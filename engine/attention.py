@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -118,6 +119,11 @@ def _window_of(module: nn.Module, keywords: dict[str, Any]) -> int | None:
     return getattr(config, "sliding_window", None)
 
 
-@cache
+@torch.compiler.assume_constant_result  # torch.compile cannot look into source files
 def _window_is_in_mask_alone(module_name: str) -> bool:
+    return _makes_windowed_masks(module_name)
+
+
+@cache
+def _makes_windowed_masks(module_name: str) -> bool:
     return "create_sliding_window_causal_mask" in inspect.getsource(sys.modules[module_name])

@@ -44,6 +44,7 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
     dtype = choose_dtype(options, config, device)
     model, executor_reason = _load(model_dir, config, options, dtype, device)
     batching, batching_reason = _batching(options, model, executor_reason)
+    notes += _compile(options, model)
     sizes = choose_sizes(options, batching, model)
     executor, kv_bytes, executor_notes = _executor(model, options, sizes)
     _check_forward(executor, options.block_size)
@@ -125,6 +126,20 @@ def _load(
             f"transformers cannot load {config.model_type} for text generation: {error}"
         ) from error
     return library, reason
+
+
+def _compile(options: Options, model: PackedModel | LibraryModel) -> tuple[str, ...]:
+    """Compiles the forward where that is asked for; a note where it does not work."""
+    if not options.torch_compile:
+        return ()
+    if isinstance(model, LibraryModel):
+        return ("option.torch_compile: the library executor runs as it is",)
+    try:
+        model.compile()
+    except Exception as error:  # of the tracer, the compiler, or the system's C++ compiler
+        reason = str(error).strip().partition("\n")[0]
+        return (f"option.torch_compile: the model runs uncompiled: {reason}",)
+    return ()
 
 
 def _batching(

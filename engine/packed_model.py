@@ -32,6 +32,7 @@ from engine.attention import (
     register_attention,
 )
 from engine.attention_backend import make_backend
+from engine.compiled import CompiledForward, Forward
 from engine.inputs import InputBuilder, StepInputs
 from engine.kv_cache import KVCache, LayerShape
 from engine.paged_step import PagedStep
@@ -53,6 +54,7 @@ class PackedModel:
         self.shapes = shapes
         self._model = model
         self._can_keep_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._logits: Forward = self._eager_logits
 
     @property
     def config(self) -> PreTrainedConfig:
@@ -70,19 +72,27 @@ class PackedModel:
     def weights_bytes(self) -> int:
         return self._model.get_memory_footprint()
 
+    def compile(self, backend: str = "inductor") -> None:
+        """From now on `forward` runs compiled. Takes minutes; raises what the compiler raises."""
+        self._logits = CompiledForward(self._eager_logits, self.device, backend)
+
     def forward(self, inputs: StepInputs, paged: AttendsPaged) -> Tensor:
         """Logits [S, vocabulary] of the rows to sample after."""
-        keywords: dict[str, Any] = {"paged": paged}
-        if self._can_keep_rows:
-            keywords["logits_to_keep"] = inputs.sampled_rows
+        return self._logits(inputs.input_ids, inputs.position_ids, inputs.sampled_rows, paged)
+
+    def _eager_logits(
+        self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, paged: AttendsPaged
+    ) -> Tensor:
+        keywords: dict[str, Any] = {"logits_to_keep": rows} if self._can_keep_rows else {}
         logits = self._model(
-            input_ids=inputs.input_ids,
-            position_ids=inputs.position_ids,
+            input_ids=input_ids,
+            position_ids=position_ids,
             attention_mask=None,
             use_cache=False,
+            paged=paged,
             **keywords,
         ).logits[0]
-        return logits if self._can_keep_rows else logits[inputs.sampled_rows]
+        return logits if self._can_keep_rows else logits[rows]
 
 
 def load_packed_model(
