@@ -5,6 +5,8 @@ What is imitated is the capture alone: a replay runs the work again, on the same
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -161,3 +163,44 @@ def test_progress_is_told_of_every_capture(tiny_model):
         max_rows=4, max_model_len=32, progress=progress,
     )  # fmt: skip
     assert seen == [4, 2, 1]
+
+
+def test_aborts_and_preemption_under_way_change_no_other_answer(tiny_model):
+    """Overlapped, through graphs: every third request goes away in the middle."""
+
+    def answers(*, aborting):
+        llm, _ = with_graphs(
+            tiny_model("llama"),
+            num_kv_blocks=14,
+            max_rolling_batch_prefill_tokens=10,
+            async_scheduling=True,
+        )
+        engine, tokens_of = llm._engine, {}
+        params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+        ids = [engine.add(prompt, params, 0.0) for prompt in prompts() * 3]
+        while engine.has_work():
+            for output in engine.step(0.0):
+                tokens_of.setdefault(output.sequence_id, []).extend(output.token_ids)
+                if aborting and output.sequence_id % 3 == 0 and len(tokens_of) > 1:
+                    engine.abort(output.sequence_id)
+        assert engine.strategy.memory.num_held_blocks == 0
+        assert engine.strategy.num_preemptions > 0
+        return [tokens_of[id] for id in ids]
+
+    kept, whole = answers(aborting=True), answers(aborting=False)
+    for id, (left, right) in enumerate(zip(kept, whole, strict=True)):
+        assert len(right) == NUM_NEW
+        assert left == (right[: len(left)] if id % 3 == 0 else right)
+
+
+def test_memory_does_not_grow(tiny_model):
+    llm, _ = with_graphs(tiny_model("llama"), num_kv_blocks=40, async_scheduling=True)
+
+    def tensors_after(num_rounds):
+        for _ in range(num_rounds):
+            tokens(llm, repetition_penalty=1.2)
+        gc.collect()
+        held = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+        return len(held), len(llm._engine._executor._inputs._tables)
+
+    assert tensors_after(2) == tensors_after(6)
