@@ -13,6 +13,7 @@ from container.model_directory import default_model_dir, describe_model, resolve
 from container.ports import require_free_port
 from container.report import explain_lines, help_lines
 from core.errors import ConfigurationError
+from core.text.template_files import load_chat_template
 
 _EXIT_CONFIGURATION = 2
 
@@ -105,7 +106,9 @@ def _serve(configuration: Configuration, model_dir: Path, port: int) -> int:
     from container.supervisor import supervise  # ZeroMQ, which explain does without
 
     require_free_port(port)  # before a download, which may be long
-    return supervise(configuration, resolve_model_dir(configuration, model_dir), port)
+    path = resolve_model_dir(configuration, model_dir)
+    load_chat_template(path, configuration.options.chat_template)  # mistakes show now, not later
+    return supervise(configuration, path, port)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ RollingBatch = Literal["auto", "vllm", "lmi-dist", "scheduler", "disable"]
 KVReservation = Literal["max", "pow2", "oracle"]
 KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 DType = Literal["auto", "fp32", "fp16", "bf16", "float32", "float16", "bfloat16"]
+ToolCallParser = Literal["hermes", "llama3_json", "mistral"]
 BATCHING_NAMES: tuple[Batching, ...] = typing.get_args(Batching)
 
 
@@ -135,6 +136,15 @@ class Options:
         "jsonlines",
         "Form of a streamed answer when the request's Accept header names none. "
         "json means jsonlines when a request streams.",
+    )
+    chat_template: str | None = _option(
+        None,
+        "File of the chat template, in the model's directory or absolute. Default: its own.",
+    )
+    tool_call_parser: ToolCallParser | None = _option(
+        None,
+        "How the model writes tool calls. hermes: Hermes, Qwen; llama3_json: Llama 3; mistral: "
+        "Mistral. Without it requests with tools are refused.",
     )
     job_queue_size: int = _option(
         1000, "Requests that may wait; more are answered 503.", key="job_queue_size", minimum=1

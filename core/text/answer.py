@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from core.sampling import Finish
@@ -34,9 +34,11 @@ class Answer:
         stop: Sequence[str] = (),
         *,
         skip_special_tokens: bool = True,
+        keep: Collection[int] = (),
     ) -> None:
+        """`keep`: special tokens that are not skipped."""
         self._detokenizer = Detokenizer(
-            tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens
+            tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens, keep=keep
         )
         self._stop = StopTexts(stop)
         self.tokens: list[TokenText] = []

@@ -26,7 +26,7 @@ class StopTexts:
             self.reached = True
             released, self._held = self._held[: min(found)], ""
             return released
-        cut = len(self._held) - self._num_doubtful()
+        cut = len(self._held) - num_doubtful(self._held, self._texts)
         released, self._held = self._held[:cut], self._held[cut:]
         return released
 
@@ -35,10 +35,11 @@ class StopTexts:
         released, self._held = self._held, ""
         return released
 
-    def _num_doubtful(self) -> int:
-        """Length of the longest end of the held text that begins a stop text."""
-        longest = max(map(len, self._texts), default=0) - 1
-        for size in range(min(longest, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-size:]) for stop in self._texts):
-                return size
-        return 0
+
+def num_doubtful(text: str, wanted: Sequence[str]) -> int:
+    """Length of the longest end of the text that begins, but is not yet, one of the wanted."""
+    longest = max(map(len, wanted), default=0) - 1
+    for size in range(min(longest, len(text)), 0, -1):
+        if any(each.startswith(text[-size:]) for each in wanted):
+            return size
+    return 0

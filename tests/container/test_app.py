@@ -10,8 +10,9 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from container.app import LONG_TEXT_CHARACTERS, create_app
+from container.app import create_app
 from container.engine_client import EngineClient
+from container.prompting import LONG_TEXT_CHARACTERS
 from core.messages import Abort, Submit
 from core.options import Options
 from core.text.tokenizer import Tokenizer
@@ -308,7 +309,7 @@ def test_an_accident_is_500(http: FlaskClient, engine: FakeEngine, monkeypatch: 
     def accident(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("container.app.parse_request", accident)
+    monkeypatch.setattr("container.routes.text.read_text_request", accident)
     assert invoke(http).get_json() == {"error": "internal error", "code": 500}
 
 

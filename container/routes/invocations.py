@@ -1,0 +1,53 @@
+"""SageMaker's and DJL Serving's routes, where the fields of a body say which schema it has."""
+
+from __future__ import annotations
+
+from flask import Flask, Response, abort, request
+
+from container.answers.stream import MIMETYPES, StreamFormat
+from container.failures import Failure, failure_response
+from container.routes.chat import ChatApi
+from container.routes.text import TextApi
+from container.service import Service, json_response
+
+
+class Invocations:
+    """One door for all schemas."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._text = TextApi(service)
+        self._chat = ChatApi(service)
+
+    def add_to(self, app: Flask) -> None:
+        """Adds the routes."""
+        app.add_url_rule("/ping", view_func=self.ping, methods=["GET", "POST"])
+        app.add_url_rule("/invocations", view_func=self.invoke, methods=["POST"])
+        app.add_url_rule("/predictions/<model>", view_func=self.predict, methods=["POST"])
+
+    def ping(self) -> Response:
+        """200 while requests would be answered."""
+        health = self._service.client.health()
+        if not health.healthy:
+            return failure_response(Failure(503, health.reason))
+        return json_response({"status": "healthy"})
+
+    def predict(self, model: str) -> Response:
+        """DJL Serving's path for a model by its name."""
+        if model != self._service.model_name:
+            abort(404, f"no model '{model}'; this container serves '{self._service.model_name}'")
+        return self.invoke()
+
+    def invoke(self) -> Response:
+        """Answers the current request."""
+        body, form = self._service.read(), self._stream_format()
+        if "messages" in body:
+            return self._chat.answer(body, form)
+        return self._text.answer(body, form)
+
+    def _stream_format(self) -> StreamFormat:
+        formatter = self._service.options.output_formatter
+        configured: StreamFormat = "sse" if formatter == "sse" else "jsonlines"
+        other: StreamFormat = "jsonlines" if configured == "sse" else "sse"
+        accepted = request.accept_mimetypes.best_match([MIMETYPES[configured], MIMETYPES[other]])
+        return other if accepted == MIMETYPES[other] else configured

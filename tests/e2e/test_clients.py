@@ -1,0 +1,66 @@
+"""The official clients against a running container."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from core.text.template_files import load_chat_template
+from engine import LLM, SamplingParams
+from tests.e2e.serving import DEMO, Container, serve
+
+MESSAGES = [{"role": "user", "content": "Speak, Romeo."}]
+NUM_NEW = 12
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory) -> Iterator[Container]:
+    with serve(tmp_path_factory.mktemp("clients"), "option.dtype=fp32\n") as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """What the offline engine says to the same prompts."""
+    llm = LLM(DEMO, batching="none", dtype="fp32")
+    params = SamplingParams(temperature=0, max_tokens=NUM_NEW)
+
+    def say(prompt: str) -> str:
+        (answer,) = llm.generate([prompt], params, use_tqdm=False)
+        return answer.outputs[0].text
+
+    return say
+
+
+@pytest.fixture
+def client(container) -> Iterator[openai.OpenAI]:
+    url = f"http://127.0.0.1:{container.port}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_openai_chat(client, expected):
+    text = expected(load_chat_template(DEMO, None).render(MESSAGES))
+    options = {"model": "demo", "messages": MESSAGES, "max_tokens": NUM_NEW, "temperature": 0}
+    answer = client.chat.completions.create(**options)
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", text)
+    assert choice.finish_reason == "length"
+    assert answer.usage.completion_tokens == NUM_NEW
+
+    stream = client.chat.completions.create(
+        **options, stream=True, stream_options={"include_usage": True}, logprobs=True
+    )
+    *chunks, last = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices[0].finish_reason == "length"
+    logprobs = [chunk.choices[0].logprobs for chunk in chunks]
+    assert sum(len(each.content) for each in logprobs if each) == NUM_NEW
+    assert last.usage == answer.usage
+
+    with pytest.raises(openai.BadRequestError, match="did you mean 'temperature'") as caught:
+        client.chat.completions.create(**options, extra_body={"temprature": 1})
+    assert caught.value.param == "temprature"
