@@ -7,6 +7,7 @@ from flask import Flask, Response, abort, request
 from container.answers.stream import MIMETYPES, StreamFormat
 from container.failures import Failure, failure_response
 from container.routes.chat import ChatApi
+from container.routes.completions import CompletionsApi
 from container.routes.text import TextApi
 from container.service import Service, json_response
 
@@ -18,6 +19,7 @@ class Invocations:
         self._service = service
         self._text = TextApi(service)
         self._chat = ChatApi(service)
+        self._completions = CompletionsApi(service)
 
     def add_to(self, app: Flask) -> None:
         """Adds the routes."""
@@ -43,6 +45,8 @@ class Invocations:
         body, form = self._service.read(), self._stream_format()
         if "messages" in body:
             return self._chat.answer(body, form)
+        if "prompt" in body:
+            return self._completions.answer(body, form)
         return self._text.answer(body, form)
 
     def _stream_format(self) -> StreamFormat:

@@ -64,3 +64,27 @@ def test_openai_chat(client, expected):
     with pytest.raises(openai.BadRequestError, match="did you mean 'temperature'") as caught:
         client.chat.completions.create(**options, extra_body={"temprature": 1})
     assert caught.value.param == "temprature"
+
+
+def test_openai_completions(client, expected):
+    prompts = ["ROMEO:", "KING"]
+    options = {"model": "demo", "prompt": prompts, "max_tokens": NUM_NEW, "temperature": 0}
+    texts = [expected(prompt) for prompt in prompts]
+    whole = client.completions.create(**options)
+    assert [choice.text for choice in whole.choices] == texts
+    assert {choice.finish_reason for choice in whole.choices} == {"length"}
+    streamed = ["", ""]
+    for chunk in client.completions.create(**options, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert streamed == texts
+    (echoed,) = client.completions.create(**{**options, "prompt": "ROMEO:"}, echo=True).choices
+    assert echoed.text == "ROMEO:" + texts[0]
+
+
+def test_openai_models(client):
+    (model,) = client.models.list().data
+    assert model.id == "demo"
+    assert client.models.retrieve("demo") == model
+    with pytest.raises(openai.NotFoundError, match="this server has 'demo'"):
+        client.models.retrieve("other")
