@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER_S = 1
 OPENAI_PATHS = ("/v1/", "/tokenize", "/detokenize")
 """Where clients expect errors in OpenAI's shape; elsewhere they have LMI's."""
+_GENERATION_FAILED = 424  # LMI's number
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody reads the answer, but logs and tests do
 
 
@@ -42,7 +43,8 @@ class Failure:
 
     def as_openai(self) -> dict[str, object]:
         """As OpenAI's clients read it."""
-        kind = "invalid_request_error" if 400 <= self.code < 500 else "server_error"
+        is_theirs = 400 <= self.code < 500 and self.code != _GENERATION_FAILED
+        kind = "invalid_request_error" if is_theirs else "server_error"
         error = {"message": self.message, "type": kind, "param": self.field, "code": self.code}
         return {"error": error}
 
@@ -74,7 +76,7 @@ def describe(error: Exception, request_id: str) -> Failure:
             return Failure(_CLIENT_CLOSED_REQUEST, str(error))
         case GenerationError():
             logger.warning("request=%s event=failed reason=%r", request_id, str(error))
-            return Failure(424, str(error))
+            return Failure(_GENERATION_FAILED, str(error))
         case LongshoreError() | Exception():
             logger.error("request=%s event=failed", request_id, exc_info=error)
             return Failure(500, "internal error")

@@ -58,6 +58,7 @@ class Generation:
             decoding.params.stop_texts,
             skip_special_tokens=decoding.skip_special_tokens,
             keep=keep,
+            include_stop=decoding.include_stop,
         )
 
     @property

@@ -51,7 +51,6 @@ ADVICE: Mapping[str, str] = {
     "option.task": "the task follows from the model; option.executor chooses how it runs",
     "option.enable_streaming": 'a request streams where it says "stream": true',
     "option.input_formatter": _FORMAT,
-    "option.tgi_compat": _FORMAT,
     "option.max_output_size": "use parameters.max_new_tokens of the request",
     "option.waiting_steps": "use option.max_rolling_batch_prefill_tokens",
     "option.handler": "custom handlers are not served by this version",

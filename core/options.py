@@ -137,6 +137,11 @@ class Options:
         "Form of a streamed answer when the request's Accept header names none. "
         "json means jsonlines when a request streams.",
     )
+    tgi_compat: bool = _option(
+        False,
+        "Answers to inputs as text-generation-inference gives them: a list of one, logprob for "
+        "log_prob, details always, streams as server-sent events.",
+    )
     chat_template: str | None = _option(
         None,
         "File of the chat template, in the model's directory or absolute. Default: its own.",

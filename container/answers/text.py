@@ -30,8 +30,9 @@ class TextStyle:
 
     def no_token(self) -> Record:
         """LMI's stand-in where a terminal line has no token of its own."""
-        name = "logprob" if self.is_tgi else "log_prob"
-        return {"id": -1, "text": "", name: -1, "special_token": True}
+        if self.is_tgi:
+            return {"id": -1, "text": "", "logprob": -1, "special": True}
+        return {"id": -1, "text": "", "log_prob": -1, "special_token": True}
 
 
 class TextAnswer:

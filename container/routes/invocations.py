@@ -50,8 +50,9 @@ class Invocations:
         return self._text.answer(body, form)
 
     def _stream_format(self) -> StreamFormat:
-        formatter = self._service.options.output_formatter
-        configured: StreamFormat = "sse" if formatter == "sse" else "jsonlines"
+        options = self._service.options
+        is_sse = options.output_formatter == "sse" or options.tgi_compat
+        configured: StreamFormat = "sse" if is_sse else "jsonlines"
         other: StreamFormat = "jsonlines" if configured == "sse" else "sse"
         accepted = request.accept_mimetypes.best_match([MIMETYPES[configured], MIMETYPES[other]])
         return other if accepted == MIMETYPES[other] else configured

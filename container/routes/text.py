@@ -21,7 +21,7 @@ class TextApi:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._style = TextStyle(service.prompting.tokenizer)
+        self._style = TextStyle(service.prompting.tokenizer, service.options.tgi_compat)
 
     def answer(self, body: Mapping[str, object], form: StreamFormat) -> Response:
         """The answer to a body with `inputs`."""

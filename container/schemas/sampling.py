@@ -35,6 +35,7 @@ SAMPLING_FIELDS: Fields = {
     "seed": Field(INTEGER, "The same seed gives the same answer."),
     "stop_token_ids": Field(INTEGERS, "Tokens that end the answer."),
     "skip_special_tokens": Field(BOOLEAN, "Leave special tokens out of the text (default true)."),
+    "include_stop_str_in_output": Field(BOOLEAN, "Leave a stop text at the end of the answer."),
     "n": unserved(INTEGER, 1),
     "best_of": unserved(INTEGER, 1),
     "num_return_sequences": unserved(INTEGER, 1),
@@ -87,6 +88,8 @@ class Decoding:
     params: SamplingParams
     dialect: Dialect
     skip_special_tokens: bool = True
+    include_stop: bool = False
+    """A stop text that was reached is part of the answer."""
     fills_context: bool = False
     """The answer may be as long as the model allows, whatever `params.max_tokens` says."""
 
@@ -119,6 +122,7 @@ def read_decoding(
         params,
         dialect,
         skip_special_tokens=values.get("skip_special_tokens", True),
+        include_stop=values.get("include_stop_str_in_output", False),
         fills_context=max_tokens is None,
     )
 

@@ -35,12 +35,13 @@ class Answer:
         *,
         skip_special_tokens: bool = True,
         keep: Collection[int] = (),
+        include_stop: bool = False,
     ) -> None:
-        """`keep`: special tokens that are not skipped."""
+        """`keep`: special tokens that are not skipped; `include_stop`: the stop text is not cut."""
         self._detokenizer = Detokenizer(
             tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens, keep=keep
         )
-        self._stop = StopTexts(stop)
+        self._stop = StopTexts(stop, include=include_stop)
         self.tokens: list[TokenText] = []
         self.finish: Finish | None = None
 

@@ -127,6 +127,14 @@ BAD = [
     (request({"inputs": "a", "stream": "yes"}), "stream", "true or false"),
     (request({"inputs": "a", "parameters": []}), "parameters", "object"),
 ]
+BAD_CSV = [
+    (b"", "one column"),
+    (b"text\na\n", "header is inputs"),
+    (b"inputs,more\na,b\n", "one column"),
+    (b"inputs\na,b\n", "more than one"),
+    (b'inputs\n"a', "not CSV"),
+    (b"inputs\n\xff", "UTF-8"),
+]
 BAD_PARAMETERS: list[tuple[dict[str, object], str, str]] = [
     ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
     ({"temperature": "hot"}, "temperature", "a number"),
@@ -144,6 +152,10 @@ BAD_PARAMETERS: list[tuple[dict[str, object], str, str]] = [
     ({"seed": -1}, "seed", "0 to"),
     ({"seed": 2**64}, "seed", "an integer"),
     ({"details": 1}, "details", "true or false"),
+    ({"truncate": 0}, "truncate", "at least 1"),
+    ({"decoder_input_details": True, "stream": True}, "decoder_input_details", "stream"),
+    ({"n": 2}, "n", "not served"),
+    ({"n": "2"}, "n", "an integer"),
     ({"stop_sequences": "x"}, "stop_sequences", "list of texts"),
     ({"stop_sequences": [1]}, "stop_sequences", "list of texts"),
     ({"stop_sequences": [""]}, "stop_sequences", "empty"),
@@ -167,6 +179,13 @@ def test_a_bad_parameter_is_named(parameters: object, name: str, message: str) -
     with pytest.raises(RequestError, match=message) as caught:
         parse_request(request({"inputs": "a", "parameters": parameters}), JSON)
     assert caught.value.field == f"parameters.{name}"
+
+
+@pytest.mark.parametrize(("body", "message"), BAD_CSV)
+def test_a_bad_csv_is_named(body: bytes, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        parse_request(body, "text/csv")
+    assert caught.value.field == "body"
 
 
 TEXTS = st.text("ab\u00e9", max_size=3)

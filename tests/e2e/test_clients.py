@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import openai
 import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
 
 from core.text.template_files import load_chat_template
 from engine import LLM, SamplingParams
@@ -88,3 +90,28 @@ def test_openai_models(client):
     assert client.models.retrieve("demo") == model
     with pytest.raises(openai.NotFoundError, match="this server has 'demo'"):
         client.models.retrieve("other")
+
+
+def test_hugging_face(tmp_path, expected):
+    text = expected("ROMEO:")
+    with serve(tmp_path, "option.dtype=fp32\noption.tgi_compat=true\n") as it:
+        url = f"http://127.0.0.1:{it.port}"
+        client = InferenceClient(f"{url}/invocations")
+        options = {"max_new_tokens": NUM_NEW}
+        assert client.text_generation("ROMEO:", **options) == text
+        answer = client.text_generation(
+            "ROMEO:", **options, details=True, decoder_input_details=True
+        )
+        assert (answer.generated_text, answer.details.finish_reason) == (text, "length")
+        assert "".join(token.text for token in answer.details.tokens) == text
+        assert "".join(token.text for token in answer.details.prefill) == "ROMEO:"
+        pieces = list(client.text_generation("ROMEO:", **options, stream=True, details=True))
+        assert "".join(piece.token.text for piece in pieces) == text
+        assert pieces[-1].generated_text == text
+        assert pieces[-1].details.generated_tokens == NUM_NEW
+        with pytest.raises(HfHubHTTPError, match="watermark: not served"):
+            client.text_generation("ROMEO:", **options, watermark=True)
+
+        chat = InferenceClient(url).chat_completion(MESSAGES, max_tokens=NUM_NEW, temperature=0)
+        said = expected(load_chat_template(DEMO, None).render(MESSAGES))
+        assert chat.choices[0].message.content == said
