@@ -9,7 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from container.configuration import Configuration, load_configuration
-from container.model_directory import default_model_dir, describe_model, resolve_model_dir
+from container.model_directory import (
+    default_model_dir,
+    describe_model,
+    open_model_dir,
+    resolve_model_dir,
+)
 from container.ports import require_free_port
 from container.report import explain_lines, help_lines
 from core.errors import ConfigurationError
@@ -22,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     parsed = _parser().parse_args(arguments)
     try:
-        model_dir: Path = parsed.model_dir or default_model_dir()
+        model_dir = open_model_dir(parsed.model_dir or default_model_dir())
         configuration = load_configuration(_properties(parsed.properties, model_dir), os.environ)
         if parsed.command == "explain":
             return _explain(configuration, model_dir)
@@ -78,7 +83,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--model-dir",
         type=Path,
         metavar="DIR",
-        help="directory of the model (default: /opt/ml/model, else the demo model)",
+        help="directory, or .tar.gz, of the model (default: /opt/ml/model, else the demo model)",
     )
 
 

@@ -12,6 +12,7 @@ ALIASES: Mapping[str, str] = {"max_dynamic_batch_size": "batch_size"}
 
 _ONE_COPY = "one engine process runs one copy of the model; scale out with more containers"
 _FORMAT = "a request's own fields choose its schema; option.output_formatter the form of a stream"
+_HANDLERS = "custom handlers are not served by this version"
 _LORA = "LoRA adapters are not served; merge the adapter into the model"
 _QUANTIZED = "weights are not quantized; option.dtype chooses the precision"
 _SPECULATIVE = "speculative decoding is not part of this container; leave it out"
@@ -53,7 +54,7 @@ ADVICE: Mapping[str, str] = {
     "option.input_formatter": _FORMAT,
     "option.max_output_size": "use parameters.max_new_tokens of the request",
     "option.waiting_steps": "use option.max_rolling_batch_prefill_tokens",
-    "option.handler": "custom handlers are not served by this version",
+    "option.handler": _HANDLERS,
     "option.env": "set the variables of the container itself",
     "option.pythonExecutable": "the container's own Python runs",
     "option.enable_venv": "the container's own Python runs",
@@ -91,6 +92,19 @@ VALUE_ALIASES: Mapping[tuple[str, str], str] = {
     ("option.output_formatter", "sse_chat"): "sse",
 }
 """Values of LMI, by key and value, that have another name here."""
+
+VARIABLE_ADVICE: Mapping[str, str] = {
+    "SAGEMAKER_NUM_MODEL_WORKERS": _ONE_COPY,
+    "SAGEMAKER_MODEL_SERVER_WORKERS": "use option.http_workers",
+    "SAGEMAKER_PROGRAM": _HANDLERS,
+    "SAGEMAKER_MULTI_MODEL": "one model is served; start a container for each",
+    "HF_TASK": ADVICE["option.task"],
+    "HF_MODEL_QUANTIZE": _QUANTIZED,
+    "PIPELINE_PARALLEL_DEGREE": ADVICE["option.pipeline_parallel_degree"],
+    "PYTHON_EXECUTABLE": ADVICE["option.pythonExecutable"],
+    "ENABLE_CUDA_GRAPHS": ADVICE["option.enforce_eager"],
+}
+"""The same for environment variables that do not spell a key."""
 
 _USE_AUTO = "use option.rolling_batch=auto, or option.batching"
 _USE_PYTHON = "use engine=Python"

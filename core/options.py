@@ -52,7 +52,9 @@ class Options:
 
     # What to serve
     model_id: str | None = _option(
-        None, "Directory of the model, or its Hugging Face id. Default: the model directory."
+        None,
+        "Directory or .tar.gz of the model, its s3:// address or Hugging Face id. "
+        "Default: the model directory.",
     )
     revision: str | None = _option(None, "Revision of a Hugging Face id.")
     trust_remote_code: bool = _option(False, "Run model code that lies in the model's directory.")
