@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import uuid
-
-from flask import Flask, Response, g, request
+from flask import Flask
 
 from container.engine_client import EngineClient
 from container.failures import register_failures
+from container.headers import register_headers
 from container.prompting import Prompting
 from container.routes.invocations import Invocations
 from container.routes.openai import OpenAIRoutes
+from container.routes.runtime import RuntimeRoutes
 from container.service import Service
 from core.options import Options
 from core.text.chat_template import ChatTemplate
@@ -29,22 +28,11 @@ def create_app(
     app = Flask("longshore", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = options.max_request_size
     service = Service(client, Prompting(tokenizer, template), options, model_name)
-    Invocations(service).add_to(app)
+    invocations = Invocations(service)
+    invocations.add_to(app)
     OpenAIRoutes(service).add_to(app)
-    app.before_request(_name_request)
-    app.after_request(_add_headers)
+    if options.local_runtime_api:
+        RuntimeRoutes(invocations).add_to(app)
+    register_headers(app)
     register_failures(app)
     return app
-
-
-def _name_request() -> None:
-    """SageMaker's own id where it sent one that can stand in a log line, else a new one."""
-    given = request.headers.get("X-Amzn-SageMaker-Inference-Id", "")
-    g.request_id = given if re.fullmatch(r"[!-~]{1,64}", given) else uuid.uuid4().hex
-
-
-def _add_headers(response: Response) -> Response:
-    response.headers["X-Request-Id"] = g.request_id
-    if warnings := g.get("warnings"):
-        response.headers["X-Longshore-Warning"] = warnings
-    return response

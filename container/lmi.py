@@ -82,7 +82,6 @@ ADVICE: Mapping[str, str] = {
     "option.chat_template_content_format": "the form follows from the template; leave it out",
     "option.enable_auto_tool_choice": "option.tool_call_parser is enough",
     "option.reasoning_parser": "reasoning is part of the answer's text; leave it out",
-    "option.enable_stateful_sessions": "sessions are not served; leave it out",
     "option.s3url": "use option.model_id",
 }
 

@@ -96,7 +96,8 @@ class Service:
         """Says in the log and in a header what of the request was passed over."""
         for warning in warnings:
             logger.warning("request=%s event=passed_over reason=%r", g.request_id, warning)
-        g.warnings = "; ".join(warnings)
+        if warnings:
+            g.headers["X-Longshore-Warning"] = "; ".join(warnings)
 
     def _data(self) -> bytes:
         body = request.get_data()

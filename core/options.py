@@ -173,6 +173,20 @@ class Options:
         0, "How often a dead engine is started again before the container ends.",
         key="retry_threshold", minimum=0,
     )  # fmt: skip
+    enable_stateful_sessions: bool = _option(
+        False, "Open, use and close SageMaker's sessions, for sticky routing."
+    )
+    sessions_path: str = _option(
+        "/dev/shm/longshore-sessions", "Directory of the open sessions; the workers share it."
+    )
+    sessions_expiration: int = _option(
+        1200, "Seconds until a session that is not used ends.", minimum=1
+    )
+    local_runtime_api: bool = _option(
+        False,
+        "Also serve SageMaker's runtime routes (/endpoints/NAME/invocations and "
+        "...-response-stream), so that boto3's sagemaker-runtime client works without AWS.",
+    )
     http_workers: int | None = _option(
         None, "Front-end processes. Default: one per four cores, at least one.", minimum=1
     )

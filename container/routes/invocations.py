@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from flask import Flask, Response, abort, request
+from werkzeug.datastructures import MIMEAccept
+from werkzeug.http import parse_accept_header
 
 from container.answers.stream import MIMETYPES, StreamFormat
 from container.failures import Failure, failure_response
 from container.routes.chat import ChatApi
 from container.routes.completions import CompletionsApi
+from container.routes.sessions import SessionRequests
 from container.routes.text import TextApi
 from container.service import Service, json_response
 
@@ -20,6 +23,7 @@ class Invocations:
         self._text = TextApi(service)
         self._chat = ChatApi(service)
         self._completions = CompletionsApi(service)
+        self._sessions = SessionRequests(service.options)
 
     def add_to(self, app: Flask) -> None:
         """Adds the routes."""
@@ -41,18 +45,26 @@ class Invocations:
         return self.invoke()
 
     def invoke(self) -> Response:
-        """Answers the current request."""
-        body, form = self._service.read(), self._stream_format()
+        """SageMaker's path."""
+        return self.answer(request.headers.get("Accept"))
+
+    def answer(self, accept: str | None) -> Response:
+        """Answers the current request; `accept` is what its client says it takes."""
+        body, form = self._service.read(), self._stream_format(accept)
+        about_session = self._sessions.answer(body)
+        if about_session is not None:
+            return about_session
         if "messages" in body:
             return self._chat.answer(body, form)
         if "prompt" in body:
             return self._completions.answer(body, form)
         return self._text.answer(body, form)
 
-    def _stream_format(self) -> StreamFormat:
+    def _stream_format(self, accept: str | None) -> StreamFormat:
         options = self._service.options
         is_sse = options.output_formatter == "sse" or options.tgi_compat
         configured: StreamFormat = "sse" if is_sse else "jsonlines"
         other: StreamFormat = "jsonlines" if configured == "sse" else "sse"
-        accepted = request.accept_mimetypes.best_match([MIMETYPES[configured], MIMETYPES[other]])
+        accepts = parse_accept_header(accept, MIMEAccept)
+        accepted = accepts.best_match([MIMETYPES[configured], MIMETYPES[other]])
         return other if accepted == MIMETYPES[other] else configured

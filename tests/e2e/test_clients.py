@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
+import boto3
 import openai
 import pytest
+from botocore.exceptions import ClientError
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
@@ -115,3 +118,47 @@ def test_hugging_face(tmp_path, expected):
         chat = InferenceClient(url).chat_completion(MESSAGES, max_tokens=NUM_NEW, temperature=0)
         said = expected(load_chat_template(DEMO, None).render(MESSAGES))
         assert chat.choices[0].message.content == said
+
+
+def test_boto3(tmp_path, expected):
+    """The client of SageMaker's runtime, on a laptop."""
+    text = expected("ROMEO:")
+    options = "option.dtype=fp32\noption.local_runtime_api=true\n"
+    options += f"option.enable_stateful_sessions=true\noption.sessions_path={tmp_path}/sessions\n"
+    with serve(tmp_path, options) as it:
+        client = boto3.client(
+            "sagemaker-runtime",
+            endpoint_url=f"http://127.0.0.1:{it.port}",
+            region_name="us-east-1",
+            aws_access_key_id="none",
+            aws_secret_access_key="none",
+        )
+        request = {"inputs": "ROMEO:", "parameters": {"max_new_tokens": NUM_NEW}}
+        named = {"EndpointName": "any", "ContentType": "application/json"}
+        answer = client.invoke_endpoint(
+            **named, Body=json.dumps(request), CustomAttributes="trace=1", SessionId="NEW_SESSION"
+        )
+        assert json.load(answer["Body"]) == {"generated_text": text}
+        assert (answer["ContentType"], answer["CustomAttributes"]) == (
+            "application/json",
+            "trace=1",
+        )
+        session = answer["NewSessionId"].split(";")[0]
+
+        body = json.dumps({**request, "stream": True})
+        answer = client.invoke_endpoint_with_response_stream(
+            **named, Body=body, SessionId=session, Accept="text/event-stream"
+        )
+        assert answer["ContentType"] == "text/event-stream"
+        streamed = b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"])
+        events = [json.loads(each.removeprefix(b"data: ")) for each in streamed.split(b"\n\n")[:-1]]
+        assert "".join(event["token"]["text"] for event in events) == text
+
+        closing = json.dumps({"requestType": "CLOSE"})
+        closed = client.invoke_endpoint(**named, Body=closing, SessionId=session)
+        assert closed["ClosedSessionId"] == session
+        for invoke in (client.invoke_endpoint, client.invoke_endpoint_with_response_stream):
+            with pytest.raises(ClientError, match="no such session") as caught:
+                invoke(**named, Body=body, SessionId=session)
+            assert caught.value.response["Error"]["Code"] == "ModelError"
+            assert caught.value.response["OriginalStatusCode"] == 400
