@@ -7,11 +7,12 @@ from flask import Flask
 from container.engine_client import EngineClient
 from container.failures import register_failures
 from container.headers import register_headers
+from container.openapi import openapi_document
 from container.prompting import Prompting
 from container.routes.invocations import Invocations
 from container.routes.openai import OpenAIRoutes
 from container.routes.runtime import RuntimeRoutes
-from container.service import Service
+from container.service import Service, json_response
 from core.options import Options
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
@@ -33,6 +34,8 @@ def create_app(
     OpenAIRoutes(service).add_to(app)
     if options.local_runtime_api:
         RuntimeRoutes(invocations).add_to(app)
+    document = openapi_document(with_runtime=options.local_runtime_api)
+    app.add_url_rule("/openapi.json", "openapi", lambda: json_response(document))
     register_headers(app)
     register_failures(app)
     return app

@@ -9,7 +9,16 @@ from typing import cast
 import msgspec
 
 from container.schemas.fields import Field, Fields, Values, ignored, read_fields, unserved
-from container.schemas.kinds import ANYTHING, BOOLEAN, INTEGER, OBJECT, OBJECTS, is_list
+from container.schemas.kinds import (
+    ANYTHING,
+    BOOLEAN,
+    INTEGER,
+    OBJECT,
+    OBJECTS,
+    Schema,
+    is_list,
+    shaped,
+)
 from container.schemas.openai import (
     OPENAI_FIELDS,
     check_response_format,
@@ -21,8 +30,29 @@ from core.errors import RequestError
 
 _DIALECT = Dialect(prompt="messages")
 
+_CONTENT: Schema = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "required": ["type", "text"],
+            },
+        },
+    ]
+}
+_MESSAGE: Schema = {
+    "type": "object",
+    "properties": {"role": {"type": "string"}, "content": _CONTENT},
+    "required": ["role", "content"],
+}
+_MESSAGES = shaped(OBJECTS, {"minItems": 1, "items": _MESSAGE})
+_TOOL_CHOICE = shaped(ANYTHING, {"enum": ["none", "auto"]})
+
 TEMPLATE_FIELDS: Fields = {
-    "messages": Field(OBJECTS, "The conversation, the oldest message first."),
+    "messages": Field(_MESSAGES, "The conversation, the oldest message first."),
     "tools": Field(OBJECTS, "Functions that the model may ask to be called."),
     "add_generation_prompt": Field(BOOLEAN, "End where an answer begins (default true)."),
     "continue_final_message": Field(BOOLEAN, "Go on with the last message, not after it."),
@@ -39,7 +69,7 @@ CHAT_FIELDS: Fields = {
     "max_tokens": Field(INTEGER, "Most tokens of the answer (default: what the context holds)."),
     "max_completion_tokens": Field(INTEGER, "The same as `max_tokens`.", first_name="max_tokens"),
     "logprobs": Field(BOOLEAN, "Give the log-probability of each token."),
-    "tool_choice": Field(ANYTHING, "none or auto."),
+    "tool_choice": Field(_TOOL_CHOICE, "none or auto."),
     "top_logprobs": unserved(INTEGER, 0),
     "functions": unserved(ANYTHING, [], instead="use tools"),
     "function_call": unserved(ANYTHING, "none", instead="use tool_choice"),

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from container.schemas.fields import Field, Fields, Values, ignored
-from container.schemas.kinds import BOOLEAN, OBJECT, TEXT_OR_TEXTS
+from container.schemas.kinds import BOOLEAN, OBJECT, TEXT_OR_TEXTS, shaped
 from container.schemas.sampling import SAMPLING_FIELDS, Decoding, Dialect, read_decoding
 from core.errors import RequestError
+
+_STREAM_OPTIONS = shaped(OBJECT, {"properties": {"include_usage": {"type": "boolean"}}})
+_RESPONSE_FORMAT = shaped(OBJECT, {"properties": {"type": {"const": "text"}}})
 
 OPENAI_FIELDS: Fields = {
     **SAMPLING_FIELDS,
     "stop": Field(TEXT_OR_TEXTS, "Texts that end the answer and are not part of it."),
     "ignore_eos": Field(BOOLEAN, "Go on after the model's own end."),
     "stream": Field(BOOLEAN, "Send the answer in pieces, as server-sent events."),
-    "stream_options": Field(OBJECT, "include_usage: count the tokens in a last piece."),
-    "response_format": Field(OBJECT, 'Only {"type": "text"} is served.'),
+    "stream_options": Field(_STREAM_OPTIONS, "include_usage: count the tokens in a last piece."),
+    "response_format": Field(_RESPONSE_FORMAT, 'Only {"type": "text"} is served.'),
     "model": ignored("One model is served, whatever its name here."),
     "user": ignored(),
     "metadata": ignored(),
