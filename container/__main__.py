@@ -9,10 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from container.configuration import Configuration, load_configuration
-from container.model_directory import default_model_dir, describe_model, resolve_model_dir
+from container.model_directory import (
+    default_model_dir,
+    describe_model,
+    open_model_dir,
+    resolve_model_dir,
+)
 from container.ports import require_free_port
 from container.report import explain_lines, help_lines
 from core.errors import ConfigurationError
+from core.text.template_files import load_chat_template
 
 _EXIT_CONFIGURATION = 2
 
@@ -21,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     parsed = _parser().parse_args(arguments)
     try:
-        model_dir: Path = parsed.model_dir or default_model_dir()
+        model_dir = open_model_dir(parsed.model_dir or default_model_dir())
         configuration = load_configuration(_properties(parsed.properties, model_dir), os.environ)
         if parsed.command == "explain":
             return _explain(configuration, model_dir)
@@ -77,7 +83,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--model-dir",
         type=Path,
         metavar="DIR",
-        help="directory of the model (default: /opt/ml/model, else the demo model)",
+        help="directory, or .tar.gz, of the model (default: /opt/ml/model, else the demo model)",
     )
 
 
@@ -105,7 +111,9 @@ def _serve(configuration: Configuration, model_dir: Path, port: int) -> int:
     from container.supervisor import supervise  # ZeroMQ, which explain does without
 
     require_free_port(port)  # before a download, which may be long
-    return supervise(configuration, resolve_model_dir(configuration, model_dir), port)
+    path = resolve_model_dir(configuration, model_dir)
+    load_chat_template(path, configuration.options.chat_template)  # mistakes show now, not later
+    return supervise(configuration, path, port)
 
 
 if __name__ == "__main__":

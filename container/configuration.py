@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from container.environment import read_environment
-from container.lmi import ADVICE, ALIASES, REMOVED_VALUES, is_built_in_handler
+from container.lmi import (
+    ADVICE,
+    ALIASES,
+    REMOVED_VALUES,
+    VALUE_ALIASES,
+    is_built_in_handler,
+)
 from container.properties import Setting, read_properties
 from core.errors import ConfigurationError
 from core.options import Option, Options, Value, make_options, option_table
@@ -106,7 +112,7 @@ class _Collected:
             )
             return
         try:
-            value = row.parse(setting.text)
+            value = row.parse(VALUE_ALIASES.get((row.key, setting.text), setting.text))
             row.check(value)
         except ConfigurationError as error:
             self.errors.append(f"{setting.source}: {error}")

@@ -1,7 +1,8 @@
 """Environment variables that set options, in LMI's precedence.
 
 ```
-SAGEMAKER_*  >  serving.properties  >  OPTION_*  >  HF_*, TENSOR_PARALLEL_DEGREE, ...  >  SERVING_*
+SAGEMAKER_*  >  serving.properties  >  OPTION_*  >  HF_*, TENSOR_PARALLEL_DEGREE, ...
+             >  SERVING_*  >  the names of text-generation-inference
 ```
 """
 
@@ -10,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from container.lmi import ADVICE
+from container.lmi import ADVICE, VARIABLE_ADVICE
 from container.properties import Setting
 from core.options import option_table
 from core.suggest import did_you_mean
 
+_PAYLOAD = "SAGEMAKER_MAX_PAYLOAD_IN_MB"
 _SAGEMAKER = {
     "SAGEMAKER_STARTUP_TIMEOUT": "option.model_loading_timeout",
     "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "option.predict_timeout",
@@ -23,11 +25,13 @@ _SAGEMAKER = {
 _FALLBACKS = {
     "HF_MODEL_ID": "option.model_id",
     "HF_REVISION": "option.revision",
+    "HF_MODEL_REVISION": "option.revision",
     "TENSOR_PARALLEL_DEGREE": "option.tensor_parallel_degree",
     "PREDICT_TIMEOUT": "option.predict_timeout",
     "MODEL_LOADING_TIMEOUT": "option.model_loading_timeout",
     "DJL_ENTRY_POINT": "option.entryPoint",
-    # The names that text-generation-inference has for them, which LMI takes as well.
+}
+_OF_TGI = {
     "SM_NUM_GPUS": "option.tensor_parallel_degree",
     "HF_MODEL_TRUST_REMOTE_CODE": "option.trust_remote_code",
     "MAX_CONCURRENT_REQUESTS": "job_queue_size",
@@ -54,13 +58,14 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     options = _option_variables()
     servings = _serving_variables()
     return Environment(
-        above_file=tuple(_settings(given, _SAGEMAKER)),
+        above_file=(*_settings(given, _SAGEMAKER), *_payload_limit(given)),
         below_file=(
             *_settings(given, options),
             *_settings(given, _FALLBACKS),
             *_settings(given, servings),
+            *_settings(given, _OF_TGI),
         ),
-        errors=tuple(_unknown_options(given, {**options, **servings})),
+        errors=(*_unknown_options(given, {**options, **servings}), *_bad_payload_limit(given)),
         warnings=tuple(_useless(given, servings)),
     )
 
@@ -69,6 +74,21 @@ def _settings(given: Mapping[str, str], names: Mapping[str, str]) -> Iterator[Se
     for name, key in names.items():
         if name in given:
             yield Setting(key, given[name].strip(), f"environment variable {name}")
+
+
+def _payload_limit(given: Mapping[str, str]) -> Iterator[Setting]:
+    """SAGEMAKER_MAX_PAYLOAD_IN_MB, in the unit of the option."""
+    text = given.get(_PAYLOAD, "").strip()
+    if text.isdecimal():
+        yield Setting(
+            "max_request_size", str(int(text) * 2**20), f"environment variable {_PAYLOAD}"
+        )
+
+
+def _bad_payload_limit(given: Mapping[str, str]) -> Iterator[str]:
+    text = given.get(_PAYLOAD, "0").strip()
+    if not text.isdecimal():
+        yield f"environment variable {_PAYLOAD}={text}: expected an integer"
 
 
 def _option_variables() -> dict[str, str]:
@@ -93,9 +113,13 @@ def _unknown_options(given: Mapping[str, str], known: Mapping[str, str]) -> Iter
 
 
 def _useless(given: Mapping[str, str], servings: Mapping[str, str]) -> Iterator[str]:
-    advice = {_option_variable(key): text for key, text in ADVICE.items()}
+    advice = {
+        **VARIABLE_ADVICE,
+        **{_option_variable(key): text for key, text in ADVICE.items()},
+        **{f"SERVING_{key.upper()}": text for key, text in ADVICE.items() if "." not in key},
+    }
     for name in given:
         if name in advice:
             yield f"environment variable {name} has no effect here: {advice[name]}"
-        elif name.startswith("SERVING_") and name not in servings:
+        elif name.startswith("ARGS_") or (name.startswith("SERVING_") and name not in servings):
             yield f"environment variable {name} has no effect here{did_you_mean(name, servings)}"

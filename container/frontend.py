@@ -46,12 +46,19 @@ class FrontEnd(BaseApplication):
         """Builds the application; called in each worker, after the fork and the patching."""
         from container.app import create_app
         from container.engine_client import EngineClient
+        from core.text.template_files import load_chat_template
         from core.text.tokenizer import Tokenizer
 
         launch, options = self._launch, self._launch.options
+        model_dir = Path(launch.model_dir)
         self._client = EngineClient(launch.endpoint, options.heartbeat_timeout)
-        name = Path(options.model_id or launch.model_dir).name
-        return create_app(self._client, Tokenizer(Path(launch.model_dir)), options, name)
+        return create_app(
+            self._client,
+            Tokenizer(model_dir),
+            options,
+            Path(options.model_id or launch.model_dir).name,
+            load_chat_template(model_dir, options.chat_template),
+        )
 
     def end_requests(self, reason: str) -> None:
         """Ends every running request with an error; called in a worker that must stop."""

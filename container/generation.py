@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
-from container.schemas import TextRequest, parameter_error
+from container.schemas.sampling import Decoding
 from container.token_stream import TokenStream
 from core.errors import GenerationError, LongshoreError, RequestError
 from core.messages import Generated
@@ -35,14 +35,17 @@ class Generation:
         self,
         stream: TokenStream,
         tokenizer: Tokenizer,
-        request: TextRequest,
+        decoding: Decoding,
         prompt_token_ids: Sequence[int],
         *,
         has_hung_up: Callable[[], bool],
         timeout_s: float,
+        keep: Collection[int] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.request = request
+        """`keep`: special tokens that are part of the text."""
+        self.prompt_token_ids = prompt_token_ids
+        self._dialect = decoding.dialect
         self._stream = stream
         self._has_hung_up = has_hung_up
         self._timeout_s = timeout_s
@@ -52,8 +55,10 @@ class Generation:
         self._answer = Answer(
             tokenizer,
             prompt_token_ids,
-            request.params.stop_texts,
-            skip_special_tokens=request.skip_special_tokens,
+            decoding.params.stop_texts,
+            skip_special_tokens=decoding.skip_special_tokens,
+            keep=keep,
+            include_stop=decoding.include_stop,
         )
 
     @property
@@ -67,10 +72,9 @@ class Generation:
         return self._answer.finish
 
     @property
-    def generated_text(self) -> str:
-        """The answer so far, after the prompt where the request wants both."""
-        prompt = self.request.inputs if self.request.return_full_text else ""
-        return prompt + self._answer.text
+    def text(self) -> str:
+        """The answer so far."""
+        return self._answer.text
 
     def batches(self) -> Iterator[list[TokenText]]:
         """New tokens as they come, several at once where they came faster than they were taken.
@@ -104,7 +108,7 @@ class Generation:
             try:
                 generated = self._stream.get(min(left_s, LOOK_INTERVAL_S))
             except RequestError as error:
-                raise parameter_error(error) from None
+                raise self._dialect.error(error) from None
             if generated is not None:
                 return generated
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 ALIASES: Mapping[str, str] = {"max_dynamic_batch_size": "batch_size"}
 
 _ONE_COPY = "one engine process runs one copy of the model; scale out with more containers"
-_FORMAT = "answers have LMI's text schema; option.output_formatter chooses the form of a stream"
+_FORMAT = "a request's own fields choose its schema; option.output_formatter the form of a stream"
+_HANDLERS = "custom handlers are not served by this version"
 _LORA = "LoRA adapters are not served; merge the adapter into the model"
 _QUANTIZED = "weights are not quantized; option.dtype chooses the precision"
 _SPECULATIVE = "speculative decoding is not part of this container; leave it out"
-_CHAT = "only the text schema is served; leave it out"
 _FIXED_CODE = "status codes are fixed: 400, 404, 413, 424 and 503"
 
 ADVICE: Mapping[str, str] = {
@@ -52,10 +52,9 @@ ADVICE: Mapping[str, str] = {
     "option.task": "the task follows from the model; option.executor chooses how it runs",
     "option.enable_streaming": 'a request streams where it says "stream": true',
     "option.input_formatter": _FORMAT,
-    "option.tgi_compat": _FORMAT,
     "option.max_output_size": "use parameters.max_new_tokens of the request",
     "option.waiting_steps": "use option.max_rolling_batch_prefill_tokens",
-    "option.handler": "custom handlers are not served by this version",
+    "option.handler": _HANDLERS,
     "option.env": "set the variables of the container itself",
     "option.pythonExecutable": "the container's own Python runs",
     "option.enable_venv": "the container's own Python runs",
@@ -80,14 +79,31 @@ ADVICE: Mapping[str, str] = {
     "option.spec_length": _SPECULATIVE,
     "option.speculative_draft_model": _SPECULATIVE,
     "option.speculative_config": _SPECULATIVE,
-    "option.chat_template": _CHAT,
-    "option.chat_template_content_format": _CHAT,
-    "option.enable_auto_tool_choice": _CHAT,
-    "option.tool_call_parser": _CHAT,
-    "option.reasoning_parser": _CHAT,
-    "option.enable_stateful_sessions": "sessions are not served; leave it out",
+    "option.chat_template_content_format": "the form follows from the template; leave it out",
+    "option.enable_auto_tool_choice": "option.tool_call_parser is enough",
+    "option.reasoning_parser": "reasoning is part of the answer's text; leave it out",
     "option.s3url": "use option.model_id",
 }
+
+VALUE_ALIASES: Mapping[tuple[str, str], str] = {
+    ("option.output_formatter", "json_chat"): "json",
+    ("option.output_formatter", "jsonlines_chat"): "jsonlines",
+    ("option.output_formatter", "sse_chat"): "sse",
+}
+"""Values of LMI, by key and value, that have another name here."""
+
+VARIABLE_ADVICE: Mapping[str, str] = {
+    "SAGEMAKER_NUM_MODEL_WORKERS": _ONE_COPY,
+    "SAGEMAKER_MODEL_SERVER_WORKERS": "use option.http_workers",
+    "SAGEMAKER_PROGRAM": _HANDLERS,
+    "SAGEMAKER_MULTI_MODEL": "one model is served; start a container for each",
+    "HF_TASK": ADVICE["option.task"],
+    "HF_MODEL_QUANTIZE": _QUANTIZED,
+    "PIPELINE_PARALLEL_DEGREE": ADVICE["option.pipeline_parallel_degree"],
+    "PYTHON_EXECUTABLE": ADVICE["option.pythonExecutable"],
+    "ENABLE_CUDA_GRAPHS": ADVICE["option.enforce_eager"],
+}
+"""The same for environment variables that do not spell a key."""
 
 _USE_AUTO = "use option.rolling_batch=auto, or option.batching"
 _USE_PYTHON = "use engine=Python"
@@ -97,9 +113,6 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     ("option.rolling_batch", "trtllm"): _USE_AUTO,
     ("option.rolling_batch", "neuronx"): _USE_AUTO,
     ("option.rolling_batch", "tnx"): _USE_AUTO,
-    ("option.output_formatter", "json_chat"): "use json",
-    ("option.output_formatter", "jsonlines_chat"): "use jsonlines",
-    ("option.output_formatter", "sse_chat"): "use sse",
     ("engine", "DeepSpeed"): _USE_PYTHON,
     ("engine", "FasterTransformer"): _USE_PYTHON,
 }

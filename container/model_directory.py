@@ -1,11 +1,13 @@
-"""Where the model's files lie: beside serving.properties, at a path, or on the Hugging Face hub."""
+"""Where the model's files lie: beside serving.properties, at a path, on S3 or on the hub."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
 
+from container.archive import is_archive, unpacked
 from container.configuration import Configuration
+from container.s3 import downloaded
 from core.errors import ConfigurationError
 from core.text.tokenizer import tokenizer_file
 
@@ -22,8 +24,21 @@ def default_model_dir() -> Path:
     return Path(__file__).parents[1] / "models" / "demo"
 
 
+def open_model_dir(path: Path) -> Path:
+    """The directory itself: an archive is unpacked, alone in a directory or named as the path.
+
+    A directory that holds nothing but another one stands for that, as in LMI.
+    """
+    if path.is_file() and is_archive(path.name):
+        return open_model_dir(unpacked(path))
+    entries = list(path.iterdir()) if path.is_dir() else []
+    if len(entries) == 1 and (entries[0].is_dir() or is_archive(entries[0].name)):
+        return open_model_dir(entries[0])
+    return path
+
+
 def resolve_model_dir(configuration: Configuration, model_dir: Path) -> Path:
-    """The local directory of the model; downloads a Hugging Face id.
+    """The local directory of the model; downloads what is on S3 or on the Hugging Face hub.
 
     Raises ConfigurationError where no model is there, with the ways to name one.
     """
@@ -33,7 +48,9 @@ def resolve_model_dir(configuration: Configuration, model_dir: Path) -> Path:
             model_dir, "put a model there, or name one with option.model_id, HF_MODEL_ID or "
             "--model-dir",
         )  # fmt: skip
-    local = named_path(configuration, model_dir)
+    if model_id.startswith("s3://"):
+        return _require_model(open_model_dir(downloaded(model_id)), "correct option.model_id")
+    local = open_model_dir(named_path(configuration, model_dir))
     if local.is_dir():
         if configuration.options.revision:
             logger.warning("option.revision has no effect on the local model %s", local)
@@ -53,6 +70,9 @@ def named_path(configuration: Configuration, model_dir: Path) -> Path:
 def describe_model(configuration: Configuration, model_dir: Path) -> str:
     """Which model would be served, and what is wrong with it as far as a look shows."""
     path, model_id = named_path(configuration, model_dir), configuration.options.model_id
+    if model_id is not None and model_id.startswith("s3://"):
+        return f"{model_id} (to be downloaded)"
+    path = open_model_dir(path)
     if path.is_dir():
         lacks = "" if (path / "config.json").is_file() else " (no config.json: holds no model)"
         return f"{path.resolve()}{lacks}"
@@ -69,8 +89,7 @@ def _require_model(path: Path, cure: str) -> Path:
 def _downloaded(model_id: str, revision: str | None, local: Path) -> Path:
     if "://" in model_id:
         raise ConfigurationError(
-            f"option.model_id={model_id}: only directories and Hugging Face ids are served; on "
-            "SageMaker let ModelDataUrl or S3DataSource put the files into /opt/ml/model"
+            f"option.model_id={model_id}: expected a path, an s3:// address or a Hugging Face id"
         )
     if model_id.startswith(("/", ".", "~")) or model_id.count("/") > 1:
         raise ConfigurationError(f"option.model_id={model_id}: there is no directory {local}")

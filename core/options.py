@@ -26,6 +26,7 @@ RollingBatch = Literal["auto", "vllm", "lmi-dist", "scheduler", "disable"]
 KVReservation = Literal["max", "pow2", "oracle"]
 KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 DType = Literal["auto", "fp32", "fp16", "bf16", "float32", "float16", "bfloat16"]
+ToolCallParser = Literal["hermes", "llama3_json", "mistral"]
 BATCHING_NAMES: tuple[Batching, ...] = typing.get_args(Batching)
 
 
@@ -51,7 +52,9 @@ class Options:
 
     # What to serve
     model_id: str | None = _option(
-        None, "Directory of the model, or its Hugging Face id. Default: the model directory."
+        None,
+        "Directory or .tar.gz of the model, its s3:// address or Hugging Face id. "
+        "Default: the model directory.",
     )
     revision: str | None = _option(None, "Revision of a Hugging Face id.")
     trust_remote_code: bool = _option(False, "Run model code that lies in the model's directory.")
@@ -149,6 +152,20 @@ class Options:
         "Form of a streamed answer when the request's Accept header names none. "
         "json means jsonlines when a request streams.",
     )
+    tgi_compat: bool = _option(
+        False,
+        "Answers to inputs as text-generation-inference gives them: a list of one, logprob for "
+        "log_prob, details always, streams as server-sent events.",
+    )
+    chat_template: str | None = _option(
+        None,
+        "File of the chat template, in the model's directory or absolute. Default: its own.",
+    )
+    tool_call_parser: ToolCallParser | None = _option(
+        None,
+        "How the model writes tool calls. hermes: Hermes, Qwen; llama3_json: Llama 3; mistral: "
+        "Mistral. Without it requests with tools are refused.",
+    )
     job_queue_size: int = _option(
         1000, "Requests that may wait; more are answered 503.", key="job_queue_size", minimum=1
     )
@@ -169,6 +186,20 @@ class Options:
         0, "How often a dead engine is started again before the container ends.",
         key="retry_threshold", minimum=0,
     )  # fmt: skip
+    enable_stateful_sessions: bool = _option(
+        False, "Open, use and close SageMaker's sessions, for sticky routing."
+    )
+    sessions_path: str = _option(
+        "/dev/shm/longshore-sessions", "Directory of the open sessions; the workers share it."
+    )
+    sessions_expiration: int = _option(
+        1200, "Seconds until a session that is not used ends.", minimum=1
+    )
+    local_runtime_api: bool = _option(
+        False,
+        "Also serve SageMaker's runtime routes (/endpoints/NAME/invocations and "
+        "...-response-stream), so that boto3's sagemaker-runtime client works without AWS.",
+    )
     http_workers: int | None = _option(
         None, "Front-end processes. Default: one per four cores, at least one.", minimum=1
     )

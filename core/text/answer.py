@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from core.sampling import Finish
@@ -34,11 +34,14 @@ class Answer:
         stop: Sequence[str] = (),
         *,
         skip_special_tokens: bool = True,
+        keep: Collection[int] = (),
+        include_stop: bool = False,
     ) -> None:
+        """`keep`: special tokens that are not skipped; `include_stop`: the stop text is not cut."""
         self._detokenizer = Detokenizer(
-            tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens
+            tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens, keep=keep
         )
-        self._stop = StopTexts(stop)
+        self._stop = StopTexts(stop, include=include_stop)
         self.tokens: list[TokenText] = []
         self.finish: Finish | None = None
 

@@ -14,7 +14,7 @@ The method of vLLM's and text-generation-inference's incremental detokenizers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from core.text.tokenizer import Tokenizer
 
@@ -34,9 +34,12 @@ class Detokenizer:
         prompt_token_ids: Sequence[int] = (),
         *,
         skip_special_tokens: bool = True,
+        keep: Collection[int] = (),
     ) -> None:
+        """`keep`: special tokens that are not skipped."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._keep = keep
         self._token_ids = list(prompt_token_ids[-NUM_CONTEXT_TOKENS:])
         self._window_start = 0
         self._released = len(self._token_ids)
@@ -69,5 +72,7 @@ class Detokenizer:
 
     def _decode(self, start: int, end: int) -> str:
         return self._tokenizer.decode(
-            self._token_ids[start:end], skip_special_tokens=self._skip_special_tokens
+            self._token_ids[start:end],
+            skip_special_tokens=self._skip_special_tokens,
+            keep=self._keep,
         )

@@ -11,22 +11,26 @@ class StopTexts:
     Text that may turn out to be the start of a stop text is held back until it is known.
     """
 
-    def __init__(self, texts: Sequence[str]) -> None:
+    def __init__(self, texts: Sequence[str], *, include: bool = False) -> None:
+        """`include`: the stop text itself is let through, as the last of the text."""
         self._texts = tuple(texts)
+        self._include = include
         self._held = ""
         self.reached = False
 
     def push(self, text: str) -> str:
-        """The part of the text that is now certain; all before the stop text once `reached`."""
+        """The part of the text that is now certain; all up to the stop text once `reached`."""
         if self.reached:
             return ""
         self._held += text
-        found = [at for stop in self._texts if (at := self._held.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._texts if (at := self._held.find(stop)) >= 0]
         if found:
             self.reached = True
-            released, self._held = self._held[: min(found)], ""
+            at, stop = min(found)
+            released = self._held[:at] + (stop if self._include else "")
+            self._held = ""
             return released
-        cut = len(self._held) - self._num_doubtful()
+        cut = len(self._held) - num_doubtful(self._held, self._texts)
         released, self._held = self._held[:cut], self._held[cut:]
         return released
 
@@ -35,10 +39,11 @@ class StopTexts:
         released, self._held = self._held, ""
         return released
 
-    def _num_doubtful(self) -> int:
-        """Length of the longest end of the held text that begins a stop text."""
-        longest = max(map(len, self._texts), default=0) - 1
-        for size in range(min(longest, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-size:]) for stop in self._texts):
-                return size
-        return 0
+
+def num_doubtful(text: str, wanted: Sequence[str]) -> int:
+    """Length of the longest end of the text that begins, but is not yet, one of the wanted."""
+    longest = max(map(len, wanted), default=0) - 1
+    for size in range(min(longest, len(text)), 0, -1):
+        if any(each.startswith(text[-size:]) for each in wanted):
+            return size
+    return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -19,15 +19,51 @@ class Tokenizer:
         # A file may carry the truncation or padding of its training; serving wants neither.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special_ids = {token_id for token_id, token in added.items() if token.special}
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
+        """`max_tokens` keeps so many of the last ones, special tokens at the beginning included."""
         # NOTE: `encode` would hold the GIL, and with it every other thread, for all of a long text.
-        batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return batch[0].ids
+        if max_tokens is None:
+            batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return batch[0].ids
+        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+        num_added = self._tokenizer.num_special_tokens_to_add(False) if add_special_tokens else 0
+        encoding.truncate(max(0, max_tokens - num_added), direction="left")
+        processed = self._tokenizer.post_process(encoding, None, add_special_tokens)
+        return processed.ids[:max_tokens]
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Bytes that form no character, as at a cut, become U+FFFD."""
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        keep: Collection[int] = (),
+    ) -> str:
+        """Bytes that form no character, as at a cut, become U+FFFD.
+
+        `keep`: special tokens that are not skipped.
+        """
+        if skip_special_tokens and keep:
+            token_ids = [each for each in token_ids if each in keep or not self.is_special(each)]
+            skip_special_tokens = False
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a mark, such as the end of the text, and no text itself."""
+        return token_id in self._special_ids
+
+    def token(self, token_id: int) -> str:
+        """The token as the vocabulary spells it; '' for an id that it lacks."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    def ids_of(self, tokens: Iterable[str]) -> frozenset[int]:
+        """The ids of those tokens that the vocabulary has."""
+        ids = map(self._tokenizer.token_to_id, tokens)
+        return frozenset(token_id for token_id in ids if token_id is not None)
 
 
 def tokenizer_file(model_dir: Path) -> Path:

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gevent
 import pytest
@@ -18,10 +19,13 @@ from tokenizers import decoders, models, pre_tokenizers
 from container.app import create_app
 from container.engine_client import EngineClient
 from core.options import Options
+from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from tests.container.fake_engine import FakeEngine, says
 
 EOS = 256
+
+Serve = Callable[..., FlaskClient]
 
 
 def eventually(predicate: Callable[[], object], timeout_s: float = 5.0) -> None:
@@ -93,11 +97,26 @@ def client(endpoint: str, engine: FakeEngine) -> Iterator[EngineClient]:
 
 
 @pytest.fixture
-def options() -> Options:
-    return Options()
+def template() -> ChatTemplate:
+    """Short, since every byte is a token."""
+    return ChatTemplate(
+        "{% if messages[0].role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"
+        "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
+        "{% for each in messages %}{{ each.role[0] }}:{{ each.content }};{% endfor %}"
+        "{% if add_generation_prompt %}a:{% endif %}"
+    )
 
 
 @pytest.fixture
-def http(client: EngineClient, tokenizer: Tokenizer, options: Options) -> FlaskClient:
-    """The application, called in this process."""
-    return create_app(client, tokenizer, options, "demo").test_client()
+def serve(client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
+    """The application with these options, called in this process."""
+
+    def serve(**options: Any) -> FlaskClient:
+        return create_app(client, tokenizer, Options(**options), "demo", template).test_client()
+
+    return serve
+
+
+@pytest.fixture
+def http(serve: Serve) -> FlaskClient:
+    return serve()

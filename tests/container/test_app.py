@@ -10,8 +10,9 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from container.app import LONG_TEXT_CHARACTERS, create_app
+from container.app import create_app
 from container.engine_client import EngineClient
+from container.prompting import LONG_TEXT_CHARACTERS
 from core.messages import Abort, Submit
 from core.options import Options
 from core.text.tokenizer import Tokenizer
@@ -243,6 +244,93 @@ def test_an_unread_stream_is_aborted(http: FlaskClient, engine: FakeEngine) -> N
     eventually(lambda: engine.of_type(Abort))
 
 
+def test_a_batch(http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer) -> None:
+    """Each input has a result of its own, and mistakes disturb no neighbour."""
+
+    def script(submit: Submit) -> Any:
+        text = tokenizer.decode(submit.prompt_token_ids)
+        return fails("failed", "no luck", after=[65])(submit) if text == "bad" else (
+            says([*submit.prompt_token_ids, EOS])(submit)
+        )  # fmt: skip
+
+    engine.script = script
+    inputs = ["one", "bad", "", "two", 5, "x" * 99]
+    body = {"inputs": inputs, "parameters": {"max_new_tokens": 5, "return_full_text": True}}
+    whole = http.post("/invocations", json=body)
+    assert whole.status_code == 200
+    results = whole.get_json()
+    assert [each.get("generated_text") for each in results] == [
+        "oneone", None, None, "twotwo", None, None,
+    ]  # fmt: skip
+    assert results[1] == {"error": "no luck", "code": 424}
+    assert [each.get("field") for each in results[2:]] == [
+        "inputs[2]", None, "inputs[4]", "parameters.max_new_tokens",
+    ]  # fmt: skip
+
+    seen = records(http.post("/invocations", json={**body, "stream": True}))
+    texts = {each["index"]: each["generated_text"] for each in seen if "generated_text" in each}
+    assert texts == {0: "oneone", 1: "", 3: "twotwo"}
+    assert {each["index"] for each in seen if "error" in each} == {2, 4, 5}
+
+
+def test_a_batch_without_any_answer_has_the_status_of_its_first(
+    http: FlaskClient, engine: FakeEngine
+) -> None:
+    engine.script = fails("overloaded", "full")
+    response = http.post("/invocations", json={"inputs": ["a", "b"]})
+    assert (response.status_code, response.get_json()["error"]) == (503, "full")
+
+
+def test_a_batch_that_is_not_read_is_aborted(http: FlaskClient, engine: FakeEngine) -> None:
+    engine.script = stalls(after=[65])
+    response = http.post("/invocations", json={"inputs": ["a", "b", "c"], "stream": True})
+    response.close()
+    eventually(lambda: len(engine.of_type(Abort)) == 3)
+
+
+def test_csv_is_a_batch(http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer) -> None:
+    data = 'inputs\nfirst\n"a ""b"", c"\n'
+    response = http.post("/invocations", data=data, content_type="text/csv")
+    assert response.get_json() == [{"generated_text": "Hi there"}] * 2
+    prompts = [each.prompt_token_ids for each in engine.of_type(Submit) if isinstance(each, Submit)]
+    assert list(map(tokenizer.decode, prompts)) == ["first", 'a "b", c']
+
+
+def test_truncate(http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer) -> None:
+    invoke(http, "x" * 200 + "end", truncate=4)
+    (submit,) = engine.of_type(Submit)
+    assert isinstance(submit, Submit)
+    assert tokenizer.decode(submit.prompt_token_ids) == "xend"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_stop_text_may_stay(http: FlaskClient, streamed: bool) -> None:
+    parameters = {"stop": ["the", "th"], "include_stop_str_in_output": True}
+    answer = records(stream(http, **parameters))[-1] if streamed else None
+    answer = answer or invoke(http, **parameters).get_json()
+    assert answer["generated_text"] == "Hi th"
+
+
+def test_what_means_nothing_here_is_a_warning(
+    http: FlaskClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    response = invoke(http, use_cache=True, length_penalty=2, n=1, watermark=False)
+    assert response.status_code == 200
+    warnings = response.headers["X-Longshore-Warning"].split("; ")
+    assert sorted(warnings) == [
+        "parameters.length_penalty has no effect here",
+        "parameters.use_cache has no effect here",
+    ]
+    assert sum("has no effect here" in each.getMessage() for each in caplog.records) == 2
+    assert "X-Longshore-Warning" not in invoke(http).headers
+
+
+def test_what_would_change_an_answer_is_not_passed_over(http: FlaskClient) -> None:
+    for name, value in (("n", 2), ("watermark", True), ("typical_p", 0.9), ("top_n_tokens", 3)):
+        response = invoke(http, **{name: value})
+        assert (response.status_code, response.get_json()["field"]) == (400, f"parameters.{name}")
+
+
 def test_too_long(http: FlaskClient, engine: FakeEngine) -> None:
     response = invoke(http, "x" * 100)
     assert (response.status_code, response.get_json()["field"]) == (400, "inputs")
@@ -308,7 +396,7 @@ def test_an_accident_is_500(http: FlaskClient, engine: FakeEngine, monkeypatch: 
     def accident(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("container.app.parse_request", accident)
+    monkeypatch.setattr("container.routes.text.read_text_request", accident)
     assert invoke(http).get_json() == {"error": "internal error", "code": 500}
 
 

@@ -188,6 +188,45 @@ def test_sagemaker_overrules_the_file(load: Load) -> None:
     assert load("option.predict_timeout=5", variables).options.predict_timeout == 9
 
 
+def test_the_payload_limit_of_sagemaker(load: Load) -> None:
+    megabytes = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6"}
+    assert load("max_request_size=5", megabytes).options.max_request_size == 6 * 2**20
+    both = load("", {**megabytes, "SAGEMAKER_MAX_REQUEST_SIZE": "7"})
+    assert both.options.max_request_size == 7
+    assert "SAGEMAKER_MAX_REQUEST_SIZE comes first" in both.warnings[0]
+    error = refusal(load, "", {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "six"})
+    assert "SAGEMAKER_MAX_PAYLOAD_IN_MB=six: expected an integer" in error
+
+
+def test_names_of_text_generation_inference_come_last(load: Load) -> None:
+    tgi = {"MAX_CONCURRENT_REQUESTS": "7", "SM_NUM_GPUS": "1", "HF_MODEL_REVISION": "v1"}
+    options = load("", tgi).options
+    assert (options.job_queue_size, options.tensor_parallel_degree) == (7, "1")
+    assert options.revision == "v1"
+    assert load("", {**tgi, "SERVING_JOB_QUEUE_SIZE": "9"}).options.job_queue_size == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("SAGEMAKER_NUM_MODEL_WORKERS", "one copy"),
+        ("SAGEMAKER_PROGRAM", "custom handlers"),
+        ("HF_TASK", "option.executor"),
+        ("PIPELINE_PARALLEL_DEGREE", "one device"),
+        ("SERVING_CHUNKED_READ_TIMEOUT", "option.predict_timeout"),
+        ("ARGS_ANYTHING", "no effect here"),
+    ],
+)
+def test_variables_of_others_are_warnings(load: Load, name: str, advice: str) -> None:
+    (warning,) = load("", {name: "2"}).warnings
+    assert warning.startswith(f"environment variable {name} has no effect here")
+    assert advice in warning
+
+
+def test_values_of_lmi_with_another_name_here(load: Load) -> None:
+    assert load("option.output_formatter=sse_chat").options.output_formatter == "sse"
+
+
 def test_useless_variables_are_warnings(load: Load) -> None:
     variables = {"SERVING_BATCHSIZE": "4", "OPTION_QUANTIZE": "awq"}
     quantize, batch_size = load("", variables).warnings
@@ -224,7 +263,7 @@ def test_a_model_beside_its_file(load: Load, tokenizer_dir: Path, tmp_path: Path
     [
         ("", "config.json is missing"),
         ("./nowhere", "there is no directory"),
-        ("s3://bucket/model", "S3DataSource"),
+        ("djl://model", "expected a path"),
     ],
 )
 def test_no_model(load: Load, tmp_path: Path, model_id: str, message: str) -> None:

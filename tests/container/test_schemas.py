@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.schemas import MAX_STOP_TEXTS, parse_request
+from container.schemas.body import read_body
+from container.schemas.sampling import MAX_STOP_TEXTS
+from container.schemas.text import TextRequest, read_text_request
 from core.errors import RequestError
 
 JSON = "application/json"
+
+
+def parse_request(body: bytes, content_type: str) -> TextRequest:
+    return read_text_request(read_body(body, content_type))
 
 
 def request(body: object) -> bytes:
@@ -20,11 +26,11 @@ def request(body: object) -> bytes:
 
 def test_defaults_are_greedy_and_thirty_tokens() -> None:
     asked = parse_request(request({"inputs": "hi"}), JSON)
-    assert asked.params.temperature == 0
-    assert asked.params.max_tokens == 30
-    assert asked.params.seed is None
+    assert asked.decoding.params.temperature == 0
+    assert asked.decoding.params.max_tokens == 30
+    assert asked.decoding.params.seed is None
     assert (asked.stream, asked.details, asked.return_full_text) == (False, False, False)
-    assert asked.skip_special_tokens
+    assert asked.decoding.skip_special_tokens
 
 
 def test_every_parameter_is_taken() -> None:
@@ -44,12 +50,20 @@ def test_every_parameter_is_taken() -> None:
         "skip_special_tokens": False,
     }
     asked = parse_request(request({"inputs": "hi", "parameters": parameters}), JSON)
-    assert asked.params.temperature == 1.0
-    assert (asked.params.top_k, asked.params.top_p, asked.params.seed) == (5, 0.5, 3)
-    assert asked.params.repetition_penalty == 1.1
-    assert (asked.params.max_tokens, asked.params.ignore_eos) == (7, True)
-    assert (asked.params.stop, asked.params.stop_token_ids) == (("a", "b"), (4,))
-    assert (asked.details, asked.return_full_text, asked.skip_special_tokens) == (True, True, False)
+    assert asked.decoding.params.temperature == 1.0
+    assert (
+        asked.decoding.params.top_k,
+        asked.decoding.params.top_p,
+        asked.decoding.params.seed,
+    ) == (5, 0.5, 3)
+    assert asked.decoding.params.repetition_penalty == 1.1
+    assert (asked.decoding.params.max_tokens, asked.decoding.params.ignore_eos) == (7, True)
+    assert (asked.decoding.params.stop, asked.decoding.params.stop_token_ids) == (("a", "b"), (4,))
+    assert (asked.details, asked.return_full_text, asked.decoding.skip_special_tokens) == (
+        True,
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +81,7 @@ def test_every_parameter_is_taken() -> None:
 )
 def test_when_it_samples(parameters: dict[str, object], temperature: float) -> None:
     asked = parse_request(request({"inputs": "hi", "parameters": parameters}), JSON)
-    assert asked.params.temperature == temperature
+    assert asked.decoding.params.temperature == temperature
 
 
 @pytest.mark.parametrize(
@@ -84,11 +98,11 @@ def test_stream_is_read_in_both_places(body: object) -> None:
 def test_aliases() -> None:
     parameters = {"stop": ["x"], "ignore_eos": True}
     asked = parse_request(request({"inputs": "hi", "parameters": parameters}), JSON)
-    assert (asked.params.stop, asked.params.ignore_eos) == (("x",), True)
+    assert (asked.decoding.params.stop, asked.decoding.params.ignore_eos) == (("x",), True)
 
 
 def test_plain_text_is_the_input() -> None:
-    assert parse_request("h\u00e9".encode(), "text/plain").inputs == "h\u00e9"
+    assert parse_request("h\u00e9".encode(), "text/plain").inputs == ("h\u00e9",)
 
 
 BAD = [
@@ -105,12 +119,21 @@ BAD = [
     (b'{"inputs": "a", "parameters": {"seed": ' + b"9" * 5000 + b"}}", "body", "not JSON"),
     (request({}), "inputs", "one text"),
     (request({"inputs": ""}), "inputs", "not empty"),
-    (request({"inputs": ["a"]}), "inputs", "one text"),
+    (request({"inputs": []}), "inputs", "1 to 1024 texts"),
+    (request({"inputs": ["a"] * 1025}), "inputs", "1 to 1024 texts"),
     (request({"inputs": 5}), "inputs", "one text"),
     (request({"input": "a"}), "input", "did you mean 'inputs'"),
-    (request({"messages": []}), "messages", "chat"),
+    (request({"inputs": "a", "messages": []}), "messages", "no such field"),
     (request({"inputs": "a", "stream": "yes"}), "stream", "true or false"),
     (request({"inputs": "a", "parameters": []}), "parameters", "object"),
+]
+BAD_CSV = [
+    (b"", "one column"),
+    (b"text\na\n", "header is inputs"),
+    (b"inputs,more\na,b\n", "one column"),
+    (b"inputs\na,b\n", "more than one"),
+    (b'inputs\n"a', "not CSV"),
+    (b"inputs\n\xff", "UTF-8"),
 ]
 BAD_PARAMETERS: list[tuple[dict[str, object], str, str]] = [
     ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
@@ -129,6 +152,10 @@ BAD_PARAMETERS: list[tuple[dict[str, object], str, str]] = [
     ({"seed": -1}, "seed", "0 to"),
     ({"seed": 2**64}, "seed", "an integer"),
     ({"details": 1}, "details", "true or false"),
+    ({"truncate": 0}, "truncate", "at least 1"),
+    ({"decoder_input_details": True, "stream": True}, "decoder_input_details", "stream"),
+    ({"n": 2}, "n", "not served"),
+    ({"n": "2"}, "n", "an integer"),
     ({"stop_sequences": "x"}, "stop_sequences", "list of texts"),
     ({"stop_sequences": [1]}, "stop_sequences", "list of texts"),
     ({"stop_sequences": [""]}, "stop_sequences", "empty"),
@@ -154,6 +181,13 @@ def test_a_bad_parameter_is_named(parameters: object, name: str, message: str) -
     assert caught.value.field == f"parameters.{name}"
 
 
+@pytest.mark.parametrize(("body", "message"), BAD_CSV)
+def test_a_bad_csv_is_named(body: bytes, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        parse_request(body, "text/csv")
+    assert caught.value.field == "body"
+
+
 TEXTS = st.text("ab\u00e9", max_size=3)
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
@@ -175,4 +209,4 @@ def test_no_parameter_is_an_accident(parameters: dict[str, object]) -> None:
         asked = parse_request(request({"inputs": "a", "parameters": parameters}), JSON)
     except RequestError:
         return
-    assert asked.inputs == "a"
+    assert asked.inputs == ("a",)

@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from core.errors import ConfigurationError
 from core.sampling import Finish
@@ -92,6 +92,26 @@ def test_special_tokens_have_no_text_unless_asked_for(byte_level):
     assert "".join(texts(Detokenizer(byte_level), ids)) == "to"
     kept = Detokenizer(byte_level, skip_special_tokens=False)
     assert "".join(texts(kept, ids)) == "to<|end|>"
+
+
+def test_a_shortened_text_keeps_its_end_and_its_special_tokens(tmp_path):
+    words = {"<s>": 0, "a": 1, "b": 2, "c": 3}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 0)])
+    tokenizer = saved(tokenizer, tmp_path)
+    assert tokenizer.encode("a b c") == [0, 1, 2, 3]
+    assert tokenizer.encode("a b c", max_tokens=3) == [0, 2, 3]
+    assert tokenizer.encode("a b c", max_tokens=1) == [0]
+    assert tokenizer.encode("a b c", max_tokens=2, add_special_tokens=False) == [2, 3]
+    assert tokenizer.encode("a b c", max_tokens=9) == [0, 1, 2, 3]
+
+
+def test_single_special_tokens_may_be_kept(byte_level):
+    ids = [*byte_level.encode("to"), 0]
+    assert byte_level.decode(ids, keep={0}) == "to<|end|>"
+    assert byte_level.decode(ids, keep={1}) == "to"
+    assert "".join(texts(Detokenizer(byte_level, keep={0}), ids)) == "to<|end|>"
 
 
 def test_a_folder_without_tokenizer_says_how_to_make_one(tmp_path):

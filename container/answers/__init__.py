@@ -1,0 +1,1 @@
+"""What the APIs give: one stream of tokens, written in the shape of each."""

@@ -1,0 +1,32 @@
+"""Headers that every answer has, whatever its route."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from flask import Flask, Response, g, request
+
+_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+
+
+def register_headers(app: Flask) -> None:
+    """Names each request, and sends what belongs to an answer beside its body."""
+    app.before_request(_begin)
+    app.after_request(_add)
+
+
+def _begin() -> None:
+    """SageMaker's own id where it sent one that can stand in a log line, else a new one."""
+    given = request.headers.get("X-Amzn-SageMaker-Inference-Id", "")
+    g.request_id = given if re.fullmatch(r"[!-~]{1,64}", given) else uuid.uuid4().hex
+    g.headers = {}
+
+
+def _add(response: Response) -> Response:
+    response.headers["X-Request-Id"] = g.request_id
+    response.headers.update(g.headers)
+    attributes = request.headers.get(_ATTRIBUTES, "")
+    if re.fullmatch(r"[ -~]{1,1024}", attributes):  # what SageMaker itself lets through
+        response.headers[_ATTRIBUTES] = attributes
+    return response

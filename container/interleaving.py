@@ -1,0 +1,62 @@
+"""Several iterators at once, as their items come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import gevent
+import gevent.queue
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Item(Generic[T]):
+    value: T
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    error: Exception
+
+
+class _End:
+    """One of the iterators has ended."""
+
+
+def interleave(iterators: Sequence[Iterator[T]]) -> Iterator[T]:
+    """The items of all, in the order in which they come; each iterator in a greenlet of its own.
+
+    Raises what the first of them raises, and ends the others, as closing it does.
+    """
+    if len(iterators) == 1:
+        yield from iterators[0]
+        return
+    arrived: gevent.queue.SimpleQueue[_Item[T] | _Failed | _End] = gevent.queue.SimpleQueue()
+
+    def pump(iterator: Iterator[T]) -> None:
+        try:
+            for value in iterator:
+                arrived.put(_Item(value))
+        except Exception as error:
+            arrived.put(_Failed(error))
+        else:
+            arrived.put(_End())
+
+    pumps: list[gevent.Greenlet[..., None]] = [
+        gevent.spawn(pump, iterator) for iterator in iterators
+    ]
+    try:
+        num_running = len(pumps)
+        while num_running:
+            match arrived.get():
+                case _Item(value):
+                    yield value
+                case _Failed(error):
+                    raise error
+                case _End():
+                    num_running -= 1
+    finally:
+        gevent.killall(pumps)

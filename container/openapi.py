@@ -1,0 +1,121 @@
+"""The project's OpenAPI document, made of the tables that the schemas themselves check with."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+
+from container.schemas.chat import CHAT_FIELDS
+from container.schemas.completions import COMPLETION_FIELDS
+from container.schemas.fields import Field, Fields
+from container.schemas.text import PARAMETERS, TEXT_FIELDS
+from container.schemas.tokens import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+
+Json = Mapping[str, object]
+
+
+def openapi_document(*, with_runtime: bool) -> Json:
+    """The routes and what they take. `with_runtime`: SageMaker's runtime routes are served too."""
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Longshore", "version": importlib.metadata.version("longshore")},
+        "paths": {**_PATHS, **(_RUNTIME_PATHS if with_runtime else {})},
+        "components": {"schemas": _schemas()},
+    }
+
+
+def _schemas() -> Json:
+    text = _object(TEXT_FIELDS, ["inputs"])
+    return {
+        "Text": {**text, "properties": {**_properties(TEXT_FIELDS), "parameters": _PARAMETERS}},
+        "Parameters": _object(PARAMETERS),
+        "Chat": _object(CHAT_FIELDS, ["messages"]),
+        "Completion": _object(COMPLETION_FIELDS, ["prompt"]),
+        "Tokenize": _object(TOKENIZE_FIELDS),
+        "Detokenize": _object(DETOKENIZE_FIELDS, ["tokens"]),
+    }
+
+
+def _object(fields: Fields, required: Sequence[str] = ()) -> Json:
+    return {
+        "type": "object",
+        "properties": _properties(fields),
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def _properties(fields: Fields) -> Json:
+    return {name: _property(field) for name, field in fields.items()}
+
+
+def _property(field: Field) -> Json:
+    """Null means not given, and so is always right."""
+    if field.effect == "unserved":
+        return {"description": field.doc, "enum": [*field.neutral, None]}
+    if not field.kind.schema:
+        return {"description": field.doc}
+    return {"description": field.doc, "anyOf": [field.kind.schema, {"type": "null"}]}
+
+
+def _ref(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _body(*names: str, plain: bool = False) -> Json:
+    content: dict[str, object] = {"application/json": {"schema": {"anyOf": list(map(_ref, names))}}}
+    if plain:
+        for kind in ("text/plain", "text/csv"):
+            content[kind] = {"schema": {"type": "string"}}
+    return {"required": True, "content": content}
+
+
+def _get(summary: str, *path_names: str) -> Json:
+    return {"get": {"summary": summary, **_parameters(path_names), "responses": _RESPONSES}}
+
+
+def _post(summary: str, body: Json, *path_names: str) -> Json:
+    return {
+        "post": {
+            "summary": summary,
+            **_parameters(path_names),
+            "requestBody": body,
+            "responses": _RESPONSES,
+        }
+    }
+
+
+def _parameters(names: Sequence[str]) -> Json:
+    return {
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
+    }
+
+
+_PARAMETERS = {"anyOf": [_ref("Parameters"), {"type": "null"}]}
+_RESPONSES = {
+    "200": {"description": "The answer."},
+    "4XX": {"description": "What is wrong with the request, and with which field."},
+    "503": {"description": "Not ready, or too busy; worth trying again."},
+}
+_ANY = _body("Text", "Chat", "Completion", plain=True)
+_PATHS: Json = {
+    "/ping": _get("Whether requests would be answered."),
+    "/invocations": _post("An answer to a text, a batch of texts, or a conversation.", _ANY),
+    "/predictions/{model}": _post("As /invocations, for the model of that name.", _ANY, "model"),
+    "/v1/chat/completions": _post("OpenAI's chat completions.", _body("Chat")),
+    "/v1/completions": _post("OpenAI's completions.", _body("Completion")),
+    "/v1/models": _get("The one model."),
+    "/v1/models/{name}": _get("The model of that name.", "name"),
+    "/tokenize": _post("The tokens of a text or a conversation.", _body("Tokenize")),
+    "/detokenize": _post("The text of tokens.", _body("Detokenize")),
+    "/openapi.json": _get("This document."),
+}
+_RUNTIME_PATHS: Json = {
+    "/endpoints/{name}/invocations": _post("SageMaker's InvokeEndpoint.", _ANY, "name"),
+    "/endpoints/{name}/invocations-response-stream": _post(
+        "SageMaker's InvokeEndpointWithResponseStream.", _ANY, "name"
+    ),
+}

@@ -1,0 +1,1 @@
+"""The paths of the server, one file for each family of clients."""

@@ -1,0 +1,50 @@
+"""OpenAI's chat completions: `messages`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from flask import Response, g, request
+
+from container.answers.chat import ChatAnswer
+from container.answers.openai import Envelope
+from container.answers.stream import StreamFormat
+from container.schemas.chat import ChatRequest, read_chat_request
+from container.service import Service
+from core.errors import RequestError
+from core.text.tools.base import ToolParser
+from core.text.tools.factory import make_tool_parser
+
+
+class ChatApi:
+    """Answers a conversation."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def answer(self, body: Mapping[str, object], form: StreamFormat) -> Response:
+        """The answer to a body with `messages`."""
+        asked = read_chat_request(body)
+        parser = self._tool_parser(asked)
+        prompting = self._service.prompting
+        prompt = prompting.encode_chat(asked.conversation, size=len(request.get_data()))
+        generation = self._service.start(
+            prompt,
+            asked.decoding,
+            keep=prompting.tokenizer.ids_of(parser.special_tokens) if parser else (),
+        )
+        envelope = Envelope(f"chatcmpl-{g.request_id}", int(time.time()), self._service.model_name)
+        answer = ChatAnswer(generation, asked, envelope, parser)
+        return self._service.respond(answer, stream=asked.stream, form=form)
+
+    def _tool_parser(self, asked: ChatRequest) -> ToolParser | None:
+        if not asked.conversation.tools:
+            return None
+        name = self._service.options.tool_call_parser
+        if name is None:
+            raise RequestError(
+                "tools",
+                "set option.tool_call_parser to the way in which the model writes calls",
+            )
+        return make_tool_parser(name)

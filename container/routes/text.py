@@ -1,0 +1,52 @@
+"""LMI's text schema: `inputs`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from flask import Response, g
+
+from container.answers.batch import BatchAnswer, Item
+from container.answers.stream import StreamFormat
+from container.answers.text import TextAnswer, TextStyle
+from container.schemas.sampling import Decoding
+from container.schemas.text import TextRequest, read_text_request
+from container.service import Service
+from core.errors import LongshoreError
+
+
+class TextApi:
+    """Answers one text, or a batch of them."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._style = TextStyle(service.prompting.tokenizer, service.options.tgi_compat)
+
+    def answer(self, body: Mapping[str, object], form: StreamFormat) -> Response:
+        """The answer to a body with `inputs`."""
+        asked = read_text_request(body)
+        self._service.warn(asked.warnings)
+        texts = [each if isinstance(each, str) else "" for each in asked.inputs]
+        prompts = self._service.prompting.encode(texts, max_tokens=asked.max_prompt_tokens)
+        if asked.is_batch:
+            items = [self._item(asked, at, prompt) for at, prompt in enumerate(prompts)]
+            answer = BatchAnswer(items, g.request_id)
+        else:
+            answer = self._start(asked, texts[0], prompts[0], asked.decoding)
+        return self._service.respond(answer, stream=asked.stream, form=form)
+
+    def _item(self, asked: TextRequest, at: int, prompt: Sequence[int]) -> Item:
+        text = asked.inputs[at]
+        if not isinstance(text, str):
+            return text
+        dialect = replace(asked.decoding.dialect, prompt=f"inputs[{at}]")
+        try:
+            return self._start(asked, text, prompt, replace(asked.decoding, dialect=dialect))
+        except LongshoreError as error:
+            return error
+
+    def _start(
+        self, asked: TextRequest, text: str, prompt: Sequence[int], decoding: Decoding
+    ) -> TextAnswer:
+        return TextAnswer(self._service.start(prompt, decoding), text, asked, self._style)

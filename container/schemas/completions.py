@@ -1,0 +1,115 @@
+"""OpenAI's completions: `prompt` as text or tokens, one or several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from container.schemas.fields import Field, Fields, Values, read_fields, unserved
+from container.schemas.kinds import ANYTHING, BOOLEAN, INTEGER, Kind, Schema, is_integers, is_list
+from container.schemas.openai import (
+    OPENAI_FIELDS,
+    check_response_format,
+    includes_usage,
+    read_openai_decoding,
+)
+from container.schemas.sampling import Decoding, Dialect
+from core.errors import RequestError
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 1024
+
+Prompt = str | tuple[int, ...]
+
+_DIALECT = Dialect(prompt="prompt")
+
+
+def _list_of(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+_TEXT: Schema = {"type": "string"}
+_TOKENS = _list_of({"type": "integer", "minimum": 0})
+_PROMPT = Kind(
+    "a text, a list of texts, a list of token ids or a list of those",
+    lambda value: isinstance(value, str) or (is_list(value) and _is_prompts(value)),
+    {"anyOf": [_TEXT, _list_of(_TEXT), _TOKENS, _list_of(_TOKENS)]},
+)
+
+COMPLETION_FIELDS: Fields = {
+    **OPENAI_FIELDS,
+    "prompt": Field(_PROMPT, "The prompt, or several: as texts or as token ids."),
+    "max_tokens": Field(INTEGER, f"Most tokens of the answer (default {DEFAULT_MAX_TOKENS})."),
+    "echo": Field(BOOLEAN, "Put the prompt before the answer."),
+    "logprobs": Field(INTEGER, "0: give the log-probability of each token."),
+    "add_special_tokens": Field(BOOLEAN, "Begin the prompt as the model expects (default true)."),
+    "suffix": unserved(ANYTHING, ""),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A checked request."""
+
+    prompts: tuple[Prompt, ...]
+    decoding: Decoding
+    stream: bool
+    include_usage: bool
+    echo: bool
+    logprobs: bool
+    add_special_tokens: bool
+    warnings: tuple[str, ...]
+
+
+def read_completion_request(body: Mapping[str, object]) -> CompletionRequest:
+    """Raises RequestError that names the first mistake."""
+    values = read_fields(body, COMPLETION_FIELDS)
+    check_response_format(values)
+    return CompletionRequest(
+        prompts=_prompts(values.get("prompt", "")),
+        decoding=read_openai_decoding(
+            values, _DIALECT, values.get("max_tokens", DEFAULT_MAX_TOKENS)
+        ),
+        stream=values.get("stream", False),
+        include_usage=includes_usage(values),
+        echo=values.get("echo", False),
+        logprobs=_logprobs(values),
+        add_special_tokens=values.get("add_special_tokens", True),
+        warnings=values.warnings,
+    )
+
+
+def _is_prompts(value: list[object]) -> bool:
+    return (
+        all(isinstance(each, str) for each in value)
+        or is_integers(value)
+        or all(map(is_integers, value))
+    )
+
+
+def _prompts(prompt: object) -> tuple[Prompt, ...]:
+    if isinstance(prompt, str):
+        prompts: tuple[Prompt, ...] = (prompt,)
+    elif is_integers(prompt):
+        prompts = (tuple(prompt),)
+    else:
+        several = cast(list[str | list[int]], prompt)
+        prompts = tuple(each if isinstance(each, str) else tuple(each) for each in several)
+    if not all(prompts):
+        raise RequestError("prompt", "expected a text, or token ids, that are not empty")
+    if len(prompts) > MAX_PROMPTS:
+        raise RequestError("prompt", f"at most {MAX_PROMPTS} prompts in a request")
+    return prompts
+
+
+def _logprobs(values: Values) -> bool:
+    if "logprobs" not in values:
+        return False
+    if values.get("logprobs", 0) != 0:
+        raise RequestError(
+            "logprobs", "only 0, which is each token's own, is served by this version"
+        )
+    if values.get("echo", False):
+        raise RequestError("logprobs", "does not go with echo: a prompt's are not computed")
+    return True

@@ -1,0 +1,62 @@
+"""What OpenAI's completions and chat completions have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from container.schemas.fields import Field, Fields, Values, ignored
+from container.schemas.kinds import BOOLEAN, OBJECT, TEXT_OR_TEXTS, shaped
+from container.schemas.sampling import SAMPLING_FIELDS, Decoding, Dialect, read_decoding
+from core.errors import RequestError
+
+_STREAM_OPTIONS = shaped(OBJECT, {"properties": {"include_usage": {"type": "boolean"}}})
+_RESPONSE_FORMAT = shaped(OBJECT, {"properties": {"type": {"const": "text"}}})
+
+OPENAI_FIELDS: Fields = {
+    **SAMPLING_FIELDS,
+    "stop": Field(TEXT_OR_TEXTS, "Texts that end the answer and are not part of it."),
+    "ignore_eos": Field(BOOLEAN, "Go on after the model's own end."),
+    "stream": Field(BOOLEAN, "Send the answer in pieces, as server-sent events."),
+    "stream_options": Field(_STREAM_OPTIONS, "include_usage: count the tokens in a last piece."),
+    "response_format": Field(_RESPONSE_FORMAT, 'Only {"type": "text"} is served.'),
+    "model": ignored("One model is served, whatever its name here."),
+    "user": ignored(),
+    "metadata": ignored(),
+    "store": ignored(),
+    "service_tier": ignored(),
+    "safety_identifier": ignored(),
+    "prompt_cache_key": ignored(),
+    "prompt_cache_retention": ignored(),
+}
+
+
+def read_openai_decoding(values: Values, dialect: Dialect, max_tokens: int | None) -> Decoding:
+    """Sampled with temperature 1 unless another is given."""
+    stop: str | list[str] = values.get("stop", [])
+    return read_decoding(
+        values,
+        dialect,
+        temperature=values.get("temperature", 1.0),
+        max_tokens=max_tokens,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        ignore_eos=values.get("ignore_eos", False),
+    )
+
+
+def check_response_format(values: Values) -> None:
+    """Raises RequestError for anything but text, which could not be promised."""
+    format: Mapping[str, object] = values.get("response_format", {})
+    if format.get("type", "text") != "text":
+        raise RequestError(
+            "response_format.type",
+            "only text is served by this version; describe the form in the prompt",
+        )
+
+
+def includes_usage(values: Values) -> bool:
+    """Whether a stream ends with a count of its tokens."""
+    options: Mapping[str, object] = values.get("stream_options", {})
+    include = options.get("include_usage", False)
+    if not isinstance(include, bool):
+        raise RequestError("stream_options.include_usage", "expected true or false")
+    return include

@@ -1,0 +1,146 @@
+"""What every API does alike: take a body in, start a generation, send an answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from itertools import chain
+
+import msgspec
+from flask import Response, abort, g, request
+
+from container.answers.answer import Answer
+from container.answers.stream import MIMETYPES, StreamFormat, stream_lines
+from container.disconnect import disconnect_check
+from container.engine_client import EngineClient
+from container.generation import Generation
+from container.prompting import Prompting
+from container.schemas.body import is_json_type, is_served_type, read_body
+from container.schemas.sampling import Decoding
+from core.errors import RequestError
+from core.options import Options
+from core.sampling import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+class Service:
+    """Works on the current request of Flask."""
+
+    def __init__(
+        self, client: EngineClient, prompting: Prompting, options: Options, model_name: str
+    ) -> None:
+        self.client = client
+        self.prompting = prompting
+        self.options = options
+        self.model_name = model_name
+
+    def read_json(self) -> dict[str, object]:
+        """The fields of a body that must be JSON."""
+        if not is_json_type(request.mimetype):
+            abort(415, f"Content-Type {request.mimetype}: send application/json")
+        return read_body(self._data(), request.mimetype)
+
+    def read(self) -> dict[str, object]:
+        """The fields of a body of any served type."""
+        if not is_served_type(request.mimetype):
+            abort(
+                415,
+                f"Content-Type {request.mimetype}: send application/json, text/plain or text/csv",
+            )
+        return read_body(self._data(), request.mimetype)
+
+    def start(
+        self,
+        prompt_token_ids: Sequence[int],
+        decoding: Decoding,
+        *,
+        keep: Collection[int] = (),
+    ) -> Generation:
+        """Submits a prompt. Raises RequestError where it is too long, or not of this model.
+
+        `keep`: special tokens that are part of the answer's text.
+        """
+        params = self._params(prompt_token_ids, decoding)
+        return Generation(
+            self.client.submit(prompt_token_ids, params),
+            self.prompting.tokenizer,
+            decoding,
+            prompt_token_ids,
+            has_hung_up=disconnect_check(request.environ),
+            timeout_s=self.options.predict_timeout,
+            keep=keep,
+        )
+
+    def start_all(self, prompts: Sequence[Sequence[int]], decoding: Decoding) -> list[Generation]:
+        """Submits all of them, or none. Raises what `start` raises."""
+        generations: list[Generation] = []
+        try:
+            for prompt_token_ids in prompts:
+                generations.append(self.start(prompt_token_ids, decoding))
+        except BaseException:
+            for generation in generations:
+                generation.abort()
+            raise
+        return generations
+
+    def respond(self, answer: Answer, *, stream: bool, form: StreamFormat) -> Response:
+        """Sends the answer; what goes wrong before the first token raises."""
+        try:
+            return self._streamed(answer, form) if stream else json_response(answer.whole())
+        except BaseException:
+            answer.abort()
+            raise
+
+    def warn(self, warnings: Sequence[str]) -> None:
+        """Says in the log and in a header what of the request was passed over."""
+        for warning in warnings:
+            logger.warning("request=%s event=passed_over reason=%r", g.request_id, warning)
+        if warnings:
+            g.headers["X-Longshore-Warning"] = "; ".join(warnings)
+
+    def _data(self) -> bytes:
+        body = request.get_data()
+        if request.content_length is None and len(body) >= self.options.max_request_size:
+            abort(413)  # a chunked body is cut there without a word
+        return body
+
+    def _params(self, prompt_token_ids: Sequence[int], decoding: Decoding) -> SamplingParams:
+        """The engine would refuse these as well, but could not name what the client wrote."""
+        facts, dialect = self.client.facts, decoding.dialect
+        num_tokens, limit = len(prompt_token_ids), facts.max_model_len
+        if num_tokens == 0:
+            raise RequestError(dialect.prompt, "has no tokens")
+        if not all(0 <= each < facts.vocab_size for each in prompt_token_ids):
+            raise RequestError(dialect.prompt, f"token ids are 0 to {facts.vocab_size - 1}")
+        left = limit - num_tokens
+        if left < 1:
+            raise RequestError(
+                dialect.prompt,
+                f"{num_tokens} tokens leave no room for an answer: prompt and answer together "
+                f"may have {limit} (option.max_model_len)",
+            )
+        if decoding.fills_context:
+            return msgspec.structs.replace(decoding.params, max_tokens=left)
+        if decoding.params.max_tokens > left:
+            raise RequestError(
+                dialect.name("max_tokens"),
+                f"{decoding.params.max_tokens} is more than the {left} that are left: "
+                f"{dialect.prompt} has {num_tokens} tokens, and prompt and answer together may "
+                f"have {limit} (option.max_model_len)",
+            )
+        return decoding.params
+
+    def _streamed(self, answer: Answer, form: StreamFormat) -> Response:
+        """No status is sent before the first token, so that an early failure has its own."""
+        pieces = answer.pieces()
+        first = next(pieces)
+        lines = stream_lines(answer, chain([first], pieces), form, g.request_id)
+        response = Response(lines, content_type=MIMETYPES[form])
+        # A generator that never started has no `finally` to run, so the response sees to it.
+        response.call_on_close(answer.abort)
+        return response
+
+
+def json_response(body: object) -> Response:
+    return Response(msgspec.json.encode(body), mimetype="application/json")

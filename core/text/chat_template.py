@@ -1,0 +1,174 @@
+"""A model's chat template: messages to one prompt, as transformers' `apply_chat_template` does.
+
+Templates are programs that come with a model, so they run in jinja2's sandbox, and see nothing
+but the JSON of the request.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import NoReturn, cast
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from core.errors import ConfigurationError, RequestError
+
+Message = Mapping[str, object]
+
+_CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_HERE "
+
+
+class ChatTemplate:
+    """Renders conversations. Safe to share between threads."""
+
+    def __init__(
+        self, source: str, *, with_tools: str = "", special_tokens: Mapping[str, str] | None = None
+    ) -> None:
+        """`with_tools` is the template for requests with tools, where the model has its own.
+
+        Raises ConfigurationError where a template is not in jinja2's language.
+        """
+        environment = _environment()
+        self._special_tokens = dict(special_tokens or {})
+        try:
+            self._plain = environment.from_string(source)
+            self._with_tools = environment.from_string(with_tools or source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigurationError(f"chat template, line {error.lineno}: {error}") from None
+        self._joins_parts = self._wants_texts()
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """The prompt. Special tokens are part of its text.
+
+        Raises RequestError where the template refuses the conversation.
+        """
+        shown = [self._shown(message) for message in messages]
+        if continue_final_message:
+            _mark_end(shown)
+        template = self._with_tools if tools else self._plain
+        prompt = self._render(
+            template,
+            {
+                **self._special_tokens,
+                **(variables or {}),
+                "messages": shown,
+                "tools": list(tools) or None,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            },
+        )
+        return _until_mark(prompt, shown) if continue_final_message else prompt
+
+    def _render(self, template: jinja2.Template, variables: Mapping[str, object]) -> str:
+        try:
+            return template.render(variables)
+        except Exception as error:  # whatever a program may raise that got what it did not expect
+            reason = str(error) or type(error).__name__
+            raise RequestError("messages", f"the chat template refuses them: {reason}") from None
+
+    def _wants_texts(self) -> bool:
+        """Whether a content that is a text shows in the prompt; else it must be a list of parts."""
+        try:
+            return "probe" in self._render(self._plain, self._probe())
+        except RequestError:
+            return True
+
+    def _probe(self) -> Mapping[str, object]:
+        messages = [{"role": "user", "content": "probe"}]
+        return {**self._special_tokens, "messages": messages, "add_generation_prompt": True}
+
+    def _shown(self, message: Message) -> dict[str, object]:
+        """The message with its content in the one form of the two that the template knows."""
+        content = message.get("content")
+        if isinstance(content, list) and self._joins_parts:
+            parts = cast(list[Mapping[str, str]], content)
+            return {**message, "content": "\n".join(part["text"] for part in parts)}
+        if isinstance(content, str) and not self._joins_parts:
+            return {**message, "content": [{"type": "text", "text": content}]}
+        return dict(message)
+
+
+def _mark_end(messages: list[dict[str, object]]) -> None:
+    """Puts a mark where the last message's text ends, to find it again in the prompt."""
+    content = messages[-1].get("content")
+    if isinstance(content, str):
+        messages[-1]["content"] = content + _CONTINUE_HERE
+    elif isinstance(content, list) and content:
+        parts = cast(list[dict[str, str]], content)
+        last = {**parts[-1], "text": parts[-1]["text"] + _CONTINUE_HERE}
+        messages[-1]["content"] = [*parts[:-1], last]
+    else:
+        raise RequestError("continue_final_message", "the last message has no text to go on with")
+
+
+def _until_mark(prompt: str, messages: Sequence[Message]) -> str:
+    at = prompt.rfind(_CONTINUE_HERE.strip())
+    if at < 0:
+        raise RequestError("continue_final_message", "the chat template leaves the message out")
+    # A template that trims texts has trimmed the mark's own blank, and is to trim before it too.
+    keeps_blanks = prompt[at:].startswith(_CONTINUE_HERE)
+    return prompt[:at] if keeps_blanks else prompt[:at].rstrip()
+
+
+def _environment() -> jinja2.Environment:
+    """The language that templates are written in, as transformers defines it."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[jinja2.ext.loopcontrols, _GenerationBlock],
+    )
+    environment.filters.update(tojson=_to_json)  # pyright: ignore[reportUnknownMemberType]
+    functions = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    environment.globals.update(functions)  # pyright: ignore[reportUnknownMemberType]
+    return environment
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}` marks answers for training; here it is only what it encloses."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """Called by jinja2 at the opening tag."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike jinja2's own this leaves <, > and & as they are."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.datetime.now().strftime(format)

@@ -1,0 +1,56 @@
+"""Llama 3: the whole answer is calls, `{"name": ..., "parameters": {...}}; {...}`, or text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from core.text.tools.base import Piece, decode_json, tool_call
+
+_PYTHON_TAG = "<|python_tag|>"
+_BETWEEN = " \t\r\n;"
+
+
+class Llama3Parser:
+    """What does not begin with a call is text to its end."""
+
+    special_tokens: Sequence[str] = (_PYTHON_TAG,)
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_text = False
+        self._has_called = False
+
+    def push(self, text: str) -> list[Piece]:
+        self._held += text
+        if self._is_text:
+            return self._release()
+        start = self._held.lstrip().removeprefix(_PYTHON_TAG).lstrip(_BETWEEN)
+        if start and not start.startswith("{") and not _PYTHON_TAG.startswith(start):
+            return self._release()
+        return self._calls(start) if "}" in text else []
+
+    def flush(self) -> list[Piece]:
+        is_separator = self._has_called and not self._held.strip(_BETWEEN)
+        return [] if is_separator else self._release()
+
+    def _calls(self, rest: str) -> list[Piece]:
+        """The calls that are whole, each taken out of what is held."""
+        calls: list[Piece] = []
+        while rest.startswith("{"):
+            try:
+                value, end = decode_json(rest)
+            except ValueError:
+                break  # not whole yet
+            try:
+                calls.append(tool_call(value))
+            except ValueError:
+                return [*calls, *self._release()]
+            self._has_called = True
+            self._held = rest[end:]
+            rest = self._held.lstrip(_BETWEEN)
+        return calls
+
+    def _release(self) -> list[Piece]:
+        self._is_text = True
+        released, self._held = self._held, ""
+        return [released] if released else []

@@ -1,0 +1,39 @@
+"""Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or since its version 11
+`[TOOL_CALLS]name[ARGS]{...}`, once for each call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import cast
+
+from core.text.tools.base import SectionParser, ToolCall, decode_json, tool_call
+
+_NAME = re.compile(r"\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
+
+
+class MistralParser(SectionParser):
+    """A section ends with its JSON."""
+
+    mark = "[TOOL_CALLS]"
+    special_tokens: Sequence[str] = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+
+    def take(self, section: str, *, is_last: bool) -> tuple[list[ToolCall], str] | None:
+        try:
+            return _take(section)
+        except ValueError:
+            if is_last:
+                raise
+            return None  # where it is cut off is not where it is wrong
+
+
+def _take(section: str) -> tuple[list[ToolCall], str]:
+    named = _NAME.match(section)
+    start = named.end() if named else len(section) - len(section.lstrip())
+    value, end = decode_json(section, start)
+    if named:
+        return [tool_call({"name": named["name"], "arguments": value})], section[end:]
+    if not isinstance(value, list) or not value:
+        raise ValueError("a list of calls")
+    return [tool_call(each) for each in cast(list[object], value)], section[end:]

@@ -1,0 +1,254 @@
+"""Chat over a scripted engine: prompts, shapes, tool calls, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from container.app import create_app
+from container.engine_client import EngineClient
+from core.messages import Submit
+from core.options import Options
+from core.text.tokenizer import Tokenizer
+from tests.container.conftest import EOS, Serve
+from tests.container.fake_engine import FakeEngine, fails, says
+
+USER = {"role": "user", "content": "Q"}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+
+
+def ask(
+    http: FlaskClient, *messages: object, path: str = "/v1/chat/completions", **fields: Any
+) -> TestResponse:
+    return http.post(path, json={"messages": messages or [USER], **fields})
+
+
+def events(response: TestResponse) -> list[dict[str, Any]]:
+    """The records of server-sent events, which end with [DONE]."""
+    data = response.get_data(as_text=True)
+    assert data.endswith("data: [DONE]\n\n")
+    assert response.mimetype == "text/event-stream"
+    return [json.loads(line.removeprefix("data: ")) for line in data.split("\n\n")[:-2]]
+
+
+def submitted(engine: FakeEngine) -> Submit:
+    submit = engine.of_type(Submit)[-1]
+    assert isinstance(submit, Submit)
+    return submit
+
+
+def prompt(engine: FakeEngine, tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(submitted(engine).prompt_token_ids)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations", "/predictions/demo"])
+def test_a_message(http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer, path: str) -> None:
+    body = ask(http, path=path).get_json()
+    assert body["object"] == "chat.completion"
+    assert (body["model"], body["id"][:9]) == ("demo", "chatcmpl-")
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hi there"},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]
+    assert body["usage"] == {"prompt_tokens": 6, "completion_tokens": 9, "total_tokens": 15}
+    assert prompt(engine, tokenizer) == "u:Q;a:"
+
+
+def test_an_answer_may_fill_the_context(http: FlaskClient, engine: FakeEngine) -> None:
+    ask(http)
+    assert submitted(engine).params.max_tokens == 94
+    assert submitted(engine).params.temperature == 1.0
+    ask(http, max_completion_tokens=2, temperature=0, seed=3, top_k=4)
+    params = submitted(engine).params
+    assert (params.max_tokens, params.temperature, params.seed, params.top_k) == (2, 0, 3, 4)
+
+
+def test_a_stream(http: FlaskClient) -> None:
+    chunks = events(ask(http, stream=True, max_tokens=2))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(delta.get("content", "") for delta in deltas) == "Hi"
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + ["length"]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+def test_a_stream_with_its_usage(http: FlaskClient) -> None:
+    *chunks, last = events(ask(http, stream=True, stream_options={"include_usage": True}))
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"] == {"prompt_tokens": 6, "completion_tokens": 9, "total_tokens": 15}
+
+
+def test_streams_of_invocations_have_the_form_that_is_asked_for(
+    http: FlaskClient, serve: Serve
+) -> None:
+    lines = ask(http, path="/invocations", stream=True)
+    assert lines.mimetype == "application/jsonlines"
+    assert json.loads(lines.get_data().splitlines()[-1])["choices"][0]["finish_reason"] == "stop"
+    sse = serve(output_formatter="sse")
+    assert events(ask(sse, path="/invocations", stream=True))
+
+
+def test_logprobs(http: FlaskClient) -> None:
+    choice = ask(http, logprobs=True, max_tokens=2).get_json()["choices"][0]
+    expected = [
+        {"token": each, "logprob": -0.5, "bytes": [ord(each)], "top_logprobs": []} for each in "Hi"
+    ]
+    assert choice["logprobs"] == {"content": expected}
+    chunks = events(ask(http, logprobs=True, max_tokens=2, stream=True))
+    logprobs = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [each for item in logprobs if item for each in item["content"]] == expected
+
+
+@pytest.mark.parametrize("per_step", [1, 7, 100])
+def test_tool_calls(serve: Serve, engine: FakeEngine, tokenizer: Tokenizer, per_step: int) -> None:
+    http = serve(tool_call_parser="hermes")
+    engine.script = says([*tokenizer.encode(f"So: {CALL}"), EOS], per_step=per_step)
+    choice = ask(http, tools=TOOLS).get_json()["choices"][0]
+    assert prompt(engine, tokenizer) == "f;u:Q;a:"
+    message = choice["message"]
+    assert (message["content"], choice["finish_reason"]) == ("So:", "tool_calls")
+    (call,) = message["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": '{"x":1}'}
+    assert (call["type"], len(call["id"])) == ("function", 9)
+
+    chunks = events(ask(http, tools=TOOLS, stream=True))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("content", "") for delta in deltas) == "So:"
+    ((streamed,),) = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
+    assert (streamed["index"], streamed["function"]) == (0, call["function"])
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_only_a_call(serve: Serve, engine: FakeEngine, tokenizer: Tokenizer) -> None:
+    engine.script = says([*tokenizer.encode(CALL), EOS])
+    choice = ask(serve(tool_call_parser="hermes"), tools=TOOLS).get_json()["choices"][0]
+    assert choice["message"]["content"] is None
+
+
+def test_no_tools_where_none_are_wanted(
+    http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
+) -> None:
+    engine.script = says([*tokenizer.encode(CALL), EOS])
+    message = ask(http, tools=TOOLS, tool_choice="none").get_json()["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": CALL}
+    assert prompt(engine, tokenizer) == "u:Q;a:"
+
+
+def test_special_tokens_that_calls_are_written_with(
+    serve: Serve, engine: FakeEngine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mistral's [TOOL_CALLS] is a special token, as <eos> is here."""
+    monkeypatch.setattr("core.text.tools.mistral.MistralParser.mark", "<eos>")
+    monkeypatch.setattr("core.text.tools.mistral.MistralParser.special_tokens", ("<eos>",))
+    engine.script = says([*tokenizer.encode("<eos>f{}")])
+    choice = ask(serve(tool_call_parser="mistral"), tools=TOOLS).get_json()["choices"][0]
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "f"
+
+
+def test_a_conversation_with_calls_goes_back_to_the_model(
+    http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
+) -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    ]}  # fmt: skip
+    result = {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "R"}]}
+    assert ask(http, USER, called, result).status_code == 200
+    assert prompt(engine, tokenizer) == "u:Q;a:;t:R;a:"
+
+
+def test_the_last_message_continued(
+    http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
+) -> None:
+    begun = {"role": "assistant", "content": "Well, "}
+    ask(http, USER, begun, continue_final_message=True)
+    assert prompt(engine, tokenizer) == "u:Q;a:Well, "
+    ask(http, USER, add_generation_prompt=False)
+    assert prompt(engine, tokenizer) == "u:Q;"
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": []}, "messages", "at least one"),
+    ({"messages": "hi"}, "messages", "list of objects"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role", "a text"),
+    ({"messages": [USER, {"role": "user"}]}, "messages[1].content", "a text"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "a text"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+     "messages[0].content[0].type", "image_url is not served"),
+    ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]", "a part"),
+    ({"messages": [{"role": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function", ""),
+    ({"messages": [{"role": "a", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+     "messages[0].tool_calls[0].function.arguments", "JSON object"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages", "no robots"),
+    ({"tools": TOOLS}, "tools", "option.tool_call_parser"),
+    ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "none or auto"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "cannot"),
+    ({"response_format": {"type": "json_object"}}, "response_format.type", "only text"),
+    ({"n": 2}, "n", "not served"),
+    ({"top_logprobs": 3, "logprobs": True}, "top_logprobs", "not served"),
+    ({"presence_penalty": 0.5}, "presence_penalty", "not served"),
+    ({"max_token": 5}, "max_token", "did you mean 'max_tokens'"),
+    ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "twice"),
+    ({"max_tokens": 95}, "max_tokens", "95 is more than the 94"),
+    ({"temperature": -1}, "temperature", "0 or more"),
+    ({"stop": ["x"] * 17}, "stop", "at most 16"),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "true or false"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", ""),
+    ({"messages": [{"role": "user", "content": "x" * 100}]}, "messages", "no room"),
+    ({"messages": [{"role": "user", "content": "x" * 9000}]}, "messages", "no room"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), REFUSED)
+def test_what_is_refused(
+    http: FlaskClient, engine: FakeEngine, fields: dict[str, Any], param: str, message: str
+) -> None:
+    response = http.post("/v1/chat/completions", json={"messages": [USER], **fields})
+    assert response.status_code == 400
+    error = response.get_json()["error"]
+    assert (error["param"], error["type"], error["code"]) == (param, "invalid_request_error", 400)
+    assert message in error["message"]
+    assert not engine.of_type(Submit)
+    same = http.post("/invocations", json={"messages": [USER], **fields})
+    assert (same.status_code, same.get_json()["field"]) == (400, param)
+
+
+def test_what_asks_for_nothing_is_accepted(http: FlaskClient) -> None:
+    fields = {
+        "model": "gpt-5", "user": "me", "metadata": {}, "store": False, "n": 1, "logit_bias": {},
+        "presence_penalty": 0.0, "frequency_penalty": 0, "top_logprobs": 0, "tool_choice": "auto",
+        "response_format": {"type": "text"}, "stop": None, "parallel_tool_calls": True,
+    }  # fmt: skip
+    assert ask(http, **fields).status_code == 200
+
+
+def test_a_model_without_a_template(client: EngineClient, tokenizer: Tokenizer) -> None:
+    http = create_app(client, tokenizer, Options(), "demo").test_client()
+    error = ask(http).get_json()["error"]
+    assert (error["param"], "option.chat_template" in error["message"]) == ("messages", True)
+
+
+def test_failures_have_openai_s_shape(http: FlaskClient, engine: FakeEngine) -> None:
+    engine.script = fails("overloaded", "full")
+    for streamed in (False, True):
+        response = ask(http, stream=streamed)
+        assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
+        error = {"message": "full", "type": "server_error", "param": None, "code": 503}
+        assert response.get_json() == {"error": error}
+    engine.script = fails("failed", "no luck", after=[65])
+    last = events(ask(http, stream=True))[-1]
+    assert (last["error"]["message"], last["error"]["code"]) == ("no luck", 424)
+    wrong_type = http.post("/v1/chat/completions", data="x", content_type="text/plain")
+    assert (wrong_type.status_code, wrong_type.get_json()["error"]["code"]) == (415, 415)

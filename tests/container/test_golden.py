@@ -1,0 +1,128 @@
+"""Every shape of answer, to the byte: tests/container/golden has a file for each.
+
+`python -m pytest tests/container/test_golden.py --rewrite-golden` writes them anew; read the diff.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.text.tokenizer import Tokenizer
+from tests.container.conftest import EOS, Serve
+from tests.container.fake_engine import FakeEngine, fails, says
+
+GOLDEN = Path(__file__).parent / "golden"
+TEXT = {"inputs": "Q"}
+DETAILS = {**TEXT, "parameters": {"details": True, "decoder_input_details": True}}
+STREAM = {**TEXT, "parameters": {"details": True}, "stream": True}
+BATCH = {"inputs": ["Q", "", "x" * 100], "parameters": {"details": True}}
+CHAT = {"messages": [{"role": "user", "content": "Q"}]}
+TOOLS = {**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}
+PROMPT = {"prompt": ["Q", "R"], "max_tokens": 3}
+WITH_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+SSE = {"output_formatter": "sse"}
+TGI = {"tgi_compat": True}
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "text": ("/invocations", TEXT, {}),
+    "text_full": ("/invocations", {**TEXT, "parameters": {"return_full_text": True}}, {}),
+    "text_details": ("/invocations", DETAILS, {}),
+    "text_jsonlines": ("/invocations", {**TEXT, "stream": True}, {}),
+    "text_jsonlines_details": ("/invocations", STREAM, {}),
+    "text_sse": ("/invocations", STREAM, SSE),
+    "text_error": ("/invocations", {"inputs": 5}, {}),
+    "text_batch": ("/invocations", BATCH, {}),
+    "text_batch_jsonlines": ("/invocations", {**BATCH, "inputs": ["Q"], "stream": True}, {}),
+    "tgi": ("/invocations", TEXT, TGI),
+    "tgi_details": ("/invocations", DETAILS, TGI),
+    "tgi_sse": ("/invocations", STREAM, TGI),
+    "chat": (CHATS, CHAT, {}),
+    "chat_logprobs": (CHATS, {**CHAT, "logprobs": True, "max_tokens": 1}, {}),
+    "chat_sse": (CHATS, {**CHAT, **WITH_USAGE, "max_tokens": 2}, {}),
+    "chat_jsonlines": ("/invocations", {**CHAT, "stream": True, "max_tokens": 1}, {}),
+    "chat_error": (CHATS, {"messages": []}, {}),
+    "completions": (COMPLETIONS, {**PROMPT, "logprobs": 0}, {}),
+    "completions_sse": (COMPLETIONS, {**PROMPT, **WITH_USAGE, "prompt": "Q", "echo": True}, {}),
+}
+
+
+def body_of(response: Any) -> str:
+    return re.sub(r'"created":\d+', '"created":0', response.get_data(as_text=True))
+
+
+def check(name: str, response: Any, request: pytest.FixtureRequest) -> None:
+    path = GOLDEN / f"{name}.txt"
+    seen = f"{response.status_code} {response.mimetype}\n{body_of(response)}"
+    if request.config.getoption("--rewrite-golden"):
+        path.write_text(seen)
+    assert seen == path.read_text()
+
+
+def send(http: Any, path: str, body: object) -> Any:
+    return http.post(path, json=body, headers={"X-Amzn-SageMaker-Inference-Id": "id"})
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shape(
+    serve: Serve,
+    engine: FakeEngine,
+    tokenizer: Tokenizer,
+    name: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    path, body, options = SHAPES[name]
+    engine.script = says([*tokenizer.encode("Hi there"), EOS], per_step=100)
+    check(name, send(serve(**options), path, body), request)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tool_calls(
+    serve: Serve,
+    engine: FakeEngine,
+    tokenizer: Tokenizer,
+    stream: bool,
+    request: pytest.FixtureRequest,
+) -> None:
+    text = 'So: <tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    engine.script = says([*tokenizer.encode(text), EOS], per_step=100)
+    response = send(serve(tool_call_parser="hermes"), CHATS, {**TOOLS, "stream": stream})
+    check(f"chat_tools{'_sse' * stream}", response, request)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "body", "options"),
+    [
+        ("text_jsonlines_failed", "/invocations", STREAM, {}),
+        ("tgi_sse_failed", "/invocations", STREAM, TGI),
+        ("text_failed", "/invocations", TEXT, {}),
+        (
+            "text_batch_jsonlines_failed",
+            "/invocations",
+            {**BATCH, "inputs": ["Q"], "stream": True},
+            {},
+        ),
+        ("chat_sse_failed", CHATS, {**CHAT, "stream": True}, {}),
+        ("completions_failed", COMPLETIONS, PROMPT, {}),
+    ],
+)
+def test_failures_while_it_runs(
+    serve: Serve,
+    engine: FakeEngine,
+    name: str,
+    path: str,
+    body: dict[str, Any],
+    options: dict[str, Any],
+    request: pytest.FixtureRequest,
+) -> None:
+    engine.script = fails("failed", "out of luck", after=[40])
+    check(name, send(serve(**options), path, body), request)
+
+
+def test_every_file_is_of_a_test() -> None:
+    source = Path(__file__).read_text()
+    assert all(path.stem.removesuffix("_sse") in source for path in GOLDEN.glob("*.txt"))

@@ -1,0 +1,200 @@
+"""Models that must be unpacked or fetched first."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+from container.__main__ import main
+from container.configuration import load_configuration
+from container.model_directory import describe_model, open_model_dir, resolve_model_dir
+from core.errors import ConfigurationError
+
+Resolve = Callable[[str], Path]
+Packed = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+
+
+@pytest.fixture
+def packed(tmp_path: Path, tokenizer_dir: Path) -> Packed:
+    """The model of the tests in one file, below `inside`, with more files."""
+
+    def pack(name: str, inside: str = "", **more: str) -> Path:
+        path = tmp_path / "packed" / name
+        path.parent.mkdir(exist_ok=True)
+        files = {each.name: each.read_bytes() for each in tokenizer_dir.iterdir()}
+        files |= {name: text.encode() for name, text in more.items()}
+        if name.endswith(".zip"):
+            with zipfile.ZipFile(path, "w") as archive:
+                for each, data in files.items():
+                    archive.writestr(inside + each, data)
+            return path
+        with tarfile.open(path, "w:gz") as archive:
+            for each, data in files.items():
+                member = tarfile.TarInfo(inside + each)
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+        return path
+
+    return pack
+
+
+def resolve(model_id: str) -> Path:
+    configuration = load_configuration(None, {"OPTION_MODEL_ID": model_id})
+    return resolve_model_dir(configuration, Path("unused"))
+
+
+@pytest.mark.parametrize(
+    ("name", "inside"), [("model.tar.gz", ""), ("model.tgz", "./m/"), ("model.zip", "m/n/")]
+)
+def test_archives(packed: Packed, tokenizer_dir: Path, name: str, inside: str) -> None:
+    path = packed(name, inside)
+    model = resolve(str(path))
+    assert {each.name for each in model.iterdir()} == {
+        each.name for each in tokenizer_dir.iterdir()
+    }
+    assert list(path.parent.iterdir()) == [path], "its own directory may be read-only"
+    assert resolve(str(path)) == model, "not unpacked twice"
+    assert open_model_dir(path.parent) == model, "alone in a directory, as SageMaker may put it"
+
+
+def test_another_archive_of_the_same_name_is_another_model(packed: Packed) -> None:
+    first = open_model_dir(packed("model.tar.gz"))
+    second = open_model_dir(packed("model.tar.gz", extra="x" * 99))
+    assert first != second
+    assert (second / "extra").is_file()
+
+
+def test_an_archive_brings_its_own_configuration(
+    packed: Packed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = packed("model.tar.gz", **{"serving.properties": "option.batching=none\n"})
+    assert main(["explain", "--model-dir", str(path)]) == 0
+    assert "batching: none (option.batching=none)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["model.tar.gz", "model.zip"])
+def test_a_broken_archive(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"no archive")
+    with pytest.raises(ConfigurationError, match=f"cannot unpack .*{name}"):
+        open_model_dir(tmp_path / name)
+    assert not list((tmp_path / "tmp").glob("*/*")), "nothing half unpacked is left"
+
+
+def test_an_archive_that_would_write_elsewhere(packed: Packed, tmp_path: Path) -> None:
+    path = packed("model.tar.gz", inside="../../outside/")
+    with pytest.raises(ConfigurationError, match="outside"):
+        open_model_dir(path)
+    assert not (tmp_path / "tmp" / "outside").exists()
+
+
+class Bucket(BaseHTTPRequestHandler):
+    """The part of S3 that a download needs, for one bucket named `b`."""
+
+    files: dict[str, bytes]
+    fetched: list[str]
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        if "list-type" in parse_qs(url.query):
+            prefix = parse_qs(url.query).get("prefix", [""])[0]
+            self._send(200, self._listing(prefix).encode(), body=True)
+        else:
+            self._answer(body=True)
+
+    def _listing(self, prefix: str) -> str:
+        contents = "".join(
+            f"<Contents><Key>{key}</Key><ETag>{hash(data)}</ETag><Size>{len(data)}</Size></Contents>"
+            for key, data in self.files.items()
+            if key.startswith(prefix)
+        )
+        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>"
+
+    def _answer(self, *, body: bool) -> None:
+        key = unquote(urlsplit(self.path).path).removeprefix("/b/")
+        if body:
+            self.fetched.append(key)
+        data = self.files.get(key)
+        self._send(404 if data is None else 200, data or b"", body=body)
+
+    def _send(self, status: int, data: bytes, *, body: bool) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", '"x"')
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Silent."""
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Bucket]]:
+    served = type("Served", (Bucket,), {"files": {}, "fetched": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), served)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{server.server_port}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(name, "us-east-1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    yield served
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_model_on_s3(bucket: type[Bucket], tokenizer_dir: Path) -> None:
+    for path in tokenizer_dir.iterdir():
+        bucket.files[f"models/one/{path.name}"] = path.read_bytes()
+    bucket.files |= {"models/one/deep/file": b"x", "models/one-more/file": b"", "models/one/": b""}
+    for uri in ("s3://b/models/one", "s3://b/models/one/"):
+        model = resolve(uri)
+        found = {str(path.relative_to(model)) for path in model.rglob("*") if path.is_file()}
+        assert found == {"deep/file", *(path.name for path in tokenizer_dir.iterdir())}
+    num_fetched = len(bucket.fetched)
+    assert resolve("s3://b/models/one") == resolve("s3://b/models/one")
+    assert len(bucket.fetched) == num_fetched, "not fetched again"
+    bucket.files["models/one/deep/file"] = b"changed"
+    assert (resolve("s3://b/models/one") / "deep" / "file").read_bytes() == b"changed"
+
+
+def test_an_archive_on_s3(bucket: type[Bucket], packed: Packed) -> None:
+    bucket.files["a/model.tar.gz"] = packed("model.tar.gz").read_bytes()
+    assert (resolve("s3://b/a/model.tar.gz") / "config.json").is_file()
+
+
+def test_nothing_on_s3(bucket: type[Bucket]) -> None:
+    with pytest.raises(ConfigurationError, match="s3://b/none: there is nothing"):
+        resolve("s3://b/none")
+    bucket.files["x/../../../evil"] = b""
+    with pytest.raises(ConfigurationError, match="outside of the model"):
+        resolve("s3://b/x")
+
+
+def test_s3_that_does_not_answer(bucket: type[Bucket], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    with pytest.raises(ConfigurationError, match="s3://b/x: Could not connect"):
+        resolve("s3://b/x")
+
+
+def test_explain_downloads_nothing() -> None:
+    configuration = load_configuration(None, {"OPTION_MODEL_ID": "s3://b/x"})
+    assert describe_model(configuration, Path()) == "s3://b/x (to be downloaded)"

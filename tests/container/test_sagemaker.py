@@ -1,0 +1,177 @@
+"""SageMaker's headers, sessions and runtime routes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.eventstream import EventStreamBuffer
+from flask.testing import FlaskClient
+
+from container.sessions import MAX_SESSIONS, SESSION_HEADER, Sessions
+from core.errors import OverloadedError, RequestError
+from core.messages import Abort
+from tests.container.conftest import Serve, eventually
+from tests.container.fake_engine import FakeEngine, fails, stalls
+
+ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+NEW_SESSION = "X-Amzn-SageMaker-New-Session-Id"
+CLOSED_SESSION = "X-Amzn-SageMaker-Closed-Session-Id"
+ASK = {"inputs": "Q"}
+
+
+@pytest.mark.parametrize(
+    ("given", "returned"),
+    [("c000b4f9-df62; k=v", True), ("x" * 1024, True), ("x" * 1025, False), ("\u00e9", False)],
+)
+def test_custom_attributes_come_back(http: FlaskClient, given: str, returned: bool) -> None:
+    for path in ("/invocations", "/v1/chat/completions"):  # also where the answer is an error
+        response = http.post(path, json=ASK, headers={ATTRIBUTES: given})
+        assert response.headers.get(ATTRIBUTES) == (given if returned else None)
+    assert ATTRIBUTES not in http.post("/invocations", json=ASK).headers
+
+
+@pytest.fixture
+def with_sessions(serve: Serve, tmp_path: Path) -> FlaskClient:
+    return serve(enable_stateful_sessions=True, sessions_path=str(tmp_path / "sessions"))
+
+
+def post(http: FlaskClient, body: object, session: str | None = None) -> Any:
+    headers = {} if session is None else {SESSION_HEADER: session}
+    return http.post("/invocations", json=body, headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("body", "header"), [({"requestType": "NEW_SESSION"}, None), (ASK, "NEW_SESSION")]
+)
+def test_a_session_from_its_beginning_to_its_end(
+    with_sessions: FlaskClient, body: object, header: str | None
+) -> None:
+    opened = post(with_sessions, body, header)
+    session, expires = opened.headers[NEW_SESSION].split("; Expires=")
+    assert expires.endswith("Z")
+    assert opened.get_json() in ({"session_id": session}, {"generated_text": "Hi there"})
+    used = post(with_sessions, ASK, session)
+    assert used.get_json() == {"generated_text": "Hi there"}
+    assert NEW_SESSION not in used.headers
+    closed = post(with_sessions, {"requestType": "CLOSE"}, session)
+    assert (closed.status_code, closed.headers[CLOSED_SESSION]) == (200, session)
+    late = post(with_sessions, ASK, session)
+    assert (late.status_code, late.get_json()["field"]) == (400, SESSION_HEADER)
+    assert post(with_sessions, ASK).status_code == 200, "without a session, as always"
+
+
+@pytest.mark.parametrize(
+    ("body", "session", "field"),
+    [
+        ({"requestType": "OTHER"}, None, "requestType"),
+        ({"requestType": "NEW_SESSION", "inputs": "Q"}, None, "requestType"),
+        ({"requestType": "CLOSE"}, None, SESSION_HEADER),
+        ({"requestType": "CLOSE"}, "0" * 32, SESSION_HEADER),
+        (ASK, "../../etc/passwd", SESSION_HEADER),
+        (ASK, "", SESSION_HEADER),
+    ],
+)
+def test_what_is_no_session(
+    with_sessions: FlaskClient, body: object, session: str | None, field: str
+) -> None:
+    response = post(with_sessions, body, session)
+    assert (response.status_code, response.get_json()["field"]) == (400, field)
+
+
+def test_sessions_that_are_off(http: FlaskClient) -> None:
+    assert post(http, ASK, "abc").status_code == 200
+    for body, session in (({"requestType": "NEW_SESSION"}, None), (ASK, "NEW_SESSION")):
+        response = post(http, body, session)
+        assert response.status_code == 400
+        assert "option.enable_stateful_sessions" in response.get_json()["error"]
+
+
+def test_sessions_end_when_they_are_not_used(tmp_path: Path) -> None:
+    now = 1000.0
+    sessions = Sessions(tmp_path, 60, lambda: now)
+    kept, end = sessions.open()
+    lost, _ = sessions.open()
+    assert end == 1060
+    now = 1059.0
+    sessions.use(kept)
+    now = 1061.0
+    sessions.use(kept)
+    with pytest.raises(RequestError):
+        sessions.use(lost)
+    sessions.open()
+    assert len(os.listdir(tmp_path)) == 2, "what has ended is removed"
+
+
+def test_sessions_are_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_SESSIONS > 2
+    monkeypatch.setattr("container.sessions.MAX_SESSIONS", 2)
+    sessions = Sessions(tmp_path, 60)
+    for _ in range(2):
+        sessions.open()
+    with pytest.raises(OverloadedError):
+        sessions.open()
+
+
+@pytest.fixture
+def runtime(serve: Serve) -> FlaskClient:
+    return serve(local_runtime_api=True)
+
+
+def frames(data: bytes) -> list[Any]:
+    """As botocore reads them, which checks lengths and checksums."""
+    buffer = EventStreamBuffer()
+    buffer.add_data(data)
+    return list(buffer)
+
+
+def test_the_runtime_routes(runtime: FlaskClient) -> None:
+    whole = runtime.post("/endpoints/any/invocations", json=ASK)
+    assert whole.get_json() == {"generated_text": "Hi there"}
+    assert whole.headers["X-Amzn-Invoked-Production-Variant"] == "AllTraffic"
+    streamed = runtime.post(
+        "/endpoints/any/invocations-response-stream",
+        json={**ASK, "stream": True},
+        headers={"X-Amzn-SageMaker-Accept": "text/event-stream", "Accept": "*/*"},
+    )
+    assert streamed.mimetype == "application/vnd.amazon.eventstream"
+    assert streamed.headers["X-Amzn-SageMaker-Content-Type"] == "text/event-stream"
+    parts = frames(streamed.get_data())
+    assert {part.headers[":event-type"] for part in parts} == {"PayloadPart"}
+    events = b"".join(part.payload for part in parts).split(b"\n\n")
+    assert json.loads(events[-2].removeprefix(b"data: "))["generated_text"] == "Hi there"
+    (only,) = frames(
+        runtime.post("/endpoints/any/invocations-response-stream", json=ASK).get_data()
+    )
+    assert json.loads(only.payload) == {"generated_text": "Hi there"}
+
+
+@pytest.mark.parametrize("path", ["invocations", "invocations-response-stream"])
+def test_errors_of_the_model_are_the_runtime_s(
+    runtime: FlaskClient, engine: FakeEngine, path: str
+) -> None:
+    engine.script = fails("overloaded", "full")
+    for body, status in (({"inputs": 5}, 400), (ASK, 503)):
+        response = runtime.post(f"/endpoints/any/{path}", json=body)
+        assert (response.status_code, response.headers["X-Amzn-ErrorType"]) == (424, "ModelError")
+        error = response.get_json()
+        assert error["OriginalStatusCode"] == status
+        assert json.loads(error["OriginalMessage"])["code"] == status
+
+
+def test_a_framed_stream_that_is_not_read_is_aborted(
+    runtime: FlaskClient, engine: FakeEngine
+) -> None:
+    engine.script = stalls(after=[65])
+    response = runtime.post(
+        "/endpoints/any/invocations-response-stream", json={**ASK, "stream": True}
+    )
+    response.close()
+    eventually(lambda: engine.of_type(Abort))
+
+
+def test_the_runtime_routes_are_off(http: FlaskClient) -> None:
+    assert http.post("/endpoints/any/invocations", json=ASK).status_code == 404

@@ -1,0 +1,164 @@
+"""The official clients against a running container."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import boto3
+import openai
+import pytest
+from botocore.exceptions import ClientError
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
+
+from core.text.template_files import load_chat_template
+from engine import LLM, SamplingParams
+from tests.e2e.serving import DEMO, Container, serve
+
+MESSAGES = [{"role": "user", "content": "Speak, Romeo."}]
+NUM_NEW = 12
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory) -> Iterator[Container]:
+    with serve(tmp_path_factory.mktemp("clients"), "option.dtype=fp32\n") as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """What the offline engine says to the same prompts."""
+    llm = LLM(DEMO, batching="none", dtype="fp32")
+    params = SamplingParams(temperature=0, max_tokens=NUM_NEW)
+
+    def say(prompt: str) -> str:
+        (answer,) = llm.generate([prompt], params, use_tqdm=False)
+        return answer.outputs[0].text
+
+    return say
+
+
+@pytest.fixture
+def client(container) -> Iterator[openai.OpenAI]:
+    url = f"http://127.0.0.1:{container.port}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_openai_chat(client, expected):
+    text = expected(load_chat_template(DEMO, None).render(MESSAGES))
+    options = {"model": "demo", "messages": MESSAGES, "max_tokens": NUM_NEW, "temperature": 0}
+    answer = client.chat.completions.create(**options)
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", text)
+    assert choice.finish_reason == "length"
+    assert answer.usage.completion_tokens == NUM_NEW
+
+    stream = client.chat.completions.create(
+        **options, stream=True, stream_options={"include_usage": True}, logprobs=True
+    )
+    *chunks, last = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices[0].finish_reason == "length"
+    logprobs = [chunk.choices[0].logprobs for chunk in chunks]
+    assert sum(len(each.content) for each in logprobs if each) == NUM_NEW
+    assert last.usage == answer.usage
+
+    with pytest.raises(openai.BadRequestError, match="did you mean 'temperature'") as caught:
+        client.chat.completions.create(**options, extra_body={"temprature": 1})
+    assert caught.value.param == "temprature"
+
+
+def test_openai_completions(client, expected):
+    prompts = ["ROMEO:", "KING"]
+    options = {"model": "demo", "prompt": prompts, "max_tokens": NUM_NEW, "temperature": 0}
+    texts = [expected(prompt) for prompt in prompts]
+    whole = client.completions.create(**options)
+    assert [choice.text for choice in whole.choices] == texts
+    assert {choice.finish_reason for choice in whole.choices} == {"length"}
+    streamed = ["", ""]
+    for chunk in client.completions.create(**options, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert streamed == texts
+    (echoed,) = client.completions.create(**{**options, "prompt": "ROMEO:"}, echo=True).choices
+    assert echoed.text == "ROMEO:" + texts[0]
+
+
+def test_openai_models(client):
+    (model,) = client.models.list().data
+    assert model.id == "demo"
+    assert client.models.retrieve("demo") == model
+    with pytest.raises(openai.NotFoundError, match="this server has 'demo'"):
+        client.models.retrieve("other")
+
+
+def test_hugging_face(tmp_path, expected):
+    text = expected("ROMEO:")
+    with serve(tmp_path, "option.dtype=fp32\noption.tgi_compat=true\n") as it:
+        url = f"http://127.0.0.1:{it.port}"
+        client = InferenceClient(f"{url}/invocations")
+        options = {"max_new_tokens": NUM_NEW}
+        assert client.text_generation("ROMEO:", **options) == text
+        answer = client.text_generation(
+            "ROMEO:", **options, details=True, decoder_input_details=True
+        )
+        assert (answer.generated_text, answer.details.finish_reason) == (text, "length")
+        assert "".join(token.text for token in answer.details.tokens) == text
+        assert "".join(token.text for token in answer.details.prefill) == "ROMEO:"
+        pieces = list(client.text_generation("ROMEO:", **options, stream=True, details=True))
+        assert "".join(piece.token.text for piece in pieces) == text
+        assert pieces[-1].generated_text == text
+        assert pieces[-1].details.generated_tokens == NUM_NEW
+        with pytest.raises(HfHubHTTPError, match="watermark: not served"):
+            client.text_generation("ROMEO:", **options, watermark=True)
+
+        chat = InferenceClient(url).chat_completion(MESSAGES, max_tokens=NUM_NEW, temperature=0)
+        said = expected(load_chat_template(DEMO, None).render(MESSAGES))
+        assert chat.choices[0].message.content == said
+
+
+def test_boto3(tmp_path, expected):
+    """The client of SageMaker's runtime, on a laptop."""
+    text = expected("ROMEO:")
+    options = "option.dtype=fp32\noption.local_runtime_api=true\n"
+    options += f"option.enable_stateful_sessions=true\noption.sessions_path={tmp_path}/sessions\n"
+    with serve(tmp_path, options) as it:
+        client = boto3.client(
+            "sagemaker-runtime",
+            endpoint_url=f"http://127.0.0.1:{it.port}",
+            region_name="us-east-1",
+            aws_access_key_id="none",
+            aws_secret_access_key="none",
+        )
+        request = {"inputs": "ROMEO:", "parameters": {"max_new_tokens": NUM_NEW}}
+        named = {"EndpointName": "any", "ContentType": "application/json"}
+        answer = client.invoke_endpoint(
+            **named, Body=json.dumps(request), CustomAttributes="trace=1", SessionId="NEW_SESSION"
+        )
+        assert json.load(answer["Body"]) == {"generated_text": text}
+        assert (answer["ContentType"], answer["CustomAttributes"]) == (
+            "application/json",
+            "trace=1",
+        )
+        session = answer["NewSessionId"].split(";")[0]
+
+        body = json.dumps({**request, "stream": True})
+        answer = client.invoke_endpoint_with_response_stream(
+            **named, Body=body, SessionId=session, Accept="text/event-stream"
+        )
+        assert answer["ContentType"] == "text/event-stream"
+        streamed = b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"])
+        events = [json.loads(each.removeprefix(b"data: ")) for each in streamed.split(b"\n\n")[:-1]]
+        assert "".join(event["token"]["text"] for event in events) == text
+
+        closing = json.dumps({"requestType": "CLOSE"})
+        closed = client.invoke_endpoint(**named, Body=closing, SessionId=session)
+        assert closed["ClosedSessionId"] == session
+        for invoke in (client.invoke_endpoint, client.invoke_endpoint_with_response_stream):
+            with pytest.raises(ClientError, match="no such session") as caught:
+                invoke(**named, Body=body, SessionId=session)
+            assert caught.value.response["Error"]["Code"] == "ModelError"
+            assert caught.value.response["OriginalStatusCode"] == 400
