@@ -71,10 +71,10 @@ class PackedModel:
         return self._model.get_memory_footprint()
 
     def forward(self, inputs: StepInputs, paged: AttendsPaged) -> Tensor:
-        """Logits [S, vocabulary] of the rows to sample after."""
+        """Logits [S + R, vocabulary] of the rows to sample after and of those that score."""
         keywords: dict[str, Any] = {"paged": paged}
         if self._can_keep_rows:
-            keywords["logits_to_keep"] = inputs.sampled_rows
+            keywords["logits_to_keep"] = inputs.logit_rows
         logits = self._model(
             input_ids=inputs.input_ids,
             position_ids=inputs.position_ids,
@@ -82,7 +82,7 @@ class PackedModel:
             use_cache=False,
             **keywords,
         ).logits[0]
-        return logits if self._can_keep_rows else logits[inputs.sampled_rows]
+        return logits if self._can_keep_rows else logits[inputs.logit_rows]
 
 
 def load_packed_model(

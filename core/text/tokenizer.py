@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -19,6 +19,9 @@ class Tokenizer:
         # A file may carry the truncation or padding of its training; serving wants neither.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        added: Mapping[int, tokenizers.AddedToken] = self._tokenizer.get_added_tokens_decoder()
+        self.added_tokens = {token_id: token.content for token_id, token in added.items()}
+        """Token id → text of those beside the vocabulary proper, special ones among them."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         # NOTE: `encode` would hold the GIL, and with it every other thread, for all of a long text.
