@@ -8,6 +8,7 @@ import gevent.queue
 
 from core.errors import GenerationError, LongshoreError, OverloadedError, RequestError
 from core.messages import Failed, Generated
+from core.sampling import TopLogprobs
 
 
 class TokenStream:
@@ -43,17 +44,26 @@ class TokenStream:
             self._on_abort(self.id)
 
     def _collect(self, timeout_s: float) -> Generated | None:
+        finish = None
         token_ids: list[int] = []
         logprobs: list[float] = []
+        top: list[TopLogprobs] = []
+        prompt: list[TopLogprobs] = []
         for message in self._waiting(timeout_s):
             if isinstance(message, Failed):
                 self._failed = message
                 break
             token_ids += message.token_ids
             logprobs += message.logprobs
-            if message.finish is not None:
-                return Generated(self.id, tuple(token_ids), tuple(logprobs), message.finish)
-        return Generated(self.id, tuple(token_ids), tuple(logprobs)) if token_ids else None
+            top += message.top
+            prompt += message.prompt
+            finish = message.finish
+            if finish is not None:
+                break
+        if finish is None and not token_ids and not prompt:
+            return None
+        tokens = tuple(token_ids), tuple(logprobs)
+        return Generated(self.id, *tokens, finish, top=tuple(top), prompt=tuple(prompt))
 
     def _waiting(self, timeout_s: float) -> list[Generated | Failed]:
         try:

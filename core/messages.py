@@ -23,7 +23,7 @@ from typing import Literal
 import msgspec
 
 from core.options import Batching, Options
-from core.sampling import Finish, SamplingParams
+from core.sampling import Finish, SamplingParams, TopLogprobs
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -72,6 +72,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     load_seconds: float
+    scores_prompts: bool = True
+    """Whether requests may ask for `prompt_logprobs`."""
     notes: tuple[str, ...] = ()
     """Decisions worth a line at start-up, such as a clamped limit."""
 
@@ -83,12 +85,16 @@ class Ready(Message, frozen=True):
 
 
 class Generated(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """New tokens of one request; terminal if `finish` is set."""
+    """New tokens of one request, or scores of its prompt; terminal if `finish` is set."""
 
     id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: Finish | None = None
+    top: tuple[TopLogprobs, ...] = ()
+    """One a token, where the request wants `logprobs`."""
+    prompt: tuple[TopLogprobs, ...] = ()
+    """The next tokens of the prompt, from its second on, where it wants `prompt_logprobs`."""
 
 
 class Step(Message, frozen=True):

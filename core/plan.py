@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from core.sampling import Finish, Sampled
+from core.sampling import Finish, Sampled, TopLogprobs
 from core.sequence import Sequence
 
 
@@ -31,6 +31,8 @@ class Chunk:
     blocks: tuple[int, ...]
     samples: bool
     """Whether the chunk ends at the newest token, so that the next one is sampled."""
+    scored: range = range(0)
+    """Its positions whose logits score the prompt token after them (`prompt_logprobs`)."""
 
     @property
     def end(self) -> int:
@@ -54,14 +56,18 @@ class StepPlan:
 
 
 StepResult = Mapping[int, Sampled]
-"""By sequence id: what each chunk with `samples` sampled."""
+"""By sequence id: what each chunk with `samples` or `scored` has given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """New tokens of one sequence; `finish` on the last one, exactly once."""
+    """New tokens of one sequence, or scores of its prompt; `finish` on the last, exactly once."""
 
     sequence_id: int
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: Finish | None
+    top: tuple[TopLogprobs, ...] = ()
+    """One a token, where the request wants `logprobs`."""
+    prompt: tuple[TopLogprobs, ...] = ()
+    """The next tokens of the prompt, from its second on, where it wants `prompt_logprobs`."""

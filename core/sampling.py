@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 import msgspec
 
 from core.errors import RequestError
+from core.suggest import did_you_mean
+
+T = TypeVar("T")
 
 MAX_SEED = 2**63 - 1
 MIN_TEMPERATURE = 1e-5
 """Below it a temperature is 0: dividing by less leaves the range of fp32."""
+MAX_TEMPERATURE = 1e30
+MAX_BIAS = 1e6
+"""Far beyond any logit, and far from the limits of fp32."""
+MAX_LOGPROBS = 20
+"""Most likely tokens told of each place; vLLM's and OpenAI's limit."""
+NO_LIMIT = 2**31 - 1
+"""As `max_tokens`: as many as fit into the model's length."""
 
 
 class Finish(StrEnum):
@@ -24,22 +37,62 @@ class Finish(StrEnum):
     ERROR = "error"
 
 
+class TopLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The token in a place beside the most likely ones there, under the unfiltered model."""
+
+    logprob: float
+    """Of the token in that place, in nats."""
+    rank: int
+    """Of the same; 1 is the most likely token."""
+    token_ids: tuple[int, ...]
+    """Most likely first, as many as were asked for."""
+    logprobs: tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """The next tokens of one sequence with their log-probabilities, in nats.
 
-    One token from the packed executor; the whole answer from the library executor.
+    One token from the packed executor; the whole answer from the library executor; none from a
+    chunk that only scores the prompt.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    top: tuple[TopLogprobs, ...] = ()
+    """One a token, where the request wants `logprobs`."""
+    prompt: tuple[TopLogprobs, ...] = ()
+    """The next tokens of the prompt, from its second on, where it wants `prompt_logprobs`."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class _Checked(type(msgspec.Struct)):
+    """Has the constructor check names and types, and None mean «not given»."""
+
+    def __call__(cls: type[T], **values: object) -> T:
+        known = [field.name for field in msgspec.structs.fields(cls)]  # pyright: ignore[reportArgumentType]
+        for name in values:
+            if name not in known:
+                raise RequestError(name, f"no such parameter{did_you_mean(name, known)}")
+        if "max_tokens" in values and values["max_tokens"] is None:
+            values["max_tokens"] = NO_LIMIT
+        given = {name: value for name, value in values.items() if value is not None}
+        try:
+            return msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            message, _, path = str(error).partition(" - at `$.")
+            raise RequestError(re.split(r"\W", path)[0], message) from None
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Checked):
     """How the next tokens of one request are chosen. Names and defaults are vLLM's.
 
-    Filters apply in the order repetition penalty, temperature, top-k, top-p, as in
-    transformers. Raises RequestError, naming the field, where a value is out of range.
+    Applied in this order, each to what the one before has left (engine/sampling):
+    `bad_words`, `min_tokens`, `logit_bias`; repetition, frequency and presence penalty;
+    temperature; `min_p`, `top_k`, `top_p`, `typical_p`. Tokens that are equally likely are
+    kept or dropped together.
+
+    Raises RequestError, naming the field, for an unknown one and for a value of the wrong type
+    or out of range.
     """
 
     temperature: float = 1.0
@@ -48,31 +101,87 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Keep the smallest set of most likely tokens that has at least this probability."""
     top_k: int = 0
     """Keep this many most likely tokens; 0 or -1 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least this likely in proportion to the most likely one."""
+    typical_p: float = 1.0
+    """Keep the smallest set with this probability of tokens whose surprise is nearest to the
+    expected one (Meister et al., 2022)."""
     repetition_penalty: float = 1.0
     """Above 1, tokens of the prompt and the answer so far become less likely (CTRL, 2019)."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that the answer has so far."""
+    frequency_penalty: float = 0.0
+    """The same for each time that the answer has them."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these tokens."""
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
+    """Texts, or their tokens, that the answer must not contain: the last token is impossible
+    where the others stand before it in the answer. core/text/bad_words.py finds the tokens."""
     seed: int | None = None
     """The same seed gives the same tokens, whatever else is in the batch."""
     max_tokens: int = 16
-    """Most tokens to generate."""
+    """Most tokens to generate; to the constructor None is as many as fit."""
+    min_tokens: int = 0
+    """Nothing ends the answer before it has this many: its end tokens are impossible, and stop
+    texts do not count."""
     ignore_eos: bool = False
     """Go on after the end-of-sequence token; for measurements with fixed lengths."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the answer, besides the model's own end-of-sequence tokens."""
     stop: str | tuple[str, ...] = ()
     """A text, or several, that end the answer; they are not part of it."""
+    include_stop_str_in_output: bool = False
+    """The stop text is part of the answer."""
+    skip_special_tokens: bool = True
+    """Special tokens have no text."""
+    spaces_between_special_tokens: bool = True
+    """Special tokens that follow each other are spaced as the tokenizer does."""
+    logprobs: int | None = None
+    """Tell of each token its rank, and this many most likely tokens."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt, from its second token on."""
+    truncate_prompt_tokens: int | None = None
+    """Use this many tokens of the prompt, the last ones; -1: as many as leave room to answer."""
 
     def __post_init__(self) -> None:
-        _require(0 <= self.temperature < float("inf"), "temperature", "must be 0 or more")
+        _require(
+            0 <= self.temperature <= MAX_TEMPERATURE,
+            "temperature",
+            "must be 0 or more, at most 1e30",
+        )
         _require(0 < self.top_p <= 1, "top_p", "must be above 0 and at most 1")
         _require(self.top_k >= -1, "top_k", "must be -1 or more")
+        _require(0 <= self.min_p <= 1, "min_p", "must be 0 to 1")
+        _require(0 < self.typical_p <= 1, "typical_p", "must be above 0 and at most 1")
         _require(
             0.01 <= self.repetition_penalty <= 100, "repetition_penalty", "must be 0.01 to 100"
         )
+        _require(-2 <= self.presence_penalty <= 2, "presence_penalty", "must be -2 to 2")
+        _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "must be -2 to 2")
+        _require(
+            all(abs(bias) <= MAX_BIAS for bias in self.logit_bias.values()),
+            "logit_bias",
+            "must be -1e6 to 1e6",
+        )
+        _require(all(self.bad_words), "bad_words", "a word must not be empty")
         _require(
             self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", f"must be 0 to {MAX_SEED}"
         )
-        _require(self.max_tokens >= 1, "max_tokens", "must be at least 1")
+        self._check_lengths()
         _require(all(self.stop_texts), "stop", "a stop text must not be empty")
+
+    def _check_lengths(self) -> None:
+        _require(self.max_tokens >= 1, "max_tokens", "must be at least 1")
+        _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "must be 0 to max_tokens")
+        for field, count in (
+            ("logprobs", self.logprobs),
+            ("prompt_logprobs", self.prompt_logprobs),
+        ):
+            _require(count is None or 0 <= count <= MAX_LOGPROBS, field, f"0 to {MAX_LOGPROBS}")
+        keep = self.truncate_prompt_tokens
+        _require(
+            keep is None or keep == -1 or keep >= 1, "truncate_prompt_tokens", "-1, or at least 1"
+        )
 
     @property
     def is_greedy(self) -> bool:
@@ -81,6 +190,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stop_texts(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def truncated(self, prompt_token_ids: Sequence[int], max_model_len: int) -> Sequence[int]:
+        """What `truncate_prompt_tokens` leaves of a prompt; the same if it is done again."""
+        keep = self.truncate_prompt_tokens
+        if keep == -1:
+            answer = 1 if self.max_tokens == NO_LIMIT else self.max_tokens
+            keep = max(1, max_model_len - answer)
+        return prompt_token_ids if keep is None else prompt_token_ids[-keep:]
 
 
 def _require(condition: bool, field: str, message: str) -> None:

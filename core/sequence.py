@@ -20,12 +20,15 @@ class Sequence:
     """
 
     __slots__ = (
+        "__weakref__",
         "arrival",
+        "end_token_ids",
         "finish",
         "id",
         "num_computed_tokens",
         "num_in_flight",
         "num_prompt_tokens",
+        "num_scored_rows",
         "params",
         "stop_token_ids",
         "token_ids",
@@ -45,9 +48,11 @@ class Sequence:
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
         self.num_in_flight = 0
+        self.num_scored_rows = 0
         self.params = params
         self.arrival = arrival
         self.stop_token_ids = _stop_reasons(params, eos_token_ids)
+        self.end_token_ids = frozenset((*params.stop_token_ids, *eos_token_ids))
         self.finish: Finish | None = None
 
     @property
@@ -70,6 +75,15 @@ class Sequence:
     def max_length(self) -> int:
         """Tokens of the prompt and of the longest answer it may get."""
         return self.num_prompt_tokens + self.params.max_tokens
+
+    def rows_to_score(self, start: int, end: int) -> range:
+        """Of the positions `start : end`, those whose logits score the prompt token after them.
+
+        Each is scored once, however often it is computed; most requests want none.
+        """
+        if self.params.prompt_logprobs is None:
+            return range(0)
+        return range(max(start, self.num_scored_rows), min(end, self.num_prompt_tokens - 1))
 
     def append(self, sampled: Sampled) -> int:
         """Appends sampled tokens until one of them ends the sequence; returns how many."""

@@ -80,6 +80,7 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
         vocab_size=config.get_text_config().vocab_size,
         eos_token_ids=_eos_token_ids(model_dir, config),
         load_seconds=time.monotonic() - started,
+        scores_prompts=not config.is_encoder_decoder,
         notes=notes + sizes.notes + executor_notes,
     )
     return Engine(strategy, executor, facts, overlaps=_overlaps(options, model))

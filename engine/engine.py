@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 
 import msgspec
@@ -23,7 +23,7 @@ import msgspec
 from core.errors import RequestError
 from core.messages import Facts
 from core.plan import Output, StepPlan
-from core.sampling import MAX_SEED, SamplingParams
+from core.sampling import MAX_SEED, NO_LIMIT, SamplingParams
 from core.sequence import Sequence
 from engine.executor import Executor, SubmittedStep
 from strategies.base import Strategy
@@ -56,9 +56,9 @@ class Engine:
 
         Raises RequestError for what can never run; nothing is changed then.
         """
+        prompt_token_ids = params.truncated(prompt_token_ids, self.facts.max_model_len)
+        params = self._resolved(params, len(prompt_token_ids))
         self._check(prompt_token_ids, params)
-        if params.seed is None:
-            params = msgspec.structs.replace(params, seed=secrets.randbelow(MAX_SEED))
         sequence = Sequence(
             next(self._ids),
             prompt_token_ids,
@@ -118,6 +118,15 @@ class Engine:
         self.last_failure = f"{type(error).__name__}: {error}"
         return self.strategy.fail(plan)
 
+    def _resolved(self, params: SamplingParams, num_prompt: int) -> SamplingParams:
+        """With what the request has left open."""
+        if params.max_tokens == NO_LIMIT:
+            room = max(1, params.min_tokens, self.facts.max_model_len - num_prompt)
+            params = msgspec.structs.replace(params, max_tokens=room)
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=secrets.randbelow(MAX_SEED))
+        return params
+
     def _check(self, prompt_token_ids: Tokens[int], params: SamplingParams) -> None:
         num_prompt, limit = len(prompt_token_ids), self.facts.max_model_len
         if num_prompt == 0:
@@ -133,5 +142,15 @@ class Engine:
                 f"{params.max_tokens} after a prompt of {num_prompt} tokens is more than "
                 f"max_model_len {limit}; at most {limit - num_prompt} fit",
             )
-        if not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < self.facts.vocab_size:
-            raise RequestError("prompt", f"token ids must be 0 to {self.facts.vocab_size - 1}")
+        self._check_token_ids("prompt", prompt_token_ids)
+        self._check_token_ids("logit_bias", params.logit_bias)
+        for word in params.bad_words:
+            if isinstance(word, str):
+                raise RequestError("bad_words", "needs the model's tokenizer.json; give token ids")
+            self._check_token_ids("bad_words", word)
+        if params.prompt_logprobs is not None and not self.facts.scores_prompts:
+            raise RequestError("prompt_logprobs", "an encoder-decoder model has none")
+
+    def _check_token_ids(self, field: str, token_ids: Iterable[int]) -> None:
+        if not all(0 <= token_id < self.facts.vocab_size for token_id in token_ids):
+            raise RequestError(field, f"token ids must be 0 to {self.facts.vocab_size - 1}")

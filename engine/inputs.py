@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,6 +16,18 @@ from kernels.batch import PagedBatch
 
 PADDING_SLOT = -1
 NOWHERE: Mapping[int, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The rows of prompts whose logits score the token after them."""
+
+    rows: Tensor
+    """[R] int64: which of the T tokens."""
+    next_tokens: Tensor
+    """[R] int64: the token after each."""
+    chunks: tuple[Chunk, ...]
+    """Whose rows they are, one after the other, `len(chunk.scored)` each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +41,14 @@ class StepInputs:
     batch: PagedBatch
     sampled: tuple[Chunk, ...]
     """The chunk of each of the S rows."""
+    scored: Scored | None = None
+
+    @property
+    def logit_rows(self) -> Tensor:
+        """[S + R] int64: which of the T tokens have logits."""
+        if self.scored is None:
+            return self.sampled_rows
+        return torch.cat([self.sampled_rows, self.scored.rows])
 
     @property
     def input_ids(self) -> Tensor:
@@ -74,7 +95,7 @@ class InputBuilder:
         first = num_decodes + padding
         sampled = tuple(chunk for chunk in chunks if chunk.samples)
         late = [row for row, chunk in enumerate(chunks) if chunk.ends_in_flight]
-        tokens, sampled_rows, context_lens, starts, tables, late_places, late_rows = (
+        tokens, sampled_rows, context_lens, starts, tables, late_places, late_rows, scored = (
             self._staging.upload(
                 [
                     self._tokens(chunks, num_decodes, padding),
@@ -86,6 +107,7 @@ class InputBuilder:
                     self._block_tables(chunks, padding),
                     np.array([ends[row] - 1 for row in late], int),
                     np.array([newest_rows[chunks[row].sequence.id] for row in late], int),
+                    _scored_rows(chunks, ends),
                 ]
             )
         )
@@ -100,7 +122,9 @@ class InputBuilder:
             spans=tuple(zip([0, *ends], ends, contexts, strict=False)),
             num_decodes=first,
         )
-        return StepInputs(tokens, sampled_rows, batch, sampled)
+        scoring = tuple(chunk for chunk in chunks if chunk.scored)
+        scores = Scored(scored[0], scored[1], scoring) if scoring else None
+        return StepInputs(tokens, sampled_rows, batch, sampled, scores)
 
     def _tokens(self, chunks: Sequence[Chunk], num_decodes: int, padding: int) -> NDArray[np.int64]:
         """[3, T]: token ids, positions and slots; 0 for an id that is in flight."""
@@ -140,3 +164,13 @@ class InputBuilder:
         table = np.array(chunk.blocks, np.int32)
         self._tables[chunk.sequence.id] = chunk.blocks, table
         return table
+
+
+def _scored_rows(chunks: Sequence[Chunk], ends: Sequence[int]) -> NDArray[np.int64]:
+    """[2, R]: the rows that score the prompt token after them, and that token."""
+    pairs = [
+        (end - chunk.end + position, chunk.sequence.token_ids[position + 1])
+        for chunk, end in zip(chunks, ends, strict=False)
+        for position in chunk.scored
+    ]
+    return np.array(pairs, int).reshape(-1, 2).T

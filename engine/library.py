@@ -6,7 +6,8 @@ request-level batch that serving systems had before continuous batching.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 from copy import copy
 from pathlib import Path
@@ -25,10 +26,12 @@ from transformers import (
 )
 
 from core.plan import StepPlan
-from core.sampling import Sampled
+from core.sampling import Sampled, TopLogprobs
 from core.sequence import Sequence
 from engine.executor import FinishedStep
+from engine.prompt_scores import MAX_SCORED_ROWS
 from engine.sampler import Row, Sampler
+from engine.sampling.ranking import rank
 from engine.staging import Staging
 
 
@@ -93,7 +96,10 @@ class LibraryExecutor:
     @torch.inference_mode()
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> FinishedStep:
         assert all(chunk.start == 0 and chunk.samples for chunk in plan.chunks), "whole prompts"
-        answers = [_Row(chunk.sequence) for chunk in plan.chunks]
+        answers = [
+            _Row(chunk.sequence, tuple(self._scores(chunk.sequence, chunk.scored)))
+            for chunk in plan.chunks
+        ]
         input_ids, attention_mask = self._pad([each.sequence.token_ids for each in answers])
         self._model.generate(
             input_ids=input_ids,
@@ -103,6 +109,23 @@ class LibraryExecutor:
             stopping_criteria=StoppingCriteriaList([_Ended(answers, between_tokens)]),
         )
         return FinishedStep({each.sequence.id: each.sampled() for each in answers})
+
+    def _scores(self, sequence: Sequence, scored: range) -> Iterator[TopLogprobs]:
+        """Of the prompt's tokens after these positions, from a forward of their own.
+
+        Where the model can leave logits out, many rows take several, so that memory is bounded.
+        """
+        ids = torch.tensor([sequence.token_ids], device=self._model.device)
+        can_keep_rows = "logits_to_keep" in inspect.signature(self._model.forward).parameters
+        at_once = MAX_SCORED_ROWS if can_keep_rows else max(1, len(scored))
+        width = sequence.params.prompt_logprobs or 0
+        for start in range(scored.start, scored.stop, at_once):
+            rows = torch.tensor(scored[start - scored.start :][:at_once], device=ids.device)
+            keywords = {"logits_to_keep": rows} if can_keep_rows else {}
+            logits = self._model(input_ids=ids, use_cache=False, **keywords).logits[0]
+            logits = logits if can_keep_rows else logits[rows]
+            ranking = rank(logits.float(), ids[0, rows + 1], width)
+            yield from ranking.to_host().wait([width] * len(rows))
 
     def _generation_config(self, answers: Rows[_Row]) -> Any:
         config = copy(self._model.generation_config)
@@ -135,11 +158,14 @@ class LibraryExecutor:
 class _Row:
     """One answer while `generate` runs. Works on a copy: the strategy owns the sequence."""
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: Sequence, prompt: tuple[TopLogprobs, ...]) -> None:
         self.sequence = sequence
         self.copy = Sequence(sequence.id, sequence.token_ids, sequence.params)
         self.copy.stop_token_ids = sequence.stop_token_ids
-        self.logprobs: list[float] = []
+        self.copy.end_token_ids = sequence.end_token_ids
+        self._logprobs: list[float] = []
+        self._top: list[TopLogprobs] = []
+        self._prompt = prompt
 
     @property
     def has_ended(self) -> bool:
@@ -147,11 +173,12 @@ class _Row:
 
     def append(self, sampled: Sampled) -> None:
         self.copy.append(sampled)
-        self.logprobs += sampled.logprobs
+        self._logprobs += sampled.logprobs
+        self._top += sampled.top
 
     def sampled(self) -> Sampled:
         generated = self.copy.token_ids[self.copy.num_prompt_tokens :]
-        return Sampled(tuple(generated), tuple(self.logprobs))
+        return Sampled(tuple(generated), tuple(self._logprobs), tuple(self._top), self._prompt)
 
 
 class _OurChoice(LogitsProcessor):

@@ -21,8 +21,9 @@ from tqdm import tqdm
 from core.errors import ConfigurationError, GenerationError, RequestError
 from core.options import Options, Value, make_options
 from core.plan import Output
-from core.sampling import Finish, SamplingParams
+from core.sampling import MAX_LOGPROBS, Finish, SamplingParams, TopLogprobs
 from core.text.answer import Answer
+from core.text.bad_words import with_bad_word_ids
 from core.text.tokenizer import Tokenizer
 from engine.build import build_engine
 
@@ -37,14 +38,32 @@ Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token that stands in a place, or might have."""
+
+    logprob: float
+    """Under the unfiltered model, in nats."""
+    rank: int
+    """1 is the most likely token."""
+    decoded_token: str | None
+    """None without a tokenizer."""
+
+
+Logprobs = dict[int, Logprob]
+"""By token id: the token in a place and the most likely ones there."""
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One answer."""
 
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[float]
-    """Of each generated token under the unfiltered model, in nats."""
+    cumulative_logprob: float
+    """Of all generated tokens under the unfiltered model, in nats."""
+    logprobs: list[Logprobs] | None
+    """Of each generated token, where `SamplingParams.logprobs` is set."""
     finish_reason: str
     """`stop` (end-of-sequence token or stop text) or `length`, as in vLLM and OpenAI."""
 
@@ -56,7 +75,10 @@ class RequestOutput:
     prompt: str | None
     """None where token ids were given."""
     prompt_token_ids: list[int]
+    """After `SamplingParams.truncate_prompt_tokens`."""
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[Logprobs | None] | None = None
+    """Of each prompt token, where `SamplingParams.prompt_logprobs` is set; None for the first."""
 
 
 class LLM:
@@ -97,7 +119,8 @@ class LLM:
         try:
             for prompt, params in zip(all_prompts, all_params, strict=True):
                 pending = self._pending(prompt, params)
-                answers[self._engine.add(pending.token_ids, params, time.monotonic())] = pending
+                sequence_id = self._engine.add(pending.token_ids, pending.params, time.monotonic())
+                answers[sequence_id] = pending
             self._run(answers, use_tqdm)
         finally:
             for sequence_id in answers:
@@ -126,11 +149,16 @@ class LLM:
             time.sleep(max(0.0, wake_at - time.monotonic()))
 
     def _pending(self, prompt: Prompt, params: SamplingParams) -> _Pending:
+        if self._tokenizer is not None:
+            params = with_bad_word_ids(params, self._tokenizer)
         if not isinstance(prompt, str):
-            return _Pending(None, list(prompt), params, self._tokenizer)
-        if self._tokenizer is None:
+            text, token_ids = None, list(prompt)
+        elif self._tokenizer is not None:
+            text, token_ids = prompt, self._tokenizer.encode(prompt)
+        else:
             raise RequestError("prompt", "the model has no tokenizer.json; give token ids")
-        return _Pending(prompt, self._tokenizer.encode(prompt), params, self._tokenizer)
+        kept = params.truncated(token_ids, self.facts.max_model_len)
+        return _Pending(text, list(kept), params, self._tokenizer)
 
 
 class _Pending:
@@ -145,23 +173,28 @@ class _Pending:
     ) -> None:
         if params.stop and tokenizer is None:
             raise RequestError("stop", "needs the model's tokenizer.json")
-        self.prompt = prompt
         self.token_ids = token_ids
-        self._answer = Answer(tokenizer, token_ids, params.stop_texts) if tokenizer else None
+        self.params = params
+        self._prompt = prompt
+        self._tokenizer = tokenizer
+        self._answer = Answer.of(params, tokenizer, token_ids) if tokenizer else None
         self._generated: list[int] = []
-        self._logprobs: list[float] = []
+        self._cumulative_logprob = 0.0
+        self._top: list[TopLogprobs] = []
+        self._prompt_scores: list[TopLogprobs] = []
         self._finish: Finish | None = None
 
     def take(self, output: Output) -> bool:
         """Whether the answer has ended with it."""
-        token_ids, logprobs = output.token_ids, output.logprobs
+        kept = len(output.token_ids)
         self._finish = output.finish
         if self._answer is not None:
-            kept = len(self._answer.push(token_ids, logprobs, output.finish))
-            token_ids, logprobs = token_ids[:kept], logprobs[:kept]
+            kept = len(self._answer.push(output.token_ids, output.logprobs, output.finish))
             self._finish = self._answer.finish
-        self._generated += token_ids
-        self._logprobs += logprobs
+        self._generated += output.token_ids[:kept]
+        self._cumulative_logprob += sum(output.logprobs[:kept])
+        self._top += output.top[:kept]
+        self._prompt_scores += output.prompt
         return self._finish is not None
 
     def stopped_by_text(self, output: Output) -> bool:
@@ -170,9 +203,35 @@ class _Pending:
     def result(self) -> RequestOutput:
         assert self._finish is not None
         reason = "length" if self._finish == Finish.LENGTH else "stop"
-        text = self._answer.text if self._answer is not None else ""
-        output = CompletionOutput(0, text, self._generated, self._logprobs, reason)
-        return RequestOutput(self.prompt, self.token_ids, [output])
+        output = CompletionOutput(
+            index=0,
+            text=self._answer.text if self._answer is not None else "",
+            token_ids=self._generated,
+            cumulative_logprob=self._cumulative_logprob,
+            logprobs=None
+            if self.params.logprobs is None
+            else self._named(self._generated, self._top),
+            finish_reason=reason,
+        )
+        scores: list[Logprobs | None] | None = None
+        if self.params.prompt_logprobs is not None:
+            scores = [None, *self._named(self.token_ids[1:], self._prompt_scores)]
+        return RequestOutput(self._prompt, self.token_ids, [output], scores)
+
+    def _named(self, token_ids: list[int], top: list[TopLogprobs]) -> list[Logprobs]:
+        """The token of each place first, then the others by rank."""
+        decode = self._tokenizer.decode if self._tokenizer is not None else None
+        named: list[Logprobs] = []
+        for token_id, best in zip(token_ids, top, strict=True):
+            ranked = [(token_id, best.logprob, best.rank)]
+            ranked += zip(best.token_ids, best.logprobs, range(1, MAX_LOGPROBS + 1), strict=False)
+            named.append(
+                {
+                    id: Logprob(logprob, rank, decode([id]) if decode is not None else None)
+                    for id, logprob, rank in ranked
+                }
+            )
+        return named
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from core.plan import Chunk, StepPlan, StepResult
+from core.sampling import Sampled
 from engine.attention_backend import AttentionBackend
 from engine.decode_graphs import DecodeGraphs
-from engine.executor import FinishedStep, SubmittedStep
+from engine.executor import SubmittedStep
 from engine.inputs import InputBuilder, StepInputs
 from engine.kv_cache import KVCache
 from engine.packed_model import PackedModel
 from engine.paged_step import PagedStep
+from engine.prompt_scores import MAX_SCORED_ROWS, PromptScores, in_parts, joined
 from engine.sampler import HostChoices, Row, Sampler
 from engine.staging import Staging
+
+NOTHING_SAMPLED = Sampled((), ())
 
 
 class PackedExecutor:
@@ -48,6 +52,15 @@ class PackedExecutor:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> SubmittedStep:
+        """Several forwards only where many rows of prompts are scored."""
+        parts = [self._submit(part) for part in in_parts(plan, MAX_SCORED_ROWS)]
+        chunks = [chunk for part in parts for chunk in part.sampled]
+        if chunks:
+            self._newest = torch.cat([part.token_ids for part in parts])
+            self._newest_rows = {chunk.sequence.id: row for row, chunk in enumerate(chunks)}
+        return _PackedStep(parts)
+
+    def _submit(self, plan: StepPlan) -> _Part:
         graph = self._graphs.graph_for(plan) if self._graphs is not None else None
         inputs = self._inputs.build(
             plan,
@@ -56,23 +69,39 @@ class PackedExecutor:
             num_rows=graph.num_rows if graph is not None else 0,
         )
         logits = self._forward(inputs) if graph is None else graph.replay(inputs)
-        if not inputs.sampled:
-            return FinishedStep({})
+        num_sampled = len(inputs.sampled)
+        scores = PromptScores(logits[num_sampled:], inputs.scored) if inputs.scored else None
+        if not num_sampled:
+            return _Part((), self._newest[:0], None, scores)
         rows = [Row(chunk.sequence, chunk.end) for chunk in inputs.sampled]
-        choices = self._sampler.sample(logits, rows, inputs.newest())
-        self._newest = choices.token_ids
-        self._newest_rows = {row.sequence.id: place for place, row in enumerate(rows)}
-        return _PackedStep(inputs.sampled, choices.to_host())
+        choices = self._sampler.sample(logits[:num_sampled], rows, inputs.newest())
+        return _Part(inputs.sampled, choices.token_ids, choices.to_host(), scores)
 
     def _forward(self, inputs: StepInputs) -> Tensor:
         return self._model.forward(inputs, PagedStep(inputs.batch, self._cache, self._backend))
 
 
 @dataclass(frozen=True, slots=True)
-class _PackedStep:
+class _Part:
+    """One forward of a step, with what it sampled, [S] int64, and scored."""
+
     sampled: tuple[Chunk, ...]
-    choices: HostChoices
+    token_ids: Tensor
+    choices: HostChoices | None
+    scores: PromptScores | None
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedStep:
+    parts: list[_Part]
 
     def wait(self) -> StepResult:
-        pairs = zip(self.sampled, self.choices.wait(), strict=True)
-        return {chunk.sequence.id: sampled for chunk, sampled in pairs}
+        result: dict[int, Sampled] = {}
+        for part in self.parts:
+            if part.choices is not None:
+                ids = [chunk.sequence.id for chunk in part.sampled]
+                result |= zip(ids, part.choices.wait(), strict=True)
+        scores = joined([part.scores.wait() for part in self.parts if part.scores is not None])
+        for id, prompt in scores.items():
+            result[id] = replace(result.get(id, NOTHING_SAMPLED), prompt=prompt)
+        return result

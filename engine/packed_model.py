@@ -77,8 +77,8 @@ class PackedModel:
         self._logits = CompiledForward(self._eager_logits, self.device, backend)
 
     def forward(self, inputs: StepInputs, paged: AttendsPaged) -> Tensor:
-        """Logits [S, vocabulary] of the rows to sample after."""
-        return self._logits(inputs.input_ids, inputs.position_ids, inputs.sampled_rows, paged)
+        """Logits [S + R, vocabulary] of the rows to sample after and of those that score."""
+        return self._logits(inputs.input_ids, inputs.position_ids, inputs.logit_rows, paged)
 
     def _eager_logits(
         self, input_ids: Tensor, position_ids: Tensor, rows: Tensor, paged: AttendsPaged

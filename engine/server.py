@@ -129,7 +129,14 @@ class Server:
                 self._connection.send(client, Failed(id, "failed", self._engine.last_failure))
             else:
                 steps[client].append(
-                    Generated(id, output.token_ids, output.logprobs, output.finish)
+                    Generated(
+                        id,
+                        output.token_ids,
+                        output.logprobs,
+                        output.finish,
+                        top=output.top,
+                        prompt=output.prompt,
+                    )
                 )
             if output.finish is not None:
                 del self._requests[output.sequence_id]

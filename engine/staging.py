@@ -1,8 +1,8 @@
-"""Arrays from the host to the device, many in one copy that nobody waits for."""
+"""Arrays from the host to the device and back, in copies that nobody waits for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -41,6 +41,52 @@ class Staging:
             device[start : start + array.nbytes].view(_torch_dtype(array)).view(array.shape)
             for start, array in zip(starts, arrays, strict=True)
         ]
+
+
+Sent = Callable[[], Tensor]
+"""An array's tensor on the device, once its parcel is sent."""
+
+
+class Parcel:
+    """Arrays from several places that go over in one copy."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._arrays: list[NDArray[np.generic]] = []
+        self._tensors: list[Tensor] = []
+
+    def put(self, array: NDArray[np.generic]) -> Sent:
+        place = len(self._arrays)
+        self._arrays.append(array)
+        return lambda: self._tensors[place]
+
+    def send(self) -> None:
+        if self._arrays:
+            self._tensors = self._staging.upload(self._arrays)
+
+
+class HostCopy:
+    """Tensors on their way to the host."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """Starts to copy them."""
+        self._tensors = [_start_copy(tensor) for tensor in tensors]
+        self._copied = torch.cuda.Event() if any(each.is_cuda for each in tensors) else None
+        if self._copied is not None:
+            self._copied.record()
+
+    def wait(self) -> list[Tensor]:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._tensors
+
+
+def _start_copy(tensor: Tensor) -> Tensor:
+    """Its contents on the host, once the device has come so far."""
+    if not tensor.is_cuda:
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
 
 
 class _Buffer:

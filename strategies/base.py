@@ -75,6 +75,8 @@ class Strategy(ABC):
         for chunk in chunks:
             chunk.sequence.num_computed_tokens = chunk.end
             chunk.sequence.num_in_flight += chunk.samples
+            if chunk.scored:
+                chunk.sequence.num_scored_rows = chunk.scored.stop
         return StepPlan(tuple(chunks)) if chunks else None
 
     @abstractmethod
@@ -92,15 +94,17 @@ class Strategy(ABC):
             sequence = chunk.sequence
             if sequence.finish is not None:
                 continue  # aborted while the step ran
-            if chunk.samples:
+            if chunk.samples or chunk.scored:
                 sampled = result[sequence.id]
-                count = sequence.append(sampled)
+                count = sequence.append(sampled) if chunk.samples else 0
                 outputs.append(
                     Output(
                         sequence.id,
                         sampled.token_ids[:count],
                         sampled.logprobs[:count],
                         sequence.finish,
+                        top=sampled.top[:count],
+                        prompt=sampled.prompt,
                     )
                 )
                 if sequence.finish is not None:
@@ -126,7 +130,8 @@ class Strategy(ABC):
         """The next `length` of the sequence's pending tokens."""
         start = sequence.num_computed_tokens
         samples = start + length == sequence.num_tokens
-        return Chunk(sequence, start, length, self.memory.table(sequence.id), samples)
+        scored = sequence.rows_to_score(start, start + length)
+        return Chunk(sequence, start, length, self.memory.table(sequence.id), samples, scored)
 
 
 class ReservingStrategy(Strategy):

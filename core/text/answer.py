@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
-from core.sampling import Finish
+from core.sampling import Finish, SamplingParams, TopLogprobs
 from core.text.detokenizer import Detokenizer
 from core.text.stopping import StopTexts
 from core.text.tokenizer import Tokenizer
@@ -22,6 +23,8 @@ class TokenText:
     id: int
     text: str
     logprob: float
+    top: TopLogprobs | None = None
+    """Where the request wants `logprobs`."""
 
 
 class Answer:
@@ -35,15 +38,55 @@ class Answer:
         *,
         skip_special_tokens: bool = True,
         keep: Collection[int] = (),
+        spaces_between_special_tokens: bool = True,
         include_stop: bool = False,
+        min_tokens: int = 0,
+        prompt: str = "",
     ) -> None:
-        """`keep`: special tokens that are not skipped; `include_stop`: the stop text is not cut."""
+        """keep: special tokens that are not skipped; include_stop: the stop text is not cut.
+
+        min_tokens: stop texts that end in so many first tokens do not count.
+
+        prompt: what `full_text` begins with.
+        """
         self._detokenizer = Detokenizer(
-            tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens, keep=keep
+            tokenizer,
+            prompt_token_ids,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+            keep=keep,
         )
         self._stop = StopTexts(stop, include=include_stop)
+        self._num_exempt = min_tokens
+        self._prompt = prompt
         self.tokens: list[TokenText] = []
         self.finish: Finish | None = None
+
+    @classmethod
+    def of(
+        cls,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        prompt: str = "",
+    ) -> Answer:
+        """One with all that the parameters say of text."""
+        return cls(
+            tokenizer,
+            prompt_token_ids,
+            params.stop_texts,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+            include_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+            prompt=prompt,
+        )
+
+    @property
+    def full_text(self) -> str:
+        """The prompt and the answer (`return_full_text`)."""
+        return self._prompt + self.text
 
     @property
     def text(self) -> str:
@@ -54,6 +97,7 @@ class Answer:
         token_ids: Sequence[int],
         logprobs: Sequence[float],
         finish: Finish | None = None,
+        top: Sequence[TopLogprobs] = (),
     ) -> list[TokenText]:
         """Takes new tokens in; returns them with their texts.
 
@@ -61,19 +105,21 @@ class Answer:
         must be told to abort unless `finish` says that it ended by itself.
         """
         new: list[TokenText] = []
-        for position, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True), 1):
+        pairs = zip(token_ids, logprobs, strict=True)
+        for (position, (token_id, logprob)), best in zip_longest(enumerate(pairs, 1), top):
             is_last = finish is not None and position == len(token_ids)
-            text = self._text_of(token_id, is_last)
-            new.append(TokenText(token_id, text, logprob))
+            is_exempt = len(self.tokens) + position <= self._num_exempt
+            text = self._text_of(token_id, is_last, is_exempt)
+            new.append(TokenText(token_id, text, logprob, best))
             if self._stop.reached:
                 break
         self.tokens += new
         self.finish = Finish.STOP if self._stop.reached else finish
         return new
 
-    def _text_of(self, token_id: int, is_last: bool) -> str:
+    def _text_of(self, token_id: int, is_last: bool, is_exempt: bool) -> str:
         text = self._detokenizer.push(token_id)
         if is_last:
             text += self._detokenizer.flush()
-        released = self._stop.push(text)
+        released = self._stop.push(text, exempt=is_exempt)
         return released + self._stop.flush() if is_last else released

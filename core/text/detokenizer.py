@@ -34,12 +34,19 @@ class Detokenizer:
         prompt_token_ids: Sequence[int] = (),
         *,
         skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
         keep: Collection[int] = (),
     ) -> None:
-        """`keep`: special tokens that are not skipped."""
+        """spaces_between_special_tokens: False writes an added token that follows another one
+        as it is, without what the tokenizer's decoder would put between them.
+
+        keep: special tokens that are not skipped.
+        """
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._keep = keep
+        self._joins_added_tokens = not (skip_special_tokens or spaces_between_special_tokens)
+        self._follows_added_token = False
         self._token_ids = list(prompt_token_ids[-NUM_CONTEXT_TOKENS:])
         self._window_start = 0
         self._released = len(self._token_ids)
@@ -49,6 +56,11 @@ class Detokenizer:
         self._token_ids.append(token_id)
         end = len(self._token_ids)
         text = self._text_until(end)
+        if self._joins_added_tokens:
+            added = self._tokenizer.added_tokens.get(token_id)
+            joined, self._follows_added_token = self._follows_added_token, added is not None
+            if joined and added is not None:
+                return self._release(added, end)
         if text.endswith(REPLACEMENT):
             # What may still become a character is among the newest tokens; what was before is not.
             end = max(self._released, end - MAX_INCOMPLETE_TOKENS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -19,7 +19,9 @@ class Tokenizer:
         # A file may carry the truncation or padding of its training; serving wants neither.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        added = self._tokenizer.get_added_tokens_decoder()
+        added: Mapping[int, tokenizers.AddedToken] = self._tokenizer.get_added_tokens_decoder()
+        self.added_tokens = {token_id: token.content for token_id, token in added.items()}
+        """Token id → text of those beside the vocabulary proper, special ones among them."""
         self._special_ids = {token_id for token_id, token in added.items() if token.special}
 
     def encode(

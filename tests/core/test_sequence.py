@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from core.errors import RequestError
-from core.sampling import Finish, Sampled, SamplingParams
+from core.messages import Generated, Step, Submit
+from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
 from core.sequence import Sequence
 
 
@@ -58,12 +60,98 @@ def test_where_it_ends(params, tokens, count, finish):
         ("max_tokens", 0),
         ("stop", ("",)),
         ("stop", ""),
+        ("min_p", -0.1),
+        ("min_p", float("nan")),
+        ("typical_p", 0.0),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("logit_bias", {1: float("-inf")}),
+        ("logit_bias", {1: float("nan")}),
+        ("logit_bias", {1: 2e6}),
+        ("seed", 2**70),
+        ("temperature", 1e31),
+        ("bad_words", ("a", "")),
+        ("bad_words", ((),)),
+        ("min_tokens", -1),
+        ("min_tokens", 17),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("prompt_logprobs", 21),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", -2),
     ],
 )
 def test_values_out_of_range_are_named(field, value):
     with pytest.raises(RequestError) as caught:
         SamplingParams(**{field: value})
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("temperature", "hot", "Expected `float`, got `str`"),
+        ("top_k", 1.5, "Expected `int`, got `float`"),
+        ("top_k", True, "Expected `int`, got `bool`"),
+        ("ignore_eos", 1, "Expected `bool`, got `int`"),
+        ("stop", [1], "Expected `str`, got `int`"),
+        ("stop_token_ids", ["x"], "Expected `int`, got `str`"),
+        ("logit_bias", {1: "x"}, "Expected `float`, got `str`"),
+        ("temprature", 1.0, "no such parameter; did you mean 'temperature'?"),
+        ("max_new_tokens", 1, "no such parameter; did you mean 'max_tokens'?"),
+        ("zzz", 1, "no such parameter"),
+    ],
+)
+def test_unknown_names_and_wrong_types_are_named(field, value, message):
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{field: value})
+    assert str(caught.value) == f"{field}: {message}"
+
+
+def test_none_means_not_given():
+    names = [field.name for field in msgspec.structs.fields(SamplingParams)]
+    optional = {name: None for name in names if name != "max_tokens"}
+    assert SamplingParams(**optional) == SamplingParams()
+    assert SamplingParams(max_tokens=None).max_tokens > 10**9
+
+
+def test_a_script_written_for_vllm():
+    params = SamplingParams(
+        temperature=0.8, top_p=0.95, top_k=-1, stop=["\n"], stop_token_ids=[2],
+        logit_bias={7: 1}, bad_words=["no"], logprobs=5, max_tokens=32,
+    )  # fmt: skip
+    assert params.stop_texts == ("\n",)
+    assert params.stop_token_ids == (2,)
+    assert params.bad_words == ("no",)
+    assert isinstance(params.logit_bias[7], float)
+
+
+def test_everything_survives_the_wire():
+    params = SamplingParams(
+        logit_bias={3: 1.5}, bad_words=("a", (1, 2)), stop="x", logprobs=0, prompt_logprobs=2
+    )
+    submit = Submit("id", [1], params)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(submit), type=Submit) == submit
+    top = TopLogprobs(-0.5, 2, (4, 5), (-0.1, float("-inf")))
+    step = Step([Generated("id", (4,), (-0.5,), Finish.EOS, top=(top,), prompt=(top, top))])
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(step), type=Step) == step
+
+
+def test_each_prompt_position_is_scored_once():
+    one = sequence(prompt_logprobs=1)
+    assert one.rows_to_score(0, 2) == range(0, 2)
+    one.num_scored_rows = 1
+    assert one.rows_to_score(0, 3) == range(1, 2), "nothing comes after the last that is known"
+    assert not one.rows_to_score(2, 9)
+    assert not sequence().rows_to_score(0, 3)
+
+
+@pytest.mark.parametrize(("keep", "left"), [(None, 9), (4, 4), (20, 9), (-1, 8)])
+def test_truncation(keep, left):
+    params = SamplingParams(truncate_prompt_tokens=keep, max_tokens=4)
+    ids = list(range(9))
+    assert params.truncated(ids, max_model_len=12) == ids[-left:]
+    assert params.truncated(ids[-left:], max_model_len=12) == ids[-left:]
 
 
 def test_greedy():

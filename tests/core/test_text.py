@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from core.errors import ConfigurationError
-from core.sampling import Finish
+from core.sampling import Finish, SamplingParams, TopLogprobs
 from core.text.answer import Answer
+from core.text.bad_words import with_bad_word_ids
 from core.text.detokenizer import Detokenizer
 from core.text.stopping import StopTexts
 from core.text.tokenizer import Tokenizer
@@ -177,3 +178,88 @@ def test_an_answer_ends_at_its_stop_text(byte_level):
     assert answer.text == "to be "
     assert answer.finish == Finish.STOP
     assert "".join(token.text for token in answer.tokens) == "to be "
+
+
+def test_a_stop_text_may_be_part_of_the_answer(byte_level):
+    ids = byte_level.encode("to be or not to be")
+    params = SamplingParams(stop="or n", include_stop_str_in_output=True)
+    answer = Answer.of(params, byte_level)
+    push_all(answer, ids, Finish.LENGTH)
+    assert answer.text == "to be or n"
+    assert answer.finish == Finish.STOP
+
+
+@given(
+    text=st.text("ab", max_size=12),
+    stop=st.text("ab", min_size=1, max_size=3),
+    size=st.integers(0, 12),
+)
+def test_stop_texts_that_end_in_exempt_text_do_not_count(text, stop, size):
+    checker = StopTexts([stop])
+    released = "".join(checker.push(each, exempt=place < size) for place, each in enumerate(text))
+    ends = [end for end in range(len(text) + 1) if end > size and text[:end].endswith(stop)]
+    assert checker.reached == bool(ends)
+    assert released + checker.flush() == (text[: ends[0] - len(stop)] if ends else text)
+
+
+def test_min_tokens_holds_for_stop_texts(byte_level):
+    ids = byte_level.encode("to be or to be")
+    first = len(byte_level.encode("to be"))
+    answer = Answer.of(SamplingParams(stop="be", min_tokens=first, max_tokens=99), byte_level)
+    push_all(answer, ids, Finish.LENGTH)
+    assert answer.text == "to be or to "
+
+
+def test_the_full_text_begins_with_the_prompt(byte_level):
+    answer = Answer.of(SamplingParams(), byte_level, byte_level.encode("to"), prompt="to")
+    push_all(answer, byte_level.encode(" be"), Finish.LENGTH)
+    assert (answer.text, answer.full_text) == (" be", "to be")
+
+
+def test_top_logprobs_stay_with_their_tokens(byte_level):
+    answer, top = Answer(byte_level), TopLogprobs(-1.0, 1, (5,), (-1.0,))
+    answer.push([5, 6], [-1.0, -2.0], top=[top, top])
+    answer.push([7], [-1.0])
+    assert [token.top for token in answer.tokens] == [top, top, None]
+
+
+@pytest.fixture(scope="module")
+def spaced(tmp_path_factory):
+    """Words, which the decoder joins with spaces, special ones too."""
+    vocabulary = {"a": 0, "b": 1, "<x>": 2, "<y>": 3}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<x>", "<y>"])
+    return saved(tokenizer, tmp_path_factory.mktemp("spaced"))
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({}, "a b a"),
+        ({"skip_special_tokens": False}, "a <x> <y> <y> b <x> a"),
+        (
+            {"skip_special_tokens": False, "spaces_between_special_tokens": False},
+            "a <x><y><y> b <x> a",
+        ),
+        ({"spaces_between_special_tokens": False}, "a b a"),
+    ],
+)
+def test_special_tokens_and_the_spaces_between_them(spaced, params, text):
+    answer = Answer.of(SamplingParams(**params), spaced)
+    push_all(answer, [0, 2, 3, 3, 1, 2, 0], Finish.LENGTH)
+    assert answer.text == text
+
+
+def test_bad_words_as_tokens(byte_level, metaspace, spaced):
+    def ids(tokenizer, *words):
+        return with_bad_word_ids(SamplingParams(bad_words=words), tokenizer).bad_words
+
+    [to], [spaced_to] = byte_level.encode("to"), byte_level.encode(" to")
+    assert ids(byte_level, "to") == ids(byte_level, " to") == ((to,), (spaced_to,))
+    assert ids(byte_level, "to", (9, 9)) == ((to,), (spaced_to,), (9, 9))
+    assert ids(byte_level, " ") == (tuple(byte_level.encode(" ")),)
+    assert ids(metaspace, "to") == (tuple(metaspace.encode("to")),), "both spellings are one"
+    assert ids(spaced, "b") == ((1,),)
+    params = SamplingParams(bad_words=((1, 2),))
+    assert with_bad_word_ids(params, byte_level) is params

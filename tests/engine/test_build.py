@@ -77,7 +77,10 @@ def test_an_fp8_kv_cache_takes_half_the_memory_and_answers_nearly_the_same(llama
     assert (plain.facts.kv_dtype, small.facts.kv_dtype) == ("bfloat16", "fp8 e4m3")
     logprobs = [
         torch.tensor(
-            [each.outputs[0].logprobs[0] for each in llm.generate(prompts, params, use_tqdm=False)]
+            [
+                each.outputs[0].cumulative_logprob
+                for each in llm.generate(prompts, params, use_tqdm=False)
+            ]
         )
         for llm in (plain, small)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -40,8 +41,9 @@ def test_text_and_tokens_agree(llm):
     assert request.prompt == "ROMEO:"
     assert request.prompt_token_ids == [ord(each) - 32 for each in "ROMEO:"]
     assert output.text == "".join(chr(token + 32) for token in output.token_ids)
-    assert len(output.logprobs) == len(output.token_ids) == 12
-    assert all(each <= 0 for each in output.logprobs)
+    assert len(output.token_ids) == 12
+    assert output.logprobs is None
+    assert output.cumulative_logprob < 0
     assert output.finish_reason == "length"
 
 
@@ -118,3 +120,42 @@ def test_dynamic_waits_and_answers(tiny_model):
     llm = LLM(tiny_model("llama"), batch_size=4, max_batch_delay=30, dtype="fp32")
     assert llm.facts.batching == "dynamic"
     assert len(answer(llm, [1, 2]).token_ids) == 12
+
+
+def test_text_parameters_reach_the_answer(llm):
+    text = answer(llm, "ROMEO:").text
+    stop = text[4:6]
+    params = SamplingParams(
+        temperature=0, max_tokens=12, ignore_eos=True, stop=stop, include_stop_str_in_output=True
+    )
+    assert answer(llm, "ROMEO:", params).text == text[: text.index(stop) + 2]
+    late = msgspec.structs.replace(params, min_tokens=12)
+    assert answer(llm, "ROMEO:", late).text == text
+
+
+def test_bad_words_never_appear(llm):
+    """One of a single token, and one that spans two."""
+    text = answer(llm, "ROMEO:").text
+    for word in (text[3], text[3:5]):
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, bad_words=[word])
+        barred = answer(llm, "ROMEO:", params).text
+        assert word not in barred
+        assert len(barred) == 12
+
+
+def test_logprobs_are_told_by_token_with_text_and_rank(llm):
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=2)
+    output = answer(llm, "ROMEO:", params)
+    for token, named in zip(output.token_ids, output.logprobs, strict=True):
+        assert named[token].rank == 1
+        assert {each.decoded_token for each in named.values()} == {chr(id + 32) for id in named}
+        assert len(named) == 2
+    total = sum(
+        named[id].logprob for id, named in zip(output.token_ids, output.logprobs, strict=True)
+    )
+    assert output.cumulative_logprob == pytest.approx(total)
+
+
+def test_words_of_text_need_a_tokenizer(tiny_model):
+    with pytest.raises(RequestError, match="bad_words: needs the model's tokenizer"):
+        answer(LLM(tiny_model("qwen3"), dtype="fp32"), [1], SamplingParams(bad_words=["x"]))

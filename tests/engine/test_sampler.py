@@ -110,7 +110,7 @@ def test_impossible_tokens_are_never_drawn():
 
 
 def test_rounding_at_the_end_never_leaves_the_kept_tokens(monkeypatch):
-    monkeypatch.setattr("engine.sampler._uniform", lambda rows: np.ones(len(rows)))
+    monkeypatch.setattr("engine.sampling.draw.uniforms", lambda rows: np.ones(len(rows)))
     logits = torch.tensor([0.5, 0.3, 0.2]).log()
     assert drawn(logits, rows(1, top_p=0.7)).tolist() == [1]
 
@@ -123,7 +123,15 @@ def test_rounding_at_the_end_never_leaves_the_kept_tokens(monkeypatch):
         {"temperature": 1e30},
         {"top_p": 1e-50},
         {"repetition_penalty": 0.01, "temperature": 2e-5},
-        {"repetition_penalty": 100.0, "top_k": 2**31},
+        {"repetition_penalty": 100.0, "top_k": 2**70},
+        {"top_k": 3, "top_p": 1e-50},
+        {"min_p": 1.0},
+        {"typical_p": 1e-50},
+        {"typical_p": 1e-9, "temperature": 1.1e-5},
+        {"logit_bias": {3: 1e6, 4: -1e6}},
+        {"logit_bias": {3: 1e6}, "temperature": 1.1e-5, "typical_p": 0.5},
+        {"bad_words": tuple((token,) for token in range(50))},
+        {"presence_penalty": -2.0, "frequency_penalty": -2.0, "temperature": 1e30},
     ],
 )
 def test_extreme_parameters_choose_a_token_and_leave_other_rows_alone(params):
@@ -135,10 +143,55 @@ def test_extreme_parameters_choose_a_token_and_leave_other_rows_alone(params):
     assert 0 <= token_ids[1] < 50
 
 
-def test_a_row_of_nan_does_not_end_the_step():
-    logits = torch.tensor([[0.0, 2.0], [float("nan"), float("nan")]])
-    good = Sequence(0, [1], SamplingParams(seed=1, top_k=2))
-    assert 0 <= sample(logits, [good, *rows(1)]).token_ids[0] < 2
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"top_k": 1},
+        {"top_k": 2, "top_p": 0.5},
+        {"top_p": 0.5},
+        {"min_p": 0.5},
+        {"typical_p": 0.5},
+        {"repetition_penalty": 2.0, "logit_bias": {1: -1.0}, "logprobs": 2},
+    ],
+    ids=str,
+)
+def test_a_row_without_numbers_does_not_end_the_step(bad, params):
+    logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(0))
+    sequences = rows(3, **params)
+    expected = sample(logits, sequences).token_ids
+    logits[1] = bad
+    choices = sample(logits, sequences)
+    assert choices.token_ids[[0, 2]].tolist() == expected[[0, 2]].tolist()
+    assert 0 <= choices.token_ids[1] < 9
+    assert len(choices.to_host().wait()) == 3
+
+
+def test_top_logprobs_only_for_rows_that_ask_and_as_many():
+    logits = torch.randn(4, 12, generator=torch.Generator().manual_seed(0))
+    counts = [None, 3, 0, 99]
+    sequences = [
+        Sequence(n, [1], SamplingParams(seed=n, logprobs=count and min(count, 20)))
+        for n, count in enumerate(counts)
+    ]
+    expected = logits.log_softmax(-1)
+    results = sample(logits, sequences).to_host().wait()
+    assert results[0].top == ()
+    for place, count in ((1, 3), (2, 0), (3, 12)):
+        [top], [token_id] = results[place].top, results[place].token_ids
+        ranked = expected[place].argsort(descending=True).tolist()
+        assert top.token_ids == tuple(ranked[:count])
+        assert top.logprobs == pytest.approx(expected[place][ranked[:count]].tolist())
+        assert top.rank == ranked.index(token_id) + 1
+        assert top.logprob == pytest.approx(expected[place, token_id].item())
+
+
+def test_half_precision_logits_are_left_as_they_are():
+    logits = torch.randn(2, 9).bfloat16()
+    before = logits.clone()
+    sample(logits, rows(2, logit_bias={1: 9.0}, repetition_penalty=3.0, top_k=4, min_p=0.1))
+    assert torch.equal(logits, before)
 
 
 def test_logprobs_are_those_of_the_model_itself():

@@ -1,0 +1,35 @@
+"""Words that an answer must not contain, as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from core.sampling import SamplingParams
+from core.text.tokenizer import Tokenizer
+
+
+def with_bad_word_ids(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+    """The same parameters with the tokens of each text of `bad_words` in its place.
+
+    A word stands at the start of an answer or after a space. As in vLLM, both spellings count
+    where they differ in their first token and have the same number of tokens.
+    """
+    if not any(isinstance(word, str) for word in params.bad_words):
+        return params
+    words: list[tuple[int, ...]] = []
+    for word in params.bad_words:
+        words += _spellings(word, tokenizer) if isinstance(word, str) else [word]
+    return msgspec.structs.replace(params, bad_words=tuple(words))
+
+
+def _spellings(word: str, tokenizer: Tokenizer) -> Sequence[tuple[int, ...]]:
+    word = word.lstrip() or word
+    plain, spaced = (
+        tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (word, f" {word}")
+    )
+    if not plain:
+        return []
+    is_other = len(spaced) == len(plain) and spaced[0] != plain[0]
+    return [plain, spaced] if is_other else [plain]

@@ -1,0 +1,78 @@
+"""Scores of prompts (`prompt_logprobs`), without holding the logits of a whole prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from core.plan import Chunk, StepPlan
+from core.sampling import TopLogprobs
+from engine.inputs import Scored
+from engine.sampling.ranking import rank
+
+MAX_SCORED_ROWS = 256
+"""Rows of one forward that may have logits only to score: as many as a large batch samples."""
+
+
+def in_parts(plan: StepPlan, max_rows: int) -> list[StepPlan]:
+    """The plan as several, of which each scores at most `max_rows` rows; itself where it may."""
+    parts: list[list[Chunk]] = [[]]
+    room = max_rows
+    for chunk in plan.chunks:
+        rest = chunk
+        while len(rest.scored) > room:
+            if room > 0:
+                parts[-1].append(_until(rest, rest.scored[room]))
+                rest = _from(rest, rest.scored[room])
+            parts.append([])
+            room = max_rows
+        parts[-1].append(rest)
+        room -= len(rest.scored)
+    # What else the plan holds is done before all of it, with the first.
+    first, *others = (tuple(chunks) for chunks in parts)
+    return [replace(plan, chunks=first), *map(StepPlan, others)]
+
+
+def _until(chunk: Chunk, position: int) -> Chunk:
+    scored = range(chunk.scored.start, position)
+    return replace(chunk, length=position - chunk.start, samples=False, scored=scored)
+
+
+def _from(chunk: Chunk, position: int) -> Chunk:
+    scored = range(position, chunk.scored.stop)
+    return replace(chunk, start=position, length=chunk.end - position, scored=scored)
+
+
+class PromptScores:
+    """Scores on their way to the host."""
+
+    def __init__(self, logits: Tensor, scored: Scored) -> None:
+        """logits: [R, vocabulary] of the rows that score."""
+        self._chunks = scored.chunks
+        width = max(_width(chunk) for chunk in self._chunks)
+        self._ranking = rank(logits.float(), scored.next_tokens, width).to_host()
+
+    def wait(self) -> dict[int, tuple[TopLogprobs, ...]]:
+        """By sequence id."""
+        widths = [_width(chunk) for chunk in self._chunks for _ in chunk.scored]
+        scores = self._ranking.wait(widths)
+        return {
+            chunk.sequence.id: tuple(next(scores) for _ in chunk.scored) for chunk in self._chunks
+        }
+
+
+def _width(chunk: Chunk) -> int:
+    return chunk.sequence.params.prompt_logprobs or 0
+
+
+def joined(
+    parts: Sequence[dict[int, tuple[TopLogprobs, ...]]],
+) -> dict[int, tuple[TopLogprobs, ...]]:
+    """The scores of one forward after those of another."""
+    whole: dict[int, tuple[TopLogprobs, ...]] = {}
+    for part in parts:
+        for id, scores in part.items():
+            whole[id] = whole.get(id, ()) + scores
+    return whole

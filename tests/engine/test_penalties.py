@@ -1,0 +1,221 @@
+"""Penalties, biases, bad words and min_tokens as defined, with tokens in flight or not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from core.sampling import Sampled, SamplingParams
+from core.sequence import Sequence
+from engine.sampler import Sampler
+from engine.sampling.edits import Edits
+from engine.sampling.penalties import Penalties
+from engine.sampling.rows import Row
+from engine.staging import Parcel, Staging
+
+VOCABULARY = 40
+EOS = 0
+
+
+def staging():
+    return Staging(torch.device("cpu"))
+
+
+def sequence_of(prompt, answer=(), **params):
+    one = Sequence(0, prompt, SamplingParams(max_tokens=99, **params), eos_token_ids=[EOS])
+    one.append(Sampled(tuple(answer), (0.0,) * len(answer)))
+    assert one.token_ids == [*prompt, *answer]
+    return one
+
+
+def changed(parts, logits, sequences, *, in_flight=False):
+    """The logits [N, vocabulary] after the parts; in_flight: the host does not know the newest."""
+    newest = torch.tensor([each.token_ids[-1] for each in sequences])
+    rows = [Row(each, len(each.token_ids)) for each in sequences]
+    taken = [(each, each.token_ids.pop()) for each in sequences] if in_flight else []
+    parcel = Parcel(staging())
+    changes = [part.plan(rows, VOCABULARY, parcel) for part in parts]
+    parcel.send()
+    scores = logits.clone()
+    for change in changes:
+        if change is not None:
+            change(scores, newest)
+    for each, token in taken:
+        each.token_ids.append(token)
+    return scores
+
+
+def defined(logits, prompt, answer, params):
+    """As vLLM and OpenAI define them, one logit after the other."""
+    scores = logits.clone()
+    for token in range(VOCABULARY):
+        score, times = scores[token], answer.count(token)
+        if token in prompt or times:
+            score = (
+                score / params.repetition_penalty
+                if score > 0
+                else score * params.repetition_penalty
+            )
+        scores[token] = (
+            score - params.frequency_penalty * times - params.presence_penalty * (times > 0)
+        )
+    return scores
+
+
+def random_sequences(count, **params):
+    rng = random.Random(4)
+    return [
+        sequence_of(
+            [rng.randrange(1, VOCABULARY) for _ in range(rng.randrange(1, 12))],
+            [rng.randrange(1, VOCABULARY) for _ in range(place % 9 * 12)],
+            **params,
+        )
+        for place in range(count)
+    ]
+
+
+def random_logits(count, seed=0):
+    return torch.randn(count, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repetition_penalty": 1.8},
+        {"repetition_penalty": 0.6},
+        {"presence_penalty": 1.3},
+        {"frequency_penalty": 0.7},
+        {"frequency_penalty": -2.0, "presence_penalty": 2.0},
+        {"repetition_penalty": 1.2, "frequency_penalty": 0.4, "presence_penalty": -0.9},
+    ],
+    ids=str,
+)
+def test_penalties_are_as_defined(params, in_flight):
+    sequences = random_sequences(18, **params)
+    logits = random_logits(18)
+    got = changed([Penalties()], logits, sequences, in_flight=in_flight)
+    for row, each, before in zip(got, sequences, logits, strict=True):
+        prompt = each.token_ids[: each.num_prompt_tokens]
+        answer = each.token_ids[each.num_prompt_tokens :]
+        torch.testing.assert_close(row, defined(before, prompt, answer, each.params))
+    assert not torch.equal(got, logits)
+
+
+def test_repetition_penalty_equals_transformers():
+    sequences = random_sequences(9, repetition_penalty=1.7)
+    logits = random_logits(9)
+    got = changed([Penalties()], logits, sequences)
+    for row, each, before in zip(got, sequences, logits, strict=True):
+        ids = torch.tensor([each.token_ids])
+        assert torch.equal(row, RepetitionPenaltyLogitsProcessor(1.7)(ids, before[None].clone())[0])
+
+
+def test_counts_kept_from_step_to_step_equal_counts_made_anew():
+    kept, rng = Penalties(), random.Random(1)
+    sequences = random_sequences(5, repetition_penalty=1.5, frequency_penalty=0.3)
+    for step in range(80):
+        running = [each for each in sequences if rng.random() < 0.7] or sequences
+        logits = random_logits(len(running), seed=step)
+        again = changed([kept], logits, running, in_flight=step % 3 > 0)
+        assert torch.equal(again, changed([Penalties()], logits, running))
+        for each in running:
+            each.append(Sampled((rng.randrange(1, VOCABULARY),), (0.0,)))
+
+
+def test_what_is_kept_of_a_sequence_goes_with_it():
+    penalties, edits = Penalties(), Edits()
+    one = sequence_of([1, 2], [3], repetition_penalty=2.0, logit_bias={1: 1.0})
+    changed([edits, penalties], random_logits(1), [one])
+    assert (len(penalties._counts), len(edits._biases)) == (1, 1)
+    del one
+    assert (len(penalties._counts), len(edits._biases)) == (0, 0)
+
+
+def banned(*sequences, in_flight=False):
+    """Which tokens each row cannot have."""
+    scores = changed(
+        [Edits()], torch.zeros(len(sequences), VOCABULARY), sequences, in_flight=in_flight
+    )
+    assert torch.equal(scores, torch.zeros_like(scores).masked_fill(scores.isneginf(), -torch.inf))
+    return [set(row.isneginf().nonzero()[:, 0].tolist()) for row in scores]
+
+
+def test_logit_bias_is_added():
+    logits = random_logits(3)
+    rows = [
+        sequence_of([1], logit_bias={3: 2.5, 7: -1.0}),
+        sequence_of([1]),
+        sequence_of([1], logit_bias={3: -9.0}),
+    ]
+    expected = logits.clone()
+    expected[0, 3] += 2.5
+    expected[0, 7] -= 1.0
+    expected[2, 3] -= 9.0
+    assert torch.equal(changed([Edits()], logits, rows), expected)
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_min_tokens_bars_what_ends_the_answer(in_flight):
+    settings = {"min_tokens": 3, "stop_token_ids": (7, 10**6)}
+    rows = [sequence_of([1, 2], [4] * count, **settings) for count in range(1, 5)]
+    assert banned(*rows, in_flight=in_flight) == [{EOS, 7}, {EOS, 7}, set(), set()]
+    assert banned(sequence_of([1], **settings)) == [{EOS, 7}]
+    ignoring = sequence_of([1], min_tokens=3, ignore_eos=True)
+    assert banned(ignoring) == [{EOS}], "as in vLLM"
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+@pytest.mark.parametrize(
+    ("words", "answer", "expected"),
+    [
+        ([(5,)], [9], {5}),
+        ([(5, 6)], [5], {6}),
+        ([(5, 6)], [6], set()),
+        ([(5, 6, 7)], [5, 6], {7}),
+        ([(5, 6, 7)], [6, 5, 6], {7}),
+        ([(5, 6, 7)], [5, 9, 6], set()),
+        ([(5, 6, 7)], [6], set()),
+        ([(5, 6, 7, 8)], [5, 6, 7], {8}),
+        ([(1, 6)], [2], set()),
+        ([(6, 6)], [6], {6}),
+        ([(5, 6), (4, 6), (5, 7), (9,)], [5], {6, 7, 9}),
+        ([(4, 6), (5, 6), (9,), (9,)], [5], {6, 9}),
+    ],
+)
+def test_bad_words_lose_their_last_token(words, answer, expected, in_flight):
+    assert banned(sequence_of([1], answer, bad_words=words), in_flight=in_flight) == [expected]
+
+
+def test_bad_words_look_at_the_answer_alone():
+    """As in vLLM, unlike transformers' NoBadWordsLogitsProcessor."""
+    assert banned(sequence_of([5], bad_words=[(5, 6)])) == [set()]
+    assert banned(sequence_of([5], [6], bad_words=[(5, 6, 7)])) == [set()]
+
+
+def test_a_bias_does_not_lift_a_ban():
+    one = sequence_of([1], logit_bias={5: 100.0}, bad_words=[(5,)])
+    assert banned(one) == [{5}]
+
+
+def test_biases_come_before_penalties():
+    """A bias that makes a logit negative has it multiplied."""
+    one = sequence_of([3], logit_bias={3: -2.0}, repetition_penalty=2.0)
+    logits = torch.ones(1, VOCABULARY)
+    newest = torch.tensor([3])
+    seen = {}
+    sampler = Sampler(staging())
+    original = torch.Tensor.argmax
+
+    def noted(self, *args):
+        seen["scores"] = self.clone()
+        return original(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "argmax", noted)
+        sampler.sample(logits, [Row(one, 1)], newest)
+    assert seen["scores"][0, 3] == -2.0
+    assert torch.equal(logits, torch.ones(1, VOCABULARY)), "the caller's logits are untouched"
