@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 
 import boto3
 import openai
@@ -99,23 +100,24 @@ def test_hugging_face(tmp_path, expected):
     text = expected("ROMEO:")
     with serve(tmp_path, "option.dtype=fp32\noption.tgi_compat=true\n") as it:
         url = f"http://127.0.0.1:{it.port}"
-        client = InferenceClient(f"{url}/invocations")
-        options = {"max_new_tokens": NUM_NEW}
-        assert client.text_generation("ROMEO:", **options) == text
-        answer = client.text_generation(
-            "ROMEO:", **options, details=True, decoder_input_details=True
-        )
-        assert (answer.generated_text, answer.details.finish_reason) == (text, "length")
-        assert "".join(token.text for token in answer.details.tokens) == text
-        assert "".join(token.text for token in answer.details.prefill) == "ROMEO:"
-        pieces = list(client.text_generation("ROMEO:", **options, stream=True, details=True))
-        assert "".join(piece.token.text for piece in pieces) == text
-        assert pieces[-1].generated_text == text
-        assert pieces[-1].details.generated_tokens == NUM_NEW
-        with pytest.raises(HfHubHTTPError, match="watermark: not served"):
-            client.text_generation("ROMEO:", **options, watermark=True)
+        with closing(InferenceClient(f"{url}/invocations")) as client:
+            options = {"max_new_tokens": NUM_NEW}
+            assert client.text_generation("ROMEO:", **options) == text
+            answer = client.text_generation(
+                "ROMEO:", **options, details=True, decoder_input_details=True
+            )
+            assert (answer.generated_text, answer.details.finish_reason) == (text, "length")
+            assert "".join(token.text for token in answer.details.tokens) == text
+            assert "".join(token.text for token in answer.details.prefill) == "ROMEO:"
+            pieces = list(client.text_generation("ROMEO:", **options, stream=True, details=True))
+            assert "".join(piece.token.text for piece in pieces) == text
+            assert pieces[-1].generated_text == text
+            assert pieces[-1].details.generated_tokens == NUM_NEW
+            with pytest.raises(HfHubHTTPError, match="watermark: not served"):
+                client.text_generation("ROMEO:", **options, watermark=True)
 
-        chat = InferenceClient(url).chat_completion(MESSAGES, max_tokens=NUM_NEW, temperature=0)
+        with closing(InferenceClient(url)) as client:
+            chat = client.chat_completion(MESSAGES, max_tokens=NUM_NEW, temperature=0)
         said = expected(load_chat_template(DEMO, None).render(MESSAGES))
         assert chat.choices[0].message.content == said
 
@@ -133,32 +135,38 @@ def test_boto3(tmp_path, expected):
             aws_access_key_id="none",
             aws_secret_access_key="none",
         )
-        request = {"inputs": "ROMEO:", "parameters": {"max_new_tokens": NUM_NEW}}
-        named = {"EndpointName": "any", "ContentType": "application/json"}
-        answer = client.invoke_endpoint(
-            **named, Body=json.dumps(request), CustomAttributes="trace=1", SessionId="NEW_SESSION"
-        )
-        assert json.load(answer["Body"]) == {"generated_text": text}
-        assert (answer["ContentType"], answer["CustomAttributes"]) == (
-            "application/json",
-            "trace=1",
-        )
-        session = answer["NewSessionId"].split(";")[0]
+        with closing(client):
+            _check_runtime(client, text)
 
-        body = json.dumps({**request, "stream": True})
-        answer = client.invoke_endpoint_with_response_stream(
-            **named, Body=body, SessionId=session, Accept="text/event-stream"
-        )
-        assert answer["ContentType"] == "text/event-stream"
-        streamed = b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"])
-        events = [json.loads(each.removeprefix(b"data: ")) for each in streamed.split(b"\n\n")[:-1]]
-        assert "".join(event["token"]["text"] for event in events) == text
 
-        closing = json.dumps({"requestType": "CLOSE"})
-        closed = client.invoke_endpoint(**named, Body=closing, SessionId=session)
-        assert closed["ClosedSessionId"] == session
-        for invoke in (client.invoke_endpoint, client.invoke_endpoint_with_response_stream):
-            with pytest.raises(ClientError, match="no such session") as caught:
-                invoke(**named, Body=body, SessionId=session)
-            assert caught.value.response["Error"]["Code"] == "ModelError"
-            assert caught.value.response["OriginalStatusCode"] == 400
+def _check_runtime(client, text):
+    request = {"inputs": "ROMEO:", "parameters": {"max_new_tokens": NUM_NEW}}
+    named = {"EndpointName": "any", "ContentType": "application/json"}
+    answer = client.invoke_endpoint(
+        **named, Body=json.dumps(request), CustomAttributes="trace=1", SessionId="NEW_SESSION"
+    )
+    assert json.load(answer["Body"]) == {"generated_text": text}
+    assert (answer["ContentType"], answer["CustomAttributes"]) == (
+        "application/json",
+        "trace=1",
+    )
+    session = answer["NewSessionId"].split(";")[0]
+
+    body = json.dumps({**request, "stream": True})
+    answer = client.invoke_endpoint_with_response_stream(
+        **named, Body=body, SessionId=session, Accept="text/event-stream"
+    )
+    assert answer["ContentType"] == "text/event-stream"
+    streamed = b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"])
+    events = [json.loads(each.removeprefix(b"data: ")) for each in streamed.split(b"\n\n")[:-1]]
+    assert "".join(event["token"]["text"] for event in events) == text
+
+    close = json.dumps({"requestType": "CLOSE"})
+    closed = client.invoke_endpoint(**named, Body=close, SessionId=session)
+    assert closed["ClosedSessionId"] == session
+    assert json.load(closed["Body"]) == {"session_id": session}
+    for invoke in (client.invoke_endpoint, client.invoke_endpoint_with_response_stream):
+        with pytest.raises(ClientError, match="no such session") as caught:
+            invoke(**named, Body=body, SessionId=session)
+        assert caught.value.response["Error"]["Code"] == "ModelError"
+        assert caught.value.response["OriginalStatusCode"] == 400

@@ -90,7 +90,7 @@ def test_bad_input_is_a_4xx_that_names_the_field_and_disturbs_nothing(tmp_path):
             ({"inputs": "x", "parameters": {"temperature": "hot"}}, "parameters.temperature"),
             ({"inputs": "x " * 5000}, "inputs"),
             ({"inputs": "x", "parameters": {"max_new_tokens": 5000}}, "parameters.max_new_tokens"),
-            ({"inputs": ["x"]}, "inputs"),
+            ({"inputs": []}, "inputs"),
             (b"{", "body"),
         ):
             status, data = it.request("POST", "/invocations", body)
