@@ -14,7 +14,7 @@ from engine.sampling.rows import Row, integers
 from engine.staging import Parcel
 
 MAX_NUMBERS = 2**24
-"""Scores to work on at once: several times as many bytes are alive, some 0.5 GiB."""
+"""Scores to work on at once, which bounds what a large batch of a large vocabulary takes."""
 
 Draw = Callable[[Tensor, Tensor], None]
 """Takes scores [N, vocabulary] and writes what it draws into token ids [N] int64."""

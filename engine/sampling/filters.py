@@ -100,7 +100,7 @@ def _typical(rows: Sequence[Row], places: list[int], parcel: Parcel) -> Filter:
         own, own_weights = scores[place()], weights[place()]
         total = own_weights.sum(1, keepdim=True)
         mean = torch.where(own_weights > 0, own * own_weights.double(), 0).sum(1, True) / total
-        distance = (own - mean.float()).abs().masked_fill_(own_weights == 0, float("inf"))
+        distance = (own - mean.float()).abs()
         ranked, order = distance.sort()
         farthest = _until(ranked, own_weights.gather(1, order), mass() * total)
         _drop(weights, place(), distance > farthest)

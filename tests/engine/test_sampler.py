@@ -168,6 +168,22 @@ def test_a_row_without_numbers_does_not_end_the_step(bad, params):
     assert len(choices.to_host().wait()) == 3
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "params", [{}, {"top_p": 0.5}, {"min_p": 0.5}, {"typical_p": 0.5}], ids=str
+)
+def test_a_row_that_cannot_be_drawn_from_keeps_its_highest(bad, params):
+    logits = torch.zeros(1, 9)
+    logits[0, 4] = bad
+    assert sample(logits, rows(1, **params)).token_ids.item() == 4
+
+
+def test_a_draw_of_0_takes_the_first_possible_token(monkeypatch):
+    monkeypatch.setattr("engine.sampling.draw.uniforms", lambda rows: np.zeros(len(rows)))
+    logits = torch.tensor([-torch.inf, -torch.inf, 0.0, 1.0])
+    assert drawn(logits, rows(1)).tolist() == [2]
+
+
 def test_top_logprobs_only_for_rows_that_ask_and_as_many():
     logits = torch.randn(4, 12, generator=torch.Generator().manual_seed(0))
     counts = [None, 3, 0, 99]
