@@ -48,7 +48,6 @@ ADVICE: Mapping[str, str] = {
     "option.quantization": _QUANTIZED,
     "option.load_in_8bit": _QUANTIZED,
     "option.load_in_4bit": _QUANTIZED,
-    "option.load_format": "weights are read from safetensors; leave it out",
     "option.task": "the task follows from the model; option.executor chooses how it runs",
     "option.enable_streaming": 'a request streams where it says "stream": true',
     "option.input_formatter": _FORMAT,
@@ -91,6 +90,7 @@ ADVICE: Mapping[str, str] = {
 
 _USE_AUTO = "use option.rolling_batch=auto, or option.batching"
 _USE_PYTHON = "use engine=Python"
+_AS_FOUND = "use option.load_format=auto, which reads weights in the form in which they lie there"
 
 REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     ("option.rolling_batch", "deepspeed"): _USE_AUTO,
@@ -100,6 +100,9 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     ("option.output_formatter", "json_chat"): "use json",
     ("option.output_formatter", "jsonlines_chat"): "use jsonlines",
     ("option.output_formatter", "sse_chat"): "use sse",
+    ("option.load_format", "safetensors"): _AS_FOUND,
+    ("option.load_format", "pt"): _AS_FOUND,
+    ("option.load_format", "npcache"): _AS_FOUND,
     ("engine", "DeepSpeed"): _USE_PYTHON,
     ("engine", "FasterTransformer"): _USE_PYTHON,
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from copy import copy
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from transformers import (
 from core.plan import StepPlan, StepResult
 from core.sampling import Sampled
 from core.sequence import Sequence
+from engine.model_source import ModelSource
 from engine.sampler import sample
 
 
@@ -53,18 +53,11 @@ class LibraryModel:
         return self.model.get_memory_footprint()
 
 
-def load_library_model(
-    model_dir: Path,
-    config: PreTrainedConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    trust_remote_code: bool = False,
-) -> LibraryModel:
-    kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    model = kind.from_pretrained(model_dir, dtype=dtype, trust_remote_code=trust_remote_code)
+def load_library_model(source: ModelSource) -> LibraryModel:
+    is_encoder_decoder = source.config.is_encoder_decoder
+    model = source.load(AutoModelForSeq2SeqLM if is_encoder_decoder else AutoModelForCausalLM)
     model.generation_config = _without_choices(model.generation_config)
-    return LibraryModel(model.to(device).eval())
+    return LibraryModel(model.to(source.device).eval())
 
 
 def _without_choices(own: Any) -> Any:
