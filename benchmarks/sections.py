@@ -46,7 +46,7 @@ SECTIONS = {
         "The same over a tenth of the KV memory",
         "small_pool",
         cases={"paged": 14, "continuous-oracle": 14, "continuous-max": 14},
-        baselines=("continuous-max",),
+        baselines=("continuous-oracle", "continuous-max"),
     ),
     "roofline": Section("A decode step against its roofline", "roofline", 22),
     "profile": Section("Where the time of a decode step goes", "profile", 15),

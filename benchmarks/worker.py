@@ -130,3 +130,5 @@ def _version(name: str) -> str | None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(0)  # a thread that a library has left running must not hold up what comes next

@@ -1,8 +1,8 @@
 """The requests of a load: three lengths of prompt and three of answer, as AWS's article had them.
 
-Llama-2-7B behind SageMaker's LMI container, 50 concurrent clients, prompts of three lengths,
-answers of 64, 128 and 256 tokens ("Improve throughput performance of Llama 2 models using Amazon
-SageMaker"). The article does not say how long its prompts are; these are short, medium and long.
+That is Llama-2-7B in SageMaker's LMI container under its batching strategies: 50 concurrent
+clients, prompts of three lengths, answers of 64, 128 and 256 tokens. The article does not say how
+long its prompts are; these are short, medium and long.
 """
 
 from __future__ import annotations

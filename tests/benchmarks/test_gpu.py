@@ -211,6 +211,18 @@ def test_shape_and_stretch_reach_the_worker(tmp_path, monkeypatch):
     assert settings["seconds"] == 2 * seconds_of("small-pool/paged")
 
 
+@pytest.mark.parametrize(
+    ("gibibytes", "notes"), [(3, ["3.0 GiB of GPU memory were left behind"]), (0.5, [])]
+)
+def test_a_job_that_leaves_memory_behind_is_noted(monkeypatch, gibibytes, notes):
+    events = []
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda: int(gibibytes * 2**30))
+    worker._free_memory(False, events.append)
+    worker._free_memory(True, events.append)
+    assert [event["text"] for event in events] == notes
+
+
 def test_all_of_it_stays_under_nine_minutes():
     jobs, num_processes = jobs_of(SECTIONS), 0
     seconds = sum(seconds_of(job) for job in jobs if job != "flashinfer")
