@@ -38,7 +38,7 @@ kernels: setup .triton-$(TRITON_FLOOR)/installed  ## Compile every kernel varian
 	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) triton==$(TRITON_FLOOR)
 	touch $@
 
-gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),setup)  ## Check and time the kernels on this GPU (ARGS='--sections decode --out DIR')
+gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),setup)  ## Check and time kernels and engine on this GPU (ARGS='--sections decode --out DIR')
 	$(GPU_PYTHON) -m benchmarks.gpu $(ARGS)
 
 format: setup  ## Format the code and mend what ruff can

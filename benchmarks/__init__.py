@@ -1,1 +1,1 @@
-"""Measures the kernels on a GPU; docs/benchmarks.md says what and how."""
+"""Measures the kernels and the engine on a GPU; docs/benchmarks.md says what and how."""

@@ -26,9 +26,11 @@ class Bench:
         may_flashinfer: bool,
         seconds: float,
         emit: Callable[[dict[str, Any]], None],
+        shape: str = "llama-2-7b",
     ) -> None:
         self._may_flashinfer = may_flashinfer
         self.is_dry = is_dry
+        self.shape = shape
         self.device = torch.device("cpu" if is_dry else "cuda")
         self.dtype = torch.float16 if is_dry else torch.bfloat16  # as Triton's interpreter has it
         self._deadline = time.monotonic() + seconds
@@ -54,6 +56,19 @@ class Bench:
         """Whether it is installed and its kernels were built in time."""
         is_wanted = self._may_flashinfer and not self.is_dry
         return is_wanted and importlib.util.find_spec("flashinfer") is not None
+
+    @property
+    def seconds_left(self) -> float:
+        """Of the section's time; without end in a dry run, which ends by itself."""
+        return float("inf") if self.is_dry else self._deadline - time.monotonic()
+
+    def timed(self, figure: Any) -> Any:
+        """A figure that depends on time. A dry run takes none: there, all that is in it is None."""
+        if not self.is_dry:
+            return figure
+        if isinstance(figure, dict):
+            return {name: self.timed(value) for name, value in figure.items()}
+        return None
 
     def is_over(self, what: str) -> bool:
         """Whether the section's time is up; if so, notes that `what` was skipped."""

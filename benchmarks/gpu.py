@@ -1,4 +1,4 @@
-"""`make gpu`: checks and times the kernels on this GPU; see docs/benchmarks.md.
+"""`make gpu`: checks and times the kernels and the engine on this GPU; see docs/benchmarks.md.
 
 Sections run in worker processes. What a worker found before it failed, crashed or hung is kept,
 and another goes on with the sections that remain. The tables come last.
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import IO
 
 from benchmarks.report import Report, table_text
-from benchmarks.sections import SECTIONS
+from benchmarks.sections import SECTIONS, jobs_of, one_process, seconds_of, section_of
+from benchmarks.shapes import SHAPES
 
 GRACE_SECONDS = 60
 """For the case that was under way when a section's time was up, and for a worker to start."""
@@ -27,8 +28,8 @@ TABLE = Path(__file__).resolve().parents[1] / "kernels" / "configurations.json"
 
 def main() -> None:
     options = _parse()
-    report = Report(is_dry=options.dry)
-    remaining = list(options.sections)
+    report = Report(is_dry=options.dry, shape=options.shape)
+    remaining = jobs_of(options.sections)
     try:
         while remaining:
             remaining = _run_worker(remaining, report, options)
@@ -52,6 +53,15 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU, no figures")
     parser.add_argument(
+        "--shape", choices=SHAPES, default="llama-2-7b", help="of the model that is served"
+    )
+    parser.add_argument(
+        "--stretch",
+        type=float,
+        default=1.0,
+        help="times the seconds of every section: for slower GPUs, or longer measurements",
+    )
+    parser.add_argument(
         "--write-table", action="store_true", help="let the sweep rewrite kernels/configurations"
     )
     return parser.parse_args()
@@ -64,9 +74,11 @@ def _section_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _run_worker(names: list[str], report: Report, options: argparse.Namespace) -> list[str]:
-    """One worker over these sections; the names that the next one should take up."""
-    command = [sys.executable, "-m", "benchmarks.worker", *names]
+def _run_worker(remaining: list[str], report: Report, options: argparse.Namespace) -> list[str]:
+    """One worker over the first of these jobs; those that the next one should take up."""
+    jobs = one_process(remaining, is_dry=options.dry)
+    command = [sys.executable, "-m", "benchmarks.worker", *jobs]
+    command += ["--shape", options.shape, "--stretch", str(options.stretch)]
     if options.dry:
         command.append("--dry")
     if "flashinfer" in report.sections and not report.is_sound("flashinfer"):
@@ -83,22 +95,22 @@ def _run_worker(names: list[str], report: Report, options: argparse.Namespace) -
     reader.start()
     with worker:
         try:
-            current, why = _collect(lines, report, options.out)
+            current, why = _collect(lines, report, options.out, options.stretch)
         finally:
             worker.kill()
             reader.join()
     if current is None and why is None:
-        return []
+        return remaining[len(jobs) :]
+    failed = current or jobs[0]
+    report.section(section_of(failed))["notes"].append(f"worker failed at {failed}: {why}")
     # Where it did not even start, no other worker would.
-    section = report.section(current or names[0])
-    section["notes"].append(f"worker failed: {why}")
-    return names[names.index(current) + 1 :] if current else []
+    return remaining[remaining.index(current) + 1 :] if current else []
 
 
 def _collect(
-    lines: queue.SimpleQueue[str], report: Report, out: Path
+    lines: queue.SimpleQueue[str], report: Report, out: Path, stretch: float = 1.0
 ) -> tuple[str | None, str | None]:
-    """The section under way when the worker ended and why; both None where it finished."""
+    """The job under way when the worker ended and why; both None where it finished."""
     current: str | None = None
     is_started = False
     limit = time.monotonic() + GRACE_SECONDS
@@ -113,8 +125,8 @@ def _collect(
         event = json.loads(line)
         report.take(event)
         if event["event"] == "begin":
-            is_started, current = True, str(event["section"])
-            limit = time.monotonic() + SECTIONS[current].seconds + GRACE_SECONDS
+            is_started, current = True, str(event["job"])
+            limit = time.monotonic() + seconds_of(current) * stretch + GRACE_SECONDS
         elif event["event"] == "end":
             current = None
             limit = time.monotonic() + GRACE_SECONDS
@@ -130,7 +142,7 @@ def _forward(stream: IO[str], lines: queue.SimpleQueue[str]) -> None:
 
 def _progress(event: dict[str, object]) -> None:
     if event["event"] in ("begin", "note"):
-        print(*(value for name, value in event.items() if name != "event"), file=sys.stderr)
+        print(event.get("job") or event["text"], file=sys.stderr)
     elif event["event"] == "row":
         print(".", end="", file=sys.stderr, flush=True)
     elif event["event"] == "end":

@@ -7,18 +7,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sections import SECTIONS
+from benchmarks.derived import FRACTIONS, Figures, Row, best_rates, derived
+from benchmarks.sections import SECTIONS, section_of
 
+ALL_OURS = ("correctness", "roofline")
+"""Sections without peers: a case that fails there is an error of ours."""
 MEASURES = ("us", "bytes", "flop")
-UNITS = {"GB/s": "of copy", "TFLOP/s": "of matmul"}
-"""Rates, and what a fraction of the best such rate among the ceilings is called."""
+"""Of a row; shown as what follows from them."""
 
 
 class Report:
     """Events of workers in, files and text out."""
 
-    def __init__(self, *, is_dry: bool) -> None:
+    def __init__(self, *, is_dry: bool, shape: str = "llama-2-7b") -> None:
         self.is_dry = is_dry
+        self.shape = shape
         self.date = datetime.now(UTC).isoformat(timespec="seconds")
         self.machine: dict[str, Any] = {}
         self.sections: dict[str, dict[str, Any]] = {}
@@ -30,20 +33,22 @@ class Report:
             case "machine":
                 self.machine = event["machine"]
             case "begin":
-                self._current = self.section(event["section"])
+                self._current = self.section(section_of(event["job"]))
             case "row":
                 self._current["rows"].append(event["row"])
             case "note":
-                self._current["notes"].append(event["text"])
+                if event["text"] not in self._current["notes"]:  # by another case
+                    self._current["notes"].append(event["text"])
             case "end":
-                self._current["seconds"] = event["seconds"]
+                before = self._current["seconds"] or 0
+                self._current["seconds"] = round(before + event["seconds"], 1)
             case "table":
                 self.table = event["table"]
             case other:
                 raise ValueError(f"unknown event {other}")
 
     def section(self, name: str) -> dict[str, Any]:
-        """`seconds` is None until the section has ended by itself."""
+        """`seconds` is None until the section, or a case of it, has ended by itself."""
         return self.sections.setdefault(name, {"rows": [], "notes": [], "seconds": None})
 
     def is_sound(self, name: str) -> bool:
@@ -52,7 +57,7 @@ class Report:
         Elsewhere a case that failed is a case that is missing: a peer may not take it.
         """
         section = self.sections[name]
-        fatal = ("section failed", "worker failed", *(["failed"] if name == "correctness" else []))
+        fatal = ["failed"] if name in ALL_OURS else ["section failed", "worker failed"]
         return (
             section["seconds"] is not None
             and not any(row.get("verdict") == "WRONG" for row in section["rows"])
@@ -65,10 +70,11 @@ class Report:
         found = {
             "date": self.date,
             "dry": self.is_dry,
+            "shape": self.shape,
             "machine": self.machine,
             "ceilings": self._ceilings(),
             "sections": {
-                name: section | {"rows": [row | self._derived(row) for row in section["rows"]]}
+                name: section | {"rows": [row | more for row, more in self._rows(name)]}
                 for name, section in self.sections.items()
             },
         }
@@ -78,7 +84,9 @@ class Report:
 
     def text(self) -> str:
         parts = [
-            _section_text(SECTIONS[name].title, section, [self._cells(r) for r in section["rows"]])
+            _section_text(
+                SECTIONS[name].title, section, [_cells(row, more) for row, more in self._rows(name)]
+            )
             for name, section in self.sections.items()
         ]
         gpu = self.machine.get("gpu") or "no GPU"
@@ -88,37 +96,12 @@ class Report:
         return "\n".join([*parts, f"{gpu}; {named}; {self.date}{dry}"])
 
     def _ceilings(self) -> dict[str, float]:
-        """The best measured: GB/s of copies and TFLOP/s of products."""
-        rows = self.sections.get("ceilings", {"rows": []})["rows"]
-        rates = [_rate(row) for row in rows]
-        return {
-            unit: max(rate[unit] for rate in rates if unit in rate)
-            for unit in UNITS
-            if any(unit in rate for rate in rates)
-        }
+        return best_rates(self.sections.get("ceilings", {"rows": []})["rows"])
 
-    def _derived(self, row: dict[str, Any]) -> dict[str, float]:
-        """Rate of the first implementation, as a fraction of the ceiling, and against its peers.
-
-        "best peer": the fastest other's time over ours, so more than 1 where ours is faster.
-        """
-        derived = _rate(row)
-        for unit, rate in list(derived.items()):
-            if unit in (ceilings := self._ceilings()):
-                derived[UNITS[unit]] = round(rate / ceilings[unit], 3)
-        ours, *others = row.get("us", {"": None}).values()
-        others = [us for us in others if us is not None]
-        if ours and others:
-            derived["best peer"] = round(min(others) / ours, 2)
-        return derived
-
-    def _cells(self, row: dict[str, Any]) -> dict[str, str]:
-        cells = {name: _cell(value) for name, value in row.items() if name not in MEASURES}
-        for name, us in row.get("us", {}).items():
-            cells[f"{name} us"] = "-" if us is None else f"{us:.1f}"
-        for name, value in self._derived(row).items():
-            cells[name] = f"{value:.0%}" if name in UNITS.values() else f"{value:.4g}"
-        return cells
+    def _rows(self, name: str) -> list[tuple[Row, Figures]]:
+        """Of a section: what was measured, and what follows from it."""
+        rows, ceilings = self.sections[name]["rows"], self._ceilings()
+        return [(row, derived(name, row, rows, ceilings)) for row in rows]
 
 
 def table_text(table: dict[str, Any]) -> str:
@@ -130,20 +113,28 @@ def table_text(table: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _rate(row: dict[str, Any]) -> dict[str, float]:
-    us = next(iter(row.get("us", {}).values()), None)
-    if not us:
-        return {}
-    rates = {}
-    if "bytes" in row:
-        rates["GB/s"] = round(row["bytes"] / us / 1e3, 1)
-    if "flop" in row:
-        rates["TFLOP/s"] = round(row["flop"] / us / 1e6, 1)
-    return rates
+def _cells(row: Row, more: Figures) -> dict[str, str]:
+    cells: dict[str, str] = {}
+    for name, value in row.items():
+        if isinstance(value, dict) and name not in MEASURES:
+            cells[f"{name} {'/'.join(value)}"] = "/".join(map(_cell, value.values()))
+        elif name not in MEASURES:
+            is_share = name in FRACTIONS and value is not None
+            cells[name] = f"{value:.1%}" if is_share else _cell(value)
+    for name, us in row.get("us", {}).items():
+        cells[f"{name} us"] = "-" if us is None else f"{us:.1f}"
+    for name, value in more.items():
+        cells[name] = f"{value:.0%}" if name in FRACTIONS else f"{value:.4g}"
+    return cells
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.1e}" if isinstance(value, float) else str(value)
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        form = ".1e" if 0 < abs(value) < 1e-3 else ".0f" if abs(value) >= 1000 else ".4g"
+        return f"{value:{form}}"
+    return str(value)
 
 
 def _section_text(title: str, section: dict[str, Any], rows: list[dict[str, str]]) -> str:

@@ -1,11 +1,13 @@
-"""Runs sections in a process of its own and writes what they find to stdout, a JSON line an event.
+"""Runs jobs in a process of its own and writes what they find to stdout, a JSON line an event.
 
-`python -m benchmarks.worker [--dry] [--without-flashinfer] SECTION...`. benchmarks.gpu reads it; an
-illegal memory access or a crash ends this process only.
+`python -m benchmarks.worker JOB...`, where a job is a section, or a case of one as section/case.
+benchmarks.gpu reads it; an illegal memory access or a crash ends this process only.
 """
 
 from __future__ import annotations
 
+import argparse
+import gc
 import importlib
 import importlib.metadata
 import json
@@ -17,43 +19,71 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.sections import SECTIONS
+from benchmarks.sections import SECTIONS, case_of, seconds_of, section_of
 
 Emit = Callable[[dict[str, Any]], None]
+MOST_LEFT_BEHIND = 2**30
+"""Bytes of GPU memory that a job may leave to the next one without a note."""
 
 
 def main(arguments: list[str]) -> None:
-    is_dry = "--dry" in arguments
-    if is_dry:
+    options = _parse(arguments)
+    if options.dry:
         # NOTE: before anything imports triton: @triton.jit decides by it.
         os.environ["TRITON_INTERPRET"] = "1"
+        os.environ["OMP_NUM_THREADS"] = "1"  # its tensors are tiny
     emit = _own_stdout()
-    emit({"event": "machine", "machine": _machine(is_dry)})
-    for name in arguments:
-        if name in SECTIONS:
-            _run(name, arguments, emit)
+    emit({"event": "machine", "machine": _machine(options.dry)})
+    for job in options.jobs:
+        _run(job, options, emit)
 
 
-def _run(name: str, arguments: list[str], emit: Emit) -> None:
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.worker")
+    parser.add_argument("jobs", nargs="+")
+    parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--without-flashinfer", action="store_true")
+    parser.add_argument("--shape", default="llama-2-7b")
+    parser.add_argument("--stretch", type=float, default=1.0)
+    return parser.parse_args(arguments)
+
+
+def _run(job: str, options: argparse.Namespace, emit: Emit) -> None:
     from benchmarks.bench import Bench
 
-    emit({"event": "begin", "section": name})
+    emit({"event": "begin", "job": job})
     begin = time.monotonic()
     try:
         bench = Bench(
-            is_dry="--dry" in arguments,
-            may_flashinfer="--without-flashinfer" not in arguments,
-            seconds=SECTIONS[name].seconds,
+            is_dry=options.dry,
+            may_flashinfer=not options.without_flashinfer,
+            seconds=seconds_of(job) * options.stretch,
             emit=emit,
+            shape=options.shape,
         )
-        importlib.import_module(f"benchmarks.{SECTIONS[name].module}").run(bench)
+        module = importlib.import_module(f"benchmarks.{SECTIONS[section_of(job)].module}")
+        module.run(bench, *filter(None, [case_of(job)]))
     except Exception as error:
         traceback.print_exc()
         reason = (str(error).strip() or "no message").splitlines()[0][:160]
         emit({"event": "note", "text": f"section failed: {type(error).__name__}: {reason}"})
         if "CUDA error" in str(error):
             sys.exit(1)  # the device is lost to this process
+    _free_memory(options.dry, emit)
     emit({"event": "end", "seconds": round(time.monotonic() - begin, 1)})
+
+
+def _free_memory(is_dry: bool, emit: Emit) -> None:
+    """So that the next job finds the GPU empty, or says why not."""
+    import torch
+
+    gc.collect()
+    if is_dry:
+        return
+    torch.cuda.empty_cache()
+    left = torch.cuda.memory_allocated()
+    if left > MOST_LEFT_BEHIND:
+        emit({"event": "note", "text": f"{left / 2**30:.1f} GiB of GPU memory were left behind"})
 
 
 def _own_stdout() -> Emit:
@@ -100,3 +130,5 @@ def _version(name: str) -> str | None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(0)  # a thread that a library has left running must not hold up what comes next

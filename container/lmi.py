@@ -48,7 +48,6 @@ ADVICE: Mapping[str, str] = {
     "option.quantization": _QUANTIZED,
     "option.load_in_8bit": _QUANTIZED,
     "option.load_in_4bit": _QUANTIZED,
-    "option.load_format": "weights are read from safetensors; leave it out",
     "option.task": "the task follows from the model; option.executor chooses how it runs",
     "option.enable_streaming": 'a request streams where it says "stream": true',
     "option.input_formatter": _FORMAT,
@@ -58,7 +57,6 @@ ADVICE: Mapping[str, str] = {
     "option.env": "set the variables of the container itself",
     "option.pythonExecutable": "the container's own Python runs",
     "option.enable_venv": "the container's own Python runs",
-    "option.enforce_eager": "leave it out",
     "option.enable_chunked_prefill": "long prompts are always computed in chunks, see "
     "option.max_rolling_batch_prefill_tokens",
     "option.enable_prefix_caching": "leave it out",
@@ -101,18 +99,22 @@ VARIABLE_ADVICE: Mapping[str, str] = {
     "HF_MODEL_QUANTIZE": _QUANTIZED,
     "PIPELINE_PARALLEL_DEGREE": ADVICE["option.pipeline_parallel_degree"],
     "PYTHON_EXECUTABLE": ADVICE["option.pythonExecutable"],
-    "ENABLE_CUDA_GRAPHS": ADVICE["option.enforce_eager"],
+    "ENABLE_CUDA_GRAPHS": "use option.enforce_eager",
 }
 """The same for environment variables that do not spell a key."""
 
 _USE_AUTO = "use option.rolling_batch=auto, or option.batching"
 _USE_PYTHON = "use engine=Python"
+_AS_FOUND = "use option.load_format=auto, which reads weights in the form in which they lie there"
 
 REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     ("option.rolling_batch", "deepspeed"): _USE_AUTO,
     ("option.rolling_batch", "trtllm"): _USE_AUTO,
     ("option.rolling_batch", "neuronx"): _USE_AUTO,
     ("option.rolling_batch", "tnx"): _USE_AUTO,
+    ("option.load_format", "safetensors"): _AS_FOUND,
+    ("option.load_format", "pt"): _AS_FOUND,
+    ("option.load_format", "npcache"): _AS_FOUND,
     ("engine", "DeepSpeed"): _USE_PYTHON,
     ("engine", "FasterTransformer"): _USE_PYTHON,
 }

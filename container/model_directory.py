@@ -9,6 +9,7 @@ from container.archive import is_archive, unpacked
 from container.configuration import Configuration
 from container.s3 import downloaded
 from core.errors import ConfigurationError
+from core.options import Options
 from core.text.tokenizer import tokenizer_file
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ def resolve_model_dir(configuration: Configuration, model_dir: Path) -> Path:
         if configuration.options.revision:
             logger.warning("option.revision has no effect on the local model %s", local)
         return _require_model(local.resolve(), "correct option.model_id")
-    return _downloaded(model_id, configuration.options.revision, local)
+    return _downloaded(model_id, configuration.options, local)
 
 
 def named_path(configuration: Configuration, model_dir: Path) -> Path:
@@ -86,7 +87,7 @@ def _require_model(path: Path, cure: str) -> Path:
     return path
 
 
-def _downloaded(model_id: str, revision: str | None, local: Path) -> Path:
+def _downloaded(model_id: str, options: Options, local: Path) -> Path:
     if "://" in model_id:
         raise ConfigurationError(
             f"option.model_id={model_id}: expected a path, an s3:// address or a Hugging Face id"
@@ -94,7 +95,7 @@ def _downloaded(model_id: str, revision: str | None, local: Path) -> Path:
     if model_id.startswith(("/", ".", "~")) or model_id.count("/") > 1:
         raise ConfigurationError(f"option.model_id={model_id}: there is no directory {local}")
     try:
-        return _snapshot(model_id, revision)
+        return _snapshot(model_id, options)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigurationError(
@@ -104,18 +105,19 @@ def _downloaded(model_id: str, revision: str | None, local: Path) -> Path:
         ) from error
 
 
-def _snapshot(model_id: str, revision: str | None) -> Path:
+def _snapshot(model_id: str, options: Options) -> Path:
     import huggingface_hub  # half a second that only a download needs
 
     def fetch(unwanted: list[str]) -> Path:
         return Path(
             huggingface_hub.snapshot_download(  # pyright: ignore[reportUnknownMemberType]
-                model_id, revision=revision, ignore_patterns=unwanted
+                model_id, revision=options.revision, ignore_patterns=unwanted
             )
         )
 
     # Many repositories hold the weights twice; *.bin is wanted only where it is the only form.
-    path = fetch([*_NOT_NEEDED, "*.bin"])
-    if not any(path.glob("*.safetensors")):
+    is_dummy = options.load_format == "dummy"
+    path = fetch([*_NOT_NEEDED, "*.bin", *(["*.safetensors"] if is_dummy else [])])
+    if not is_dummy and not any(path.glob("*.safetensors")):
         path = fetch(list(_NOT_NEEDED))
     return _require_model(path, "choose another model or option.revision")

@@ -25,6 +25,7 @@ Batching = Literal["none", "dynamic", "continuous", "paged"]
 RollingBatch = Literal["auto", "vllm", "lmi-dist", "scheduler", "disable"]
 KVReservation = Literal["max", "pow2", "oracle"]
 KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
+LoadFormat = Literal["auto", "dummy"]
 DType = Literal["auto", "fp32", "fp16", "bf16", "float32", "float16", "bfloat16"]
 ToolCallParser = Literal["hermes", "llama3_json", "mistral"]
 BATCHING_NAMES: tuple[Batching, ...] = typing.get_args(Batching)
@@ -58,6 +59,11 @@ class Options:
     )
     revision: str | None = _option(None, "Revision of a Hugging Face id.")
     trust_remote_code: bool = _option(False, "Run model code that lies in the model's directory.")
+    load_format: LoadFormat = _option(
+        "auto",
+        "auto: the weights that lie beside config.json. dummy: random weights, made on the device, "
+        "to measure speed without a checkpoint.",
+    )
     engine: Literal["Python", "MPI"] = _option(
         "Python", "LMI's engine name. Both run Longshore's own engine.", key="engine"
     )

@@ -6,7 +6,6 @@ import sys
 import time
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
@@ -25,6 +24,7 @@ from engine.engine import Engine
 from engine.executor import Executor
 from engine.kv_cache import KVCache, bytes_per_block
 from engine.library import LibraryExecutor, LibraryModel, load_library_model
+from engine.model_source import ModelSource
 from engine.packed import PackedExecutor
 from engine.packed_model import PackedModel, load_packed_model
 from engine.sizing import Sizes, choose_sizes
@@ -42,7 +42,15 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
     notes = check_tensor_parallel(options, device)
     config = _read_config(model_dir, options)
     dtype = choose_dtype(options, config, device)
-    model, executor_reason = _load(model_dir, config, options, dtype, device)
+    source = ModelSource(
+        model_dir=model_dir,
+        config=config,
+        dtype=dtype,
+        device=device,
+        is_dummy=options.load_format == "dummy",
+        trust_remote_code=options.trust_remote_code,
+    )
+    model, executor_reason = _load(source, options)
     batching, batching_reason = _batching(options, model, executor_reason)
     notes += _compile(options, model)
     sizes = choose_sizes(options, batching, model)
@@ -81,7 +89,7 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
         eos_token_ids=_eos_token_ids(model_dir, config),
         load_seconds=time.monotonic() - started,
         scores_prompts=not config.is_encoder_decoder,
-        notes=notes + sizes.notes + executor_notes,
+        notes=notes + source.notes + sizes.notes + executor_notes,
     )
     return Engine(strategy, executor, facts, overlaps=_overlaps(options, model))
 
@@ -97,21 +105,15 @@ def _read_config(model_dir: Path, options: Options) -> PreTrainedConfig:
         raise ConfigurationError(f"transformers cannot read {model_dir}: {error}") from error
 
 
-def _load(
-    model_dir: Path,
-    config: PreTrainedConfig,
-    options: Options,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[PackedModel | LibraryModel, str]:
+def _load(source: ModelSource, options: Options) -> tuple[PackedModel | LibraryModel, str]:
     """The model for the executor the options and the architecture allow, and the reason."""
-    trust = options.trust_remote_code
+    config = source.config
     reason = "option.executor=library"
     if options.executor != "library":
         try:
             if config.is_encoder_decoder:
                 raise UnsupportedModelError("it is an encoder-decoder model")
-            model = load_packed_model(model_dir, dtype, device, trust_remote_code=trust)
+            model = load_packed_model(source)
         except UnsupportedModelError as error:
             reason = f"{config.model_type} cannot run packed: {error}"
             if options.executor == "packed":
@@ -121,7 +123,7 @@ def _load(
         else:
             return model, "a decoder whose paged logits equal transformers' own"
     try:
-        library = load_library_model(model_dir, config, dtype, device, trust_remote_code=trust)
+        library = load_library_model(source)
     except Exception as error:  # whatever a library for files of weights may raise
         raise ConfigurationError(
             f"transformers cannot load {config.model_type} for text generation: {error}"

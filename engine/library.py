@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 from copy import copy
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from core.plan import StepPlan
 from core.sampling import Sampled, TopLogprobs
 from core.sequence import Sequence
 from engine.executor import FinishedStep
+from engine.model_source import ModelSource
 from engine.prompt_scores import MAX_SCORED_ROWS
 from engine.sampler import Row, Sampler
 from engine.sampling.ranking import rank
@@ -58,18 +58,11 @@ class LibraryModel:
         return self.model.get_memory_footprint()
 
 
-def load_library_model(
-    model_dir: Path,
-    config: PreTrainedConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    trust_remote_code: bool = False,
-) -> LibraryModel:
-    kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    model = kind.from_pretrained(model_dir, dtype=dtype, trust_remote_code=trust_remote_code)
+def load_library_model(source: ModelSource) -> LibraryModel:
+    is_encoder_decoder = source.config.is_encoder_decoder
+    model = source.load(AutoModelForSeq2SeqLM if is_encoder_decoder else AutoModelForCausalLM)
     model.generation_config = _without_choices(model.generation_config)
-    return LibraryModel(model.to(device).eval())
+    return LibraryModel(model.to(source.device).eval())
 
 
 def _without_choices(own: Any) -> Any:

@@ -13,7 +13,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from engine.attention_backend import make_backend
 from engine.compiled import CompiledForward, Forward
 from engine.inputs import InputBuilder, StepInputs
 from engine.kv_cache import KVCache, LayerShape
+from engine.model_source import ModelSource
 from engine.paged_step import PagedStep
 from engine.staging import Staging
 
@@ -95,28 +95,21 @@ class PackedModel:
         return logits if self._can_keep_rows else logits[rows]
 
 
-def load_packed_model(
-    model_dir: Path, dtype: torch.dtype, device: torch.device, *, trust_remote_code: bool = False
-) -> PackedModel:
+def load_packed_model(source: ModelSource) -> PackedModel:
     """Loads, surveys and probes. Raises UnsupportedModelError with the reason."""
     register_attention()
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            model_dir,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            trust_remote_code=trust_remote_code,
-        )
+        model: Any = source.load(AutoModelForCausalLM, attn_implementation=ATTENTION_NAME)
     except KeyError as error:  # a table of attention classes by name
         raise UnsupportedModelError("its attention is a class of its own") from error
     except ValueError as error:
         raise UnsupportedModelError(f"transformers cannot load it so: {error}") from error
     except Exception as error:  # whatever a library for files of weights may raise
-        raise ConfigurationError(f"transformers cannot read {model_dir}: {error}") from error
-    model = model.to(device).eval()
+        raise ConfigurationError(f"transformers cannot read {source.model_dir}: {error}") from error
+    model = model.to(source.device).eval()
     _check_architecture(model)
     packed = PackedModel(model, _survey(model))
-    if _probe(packed, model) > MAX_RELATIVE_ERROR[dtype]:
+    if _probe(packed, model) > MAX_RELATIVE_ERROR[source.dtype]:
         # In low precision a router's near ties may fall either way; in fp32 they do not.
         with _in_fp32(model):
             error = _probe(packed, model)

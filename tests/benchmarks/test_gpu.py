@@ -10,12 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu
+from benchmarks import gpu, worker
 from benchmarks.report import Report, table_text
-from benchmarks.sections import SECTIONS
+from benchmarks.sections import (
+    LIMIT_SECONDS,
+    SECTIONS,
+    START_SECONDS,
+    jobs_of,
+    one_process,
+    seconds_of,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "kernels" / "configurations.json"
+TIMED = ("requests/s", "tokens/s", "seconds", "step us", "GPU us", "us a step", "share")
+SPREADS = ("TTFT ms", "ITL ms", "set-up s")
 
 
 def test_dry_run_goes_through_every_section_and_takes_no_figure(tmp_path):
@@ -32,10 +41,23 @@ def test_dry_run_goes_through_every_section_and_takes_no_figure(tmp_path):
         assert not any("failed" in note for note in section["notes"]), section["notes"]
         for row in section["rows"]:
             assert set(row.get("us", {}).values()) <= {None}
+            assert {row.get(figure) for figure in TIMED} == {None}
+            assert all(
+                each is None
+                for figure in SPREADS
+                for each in row.get(figure, {None: None}).values()
+            )
     verdicts = [row["verdict"] for row in found["sections"]["correctness"]["rows"]]
     assert set(verdicts) == {"ok"}
-    for section in SECTIONS.values():
+    for name, section in SECTIONS.items():
         assert section.title in run.stdout
+        rows = found["sections"][name]["rows"]
+        assert not section.cases or [row["case"] for row in rows] == list(section.cases)
+    assert found["sections"]["serve"]["notes"][0] == "a tiny model in fp32 on cpu"
+    small = {row["case"]: row for row in found["sections"]["small-pool"]["rows"]}
+    assert small["paged"]["preemptions"] > 0
+    assert small["paged"]["steps"] < small["continuous-max"]["steps"]
+    assert small["continuous-oracle"]["KV GiB"]["pool"] == small["paged"]["KV GiB"]["pool"]
     proposed = json.loads((tmp_path / "configurations.json").read_text())
     assert proposed["decode"][0]["when"]["kv_bits"] == [16]
     assert TABLE.read_text() == before
@@ -48,8 +70,8 @@ def test_unknown_sections_are_named(capsys, monkeypatch):
     assert "'speed' is none of" in capsys.readouterr().err
 
 
-def begin(name):
-    return {"event": "begin", "section": name}
+def begin(job):
+    return {"event": "begin", "job": job}
 
 
 def test_a_worker_that_dies_keeps_what_it_found(tmp_path):
@@ -72,16 +94,20 @@ def test_a_worker_that_hangs_is_given_up(tmp_path, monkeypatch):
     assert gpu._collect(lines, report, tmp_path) == (None, "it hung")
 
 
+def options_of(tmp_path, *, dry=True):
+    settings = {"dry": dry, "out": tmp_path, "shape": "llama-2-7b", "stretch": 1.0}
+    return type("Options", (), settings)
+
+
 def test_the_next_worker_takes_up_what_remains(tmp_path, monkeypatch):
     """Each worker here ends with its first section unfinished."""
     monkeypatch.setattr(gpu, "_collect", lambda *_: (started.pop(0), "it died"))
     started = ["decode", "moves"]
-    options = type("Options", (), {"dry": True, "out": tmp_path})
     report = Report(is_dry=True)
-    remaining = gpu._run_worker(["decode", "prefill", "moves"], report, options)
+    remaining = gpu._run_worker(["decode", "prefill", "moves"], report, options_of(tmp_path))
     assert remaining == ["prefill", "moves"]
-    assert gpu._run_worker(remaining, report, options) == []
-    assert report.section("decode")["notes"] == ["worker failed: it died"]
+    assert gpu._run_worker(remaining, report, options_of(tmp_path)) == []
+    assert report.section("decode")["notes"] == ["worker failed at decode: it died"]
 
 
 def test_rates_are_fractions_of_the_same_run_and_peers_are_ratios(tmp_path):
@@ -110,6 +136,99 @@ def test_the_written_table_is_the_table():
     assert json.loads(table_text(table)) == table
 
 
-def test_budgets_stay_under_five_minutes():
-    seconds = sum(s.seconds for name, s in SECTIONS.items() if name != "flashinfer")
-    assert seconds < 300
+def test_a_case_has_a_process_to_itself_but_in_a_dry_run():
+    jobs = jobs_of(["moves", "flex", "small-pool", "roofline", "profile"])
+    processes, left = [], jobs
+    while left:
+        processes.append(one_process(left, is_dry=False))
+        left = left[len(processes[-1]) :]
+    assert processes == [
+        ["moves", "flex"],
+        ["small-pool/paged"],
+        ["small-pool/continuous-oracle"],
+        ["small-pool/continuous-max"],
+        ["roofline", "profile"],
+    ]
+    assert one_process(jobs, is_dry=True) == jobs
+
+
+def test_a_case_that_dies_takes_no_other_case_down(tmp_path, monkeypatch):
+    report, options = Report(is_dry=False), options_of(tmp_path, dry=False)
+    outcomes = [("serve/paged", "it died"), (None, None)]
+    monkeypatch.setattr(gpu, "_collect", lambda *_: outcomes.pop(0))
+    jobs = ["serve/paged", "serve/generate", "serve/none"]
+    assert gpu._run_worker(jobs, report, options) == ["serve/generate", "serve/none"]
+    assert gpu._run_worker(jobs[1:], report, options) == ["serve/none"]
+    row = {"event": "row", "row": {"case": "generate", "requests/s": 2.0}}
+    end = {"event": "end", "seconds": 3.0}
+    for event in (begin("serve/generate"), row, end, begin("serve/none"), end):
+        report.take(event)
+    assert report.section("serve")["seconds"] == 6.0
+    assert len(report.section("serve")["rows"]) == 1
+    assert report.section("serve")["notes"] == ["worker failed at serve/paged: it died"]
+    assert not report.is_sound("serve")
+
+
+def test_a_peer_may_fail_where_there_are_peers():
+    report = Report(is_dry=False)
+    for name, is_sound in (("decode", True), ("serve/generate", True), ("roofline", False)):
+        note = {"event": "note", "text": "batch 50 failed: RuntimeError: x"}
+        for event in (begin(name), note, {"event": "end", "seconds": 1.0}):
+            report.take(event)
+        assert report.is_sound(name.split("/")[0]) == is_sound
+
+
+def test_requests_per_second_are_compared_with_the_baselines_that_ran():
+    report = Report(is_dry=False)
+    report.take(begin("serve/paged"))
+    for case, rate in (("paged", 24.0), ("generate", 6.0)):
+        row = {"case": case, "requests/s": rate, "TTFT ms": {"mean": 5.0, "p50": None}}
+        report.take({"event": "row", "row": row})
+    assert [more for _, more in report._rows("serve")] == [{"x generate": 4.0}, {"x generate": 1.0}]
+    header, paged = (line.split() for line in report.text().splitlines()[1:3])
+    assert header == ["case", "requests/s", "TTFT", "ms", "mean/p50", "x", "generate"]
+    assert paged == ["paged", "24", "5/-", "4"]
+
+
+def test_shape_and_stretch_reach_the_worker(tmp_path, monkeypatch):
+    seen = []
+
+    class Worker:
+        def __init__(self, **settings):
+            seen.append(settings)
+
+        def row(self, **_):
+            pass
+
+    monkeypatch.setattr("benchmarks.bench.Bench", Worker)
+    monkeypatch.setattr("benchmarks.small_pool.run", lambda bench, case: seen.append(case))
+    options = worker._parse(
+        ["--dry", "--shape", "qwen3-0.6b", "--stretch", "2", "small-pool/paged"]
+    )
+    worker._run(options.jobs[0], options, lambda _: None)
+    settings, case = seen
+    assert (settings["shape"], case) == ("qwen3-0.6b", "paged")
+    assert settings["seconds"] == 2 * seconds_of("small-pool/paged")
+
+
+@pytest.mark.parametrize(
+    ("gibibytes", "notes"), [(3, ["3.0 GiB of GPU memory were left behind"]), (0.5, [])]
+)
+def test_a_job_that_leaves_memory_behind_is_noted(monkeypatch, gibibytes, notes):
+    events = []
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda: int(gibibytes * 2**30))
+    worker._free_memory(False, events.append)
+    worker._free_memory(True, events.append)
+    assert [event["text"] for event in events] == notes
+
+
+def test_all_of_it_stays_under_nine_minutes():
+    jobs, num_processes = jobs_of(SECTIONS), 0
+    seconds = sum(seconds_of(job) for job in jobs if job != "flashinfer")
+    while jobs:
+        jobs = jobs[len(one_process(jobs, is_dry=False)) :]
+        num_processes += 1
+    assert seconds + num_processes * START_SECONDS <= LIMIT_SECONDS
+    first = list(SECTIONS)[: list(SECTIONS).index("serve")]
+    assert sum(seconds_of(job) for job in jobs_of(first) if job != "flashinfer") < 300

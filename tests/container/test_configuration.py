@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 
 import javaproperties
@@ -105,6 +106,7 @@ def test_sources_and_lines(load: Load) -> None:
         ("option.batching=pagd", "did you mean 'paged'?"),
         ("option.rolling_batch=trtllm", "use option.rolling_batch=auto"),
         ("option.rolling_batch=deepspeed", "use option.rolling_batch=auto"),
+        ("option.load_format=safetensors", "use option.load_format=auto"),
         ("engine=DeepSpeed", "use engine=Python"),
         ("option.entryPoint=model.py", "serves no custom handlers"),
         ("option.entryPoint=djl_python.deepspeed", "serves no custom handlers"),
@@ -280,6 +282,30 @@ def test_a_hub_that_does_not_answer(
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     with pytest.raises(ConfigurationError, match=r"no network.*use a directory"):
         resolve_model_dir(load("option.model_id=someone/something"), tmp_path)
+
+
+@pytest.mark.parametrize(("load_format", "is_fetched"), [("auto", True), ("dummy", False)])
+def test_random_weights_need_no_download_of_weights(
+    load: Load,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    load_format: str,
+    is_fetched: bool,
+) -> None:
+    files = ("config.json", "tokenizer.json", "model.safetensors", "pytorch_model.bin")
+
+    def download(_: str, *, revision: str | None, ignore_patterns: list[str]) -> str:
+        for name in files:
+            if not any(fnmatch(name, pattern) for pattern in ignore_patterns):
+                (tmp_path / name).touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    path = resolve_model_dir(
+        load(f"option.model_id=someone/something\noption.load_format={load_format}"), tmp_path
+    )
+    assert (path / "model.safetensors").exists() == is_fetched
+    assert not (path / "pytorch_model.bin").exists()
 
 
 def test_a_mistake_ends_the_command_line(

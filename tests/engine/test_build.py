@@ -137,6 +137,9 @@ def test_all_end_of_sequence_tokens_count(llama, tmp_path):
 def test_a_model_without_weights_is_refused(llama, tmp_path):
     copy = shutil.copytree(llama, tmp_path / "copy")
     (copy / "model.safetensors").unlink()
+    with pytest.raises(ConfigurationError, match=r"no weights .*option\.load_format=dummy runs it"):
+        LLM(copy)
+    (copy / "model.safetensors").write_text("{")
     with pytest.raises(ConfigurationError, match="cannot read"):
         LLM(copy)
     (copy / "config.json").write_text("{")

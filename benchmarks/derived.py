@@ -1,0 +1,81 @@
+"""Figures that follow from others: rates, fractions of a ceiling, ratios to a peer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.sections import SECTIONS
+
+Row = dict[str, Any]
+Figures = dict[str, float]
+UNITS = {"GB/s": "of copy", "TFLOP/s": "of matmul"}
+"""Rates, and what a fraction of the best such rate among the ceilings is called."""
+FRACTIONS = (*UNITS.values(), "of roofline", "GPU of roofline", "share")
+
+
+def derived(section: str, row: Row, rows: Sequence[Row], ceilings: Figures) -> Figures:
+    """What the table says of a row beside what was measured; rows: all of its section."""
+    if baselines := SECTIONS[section].baselines:
+        return _against(baselines, row, rows)
+    if section == "roofline":
+        return _roofline(row, ceilings)
+    return _rates_and_peers(row, ceilings)
+
+
+def best_rates(rows: Sequence[Row]) -> Figures:
+    """The ceilings: the best GB/s of copies and TFLOP/s of products."""
+    found = [rates(row) for row in rows]
+    return {
+        unit: max(rate[unit] for rate in found if unit in rate)
+        for unit in UNITS
+        if any(unit in rate for rate in found)
+    }
+
+
+def rates(row: Row) -> Figures:
+    """Of the first implementation."""
+    us = next(iter(row.get("us", {}).values()), None)
+    if not us:
+        return {}
+    found = {}
+    if "bytes" in row:
+        found["GB/s"] = round(row["bytes"] / us / 1e3, 1)
+    if "flop" in row:
+        found["TFLOP/s"] = round(row["flop"] / us / 1e6, 1)
+    return found
+
+
+def _rates_and_peers(row: Row, ceilings: Figures) -> Figures:
+    """ "best peer": the fastest other's time over ours, so more than 1 where ours is faster."""
+    found = rates(row)
+    for unit, rate in list(found.items()):
+        if unit in ceilings:
+            found[UNITS[unit]] = round(rate / ceilings[unit], 3)
+    ours, *others = row.get("us", {"": None}).values()
+    others = [us for us in others if us is not None]
+    if ours and others:
+        found["best peer"] = round(min(others) / ours, 2)
+    return found
+
+
+def _against(baselines: Sequence[str], row: Row, rows: Sequence[Row]) -> Figures:
+    """Requests per second over those of each baseline that ran."""
+    by_case = {each["case"]: each["requests/s"] for each in rows}
+    return {
+        f"x {name}": round(row["requests/s"] / by_case[name], 2)
+        for name in baselines
+        if by_case.get(name) and row["requests/s"]
+    }
+
+
+def _roofline(row: Row, ceilings: Figures) -> Figures:
+    """The time in which a copy would move as many bytes, and how much of that was reached."""
+    if "GB/s" not in ceilings:
+        return {}
+    least_us = row["bytes"] / ceilings["GB/s"] / 1e3
+    found = {"roofline us": round(least_us, 1)}
+    for column, name in (("step us", "of roofline"), ("GPU us", "GPU of roofline")):
+        if row[column]:
+            found[name] = round(least_us / row[column], 3)
+    return found

@@ -1,0 +1,70 @@
+"""Whole engines over random weights, built as the server builds them."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from benchmarks.bench import Bench
+from benchmarks.shapes import DRY_SHAPE, SHAPES, Config, write_config
+from core.options import Options, Value, make_options
+from engine.build import build_engine
+from engine.device import DTYPES
+from engine.engine import Engine
+from engine.model_source import ModelSource
+
+
+def shape_config(bench: Bench) -> Config:
+    return DRY_SHAPE if bench.is_dry else SHAPES[bench.shape]
+
+
+def dtype(bench: Bench) -> torch.dtype:
+    """Of weights and KV memory."""
+    return DTYPES[_dtype_name(bench)]
+
+
+def make_engine(bench: Bench, **options: Value) -> Engine:
+    """An engine of the bench's shape, dtype and device; `options` are those of core.options."""
+    chosen: Options = make_options(
+        {
+            "load_format": "dummy",
+            "dtype": _dtype_name(bench),
+            "device": bench.device.type,
+            **options,
+        }
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        write_config(shape_config(bench), Path(folder))
+        engine = build_engine(Path(folder), chosen)
+    _note_model(bench)
+    for note in engine.facts.notes:
+        bench.note(note)
+    return engine
+
+
+def make_model(bench: Bench) -> Any:
+    """The model that `make_engine` has, with the same weights, as transformers itself runs it."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_config(shape_config(bench), Path(folder))
+        source = ModelSource(
+            model_dir=Path(folder),
+            config=AutoConfig.from_pretrained(folder),
+            dtype=dtype(bench),
+            device=bench.device,
+            is_dummy=True,
+        )
+        _note_model(bench)
+        return source.load(AutoModelForCausalLM).eval()
+
+
+def _note_model(bench: Bench) -> None:
+    shape = "a tiny model" if bench.is_dry else bench.shape
+    bench.note(f"{shape} in {_dtype_name(bench)} on {bench.device}")
+
+
+def _dtype_name(bench: Bench) -> str:
+    return "fp32" if bench.is_dry else "bf16"

@@ -1,0 +1,91 @@
+"""Where the time of a decode step goes: on the GPU kernel by kernel, on the host part by part.
+
+Some eight seconds go to building the engine and two to the prompts; the rest is short.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.bench import Bench
+from benchmarks.steady_decode import SteadyDecode, decoding_engine
+from benchmarks.trace import Trace, busy_us, idle_us, record, short_name
+from strategies.base import Strategy
+
+BATCH, DRY_BATCH = 50, 3
+NUM_STEPS, WARM_UP_STEPS = 20, 3
+NUM_KERNELS = 25
+"""That get a row of their own."""
+Part = tuple[str, str, float | None, float]
+"""Where, what, calls a step, µs a step."""
+
+
+def run(bench: Bench) -> None:
+    batch = DRY_BATCH if bench.is_dry else BATCH
+    engine = decoding_engine(bench, batch)
+    with SteadyDecode(bench, engine, batch) as decode:
+        warm_up, steps = partial(decode.run, WARM_UP_STEPS), partial(decode.run, NUM_STEPS)
+        warm_up()
+        untraced_us = steps().seconds * 1e6
+        with timed_methods(engine.strategy) as spent:
+            trace, traced = record(bench.device, warm_up, lambda: (spent.clear(), steps())[1])
+    step_us = traced.seconds * 1e6
+    host_us = {name: seconds / NUM_STEPS * 1e6 for name, seconds in spent.items()}
+    parts = [*_gpu_parts(trace), *_host_parts(trace, host_us, step_us)]
+    parts += [("step", "traced", None, step_us), ("step", "untraced", None, untraced_us)]
+    for where, what, calls, us in parts:
+        figures = {"us a step": round(us, 1), "share": round(us / step_us, 3)}
+        bench.row(where=where, what=what, calls=calls, **bench.timed(figures))
+
+
+def _gpu_parts(trace: Trace) -> Iterator[Part]:
+    kernels = trace.by_name()
+    for name, count, us in kernels[:NUM_KERNELS]:
+        yield "GPU", short_name(name), round(count / NUM_STEPS, 2), us / NUM_STEPS
+    if others := kernels[NUM_KERNELS:]:
+        count, us = sum(count for _, count, _ in others), sum(us for _, _, us in others)
+        yield "GPU", f"{len(others)} others", round(count / NUM_STEPS, 2), us / NUM_STEPS
+    all_us = sum(us for _, _, us in kernels)
+    yield "GPU", "sum of all", round(len(trace.work) / NUM_STEPS, 2), all_us / NUM_STEPS
+    between_us, within_us = idle_us(trace.work, NUM_STEPS)
+    yield "GPU", "busy", None, busy_us(trace.work) / NUM_STEPS
+    yield "GPU", "idle between steps", None, between_us / NUM_STEPS
+    yield "GPU", "idle within steps", None, within_us / NUM_STEPS
+
+
+def _host_parts(trace: Trace, host_us: dict[str, float], step_us: float) -> Iterator[Part]:
+    """schedule and commit by the clock, CUDA's calls by the trace, and what is left of a step."""
+    host_us |= {
+        "waiting for the GPU": trace.waiting_us / NUM_STEPS,
+        "other calls to CUDA": trace.calling_us / NUM_STEPS,
+    }
+    for name, us in host_us.items():
+        yield "host", name, None, us
+    yield "host", "inputs, model and sampling in Python", None, step_us - sum(host_us.values())
+
+
+@contextmanager
+def timed_methods(strategy: Strategy) -> Iterator[dict[str, float]]:
+    """Seconds in `schedule` and `commit` while the block lasts; may be cleared in between."""
+    spent: dict[str, float] = {}
+
+    def timed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return method(*arguments)
+            finally:
+                spent[name] = spent.get(name, 0.0) + time.perf_counter() - begin
+
+        return call
+
+    with (
+        patch.object(strategy, "schedule", timed("schedule", strategy.schedule)),
+        patch.object(strategy, "commit", timed("commit", strategy.commit)),
+    ):
+        yield spent

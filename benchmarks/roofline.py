@@ -1,0 +1,57 @@
+"""Decode steps of the engine against the time in which their bytes could be read at best.
+
+Some eight seconds go to building the engine; the prompts of the largest batch take most of the
+rest, so the one that matters goes first.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks.bench import Bench
+from benchmarks.engines import dtype, shape_config
+from benchmarks.journal import GIB, significant
+from benchmarks.shapes import decode_bytes, kv_bytes_per_token
+from benchmarks.steady_decode import SteadyDecode, decoding_engine, has_room_for
+from benchmarks.trace import busy_us, record
+from engine.engine import Engine
+
+BATCHES = (50, 1, 16, 128)
+TIMED_STEPS, TRACED_STEPS, WARM_UP_STEPS = 40, 10, 3
+
+
+def run(bench: Bench) -> None:
+    batches = (3, 1) if bench.is_dry else BATCHES
+    engine = decoding_engine(bench, max(batches))
+    for batch in batches:
+        if bench.is_over(f"batch {batch} and what follows"):
+            return
+        if not has_room_for(bench, engine, batch):
+            bench.note(f"batch {batch} skipped: its K and V do not fit")
+            continue
+        bench.attempt(f"batch {batch}", partial(_row, bench, engine, batch))
+
+
+def _row(bench: Bench, engine: Engine, batch: int) -> None:
+    config, itemsize = shape_config(bench), dtype(bench).itemsize
+    with SteadyDecode(bench, engine, batch) as decode:
+        decode.run(WARM_UP_STEPS)
+        steps = decode.run(TIMED_STEPS)
+        trace, _ = record(
+            bench.device,
+            partial(decode.run, WARM_UP_STEPS),
+            partial(decode.run, TRACED_STEPS),
+        )
+    kv_bytes = steps.kv_tokens * kv_bytes_per_token(config, itemsize)
+    num_bytes = decode_bytes(config, engine.facts.weights_bytes, steps.kv_tokens, itemsize)
+    bench.row(
+        batch=batch,
+        context=round(steps.kv_tokens / batch),
+        bytes=round(num_bytes),
+        **{
+            "weights GiB": significant((num_bytes - kv_bytes) / GIB),
+            "KV GiB": significant(kv_bytes / GIB),
+            "step us": bench.timed(round(steps.seconds * 1e6, 1)),
+            "GPU us": bench.timed(round(busy_us(trace.work) / TRACED_STEPS, 1)),
+        },
+    )

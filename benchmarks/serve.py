@@ -1,0 +1,84 @@
+"""End to end: 50 clients at once, as in AWS's article, on each strategy and on transformers.
+
+A case is a process of its own, so that it finds the GPU's memory empty. Of its seconds in
+benchmarks.sections, on an H200 with 13.5 GB of weights, some eight go to building the engine and
+warming up; in what is left, as much of the load is served as time allows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from itertools import islice
+from typing import Any
+
+from benchmarks import generate
+from benchmarks.bench import Bench
+from benchmarks.closed_loop import ClosedLoop
+from benchmarks.engines import dtype, make_engine, make_model, shape_config
+from benchmarks.generate import Serve
+from benchmarks.shapes import kv_bytes_per_token
+from benchmarks.workload import DRY_LOAD, FULL_LOAD, Load
+from core.options import Value
+
+WARM_UP_TOKENS = 4
+PEERS: dict[str, Callable[[Any, int], AbstractContextManager[Serve]]] = {
+    "generate": generate.padded_batches,
+    "generate_batch": generate.generate_batch,
+}
+
+
+def run(bench: Bench, case: str) -> None:
+    if case in PEERS:
+        bench.attempt(case, lambda: _run_peer(bench, case))
+    else:
+        run_engine(bench, case, batching=case)
+
+
+def load_of(bench: Bench) -> Load:
+    return DRY_LOAD if bench.is_dry else FULL_LOAD
+
+
+def run_engine(bench: Bench, case: str, **options: Value) -> None:
+    """One row: the load on an engine with these options."""
+    load, started = load_of(bench), time.perf_counter()
+    engine = make_engine(
+        bench,
+        max_model_len=load.max_model_len,
+        max_rolling_batch_size=load.clients,
+        batch_size=load.clients,
+        **options,
+    )
+    loop = ClosedLoop(engine, load.clients)
+    _measure(bench, case, loop.run, started, num_warm_up=engine.facts.max_sequences)
+
+
+def _run_peer(bench: Bench, case: str) -> None:
+    clients, started = load_of(bench).clients, time.perf_counter()
+    with PEERS[case](make_model(bench), clients) as serve:
+        _measure(bench, case, serve, started, num_warm_up=clients)
+
+
+def _measure(bench: Bench, case: str, serve: Serve, started: float, *, num_warm_up: int) -> None:
+    """Warms up with as many short answers as run at once; started: when building began."""
+    load, config = load_of(bench), shape_config(bench)
+    built = time.perf_counter()
+    warm_up = load.requests(config["vocab_size"], max_tokens=WARM_UP_TOKENS)
+    serve(islice(warm_up, num_warm_up), float("inf"))
+    warm = time.perf_counter()
+    if bench.is_over(f"{case} was warm"):
+        return
+    journal = serve(list(load.requests(config["vocab_size"])), bench.seconds_left)
+    if not any(flight.arrivals for flight in journal.flights):
+        bench.note(f"{case}: time was up before the first token")
+        return
+    memory = journal.memory(kv_bytes_per_token(config, dtype(bench).itemsize))
+    set_up = {"build": round(built - started, 1), "warm": round(warm - built, 1)}
+    bench.row(
+        case=case,
+        **bench.timed(journal.figures()),
+        **{"KV GiB": memory, "set-up s": bench.timed(set_up)},
+        preemptions=journal.num_preemptions,
+        steps=len(journal.held) or None,
+    )

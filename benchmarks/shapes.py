@@ -1,0 +1,122 @@
+"""The models whose shape is measured, as their published config.json says, and what they weigh."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+Config = dict[str, Any]
+
+LLAMA_2_7B: Config = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "pretraining_tp": 1,
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "float16",
+}
+LLAMA_3_1_8B: Config = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "mlp_bias": False,
+    "pretraining_tp": 1,
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "torch_dtype": "bfloat16",
+}
+QWEN3_0_6B: Config = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 40960,
+    "max_window_layers": 28,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000,
+    "rope_scaling": None,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "tie_word_embeddings": True,
+    "use_cache": True,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "torch_dtype": "bfloat16",
+}
+SHAPES = {"llama-2-7b": LLAMA_2_7B, "llama-3.1-8b": LLAMA_3_1_8B, "qwen3-0.6b": QWEN3_0_6B}
+DRY_SHAPE: Config = LLAMA_2_7B | {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def write_config(config: Config, folder: Path) -> None:
+    """What makes the folder a model directory for option.load_format=dummy."""
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
+def kv_bytes_per_token(config: Config, itemsize: int) -> int:
+    """K and V of one token in all layers."""
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim", config["hidden_size"] // heads)
+    return config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head_dim * itemsize
+
+
+def decode_bytes(config: Config, weights_bytes: int, num_kv_tokens: float, itemsize: int) -> float:
+    """What a decode step of a dense model must read: every weight once, and all K and V.
+
+    An input embedding is a lookup of a few rows, unless the output layer shares its weights.
+    Activations and the few K and V written are left out: they are under a percent.
+    """
+    lookup = 0 if config["tie_word_embeddings"] else config["vocab_size"] * config["hidden_size"]
+    kv_bytes = num_kv_tokens * kv_bytes_per_token(config, itemsize)
+    return weights_bytes - lookup * itemsize + kv_bytes

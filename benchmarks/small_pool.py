@@ -1,0 +1,18 @@
+"""The load of `serve` over a tenth of the KV memory, where what a strategy reserves decides."""
+
+from __future__ import annotations
+
+from benchmarks.bench import Bench
+from benchmarks.serve import load_of, run_engine
+from core.options import Options, Value
+
+CASES: dict[str, dict[str, Value]] = {
+    "paged": {"batching": "paged"},
+    "continuous-oracle": {"batching": "continuous", "kv_reservation": "oracle"},
+    "continuous-max": {"batching": "continuous", "kv_reservation": "max"},
+}
+
+
+def run(bench: Bench, case: str) -> None:
+    num_blocks = load_of(bench).pool_blocks(Options().block_size) // 10
+    run_engine(bench, case, num_kv_blocks=num_blocks, **CASES[case])

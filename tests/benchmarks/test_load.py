@@ -1,0 +1,217 @@
+"""The clients, on a fake clock: what they send, what they see, and the figures of it."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from benchmarks import serve
+from benchmarks.bench import Bench
+from benchmarks.closed_loop import ClosedLoop
+from benchmarks.journal import Flight, Journal, percentile, spread_ms
+from benchmarks.workload import FULL_LOAD, Load, Request
+from engine.engine import Engine
+from tests.benchmarks.fake_engine import FakeClock, LateEngine, fake_engine
+
+GIB = 2**30
+
+
+def loop_of(batching, clients=2, kind=Engine, **changes):
+    clock = FakeClock()
+    engine = fake_engine(clock, batching, kind, **changes)
+    return ClosedLoop(engine, clients, clock=clock, sleep=clock.sleep), engine, clock
+
+
+def requests(*lengths):
+    return [Request([1] * prompt, answer) for prompt, answer in lengths]
+
+
+# What is sent
+
+
+def test_every_pair_of_lengths_comes_once_before_any_comes_again():
+    sent = list(islice(FULL_LOAD.requests(1000), 18))
+    pairs = [(len(each.prompt), each.max_tokens) for each in sent]
+    every = {(p, a) for p in FULL_LOAD.prompts for a in FULL_LOAD.answers}
+    assert set(pairs[:9]) == set(pairs[9:]) == every
+    assert pairs[:9] != pairs[9:]
+    assert max(token for each in sent for token in each.prompt) < 1000
+
+
+def test_the_same_work_for_everyone():
+    one, two = (list(islice(FULL_LOAD.requests(1000), 20)) for _ in range(2))
+    assert one == two
+    short = list(islice(FULL_LOAD.requests(1000, max_tokens=4), 20))
+    assert [each.prompt for each in short] == [each.prompt for each in one]
+    assert {each.max_tokens for each in short} == {4}
+
+
+def test_the_pool_holds_the_longest_sequence_of_every_client():
+    load = Load(clients=3, prompts=(1,), answers=(1,), max_model_len=33, num_requests=1)
+    assert load.pool_blocks(16) == 3 * 3
+    assert FULL_LOAD.pool_blocks(16) == 12800
+
+
+# What follows from what was seen
+
+
+def test_percentiles_are_values_that_were_measured():
+    values = [float(n) for n in range(1, 101)]
+    assert [percentile(values, share) for share in (0.5, 0.99, 1.0)] == [50, 99, 100]
+    assert percentile([7.0], 0.01) == percentile([7.0], 0.99) == 7
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2
+
+
+def test_a_spread_is_in_milliseconds():
+    assert spread_ms([0.001, 0.002, 0.006]) == {"mean": 3.0, "p50": 2.0, "p99": 6.0}
+    assert spread_ms([]) == {"mean": None, "p50": None, "p99": None}
+
+
+def test_half_an_answer_is_half_a_request():
+    whole, half = Flight(Request([1], 4), 10.0), Flight(Request([1], 4), 12.0)
+    for flight, times in ((whole, (11, 12, 14, 15)), (half, (13, 14))):
+        for time in times:
+            flight.take(time, 1)
+    unheard = Flight(Request([1], 4), 13.0)
+    figures = Journal(10.0, 15.0, [whole, half, unheard]).figures()
+    assert (figures["requests/s"], figures["tokens/s"]) == (1.5 / 5, round(6 / 5))
+    assert (figures["requests"], figures["seconds"]) == (1.5, 5.0)
+    assert figures["TTFT ms"] == {"mean": 1000, "p50": 1000, "p99": 1000}
+    assert figures["ITL ms"] == {"mean": 1250, "p50": 1000, "p99": 2000}
+
+
+def test_tokens_that_come_together_have_no_time_between_them():
+    flight = Flight(Request([1], 3), 0.0)
+    assert flight.take(2.0, 3)
+    assert list(flight.gaps()) == []
+    assert flight.wait == 2.0
+
+
+def test_memory_is_in_gibibytes():
+    journal = Journal(0.0, 1.0, held=[2, 4], filled=[1, 2], pool=8)
+    expected = {"most": 2.0, "mean": 1.5, "filled": 0.75, "pool": 4.0}
+    assert journal.memory(GIB // 2) == expected
+    assert set(Journal(0.0, 1.0).memory(GIB).values()) == {None}
+
+
+# A row of the table
+
+
+class RealBench(Bench):
+    def __init__(self, seconds, events):
+        super().__init__(is_dry=False, may_flashinfer=False, seconds=seconds, emit=events.append)
+
+
+def test_a_case_warms_up_and_then_measures_for_what_is_left_of_its_time():
+    events, calls = [], []
+
+    def serve_both(requests, seconds):
+        sent = list(requests)
+        calls.append((len(sent), {each.max_tokens for each in sent}, seconds))
+        flight = Flight(sent[0], 0.0)
+        flight.take(0.5, sent[0].max_tokens)
+        return Journal(0.0, 2.0, [flight], held=[2], filled=[1], pool=4, num_preemptions=3)
+
+    serve._measure(RealBench(1000, events), "paged", serve_both, 0.0, num_warm_up=7)
+    (warm_up, measured), (event,) = calls, events
+    assert warm_up == (7, {serve.WARM_UP_TOKENS}, float("inf"))
+    assert measured[:2] == (FULL_LOAD.num_requests, set(FULL_LOAD.answers))
+    assert 0 < measured[2] < 1000
+    row = event["row"]
+    assert (row["case"], row["requests/s"], row["preemptions"], row["steps"]) == (
+        "paged",
+        0.5,
+        3,
+        1,
+    )
+    assert row["KV GiB"]["pool"] == pytest.approx(4 * 512 * 1024 / GIB, rel=1e-3)
+    assert row["TTFT ms"]["mean"] == 500
+
+
+def test_a_case_that_has_no_time_left_says_so():
+    events = []
+    serve._measure(RealBench(0, events), "paged", lambda *_: Journal(0, 0), 0.0, num_warm_up=1)
+    serve._measure(RealBench(99, events), "none", lambda *_: Journal(0, 0), 0.0, num_warm_up=1)
+    assert [event["text"] for event in events] == [
+        "time was up before paged was warm",
+        "none: time was up before the first token",
+    ]
+
+
+# The loop
+
+
+def test_a_client_sends_its_next_request_when_it_has_its_answer():
+    """A step a token: two answers of 2 tokens by the second step, two more by the fourth."""
+    loop, engine, _ = loop_of("continuous", kv_reservation="oracle")
+    journal = loop.run(requests(*[(3, 2)] * 4))
+    assert [flight.submitted for flight in journal.flights] == [0, 0, 2, 2]
+    assert [time for time, _ in journal.flights[3].arrivals] == [3, 4]
+    figures = journal.figures()
+    assert (figures["requests/s"], figures["tokens/s"]) == (1.0, 2)
+    assert figures["TTFT ms"]["mean"] == figures["ITL ms"]["mean"] == 1000
+    assert engine.strategy.memory.num_held_blocks == 0
+
+
+def test_a_late_engine_gives_the_same_answers_a_step_later():
+    loop, *_ = loop_of("paged", kind=LateEngine)
+    journal = loop.run(requests(*[(3, 3)] * 4))
+    assert [flight.num_tokens for flight in journal.flights] == [3] * 4
+    assert [time for time, _ in journal.flights[0].arrivals] == [2, 3, 3]
+
+
+@pytest.mark.parametrize("kind", [Engine, LateEngine])
+def test_when_time_is_up_what_runs_is_withdrawn(kind):
+    loop, engine, clock = loop_of("continuous", kind=kind, kv_reservation="oracle")
+    journal = loop.run(requests(*[(3, 2)] * 40), seconds=5.0)
+    assert journal.end == clock.now == 5.0
+    assert not engine.has_work()
+    assert engine.strategy.memory.num_held_blocks == 0
+    if kind is Engine:
+        assert journal.figures()["requests"] == 5.0  # four whole, two halves
+
+
+@pytest.mark.parametrize(("batching", "end"), [("none", 6.0), ("dynamic", 8.0)])
+def test_a_gang_is_let_go_to_its_end(batching, end):
+    loop, engine, _ = loop_of(batching, max_sequences=1 if batching == "none" else 2)
+    journal = loop.run(requests(*[(3, 2), (3, 4)] * 9), seconds=5.0)
+    assert journal.end == end
+    begun = [flight for flight in journal.flights if flight.arrivals]
+    assert all(flight.num_tokens == flight.request.max_tokens for flight in begun)
+    assert not engine.has_work()
+
+
+def test_a_gang_that_fills_is_slept_for_and_is_no_step():
+    loop, _, clock = loop_of("dynamic", clients=1)
+    journal = loop.run(requests((3, 2)))
+    assert clock.slept == [3.0]  # max_delay_s
+    assert len(journal.held) == 2
+    assert journal.figures()["TTFT ms"]["mean"] == 4000
+
+
+def test_memory_held_and_filled():
+    """Blocks of 4 tokens, 3 of prompt: one block, and a second one from the fifth token on."""
+    loop, *_ = loop_of("paged", clients=1, num_blocks=10)
+    journal = loop.run(requests((3, 3)))
+    assert (journal.held, journal.filled, journal.pool) == ([4, 4, 0], [3, 4, 0], 40)
+    loop, *_ = loop_of("continuous", clients=1, num_blocks=12)
+    journal = loop.run(requests((3, 3)))
+    assert (journal.held, journal.filled) == ([48, 48, 0], [3, 4, 0])
+
+
+def test_preemptions_are_those_of_the_run():
+    loop, *_ = loop_of("paged", num_blocks=3)
+    first, second = (loop.run(requests((4, 5), (4, 5))) for _ in range(2))
+    assert first.num_preemptions == second.num_preemptions > 0
+
+
+def test_a_failed_request_is_an_error():
+    loop, engine, _ = loop_of("paged")
+
+    def fail(plan, between_tokens):
+        raise RuntimeError("illegal memory access")
+
+    engine._executor.run = fail
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        loop.run(requests((3, 2)))
