@@ -7,7 +7,7 @@ a prompt is a long chunk, a decode step a chunk of one, a chunked prompt several
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from core.sampling import Finish, Sampled
 from core.sequence import Sequence
@@ -42,11 +42,27 @@ class Chunk:
         return self.end > len(self.sequence.token_ids)
 
 
+BlockPairs = tuple[tuple[int, int], ...]
+"""Which block is copied to which."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMoves:
+    """Whole blocks, of all layers, to be moved before a step's forward pass."""
+
+    copies: BlockPairs = ()
+    """Copy-on-write. No block is the target of one and part of another."""
+
+    def __bool__(self) -> bool:
+        return bool(self.copies)
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The chunks of one forward pass; at most one of each sequence, none empty."""
+    """Block moves, then one forward pass over chunks: at most one of each sequence, none empty."""
 
     chunks: tuple[Chunk, ...]
+    moves: BlockMoves = field(default_factory=BlockMoves)
 
     @property
     def num_tokens(self) -> int:
@@ -59,9 +75,14 @@ StepResult = Mapping[int, Sampled]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """New tokens of one sequence; `finish` on the last one, exactly once."""
+    """New tokens of one answer; `finish` on the last ones, exactly once.
 
-    sequence_id: int
+    Finish.ERROR ends the whole request, whatever the index.
+    """
+
+    request_id: int
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: Finish | None
+    index: int = 0
+    """Which of the request's `n` answers."""

@@ -10,6 +10,7 @@ import msgspec
 from core.errors import RequestError
 
 MAX_SEED = 2**63 - 1
+MAX_SAMPLES = 128
 MIN_TEMPERATURE = 1e-5
 """Below it a temperature is 0: dividing by less leaves the range of fp32."""
 
@@ -60,6 +61,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that end the answer, besides the model's own end-of-sequence tokens."""
     stop: str | tuple[str, ...] = ()
     """A text, or several, that end the answer; they are not part of it."""
+    n: int = 1
+    """Answers to the one prompt."""
+    best_of: int | None = None
+    """Answers to sample; the `n` of them with the highest log-probability are told, when all have
+    ended. Default: n, told as they come."""
 
     def __post_init__(self) -> None:
         _require(0 <= self.temperature < float("inf"), "temperature", "must be 0 or more")
@@ -73,10 +79,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         )
         _require(self.max_tokens >= 1, "max_tokens", "must be at least 1")
         _require(all(self.stop_texts), "stop", "a stop text must not be empty")
+        _require(1 <= self.n <= MAX_SAMPLES, "n", f"must be 1 to {MAX_SAMPLES}")
+        _require(
+            self.n <= self.num_samples <= MAX_SAMPLES, "best_of", f"must be n to {MAX_SAMPLES}"
+        )
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature < MIN_TEMPERATURE or self.top_k == 1
+
+    @property
+    def num_samples(self) -> int:
+        """Answers to sample, told or not."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def stop_texts(self) -> tuple[str, ...]:

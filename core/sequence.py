@@ -1,4 +1,4 @@
-"""A sequence: the tokens of one request, and how far their K/V are computed."""
+"""A sequence: a prompt and one answer to it, and how far their K/V are computed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from core.sampling import Finish, Sampled, SamplingParams
 
 
 class Sequence:
-    """One request inside the engine. Owned and changed by its strategy alone.
+    """One answer inside the engine. Owned and changed by its strategy alone.
 
     ```
     token_ids   |<------- prompt ------->|<-- generated -->| in flight |
@@ -20,9 +20,10 @@ class Sequence:
     """
 
     __slots__ = (
-        "arrival",
         "finish",
         "id",
+        "index",
+        "logprobs",
         "num_computed_tokens",
         "num_in_flight",
         "num_prompt_tokens",
@@ -37,16 +38,19 @@ class Sequence:
         prompt_token_ids: Collection[int],
         params: SamplingParams,
         *,
-        arrival: float = 0.0,
+        index: int = 0,
         eos_token_ids: Collection[int] = (),
     ) -> None:
         self.id = id
+        self.index = index
+        """Which of its request's samples it is."""
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
         self.num_in_flight = 0
         self.params = params
-        self.arrival = arrival
+        self.logprobs: list[float] = []
+        """Of the generated tokens, in nats."""
         self.stop_token_ids = _stop_reasons(params, eos_token_ids)
         self.finish: Finish | None = None
 
@@ -74,8 +78,10 @@ class Sequence:
     def append(self, sampled: Sampled) -> int:
         """Appends sampled tokens until one of them ends the sequence; returns how many."""
         self.num_in_flight = max(0, self.num_in_flight - 1)
-        for count, token_id in enumerate(sampled.token_ids, start=1):
+        pairs = zip(sampled.token_ids, sampled.logprobs, strict=True)
+        for count, (token_id, logprob) in enumerate(pairs, start=1):
             self.token_ids.append(token_id)
+            self.logprobs.append(logprob)
             self.finish = self.stop_token_ids.get(token_id)
             if self.finish is None and len(self.token_ids) >= self.max_length:
                 self.finish = Finish.LENGTH

@@ -57,6 +57,7 @@ class RequestOutput:
     """None where token ids were given."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    """`n` of them; with `best_of` the best first."""
 
 
 class LLM:
@@ -100,22 +101,23 @@ class LLM:
                 answers[self._engine.add(pending.token_ids, params, time.monotonic())] = pending
             self._run(answers, use_tqdm)
         finally:
-            for sequence_id in answers:
-                self._engine.abort(sequence_id)
+            for request_id in answers:
+                self._engine.abort(request_id)
         return [pending.result() for pending in answers.values()]
 
     def _run(self, answers: dict[int, _Pending], use_tqdm: bool) -> None:
-        with tqdm(total=len(answers), desc="Answers", disable=not use_tqdm) as bar:
+        num_answers = sum(pending.num_open for pending in answers.values())
+        with tqdm(total=num_answers, desc="Answers", disable=not use_tqdm) as bar:
             while self._engine.has_work():
                 outputs = self._engine.step(time.monotonic())
                 for output in outputs:
-                    pending = answers[output.sequence_id]
+                    pending = answers[output.request_id]
                     if output.finish == Finish.ERROR:
                         raise GenerationError(self._engine.last_failure)
                     if pending.take(output):
                         bar.update()
                     if pending.stopped_by_text(output):
-                        self._engine.abort(output.sequence_id)
+                        self._engine.abort(output.request_id, output.index)
                 if not outputs:
                     self._wait()
 
@@ -134,7 +136,7 @@ class LLM:
 
 
 class _Pending:
-    """A prompt and what has been generated of its answer."""
+    """A prompt and what has been generated of its answers."""
 
     def __init__(
         self,
@@ -147,32 +149,53 @@ class _Pending:
             raise RequestError("stop", "needs the model's tokenizer.json")
         self.prompt = prompt
         self.token_ids = token_ids
-        self._answer = Answer(tokenizer, token_ids, params.stop_texts) if tokenizer else None
-        self._generated: list[int] = []
-        self._logprobs: list[float] = []
-        self._finish: Finish | None = None
+        self._completions = [
+            _Completion(Answer(tokenizer, token_ids, params.stop_texts) if tokenizer else None)
+            for _ in range(params.n)
+        ]
+
+    @property
+    def num_open(self) -> int:
+        return sum(each.finish is None for each in self._completions)
 
     def take(self, output: Output) -> bool:
         """Whether the answer has ended with it."""
+        return self._completions[output.index].take(output)
+
+    def stopped_by_text(self, output: Output) -> bool:
+        return output.finish is None and self._completions[output.index].finish is not None
+
+    def result(self) -> RequestOutput:
+        outputs = [each.result(index) for index, each in enumerate(self._completions)]
+        return RequestOutput(self.prompt, self.token_ids, outputs)
+
+
+class _Completion:
+    """One answer as it grows."""
+
+    def __init__(self, answer: Answer | None) -> None:
+        self.finish: Finish | None = None
+        self._answer = answer
+        self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
+
+    def take(self, output: Output) -> bool:
+        """Whether it has ended with these tokens."""
         token_ids, logprobs = output.token_ids, output.logprobs
-        self._finish = output.finish
+        self.finish = output.finish
         if self._answer is not None:
             kept = len(self._answer.push(token_ids, logprobs, output.finish))
             token_ids, logprobs = token_ids[:kept], logprobs[:kept]
-            self._finish = self._answer.finish
-        self._generated += token_ids
+            self.finish = self._answer.finish
+        self._token_ids += token_ids
         self._logprobs += logprobs
-        return self._finish is not None
+        return self.finish is not None
 
-    def stopped_by_text(self, output: Output) -> bool:
-        return self._finish is not None and output.finish is None
-
-    def result(self) -> RequestOutput:
-        assert self._finish is not None
-        reason = "length" if self._finish == Finish.LENGTH else "stop"
+    def result(self, index: int) -> CompletionOutput:
+        assert self.finish is not None
+        reason = "length" if self.finish == Finish.LENGTH else "stop"
         text = self._answer.text if self._answer is not None else ""
-        output = CompletionOutput(0, text, self._generated, self._logprobs, reason)
-        return RequestOutput(self.prompt, self.token_ids, [output])
+        return CompletionOutput(index, text, self._token_ids, self._logprobs, reason)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

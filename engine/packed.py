@@ -10,6 +10,7 @@ from torch import Tensor
 
 from core.plan import Chunk, StepPlan, StepResult
 from engine.attention_backend import AttentionBackend
+from engine.block_mover import BlockMover
 from engine.decode_graphs import DecodeGraphs
 from engine.executor import FinishedStep, SubmittedStep
 from engine.inputs import InputBuilder, StepInputs
@@ -40,6 +41,7 @@ class PackedExecutor:
         self._backend = backend
         self._graphs = graphs
         self._inputs = InputBuilder(cache.block_size, staging)
+        self._mover = BlockMover(cache, backend, staging)
         self._sampler = Sampler(staging)
         self._newest = torch.empty(0, dtype=torch.int64, device=model.device)
         """[S]: what the step before has sampled."""
@@ -48,6 +50,9 @@ class PackedExecutor:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> SubmittedStep:
+        self._mover.launch(plan.moves)
+        if not plan.chunks:
+            return FinishedStep({})
         graph = self._graphs.graph_for(plan) if self._graphs is not None else None
         inputs = self._inputs.build(
             plan,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ ARRIVALS = st.lists(
         max_tokens=st.integers(1, 24),
         abort_after=st.none() | st.integers(0, 20),
         abort_in_step=st.booleans(),
+        params=st.sampled_from([{}, {}, {"n": 2}, {"n": 5}, {"n": 2, "best_of": 3}]),
     ),
     min_size=1,
     max_size=12,
@@ -60,4 +63,4 @@ def test_one_request_alone(batching):
 
 
 def _unaborted(arrival: Arrival) -> Arrival:
-    return Arrival(arrival.time, arrival.num_prompt_tokens, arrival.max_tokens)
+    return replace(arrival, abort_after=None)
