@@ -108,6 +108,9 @@ class Options:
     num_kv_blocks: int | None = _option(
         None, "Blocks of KV memory, whatever the memory budget.", minimum=1
     )
+    enable_prefix_caching: bool = _option(
+        True, "paged: keep K and V of full blocks, and compute no prompt's known beginning again."
+    )
     kv_cache_memory_bytes: int | None = _option(
         None,
         "Memory budget of the KV blocks. Default: on CUDA from gpu_memory_utilization, "

@@ -56,6 +56,7 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
             limits=Limits(max_sequences=sizes.max_sequences, max_step_tokens=sizes.max_step_tokens),
             max_delay_s=options.max_batch_delay / 1000,
             kv_reservation=options.kv_reservation,
+            enable_prefix_caching=options.enable_prefix_caching,
         )
     )
     facts = Facts(

@@ -131,6 +131,7 @@ class Strategy(ABC):
         for chunk in plan.chunks:
             if chunk.sequence.finish is not None:
                 continue  # aborted while the step ran
+            self.memory.commit(chunk)
             if chunk.samples:
                 sampled[self._group_of[chunk.sequence.id]] = None
         outputs: list[Output] = []

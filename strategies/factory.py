@@ -25,12 +25,18 @@ class StrategySettings:
     limits: Limits
     max_delay_s: float
     kv_reservation: KVReservation
+    enable_prefix_caching: bool
 
 
 def make_strategy(settings: StrategySettings) -> Strategy:
     limits = settings.limits
     if settings.batching == "paged":
-        return PagedStrategy(PagedMemory(settings.num_blocks, settings.block_size), limits)
+        memory = PagedMemory(
+            settings.num_blocks,
+            settings.block_size,
+            caches_prefixes=settings.enable_prefix_caching,
+        )
+        return PagedStrategy(memory, limits)
     memory = SlotMemory(settings.num_blocks, settings.block_size)
     match settings.batching:
         case "none":

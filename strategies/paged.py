@@ -3,7 +3,7 @@
 PagedAttention and the scheduler of vLLM (SOSP 2023, sections 4.3 to 4.5): first come, first
 served; sequences of one prompt share its blocks; when blocks run out, the newest running group
 gives back all of its blocks and is computed again later from the tokens it has (preemption by
-recomputation).
+recomputation). What a prompt shares with blocks that are still known is not computed again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ class PagedStrategy(Strategy):
     def __init__(self, memory: PagedMemory, limits: Limits) -> None:
         super().__init__(memory, limits)
         self.num_preemptions = 0
+        self.num_prompt_tokens = 0
+        """Of all groups ever admitted, with what they had generated before a preemption."""
+        self.num_cached_tokens = 0
+        """Of those, what prefix caching had kept."""
         self._blocks = memory
         """The same memory, with what only paging can do."""
 
@@ -69,34 +73,54 @@ class PagedStrategy(Strategy):
         return True
 
     def _preempt(self, group: SequenceGroup) -> None:
-        for sequence in group.sequences:
-            self.memory.release(sequence.id)
-            sequence.num_computed_tokens = 0
+        self._release(group)
         self.running.remove(group)
         self._enqueue(group)
         self.num_preemptions += 1
 
+    def _release(self, group: SequenceGroup) -> None:
+        for sequence in group.sequences:
+            self.memory.release(sequence.id)
+            sequence.num_computed_tokens = 0
+
     def _admit_waiting(self, budget: StepBudget) -> list[Chunk]:
         chunks: list[Chunk] = []
-        while self.waiting and self._has_room_for(self.waiting[0]):
+        while self.waiting and self._has_slots_for(self.waiting[0]):
             group = self.waiting[0]
-            turns = group.turns(budget.num_left)
+            turns = self._begin(group, budget)
             if not turns:
+                self._release(group)
                 break
             self._admit(group)
             self.memory.reserve(_spans(turns))
             chunks += self._chunks(turns, budget)
         return chunks
 
+    def _begin(self, group: SequenceGroup, budget: StepBudget) -> list[Turn]:
+        """Its first turns, on top of the blocks that are known; none where there is no room."""
+        first = group.sequences[0]
+        first.num_computed_tokens = self._blocks.adopt(first)
+        if not self._has_room_for(group):
+            return []
+        self._share_prompt(group)
+        turns = group.turns(budget.num_left)
+        if turns:
+            self.num_prompt_tokens += first.num_tokens
+            self.num_cached_tokens += first.num_computed_tokens
+        return turns
+
+    def _has_slots_for(self, group: SequenceGroup) -> bool:
+        num_sequences = self.num_running + group.num_sequences
+        return not self.running or num_sequences <= self.limits.max_sequences
+
     def _has_room_for(self, group: SequenceGroup) -> bool:
         """Whether all its tokens fit, and a block more for each sequence that runs.
 
         Without that reserve, the next step would preempt what this one admits.
         """
-        if self.running and self.num_running + group.num_sequences > self.limits.max_sequences:
-            return False
         num_needed = self._num_blocks(group, [each.num_tokens for each in group.sequences])
-        return num_needed + self.num_running <= self.memory.num_free_blocks
+        num_held = len(self.memory.table(group.sequences[0].id))
+        return num_needed - num_held + self.num_running <= self.memory.num_free_blocks
 
     def _num_blocks(self, group: SequenceGroup, lengths: list[int]) -> int:
         """Blocks for the sequences of a group that share no more than whole blocks of the prompt.

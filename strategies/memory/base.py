@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import NamedTuple
 
-from core.plan import BlockMoves
+from core.plan import BlockMoves, Chunk
 
 
 class Span(NamedTuple):
@@ -53,6 +53,10 @@ class KVMemory(ABC):
     @abstractmethod
     def release(self, sequence_id: int) -> None:
         """Gives back all blocks of the sequence. Releasing what holds nothing is no error."""
+
+    @abstractmethod
+    def commit(self, chunk: Chunk) -> None:
+        """The chunk is computed, and all of its tokens are known: others may find its blocks."""
 
     def take_moves(self) -> BlockMoves:
         """The moves since it was last called, for the next step to begin with."""

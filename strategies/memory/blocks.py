@@ -9,17 +9,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from core.plan import BlockMoves
+from core.plan import BlockMoves, Chunk
+from core.sequence import Sequence
 from strategies.memory.base import KVMemory, Span
 from strategies.memory.pool import BlockPool
+from strategies.memory.prefix import PrefixCache
 
 
 class PagedMemory(KVMemory):
-    """Grows a sequence's table block by block as its tokens are computed."""
+    """Grows a sequence's table block by block as its tokens are computed.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    Full blocks are found again by their prefix, unless `caches_prefixes` is false: while they are
+    held, and after that until they are allocated for something else, the least recently used
+    first, and of those released together the deepest.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, caches_prefixes: bool = True) -> None:
         super().__init__(num_blocks, block_size)
+        self._caches_prefixes = caches_prefixes
         self._pool = BlockPool(num_blocks)
+        self._prefixes = PrefixCache(block_size)
         self._copies: list[tuple[int, int]] = []
 
     @property
@@ -34,8 +43,56 @@ class PagedMemory(KVMemory):
             table = self.table(span.sequence_id)
             num_missing = self.blocks_for(span.end) - len(table)
             if num_missing > 0:
-                self._tables[span.sequence_id] = table + self._pool.allocate(num_missing)
+                self._tables[span.sequence_id] = table + self._allocate(num_missing)
         return True
+
+    def adopt(self, sequence: Sequence) -> int:
+        """Gives a sequence that holds nothing the known blocks of its prefix.
+
+        Returns how many of its tokens they hold: never all, since the last one must be computed
+        for there to be logits.
+        """
+        assert sequence.id not in self._tables, "it would lose its blocks"
+        known = sequence.token_ids[: sequence.num_tokens - 1]
+        blocks = self._prefixes.find(known, sequence.params.cache_salt)
+        if blocks:
+            self._pool.share(blocks)
+            self._tables[sequence.id] = tuple(blocks)
+        return len(blocks) * self.block_size
+
+    def commit(self, chunk: Chunk) -> None:
+        """Makes the blocks that the chunk has filled known.
+
+        ```
+        table   | known | known | known | filled | filled | open |
+                                first ──▶                 ◀── end
+        ```
+        """
+        first, end = chunk.start // self.block_size, chunk.end // self.block_size
+        if not self._caches_prefixes or first == end:
+            return
+        table = list(self.table(chunk.sequence.id))
+        while first > 0 and table[first - 1 : first] and table[first - 1] not in self._prefixes:
+            first -= 1  # back from the host, in blocks that nobody knows yet
+        if table[first:end] != list(chunk.blocks[first:end]):
+            return  # preempted since
+        for index in range(first, end):
+            table[index] = self._known_block(chunk.sequence, table, index)
+        self._tables[chunk.sequence.id] = tuple(table)
+
+    def _known_block(self, sequence: Sequence, table: list[int], index: int) -> int:
+        """The block known for this place: the table's own, or one that was filled alike before."""
+        if index > 0:
+            parent = self._prefixes.digest(table[index - 1])
+        else:
+            parent = self._prefixes.root(sequence.params.cache_salt)
+        start = index * self.block_size
+        tokens = sequence.token_ids[start : start + self.block_size]
+        known = self._prefixes.add(table[index], parent, tokens)
+        if known != table[index]:
+            self._pool.share([known])
+            self._pool.release([table[index]])
+        return known
 
     def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
         """The child, which holds nothing, shares the blocks of its parent's first tokens."""
@@ -45,7 +102,7 @@ class PagedMemory(KVMemory):
         self._tables[child_id] = shared
 
     def release(self, sequence_id: int) -> None:
-        self._pool.release(self._tables.pop(sequence_id, ()))
+        self._release(self._tables.pop(sequence_id, ()))
 
     def take_moves(self) -> BlockMoves:
         moves = BlockMoves(copies=tuple(self._copies))
@@ -72,13 +129,26 @@ class PagedMemory(KVMemory):
 
     def _copy_on_write(self, span: Span) -> None:
         shared = self._block_at(span)
-        if shared is None or self._pool.num_references(shared) == 1:
+        if shared is None:
             return
-        [own] = self._pool.allocate(1)
-        self._pool.release([shared])
+        if self._pool.num_references(shared) == 1:
+            assert shared not in self._prefixes, "known blocks do not change"
+            return
+        [own] = self._allocate(1)
+        self._release((shared,))
         self._copies.append((shared, own))
         table, index = self.table(span.sequence_id), span.start // self.block_size
         self._tables[span.sequence_id] = (*table[:index], own, *table[index + 1 :])
 
+    def _allocate(self, num_blocks: int) -> tuple[int, ...]:
+        blocks = self._pool.allocate(num_blocks)
+        for block in blocks:
+            self._prefixes.remove(block)
+        return blocks
+
+    def _release(self, blocks: tuple[int, ...]) -> None:
+        """The last one first, so that it is also the first to be evicted."""
+        self._pool.release(reversed(blocks), wanted=self._prefixes)
+
     def check_integrity(self) -> None:
-        self._pool.check_integrity(self._tables.values())
+        self._pool.check_integrity(self._tables.values(), wanted=self._prefixes)

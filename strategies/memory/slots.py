@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from core.plan import Chunk
 from strategies.memory.base import KVMemory, Span
 
 
@@ -36,6 +37,9 @@ class SlotMemory(KVMemory):
 
     def release(self, sequence_id: int) -> None:
         self._tables.pop(sequence_id, None)
+
+    def commit(self, chunk: Chunk) -> None:
+        """Nobody ever finds what is in another's run."""
 
     def _first_fit(self, num_needed: int) -> int | None:
         start = 0

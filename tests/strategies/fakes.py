@@ -104,6 +104,8 @@ class Arrival:
     abort_after: int | None = None
     abort_in_step: bool = False
     """Abort between run and commit of its step, instead of between two steps."""
+    prompt_seed: int | None = None
+    """Prompts of the same seed begin alike, prompts without one do not."""
     params: Mapping[str, object] = field(default_factory=dict[str, object])
     """What else its SamplingParams say."""
 
@@ -141,14 +143,17 @@ def strategy_of(batching: str, *, num_blocks: int = 64, **changes: object) -> St
         "max_model_len": 48,
         "max_delay_s": 3.0,
         "kv_reservation": "max",
+        "enable_prefix_caching": True,
         "limits": Limits(**limits),
     }
     return make_strategy(StrategySettings(**(settings | changes)))
 
 
 def request_of(arrival: Arrival, id: int) -> Request:
+    own = ("prompt", arrival.prompt_seed) if arrival.prompt_seed is not None else id
     prompt = [
-        1 + hash((id, position)) % (VOCABULARY - 1) for position in range(arrival.num_prompt_tokens)
+        1 + hash((own, position)) % (VOCABULARY - 1)
+        for position in range(arrival.num_prompt_tokens)
     ]
     params = SamplingParams(max_tokens=arrival.max_tokens, **arrival.params)
     return Request(id, prompt, params, arrival=arrival.time, eos_token_ids=[EOS])

@@ -18,6 +18,7 @@ ARRIVALS = st.lists(
         max_tokens=st.integers(1, 24),
         abort_after=st.none() | st.integers(0, 20),
         abort_in_step=st.booleans(),
+        prompt_seed=st.none() | st.integers(0, 1),
         params=st.sampled_from([{}, {}, {"n": 2}, {"n": 5}, {"n": 2, "best_of": 3}]),
     ),
     min_size=1,
@@ -32,16 +33,29 @@ BATCHING = ("none", "dynamic", "continuous", "paged")
     num_blocks=st.integers(12, 30),
     max_step_tokens=st.integers(1, 40),
     max_sequences=st.integers(1, 6),
+    enable_prefix_caching=st.booleans(),
     kv_reservation=st.sampled_from(["max", "pow2", "oracle"]),
     overlaps=st.booleans(),
 )
 def test_same_tokens_from_all_strategies(
-    arrivals, num_blocks, max_step_tokens, max_sequences, kv_reservation, overlaps
+    arrivals,
+    num_blocks,
+    max_step_tokens,
+    max_sequences,
+    enable_prefix_caching,
+    kv_reservation,
+    overlaps,
 ):
     limits = {"max_step_tokens": max_step_tokens, "max_sequences": max_sequences}
     records = [
         drive(
-            strategy_of(name, num_blocks=num_blocks, kv_reservation=kv_reservation, **limits),
+            strategy_of(
+                name,
+                num_blocks=num_blocks,
+                kv_reservation=kv_reservation,
+                enable_prefix_caching=enable_prefix_caching,
+                **limits,
+            ),
             arrivals,
             overlaps=overlaps,
         )
