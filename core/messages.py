@@ -67,6 +67,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     max_step_tokens: int
     block_size: int
     num_kv_blocks: int
+    num_swap_blocks: int = 0
     weights_bytes: int
     kv_bytes: int
     vocab_size: int

@@ -48,13 +48,23 @@ BlockPairs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class BlockMoves:
-    """Whole blocks, of all layers, to be moved before a step's forward pass."""
+    """Whole blocks, of all layers, to be moved before a step's forward pass, in this order.
 
+    ```
+    swap_outs   device ▶ host     what they leave on the device may be a target below
+    swap_ins    host ▶ device     what they fill may be the source of a copy
+    copies      device ▶ device   before the forward pass writes into their targets
+    ```
+
+    Each kind runs in no order: no block is the target of one move and part of another of its kind.
+    """
+
+    swap_outs: BlockPairs = ()
+    swap_ins: BlockPairs = ()
     copies: BlockPairs = ()
-    """Copy-on-write. No block is the target of one and part of another."""
 
     def __bool__(self) -> bool:
-        return bool(self.copies)
+        return bool(self.swap_outs or self.swap_ins or self.copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,8 @@ class StepPlan:
 
     chunks: tuple[Chunk, ...]
     moves: BlockMoves = field(default_factory=BlockMoves)
+    swapped_out: tuple[Sequence, ...] = ()
+    """Whose blocks `moves.swap_outs` saves: they are lost where the plan cannot be run."""
 
     @property
     def num_tokens(self) -> int:

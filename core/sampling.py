@@ -66,6 +66,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     best_of: int | None = None
     """Answers to sample; the `n` of them with the highest log-probability are told, when all have
     ended. Default: n, told as they come."""
+    priority: int = 0
+    """Requests of a lower number are admitted first and preempted last; equal ones in order of
+    arrival."""
     cache_salt: str = ""
     """Only requests with the same one share what prefix caching keeps; one for each tenant, so
     that none learns from response times what another has asked."""

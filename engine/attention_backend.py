@@ -33,6 +33,14 @@ class AttentionBackend(Protocol):
         """In all layers, block pairs[p, 0] is copied to block pairs[p, 1]."""
         ...
 
+    def gather_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
+        """Row b of `staging` becomes block block_ids[b] of all layers."""
+        ...
+
+    def scatter_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
+        """Block block_ids[b] of all layers becomes row b of `staging`."""
+        ...
+
 
 def make_backend(
     device: torch.device, shapes: Sequence[LayerShape], block_size: int, max_model_len: int
@@ -62,6 +70,12 @@ class TorchBackend:
     def copy_blocks(self, table: CacheTable, pairs: Tensor) -> None:
         torch_cache.copy_blocks(table, pairs)
 
+    def gather_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
+        torch_cache.gather_blocks(table, block_ids, staging)
+
+    def scatter_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
+        torch_cache.scatter_blocks(table, block_ids, staging)
+
     def attend(
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch
     ) -> Tensor:
@@ -83,12 +97,21 @@ class TritonBackend:
 
     def __init__(self, num_processors: int, max_model_len: int) -> None:
         # Triton is imported where its kernels run, so that the CPU does without it.
-        from kernels import block_copy, cache_write, configurations, paged_decode, paged_prefill
+        from kernels import (
+            block_copy,
+            cache_write,
+            configurations,
+            paged_decode,
+            paged_prefill,
+            swap,
+        )
 
         self._num_processors = num_processors
         self._max_model_len = max_model_len
         self._write_kv = cache_write.write_kv
         self._copy_blocks = block_copy.copy_blocks
+        self._gather_blocks = swap.gather_blocks
+        self._scatter_blocks = swap.scatter_blocks
         self._num_splits = configurations.num_splits
         self._decode = paged_decode.paged_decode
         self._prefill = paged_prefill.paged_prefill
@@ -98,6 +121,12 @@ class TritonBackend:
 
     def copy_blocks(self, table: CacheTable, pairs: Tensor) -> None:
         self._copy_blocks(table, pairs)
+
+    def gather_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
+        self._gather_blocks(table, block_ids, staging)
+
+    def scatter_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
+        self._scatter_blocks(table, block_ids, staging)
 
     def attend(
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch

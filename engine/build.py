@@ -57,6 +57,8 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
             max_delay_s=options.max_batch_delay / 1000,
             kv_reservation=options.kv_reservation,
             enable_prefix_caching=options.enable_prefix_caching,
+            preemption_mode=options.preemption_mode,
+            num_swap_blocks=sizes.num_swap_blocks,
         )
     )
     facts = Facts(
@@ -74,6 +76,7 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
         max_step_tokens=sizes.max_step_tokens,
         block_size=options.block_size,
         num_kv_blocks=sizes.num_blocks,
+        num_swap_blocks=sizes.num_swap_blocks,
         weights_bytes=model.weights_bytes,
         kv_bytes=kv_bytes,
         vocab_size=config.get_text_config().vocab_size,
@@ -151,7 +154,9 @@ def _executor(
     block_size, num_blocks = options.block_size, sizes.num_blocks
     kv_dtype = choose_kv_dtype(options, model.dtype, model.device)
     backend, notes = make_backend(model.device, model.shapes, block_size, sizes.max_model_len)
-    cache = KVCache(model.shapes, num_blocks, block_size, kv_dtype, model.device)
+    cache = KVCache(
+        model.shapes, num_blocks, block_size, kv_dtype, model.device, sizes.num_swap_blocks
+    )
     kv_bytes = num_blocks * bytes_per_block(model.shapes, block_size, kv_dtype)
     graphs, graph_notes = _decode_graphs(model, cache, backend, options, sizes)
     return PackedExecutor(model, cache, backend, graphs), kv_bytes, notes + graph_notes

@@ -41,7 +41,7 @@ class PackedExecutor:
         self._backend = backend
         self._graphs = graphs
         self._inputs = InputBuilder(cache.block_size, staging)
-        self._mover = BlockMover(cache, backend, staging)
+        self._mover = BlockMover(cache, backend)
         self._sampler = Sampler(staging)
         self._newest = torch.empty(0, dtype=torch.int64, device=model.device)
         """[S]: what the step before has sampled."""

@@ -12,7 +12,7 @@ from core.options import Batching, Options
 from engine.device import choose_kv_dtype
 from engine.kv_cache import bytes_per_block
 from engine.library import LibraryModel
-from engine.memory_budget import kv_budget
+from engine.memory_budget import kv_budget, swap_budget
 from engine.packed_model import PackedModel
 
 DEFAULT_STEP_TOKENS = {"cuda": 8192, "cpu": 512}
@@ -29,6 +29,7 @@ class Sizes:
     max_sequences: int
     max_step_tokens: int
     num_blocks: int
+    num_swap_blocks: int
     notes: tuple[str, ...]
 
 
@@ -48,17 +49,21 @@ def choose_sizes(options: Options, batching: Batching, model: PackedModel | Libr
     else:
         step_tokens = max_sequences * max_len  # `generate` takes prompts whole
     usable = max_sequences * -(-max_len // options.block_size)
-    num_blocks = options.num_kv_blocks or usable
-    if is_packed and options.num_kv_blocks is None:
+    num_blocks, num_swap_blocks = options.num_kv_blocks or usable, 0
+    if is_packed:
         kv_dtype = choose_kv_dtype(options, model.dtype, model.device)
         per_block = bytes_per_block(model.shapes, options.block_size, kv_dtype)
-        num_blocks = min(usable, kv_budget(options, model.device) // per_block)
+        if options.num_kv_blocks is None:
+            num_blocks = min(usable, kv_budget(options, model.device) // per_block)
+        if batching == "paged" and options.preemption_mode != "recompute":
+            num_swap_blocks = min(usable, swap_budget(options) // per_block)
     max_len, notes = _fit_length(options, max_len, num_blocks * options.block_size)
     return Sizes(
         max_model_len=max_len,
         max_sequences=max_sequences,
         max_step_tokens=step_tokens,
         num_blocks=num_blocks,
+        num_swap_blocks=num_swap_blocks,
         notes=notes,
     )
 

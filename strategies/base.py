@@ -70,9 +70,11 @@ class Strategy(ABC):
         self.limits = limits
         self.waiting: list[SequenceGroup] = []
         self.running: list[SequenceGroup] = []
-        """Both by rank, which is order of arrival: oldest first."""
+        """Both by rank, which is priority, then order of arrival: oldest first."""
         self._group_of: dict[int, SequenceGroup] = {}
         """By sequence id."""
+        self._swapped_out: list[Sequence] = []
+        """Since the last plan."""
 
     @property
     def num_running(self) -> int:
@@ -114,8 +116,9 @@ class Strategy(ABC):
         for chunk in chunks:
             chunk.sequence.num_computed_tokens = chunk.end
             chunk.sequence.num_in_flight += chunk.samples
-        moves = self.memory.take_moves()
-        return StepPlan(tuple(chunks), moves) if chunks or moves else None
+        moves, swapped_out = self.memory.take_moves(), tuple(self._swapped_out)
+        self._swapped_out.clear()
+        return StepPlan(tuple(chunks), moves, swapped_out) if chunks or moves else None
 
     @abstractmethod
     def _next_chunks(self, now: float) -> list[Chunk]:
@@ -142,7 +145,8 @@ class Strategy(ABC):
 
     def fail(self, plan: StepPlan) -> list[Output]:
         """Ends every request of a plan that could not be run, instead of `commit`."""
-        alive = [chunk.sequence for chunk in plan.chunks if chunk.sequence.finish is None]
+        touched = (*(chunk.sequence for chunk in plan.chunks), *plan.swapped_out)
+        alive = [sequence for sequence in touched if sequence.finish is None]
         request_ids = dict.fromkeys(self._group_of[each.id].request.id for each in alive)
         for request_id in request_ids:
             self.abort(request_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.options import Batching, KVReservation
+from core.options import Batching, KVReservation, PreemptionMode
 from strategies.base import Limits, Strategy
 from strategies.continuous import ContinuousStrategy
 from strategies.dynamic import DynamicStrategy
@@ -26,6 +26,8 @@ class StrategySettings:
     max_delay_s: float
     kv_reservation: KVReservation
     enable_prefix_caching: bool
+    preemption_mode: PreemptionMode
+    num_swap_blocks: int
 
 
 def make_strategy(settings: StrategySettings) -> Strategy:
@@ -34,9 +36,10 @@ def make_strategy(settings: StrategySettings) -> Strategy:
         memory = PagedMemory(
             settings.num_blocks,
             settings.block_size,
+            num_host_blocks=settings.num_swap_blocks,
             caches_prefixes=settings.enable_prefix_caching,
         )
-        return PagedStrategy(memory, limits)
+        return PagedStrategy(memory, limits, settings.preemption_mode)
     memory = SlotMemory(settings.num_blocks, settings.block_size)
     match settings.batching:
         case "none":

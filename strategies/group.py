@@ -32,7 +32,7 @@ class SequenceGroup:
         self.sequences = list(sequences)
         """Those that have not ended."""
         self.sequence_ids = tuple(each.id for each in self.sequences)
-        self.rank = request.id, self.sequences[0].id
+        self.rank = request.params.priority, self.sequences[0].id
         """Whose turn comes first: the lowest."""
         self.num_shared_tokens = self.sequences[0].num_prompt_tokens - 1
 

@@ -1,13 +1,19 @@
 """Paged batching: continuous batching whose sequences take KV blocks as they need them.
 
 PagedAttention and the scheduler of vLLM (SOSP 2023, sections 4.3 to 4.5): first come, first
-served; sequences of one prompt share its blocks; when blocks run out, the newest running group
-gives back all of its blocks and is computed again later from the tokens it has (preemption by
-recomputation). What a prompt shares with blocks that are still known is not computed again.
+served; sequences of one prompt share its blocks. What a prompt shares with blocks that are still
+known is not computed again. When blocks run out, the newest running group gives back all of its
+blocks (preemption) until it is the oldest that waits and they fit again:
+
+swap        they are kept on the host, as long as its memory lasts; where it is full, recompute
+recompute   they are computed again from the tokens known by then
+auto        swap for what would take more than a step to recompute, or has several sequences,
+            which would no longer share what they generated; recompute for the rest
 """
 
 from __future__ import annotations
 
+from core.options import PreemptionMode
 from core.plan import Chunk
 from core.request import Request
 from strategies.base import Limits, StepBudget, Strategy
@@ -19,9 +25,14 @@ from strategies.memory.blocks import PagedMemory
 class PagedStrategy(Strategy):
     """Running groups go first, oldest first; what budget and blocks are left admits new ones."""
 
-    def __init__(self, memory: PagedMemory, limits: Limits) -> None:
+    def __init__(
+        self, memory: PagedMemory, limits: Limits, preemption_mode: PreemptionMode = "recompute"
+    ) -> None:
         super().__init__(memory, limits)
+        self.preemption_mode: PreemptionMode = preemption_mode
         self.num_preemptions = 0
+        self.num_swaps = 0
+        """Of the preemptions, those whose blocks went to the host."""
         self.num_prompt_tokens = 0
         """Of all groups ever admitted, with what they had generated before a preemption."""
         self.num_cached_tokens = 0
@@ -73,10 +84,20 @@ class PagedStrategy(Strategy):
         return True
 
     def _preempt(self, group: SequenceGroup) -> None:
-        self._release(group)
+        if self._is_to_swap(group) and self._blocks.swap_out(group.sequence_ids):
+            self._swapped_out += group.sequences
+            self.num_swaps += 1
+        else:
+            self._release(group)
         self.running.remove(group)
         self._enqueue(group)
         self.num_preemptions += 1
+
+    def _is_to_swap(self, group: SequenceGroup) -> bool:
+        if self.preemption_mode != "auto":
+            return self.preemption_mode == "swap"
+        num_computed = sum(each.num_computed_tokens for each in group.sequences)
+        return group.num_sequences > 1 or num_computed > self.limits.max_step_tokens
 
     def _release(self, group: SequenceGroup) -> None:
         for sequence in group.sequences:
@@ -87,9 +108,9 @@ class PagedStrategy(Strategy):
         chunks: list[Chunk] = []
         while self.waiting and self._has_slots_for(self.waiting[0]):
             group = self.waiting[0]
-            turns = self._begin(group, budget)
+            is_swapped = any(map(self._blocks.is_swapped, group.sequence_ids))
+            turns = (self._resume if is_swapped else self._begin)(group, budget)
             if not turns:
-                self._release(group)
                 break
             self._admit(group)
             self.memory.reserve(_spans(turns))
@@ -98,15 +119,24 @@ class PagedStrategy(Strategy):
 
     def _begin(self, group: SequenceGroup, budget: StepBudget) -> list[Turn]:
         """Its first turns, on top of the blocks that are known; none where there is no room."""
-        first = group.sequences[0]
+        first, turns = group.sequences[0], []
         first.num_computed_tokens = self._blocks.adopt(first)
-        if not self._has_room_for(group):
+        if self._has_room_for(group):
+            self._share_prompt(group)
+            turns = group.turns(budget.num_left)
+        if not turns:
+            self._release(group)
             return []
-        self._share_prompt(group)
+        self.num_prompt_tokens += first.num_tokens
+        self.num_cached_tokens += first.num_computed_tokens
+        return turns
+
+    def _resume(self, group: SequenceGroup, budget: StepBudget) -> list[Turn]:
+        """Its next turns, with its blocks back from the host; none where there is no room."""
         turns = group.turns(budget.num_left)
-        if turns:
-            self.num_prompt_tokens += first.num_tokens
-            self.num_cached_tokens += first.num_computed_tokens
+        if not turns or not self._has_room_for(group):
+            return []
+        self._blocks.swap_in(group.sequence_ids)
         return turns
 
     def _has_slots_for(self, group: SequenceGroup) -> bool:

@@ -7,7 +7,7 @@ block is the only one that can be partly empty, so at most `block_size - 1` slot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 
 from core.plan import BlockMoves, Chunk
 from core.sequence import Sequence
@@ -24,11 +24,23 @@ class PagedMemory(KVMemory):
     first, and of those released together the deepest.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, caches_prefixes: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        num_host_blocks: int = 0,
+        caches_prefixes: bool = True,
+    ) -> None:
         super().__init__(num_blocks, block_size)
         self._caches_prefixes = caches_prefixes
         self._pool = BlockPool(num_blocks)
         self._prefixes = PrefixCache(block_size)
+        self._host = BlockPool(num_host_blocks)
+        self._swapped: dict[int, tuple[int, ...]] = {}
+        """Tables of host blocks; a sequence has its blocks here or there."""
+        self._swap_outs: list[tuple[int, int]] = []
+        self._swap_ins: list[tuple[int, int]] = []
         self._copies: list[tuple[int, int]] = []
 
     @property
@@ -101,12 +113,44 @@ class PagedMemory(KVMemory):
         self._pool.share(shared)
         self._tables[child_id] = shared
 
+    def swap_out(self, sequence_ids: Iterable[int]) -> bool:
+        """Moves all blocks of these sequences to the host, shared ones once; False: none fit."""
+        tables = {each: self._tables[each] for each in sequence_ids if each in self._tables}
+        blocks = _distinct(tables)
+        if not 0 < len(blocks) <= self._host.num_free:
+            return False
+        homes = dict(zip(blocks, self._host.allocate(len(blocks)), strict=True))
+        for sequence_id, table in tables.items():
+            self._swapped[sequence_id] = tuple(homes[block] for block in table)
+            self._host.share(self._swapped[sequence_id])
+            self._release(self._tables.pop(sequence_id))
+        self._host.release(homes.values())
+        self._swap_outs += homes.items()
+        return True
+
+    def swap_in(self, sequence_ids: Iterable[int]) -> None:
+        """The way back. The caller has checked that there is room."""
+        tables = {each: self._swapped.pop(each) for each in sequence_ids if each in self._swapped}
+        blocks = _distinct(tables)
+        homes = dict(zip(blocks, self._allocate(len(blocks)), strict=True))
+        for sequence_id, table in tables.items():
+            self._tables[sequence_id] = tuple(homes[block] for block in table)
+            self._pool.share(self._tables[sequence_id])
+            self._host.release(table)
+        self._pool.release(homes.values())
+        self._swap_ins += homes.items()
+
+    def is_swapped(self, sequence_id: int) -> bool:
+        return sequence_id in self._swapped
+
     def release(self, sequence_id: int) -> None:
         self._release(self._tables.pop(sequence_id, ()))
+        self._host.release(self._swapped.pop(sequence_id, ()))
 
     def take_moves(self) -> BlockMoves:
-        moves = BlockMoves(copies=tuple(self._copies))
-        self._copies.clear()
+        moves = BlockMoves(tuple(self._swap_outs), tuple(self._swap_ins), tuple(self._copies))
+        for each in (self._swap_outs, self._swap_ins, self._copies):
+            each.clear()
         return moves
 
     def _num_missing(self, spans: Collection[Span]) -> int:
@@ -152,3 +196,9 @@ class PagedMemory(KVMemory):
 
     def check_integrity(self) -> None:
         self._pool.check_integrity(self._tables.values(), wanted=self._prefixes)
+        self._host.check_integrity(self._swapped.values())
+        assert not self._tables.keys() & self._swapped.keys(), "here and there"
+
+
+def _distinct(tables: Mapping[int, tuple[int, ...]]) -> list[int]:
+    return list(dict.fromkeys(block for table in tables.values() for block in table))

@@ -30,6 +30,7 @@ class FakeExecutor:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.slots: dict[tuple[int, int], tuple[int, int]] = {}
+        self.host: dict[int, list[tuple[int, int] | None]] = {}
         self.num_steps = 0
         self._newest: dict[int, int] = {}
         """By sequence id: what the last step sampled, which its strategy may not know yet."""
@@ -59,9 +60,14 @@ class FakeExecutor:
         return FakeStep(self.run(plan))
 
     def _move(self, moves: BlockMoves) -> None:
-        targets = [target for _, target in moves.copies]
-        assert len(targets) == len(set(targets)), "two copies to one block"
-        assert not set(targets) & {source for source, _ in moves.copies}, "copies in no order"
+        for pairs in (moves.swap_outs, moves.swap_ins, moves.copies):
+            targets = [target for _, target in pairs]
+            assert len(targets) == len(set(targets)), "two moves to one block"
+        assert not {s for s, _ in moves.copies} & {t for _, t in moves.copies}, "in no order"
+        for source, target in moves.swap_outs:
+            self.host[target] = self._block(source)
+        for source, target in moves.swap_ins:
+            self._put(target, self.host[source])
         for source, target in moves.copies:
             self._put(target, self._block(source))
 
@@ -144,6 +150,8 @@ def strategy_of(batching: str, *, num_blocks: int = 64, **changes: object) -> St
         "max_delay_s": 3.0,
         "kv_reservation": "max",
         "enable_prefix_caching": True,
+        "preemption_mode": "recompute",
+        "num_swap_blocks": 0,
         "limits": Limits(**limits),
     }
     return make_strategy(StrategySettings(**(settings | changes)))
@@ -213,9 +221,9 @@ def drive(
 
 
 def check_plan(strategy: Strategy, plan: StepPlan) -> None:
-    assert plan.chunks
+    assert plan.chunks or plan.moves
     assert plan.num_tokens <= strategy.limits.max_step_tokens, "over the token budget"
-    widest = max(group.num_sequences for group in strategy.running)
+    widest = max((group.num_sequences for group in strategy.running), default=0)
     assert len(plan.chunks) <= max(strategy.limits.max_sequences, widest)
     ids = [chunk.sequence.id for chunk in plan.chunks]
     assert len(ids) == len(set(ids)), "two chunks of one sequence"

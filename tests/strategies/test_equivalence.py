@@ -19,7 +19,9 @@ ARRIVALS = st.lists(
         abort_after=st.none() | st.integers(0, 20),
         abort_in_step=st.booleans(),
         prompt_seed=st.none() | st.integers(0, 1),
-        params=st.sampled_from([{}, {}, {"n": 2}, {"n": 5}, {"n": 2, "best_of": 3}]),
+        params=st.sampled_from(
+            [{}, {}, {"n": 2}, {"n": 5}, {"n": 2, "best_of": 3}, {"priority": -1}]
+        ),
     ),
     min_size=1,
     max_size=12,
@@ -35,6 +37,8 @@ BATCHING = ("none", "dynamic", "continuous", "paged")
     max_sequences=st.integers(1, 6),
     enable_prefix_caching=st.booleans(),
     kv_reservation=st.sampled_from(["max", "pow2", "oracle"]),
+    preemption_mode=st.sampled_from(["recompute", "swap", "auto"]),
+    num_swap_blocks=st.sampled_from([0, 5, 40]),
     overlaps=st.booleans(),
 )
 def test_same_tokens_from_all_strategies(
@@ -44,6 +48,8 @@ def test_same_tokens_from_all_strategies(
     max_sequences,
     enable_prefix_caching,
     kv_reservation,
+    preemption_mode,
+    num_swap_blocks,
     overlaps,
 ):
     limits = {"max_step_tokens": max_step_tokens, "max_sequences": max_sequences}
@@ -54,6 +60,8 @@ def test_same_tokens_from_all_strategies(
                 num_blocks=num_blocks,
                 kv_reservation=kv_reservation,
                 enable_prefix_caching=enable_prefix_caching,
+                preemption_mode=preemption_mode,
+                num_swap_blocks=num_swap_blocks,
                 **limits,
             ),
             arrivals,
