@@ -71,9 +71,9 @@ class ClosedLoop:
         """Whether the answer has ended with it."""
         if output.finish == Finish.ERROR:
             raise RuntimeError(f"a request failed: {self._engine.last_failure}")
-        self._flights[output.sequence_id].take(now, len(output.token_ids))
+        self._flights[output.request_id].take(now, len(output.token_ids))
         if output.finish is not None:
-            del self._flights[output.sequence_id]
+            del self._flights[output.request_id]
         return output.finish is not None
 
     def _is_over(self, end: float) -> bool:

@@ -100,7 +100,7 @@ class SteadyDecode:
         for output in self._engine.step(self._clock()):
             if output.finish is not None:
                 raise RuntimeError(f"a sequence ended: {output.finish} {self._engine.last_failure}")
-            self._generated[output.sequence_id] += len(output.token_ids)
+            self._generated[output.request_id] += len(output.token_ids)
 
 
 def _lengths(bench: Bench) -> tuple[int, int]:

@@ -59,7 +59,6 @@ ADVICE: Mapping[str, str] = {
     "option.enable_venv": "the container's own Python runs",
     "option.enable_chunked_prefill": "long prompts are always computed in chunks, see "
     "option.max_rolling_batch_prefill_tokens",
-    "option.enable_prefix_caching": "leave it out",
     "option.max_num_seqs": "use option.max_rolling_batch_size",
     "option.max_num_batched_tokens": "use option.max_rolling_batch_prefill_tokens",
     "option.tokenizer_mode": "tokenizer.json is always used; leave it out",

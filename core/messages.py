@@ -12,8 +12,8 @@ front end                                engine
                                <-  Dead(reason), where it ends by itself
 ```
 
-Every submitted id gets exactly one terminal message, a `Generated` with `finish` or a `Failed`,
-unless its client aborts it first.
+Every answer of a submitted id gets exactly one `Generated` with `finish`, and the id is over with
+its last answer; or it gets one `Failed`. Its client may abort it, or one of its answers, first.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class Abort(Message, frozen=True):
     """Stop generating and say nothing more of it. Unknown ids are no error."""
 
     id: str
+    index: int | None = None
+    """One answer alone, such as one that has reached a stop text; None: the request."""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +67,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     max_step_tokens: int
     block_size: int
     num_kv_blocks: int
+    num_swap_blocks: int = 0
     weights_bytes: int
     kv_bytes: int
     activation_bytes: int = 0
@@ -85,12 +88,14 @@ class Ready(Message, frozen=True):
 
 
 class Generated(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """New tokens of one request, or scores of its prompt; terminal if `finish` is set."""
+    """New tokens of one answer, or scores of its prompt; its last ones if `finish` is set."""
 
     id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: Finish | None = None
+    index: int = 0
+    """Which of the request's `n` answers."""
     top: tuple[TopLogprobs, ...] = ()
     """One a token, where the request wants `logprobs`."""
     prompt: tuple[TopLogprobs, ...] = ()

@@ -24,6 +24,7 @@ Value = str | int | float | bool | None
 Batching = Literal["none", "dynamic", "continuous", "paged"]
 RollingBatch = Literal["auto", "vllm", "lmi-dist", "scheduler", "disable"]
 KVReservation = Literal["max", "pow2", "oracle"]
+PreemptionMode = Literal["auto", "swap", "recompute"]
 KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy"]
 DType = Literal["auto", "fp32", "fp16", "bf16", "float32", "float16", "bfloat16"]
@@ -116,6 +117,20 @@ class Options:
     block_size: int = _option(16, "Tokens in a block of KV memory.", minimum=1)
     num_kv_blocks: int | None = _option(
         None, "Blocks of KV memory, whatever the memory budget.", minimum=1
+    )
+    enable_prefix_caching: bool = _option(
+        True, "paged: keep K and V of full blocks, and compute no prompt's known beginning again."
+    )
+    preemption_mode: PreemptionMode = _option(
+        "auto",
+        "paged, when blocks run out: recompute what the newest requests had computed, or swap it "
+        "to the host. auto: swap what would take more than a step, or several answers that share.",
+    )
+    swap_space_gib: float | None = _option(
+        None,
+        "paged: host memory for swapped blocks. Default: 4, at most a quarter of the memory "
+        "available. 0: recompute.",
+        minimum=0,
     )
     kv_cache_memory_bytes: int | None = _option(
         None,

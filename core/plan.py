@@ -7,7 +7,7 @@ a prompt is a long chunk, a decode step a chunk of one, a chunked prompt several
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from core.sampling import Finish, Sampled, TopLogprobs
 from core.sequence import Sequence
@@ -44,11 +44,39 @@ class Chunk:
         return self.end > len(self.sequence.token_ids)
 
 
+BlockPairs = tuple[tuple[int, int], ...]
+"""Which block is copied to which."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMoves:
+    """Whole blocks, of all layers, to be moved before a step's forward pass, in this order.
+
+    ```
+    swap_outs   device ▶ host     what they leave on the device may be a target below
+    swap_ins    host ▶ device     what they fill may be the source of a copy
+    copies      device ▶ device   before the forward pass writes into their targets
+    ```
+
+    Each kind runs in no order: no block is the target of one move and part of another of its kind.
+    """
+
+    swap_outs: BlockPairs = ()
+    swap_ins: BlockPairs = ()
+    copies: BlockPairs = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.swap_outs or self.swap_ins or self.copies)
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The chunks of one forward pass; at most one of each sequence, none empty."""
+    """Block moves, then one forward pass over chunks: at most one of each sequence, none empty."""
 
     chunks: tuple[Chunk, ...]
+    moves: BlockMoves = field(default_factory=BlockMoves)
+    swapped_out: tuple[Sequence, ...] = ()
+    """Whose blocks `moves.swap_outs` saves: they are lost where the plan cannot be run."""
 
     @property
     def num_tokens(self) -> int:
@@ -61,12 +89,17 @@ StepResult = Mapping[int, Sampled]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """New tokens of one sequence, or scores of its prompt; `finish` on the last, exactly once."""
+    """New tokens of one answer, or scores of its prompt; `finish` on the last ones, exactly once.
 
-    sequence_id: int
+    Finish.ERROR ends the whole request, whatever the index.
+    """
+
+    request_id: int
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: Finish | None
+    index: int = 0
+    """Which of the request's `n` answers."""
     top: tuple[TopLogprobs, ...] = ()
     """One a token, where the request wants `logprobs`."""
     prompt: tuple[TopLogprobs, ...] = ()

@@ -16,6 +16,7 @@ from core.suggest import did_you_mean
 T = TypeVar("T")
 
 MAX_SEED = 2**63 - 1
+MAX_SAMPLES = 128
 MIN_TEMPERATURE = 1e-5
 """Below it a temperature is 0: dividing by less leaves the range of fp32."""
 MAX_TEMPERATURE = 1e30
@@ -142,6 +143,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Check
     """The same for the prompt, from its second token on."""
     truncate_prompt_tokens: int | None = None
     """Use this many tokens of the prompt, the last ones; -1: as many as leave room to answer."""
+    n: int = 1
+    """Answers to the one prompt."""
+    best_of: int | None = None
+    """Answers to sample; the `n` of them with the highest log-probability are told, when all have
+    ended. Default: n, told as they come."""
+    priority: int = 0
+    """Requests of a lower number are admitted first and preempted last; equal ones in order of
+    arrival."""
+    cache_salt: str = ""
+    """Only requests with the same one share what prefix caching keeps; one for each tenant, so
+    that none learns from response times what another has asked."""
 
     def __post_init__(self) -> None:
         _require(
@@ -169,6 +181,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Check
         )
         self._check_lengths()
         _require(all(self.stop_texts), "stop", "a stop text must not be empty")
+        _require(1 <= self.n <= MAX_SAMPLES, "n", f"must be 1 to {MAX_SAMPLES}")
+        _require(
+            self.n <= self.num_samples <= MAX_SAMPLES, "best_of", f"must be n to {MAX_SAMPLES}"
+        )
 
     def _check_lengths(self) -> None:
         _require(self.max_tokens >= 1, "max_tokens", "must be at least 1")
@@ -186,6 +202,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Check
     @property
     def is_greedy(self) -> bool:
         return self.temperature < MIN_TEMPERATURE or self.top_k == 1
+
+    @property
+    def num_samples(self) -> int:
+        """Answers to sample, told or not."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def stop_texts(self) -> tuple[str, ...]:

@@ -1,14 +1,14 @@
-"""A sequence: the tokens of one request, and how far their K/V are computed."""
+"""A sequence: a prompt and one answer to it, and how far their K/V are computed."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from core.sampling import Finish, Sampled, SamplingParams
+from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
 
 
 class Sequence:
-    """One request inside the engine. Owned and changed by its strategy alone.
+    """One answer inside the engine. Owned and changed by its strategy alone.
 
     ```
     token_ids   |<------- prompt ------->|<-- generated -->| in flight |
@@ -21,10 +21,11 @@ class Sequence:
 
     __slots__ = (
         "__weakref__",
-        "arrival",
         "end_token_ids",
         "finish",
         "id",
+        "index",
+        "logprobs",
         "num_computed_tokens",
         "num_in_flight",
         "num_prompt_tokens",
@@ -32,6 +33,7 @@ class Sequence:
         "params",
         "stop_token_ids",
         "token_ids",
+        "top_logprobs",
     )
 
     def __init__(
@@ -40,17 +42,22 @@ class Sequence:
         prompt_token_ids: Collection[int],
         params: SamplingParams,
         *,
-        arrival: float = 0.0,
+        index: int = 0,
         eos_token_ids: Collection[int] = (),
     ) -> None:
         self.id = id
+        self.index = index
+        """Which of its request's samples it is."""
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
         self.num_in_flight = 0
         self.num_scored_rows = 0
         self.params = params
-        self.arrival = arrival
+        self.logprobs: list[float] = []
+        """Of the generated tokens, in nats."""
+        self.top_logprobs: list[TopLogprobs] = []
+        """The same with what else was likely, where the request wants `logprobs`."""
         self.stop_token_ids = _stop_reasons(params, eos_token_ids)
         self.end_token_ids = frozenset((*params.stop_token_ids, *eos_token_ids))
         self.finish: Finish | None = None
@@ -79,17 +86,29 @@ class Sequence:
     def rows_to_score(self, start: int, end: int) -> range:
         """Of the positions `start : end`, those whose logits score the prompt token after them.
 
-        Each is scored once, however often it is computed; most requests want none.
+        Each is scored once, however often it is computed, in the first of a request's samples; most
+        requests want none.
         """
-        if self.params.prompt_logprobs is None:
+        if self.params.prompt_logprobs is None or self.index > 0:
             return range(0)
         return range(max(start, self.num_scored_rows), min(end, self.num_prompt_tokens - 1))
+
+    @property
+    def num_skippable_tokens(self) -> int:
+        """Tokens that need not be computed where their K/V are at hand: those before the first
+        whose logits are wanted."""
+        last = self.num_tokens - 1
+        unscored = self.rows_to_score(0, last)
+        return unscored.start if unscored else last
 
     def append(self, sampled: Sampled) -> int:
         """Appends sampled tokens until one of them ends the sequence; returns how many."""
         self.num_in_flight = max(0, self.num_in_flight - 1)
-        for count, token_id in enumerate(sampled.token_ids, start=1):
+        pairs = zip(sampled.token_ids, sampled.logprobs, strict=True)
+        for count, (token_id, logprob) in enumerate(pairs, start=1):
             self.token_ids.append(token_id)
+            self.logprobs.append(logprob)
+            self.top_logprobs += sampled.top[count - 1 : count]
             self.finish = self.stop_token_ids.get(token_id)
             if self.finish is None and len(self.token_ids) >= self.max_length:
                 self.finish = Finish.LENGTH

@@ -1,4 +1,4 @@
-"""Which functions write and read the KV cache: Triton kernels on CUDA, torch elsewhere."""
+"""Which functions write, read and move the KV cache: Triton kernels on CUDA, torch elsewhere."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import Tensor
 
 from engine.attention import AttentionCall
 from engine.kv_cache import LayerShape
+from kernels import torch_cache
 from kernels.batch import PagedBatch
+from kernels.cache_table import CacheTable
 from kernels.sdpa import Scratch, paged_attention
-from kernels.torch_cache import write_kv
 
 
 class AttentionBackend(Protocol):
@@ -26,6 +27,18 @@ class AttentionBackend(Protocol):
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch
     ) -> Tensor:
         """Returns [T, heads, value_dim]."""
+        ...
+
+    def copy_blocks(self, table: CacheTable, pairs: Tensor) -> None:
+        """In all layers, block pairs[p, 0] is copied to block pairs[p, 1]."""
+        ...
+
+    def gather_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
+        """Row b of `staging` becomes block block_ids[b] of all layers."""
+        ...
+
+    def scatter_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
+        """Block block_ids[b] of all layers becomes row b of `staging`."""
         ...
 
 
@@ -52,7 +65,16 @@ class TorchBackend:
         self._scratch = Scratch()
 
     def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        write_kv(call.key, call.value, keys, values, slots)
+        torch_cache.write_kv(call.key, call.value, keys, values, slots)
+
+    def copy_blocks(self, table: CacheTable, pairs: Tensor) -> None:
+        torch_cache.copy_blocks(table, pairs)
+
+    def gather_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
+        torch_cache.gather_blocks(table, block_ids, staging)
+
+    def scatter_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
+        torch_cache.scatter_blocks(table, block_ids, staging)
 
     def attend(
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch
@@ -75,17 +97,36 @@ class TritonBackend:
 
     def __init__(self, num_processors: int, max_model_len: int) -> None:
         # Triton is imported where its kernels run, so that the CPU does without it.
-        from kernels import cache_write, configurations, paged_decode, paged_prefill
+        from kernels import (
+            block_copy,
+            cache_write,
+            configurations,
+            paged_decode,
+            paged_prefill,
+            swap,
+        )
 
         self._num_processors = num_processors
         self._max_model_len = max_model_len
         self._write_kv = cache_write.write_kv
+        self._copy_blocks = block_copy.copy_blocks
+        self._gather_blocks = swap.gather_blocks
+        self._scatter_blocks = swap.scatter_blocks
         self._num_splits = configurations.num_splits
         self._decode = paged_decode.paged_decode
         self._prefill = paged_prefill.paged_prefill
 
     def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         self._write_kv(call.key.contiguous(), call.value.contiguous(), keys, values, slots)
+
+    def copy_blocks(self, table: CacheTable, pairs: Tensor) -> None:
+        self._copy_blocks(table, pairs)
+
+    def gather_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
+        self._gather_blocks(table, block_ids, staging)
+
+    def scatter_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
+        self._scatter_blocks(table, block_ids, staging)
 
     def attend(
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch

@@ -65,6 +65,9 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
             limits=Limits(max_sequences=sizes.max_sequences, max_step_tokens=sizes.max_step_tokens),
             max_delay_s=options.max_batch_delay / 1000,
             kv_reservation=options.kv_reservation,
+            enable_prefix_caching=options.enable_prefix_caching,
+            preemption_mode=options.preemption_mode,
+            num_swap_blocks=sizes.num_swap_blocks,
         )
     )
     facts = Facts(
@@ -82,6 +85,7 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
         max_step_tokens=sizes.max_step_tokens,
         block_size=options.block_size,
         num_kv_blocks=sizes.num_blocks,
+        num_swap_blocks=sizes.num_swap_blocks,
         weights_bytes=model.weights_bytes,
         kv_bytes=kv_bytes,
         activation_bytes=sizes.activation_bytes,
@@ -169,7 +173,9 @@ def _executor(
     block_size, num_blocks = options.block_size, sizes.num_blocks
     kv_dtype = choose_kv_dtype(options, model.dtype, model.device)
     backend, notes = make_backend(model.device, model.shapes, block_size, sizes.max_model_len)
-    cache = KVCache(model.shapes, num_blocks, block_size, kv_dtype, model.device)
+    cache = KVCache(
+        model.shapes, num_blocks, block_size, kv_dtype, model.device, sizes.num_swap_blocks
+    )
     kv_bytes = num_blocks * bytes_per_block(model.shapes, block_size, kv_dtype)
     graphs, graph_notes = _decode_graphs(model, cache, backend, options, sizes)
     return PackedExecutor(model, cache, backend, graphs), kv_bytes, notes + graph_notes

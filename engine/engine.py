@@ -12,7 +12,6 @@ device   ======= step 1 ========|========= step 2 ==========|========= step 3 ..
 
 from __future__ import annotations
 
-import itertools
 import logging
 import secrets
 from collections.abc import Callable, Iterable
@@ -23,8 +22,8 @@ import msgspec
 from core.errors import RequestError
 from core.messages import Facts
 from core.plan import Output, StepPlan
+from core.request import Request
 from core.sampling import MAX_SEED, NO_LIMIT, SamplingParams
-from core.sequence import Sequence
 from engine.executor import Executor, SubmittedStep
 from strategies.base import Strategy
 
@@ -48,30 +47,31 @@ class Engine:
         self._overlaps = overlaps
         self._in_flight: tuple[StepPlan, SubmittedStep] | None = None
         """The step that the device computes while the next one is scheduled."""
-        self._ids = itertools.count()
+        self._next_id = 0
         self._num_failed_steps = 0
 
     def add(self, prompt_token_ids: Tokens[int], params: SamplingParams, now: float) -> int:
-        """Accepts a request and returns its sequence id.
+        """Accepts a request and returns its id.
 
         Raises RequestError for what can never run; nothing is changed then.
         """
         prompt_token_ids = params.truncated(prompt_token_ids, self.facts.max_model_len)
         params = self._resolved(params, len(prompt_token_ids))
         self._check(prompt_token_ids, params)
-        sequence = Sequence(
-            next(self._ids),
+        request = Request(
+            self._next_id,
             prompt_token_ids,
             params,
             arrival=now,
             eos_token_ids=self.facts.eos_token_ids,
         )
-        self.strategy.add(sequence)
-        return sequence.id
+        self.strategy.add(request)
+        self._next_id += len(request.sequences)
+        return request.id
 
-    def abort(self, sequence_id: int) -> None:
-        """Nothing more is heard of it. Unknown and ended ids are no error."""
-        self.strategy.abort(sequence_id)
+    def abort(self, request_id: int, index: int | None = None) -> None:
+        """Nothing more is heard of it, or of one of its answers. Unknown ids are no error."""
+        self.strategy.abort(request_id, index)
 
     def has_work(self) -> bool:
         return self.strategy.has_work() or self._in_flight is not None

@@ -77,6 +77,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     """After `SamplingParams.truncate_prompt_tokens`."""
     outputs: list[CompletionOutput]
+    """`n` of them; with `best_of` the best first."""
     prompt_logprobs: list[Logprobs | None] | None = None
     """Of each prompt token, where `SamplingParams.prompt_logprobs` is set; None for the first."""
 
@@ -119,26 +120,27 @@ class LLM:
         try:
             for prompt, params in zip(all_prompts, all_params, strict=True):
                 pending = self._pending(prompt, params)
-                sequence_id = self._engine.add(pending.token_ids, pending.params, time.monotonic())
-                answers[sequence_id] = pending
+                request_id = self._engine.add(pending.token_ids, pending.params, time.monotonic())
+                answers[request_id] = pending
             self._run(answers, use_tqdm)
         finally:
-            for sequence_id in answers:
-                self._engine.abort(sequence_id)
+            for request_id in answers:
+                self._engine.abort(request_id)
         return [pending.result() for pending in answers.values()]
 
     def _run(self, answers: dict[int, _Pending], use_tqdm: bool) -> None:
-        with tqdm(total=len(answers), desc="Answers", disable=not use_tqdm) as bar:
+        num_answers = sum(pending.num_open for pending in answers.values())
+        with tqdm(total=num_answers, desc="Answers", disable=not use_tqdm) as bar:
             while self._engine.has_work():
                 outputs = self._engine.step(time.monotonic())
                 for output in outputs:
-                    pending = answers[output.sequence_id]
+                    pending = answers[output.request_id]
                     if output.finish == Finish.ERROR:
                         raise GenerationError(self._engine.last_failure)
                     if pending.take(output):
                         bar.update()
                     if pending.stopped_by_text(output):
-                        self._engine.abort(output.sequence_id)
+                        self._engine.abort(output.request_id, output.index)
                 if not outputs:
                     self._wait()
 
@@ -162,7 +164,7 @@ class LLM:
 
 
 class _Pending:
-    """A prompt and what has been generated of its answer."""
+    """A prompt and what has been generated of its answers."""
 
     def __init__(
         self,
@@ -177,61 +179,85 @@ class _Pending:
         self.params = params
         self._prompt = prompt
         self._tokenizer = tokenizer
-        self._answer = Answer.of(params, tokenizer, token_ids) if tokenizer else None
-        self._generated: list[int] = []
-        self._cumulative_logprob = 0.0
-        self._top: list[TopLogprobs] = []
+        self._completions = [_Completion(params, token_ids, tokenizer) for _ in range(params.n)]
         self._prompt_scores: list[TopLogprobs] = []
-        self._finish: Finish | None = None
+
+    @property
+    def num_open(self) -> int:
+        return sum(each.finish is None for each in self._completions)
 
     def take(self, output: Output) -> bool:
         """Whether the answer has ended with it."""
-        kept = len(output.token_ids)
-        self._finish = output.finish
-        if self._answer is not None:
-            kept = len(self._answer.push(output.token_ids, output.logprobs, output.finish))
-            self._finish = self._answer.finish
-        self._generated += output.token_ids[:kept]
-        self._cumulative_logprob += sum(output.logprobs[:kept])
-        self._top += output.top[:kept]
         self._prompt_scores += output.prompt
-        return self._finish is not None
+        return self._completions[output.index].take(output)
 
     def stopped_by_text(self, output: Output) -> bool:
-        return self._finish is not None and output.finish is None
+        return output.finish is None and self._completions[output.index].finish is not None
 
     def result(self) -> RequestOutput:
-        assert self._finish is not None
-        reason = "length" if self._finish == Finish.LENGTH else "stop"
-        output = CompletionOutput(
-            index=0,
-            text=self._answer.text if self._answer is not None else "",
-            token_ids=self._generated,
-            cumulative_logprob=self._cumulative_logprob,
-            logprobs=None
-            if self.params.logprobs is None
-            else self._named(self._generated, self._top),
-            finish_reason=reason,
-        )
+        outputs = [each.result(index) for index, each in enumerate(self._completions)]
         scores: list[Logprobs | None] | None = None
         if self.params.prompt_logprobs is not None:
-            scores = [None, *self._named(self.token_ids[1:], self._prompt_scores)]
-        return RequestOutput(self._prompt, self.token_ids, [output], scores)
+            scores = [None, *_named(self.token_ids[1:], self._prompt_scores, self._tokenizer)]
+        return RequestOutput(self._prompt, self.token_ids, outputs, scores)
 
-    def _named(self, token_ids: list[int], top: list[TopLogprobs]) -> list[Logprobs]:
-        """The token of each place first, then the others by rank."""
-        decode = self._tokenizer.decode if self._tokenizer is not None else None
-        named: list[Logprobs] = []
-        for token_id, best in zip(token_ids, top, strict=True):
-            ranked = [(token_id, best.logprob, best.rank)]
-            ranked += zip(best.token_ids, best.logprobs, range(1, MAX_LOGPROBS + 1), strict=False)
-            named.append(
-                {
-                    id: Logprob(logprob, rank, decode([id]) if decode is not None else None)
-                    for id, logprob, rank in ranked
-                }
-            )
-        return named
+
+class _Completion:
+    """One answer as it grows."""
+
+    def __init__(
+        self, params: SamplingParams, prompt_token_ids: list[int], tokenizer: Tokenizer | None
+    ) -> None:
+        self.finish: Finish | None = None
+        self._params = params
+        self._tokenizer = tokenizer
+        self._answer = Answer.of(params, tokenizer, prompt_token_ids) if tokenizer else None
+        self._token_ids: list[int] = []
+        self._cumulative_logprob = 0.0
+        self._top: list[TopLogprobs] = []
+
+    def take(self, output: Output) -> bool:
+        """Whether it has ended with these tokens."""
+        kept = len(output.token_ids)
+        self.finish = output.finish
+        if self._answer is not None:
+            kept = len(self._answer.push(output.token_ids, output.logprobs, output.finish))
+            self.finish = self._answer.finish
+        self._token_ids += output.token_ids[:kept]
+        self._cumulative_logprob += sum(output.logprobs[:kept])
+        self._top += output.top[:kept]
+        return self.finish is not None
+
+    def result(self, index: int) -> CompletionOutput:
+        assert self.finish is not None
+        wants_logprobs = self._params.logprobs is not None
+        return CompletionOutput(
+            index=index,
+            text=self._answer.text if self._answer is not None else "",
+            token_ids=self._token_ids,
+            cumulative_logprob=self._cumulative_logprob,
+            logprobs=_named(self._token_ids, self._top, self._tokenizer)
+            if wants_logprobs
+            else None,
+            finish_reason="length" if self.finish == Finish.LENGTH else "stop",
+        )
+
+
+def _named(
+    token_ids: list[int], top: list[TopLogprobs], tokenizer: Tokenizer | None
+) -> list[Logprobs]:
+    """The token of each place first, then the others by rank."""
+    named: list[Logprobs] = []
+    for token_id, best in zip(token_ids, top, strict=True):
+        ranked = [(token_id, best.logprob, best.rank)]
+        ranked += zip(best.token_ids, best.logprobs, range(1, MAX_LOGPROBS + 1), strict=False)
+        named.append(
+            {
+                id: Logprob(logprob, rank, tokenizer.decode([id]) if tokenizer else None)
+                for id, logprob, rank in ranked
+            }
+        )
+    return named
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -10,6 +10,7 @@ from core.options import Options
 
 GIB = 2**30
 MAX_DEFAULT_ON_CPU = 4 * GIB
+MAX_DEFAULT_SWAP = 4 * GIB
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -22,6 +23,13 @@ def kv_budget(options: Options, device: torch.device, activation_bytes: int = 0)
         usable = int(total * options.gpu_memory_utilization)
         return max(0, usable - (total - free) - activation_bytes)
     return min(MAX_DEFAULT_ON_CPU, available_host_memory() // 4)
+
+
+def swap_budget(options: Options) -> int:
+    """Bytes of host memory for swapped blocks."""
+    if options.swap_space_gib is not None:
+        return int(options.swap_space_gib * GIB)
+    return min(MAX_DEFAULT_SWAP, available_host_memory() // 4)
 
 
 def available_host_memory() -> int:

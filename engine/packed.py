@@ -11,8 +11,9 @@ from torch import Tensor
 from core.plan import Chunk, StepPlan, StepResult
 from core.sampling import Sampled
 from engine.attention_backend import AttentionBackend
+from engine.block_mover import BlockMover
 from engine.decode_graphs import DecodeGraphs
-from engine.executor import SubmittedStep
+from engine.executor import FinishedStep, SubmittedStep
 from engine.inputs import InputBuilder, StepInputs
 from engine.kv_cache import KVCache
 from engine.packed_model import PackedModel
@@ -44,6 +45,7 @@ class PackedExecutor:
         self._backend = backend
         self._graphs = graphs
         self._inputs = InputBuilder(cache.block_size, staging)
+        self._mover = BlockMover(cache, backend)
         self._sampler = Sampler(staging)
         self._newest = torch.empty(0, dtype=torch.int64, device=model.device)
         """[S]: what the step before has sampled."""
@@ -53,6 +55,9 @@ class PackedExecutor:
     @torch.inference_mode()
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> SubmittedStep:
         """Several forwards only where many rows of prompts are scored."""
+        self._mover.launch(plan.moves)
+        if not plan.chunks:
+            return FinishedStep({})
         parts = [self._submit(part) for part in in_parts(plan, MAX_SCORED_ROWS)]
         chunks = [chunk for part in parts for chunk in part.sampled]
         if chunks:

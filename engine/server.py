@@ -6,6 +6,7 @@ import logging
 import queue
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 
 from core.errors import EngineUnavailableError, RequestError
 from core.messages import (
@@ -27,6 +28,16 @@ logger = logging.getLogger(__name__)
 IDLE_PULSE_S = 0.5
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request of a client, under the id that it gave."""
+
+    client: bytes
+    id: str
+    open_answers: set[int]
+    """Indices of the answers that have not ended."""
+
+
 class Server:
     """Drives an engine for the clients of a connection, in the caller's thread."""
 
@@ -34,9 +45,9 @@ class Server:
         self._engine = engine
         self._connection = connection
         self._max_waiting = max_waiting
-        self._requests: dict[int, tuple[bytes, str]] = {}
-        """Sequence id → client and the id it gave."""
-        self._sequence_ids: dict[tuple[bytes, str], int] = {}
+        self._asked: dict[int, _Asked] = {}
+        """By the engine's request id."""
+        self._request_ids: dict[tuple[bytes, str], int] = {}
 
     def serve_forever(self) -> None:
         """Returns never; raises what ends the engine."""
@@ -83,29 +94,30 @@ class Server:
                 if refusal is not None:
                     self._connection.send(client, refusal)
             case Abort():
-                self._abort(client, message.id)
+                self._abort(client, message.id, message.index)
             case Broken(reason):
                 raise EngineUnavailableError(f"the engine's socket is lost: {reason}")
             case ClientGone():
-                for owner, id in tuple(self._sequence_ids):
+                for owner, id in tuple(self._request_ids):
                     if owner == client:
                         self._abort(owner, id)
 
     def _submit(self, client: bytes, message: Submit) -> Failed | None:
-        if (client, message.id) in self._sequence_ids:
+        if (client, message.id) in self._request_ids:
             return Failed(message.id, "rejected", "this id is in use", "id")
         if self._is_full():
             return Failed(
                 message.id, "overloaded", f"{self._max_waiting} requests are waiting already"
             )
         try:
-            sequence_id = self._engine.add(
+            request_id = self._engine.add(
                 message.prompt_token_ids, message.params, time.monotonic()
             )
         except RequestError as error:
             return Failed(message.id, "rejected", error.message, error.field)
-        self._requests[sequence_id] = client, message.id
-        self._sequence_ids[client, message.id] = sequence_id
+        answers = set(range(message.params.n))
+        self._asked[request_id] = _Asked(client, message.id, answers)
+        self._request_ids[client, message.id] = request_id
         return None
 
     def _is_full(self) -> bool:
@@ -114,32 +126,47 @@ class Server:
         num_held = len(strategy.waiting) + len(strategy.running)
         return num_held >= self._max_waiting + strategy.limits.max_sequences
 
-    def _abort(self, client: bytes, id: str) -> None:
-        sequence_id = self._sequence_ids.pop((client, id), None)
-        if sequence_id is not None:
-            del self._requests[sequence_id]
-            self._engine.abort(sequence_id)
+    def _abort(self, client: bytes, id: str, index: int | None = None) -> None:
+        request_id = self._request_ids.get((client, id))
+        if request_id is None:
+            return
+        self._close(request_id, index)
+        self._engine.abort(request_id, index if request_id in self._asked else None)
+
+    def _close(self, request_id: int, index: int | None) -> None:
+        """Forgets an answer that has ended, or all; and the request with its last one."""
+        asked = self._asked[request_id]
+        asked.open_answers.difference_update(asked.open_answers if index is None else {index})
+        if not asked.open_answers:
+            del self._asked[request_id]
+            del self._request_ids[asked.client, asked.id]
 
     def _send_outputs(self, outputs: list[Output]) -> None:
         """One message a client, however many of its requests the step has moved."""
         steps: defaultdict[bytes, list[Generated]] = defaultdict(list)
         for output in outputs:
-            client, id = self._requests[output.sequence_id]
+            asked = self._asked.get(output.request_id)
+            if asked is None:
+                continue
             if output.finish == Finish.ERROR:
-                self._connection.send(client, Failed(id, "failed", self._engine.last_failure))
-            else:
-                steps[client].append(
-                    Generated(
-                        id,
-                        output.token_ids,
-                        output.logprobs,
-                        output.finish,
-                        top=output.top,
-                        prompt=output.prompt,
-                    )
-                )
-            if output.finish is not None:
-                del self._requests[output.sequence_id]
-                del self._sequence_ids[client, id]
+                failure = Failed(asked.id, "failed", self._engine.last_failure)
+                self._connection.send(asked.client, failure)
+                self._close(output.request_id, None)
+            elif output.index in asked.open_answers:
+                steps[asked.client].append(_generated(asked.id, output))
+                if output.finish is not None:
+                    self._close(output.request_id, output.index)
         for client, generated in steps.items():
             self._connection.send(client, Step(generated))
+
+
+def _generated(id: str, output: Output) -> Generated:
+    return Generated(
+        id,
+        output.token_ids,
+        output.logprobs,
+        output.finish,
+        output.index,
+        top=output.top,
+        prompt=output.prompt,
+    )

@@ -15,7 +15,7 @@ from engine.device import choose_kv_dtype
 from engine.kv_cache import bytes_per_block
 from engine.largest_step import peak_bytes, run_step
 from engine.library import LibraryModel
-from engine.memory_budget import kv_budget
+from engine.memory_budget import kv_budget, swap_budget
 from engine.packed_model import PackedModel
 
 DEFAULT_STEP_TOKENS = {"cuda": 8192, "cpu": 512}
@@ -33,6 +33,7 @@ class Sizes:
     max_step_tokens: int
     num_blocks: int
     activation_bytes: int
+    num_swap_blocks: int
     notes: tuple[str, ...]
 
 
@@ -52,13 +53,17 @@ def choose_sizes(options: Options, batching: Batching, model: PackedModel | Libr
     else:
         step_tokens = max_sequences * max_len  # `generate` takes prompts whole
     usable = max_sequences * -(-max_len // options.block_size)
-    num_blocks, activation_bytes = options.num_kv_blocks or usable, 0
-    if is_packed and options.num_kv_blocks is None:
-        activation_bytes = _activation_bytes(model, step_tokens, max_sequences)
+    num_blocks = options.num_kv_blocks or usable
+    activation_bytes = num_swap_blocks = 0
+    if is_packed:
         kv_dtype = choose_kv_dtype(options, model.dtype, model.device)
         per_block = bytes_per_block(model.shapes, options.block_size, kv_dtype)
-        budget = kv_budget(options, model.device, activation_bytes)
-        num_blocks = min(usable, budget // per_block)
+        if options.num_kv_blocks is None:
+            activation_bytes = _activation_bytes(model, step_tokens, max_sequences)
+            budget = kv_budget(options, model.device, activation_bytes)
+            num_blocks = min(usable, budget // per_block)
+        if batching == "paged" and options.preemption_mode != "recompute":
+            num_swap_blocks = min(usable, swap_budget(options) // per_block)
     max_len, notes = _fit_length(options, max_len, num_blocks * options.block_size)
     return Sizes(
         max_model_len=max_len,
@@ -66,6 +71,7 @@ def choose_sizes(options: Options, batching: Batching, model: PackedModel | Libr
         max_step_tokens=step_tokens,
         num_blocks=num_blocks,
         activation_bytes=activation_bytes,
+        num_swap_blocks=num_swap_blocks,
         notes=notes,
     )
 

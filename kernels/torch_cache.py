@@ -1,6 +1,6 @@
 """What cache_write.py, block_copy.py and swap.py do, in torch, on any device.
 
-Same names, signatures and meaning. The CPU engine uses `write_kv`; the rest is for tests.
+Same names, signatures and meaning. The CPU engine uses them, and tests compare with them.
 """
 
 from __future__ import annotations

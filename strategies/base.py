@@ -14,14 +14,16 @@ written again only by steps after all that were submitted.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterator
+from bisect import insort
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from core.plan import Chunk, Output, StepPlan, StepResult
+from core.request import Request
 from core.sampling import Finish
 from core.sequence import Sequence
-from strategies.memory.base import KVMemory
+from strategies.group import SequenceGroup
+from strategies.memory.base import KVMemory, Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +31,29 @@ class Limits:
     """What one step may hold, in every strategy."""
 
     max_sequences: int
-    """Most sequences that run at once."""
+    """Most sequences that run at once; a group wider than that runs alone."""
     max_step_tokens: int
     """Token budget of one step; a longer prompt is computed in chunks."""
+
+
+class StepBudget:
+    """The tokens of one step. Sequences that decode come before any chunk of a prompt.
+
+    So a long prompt, however old or urgent, never holds up a running stream by more than a step.
+    """
+
+    def __init__(self, num_tokens: int, groups: Iterable[SequenceGroup]) -> None:
+        self.num_left = num_tokens
+        self._num_owed = sum(group.num_decoding for group in groups)
+        """Tokens for sequences that decode and have not had their turn."""
+
+    def turn_of(self, group: SequenceGroup) -> int:
+        """Tokens that the group may take; to be asked of each group once, in order."""
+        self._num_owed -= group.num_decoding
+        return max(self.num_left - self._num_owed, min(self.num_left, group.num_decoding))
+
+    def take(self, num_tokens: int) -> None:
+        self.num_left -= num_tokens
 
 
 class Strategy(ABC):
@@ -39,29 +61,48 @@ class Strategy(ABC):
 
     `add`, `abort` and `fail` may be called at any time between two calls of the others, also
     between `schedule` and `commit` of the same step; steps are committed in order. After `abort`
-    a sequence is never heard of again; every other one ends with exactly one Output that has
-    `finish`.
+    a request is never heard of again; of every other one each answer ends with exactly one Output
+    that has `finish`, or all of them together with one that has Finish.ERROR.
     """
 
     def __init__(self, memory: KVMemory, limits: Limits) -> None:
         self.memory = memory
         self.limits = limits
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
-        """In order of admission, which is order of arrival: oldest first."""
+        self.waiting: list[SequenceGroup] = []
+        self.running: list[SequenceGroup] = []
+        """Both by rank, which is priority, then order of arrival: oldest first."""
+        self._group_of: dict[int, SequenceGroup] = {}
+        """By sequence id."""
+        self._swapped_out: list[Sequence] = []
+        """Since the last plan."""
 
-    def add(self, sequence: Sequence) -> None:
-        """Queues a sequence whose `max_length` fits into the memory."""
-        assert sequence.max_length <= self.memory.num_tokens, "can never run"
-        self.waiting.append(sequence)
+    @property
+    def num_running(self) -> int:
+        """Sequences that run."""
+        return sum(group.num_sequences for group in self.running)
 
-    def abort(self, sequence_id: int) -> bool:
-        """Drops a sequence and frees its memory; False if it is not here (any more)."""
-        for sequence in (*self.running, *self.waiting):
-            if sequence.id == sequence_id:
-                self._end(sequence, Finish.ABORT)
-                return True
-        return False
+    def add(self, request: Request) -> None:
+        """Queues a request whose `max_length` fits into the memory."""
+        assert request.sequences[0].max_length <= self.memory.num_tokens, "can never run"
+        for group in self._groups(request):
+            self._group_of |= dict.fromkeys(group.sequence_ids, group)
+            self._enqueue(group)
+
+    def abort(self, request_id: int, index: int | None = None) -> bool:
+        """Drops a request, or one answer of it, and frees its memory; False if it is not here.
+
+        One answer alone can be dropped where answers are told as they come.
+        """
+        found = False
+        for group in (*self.running, *self.waiting):
+            if group.request.id != request_id:
+                continue
+            for sequence in tuple(group.sequences):
+                if index is None or (group.request.streams and sequence.index == index):
+                    group.end(sequence, Finish.ABORT, self.memory)
+                    found = True
+            self._drop_if_ended(group)
+        return found
 
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
@@ -77,7 +118,9 @@ class Strategy(ABC):
             chunk.sequence.num_in_flight += chunk.samples
             if chunk.scored:
                 chunk.sequence.num_scored_rows = chunk.scored.stop
-        return StepPlan(tuple(chunks)) if chunks else None
+        moves, swapped_out = self.memory.take_moves(), tuple(self._swapped_out)
+        self._swapped_out.clear()
+        return StepPlan(tuple(chunks), moves, swapped_out) if chunks or moves else None
 
     @abstractmethod
     def _next_chunks(self, now: float) -> list[Chunk]:
@@ -89,42 +132,44 @@ class Strategy(ABC):
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Output]:
         """Appends what was sampled, ends and frees what is done. The same for all strategies."""
-        outputs: list[Output] = []
+        touched: dict[SequenceGroup, None] = {}
         for chunk in plan.chunks:
-            sequence = chunk.sequence
-            if sequence.finish is not None:
+            if chunk.sequence.finish is not None:
                 continue  # aborted while the step ran
+            self.memory.commit(chunk)
             if chunk.samples or chunk.scored:
-                sampled = result[sequence.id]
-                count = sequence.append(sampled) if chunk.samples else 0
-                outputs.append(
-                    Output(
-                        sequence.id,
-                        sampled.token_ids[:count],
-                        sampled.logprobs[:count],
-                        sequence.finish,
-                        top=sampled.top[:count],
-                        prompt=sampled.prompt,
-                    )
-                )
-                if sequence.finish is not None:
-                    self._end(sequence, sequence.finish)
+                touched[self._group_of[chunk.sequence.id]] = None
+        outputs: list[Output] = []
+        for group in touched:
+            outputs += group.commit(result, self.memory)
+            self._drop_if_ended(group)
         return outputs
 
     def fail(self, plan: StepPlan) -> list[Output]:
-        """Ends every sequence of a plan that could not be run, instead of `commit`."""
-        failed = [chunk.sequence for chunk in plan.chunks if chunk.sequence.finish is None]
-        for sequence in failed:
-            self._end(sequence, Finish.ERROR)
-        return [Output(sequence.id, (), (), Finish.ERROR) for sequence in failed]
+        """Ends every request of a plan that could not be run, instead of `commit`."""
+        touched = (*(chunk.sequence for chunk in plan.chunks), *plan.swapped_out)
+        alive = [sequence for sequence in touched if sequence.finish is None]
+        request_ids = dict.fromkeys(self._group_of[each.id].request.id for each in alive)
+        for request_id in request_ids:
+            self.abort(request_id)
+        return [Output(request_id, (), (), Finish.ERROR) for request_id in request_ids]
 
-    def _end(self, sequence: Sequence, finish: Finish) -> None:
-        sequence.finish = finish
-        self.memory.release(sequence.id)
-        if sequence in self.running:
-            self.running.remove(sequence)
-        else:
-            self.waiting.remove(sequence)
+    def _groups(self, request: Request) -> list[SequenceGroup]:
+        """What of a request is to run together: nothing, where nothing can be shared."""
+        return [SequenceGroup(request, [sequence]) for sequence in request.sequences]
+
+    def _enqueue(self, group: SequenceGroup) -> None:
+        insort(self.waiting, group, key=lambda each: each.rank)
+
+    def _admit(self, group: SequenceGroup) -> None:
+        self.waiting.remove(group)
+        insort(self.running, group, key=lambda each: each.rank)
+
+    def _drop_if_ended(self, group: SequenceGroup) -> None:
+        if not group.sequences:
+            (self.running if group in self.running else self.waiting).remove(group)
+            for sequence_id in group.sequence_ids:
+                del self._group_of[sequence_id]
 
     def _chunk(self, sequence: Sequence, length: int) -> Chunk:
         """The next `length` of the sequence's pending tokens."""
@@ -141,28 +186,29 @@ class ReservingStrategy(Strategy):
     """
 
     def _next_chunks(self, now: float) -> list[Chunk]:
-        for sequence in self._admissible(now):
-            self.waiting.remove(sequence)
-            self.running.append(sequence)
+        for group in self._admissible(now):
+            self._admit(group)
         chunks: list[Chunk] = []
-        budget = self.limits.max_step_tokens
-        for sequence in self.running:
-            length = min(sequence.num_pending_tokens, budget)
-            if length > 0:
+        budget = StepBudget(self.limits.max_step_tokens, self.running)
+        for group in self.running:
+            for sequence, length in group.turns(budget.turn_of(group)):
                 chunks.append(self._chunk(sequence, length))
-                budget -= length
+                budget.take(length)
         return chunks
 
     @abstractmethod
-    def _admissible(self, now: float) -> Iterator[Sequence]:
-        """The waiting sequences to admit now, oldest first, each with its memory reserved."""
+    def _admissible(self, now: float) -> Iterator[SequenceGroup]:
+        """The waiting groups to admit now, oldest first, each with its memory reserved."""
 
-    def _reserved(self, max_count: int) -> Iterator[Sequence]:
-        """The oldest waiting sequences, at most `max_count`, while their reservation fits."""
-        for sequence in list(self.waiting)[:max_count]:
-            if not self.memory.grow(sequence.id, self._reservation(sequence)):
+    def _reserved(self, max_sequences: int) -> Iterator[SequenceGroup]:
+        """The oldest waiting groups, at most so many sequences, while their reservation fits."""
+        for group in tuple(self.waiting):
+            max_sequences -= group.num_sequences
+            reservation = self._reservation(group.sequences[0])
+            spans = [Span(each, 0, reservation) for each in group.sequence_ids]
+            if max_sequences < 0 or not self.memory.reserve(spans):
                 return
-            yield sequence
+            yield group
 
     def _reservation(self, sequence: Sequence) -> int:
         """Tokens to reserve for a sequence: all it may ever need."""

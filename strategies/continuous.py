@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from core.options import KVReservation
 from core.sequence import Sequence
 from strategies.base import Limits, ReservingStrategy
+from strategies.group import SequenceGroup
 from strategies.memory.base import KVMemory
 
 
@@ -29,8 +30,8 @@ class ContinuousStrategy(ReservingStrategy):
         self.reservation: KVReservation = reservation
         self.max_model_len = max_model_len
 
-    def _admissible(self, now: float) -> Iterator[Sequence]:
-        return self._reserved(self.limits.max_sequences - len(self.running))
+    def _admissible(self, now: float) -> Iterator[SequenceGroup]:
+        return self._reserved(self.limits.max_sequences - self.num_running)
 
     def _reservation(self, sequence: Sequence) -> int:
         if self.reservation == "max":

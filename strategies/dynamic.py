@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from core.sequence import Sequence
 from strategies.base import Limits, ReservingStrategy
+from strategies.group import SequenceGroup
 from strategies.memory.base import KVMemory
 
 
@@ -20,7 +20,7 @@ class DynamicStrategy(ReservingStrategy):
         super().__init__(memory, limits)
         self.max_delay_s = max_delay_s
 
-    def _admissible(self, now: float) -> Iterator[Sequence]:
+    def _admissible(self, now: float) -> Iterator[SequenceGroup]:
         gang_is_due = not self.running and (self._is_full() or self._is_overdue(now))
         return self._reserved(self.limits.max_sequences if gang_is_due else 0)
 
@@ -34,4 +34,4 @@ class DynamicStrategy(ReservingStrategy):
         return bool(self.waiting) and now >= self._deadline()
 
     def _deadline(self) -> float:
-        return self.waiting[0].arrival + self.max_delay_s
+        return self.waiting[0].request.arrival + self.max_delay_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.options import Batching, KVReservation
+from core.options import Batching, KVReservation, PreemptionMode
 from strategies.base import Limits, Strategy
 from strategies.continuous import ContinuousStrategy
 from strategies.dynamic import DynamicStrategy
@@ -25,12 +25,21 @@ class StrategySettings:
     limits: Limits
     max_delay_s: float
     kv_reservation: KVReservation
+    enable_prefix_caching: bool
+    preemption_mode: PreemptionMode
+    num_swap_blocks: int
 
 
 def make_strategy(settings: StrategySettings) -> Strategy:
     limits = settings.limits
     if settings.batching == "paged":
-        return PagedStrategy(PagedMemory(settings.num_blocks, settings.block_size), limits)
+        memory = PagedMemory(
+            settings.num_blocks,
+            settings.block_size,
+            num_host_blocks=settings.num_swap_blocks,
+            caches_prefixes=settings.enable_prefix_caching,
+        )
+        return PagedStrategy(memory, limits, settings.preemption_mode)
     memory = SlotMemory(settings.num_blocks, settings.block_size)
     match settings.batching:
         case "none":

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from core.sequence import Sequence
 from strategies.base import ReservingStrategy
+from strategies.group import SequenceGroup
 
 
 class NoneStrategy(ReservingStrategy):
     """The next request starts when the one before it has ended."""
 
-    def _admissible(self, now: float) -> Iterator[Sequence]:
+    def _admissible(self, now: float) -> Iterator[SequenceGroup]:
         return self._reserved(0 if self.running else 1)

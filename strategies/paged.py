@@ -1,76 +1,175 @@
 """Paged batching: continuous batching whose sequences take KV blocks as they need them.
 
-PagedAttention and the scheduler of vLLM (SOSP 2023, sections 4.3 and 4.5): first come, first
-served; when blocks run out, the newest running sequence gives back all of its blocks and is
-computed again later from the tokens it has (preemption by recomputation).
+PagedAttention and the scheduler of vLLM (SOSP 2023, sections 4.3 to 4.5): first come, first
+served; sequences of one prompt share its blocks. What a prompt shares with blocks that are still
+known is not computed again. When blocks run out, the newest running group gives back all of its
+blocks (preemption) until it is the oldest that waits and they fit again:
+
+swap        they are kept on the host, as long as its memory lasts; where it is full, recompute
+recompute   they are computed again from the tokens known by then
+auto        swap for what would take more than a step to recompute, or has several sequences,
+            which would no longer share what they generated; recompute for the rest
 """
 
 from __future__ import annotations
 
+from core.options import PreemptionMode
 from core.plan import Chunk
-from core.sequence import Sequence
-from strategies.base import Limits, Strategy
-from strategies.memory.base import KVMemory
+from core.request import Request
+from strategies.base import Limits, StepBudget, Strategy
+from strategies.group import SequenceGroup, Turn
+from strategies.memory.base import Span
+from strategies.memory.blocks import PagedMemory
 
 
 class PagedStrategy(Strategy):
-    """Running sequences go first, oldest first; what budget and blocks are left admits new ones."""
+    """Running groups go first, oldest first; what budget and blocks are left admits new ones."""
 
-    def __init__(self, memory: KVMemory, limits: Limits) -> None:
+    def __init__(
+        self, memory: PagedMemory, limits: Limits, preemption_mode: PreemptionMode = "recompute"
+    ) -> None:
         super().__init__(memory, limits)
+        self.preemption_mode: PreemptionMode = preemption_mode
         self.num_preemptions = 0
+        self.num_swaps = 0
+        """Of the preemptions, those whose blocks went to the host."""
+        self.num_prompt_tokens = 0
+        """Of all groups ever admitted, with what they had generated before a preemption."""
+        self.num_cached_tokens = 0
+        """Of those, what prefix caching had kept."""
+        self._blocks = memory
+        """The same memory, with what only paging can do."""
+
+    def _groups(self, request: Request) -> list[SequenceGroup]:
+        """All sequences of a request together, so that they share; unless they would not fit."""
+        whole = SequenceGroup(request, request.sequences)
+        lengths = [each.max_length for each in request.sequences]
+        fits = self._num_blocks(whole, lengths) <= self.memory.num_blocks
+        return [whole] if fits else super()._groups(request)
 
     def _next_chunks(self, now: float) -> list[Chunk]:
-        chunks = self._continue_running()
-        return chunks + self._admit(self.limits.max_step_tokens - sum(c.length for c in chunks))
+        for group in self.running:
+            self._share_prompt(group)
+        budget = StepBudget(self.limits.max_step_tokens, self.running)
+        return self._continue_running(budget) + self._admit_waiting(budget)
 
-    def _continue_running(self) -> list[Chunk]:
+    def _continue_running(self, budget: StepBudget) -> list[Chunk]:
         chunks: list[Chunk] = []
-        budget = self.limits.max_step_tokens
         # Preemption takes from the end of `running`, so it never reaches one already passed.
         place = 0
-        while budget > 0 and place < len(self.running):
-            sequence = self.running[place]
-            length = min(sequence.num_pending_tokens, budget)
-            if length > 0 and self._take_blocks(sequence, length):
-                chunks.append(self._chunk(sequence, length))
-                budget -= length
+        while place < len(self.running):
+            group = self.running[place]
+            turns = group.turns(budget.turn_of(group))
+            if self._take_blocks(group, turns):
+                chunks += self._chunks(turns, budget)
             place += 1
         return chunks
 
-    def _take_blocks(self, sequence: Sequence, length: int) -> bool:
-        """Blocks for the next tokens, if need be from newer sequences; False: preempted itself."""
-        while not self.memory.grow(sequence.id, sequence.num_computed_tokens + length):
+    def _share_prompt(self, group: SequenceGroup) -> None:
+        """Forks the others of a group from its first sequence, once that has computed so far."""
+        first, *others = group.sequences
+        num_shared = group.num_shared_tokens
+        for other in others:
+            if other.num_computed_tokens < num_shared <= first.num_computed_tokens:
+                self._blocks.fork(first.id, other.id, num_shared)
+                other.num_computed_tokens = num_shared
+
+    def _take_blocks(self, group: SequenceGroup, turns: list[Turn]) -> bool:
+        """Blocks for the next tokens, if need be from newer groups; False: preempted itself."""
+        while not self.memory.reserve(_spans(turns)):
             victim = self.running[-1]
             self._preempt(victim)
-            if victim is sequence:
+            if victim is group:
                 return False
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self.memory.release(sequence.id)
-        sequence.num_computed_tokens = 0
-        self.running.remove(sequence)
-        self.waiting.appendleft(sequence)
+    def _preempt(self, group: SequenceGroup) -> None:
+        if self._is_to_swap(group) and self._blocks.swap_out(group.sequence_ids):
+            self._swapped_out += group.sequences
+            self.num_swaps += 1
+        else:
+            self._release(group)
+        self.running.remove(group)
+        self._enqueue(group)
         self.num_preemptions += 1
 
-    def _admit(self, budget: int) -> list[Chunk]:
+    def _is_to_swap(self, group: SequenceGroup) -> bool:
+        if self.preemption_mode != "auto":
+            return self.preemption_mode == "swap"
+        num_computed = sum(each.num_computed_tokens for each in group.sequences)
+        return group.num_sequences > 1 or num_computed > self.limits.max_step_tokens
+
+    def _release(self, group: SequenceGroup) -> None:
+        for sequence in group.sequences:
+            self.memory.release(sequence.id)
+            sequence.num_computed_tokens = 0
+
+    def _admit_waiting(self, budget: StepBudget) -> list[Chunk]:
         chunks: list[Chunk] = []
-        while self.waiting and budget > 0 and len(self.running) < self.limits.max_sequences:
-            sequence = self.waiting[0]
-            length = min(sequence.num_pending_tokens, budget)
-            if length == 0 or not self._has_room_for(sequence):
+        while self.waiting and self._has_slots_for(self.waiting[0]):
+            group = self.waiting[0]
+            is_swapped = any(map(self._blocks.is_swapped, group.sequence_ids))
+            turns = (self._resume if is_swapped else self._begin)(group, budget)
+            if not turns:
                 break
-            self.memory.grow(sequence.id, length)
-            self.running.append(self.waiting.popleft())
-            chunks.append(self._chunk(sequence, length))
-            budget -= length
+            self._admit(group)
+            self.memory.reserve(_spans(turns))
+            chunks += self._chunks(turns, budget)
         return chunks
 
-    def _has_room_for(self, sequence: Sequence) -> bool:
-        """Whether all its tokens fit, and a block more for each that runs.
+    def _begin(self, group: SequenceGroup, budget: StepBudget) -> list[Turn]:
+        """Its first turns, on top of the blocks that are known; none where there is no room."""
+        first, turns = group.sequences[0], []
+        first.num_computed_tokens = self._blocks.adopt(first)
+        if self._has_room_for(group):
+            self._share_prompt(group)
+            turns = group.turns(budget.num_left)
+        if not turns:
+            self._release(group)
+            return []
+        self.num_prompt_tokens += first.num_tokens
+        self.num_cached_tokens += first.num_computed_tokens
+        return turns
+
+    def _resume(self, group: SequenceGroup, budget: StepBudget) -> list[Turn]:
+        """Its next turns, with its blocks back from the host; none where there is no room."""
+        turns = group.turns(budget.num_left)
+        if not turns or not self._has_room_for(group):
+            return []
+        self._blocks.swap_in(group.sequence_ids)
+        return turns
+
+    def _has_slots_for(self, group: SequenceGroup) -> bool:
+        num_sequences = self.num_running + group.num_sequences
+        return not self.running or num_sequences <= self.limits.max_sequences
+
+    def _has_room_for(self, group: SequenceGroup) -> bool:
+        """Whether all its tokens fit, and a block more for each sequence that runs.
 
         Without that reserve, the next step would preempt what this one admits.
         """
-        num_needed = self.memory.blocks_for(sequence.num_tokens) + len(self.running)
-        return num_needed <= self.memory.num_free_blocks
+        num_needed = self._num_blocks(group, [each.num_tokens for each in group.sequences])
+        num_held = len(self.memory.table(group.sequences[0].id))
+        return num_needed - num_held + self.num_running <= self.memory.num_free_blocks
+
+    def _num_blocks(self, group: SequenceGroup, lengths: list[int]) -> int:
+        """Blocks for the sequences of a group that share no more than whole blocks of the prompt.
+
+        ```
+        lengths   |<- whole blocks ->|<- own ->|
+                                     |<--- own --->|
+        ```
+        """
+        num_whole = group.num_shared_tokens // self.memory.block_size
+        return num_whole + sum(self.memory.blocks_for(each) - num_whole for each in lengths)
+
+    def _chunks(self, turns: list[Turn], budget: StepBudget) -> list[Chunk]:
+        budget.take(sum(length for _, length in turns))
+        return [self._chunk(sequence, length) for sequence, length in turns]
+
+
+def _spans(turns: list[Turn]) -> list[Span]:
+    return [
+        Span(sequence.id, sequence.num_computed_tokens, sequence.num_computed_tokens + length)
+        for sequence, length in turns
+    ]

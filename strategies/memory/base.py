@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
+from typing import NamedTuple
+
+from core.plan import BlockMoves, Chunk
+
+
+class Span(NamedTuple):
+    """Positions `start : end` of a sequence, to be written."""
+
+    sequence_id: int
+    start: int
+    end: int
 
 
 class KVMemory(ABC):
     """Hands blocks of `block_size` token slots to sequences, and takes them back.
 
     Nothing is ever half done: an allocation that does not fit returns False and changes nothing.
+    What it decides may need blocks to be moved, before the next step writes into them: those moves
+    pile up until `take_moves`.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -30,12 +44,23 @@ class KVMemory(ABC):
         return self.num_blocks * self.block_size
 
     @abstractmethod
-    def grow(self, sequence_id: int, num_tokens: int) -> bool:
-        """Makes the sequence's block table cover `num_tokens` positions; False if it cannot."""
+    def reserve(self, spans: Collection[Span]) -> bool:
+        """Makes every span writable: its table reaches so far, and nobody else reads its blocks.
+
+        All of them or none; at most one of each sequence.
+        """
 
     @abstractmethod
     def release(self, sequence_id: int) -> None:
         """Gives back all blocks of the sequence. Releasing what holds nothing is no error."""
+
+    @abstractmethod
+    def commit(self, chunk: Chunk) -> None:
+        """The chunk is computed, and all of its tokens are known: others may find its blocks."""
+
+    def take_moves(self) -> BlockMoves:
+        """The moves since it was last called, for the next step to begin with."""
+        return BlockMoves()
 
     def table(self, sequence_id: int) -> tuple[int, ...]:
         """The sequence's block table: its physical blocks in logical order."""

@@ -12,29 +12,34 @@ blocks   | run of A      | gap | run of B           | gap     |
 
 from __future__ import annotations
 
-from strategies.memory.base import KVMemory
+from collections.abc import Collection
+
+from core.plan import Chunk
+from strategies.memory.base import KVMemory, Span
 
 
 class SlotMemory(KVMemory):
-    """First fit over the gaps between held runs. A run never grows: reserve the whole length."""
+    """First fit over the gaps between held runs. A run never grows: reserve it whole."""
 
     @property
     def num_free_blocks(self) -> int:
         return self.num_blocks - sum(map(len, self._tables.values()))
 
-    def grow(self, sequence_id: int, num_tokens: int) -> bool:
-        num_needed = self.blocks_for(num_tokens)
-        if sequence_id in self._tables:
-            assert num_needed <= len(self._tables[sequence_id]), "a reserved run cannot grow"
-            return True
-        start = self._first_fit(num_needed)
-        if start is None:
-            return False
-        self._tables[sequence_id] = tuple(range(start, start + num_needed))
+    def reserve(self, spans: Collection[Span]) -> bool:
+        for sequence_id, _, end in spans:
+            start = self._first_fit(self.blocks_for(end))
+            if start is None:
+                for span in spans:
+                    self.release(span.sequence_id)
+                return False
+            self._tables[sequence_id] = tuple(range(start, start + self.blocks_for(end)))
         return True
 
     def release(self, sequence_id: int) -> None:
         self._tables.pop(sequence_id, None)
+
+    def commit(self, chunk: Chunk) -> None:
+        """Nobody ever finds what is in another's run."""
 
     def _first_fit(self, num_needed: int) -> int | None:
         start = 0

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from container.__main__ import main
 from container.configuration import Configuration, load_configuration
+from container.lmi import ADVICE
 from container.model_directory import resolve_model_dir
 from container.properties import parse_properties
 from core.batching import choose_batching
 from core.errors import ConfigurationError
+from core.options import option_table
 
 Load = Callable[..., Configuration]
 
@@ -355,3 +357,8 @@ def test_explain_refuses_what_serve_would_refuse(
     path.write_text("option.executor=library\noption.batching=paged\n")
     assert main(["explain", "--properties", str(path)]) == 2
     assert "it works with none and dynamic" in capsys.readouterr().err
+
+
+def test_no_option_is_called_meaningless():
+    """A key that becomes an option must leave LMI's table of keys without meaning here."""
+    assert not ADVICE.keys() & {row.key for row in option_table().values()}

@@ -158,3 +158,14 @@ def test_greedy():
     assert SamplingParams(temperature=0).is_greedy
     assert SamplingParams(top_k=1).is_greedy
     assert not SamplingParams().is_greedy
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [({"n": 0}, "n"), ({"n": 129}, "n"), ({"n": 3, "best_of": 2}, "best_of"),
+     ({"best_of": 129}, "best_of")],
+)  # fmt: skip
+def test_numbers_of_answers_out_of_range_are_named(params, field):
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**params)
+    assert caught.value.field == field

@@ -180,9 +180,9 @@ def test_aborts_and_preemption_under_way_change_no_other_answer(tiny_model):
         ids = [engine.add(prompt, params, 0.0) for prompt in prompts() * 3]
         while engine.has_work():
             for output in engine.step(0.0):
-                tokens_of.setdefault(output.sequence_id, []).extend(output.token_ids)
-                if aborting and output.sequence_id % 3 == 0 and len(tokens_of) > 1:
-                    engine.abort(output.sequence_id)
+                tokens_of.setdefault(output.request_id, []).extend(output.token_ids)
+                if aborting and output.request_id % 3 == 0 and len(tokens_of) > 1:
+                    engine.abort(output.request_id)
         assert engine.strategy.memory.num_held_blocks == 0
         assert engine.strategy.num_preemptions > 0
         return [tokens_of[id] for id in ids]

@@ -58,10 +58,10 @@ def run(engine):
     finish: dict[int, Finish] = {}
     while engine.has_work():
         for output in engine.step(0.0):
-            assert output.sequence_id not in finish
-            answers.setdefault(output.sequence_id, []).extend(output.token_ids)
+            assert output.request_id not in finish
+            answers.setdefault(output.request_id, []).extend(output.token_ids)
             if output.finish is not None:
-                finish[output.sequence_id] = output.finish
+                finish[output.request_id] = output.finish
     return answers, finish
 
 
@@ -116,8 +116,8 @@ def test_a_failed_step_ends_its_sequences_and_no_others(event):
     answers, finish = {}, {}
     while engine.has_work():
         for output in engine.step(0.0):
-            finish[output.sequence_id] = output.finish
-            answers.setdefault(output.sequence_id, []).extend(output.token_ids)
+            finish[output.request_id] = output.finish
+            answers.setdefault(output.request_id, []).extend(output.token_ids)
     assert len(outputs) == 1
     assert finish.pop(first) == Finish.ERROR
     assert len(answers[first]) == (1 if event == "wait 3" else 0)

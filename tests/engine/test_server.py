@@ -315,3 +315,36 @@ def test_a_long_run_hears_aborts_and_keeps_the_pulse(client, engine, gate, conne
     gate.submit = Gate.submit.__get__(gate)
     client.send(Submit("b", [1], greedy(2)))
     assert client.answer("b")[1] == Finish.LENGTH
+
+
+def test_a_request_of_several_answers_is_over_with_the_last(client, engine, gate, connection):
+    params = SamplingParams(n=3, max_tokens=4, ignore_eos=True)
+    client.send(Submit("a", [1, 2, 3], params))
+    answers = {index: [] for index in range(3)}
+    finished = []
+    while len(finished) < 3:
+        for generated in client.receive(Step).generated:
+            answers[generated.index] += generated.token_ids
+            finished += [generated.index] * (generated.finish is not None)
+    assert answers == {index: expected(index, [1, 2, 3], 4) for index in range(3)}
+    assert sorted(finished) == [0, 1, 2]
+    client.send(Submit("a", [1], greedy(1)))
+    assert client.answer("a")[1] == Finish.LENGTH, "its id is free again"
+
+
+def test_one_answer_is_aborted_alone(client, engine, gate, connection):
+    gate.open.clear()
+    client.send(Submit("a", [1, 2, 3], SamplingParams(n=2, max_tokens=9, ignore_eos=True)))
+    until(lambda: engine.strategy.running)
+    client.send(Abort("a", 0))
+    client.send(Abort("a", 7))
+    until(lambda: connection.inbox.qsize() == 2)
+    gate.open.set()
+    tokens = []
+    while len(tokens) < 9:
+        for generated in client.receive(Step).generated:
+            assert generated.index == 1
+            tokens += generated.token_ids
+    assert tokens == expected(1, [1, 2, 3], 9)
+    until(lambda: not engine.has_work())
+    assert engine.strategy.memory.num_held_blocks == 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from core.plan import Output, StepPlan, StepResult
+from core.plan import BlockMoves, Output, StepPlan, StepResult
+from core.request import Request
 from core.sampling import Finish, Sampled, SamplingParams
-from core.sequence import Sequence as TokenSequence
 from strategies.base import Limits, Strategy
 from strategies.factory import StrategySettings, make_strategy
 
@@ -21,20 +21,23 @@ def next_token(sequence_id: int, prefix: Sequence[int]) -> int:
 
 
 class FakeExecutor:
-    """Keeps K/V as (sequence, position, token) and answers from what it reads back.
+    """Keeps K/V as (token, hash of all tokens so far) and answers from what it reads back.
 
-    The prefix is read through the block table, so a wrong block shows as a wrong token.
+    The prefix is read through the block table, so a wrong block shows as a wrong token; the hash
+    stands for what K/V owe to everything before them.
     """
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self.slots: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.slots: dict[tuple[int, int], tuple[int, int]] = {}
+        self.host: dict[int, list[tuple[int, int] | None]] = {}
         self.num_steps = 0
         self._newest: dict[int, int] = {}
         """By sequence id: what the last step sampled, which its strategy may not know yet."""
 
     def run(self, plan: StepPlan) -> StepResult:
         self.num_steps += 1
+        self._move(plan.moves)
         result: dict[int, Sampled] = {}
         for chunk in plan.chunks:
             sequence = chunk.sequence
@@ -45,9 +48,10 @@ class FakeExecutor:
             assert chunk.end <= len(tokens)
             for position in range(chunk.start, chunk.end):
                 slot = self._slot(chunk.blocks, position)
-                self.slots[slot] = (sequence.id, position, tokens[position])
+                self.slots[slot] = tokens[position], hash(tuple(tokens[: position + 1]))
+            prefix = self._read(chunk.blocks, chunk.end)
+            assert prefix == tokens[: chunk.end]
             if chunk.samples:
-                prefix = [self._read(chunk.blocks, p, sequence.id) for p in range(chunk.end)]
                 result[sequence.id] = Sampled((next_token(sequence.id, prefix),), (-0.5,))
         self._newest = {id: sampled.token_ids[0] for id, sampled in result.items()}
         return result
@@ -55,10 +59,34 @@ class FakeExecutor:
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> FakeStep:
         return FakeStep(self.run(plan))
 
-    def _read(self, blocks: tuple[int, ...], position: int, sequence_id: int) -> int:
-        owner, stored_position, token = self.slots[self._slot(blocks, position)]
-        assert (owner, stored_position) == (sequence_id, position), "another's K/V"
-        return token
+    def _move(self, moves: BlockMoves) -> None:
+        for pairs in (moves.swap_outs, moves.swap_ins, moves.copies):
+            targets = [target for _, target in pairs]
+            assert len(targets) == len(set(targets)), "two moves to one block"
+        assert not {s for s, _ in moves.copies} & {t for _, t in moves.copies}, "in no order"
+        for source, target in moves.swap_outs:
+            self.host[target] = self._block(source)
+        for source, target in moves.swap_ins:
+            self._put(target, self.host[source])
+        for source, target in moves.copies:
+            self._put(target, self._block(source))
+
+    def _block(self, block: int) -> list[tuple[int, int] | None]:
+        return [self.slots.get((block, offset)) for offset in range(self.block_size)]
+
+    def _put(self, block: int, content: list[tuple[int, int] | None]) -> None:
+        for offset, each in enumerate(content):
+            self.slots.pop((block, offset), None)
+            if each is not None:
+                self.slots[block, offset] = each
+
+    def _read(self, blocks: tuple[int, ...], end: int) -> list[int]:
+        prefix: list[int] = []
+        for position in range(end):
+            token, digest = self.slots[self._slot(blocks, position)]
+            prefix.append(token)
+            assert digest == hash(tuple(prefix)), "another's K/V"
+        return prefix
 
     def _slot(self, blocks: tuple[int, ...], position: int) -> tuple[int, int]:
         return blocks[position // self.block_size], position % self.block_size
@@ -82,11 +110,19 @@ class Arrival:
     abort_after: int | None = None
     abort_in_step: bool = False
     """Abort between run and commit of its step, instead of between two steps."""
+    prompt_seed: int | None = None
+    """Prompts of the same seed begin alike, prompts without one do not."""
+    params: Mapping[str, object] = field(default_factory=dict[str, object])
+    """What else its SamplingParams say."""
 
 
 @dataclass
 class Record:
-    """What a client saw of each request, and what the strategy did."""
+    """What clients saw of each answer, and what the strategy did.
+
+    An answer has the request's id plus its index, which is the id of its sequence unless only the
+    best are told.
+    """
 
     tokens: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     finish: dict[int, Finish] = field(default_factory=dict[int, Finish])
@@ -94,11 +130,12 @@ class Record:
     most_at_once: int = 0
 
     def take(self, output: Output) -> None:
-        assert output.sequence_id not in self.aborted, "an aborted request still speaks"
-        assert output.sequence_id not in self.finish, "a second terminal output"
-        self.tokens.setdefault(output.sequence_id, []).extend(output.token_ids)
+        id = output.request_id + output.index
+        assert output.request_id not in self.aborted, "an aborted request still speaks"
+        assert id not in self.finish, "a second terminal output"
+        self.tokens.setdefault(id, []).extend(output.token_ids)
         if output.finish is not None:
-            self.finish[output.sequence_id] = output.finish
+            self.finish[id] = output.finish
 
 
 def strategy_of(batching: str, *, num_blocks: int = 64, **changes: object) -> Strategy:
@@ -112,17 +149,32 @@ def strategy_of(batching: str, *, num_blocks: int = 64, **changes: object) -> St
         "max_model_len": 48,
         "max_delay_s": 3.0,
         "kv_reservation": "max",
+        "enable_prefix_caching": True,
+        "preemption_mode": "recompute",
+        "num_swap_blocks": 0,
         "limits": Limits(**limits),
     }
     return make_strategy(StrategySettings(**(settings | changes)))
 
 
-def sequence_of(arrival: Arrival, id: int) -> TokenSequence:
+def request_of(arrival: Arrival, id: int) -> Request:
+    own = ("prompt", arrival.prompt_seed) if arrival.prompt_seed is not None else id
     prompt = [
-        1 + hash((id, position)) % (VOCABULARY - 1) for position in range(arrival.num_prompt_tokens)
+        1 + hash((own, position)) % (VOCABULARY - 1)
+        for position in range(arrival.num_prompt_tokens)
     ]
-    params = SamplingParams(max_tokens=arrival.max_tokens)
-    return TokenSequence(id, prompt, params, arrival=arrival.time, eos_token_ids=[EOS])
+    params = SamplingParams(max_tokens=arrival.max_tokens, **arrival.params)
+    return Request(id, prompt, params, arrival=arrival.time, eos_token_ids=[EOS])
+
+
+def requests_of(arrivals: Sequence[Arrival]) -> list[Request]:
+    """Numbered as the engine does: each id leaves room for the sequences of the one before."""
+    requests: list[Request] = []
+    for arrival in arrivals:
+        last = requests[-1] if requests else None
+        id = last.id + len(last.sequences) if last is not None else 0
+        requests.append(request_of(arrival, id))
+    return requests
 
 
 def drive(
@@ -137,20 +189,20 @@ def drive(
     overlaps: each step is scheduled and run before the one before it is committed.
     """
     executor, record, now = FakeExecutor(strategy.memory.block_size), Record(), 0
-    todo = sorted(enumerate(arrivals), key=lambda item: item[1].time)
+    requests = list(zip(requests_of(arrivals), arrivals, strict=True))
+    todo = sorted(requests, key=lambda item: item[1].time)
     in_flight: tuple[StepPlan, StepResult] | None = None
     while todo or strategy.has_work() or in_flight:
         while todo and todo[0][1].time <= now:
-            strategy.add(sequence_of(todo[0][1], todo[0][0]))
-            todo.pop(0)
-        _abort(strategy, arrivals, record, now, in_step=False)
+            strategy.add(todo.pop(0)[0])
+        _abort(strategy, requests, record, now, in_step=False)
         plan = strategy.schedule(now)
         submitted = None
         if plan is not None:
             check_plan(strategy, plan)
             record.most_at_once = max(record.most_at_once, len(plan.chunks))
             submitted = plan, executor.run(plan)
-        _abort(strategy, arrivals, record, now, in_step=True)
+        _abort(strategy, requests, record, now, in_step=True)
         if overlaps:
             submitted, in_flight = in_flight, submitted
         if submitted is not None:
@@ -161,25 +213,37 @@ def drive(
         now += 1
         assert now < 100_000, "no progress"
     assert strategy.memory.num_held_blocks == 0, "blocks leaked"
-    assert record.finish.keys() | record.aborted == set(range(len(arrivals)))
+    assert not strategy._group_of, "a group is remembered for ever"
+    for request, _ in requests:
+        answers = set(range(request.id, request.id + request.params.n))
+        assert request.id in record.aborted or answers <= record.finish.keys()
     return record
 
 
 def check_plan(strategy: Strategy, plan: StepPlan) -> None:
-    assert plan.chunks
+    assert plan.chunks or plan.moves
     assert plan.num_tokens <= strategy.limits.max_step_tokens, "over the token budget"
-    assert len(plan.chunks) <= strategy.limits.max_sequences
+    widest = max((group.num_sequences for group in strategy.running), default=0)
+    assert len(plan.chunks) <= max(strategy.limits.max_sequences, widest)
     ids = [chunk.sequence.id for chunk in plan.chunks]
     assert len(ids) == len(set(ids)), "two chunks of one sequence"
-    blocks = [block for chunk in plan.chunks for block in chunk.blocks]
-    assert len(blocks) == len(set(blocks)), "a block in two tables"
+    size = strategy.memory.block_size
+    read = {block: chunk for chunk in plan.chunks for block in chunk.blocks}
+    for chunk in plan.chunks:
+        for position in range(chunk.start, chunk.end):
+            block = chunk.blocks[position // size]
+            assert read[block] is chunk, "written by one and in the table of another"
 
 
 def _abort(
-    strategy: Strategy, arrivals: Sequence[Arrival], record: Record, now: int, *, in_step: bool
+    strategy: Strategy,
+    requests: Sequence[tuple[Request, Arrival]],
+    record: Record,
+    now: int,
+    *,
+    in_step: bool,
 ) -> None:
-    for id, arrival in enumerate(arrivals):
+    for request, arrival in requests:
         due = arrival.abort_after is not None and now >= arrival.time + arrival.abort_after
-        ended = id in record.finish or id in record.aborted
-        if due and not ended and arrival.abort_in_step == in_step and strategy.abort(id):
-            record.aborted.add(id)
+        if due and arrival.abort_in_step == in_step and strategy.abort(request.id):
+            record.aborted.add(request.id)

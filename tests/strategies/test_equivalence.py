@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,10 @@ ARRIVALS = st.lists(
         max_tokens=st.integers(1, 24),
         abort_after=st.none() | st.integers(0, 20),
         abort_in_step=st.booleans(),
+        prompt_seed=st.none() | st.integers(0, 1),
+        params=st.sampled_from(
+            [{}, {}, {"n": 2}, {"n": 5}, {"n": 2, "best_of": 3}, {"priority": -1}]
+        ),
     ),
     min_size=1,
     max_size=12,
@@ -29,16 +35,35 @@ BATCHING = ("none", "dynamic", "continuous", "paged")
     num_blocks=st.integers(12, 30),
     max_step_tokens=st.integers(1, 40),
     max_sequences=st.integers(1, 6),
+    enable_prefix_caching=st.booleans(),
     kv_reservation=st.sampled_from(["max", "pow2", "oracle"]),
+    preemption_mode=st.sampled_from(["recompute", "swap", "auto"]),
+    num_swap_blocks=st.sampled_from([0, 5, 40]),
     overlaps=st.booleans(),
 )
 def test_same_tokens_from_all_strategies(
-    arrivals, num_blocks, max_step_tokens, max_sequences, kv_reservation, overlaps
+    arrivals,
+    num_blocks,
+    max_step_tokens,
+    max_sequences,
+    enable_prefix_caching,
+    kv_reservation,
+    preemption_mode,
+    num_swap_blocks,
+    overlaps,
 ):
     limits = {"max_step_tokens": max_step_tokens, "max_sequences": max_sequences}
     records = [
         drive(
-            strategy_of(name, num_blocks=num_blocks, kv_reservation=kv_reservation, **limits),
+            strategy_of(
+                name,
+                num_blocks=num_blocks,
+                kv_reservation=kv_reservation,
+                enable_prefix_caching=enable_prefix_caching,
+                preemption_mode=preemption_mode,
+                num_swap_blocks=num_swap_blocks,
+                **limits,
+            ),
             arrivals,
             overlaps=overlaps,
         )
@@ -60,4 +85,4 @@ def test_one_request_alone(batching):
 
 
 def _unaborted(arrival: Arrival) -> Arrival:
-    return Arrival(arrival.time, arrival.num_prompt_tokens, arrival.max_tokens)
+    return replace(arrival, abort_after=None)

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.memory.blocks import BlockPool, PagedMemory
+from strategies.memory.base import Span
+from strategies.memory.blocks import PagedMemory
+from strategies.memory.pool import BlockPool
 from strategies.memory.slots import SlotMemory
 
 
@@ -22,7 +24,7 @@ def test_random_growth_and_release(steps, kind):
         if num_tokens == 0 or (kind is SlotMemory and before):
             memory.release(sequence_id)
             assert memory.table(sequence_id) == ()
-        elif memory.grow(sequence_id, num_tokens):
+        elif memory.reserve([Span(sequence_id, 0, num_tokens)]):
             assert len(memory.table(sequence_id)) >= memory.blocks_for(num_tokens)
             assert memory.table(sequence_id)[: len(before)] == before
         else:
@@ -59,10 +61,10 @@ def test_integrity_check_catches_a_leak():
 
 def test_slots_are_contiguous_and_gaps_are_reused():
     memory = SlotMemory(num_blocks=10, block_size=4)
-    assert memory.grow(1, 16)
-    assert memory.grow(2, 8)
-    assert memory.grow(3, 16)
+    assert memory.reserve([Span(1, 0, 16)])
+    assert memory.reserve([Span(2, 0, 8)])
+    assert memory.reserve([Span(3, 0, 16)])
     memory.release(2)
-    assert not memory.grow(4, 12), "three blocks do not fit into a gap of two"
-    assert memory.grow(5, 8)
+    assert not memory.reserve([Span(4, 0, 12)]), "three blocks do not fit into a gap of two"
+    assert memory.reserve([Span(5, 0, 8)])
     assert memory.table(5) == (4, 5)

@@ -10,14 +10,14 @@ from tests.strategies.fakes import (
     FakeExecutor,
     drive,
     next_token,
-    sequence_of,
+    request_of,
     strategy_of,
 )
 
 
 def add(strategy, count, *, num_prompt_tokens=4, max_tokens=8, time=0):
     for id in range(count):
-        strategy.add(sequence_of(Arrival(time, num_prompt_tokens, max_tokens), id))
+        strategy.add(request_of(Arrival(time, num_prompt_tokens, max_tokens), id))
 
 
 def ids(plan):
@@ -34,7 +34,7 @@ def test_dynamic_waits_for_the_batch_to_fill():
     add(strategy, 2)
     assert strategy.schedule(now=1.0) is None
     assert strategy.wake_at() == 3.0
-    strategy.add(sequence_of(Arrival(1, 4, 8), 2))
+    strategy.add(request_of(Arrival(1, 4, 8), 2))
     assert ids(strategy.schedule(now=1.5)) == [0, 1, 2]
 
 
@@ -47,9 +47,9 @@ def test_dynamic_starts_a_partial_batch_after_the_delay():
 
 def test_dynamic_admits_nobody_until_the_whole_gang_has_ended():
     strategy = strategy_of("dynamic", max_sequences=2)
-    strategy.add(sequence_of(Arrival(0, 2, 1), 0))
-    strategy.add(sequence_of(Arrival(0, 2, 5), 1))
-    strategy.add(sequence_of(Arrival(0, 2, 5), 2))
+    strategy.add(request_of(Arrival(0, 2, 1), 0))
+    strategy.add(request_of(Arrival(0, 2, 5), 1))
+    strategy.add(request_of(Arrival(0, 2, 5), 2))
     executor = FakeExecutor(4)
     plan = strategy.schedule(9.0)
     outputs = strategy.commit(plan, executor.run(plan))
@@ -67,7 +67,7 @@ def test_continuous_admits_between_two_steps():
     executor = FakeExecutor(4)
     plan = strategy.schedule(0.0)
     strategy.commit(plan, executor.run(plan))
-    strategy.add(sequence_of(Arrival(0, 4, 8), 1))
+    strategy.add(request_of(Arrival(0, 4, 8), 1))
     assert ids(strategy.schedule(0.0)) == [0, 1]
 
 
@@ -112,13 +112,17 @@ def test_paged_preempts_the_newest_and_serves_it_next():
     preempted = []
 
     def watch(plan):
-        preempted.extend(s.id for s in strategy.waiting if s.num_generated_tokens > 0)
+        preempted.extend(
+            each.request.id
+            for each in strategy.waiting
+            if each.sequences[0].num_generated_tokens > 0
+        )
 
     record = drive(strategy, [Arrival(0, 7, 24)] * 3, watch)
     assert strategy.num_preemptions > 0
     assert 0 not in preempted, "the oldest is never preempted"
     for id, tokens in record.tokens.items():
-        prompt = sequence_of(Arrival(0, 7, 24), id).token_ids
+        prompt = request_of(Arrival(0, 7, 24), id).sequences[0].token_ids
         for count, token in enumerate(tokens):
             assert token == next_token(id, prompt + tokens[:count])
 
@@ -126,23 +130,23 @@ def test_paged_preempts_the_newest_and_serves_it_next():
 def test_paged_keeps_a_block_for_each_that_runs_before_it_admits():
     """Else the next step would preempt what this one admits."""
     strategy, executor = strategy_of("paged", num_blocks=4), FakeExecutor(4)
-    strategy.add(sequence_of(Arrival(0, 8, 8), 0))
+    strategy.add(request_of(Arrival(0, 8, 8), 0))
     strategy.commit(plan := strategy.schedule(0.0), executor.run(plan))
-    strategy.add(sequence_of(Arrival(1, 8, 1), 1))
+    strategy.add(request_of(Arrival(1, 8, 1), 1))
     assert ids(strategy.schedule(1.0)) == [0], "two blocks are free, one of them is spoken for"
 
 
 def test_paged_serves_the_preempted_before_those_who_never_ran():
     strategy, executor = strategy_of("paged", num_blocks=4, max_model_len=16), FakeExecutor(4)
     for id in (0, 1, 2):
-        strategy.add(sequence_of(Arrival(0, 4, 12), id))
+        strategy.add(request_of(Arrival(0, 4, 12), id))
     strategy.limits = replace(strategy.limits, max_sequences=2)
     while not strategy.num_preemptions:
         plan = strategy.schedule(0.0)
         # Never EOS, so that both grow until the blocks run out.
         strategy.commit(plan, {id: Sampled((1,), (0.0,)) for id in executor.run(plan)})
-    assert [each.id for each in strategy.running] == [0]
-    assert [each.id for each in strategy.waiting] == [1, 2]
+    assert [each.request.id for each in strategy.running] == [0]
+    assert [each.request.id for each in strategy.waiting] == [1, 2]
 
 
 def test_a_prompt_longer_than_the_budget_is_computed_in_chunks():
@@ -157,13 +161,13 @@ def test_a_prompt_longer_than_the_budget_is_computed_in_chunks():
         assert lengths == [5, 5, 2], name
 
 
-def test_fail_ends_every_sequence_of_the_step():
+def test_fail_ends_every_request_of_the_step():
     strategy = strategy_of("paged")
     add(strategy, 2)
     plan = strategy.schedule(0.0)
     strategy.abort(0)
     outputs = strategy.fail(plan)
-    assert [(each.sequence_id, each.finish) for each in outputs] == [(1, Finish.ERROR)]
+    assert [(each.request_id, each.finish) for each in outputs] == [(1, Finish.ERROR)]
     assert strategy.memory.num_held_blocks == 0
     assert not strategy.has_work()
 

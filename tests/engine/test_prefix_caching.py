@@ -1,0 +1,34 @@
+"""K/V of known prefixes give the tokens of K/V computed anew."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine import LLM, SamplingParams
+from tests.engine.test_equality import prompts
+
+PARAMS = SamplingParams(temperature=0, max_tokens=12)
+
+
+def turns(llm):
+    """Two requests each that begin with each prompt, one after the other."""
+    outputs = []
+    for prompt in prompts():
+        for ending in ([5, 6], [7]):
+            [answer] = llm.generate([[*prompt, *prompt, *ending]], PARAMS, use_tqdm=False)
+            outputs.append((answer.outputs[0].token_ids, answer.outputs[0].logprobs))
+    return outputs
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2", "gpt_oss"])
+def test_tokens_are_the_same(tiny_model, architecture):
+    small = {"dtype": "fp32", "block_size": 4, "num_kv_blocks": 30}
+    plain = LLM(tiny_model(architecture), enable_prefix_caching=False, **small)
+    caching = LLM(tiny_model(architecture), **small)
+    for (ids, logprobs), (expected_ids, expected) in zip(turns(caching), turns(plain), strict=True):
+        assert ids == expected_ids
+        assert logprobs == pytest.approx(expected, abs=1e-4)
+    assert plain._engine.strategy.num_cached_tokens == 0
+    whole = sum(2 * len(prompt) // 4 * 4 for prompt in prompts())
+    assert caching._engine.strategy.num_cached_tokens == whole
+    assert caching._engine.strategy.num_prompt_tokens == sum(4 * len(p) + 3 for p in prompts())

@@ -1,0 +1,157 @@
+"""Paged memory under any order of calls, against a model that keeps every token by itself."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from core.plan import Chunk
+from core.sampling import SamplingParams
+from core.sequence import Sequence
+from strategies.memory.base import Span
+from strategies.memory.blocks import PagedMemory
+
+NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE = 9, 7, 3
+
+
+class PagedMemoryMachine(RuleBasedStateMachine):
+    """The naive model is the sequences' own tokens, and blocks as lists of prefixes.
+
+    Slot p of a block holds the tuple of all tokens up to it, as K/V depend on all of them.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.memory = PagedMemory(NUM_BLOCKS, BLOCK_SIZE, num_host_blocks=NUM_HOST_BLOCKS)
+        self.device = [[None] * BLOCK_SIZE for _ in range(NUM_BLOCKS)]
+        self.host = [[None] * BLOCK_SIZE for _ in range(NUM_HOST_BLOCKS)]
+        self.sequences = {}
+        self.next_id = 0
+
+    def _new(self, token_ids):
+        sequence = Sequence(self.next_id, token_ids, SamplingParams(max_tokens=99))
+        self.sequences[self.next_id] = sequence
+        self.next_id += 1
+        return sequence
+
+    def _pick(self, data, *, swapped=False):
+        here = [s for s in self.sequences.values() if self.memory.is_swapped(s.id) == swapped]
+        return data.draw(st.sampled_from(here)) if here else None
+
+    @precondition(lambda self: len(self.sequences) < 5)
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=8))
+    def begin(self, tokens):
+        sequence = self._new(tokens)
+        hit = self.memory.adopt(sequence)
+        assert hit < len(tokens)
+        assert hit % BLOCK_SIZE == 0
+        sequence.num_computed_tokens = hit
+
+    @rule(data=st.data())
+    def fork(self, data):
+        parent = self._pick(data)
+        if parent is not None and parent.num_computed_tokens > 0 and len(self.sequences) < 5:
+            count = data.draw(st.integers(1, parent.num_computed_tokens))
+            child = self._new(parent.token_ids[: count + 1])
+            self.memory.fork(parent.id, child.id, count)
+            child.num_computed_tokens = count
+            if child.num_pending_tokens == 0:
+                child.token_ids.append(0)
+            self._compute([child, parent], commit=data.draw(st.booleans()))
+
+    @rule(data=st.data(), token=st.integers(0, 1), commit=st.booleans())
+    def append(self, data, token, commit):
+        sequence = self._pick(data)
+        if sequence is not None:
+            sequence.token_ids.append(token)
+            self._compute([sequence], commit=commit)
+
+    def _compute(self, sequences, *, commit):
+        """All pending tokens, at most; nothing where the memory is full."""
+        sequences = [each for each in sequences if each.num_pending_tokens > 0]
+        spans = [Span(s.id, s.num_computed_tokens, s.num_tokens) for s in sequences]
+        before = [self.memory.table(each.id) for each in sequences]
+        free = self.memory.num_free_blocks
+        if not self.memory.reserve(spans):
+            assert before == [self.memory.table(each.id) for each in sequences]
+            assert self.memory.num_free_blocks == free
+            for sequence in sequences:
+                if self.memory.table(sequence.id):
+                    self._forget(sequence)
+            return
+        self._move()
+        for sequence, (_, start, end) in zip(sequences, spans, strict=True):
+            table = self.memory.table(sequence.id)
+            for position in range(start, end):
+                block = table[position // BLOCK_SIZE]
+                others = (s for s in self.sequences if s != sequence.id)
+                assert all(block not in self.memory.table(other) for other in others)
+                prefix = tuple(sequence.token_ids[: position + 1])
+                self.device[block][position % BLOCK_SIZE] = prefix
+            sequence.num_computed_tokens = end
+            if commit:
+                self.memory.commit(Chunk(sequence, start, end - start, table, samples=True))
+
+    def _move(self):
+        moves = self.memory.take_moves()
+        for source, target in moves.swap_outs:
+            self.host[target] = list(self.device[source])
+        for source, target in moves.swap_ins:
+            self.device[target] = list(self.host[source])
+        for source, target in moves.copies:
+            self.device[target] = list(self.device[source])
+
+    @rule(data=st.data())
+    def free(self, data):
+        sequence = self._pick(data, swapped=data.draw(st.booleans()))
+        if sequence is not None:
+            self._forget(sequence)
+
+    def _forget(self, sequence):
+        self.memory.release(sequence.id)
+        del self.sequences[sequence.id]
+
+    @rule(data=st.data())
+    def swap_out(self, data):
+        ids = [each for each in self.sequences if not self.memory.is_swapped(each)]
+        some = data.draw(st.sets(st.sampled_from(ids))) if ids else set()
+        blocks = {block for each in some for block in self.memory.table(each)}
+        fits = 0 < len(blocks) <= self.memory._host.num_free
+        assert self.memory.swap_out(sorted(some)) == fits
+        self._move()
+
+    @rule(data=st.data())
+    def swap_in(self, data):
+        ids = [each for each in self.sequences if self.memory.is_swapped(each)]
+        some = data.draw(st.sets(st.sampled_from(ids))) if ids else set()
+        blocks = {block for each in some for block in self.memory._swapped[each]}
+        if len(blocks) <= self.memory.num_free_blocks:
+            self.memory.swap_in(sorted(some))
+            self._move()
+
+    @invariant()
+    def every_sequence_reads_its_own_tokens(self):
+        for sequence in self.sequences.values():
+            is_swapped = self.memory.is_swapped(sequence.id)
+            table = self.memory._swapped[sequence.id] if is_swapped else None
+            table = self.memory.table(sequence.id) if table is None else table
+            blocks = self.host if is_swapped else self.device
+            for position in range(sequence.num_computed_tokens):
+                content = blocks[table[position // BLOCK_SIZE]][position % BLOCK_SIZE]
+                assert content == tuple(sequence.token_ids[: position + 1])
+
+    @invariant()
+    def what_is_known_is_true(self):
+        for digest, block in self.memory._prefixes._blocks.items():
+            prefix = self.device[block][-1]
+            assert self.memory._prefixes.find(prefix, "")[-1:] in ([block], [])
+            assert self.memory._prefixes.digest(block) == digest
+
+    @invariant()
+    def nothing_is_lost(self):
+        self.memory.check_integrity()
+
+
+TestPagedMemory = PagedMemoryMachine.TestCase
+TestPagedMemory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

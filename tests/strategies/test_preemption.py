@@ -1,0 +1,166 @@
+"""Preemption by swap, recomputation or either; priorities; and what a failed plan takes along."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.plan import BlockMoves
+from core.sampling import Finish
+from tests.strategies.fakes import Arrival, FakeExecutor, drive, request_of, strategy_of
+
+ENDLESS = {"ignore_eos": True}
+
+
+def crowded(mode, *, num_swap_blocks=40, **changes):
+    return strategy_of(
+        "paged",
+        num_blocks=12,
+        max_step_tokens=64,
+        preemption_mode=mode,
+        num_swap_blocks=num_swap_blocks,
+        **changes,
+    )
+
+
+ARRIVALS = [Arrival(0, 7, 24, params=ENDLESS)] * 3
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_the_swapped_are_not_computed_again(overlaps):
+    computed = {}
+    for mode in ("swap", "recompute"):
+        plans, strategy = [], crowded(mode, enable_prefix_caching=False)
+        record = drive(strategy, ARRIVALS, lambda p: plans.append(p), overlaps=overlaps)  # noqa: B023
+        assert {len(tokens) for tokens in record.tokens.values()} == {24}
+        assert strategy.num_preemptions > 0
+        assert strategy.num_swaps == (strategy.num_preemptions if mode == "swap" else 0)
+        computed[mode] = sum(plan.num_tokens for plan in plans if plan)
+    assert computed["swap"] == 3 * (7 + 23)
+    assert computed["recompute"] > computed["swap"]
+
+
+def test_a_full_host_means_recomputation():
+    strategy = crowded("swap", num_swap_blocks=3)
+    record = drive(strategy, ARRIVALS)
+    assert {len(tokens) for tokens in record.tokens.values()} == {24}
+    assert strategy.num_preemptions > strategy.num_swaps
+
+
+@pytest.mark.parametrize(
+    ("arrival", "max_step_tokens", "is_swapped"),
+    [
+        (Arrival(0, 7, 24, params=ENDLESS), 64, False),
+        (Arrival(0, 7, 24, params=ENDLESS), 8, True),
+        (Arrival(0, 7, 12, params=ENDLESS | {"n": 2}), 64, True),
+    ],
+)
+def test_auto_swaps_what_is_dear_to_recompute(arrival, max_step_tokens, is_swapped):
+    strategy = strategy_of(
+        "paged", num_blocks=12, max_step_tokens=max_step_tokens, preemption_mode="auto",
+        num_swap_blocks=40,
+    )  # fmt: skip
+    drive(strategy, [ARRIVALS[0], arrival, arrival])
+    assert strategy.num_preemptions > 0
+    assert (strategy.num_swaps > 0) == is_swapped
+
+
+def until_swapped(strategy, executor):
+    """Runs until a plan swaps out, which is returned without being run."""
+    while True:
+        plan = strategy.schedule(0.0)
+        if plan.moves.swap_outs:
+            return plan
+        strategy.commit(plan, executor.run(plan))
+
+
+def test_a_block_swapped_out_serves_another_in_the_same_plan():
+    """So swap-outs come first: nothing else would do, since no block is spare."""
+    strategy, executor = crowded("swap", enable_prefix_caching=False), FakeExecutor(4)
+    for id in range(3):
+        strategy.add(request_of(ARRIVALS[0], id))
+    plan = until_swapped(strategy, executor)
+    gone = {block for block, _ in plan.moves.swap_outs}
+    assert gone & {block for chunk in plan.chunks for block in chunk.blocks}
+    [victim] = plan.swapped_out
+    assert victim.id == 2
+    assert [group.request.id for group in strategy.waiting] == [2]
+
+
+def test_shared_blocks_are_swapped_once_and_still_shared_afterwards():
+    strategy = crowded("swap")
+    most = 0
+
+    def watch(plan):
+        nonlocal most
+        most = max(most, len(plan.moves.swap_ins) if plan else 0)
+
+    drive(strategy, [ARRIVALS[0], Arrival(0, 16, 6, params=ENDLESS | {"n": 3})], watch)
+    assert strategy.num_swaps > 0
+    assert 0 < most <= 3 + 3 * 3
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_what_a_failed_plan_was_to_save_fails_with_it(is_back):
+    strategy, executor = crowded("swap"), FakeExecutor(4)
+    for id in range(3):
+        strategy.add(request_of(ARRIVALS[0], id))
+    plan = until_swapped(strategy, executor)
+    if is_back:
+        strategy.abort(0)
+        later = strategy.schedule(0.0)
+        assert later.moves.swap_ins, "scheduled before the failure is known"
+    failed = {output.request_id: output.finish for output in strategy.fail(plan)}
+    assert failed[2] == Finish.ERROR
+    assert not strategy.has_work()
+    strategy.memory.check_integrity()
+    assert strategy.memory.num_held_blocks == 0
+
+
+def test_aborting_the_swapped_frees_the_host():
+    strategy, executor = crowded("swap"), FakeExecutor(4)
+    for id in range(3):
+        strategy.add(request_of(ARRIVALS[0], id))
+    until_swapped(strategy, executor)
+    for id in range(3):
+        strategy.abort(id)
+    assert strategy.memory._host.num_free == 40
+    assert strategy.schedule(0.0) is None
+
+
+def test_urgent_requests_go_first_and_are_preempted_last():
+    strategy = crowded("swap", max_sequences=3)
+    urgent = Arrival(5, 7, 24, params=ENDLESS | {"priority": -1})
+    order, preempted = [], set()
+
+    def watch(plan):
+        order.extend(s.id for chunk in plan.chunks if (s := chunk.sequence).id not in order)
+        preempted.update(sequence.id for sequence in plan.swapped_out)
+
+    drive(strategy, [*ARRIVALS, Arrival(1, 7, 24, params=ENDLESS), urgent], watch)
+    assert order.index(4) < order.index(3)
+    assert preempted
+    assert 4 not in preempted
+
+
+@pytest.mark.parametrize("batching", ["continuous", "paged"])
+@pytest.mark.parametrize("priority", [0, -1])
+def test_a_long_prompt_holds_up_no_stream(batching, priority):
+    """Even where it is the more urgent one: each running stream gets a token in every step."""
+    strategy, executor = strategy_of(batching, max_step_tokens=6), FakeExecutor(4)
+    for id in range(2):
+        strategy.add(request_of(Arrival(0, 2, 30, params=ENDLESS), id))
+    plan = strategy.schedule(0.0)
+    strategy.commit(plan, executor.run(plan))
+    strategy.add(request_of(Arrival(1, 40, 2, params={"priority": priority}), 2))
+    num_long = 0
+    while num_long < 40:
+        plan = strategy.schedule(1.0)
+        assert plan.num_tokens == 6
+        outputs = strategy.commit(plan, executor.run(plan))
+        assert {0, 1} <= {output.request_id for output in outputs}
+        num_long += sum(chunk.length for chunk in plan.chunks if chunk.sequence.id == 2)
+
+
+def test_a_plan_without_moves_says_so():
+    assert not BlockMoves()
+    assert BlockMoves(swap_ins=((0, 0),))

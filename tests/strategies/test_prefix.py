@@ -1,0 +1,124 @@
+"""Prefix caching: what is found, what is never found, and what is forgotten first."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.request import Request
+from core.sampling import SamplingParams
+from strategies.memory.prefix import PrefixCache
+from tests.strategies.fakes import FakeExecutor, strategy_of
+
+PROMPT = list(range(1, 13))
+"""Three blocks of four tokens."""
+
+
+def run(strategy, prompt, id=0, **params):
+    """One request from its arrival to its end; returns how many tokens each step computed."""
+    given = SamplingParams(**({"max_tokens": 1, "ignore_eos": True} | params))
+    strategy.add(Request(id, prompt, given))
+    executor = getattr(strategy, "executor", None) or FakeExecutor(4)
+    strategy.executor, computed = executor, []
+    while strategy.has_work():
+        plan = strategy.schedule(0.0)
+        computed.append(plan.num_tokens)
+        strategy.commit(plan, executor.run(plan))
+        strategy.memory.check_integrity()
+    return computed
+
+
+def test_a_known_beginning_is_not_computed_again():
+    strategy = strategy_of("paged")
+    assert run(strategy, [*PROMPT, 13, 14]) == [14]
+    assert run(strategy, [*PROMPT, 15, 16, 17]) == [3]
+    assert (strategy.num_prompt_tokens, strategy.num_cached_tokens) == (29, 12)
+    assert run(strategy, [9, *PROMPT]) == [13], "a suffix is no prefix"
+
+
+def test_the_last_token_is_always_computed():
+    strategy = strategy_of("paged")
+    assert run(strategy, PROMPT) == [12]
+    assert run(strategy, PROMPT) == [4]
+
+
+def test_answers_are_found_by_the_next_turn_of_a_conversation():
+    strategy = strategy_of("paged", max_step_tokens=32)
+    strategy.add(request := Request(0, PROMPT, SamplingParams(max_tokens=9, ignore_eos=True)))
+    run(strategy, [22], id=1)
+    conversation = [*request.sequences[0].token_ids, 3, 4]
+    assert len(conversation) == 23
+    assert run(strategy, conversation) == [3], "all but the last token had been computed"
+
+
+@pytest.mark.parametrize(
+    ("settings", "params"),
+    [({"enable_prefix_caching": False}, {}), ({}, {"cache_salt": "another tenant"})],
+)
+def test_opting_out(settings, params):
+    strategy = strategy_of("paged", **settings)
+    run(strategy, [*PROMPT, 13])
+    assert run(strategy, [*PROMPT, 14], **params) == [13]
+
+
+def test_the_same_salt_shares():
+    strategy = strategy_of("paged")
+    run(strategy, [*PROMPT, 13], cache_salt="a")
+    assert run(strategy, [*PROMPT, 14], cache_salt="a") == [1]
+
+
+def test_a_step_under_way_offers_nothing():
+    strategy = strategy_of("paged", max_step_tokens=32)
+    strategy.add(Request(0, PROMPT, SamplingParams(max_tokens=4)))
+    strategy.schedule(0.0)
+    strategy.add(Request(1, PROMPT, SamplingParams(max_tokens=4)))
+    [_, late] = strategy.schedule(0.0).chunks
+    assert (late.sequence.id, late.start) == (1, 0)
+
+
+def test_a_failed_step_offers_nothing():
+    strategy = strategy_of("paged")
+    strategy.add(Request(0, PROMPT, SamplingParams(max_tokens=4)))
+    strategy.fail(strategy.schedule(0.0))
+    assert run(strategy, PROMPT, id=1) == [12]
+
+
+def test_the_least_recently_used_goes_first_and_of_that_the_deepest():
+    strategy = strategy_of("paged", num_blocks=7)
+    run(strategy, [*PROMPT, 1])
+    run(strategy, [*range(11, 19), 1], id=1)
+    run(strategy, [*PROMPT[:4], 1], id=2)  # the first block of the first prompt is used again
+    assert strategy.memory.num_held_blocks == 0
+    # Two blocks are empty, five are known; four are wanted now, so two of those known must go.
+    run(strategy, [2] * 13, id=3)
+    assert run(strategy, [*PROMPT, 1], id=4) == [9], "its two deepest blocks were the oldest"
+    assert run(strategy, [*range(11, 19), 1], id=5)[0] > 1
+
+
+def test_two_that_were_filled_alike_become_one():
+    strategy = strategy_of("paged", max_step_tokens=32)
+    for id in range(2):
+        strategy.add(Request(id, PROMPT, SamplingParams(max_tokens=6, ignore_eos=True)))
+    executor = FakeExecutor(4)
+    plan = strategy.schedule(0.0)
+    tables = [chunk.blocks for chunk in plan.chunks]
+    assert not set(tables[0]) & set(tables[1]), "neither knew of the other"
+    strategy.commit(plan, executor.run(plan))
+    assert strategy.memory.num_held_blocks == 3
+    while strategy.has_work():
+        plan = strategy.schedule(0.0)
+        strategy.commit(plan, executor.run(plan))
+        strategy.memory.check_integrity()
+
+
+def test_nobody_can_tell_hashes_in_advance():
+    tokens = range(4)
+    digests = {cache.root("") for cache in (PrefixCache(4), PrefixCache(4))}
+    assert len(digests) == 2
+    cache = PrefixCache(4)
+    assert cache.root("") != cache.root("salt")
+    cache.add(5, cache.root(""), tokens)
+    assert cache.find([*tokens], "") == [5]
+    assert cache.find([*tokens], "salt") == []
+    cache.remove(5)
+    assert cache.find([*tokens], "") == []
+    assert len(cache) == 0

@@ -1,0 +1,133 @@
+"""Parallel sampling: the prompt computed once and its blocks shared, in `paged` alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.sampling import Finish
+from tests.strategies.fakes import Arrival, FakeExecutor, drive, request_of, strategy_of
+
+BATCHING = ("none", "dynamic", "continuous", "paged")
+
+
+def plans_of(strategy, arrivals):
+    plans = []
+    record = drive(strategy, arrivals, lambda plan: plans.append(plan) if plan else None)
+    return record, plans
+
+
+def samples(n, num_prompt_tokens=10, max_tokens=6, **params):
+    return Arrival(0, num_prompt_tokens, max_tokens, params={"n": n, "ignore_eos": True} | params)
+
+
+def test_paged_computes_the_prompt_once():
+    num_tokens = {}
+    for name in BATCHING:
+        _, plans = plans_of(strategy_of(name), [samples(3)])
+        num_tokens[name] = sum(plan.num_tokens for plan in plans)
+    alone = 10 + 5
+    assert num_tokens == {
+        "none": 3 * alone,
+        "dynamic": 3 * alone,
+        "continuous": 3 * alone,
+        "paged": 9 + 3 * 6,  # all but the last token once; then each its own
+    }
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "num_shared", "num_copies"),
+    [(1, 0, 0), (4, 0, 2), (5, 1, 0), (6, 1, 2), (9, 2, 0), (12, 2, 2)],
+)
+def test_samples_share_blocks_and_copy_the_first_they_write_into(
+    num_prompt_tokens, num_shared, num_copies
+):
+    """Blocks of 4; the last of the sharers keeps the block that the others have copied."""
+    strategy = strategy_of("paged")
+    _, plans = plans_of(strategy, [samples(3, num_prompt_tokens, max_tokens=1)])
+    assert [len(plan.moves.copies) for plan in plans if plan.moves] == [num_copies] * bool(
+        num_copies
+    )
+    tables = [chunk.blocks for chunk in plans[-1].chunks]
+    assert len(tables) == 3
+    assert len({table[:num_shared] for table in tables}) == 1
+    own = [block for table in tables for block in table[num_shared:]]
+    assert len(own) == len(set(own)) == 3
+
+
+def test_blocks_of_a_group_under_pressure_never_outgrow_what_was_promised():
+    """Preempted and computed again, it shares its prompt again."""
+    strategy = strategy_of("paged", num_blocks=18)
+    most_shared = []
+
+    def watch(plan):
+        tables = [chunk.blocks for chunk in plan.chunks] if plan else []
+        most_shared.append(sum(map(len, tables)) - len({b for t in tables for b in t}))
+
+    record = drive(strategy, [samples(1, 9, 24), samples(3, 18, 12)], watch)
+    assert strategy.num_preemptions > 0
+    assert max(most_shared) >= 8, "two of three times four blocks"
+    assert {len(tokens) for tokens in record.tokens.values()} == {24, 12}
+
+
+def test_what_does_not_fit_together_runs_apart():
+    """Three times seven blocks but for four shared ones are too many for twelve."""
+    strategy = strategy_of("paged", num_blocks=12)
+    record, _ = plans_of(strategy, [samples(3, 18, 10)])
+    assert {len(tokens) for tokens in record.tokens.values()} == {10}
+    assert len(record.finish) == 3
+
+
+@pytest.mark.parametrize("batching", BATCHING)
+def test_the_best_are_told_at_the_end_best_first(batching):
+    strategy, executor = strategy_of(batching), FakeExecutor(4)
+    request = request_of(samples(2, max_tokens=3, best_of=4), 0)
+    strategy.add(request)
+    outputs, logprob = [], {0: -0.5, 1: -0.1, 2: -0.9, 3: -0.2}
+    while strategy.has_work():
+        assert outputs == []
+        plan = strategy.schedule(9.0)
+        result = executor.run(plan)
+        for id, sampled in result.items():
+            result[id] = type(sampled)(sampled.token_ids, (logprob[id],))
+        outputs += strategy.commit(plan, result)
+    assert [(each.index, each.finish) for each in outputs] == [
+        (0, Finish.LENGTH),
+        (1, Finish.LENGTH),
+    ]
+    assert [each.logprobs for each in outputs] == [(-0.1,) * 3, (-0.2,) * 3]
+    assert outputs[0].token_ids == tuple(request.sequences[1].token_ids[10:])
+
+
+@pytest.mark.parametrize("batching", ["continuous", "paged"])
+def test_one_answer_can_be_dropped_alone(batching):
+    strategy, executor = strategy_of(batching), FakeExecutor(4)
+    strategy.add(request_of(samples(3, 5, 8), 0))
+    heard = set()
+    while strategy.has_work():
+        plan = strategy.schedule(0.0)
+        result = executor.run(plan)
+        outputs = strategy.commit(plan, result)
+        if any(output.index == 0 for output in outputs):
+            heard |= {output.index for output in outputs if output.finish is not None}
+            assert strategy.abort(0, index=0) != (1 in heard)
+        strategy.memory.check_integrity()
+    assert 0 not in heard
+
+
+def test_a_failed_step_ends_all_answers_with_one_word():
+    strategy = strategy_of("continuous", max_sequences=2)
+    strategy.add(request_of(samples(3), 0))
+    outputs = strategy.fail(strategy.schedule(0.0))
+    assert [(each.request_id, each.finish) for each in outputs] == [(0, Finish.ERROR)]
+    assert not strategy.has_work(), "the third sample had not even begun"
+    assert strategy.memory.num_held_blocks == 0
+
+
+def test_each_sample_has_a_seed_of_its_own_and_the_first_is_that_of_the_request():
+    def seeds(n, seed=5):
+        request = request_of(samples(n, seed=seed), 0)
+        return [each.params.seed for each in request.sequences]
+
+    assert seeds(1) == [5]
+    assert seeds(4)[:2] == seeds(2)
+    assert len({*seeds(4), *seeds(4, seed=6)}) == 8
