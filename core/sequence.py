@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from copy import copy
 
 from core.sampling import Finish, Sampled, SamplingParams
 
@@ -74,6 +75,14 @@ class Sequence:
     def max_length(self) -> int:
         """Tokens of the prompt and of the longest answer it may get."""
         return self.num_prompt_tokens + self.params.max_tokens
+
+    def fork(self, id: int) -> Sequence:
+        """A copy that goes its own way from here."""
+        child = copy(self)
+        child.id = id
+        child.token_ids = list(self.token_ids)
+        child.logprobs = list(self.logprobs)
+        return child
 
     def append(self, sampled: Sampled) -> int:
         """Appends sampled tokens until one of them ends the sequence; returns how many."""

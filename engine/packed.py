@@ -10,6 +10,7 @@ from torch import Tensor
 
 from core.plan import Chunk, StepPlan, StepResult
 from engine.attention_backend import AttentionBackend
+from engine.beam_candidates import BeamCandidates
 from engine.block_mover import BlockMover
 from engine.decode_graphs import DecodeGraphs
 from engine.executor import FinishedStep, SubmittedStep
@@ -43,6 +44,7 @@ class PackedExecutor:
         self._inputs = InputBuilder(cache.block_size, staging)
         self._mover = BlockMover(cache, backend)
         self._sampler = Sampler(staging)
+        self._beam_staging = Staging(model.device)
         self._newest = torch.empty(0, dtype=torch.int64, device=model.device)
         """[S]: what the step before has sampled."""
         self._newest_rows: dict[int, int] = {}
@@ -67,7 +69,8 @@ class PackedExecutor:
         choices = self._sampler.sample(logits, rows, inputs.newest())
         self._newest = choices.token_ids
         self._newest_rows = {row.sequence.id: place for place, row in enumerate(rows)}
-        return _PackedStep(inputs.sampled, choices.to_host())
+        candidates = BeamCandidates(logits, inputs.sampled, self._beam_staging)
+        return _PackedStep(inputs.sampled, choices.to_host(), candidates)
 
     def _forward(self, inputs: StepInputs) -> Tensor:
         return self._model.forward(inputs, PagedStep(inputs.batch, self._cache, self._backend))
@@ -77,7 +80,9 @@ class PackedExecutor:
 class _PackedStep:
     sampled: tuple[Chunk, ...]
     choices: HostChoices
+    candidates: BeamCandidates
 
     def wait(self) -> StepResult:
         pairs = zip(self.sampled, self.choices.wait(), strict=True)
-        return {chunk.sequence.id: sampled for chunk, sampled in pairs}
+        sampled = {chunk.sequence.id: sampled for chunk, sampled in pairs}
+        return sampled | self.candidates.wait()
