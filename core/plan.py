@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from core.beams import Candidates, Hypotheses
 from core.sampling import Finish, Sampled, TopLogprobs
 from core.sequence import Sequence
 
@@ -83,8 +84,9 @@ class StepPlan:
         return sum(chunk.length for chunk in self.chunks)
 
 
-StepResult = Mapping[int, Sampled]
-"""By sequence id: what each chunk with `samples` or `scored` has given."""
+StepResult = Mapping[int, Sampled | Candidates | Hypotheses]
+"""By sequence id, for each chunk with `samples` or `scored`: what was sampled and scored, or for a
+beam what it may go on with, or the end of the search where the executor has run all of it."""
 
 
 @dataclass(frozen=True, slots=True)

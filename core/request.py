@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from hashlib import blake2b
+from itertools import islice
 
 import msgspec
 
+from core.beams import Hypothesis
 from core.plan import Output
 from core.sampling import SamplingParams, TopLogprobs
 from core.sequence import Sequence
 
 
 class Request:
-    """`params.num_samples` sequences with one prompt; the sequence of sample i has id `id + i`.
+    """Sequences with one prompt: one for each sample, the i-th with id `id + i`; or the first beam.
 
     Each sample draws with a seed of its own, made of the request's seed and its index. So the
     first of many is the one that would be alone, and all are the same in every strategy.
@@ -39,16 +41,21 @@ class Request:
                 index=index,
                 eos_token_ids=eos_token_ids,
             )
-            for index in range(params.num_samples)
+            for index in range(1 if params.beam_width else params.num_samples)
         )
         self._ended: list[Sequence] = []
         self._prompt_scores: tuple[TopLogprobs, ...] = ()
         """Not told yet."""
 
     @property
+    def sequence_ids(self) -> tuple[int, ...]:
+        """Of its samples, or of as many beams as it may ever have."""
+        return tuple(range(self.id, self.id + (self.params.beam_width or self.params.num_samples)))
+
+    @property
     def streams(self) -> bool:
         """Whether tokens are told as they come, not once the best answers are known."""
-        return self.params.num_samples == self.params.n
+        return not self.params.beam_width and self.params.num_samples == self.params.n
 
     def tell(
         self, sequence: Sequence, count: int, prompt_scores: tuple[TopLogprobs, ...] = ()
@@ -65,6 +72,13 @@ class Request:
         return [
             self._output(each, rank, each.num_generated_tokens)
             for rank, each in enumerate(ranked[: self.params.n])
+        ]
+
+    def tell_best(self, hypotheses: Collection[Hypothesis]) -> list[Output]:
+        """What the client hears at the end of a beam search."""
+        return [
+            Output(self.id, each.token_ids, each.logprobs, each.finish, rank)
+            for rank, each in enumerate(islice(hypotheses, self.params.n))
         ]
 
     def _output(self, sequence: Sequence, index: int, count: int) -> Output:

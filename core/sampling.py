@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -17,6 +17,12 @@ T = TypeVar("T")
 
 MAX_SEED = 2**63 - 1
 MAX_SAMPLES = 128
+FIELDS_OF_BEAM_SEARCH = frozenset({
+    "temperature", "seed", "max_tokens", "ignore_eos", "stop_token_ids", "stop", "n", "best_of",
+    "num_beams", "use_beam_search", "length_penalty", "early_stopping", "priority", "cache_salt",
+    "truncate_prompt_tokens", "skip_special_tokens", "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+})  # fmt: skip
 MIN_TEMPERATURE = 1e-5
 """Below it a temperature is 0: dividing by less leaves the range of fp32."""
 MAX_TEMPERATURE = 1e30
@@ -148,6 +154,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Check
     best_of: int | None = None
     """Answers to sample; the `n` of them with the highest log-probability are told, when all have
     ended. Default: n, told as they come."""
+    num_beams: int = 1
+    """Above 1: beam search with so many beams; the `n` best are told at the end."""
+    use_beam_search: bool = False
+    """Beam search of width `best_of`, unless `num_beams` says another."""
+    length_penalty: float = 1.0
+    """Beam search: a hypothesis scores its log-probability over its length to this power."""
+    early_stopping: bool | Literal["never"] = False
+    """Beam search: true ends it with the first hypothesis of the last beam; "never" only once no
+    longer answer can score higher; false by a guess between the two, as in transformers."""
     priority: int = 0
     """Requests of a lower number are admitted first and preempted last; equal ones in order of
     arrival."""
@@ -181,10 +196,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Check
         )
         self._check_lengths()
         _require(all(self.stop_texts), "stop", "a stop text must not be empty")
+        _require(1 <= self.num_beams <= MAX_SAMPLES, "num_beams", f"must be 1 to {MAX_SAMPLES}")
         _require(1 <= self.n <= MAX_SAMPLES, "n", f"must be 1 to {MAX_SAMPLES}")
         _require(
             self.n <= self.num_samples <= MAX_SAMPLES, "best_of", f"must be n to {MAX_SAMPLES}"
         )
+        if self.beam_width:
+            self._check_beams()
+
+    def _check_beams(self) -> None:
+        """Refuses what beam search would ignore."""
+        _require(
+            self.n <= self.beam_width <= MAX_SAMPLES, "num_beams", f"must be n to {MAX_SAMPLES}"
+        )
+        _require(self.temperature in (0, 1), "temperature", "does not go with beam search")
+        for name, default in _defaults().items():
+            if name not in FIELDS_OF_BEAM_SEARCH:
+                same = getattr(self, name) == default
+                _require(same, name, "does not go with beam search")
 
     def _check_lengths(self) -> None:
         _require(self.max_tokens >= 1, "max_tokens", "must be at least 1")
@@ -201,7 +230,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Check
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature < MIN_TEMPERATURE or self.top_k == 1
+        is_drawn = not (self.use_beam_search or self.beam_width)
+        return not is_drawn or self.temperature < MIN_TEMPERATURE or self.top_k == 1
+
+    @property
+    def beam_width(self) -> int:
+        """Beams of a beam search; 0: none. One beam alone is greedy decoding."""
+        width = self.num_samples if self.use_beam_search else 1
+        width = self.num_beams if self.num_beams != 1 else width
+        return width if width != 1 else 0
 
     @property
     def num_samples(self) -> int:
@@ -219,6 +256,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Check
             answer = 1 if self.max_tokens == NO_LIMIT else self.max_tokens
             keep = max(1, max_model_len - answer)
         return prompt_token_ids if keep is None else prompt_token_ids[-keep:]
+
+
+def _defaults() -> dict[str, object]:
+    return {item.name: item.default for item in msgspec.structs.fields(SamplingParams)}
 
 
 def _require(condition: bool, field: str, message: str) -> None:

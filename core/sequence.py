@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from copy import copy
 
 from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
 
@@ -100,6 +101,15 @@ class Sequence:
         last = self.num_tokens - 1
         unscored = self.rows_to_score(0, last)
         return unscored.start if unscored else last
+
+    def fork(self, id: int) -> Sequence:
+        """A copy that goes its own way from here."""
+        child = copy(self)
+        child.id = id
+        child.token_ids = list(self.token_ids)
+        child.logprobs = list(self.logprobs)
+        child.top_logprobs = list(self.top_logprobs)
+        return child
 
     def append(self, sampled: Sampled) -> int:
         """Appends sampled tokens until one of them ends the sequence; returns how many."""

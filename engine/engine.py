@@ -65,8 +65,14 @@ class Engine:
             arrival=now,
             eos_token_ids=self.facts.eos_token_ids,
         )
+        if not self.strategy.fits(request):
+            raise RequestError(
+                "num_beams",
+                f"{params.beam_width} beams of {request.sequences[0].max_length} tokens are more "
+                "than the KV memory or the token budget of a step holds",
+            )
         self.strategy.add(request)
-        self._next_id += len(request.sequences)
+        self._next_id += len(request.sequence_ids)
         return request.id
 
     def abort(self, request_id: int, index: int | None = None) -> None:

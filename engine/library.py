@@ -24,8 +24,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from core.beams import Candidates, Hypotheses, Hypothesis
 from core.plan import StepPlan
-from core.sampling import Sampled, TopLogprobs
+from core.sampling import Finish, Sampled, TopLogprobs
 from core.sequence import Sequence
 from engine.executor import FinishedStep
 from engine.model_source import ModelSource
@@ -89,10 +90,21 @@ class LibraryExecutor:
     @torch.inference_mode()
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> FinishedStep:
         assert all(chunk.start == 0 and chunk.samples for chunk in plan.chunks), "whole prompts"
+        result: dict[int, Sampled | Candidates | Hypotheses] = {}
         answers = [
             _Row(chunk.sequence, tuple(self._scores(chunk.sequence, chunk.scored)))
             for chunk in plan.chunks
+            if not chunk.sequence.params.beam_width
         ]
+        if answers:
+            self._sample(answers, between_tokens)
+            result |= {each.sequence.id: each.sampled() for each in answers}
+        for chunk in plan.chunks:
+            if chunk.sequence.params.beam_width:
+                result[chunk.sequence.id] = self._search(chunk.sequence, between_tokens)
+        return FinishedStep(result)
+
+    def _sample(self, answers: Rows[_Row], between_tokens: Callable[[], None]) -> None:
         input_ids, attention_mask = self._pad([each.sequence.token_ids for each in answers])
         self._model.generate(
             input_ids=input_ids,
@@ -101,7 +113,33 @@ class LibraryExecutor:
             logits_processor=LogitsProcessorList([_OurChoice(answers, self._sampler)]),
             stopping_criteria=StoppingCriteriaList([_Ended(answers, between_tokens)]),
         )
-        return FinishedStep({each.sequence.id: each.sampled() for each in answers})
+
+    def _search(self, sequence: Sequence, between_tokens: Callable[[], None]) -> Hypotheses:
+        """transformers' own beam search, of one request."""
+        input_ids, attention_mask = self._pad([sequence.token_ids])
+        params = sequence.params
+        config = copy(self._model.generation_config)
+        config.max_new_tokens = params.max_tokens
+        config.do_sample = False
+        config.num_beams = params.beam_width
+        config.num_return_sequences = params.n
+        config.length_penalty = params.length_penalty
+        config.early_stopping = params.early_stopping
+        config.eos_token_id = list(sequence.stop_token_ids) or None
+        config.pad_token_id = self._pad_token_id()
+        config.return_dict_in_generate = config.output_scores = True
+        output = self._model.generate(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            generation_config=config,
+            stopping_criteria=StoppingCriteriaList([_Gone(sequence, between_tokens)]),
+        )
+        logprobs = self._model.compute_transition_scores(
+            output.sequences, output.scores, output.beam_indices
+        )
+        generated = output.sequences[:, -logprobs.shape[1] :].tolist()
+        rows = zip(generated, logprobs.tolist(), output.sequences_scores.tolist(), strict=True)
+        return Hypotheses(tuple(_hypothesis(sequence, *row) for row in rows))
 
     def _scores(self, sequence: Sequence, scored: range) -> Iterator[TopLogprobs]:
         """Of the prompt's tokens after these positions, from a forward of their own.
@@ -148,6 +186,17 @@ class LibraryExecutor:
         return 0 if pad is None else pad
 
 
+def _hypothesis(
+    sequence: Sequence, token_ids: list[int], logprobs: list[float], score: float
+) -> Hypothesis:
+    """Cut at its end, after which there is padding."""
+    answer = Sequence(sequence.id, sequence.token_ids, sequence.params)
+    answer.stop_token_ids = sequence.stop_token_ids
+    count = answer.append(Sampled(tuple(token_ids), tuple(logprobs)))
+    finish = answer.finish or Finish.ABORT
+    return Hypothesis(tuple(token_ids[:count]), tuple(logprobs[:count]), finish, score)
+
+
 class _Row:
     """One answer while `generate` runs. Works on a copy: the strategy owns the sequence."""
 
@@ -190,6 +239,19 @@ class _OurChoice(LogitsProcessor):
                 answer.append(sampled)
         forced = torch.full_like(scores, float("-inf"))
         return forced.scatter(1, choices.token_ids[:, None], 0.0)
+
+
+class _Gone(StoppingCriteria):
+    """Ends a beam search whose client has gone."""
+
+    def __init__(self, sequence: Sequence, between_tokens: Callable[[], None]) -> None:
+        self._sequence = sequence
+        self._between_tokens = between_tokens
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        self._between_tokens()
+        has_gone = self._sequence.finish is not None
+        return torch.full((len(input_ids),), has_gone, device=input_ids.device)
 
 
 class _Ended(StoppingCriteria):

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from core.beams import Candidates, Hypotheses
 from core.plan import Chunk, StepPlan, StepResult
-from core.sampling import Sampled
+from core.sampling import Sampled, TopLogprobs
 from engine.attention_backend import AttentionBackend
+from engine.beam_candidates import BeamCandidates
 from engine.block_mover import BlockMover
 from engine.decode_graphs import DecodeGraphs
 from engine.executor import FinishedStep, SubmittedStep
@@ -47,6 +49,7 @@ class PackedExecutor:
         self._inputs = InputBuilder(cache.block_size, staging)
         self._mover = BlockMover(cache, backend)
         self._sampler = Sampler(staging)
+        self._beam_staging = Staging(model.device)
         self._newest = torch.empty(0, dtype=torch.int64, device=model.device)
         """[S]: what the step before has sampled."""
         self._newest_rows: dict[int, int] = {}
@@ -80,7 +83,8 @@ class PackedExecutor:
             return _Part((), self._newest[:0], None, scores)
         rows = [Row(chunk.sequence, chunk.end) for chunk in inputs.sampled]
         choices = self._sampler.sample(logits[:num_sampled], rows, inputs.newest())
-        return _Part(inputs.sampled, choices.token_ids, choices.to_host(), scores)
+        candidates = BeamCandidates(logits[:num_sampled], inputs.sampled, self._beam_staging)
+        return _Part(inputs.sampled, choices.token_ids, choices.to_host(), scores, candidates)
 
     def _forward(self, inputs: StepInputs) -> Tensor:
         return self._model.forward(inputs, PagedStep(inputs.batch, self._cache, self._backend))
@@ -94,6 +98,7 @@ class _Part:
     token_ids: Tensor
     choices: HostChoices | None
     scores: PromptScores | None
+    candidates: BeamCandidates | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +106,18 @@ class _PackedStep:
     parts: list[_Part]
 
     def wait(self) -> StepResult:
-        result: dict[int, Sampled] = {}
+        result: dict[int, Sampled | Candidates | Hypotheses] = {}
+        scores: list[dict[int, tuple[TopLogprobs, ...]]] = []
         for part in self.parts:
             if part.choices is not None:
                 ids = [chunk.sequence.id for chunk in part.sampled]
                 result |= zip(ids, part.choices.wait(), strict=True)
-        scores = joined([part.scores.wait() for part in self.parts if part.scores is not None])
-        for id, prompt in scores.items():
-            result[id] = replace(result.get(id, NOTHING_SAMPLED), prompt=prompt)
+            if part.candidates is not None:
+                result |= part.candidates.wait()
+            if part.scores is not None:
+                scores.append(part.scores.wait())
+        for id, prompt in joined(scores).items():
+            sampled = result.get(id, NOTHING_SAMPLED)
+            assert isinstance(sampled, Sampled), "a beam search scores no prompt"
+            result[id] = replace(sampled, prompt=prompt)
         return result

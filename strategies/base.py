@@ -22,6 +22,7 @@ from core.plan import Chunk, Output, StepPlan, StepResult
 from core.request import Request
 from core.sampling import Finish
 from core.sequence import Sequence
+from strategies.beam_group import BeamGroup
 from strategies.group import SequenceGroup
 from strategies.memory.base import KVMemory, Span
 
@@ -82,7 +83,7 @@ class Strategy(ABC):
         return sum(group.num_sequences for group in self.running)
 
     def add(self, request: Request) -> None:
-        """Queues a request whose `max_length` fits into the memory."""
+        """Queues a request that `fits`, and whose `max_length` fits into the memory."""
         assert request.sequences[0].max_length <= self.memory.num_tokens, "can never run"
         for group in self._groups(request):
             self._group_of |= dict.fromkeys(group.sequence_ids, group)
@@ -154,8 +155,22 @@ class Strategy(ABC):
             self.abort(request_id)
         return [Output(request_id, (), (), Finish.ERROR) for request_id in request_ids]
 
+    def fits(self, request: Request) -> bool:
+        """Whether it can ever run. Samples always can, beams only all together."""
+        if not request.params.beam_width:
+            return True
+        group = BeamGroup(request)
+        has_turns = group.num_sequences <= self.limits.max_step_tokens
+        return has_turns and self._most_blocks(group) <= self.memory.num_blocks
+
+    @abstractmethod
+    def _most_blocks(self, group: SequenceGroup) -> int:
+        """The most blocks that a group may ever hold."""
+
     def _groups(self, request: Request) -> list[SequenceGroup]:
-        """What of a request is to run together: nothing, where nothing can be shared."""
+        """What of a request is to run together: beams; nothing else, where nothing is shared."""
+        if request.params.beam_width:
+            return [BeamGroup(request)]
         return [SequenceGroup(request, [sequence]) for sequence in request.sequences]
 
     def _enqueue(self, group: SequenceGroup) -> None:
@@ -203,12 +218,17 @@ class ReservingStrategy(Strategy):
     def _reserved(self, max_sequences: int) -> Iterator[SequenceGroup]:
         """The oldest waiting groups, at most so many sequences, while their reservation fits."""
         for group in tuple(self.waiting):
-            max_sequences -= group.num_sequences
+            has_slots = group.num_sequences <= max_sequences or not self.running
             reservation = self._reservation(group.sequences[0])
             spans = [Span(each, 0, reservation) for each in group.sequence_ids]
-            if max_sequences < 0 or not self.memory.reserve(spans):
+            if max_sequences <= 0 or not has_slots or not self.memory.reserve(spans):
                 return
             yield group
+            max_sequences -= group.num_sequences
+
+    def _most_blocks(self, group: SequenceGroup) -> int:
+        reservation = self._reservation(group.sequences[0])
+        return group.num_sequences * self.memory.blocks_for(reservation)
 
     def _reservation(self, sequence: Sequence) -> int:
         """Tokens to reserve for a sequence: all it may ever need."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from core.plan import Output
+from core.plan import Output, StepResult
 from core.request import Request
 from core.sampling import Finish, Sampled
 from core.sequence import Sequence
@@ -45,14 +45,19 @@ class SequenceGroup:
         """Sequences that wait for nothing but their next token."""
         return sum(each.num_pending_tokens == 1 for each in self.sequences)
 
+    @property
+    def _is_sharing(self) -> bool:
+        """Whether the first sequence computes what the others wait for."""
+        is_behind = self.sequences[0].num_computed_tokens < self.num_shared_tokens
+        return is_behind and len(self.sequences) > 1
+
     def turns(self, budget: int) -> list[Turn]:
         """What to compute next, within a budget of tokens."""
         first = self.sequences[0]
         if budget <= 0:
             return []
-        to_share = self.num_shared_tokens - first.num_computed_tokens
-        if to_share > 0 and len(self.sequences) > 1:
-            return [(first, min(to_share, budget))]
+        if self._is_sharing:
+            return [(first, min(self.num_shared_tokens - first.num_computed_tokens, budget))]
         turns: list[Turn] = []
         for sequence in self.sequences:
             length = min(sequence.num_pending_tokens, budget)
@@ -61,12 +66,12 @@ class SequenceGroup:
                 budget -= length
         return turns
 
-    def commit(self, result: Mapping[int, Sampled], memory: KVMemory) -> list[Output]:
+    def commit(self, result: StepResult, memory: KVMemory) -> list[Output]:
         """Appends what was sampled, frees what has ended; returns what the client hears."""
         outputs: list[Output] = []
         for sequence in tuple(self.sequences):
-            if sequence.id in result:
-                sampled = result[sequence.id]
+            sampled = result.get(sequence.id)
+            if isinstance(sampled, Sampled):
                 count = sequence.append(sampled) if sampled.token_ids else 0
                 outputs += self.request.tell(sequence, count, sampled.prompt)
                 if sequence.finish is not None:

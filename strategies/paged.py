@@ -43,9 +43,12 @@ class PagedStrategy(Strategy):
     def _groups(self, request: Request) -> list[SequenceGroup]:
         """All sequences of a request together, so that they share; unless they would not fit."""
         whole = SequenceGroup(request, request.sequences)
-        lengths = [each.max_length for each in request.sequences]
-        fits = self._num_blocks(whole, lengths) <= self.memory.num_blocks
-        return [whole] if fits else super()._groups(request)
+        fits = self._most_blocks(whole) <= self.memory.num_blocks
+        is_shared = fits and not request.params.beam_width
+        return [whole] if is_shared else super()._groups(request)
+
+    def _most_blocks(self, group: SequenceGroup) -> int:
+        return self._num_blocks(group, [group.sequences[0].max_length] * group.num_sequences)
 
     def _next_chunks(self, now: float) -> list[Chunk]:
         for group in self.running:

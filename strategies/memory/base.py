@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from core.plan import BlockMoves, Chunk
@@ -29,6 +29,7 @@ class KVMemory(ABC):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._tables: dict[int, tuple[int, ...]] = {}
+        self._copies: list[tuple[int, int]] = []
 
     @property
     @abstractmethod
@@ -51,6 +52,15 @@ class KVMemory(ABC):
         """
 
     @abstractmethod
+    def reassign(
+        self, sequence_ids: Collection[int], parents: Mapping[int, int], num_tokens: int
+    ) -> None:
+        """Each sequence in `parents` goes on from its parent's first `num_tokens` tokens.
+
+        Both are among `sequence_ids`; of those, who is in no `parents` has nothing left.
+        """
+
+    @abstractmethod
     def release(self, sequence_id: int) -> None:
         """Gives back all blocks of the sequence. Releasing what holds nothing is no error."""
 
@@ -60,7 +70,9 @@ class KVMemory(ABC):
 
     def take_moves(self) -> BlockMoves:
         """The moves since it was last called, for the next step to begin with."""
-        return BlockMoves()
+        moves = BlockMoves(copies=tuple(self._copies))
+        self._copies.clear()
+        return moves
 
     def table(self, sequence_id: int) -> tuple[int, ...]:
         """The sequence's block table: its physical blocks in logical order."""

@@ -41,7 +41,6 @@ class PagedMemory(KVMemory):
         """Tables of host blocks; a sequence has its blocks here or there."""
         self._swap_outs: list[tuple[int, int]] = []
         self._swap_ins: list[tuple[int, int]] = []
-        self._copies: list[tuple[int, int]] = []
 
     @property
     def num_free_blocks(self) -> int:
@@ -111,6 +110,18 @@ class PagedMemory(KVMemory):
         shared = self.table(parent_id)[: self.blocks_for(num_tokens)]
         self._pool.share(shared)
         self._tables[child_id] = shared
+
+    def reassign(
+        self, sequence_ids: Collection[int], parents: Mapping[int, int], num_tokens: int
+    ) -> None:
+        for pool, tables in ((self._pool, self._tables), (self._host, self._swapped)):
+            old = {each: tables.pop(each) for each in sequence_ids if each in tables}
+            for child, parent in parents.items():
+                if parent in old:
+                    tables[child] = old[parent]
+                    pool.share(old[parent])
+            for table in old.values():
+                pool.release(reversed(table), wanted=self._prefixes if pool is self._pool else ())
 
     def swap_out(self, sequence_ids: Iterable[int]) -> bool:
         """Moves all blocks of these sequences to the host, shared ones once; False: none fit."""

@@ -12,7 +12,7 @@ blocks   | run of A      | gap | run of B           | gap     |
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from core.plan import Chunk
 from strategies.memory.base import KVMemory, Span
@@ -37,6 +37,23 @@ class SlotMemory(KVMemory):
 
     def release(self, sequence_id: int) -> None:
         self._tables.pop(sequence_id, None)
+
+    def reassign(
+        self, sequence_ids: Collection[int], parents: Mapping[int, int], num_tokens: int
+    ) -> None:
+        """A parent's first child takes over its run; the others copy what is used of it."""
+        runs = {each: self._tables[each] for each in sequence_ids}
+        heirs = {parent: child for child, parent in reversed(list(parents.items()))}
+        self._tables |= {child: runs[parent] for parent, child in heirs.items()}
+        spare = [runs[each] for each in sequence_ids if each not in heirs]
+        num_used = self.blocks_for(num_tokens)
+        for sequence_id in sequence_ids:
+            if sequence_id in heirs.values():
+                continue
+            self._tables[sequence_id] = run = spare.pop()
+            if sequence_id in parents:
+                used = runs[parents[sequence_id]][:num_used]
+                self._copies += zip(used, run, strict=False)
 
     def commit(self, chunk: Chunk) -> None:
         """Nobody ever finds what is in another's run."""

@@ -20,7 +20,16 @@ ARRIVALS = st.lists(
         abort_in_step=st.booleans(),
         prompt_seed=st.none() | st.integers(0, 1),
         params=st.sampled_from(
-            [{}, {}, {"n": 2}, {"n": 5}, {"n": 2, "best_of": 3}, {"priority": -1}]
+            [
+                {},
+                {},
+                {"n": 2},
+                {"n": 5},
+                {"n": 2, "best_of": 3},
+                {"priority": -1},
+                {"num_beams": 2},
+                {"num_beams": 3, "n": 2},
+            ]
         ),
     ),
     min_size=1,

@@ -143,10 +143,12 @@ class PagedMemoryMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_known_is_true(self):
-        for digest, block in self.memory._prefixes._blocks.items():
-            prefix = self.device[block][-1]
-            assert self.memory._prefixes.find(prefix, "")[-1:] in ([block], [])
-            assert self.memory._prefixes.digest(block) == digest
+        prefixes = self.memory._prefixes
+        for block, digest in prefixes._digests.items():
+            tokens, chained = self.device[block][-1], prefixes.root("")
+            for start in range(0, len(tokens), BLOCK_SIZE):
+                chained = prefixes._next(chained, tokens[start : start + BLOCK_SIZE])
+            assert digest == chained
 
     @invariant()
     def nothing_is_lost(self):

@@ -1,0 +1,123 @@
+"""Beam search: which beams live on, which are finished, and when it is over.
+
+As transformers' `generate(num_beams=...)` does it, so that its users find what they know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from core.sampling import Finish, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The likeliest next tokens of one beam, likeliest first."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A finished answer."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: Finish
+    score: float
+    """Its log-probability over its length to the power of `length_penalty`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hypotheses:
+    """What an executor returns that has run the whole search: best first."""
+
+    best: tuple[Hypothesis, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A live beam: the answer so far, and which beam of the step before it continues."""
+
+    parent: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    total: float
+
+
+def num_candidates(params: SamplingParams, num_stop_tokens: int) -> int:
+    """Tokens to look at after each beam: so many that `beam_width` of them do not end it."""
+    return params.beam_width * max(2, 1 + num_stop_tokens)
+
+
+class BeamSearch:
+    """One search. It is over once `is_over`; `hypotheses` are then the best, best first."""
+
+    def __init__(self, params: SamplingParams, stop_token_ids: Mapping[int, Finish]) -> None:
+        self._params = params
+        self._width = params.beam_width
+        self._stop_token_ids = stop_token_ids
+        self._num_candidates = num_candidates(params, len(stop_token_ids))
+        self._can_improve = True
+        self.beams = [Beam(0, (), (), 0.0)]
+        self.hypotheses: list[Hypothesis] = []
+        self.is_over = False
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.hypotheses) == self._width
+
+    def advance(self, candidates: Sequence[Candidates]) -> None:
+        """One step, from the candidates of each beam. The new beams are the likeliest."""
+        grown = [
+            (beam.total + logprob, parent, token_id, logprob)
+            for parent, (beam, each) in enumerate(zip(self.beams, candidates, strict=True))
+            for token_id, logprob in zip(each.token_ids, each.logprobs, strict=True)
+        ]
+        grown.sort(key=lambda each: -each[0])
+        ranked = [
+            Beam(
+                parent,
+                (*self.beams[parent].token_ids, token_id),
+                (*self.beams[parent].logprobs, logprob),
+                total,
+            )
+            for total, parent, token_id, logprob in grown[: self._num_candidates]
+        ]
+        live = [beam for beam in ranked if self._finish(beam) is None]
+        if self._can_improve and not (self._is_full and self._params.early_stopping is True):
+            # The rest is there to go on with, where all of the likeliest end.
+            self._keep_best([beam for beam in ranked[: self._width] if self._finish(beam)])
+        self.beams = live[: self._width]
+        self._can_improve = self._can_improve and bool(live) and self._may_improve()
+        stops_early = self._is_full and self._params.early_stopping is True
+        self.is_over = not self._can_improve or stops_early
+
+    def _finish(self, beam: Beam) -> Finish | None:
+        stop = self._stop_token_ids.get(beam.token_ids[-1])
+        is_longest = len(beam.token_ids) == self._params.max_tokens
+        return stop or (Finish.LENGTH if is_longest else None)
+
+    def _keep_best(self, ended: Sequence[Beam]) -> None:
+        for beam in ended:
+            score = beam.total / len(beam.token_ids) ** self._params.length_penalty
+            finish = self._finish(beam)
+            assert finish is not None
+            self.hypotheses.append(Hypothesis(beam.token_ids, beam.logprobs, finish, score))
+        self.hypotheses.sort(key=lambda each: -each.score)
+        del self.hypotheses[self._width :]
+
+    def _may_improve(self) -> bool:
+        """Whether the likeliest beam could still beat the worst hypothesis.
+
+        By its length so far, unless `early_stopping` is "never" and longer answers score higher.
+        """
+        if not self._is_full:
+            return True
+        length = len(self.beams[0].token_ids)
+        if self._params.early_stopping == "never" and self._params.length_penalty > 0:
+            length = self._params.max_tokens
+        best = self.beams[0].total / length**self._params.length_penalty
+        return best > self.hypotheses[-1].score

@@ -1,0 +1,163 @@
+"""Beam search equals transformers' own, in all strategies and in however little memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from core.errors import RequestError
+from engine import LLM, SamplingParams
+from tests.engine.test_equality import STRATEGIES, prompts
+
+NUM_NEW = 10
+SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}
+SEARCHES = {
+    "plain": {"num_beams": 3},
+    "long": {"num_beams": 4, "length_penalty": 2.0, "early_stopping": "never"},
+    "many stops": {"num_beams": 4, "length_penalty": 0.6, "stop_token_ids": (5, 17, 40, 61, 88)},
+    "early": {"num_beams": 3, "n": 2, "early_stopping": True, "stop_token_ids": (5, 17, 40, 61)},
+    "never": {"num_beams": 2, "n": 2, "early_stopping": "never", "length_penalty": 2.0,
+              "stop_token_ids": (5, 17, 40, 61)},
+    "short": {"num_beams": 3, "n": 3, "length_penalty": -1.0, "stop_token_ids": (5, 17, 40, 61)},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model):
+    known = {}
+
+    def of(architecture, search):
+        if (architecture, search) not in known:
+            known[architecture, search] = generate(tiny_model(architecture), **SEARCHES[search])
+        return known[architecture, search]
+
+    return of
+
+
+def generate(path, *, n=1, stop_token_ids=(), **search):
+    """transformers' answers, best first, each cut after the token that ended it."""
+    is_t5 = path.name == "t5"
+    kind = AutoModelForSeq2SeqLM if is_t5 else AutoModelForCausalLM
+    model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    answers, stops = [], {0, *stop_token_ids}
+    for prompt in prompts():
+        rows = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=NUM_NEW,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=sorted(stops),
+            num_return_sequences=n,
+            **search,
+        )
+        answers.append([cut(row[1 if is_t5 else len(prompt) :], stops) for row in rows.tolist()])
+    return answers
+
+
+def cut(tokens, stops):
+    ends = [place for place, token in enumerate(tokens, 1) if token in stops]
+    return tokens[: ends[0]] if ends else tokens
+
+
+def answers(llm, search, times=1):
+    params = SamplingParams(temperature=0, max_tokens=NUM_NEW, **SEARCHES[search])
+    requests = llm.generate(prompts() * times, params, use_tqdm=False)
+    assert llm._engine.strategy.memory.num_held_blocks == 0
+    assert not llm._engine.strategy._group_of
+    return [[output.token_ids for output in each.outputs] for each in requests]
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("batching", STRATEGIES)
+@pytest.mark.parametrize("search", SEARCHES)
+def test_all_strategies(tiny_model, expected, batching, search, overlaps):
+    options = {"num_kv_blocks": 100, **STRATEGIES[batching]}
+    llm = LLM(tiny_model("llama"), batching=batching, async_scheduling=overlaps, **options, **SMALL)
+    assert answers(llm, search) == expected("llama", search)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2", "gemma2"])
+def test_under_constant_preemption(tiny_model, expected, architecture, mode, overlaps):
+    llm = LLM(
+        tiny_model(architecture),
+        num_kv_blocks=20,
+        preemption_mode=mode,
+        enable_prefix_caching=False,
+        async_scheduling=overlaps,
+        **SMALL,
+    )
+    admit_what_fits_now(llm._engine.strategy)
+    assert answers(llm, "long", times=3) == expected(architecture, "long") * 3
+    assert llm._engine.strategy.num_preemptions > 0
+    assert (llm._engine.strategy.num_swaps > 0) == (mode == "swap")
+
+
+def admit_what_fits_now(strategy):
+    """Without the blocks that are kept for those who run, so that one or another must soon go."""
+
+    def has_room_for(group):
+        lengths = [each.num_tokens for each in group.sequences]
+        held = len(strategy.memory.table(group.sequences[0].id))
+        return strategy._num_blocks(group, lengths) - held <= strategy.memory.num_free_blocks
+
+    strategy._has_room_for = has_room_for
+
+
+@pytest.mark.parametrize("search", ["many stops", "early"])
+@pytest.mark.parametrize("architecture", ["bloom", "t5"])
+@pytest.mark.parametrize("batching", ["none", "dynamic"])
+def test_library(tiny_model, expected, architecture, batching, search):
+    llm = LLM(tiny_model(architecture), batching=batching, dtype="fp32", num_kv_blocks=100,
+              **STRATEGIES[batching])  # fmt: skip
+    assert llm.facts.executor == "library"
+    assert answers(llm, search) == expected(architecture, search)
+
+
+def test_beams_and_samples_run_beside_each_other(tiny_model, expected):
+    llm = LLM(tiny_model("llama"), num_kv_blocks=60, **SMALL)
+    search = SamplingParams(max_tokens=NUM_NEW, num_beams=3)
+    sampled = SamplingParams(seed=4, max_tokens=NUM_NEW, n=2)
+    alone = llm.generate(prompts()[0], sampled, use_tqdm=False)[0].outputs
+    requests = llm.generate(
+        [*prompts(), prompts()[0]], [search] * len(prompts()) + [sampled], use_tqdm=False
+    )
+    found = [[each.outputs[0].token_ids] for each in requests[:-1]]
+    assert found == expected("llama", "plain")
+    assert [each.token_ids for each in requests[-1].outputs] == [each.token_ids for each in alone]
+
+
+def test_what_can_never_run_is_refused(tiny_model):
+    llm = LLM(tiny_model("llama"), num_kv_blocks=20, max_model_len=64, **SMALL)
+    with pytest.raises(RequestError, match="num_beams: 8 beams of 60 tokens"):
+        llm.generate([1] * 10, SamplingParams(max_tokens=50, num_beams=8), use_tqdm=False)
+    with pytest.raises(RequestError, match="num_beams"):
+        llm.generate([1], SamplingParams(max_tokens=2, num_beams=11), use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"num_beams": 3, "temperature": 0.5}, "temperature"),
+        ({"num_beams": 3, "top_p": 0.5}, "top_p"),
+        ({"num_beams": 3, "repetition_penalty": 1.5}, "repetition_penalty"),
+        ({"num_beams": 3, "n": 4}, "num_beams"),
+        ({"num_beams": 0}, "num_beams"),
+        ({"use_beam_search": True, "best_of": 3, "top_k": 4}, "top_k"),
+    ],
+)
+def test_what_beam_search_would_ignore_is_refused(params, field):
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**params)
+    assert caught.value.field == field
+
+
+def test_the_words_of_vllm():
+    assert SamplingParams(use_beam_search=True, best_of=3).beam_width == 3
+    assert SamplingParams(use_beam_search=True, n=2).beam_width == 2
+    assert SamplingParams(use_beam_search=True).beam_width == 0
+    assert SamplingParams(use_beam_search=True).is_greedy
+    assert SamplingParams(n=2).beam_width == 0
