@@ -28,7 +28,7 @@ class TickingExecutor(FakeExecutor):
         super().__init__(BLOCK_SIZE)
         self._clock = clock
 
-    def run(self, plan, between_tokens):
+    def run(self, plan, between_tokens=None):
         self._clock.now += 1.0
         return super().run(plan)
 

@@ -209,7 +209,7 @@ def test_preemptions_are_those_of_the_run():
 def test_a_failed_request_is_an_error():
     loop, engine, _ = loop_of("paged")
 
-    def fail(plan, between_tokens):
+    def fail(plan, between_tokens=None):
         raise RuntimeError("illegal memory access")
 
     engine._executor.run = fail
