@@ -259,7 +259,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Check
 
 
 def _defaults() -> dict[str, object]:
-    return {item.name: item.default for item in msgspec.structs.fields(SamplingParams)}
+    return {
+        item.name: item.default if item.default is not msgspec.NODEFAULT else item.default_factory()
+        for item in msgspec.structs.fields(SamplingParams)
+    }
 
 
 def _require(condition: bool, field: str, message: str) -> None:

@@ -44,9 +44,9 @@ class LateEngine(Engine):
     def has_work(self) -> bool:
         return super().has_work() or self._is_under_way
 
-    def abort(self, sequence_id) -> None:
-        super().abort(sequence_id)
-        self._late = [each for each in self._late if each.sequence_id != sequence_id]
+    def abort(self, request_id, index=None) -> None:
+        super().abort(request_id, index)
+        self._late = [each for each in self._late if each.request_id != request_id]
 
     def step(self, now, between_tokens=lambda: None):
         self._is_under_way = super().has_work()
