@@ -105,7 +105,10 @@ def _load(
         try:
             if config.is_encoder_decoder:
                 raise UnsupportedModelError("it is an encoder-decoder model")
-            model = load_packed_model(model_dir, dtype, device, trust_remote_code=trust)
+            is_fused = device.type == "cuda" if options.fuse is None else options.fuse
+            model = load_packed_model(
+                model_dir, dtype, device, is_fused=is_fused, trust_remote_code=trust
+            )
         except UnsupportedModelError as error:
             reason = f"{config.model_type} cannot run packed: {error}"
             if options.executor == "packed":
@@ -148,7 +151,7 @@ def _executor(
     backend, notes = make_backend(model.device, model.shapes, options.block_size)
     cache = KVCache(model.shapes, num_blocks, options.block_size, kv_dtype, model.device)
     kv_bytes = num_blocks * bytes_per_block(model.shapes, options.block_size, kv_dtype)
-    return PackedExecutor(model, cache, backend), kv_bytes, notes
+    return PackedExecutor(model, cache, backend), kv_bytes, model.notes + notes
 
 
 def _kv_dtype_name(options: Options, model: PackedModel | LibraryModel) -> str:
