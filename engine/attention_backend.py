@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.attention import AttentionCall
 from engine.kv_cache import LayerShape
 from kernels.batch import PagedBatch
+from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS, is_aligned
 from kernels.sdpa import Scratch, paged_attention
 from kernels.torch_cache import write_kv
 
@@ -80,12 +81,12 @@ class TritonBackend:
         self._prefill = paged_prefill.paged_prefill
 
     def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        self._write_kv(call.key.contiguous(), call.value.contiguous(), keys, values, slots)
+        self._write_kv(_aligned(call.key), _aligned(call.value), keys, values, slots)
 
     def attend(
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch
     ) -> Tensor:
-        query = call.query.contiguous()
+        query = _aligned(call.query)
         if query.shape[0] == len(batch.spans):
             longest = max(context for _, _, context in batch.spans)
             return self._decode(
@@ -116,9 +117,12 @@ class TritonBackend:
         )
 
 
-def _what_triton_lacks(shapes: Sequence[LayerShape], block_size: int) -> str | None:
-    from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
+def _aligned(rows: Tensor) -> Tensor:
+    """[T, heads, dim] with strides that the kernels take; slices of merged q, k and v have them."""
+    return rows if is_aligned(rows) else rows.contiguous()
 
+
+def _what_triton_lacks(shapes: Sequence[LayerShape], block_size: int) -> str | None:
     if block_size not in BLOCK_SIZES:
         return f"option.block_size={block_size} is none of {BLOCK_SIZES}"
     for shape in shapes:
