@@ -26,6 +26,7 @@ SECTIONS = {
     "decode": Section("Decode", "decode", 65),
     "prefill": Section("Prefill", "prefill", 40),
     "moves": Section("Cache write, block copy, swap", "moves", 15),
+    "elementwise": Section("Norms, gated activation, rotary embedding", "elementwise", 10),
     "flex": Section("FlexAttention over its own pages of 128", "flex", 35),
     "splits": Section("Decode by number of splits", "splits", 15),
     "sweep": Section("Configurations", "sweep", 45),

@@ -76,6 +76,12 @@ class Options:
         "packed: decoders, with our KV memory and attention. library: transformers' generate on "
         "padded batches (none and dynamic only). auto: packed where the architecture allows it.",
     )
+    fuse: bool | None = _option(
+        None,
+        "packed: compute q, k and v as one product, gate and up likewise, and norms, activations "
+        "and rotary embeddings as one kernel each, where that gives the same results. "
+        "Default: on CUDA only.",
+    )
 
     # Which batching strategy, and how much at once
     batching: Batching | None = _option(

@@ -13,6 +13,7 @@ from engine.kv_cache import LayerShape
 from kernels import torch_cache
 from kernels.batch import PagedBatch
 from kernels.cache_table import CacheTable
+from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS, is_aligned
 from kernels.sdpa import Scratch, paged_attention
 
 
@@ -117,7 +118,7 @@ class TritonBackend:
         self._prefill = paged_prefill.paged_prefill
 
     def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        self._write_kv(call.key.contiguous(), call.value.contiguous(), keys, values, slots)
+        self._write_kv(_aligned(call.key), _aligned(call.value), keys, values, slots)
 
     def copy_blocks(self, table: CacheTable, pairs: Tensor) -> None:
         self._copy_blocks(table, pairs)
@@ -131,7 +132,7 @@ class TritonBackend:
     def attend(
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch
     ) -> Tensor:
-        query = call.query.contiguous()
+        query = _aligned(call.query)
         out = torch.empty_like(query)
         first = batch.num_decodes
         options = {
@@ -169,9 +170,12 @@ class TritonBackend:
         return out
 
 
-def _what_triton_lacks(shapes: Sequence[LayerShape], block_size: int) -> str | None:
-    from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
+def _aligned(rows: Tensor) -> Tensor:
+    """[T, heads, dim] with strides that the kernels take; slices of merged q, k and v have them."""
+    return rows if is_aligned(rows) else rows.contiguous()
 
+
+def _what_triton_lacks(shapes: Sequence[LayerShape], block_size: int) -> str | None:
     if block_size not in BLOCK_SIZES:
         return f"option.block_size={block_size} is none of {BLOCK_SIZES}"
     for shape in shapes:

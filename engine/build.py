@@ -117,7 +117,10 @@ def _load(source: ModelSource, options: Options) -> tuple[PackedModel | LibraryM
         try:
             if config.is_encoder_decoder:
                 raise UnsupportedModelError("it is an encoder-decoder model")
-            model = load_packed_model(source)
+            is_cuda = source.device.type == "cuda"
+            model = load_packed_model(
+                source, is_fused=is_cuda if options.fuse is None else options.fuse
+            )
         except UnsupportedModelError as error:
             reason = f"{config.model_type} cannot run packed: {error}"
             if options.executor == "packed":
@@ -178,7 +181,11 @@ def _executor(
     )
     kv_bytes = num_blocks * bytes_per_block(model.shapes, block_size, kv_dtype)
     graphs, graph_notes = _decode_graphs(model, cache, backend, options, sizes)
-    return PackedExecutor(model, cache, backend, graphs), kv_bytes, notes + graph_notes
+    return (
+        PackedExecutor(model, cache, backend, graphs),
+        kv_bytes,
+        model.notes + notes + graph_notes,
+    )
 
 
 def _decode_graphs(

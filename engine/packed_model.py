@@ -3,7 +3,7 @@
 Many architectures accept a foreign attention function and then silently compute something else
 (their own mask, a state per sequence, attention called twice). So a model is let in only if a
 survey sees each layer call attention exactly once, and a prompt computed in chunks through the
-paged path gives the logits of transformers' own eager attention.
+paged path gives the logits of transformers' own layers and eager attention.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from engine.attention import (
 )
 from engine.attention_backend import make_backend
 from engine.compiled import CompiledForward, Forward
+from engine.fusion import Fusion, fuse
 from engine.inputs import InputBuilder, StepInputs
 from engine.kv_cache import KVCache, LayerShape
 from engine.model_source import ModelSource
@@ -52,6 +53,7 @@ class PackedModel:
 
     def __init__(self, model: Any, shapes: list[LayerShape]) -> None:
         self.shapes = shapes
+        self.notes: tuple[str, ...] = ()
         self._model = model
         self._can_keep_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._logits: Forward = self._eager_logits
@@ -95,29 +97,58 @@ class PackedModel:
         return logits if self._can_keep_rows else logits[rows]
 
 
-def load_packed_model(source: ModelSource) -> PackedModel:
-    """Loads, surveys and probes. Raises UnsupportedModelError with the reason."""
+def load_packed_model(source: ModelSource, *, is_fused: bool = False) -> PackedModel:
+    """Loads, surveys, fuses its layers if asked to, and probes.
+
+    Raises UnsupportedModelError with the reason.
+    """
+    model = _load(source).to(source.device).eval()
+    _check_architecture(model)
+    packed = PackedModel(model, _survey(model))
+    if is_fused:
+        packed.notes = (_fuse(packed, model),)
+    else:
+        _check_logits(packed, model, Fusion())
+    if source.device.type == "cuda":
+        torch.cuda.empty_cache()  # the memory that is left for K and V is asked of the device
+    return packed
+
+
+def _load(source: ModelSource) -> Any:
     register_attention()
     try:
-        model: Any = source.load(AutoModelForCausalLM, attn_implementation=ATTENTION_NAME)
+        return source.load(AutoModelForCausalLM, attn_implementation=ATTENTION_NAME)
     except KeyError as error:  # a table of attention classes by name
         raise UnsupportedModelError("its attention is a class of its own") from error
     except ValueError as error:
         raise UnsupportedModelError(f"transformers cannot load it so: {error}") from error
     except Exception as error:  # whatever a library for files of weights may raise
         raise ConfigurationError(f"transformers cannot read {source.model_dir}: {error}") from error
-    model = model.to(source.device).eval()
-    _check_architecture(model)
-    packed = PackedModel(model, _survey(model))
-    if _probe(packed, model) > MAX_RELATIVE_ERROR[source.dtype]:
-        # In low precision a router's near ties may fall either way; in fp32 they do not.
-        with _in_fp32(model):
-            error = _probe(packed, model)
-        if not error <= MAX_RELATIVE_ERROR[torch.float32]:
-            raise UnsupportedModelError(
-                f"paged and eager attention give different logits (relative error {error:.2g})"
-            )
-    return packed
+
+
+def _fuse(packed: PackedModel, model: Any) -> str:
+    """Fuses the model's layers, or leaves them where the logits differ; the note on either."""
+    fusion = fuse(model)
+    try:
+        _check_logits(packed, model, fusion)
+    except Exception as error:  # whatever fused layers may raise where they do not fit
+        fusion.undo()
+        _check_logits(packed, model, Fusion())
+        return f"nothing fused: on trial, {error}"
+    return str(fusion)
+
+
+def _check_logits(packed: PackedModel, model: Any, fusion: Fusion) -> None:
+    """Raises UnsupportedModelError where paged attention or the fusion changes the answer."""
+    if _probe(packed, model, fusion) <= MAX_RELATIVE_ERROR[packed.dtype]:
+        return
+    # In low precision a router's near ties may fall either way; in fp32 they do not.
+    with _in_fp32(model):
+        error = _probe(packed, model, fusion)
+    if not error <= MAX_RELATIVE_ERROR[torch.float32]:
+        raise UnsupportedModelError(
+            f"paged and eager attention give different logits (relative error {error:.2g})"
+        )
 
 
 def _check_architecture(model: Any) -> None:
@@ -163,8 +194,8 @@ def _survey(model: Any) -> list[LayerShape]:
 
 
 @torch.inference_mode()
-def _probe(packed: PackedModel, model: Any) -> float:
-    """The relative error of paged logits against transformers' eager ones; infinite for NaN."""
+def _probe(packed: PackedModel, model: Any, fusion: Fusion) -> float:
+    """The relative error of paged logits against transformers' own; infinite for NaN."""
     num_blocks = -(-PROBE_LENGTH // PROBE_BLOCK_SIZE)
     cache = KVCache(packed.shapes, num_blocks, PROBE_BLOCK_SIZE, packed.dtype, packed.device)
     backend, _ = make_backend(packed.device, packed.shapes, PROBE_BLOCK_SIZE, PROBE_LENGTH)
@@ -178,8 +209,11 @@ def _probe(packed: PackedModel, model: Any) -> float:
         logits = packed.forward(inputs, PagedStep(inputs.batch, cache, backend))
     assert logits is not None
     model.set_attn_implementation("eager")
-    expected = _forward_probe(model)[:, -1].float()
-    model.set_attn_implementation(ATTENTION_NAME)
+    try:
+        with fusion.undone():
+            expected = _forward_probe(model)[:, -1].float()
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
     error = (logits.float() - expected).abs().max() / expected.abs().max()
     return error.nan_to_num(float("inf")).item()
 

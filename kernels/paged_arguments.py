@@ -45,12 +45,17 @@ def check_paged_arguments(
 
 
 def check_strides(name: str, tensor: Tensor) -> None:
-    """Rows that are not known to begin at multiples of 16 elements are read 2 bytes at a time."""
-    if tensor.stride(-1) != 1 or any(stride(tensor, dim) % 16 for dim in range(tensor.ndim - 1)):
+    if not is_aligned(tensor):
         raise ValueError(
             f"{name} has strides {tensor.stride()}; the last must be 1 and the others multiples "
             "of 16 elements: make it contiguous"
         )
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """Rows that are not known to begin at multiples of 16 elements are read 2 bytes at a time."""
+    starts = (stride(tensor, dim) for dim in range(tensor.ndim - 1))
+    return tensor.stride(-1) == 1 and all(each % 16 == 0 for each in starts)
 
 
 def check_integers(name: str, tensor: Tensor) -> None:

@@ -85,6 +85,16 @@ def test_packed(tiny_model, expected, architecture, batching):
     assert llm._engine.strategy.memory.num_held_blocks == 0
 
 
+@pytest.mark.parametrize("architecture", PACKED)
+def test_fused(tiny_model, expected, architecture):
+    llm = LLM(
+        tiny_model(architecture), fuse=True, executor="packed", dtype="fp32", block_size=4,
+        num_kv_blocks=14, max_rolling_batch_prefill_tokens=10,
+    )  # fmt: skip
+    assert tokens(llm) == expected(architecture)
+    assert llm.facts.notes[-1].startswith("fused: ")
+
+
 @pytest.mark.parametrize("batching", ["none", "dynamic"])
 @pytest.mark.parametrize("architecture", LIBRARY)
 def test_library(tiny_model, expected, architecture, batching):

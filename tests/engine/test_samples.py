@@ -50,7 +50,9 @@ def test_best_of_keeps_the_likeliest(tiny_model, expected):
     llm = LLM(tiny_model("llama"), num_kv_blocks=40, **SMALL)
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=NUM_NEW, n=3)
     requests = llm.generate(prompts(), params, use_tqdm=False)
-    best = [sorted(each.outputs, key=lambda output: -output.cumulative_logprob)[:2] for each in requests]
+    best = [
+        sorted(each.outputs, key=lambda output: -output.cumulative_logprob)[:2] for each in requests
+    ]
     assert answers(llm, n=2, best_of=3) == [[each.token_ids for each in two] for two in best]
 
 

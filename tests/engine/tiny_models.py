@@ -20,6 +20,7 @@ UNTIED = {"tie_word_embeddings": False}
 
 PACKED: dict[str, dict[str, object]] = {
     "llama": SMALL,
+    "qwen2": SMALL,
     "qwen3": SMALL,
     "mistral": SMALL | WINDOW,
     "gemma2": SMALL | WINDOW | UNTIED | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0},
@@ -37,9 +38,11 @@ PACKED: dict[str, dict[str, object]] = {
         "shared_expert_intermediate_size": 16,
     },
     "mixtral": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
-}
-"""What must run packed, each with its own trait: GQA, norms on q and k, a window, softcap, learned
-positions, sinks, a window that is in the mask alone, experts."""
+    "phi3": SMALL | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
+                                         "partial_rotary_factor": 0.75}},
+}  # fmt: skip
+"""What must run packed, each with its own trait: GQA, biases, norms on q and k, a window, softcap,
+learned positions, sinks, a window that is in the mask alone, experts, q, k and v from one layer."""
 
 LIBRARY: dict[str, dict[str, object]] = {
     "bloom": {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4,
@@ -76,6 +79,8 @@ def save_tiny_model(architecture: str, folder: Path) -> Path:
         for name, weight in model.named_parameters():
             if weight.dim() >= 2 and "norm" not in name:
                 weight.normal_(0, 1.4 / weight.shape[-1] ** 0.5)
+            elif name.endswith("proj.bias"):  # all 0 until here
+                weight.normal_(0, 0.2)
     model.generation_config.eos_token_id = 0
     model.save_pretrained(path)
     return path

@@ -1,26 +1,32 @@
-"""The engine on the Triton kernels gives the tokens that it gives on torch's SDPA."""
+"""The engine on the Triton kernels gives the tokens that it gives on torch, unfused."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MistralConfig
 
 from engine import LLM, SamplingParams
 from engine.attention_backend import TritonBackend
+from engine.elementwise import make_elementwise
 
+pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # of e^-gate, as on a GPU
 SMALL = {"vocab_size": 61, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2,
          "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
          "max_position_embeddings": 64, "eos_token_id": 0, "bos_token_id": 1}  # fmt: skip
 CONFIGS = {
     "llama": LlamaConfig(**SMALL),
     "mistral": MistralConfig(**SMALL, sliding_window=18),
+    "gemma2": Gemma2Config(**SMALL, sliding_window=18, query_pre_attn_scalar=64),
 }
+CUDA = torch.device("cuda")
 PROMPTS = [[1 + (7 * n + k) % 60 for k in range(length)] for n, length in enumerate((3, 21, 9))]
 
 
-@pytest.mark.parametrize("architecture", CONFIGS)
-def test_same_tokens_as_on_torch(architecture, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("architecture", "fuse"), [("llama", True), ("gemma2", True), ("mistral", False)]
+)
+def test_same_tokens_as_on_torch(architecture, fuse, tmp_path, monkeypatch):
     torch.manual_seed(5)
     model = AutoModelForCausalLM.from_config(CONFIGS[architecture], dtype=torch.float32)
     for weight in model.parameters():
@@ -36,14 +42,17 @@ def test_same_tokens_as_on_torch(architecture, tmp_path, monkeypatch):
 
     monkeypatch.setattr("engine.build.make_backend", triton)
     monkeypatch.setattr("engine.packed_model.make_backend", triton)
-    assert answers(tmp_path) == expected
+    monkeypatch.setattr("engine.fusion.make_elementwise", lambda _: make_elementwise(CUDA))
+    assert answers(tmp_path, fuse) == expected
     assert len(backends) == 2, "one for the gate's probe, one for the engine"
 
 
-def answers(path):
+def answers(path, fuse=False):
     """Chunked prompts of two sequences beside decode steps, then decode steps alone."""
-    llm = LLM(path, dtype="fp32", num_kv_blocks=8, max_rolling_batch_prefill_tokens=16)
+    llm = LLM(path, dtype="fp32", num_kv_blocks=8, max_rolling_batch_prefill_tokens=16, fuse=fuse)
     assert llm.facts.executor == "packed"
+    assert not fuse or "RMSNorm" in llm.facts.notes[-1]
+    assert "left" not in "".join(llm.facts.notes)
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     return [each.outputs[0].token_ids for each in outputs]

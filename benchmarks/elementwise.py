@@ -1,0 +1,119 @@
+"""Norms, gated activations and rotary embedding: against their twins, and timed.
+
+Beside ours runs what transformers' layers do, one torch operation after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.bench import Bench
+from benchmarks.inputs import DRY_SHAPES, SHAPES, Shape
+from kernels import torch_elementwise
+from kernels.gated_activation import gated_activation
+from kernels.rms_norm import rms_norm
+from kernels.rotary import rotary
+
+EPS = 1e-6
+MOST_DIFFERENT = 0.02
+"""Share of results that may be rounded otherwise than the twin's, as sums differ in order."""
+ONE_ROUNDING = 2**-7
+
+
+def run(bench: Bench) -> None:
+    shape = DRY_SHAPES[1] if bench.is_dry else SHAPES[1]
+    hidden, width = (64, 96) if bench.is_dry else (4096, 14336)
+    for num_tokens in (3,) if bench.is_dry else (1, 50, 256, 8192):
+        for what, measure in (
+            (f"norm of {hidden}", partial(_norm, bench, (hidden,))),
+            (f"norm of {shape.heads} heads", partial(_norm, bench, (shape.heads, shape.head_dim))),
+            (f"silu and product of {width}", partial(_activation, bench, width)),
+            (f"rotary of {shape}", partial(_rotary, bench, shape)),
+        ):
+            name = f"{what}, {num_tokens} tokens"
+            if bench.is_over(name):
+                return
+            bench.attempt(name, partial(measure, num_tokens, name))
+
+
+def _norm(bench: Bench, inner: tuple[int, ...], num_tokens: int, what: str) -> None:
+    weight = torch.rand(inner[-1], device=bench.device, dtype=bench.dtype)
+    sets = _sets(bench, num_tokens, inner)
+    _row(
+        bench, what, 2 * sets[0].nbytes, sets,
+        lambda rows: rms_norm(rows, weight, EPS),
+        lambda rows: torch_elementwise.rms_norm(rows, weight, EPS),
+        {
+            "torch": lambda rows: _llama_norm(rows, weight),
+            "F.rms_norm": lambda rows: F.rms_norm(rows, (len(weight),), weight, EPS),
+        },
+    )  # fmt: skip
+
+
+def _llama_norm(rows: Tensor, weight: Tensor) -> Tensor:
+    numbers = rows.to(torch.float32)
+    mean_square = numbers.pow(2).mean(-1, keepdim=True)
+    return weight * (numbers * torch.rsqrt(mean_square + EPS)).to(rows.dtype)
+
+
+def _activation(bench: Bench, width: int, num_tokens: int, what: str) -> None:
+    sets = _sets(bench, num_tokens, (2 * width,))
+    twin = partial(torch_elementwise.gated_activation, activation="silu")
+    ours = partial(gated_activation, activation="silu")
+    _row(bench, what, sets[0].nbytes * 3 // 2, sets, ours, twin, {"torch": twin})
+
+
+def _rotary(bench: Bench, shape: Shape, num_tokens: int, what: str) -> None:
+    """Of q and k as they lie in the product that leaves q, k and v side by side."""
+    heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
+    angle = torch.rand(num_tokens, dim // 2, device=bench.device).repeat(1, 2) * 7
+    cos, sin = angle.cos().to(bench.dtype), angle.sin().to(bench.dtype)
+    sets = _sets(bench, num_tokens, (heads + 2 * kv_heads, dim))
+
+    def rotated(rotate: Callable[..., Any], rows: Tensor) -> Tensor:
+        rotate(rows[:, :heads], rows[:, heads : heads + kv_heads], cos, sin, dim)
+        return rows
+
+    def operations(rows: Tensor) -> list[Tensor]:
+        parts = rows[:, :heads], rows[:, heads : heads + kv_heads]
+        turned = [torch.cat((-x[..., dim // 2 :], x[..., : dim // 2]), -1) for x in parts]
+        angles = cos[:, None], sin[:, None]
+        return [x * angles[0] + y * angles[1] for x, y in zip(parts, turned, strict=True)]
+
+    num_bytes = 2 * num_tokens * (heads + kv_heads) * dim * bench.dtype.itemsize
+    twin = partial(rotated, torch_elementwise.rotary)
+    _row(bench, what, num_bytes, sets, partial(rotated, rotary), twin, {"torch": operations})
+
+
+def _sets(bench: Bench, num_tokens: int, inner: tuple[int, ...]) -> list[Tensor]:
+    one = torch.randn(num_tokens, *inner, device=bench.device, dtype=bench.dtype)
+    return [one, *(torch.randn_like(one) for _ in range(bench.num_sets(one.nbytes, most=64) - 1))]
+
+
+def _row(
+    bench: Bench,
+    what: str,
+    num_bytes: int,
+    sets: list[Tensor],
+    ours: Callable[[Tensor], Any],
+    twin: Callable[[Tensor], Any],
+    peers: dict[str, Callable[[Tensor], Any]],
+) -> None:
+    first, second, expected = (call(sets[0].clone()) for call in (ours, ours, twin))
+    share_different = float((first != expected).float().mean())
+    is_right = (
+        torch.equal(first, second)
+        and share_different <= MOST_DIFFERENT
+        and torch.allclose(first, expected, rtol=ONE_ROUNDING, atol=1e-4)
+    )
+    us = {
+        name: bench.time_us([partial(call, rows) for rows in sets])
+        for name, call in ({"ours": ours} | peers).items()
+    }
+    bench.row(what=what, bytes=num_bytes, us=us, verdict="ok" if is_right else "WRONG")

@@ -1,0 +1,29 @@
+"""Rows as layers hand them over: apart in memory, as in a merged projection, poison between."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+"""Of each number: about one rounding to its type more than the best possible."""
+
+
+def strided(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Random rows [tokens, ..., width] inside tokens that are 48 numbers longer; those are NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    num_tokens, *inner = shape
+    numbers = torch.randn(shape, generator=generator)
+    numbers *= torch.logspace(1, -3, num_tokens).view(-1, *[1] * len(inner))
+    size = numbers[0].numel() if num_tokens else 0
+    memory = torch.full((num_tokens, size + 48), float("nan"), dtype=dtype)
+    memory[:, 16 : 16 + size] = numbers.flatten(1).to(dtype)
+    return memory[:, 16 : 16 + size].unflatten(1, inner)
+
+
+def check_close(got: Tensor, exact: Tensor) -> None:
+    """`exact` is fp64."""
+    assert got.isfinite().all()
+    limit = TOLERANCE[got.dtype] * exact.abs() + TOLERANCE[got.dtype] * 1e-2 * exact.abs().max()
+    worst = ((got.double() - exact).abs() - limit).max()
+    assert worst <= 0, worst

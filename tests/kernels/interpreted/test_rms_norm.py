@@ -1,0 +1,82 @@
+"""rms_norm in Triton's interpreter, against its definition in fp64; see ../conftest.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels import torch_elementwise
+from kernels.rms_norm import MAX_WIDTH, rms_norm
+from tests.kernels.elementwise_inputs import check_close, strided
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+EPS = 1e-5
+
+
+def exact(rows, weight, offset=0.0):
+    rows, weight = rows.double(), weight.double()
+    return rows / (rows.square().mean(-1, keepdim=True) + EPS).sqrt() * (weight + offset)
+
+
+def make_weight(width, dtype):
+    return torch.rand(width, generator=torch.Generator().manual_seed(1)).add(0.5).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape",
+    [(7, 64), (5, 100), (3, 896), (2, 5120), (2, 8192), (1, 4096), (5, 3, 64), (3, 33, 80),
+     (1, 2, 128), (4, 1, 256)],
+)  # fmt: skip
+def test_against_fp64(shape, dtype):
+    rows, weight = strided(*shape, dtype=dtype), make_weight(shape[-1], dtype)
+    before = rows.clone()
+    for options in ({}, {"rounds_first": False}, {"offset": 1.0, "rounds_first": False}):
+        out = rms_norm(rows, weight, EPS, **options)
+        assert out.is_contiguous()
+        check_close(out, exact(rows, weight, options.get("offset", 0.0)))
+        twin = torch_elementwise.rms_norm(rows, weight, EPS, **options)
+        assert (out != twin).float().mean() < (1 if dtype == torch.float32 else 0.02)
+    assert torch.equal(rows, before)
+
+
+def test_where_it_rounds_shows():
+    rows, weight = strided(9, 512, dtype=torch.bfloat16), make_weight(512, torch.bfloat16)
+    first, last = (rms_norm(rows, weight, EPS, rounds_first=each) for each in (True, False))
+    assert (first != last).float().mean() > 0.05
+
+
+def test_the_rows_of_heads_in_a_transposed_tensor():
+    """[heads, T, dim] as a view, as norms of q and k see it in some models; it stays one."""
+    rows, weight = strided(5, 3, 64, dtype=torch.float32), make_weight(64, torch.float32)
+    rows = rows.transpose(0, 1)
+    out = rms_norm(rows, weight, EPS)
+    check_close(out, exact(rows, weight))
+    assert out.transpose(0, 1).is_contiguous()
+
+
+def test_weights_of_another_type_and_no_rows():
+    rows, weight = strided(3, 64, dtype=torch.float32), make_weight(64, torch.bfloat16)
+    check_close(rms_norm(rows, weight, EPS), exact(rows, weight))
+    check_close(
+        rms_norm(rows.half(), weight.float() + 0.001, EPS, rounds_first=False),
+        exact(rows.half(), weight.float() + 0.001),
+    )
+    assert rms_norm(rows[:0], weight, EPS).shape == (0, 64)
+
+
+@pytest.mark.parametrize(
+    ("rows", "weight", "message"),
+    [
+        (torch.zeros(2, 64), torch.zeros(32), "they must be"),
+        (torch.zeros(64), torch.zeros(64), "they must be"),
+        (torch.zeros(1, 1, 2, 64), torch.zeros(64), "they must be"),
+        (torch.zeros(1, 2 * MAX_WIDTH), torch.zeros(2 * MAX_WIDTH), "of at most"),
+        (torch.zeros(64, 64).T, torch.zeros(64), "contiguous"),
+        (torch.zeros(2, 64), torch.zeros(128)[::2], "contiguous"),
+        (torch.zeros(2, 64).bfloat16(), torch.zeros(64), "would widen"),
+    ],
+)
+def test_what_is_refused(rows, weight, message):
+    with pytest.raises(ValueError, match=message):
+        rms_norm(rows, weight, EPS)
