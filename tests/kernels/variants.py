@@ -38,8 +38,6 @@ SPLITS = (2, 4, 8, 16, 32, 64)
 WINDOWS = each("window", [None], [1000], [1024])  # Triton tells multiples of 16 apart
 SINKS = each("sinks", [False], [True])
 COMMON = (
-    # Powers of two fill a tile of prefill; decode's grow with groups above 16 and above 32.
-    each("group", [1, 2, 4, 8, 16], [3, 7, 12], [17, 24, 32], [48, 71]),
     each("block_size", *([size] for size in BLOCK_SIZES)),
     WINDOWS,
     each("softcap", [None], [30.0]),
@@ -47,10 +45,17 @@ COMMON = (
     each("lens", [torch.int32], [torch.int64]),
 )
 PARAMETERS = {
-    "prefill": (*COMMON, SINKS),
-    # With several splits it is combining that sees the sinks.
+    "prefill": (
+        *COMMON,
+        SINKS,
+        # Heads fill a tile of tokens, or leave some of it idle, or take several tiles.
+        each("group", [1, 2, 4, 8, 16], [3, 7, 12, 17, 24, 48], [71, 96]),
+    ),
     "decode": (
         *COMMON,
+        # A tile has 16 rows, or 32, or 64 where it may.
+        each("group", [1, 2, 3, 4, 7, 8, 12, 16], [17, 24, 32], [48, 71]),
+        # With several splits it is combining that sees the sinks.
         [
             [{"num_splits": 1, "sinks": False}],
             [{"num_splits": 1, "sinks": True}],
@@ -149,12 +154,14 @@ def representative(arch: int) -> list[Variant]:
         decode,
         replace(decode, group=7, formats=FORMATS[4], block_size=64, num_splits=1, **everything),
         replace(decode, head_dim=80, group=1, window=1000, block_size=32, layout="HND"),
+        replace(decode, head_dim=96, group=48, num_splits=1),
         replace(decode, head_dim=256, group=71, kv_heads=1, softcap=30.0, num_splits=64),
         replace(decode, head_dim=64, formats=FORMATS[3], sinks=True, ids=torch.int32),
         replace(decode, head_dim=192, formats=FORMATS[2], num_splits=1),
         prefill,
         replace(prefill, group=3, formats=FORMATS[4], block_size=64, **everything),
         replace(prefill, head_dim=96, group=1, window=1000, block_size=32, layout="HND"),
+        replace(prefill, head_dim=80, group=17, softcap=30.0, block_size=64),
         replace(prefill, head_dim=256, group=71, kv_heads=1, softcap=30.0),
         replace(prefill, head_dim=64, formats=FORMATS[3], sinks=True, ids=torch.int32),
         replace(prefill, head_dim=192, formats=FORMATS[2]),
