@@ -136,12 +136,14 @@ class Variant:
 
 
 def representative(arch: int) -> list[Variant]:
-    """Few enough for every change: on sm_86 and sm_90 each parameter at both ends at least.
+    """Few enough for every change: on sm_86 and sm_90 each kind of each parameter at least once.
 
     sm_80 and sm_89 share most of the compiler with them: there, what has its own row or type.
     """
     decode, prefill = Variant("decode", 128), Variant("prefill", 128)
     everything = {"window": 1000, "softcap": 30.0, "sinks": True}
+    half = {"formats": FORMATS[1], "group": 1, "window": 1024, "block_size": 32, "layout": "HND"}
+    coded = {"formats": FORMATS[3], "sinks": True, "ids": torch.int32, "lens": torch.int64}
     if arch == 80:
         return [
             replace(decode, formats=FORMATS[3], num_splits=1, **everything),
@@ -153,17 +155,17 @@ def representative(arch: int) -> list[Variant]:
     everywhere = [
         decode,
         replace(decode, group=7, formats=FORMATS[4], block_size=64, num_splits=1, **everything),
-        replace(decode, head_dim=80, group=1, window=1000, block_size=32, layout="HND"),
+        replace(decode, head_dim=80, **half),
         replace(decode, head_dim=96, group=48, num_splits=1),
         replace(decode, head_dim=256, group=71, kv_heads=1, softcap=30.0, num_splits=64),
-        replace(decode, head_dim=64, formats=FORMATS[3], sinks=True, ids=torch.int32),
+        replace(decode, head_dim=64, group=24, **coded),
         replace(decode, head_dim=192, formats=FORMATS[2], num_splits=1),
         prefill,
         replace(prefill, group=3, formats=FORMATS[4], block_size=64, **everything),
-        replace(prefill, head_dim=96, group=1, window=1000, block_size=32, layout="HND"),
+        replace(prefill, head_dim=96, **half),
         replace(prefill, head_dim=80, group=17, softcap=30.0, block_size=64),
         replace(prefill, head_dim=256, group=71, kv_heads=1, softcap=30.0),
-        replace(prefill, head_dim=64, formats=FORMATS[3], sinks=True, ids=torch.int32),
+        replace(prefill, head_dim=64, **coded),
         replace(prefill, head_dim=192, formats=FORMATS[2]),
     ]
     native = [replace(kernel, formats=FORMATS[5], group=8) for kernel in (decode, prefill)]
