@@ -29,6 +29,9 @@ class AttentionConfiguration:
     num_warps: int
     num_stages: int
     """Tiles of K and V in flight, the one at work included."""
+    max_registers: int | None = None
+    """A thread may have. Without, the assembler may spill to have fewer, for more programs at once,
+    and cannot know that shared memory has no room for those."""
     min_split_keys: int = 256
     """Decode: no split has less, or combining costs more than it gains."""
 

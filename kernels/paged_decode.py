@@ -205,7 +205,7 @@ def paged_decode(
         BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_M=block_m, BLOCK_N=tile.block_n,
         NUM_SPLITS=num_splits, MIN_TILES=min_tiles,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, maxnreg=tile.max_registers,
     )  # fmt: skip
     if num_splits > 1:
         combine_splits_kernel[(num_heads, num_rows)](

@@ -197,6 +197,6 @@ def paged_prefill(
         BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_M=tile.block_m, BLOCK_Q=block_q,
         HEADS=heads_per_tile, BLOCK_N=tile.block_n,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, maxnreg=tile.max_registers,
     )  # fmt: skip
     return out
