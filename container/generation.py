@@ -52,14 +52,7 @@ class Generation:
         self._clock = clock
         self._deadline = clock() + timeout_s
         self._look_due = clock() + LOOK_INTERVAL_S
-        self._answer = Answer(
-            tokenizer,
-            prompt_token_ids,
-            decoding.params.stop_texts,
-            skip_special_tokens=decoding.skip_special_tokens,
-            keep=keep,
-            include_stop=decoding.include_stop,
-        )
+        self._answer = Answer.of(decoding.params, tokenizer, prompt_token_ids, keep=keep)
 
     @property
     def tokens(self) -> Sequence[TokenText]:

@@ -20,6 +20,7 @@ from container.schemas.sampling import Decoding
 from core.errors import RequestError
 from core.options import Options
 from core.sampling import SamplingParams
+from core.text.bad_words import with_bad_word_ids
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,9 @@ class Service:
 
         `keep`: special tokens that are part of the answer's text.
         """
-        params = self._params(prompt_token_ids, decoding)
+        params = with_bad_word_ids(
+            self._params(prompt_token_ids, decoding), self.prompting.tokenizer
+        )
         return Generation(
             self.client.submit(prompt_token_ids, params),
             self.prompting.tokenizer,

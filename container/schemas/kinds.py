@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeGuard
+from typing import TypeGuard, cast
 
 Schema = Mapping[str, object]
 
 _MAX_INTEGER = 2**63 - 1
+_TOKEN_ID = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,13 @@ def _is_objects(value: object) -> bool:
     return is_list(value) and all(isinstance(each, dict) for each in value)
 
 
+def _is_biases(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    biases = cast(dict[str, object], value)
+    return all(_TOKEN_ID.fullmatch(key) and _is_number(bias) for key, bias in biases.items())
+
+
 _INTEGER_SCHEMA = {"type": "integer", "minimum": -_MAX_INTEGER, "maximum": _MAX_INTEGER}
 _TEXT_SCHEMA = {"type": "string"}
 _TEXTS_SCHEMA = {"type": "array", "items": _TEXT_SCHEMA}
@@ -61,6 +70,15 @@ TEXT_OR_TEXTS = Kind(
     {"anyOf": [_TEXT_SCHEMA, _TEXTS_SCHEMA]},
 )
 OBJECT = Kind("an object", lambda value: isinstance(value, dict), {"type": "object"})
+BIASES = Kind(
+    "an object of token ids and numbers",
+    _is_biases,
+    {
+        "type": "object",
+        "propertyNames": {"pattern": f"^{_TOKEN_ID.pattern}$"},
+        "additionalProperties": {"type": "number"},
+    },
+)
 OBJECTS = Kind("a list of objects", _is_objects, {"type": "array", "items": {"type": "object"}})
 
 

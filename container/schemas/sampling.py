@@ -14,15 +14,15 @@ import msgspec
 from container.schemas.fields import Field, Fields, Values, ignored, unserved
 from container.schemas.kinds import (
     ANYTHING,
+    BIASES,
     BOOLEAN,
     INTEGER,
     INTEGERS,
     NUMBER,
-    OBJECT,
     TEXTS,
 )
 from core.errors import RequestError
-from core.sampling import SamplingParams
+from core.sampling import NO_LIMIT, SamplingParams
 
 MAX_STOP_TEXTS = 16
 MAX_STOP_CHARACTERS = 1000
@@ -36,19 +36,21 @@ SAMPLING_FIELDS: Fields = {
     "stop_token_ids": Field(INTEGERS, "Tokens that end the answer."),
     "skip_special_tokens": Field(BOOLEAN, "Leave special tokens out of the text (default true)."),
     "include_stop_str_in_output": Field(BOOLEAN, "Leave a stop text at the end of the answer."),
+    "min_p": Field(NUMBER, "Leave out tokens with less than this share of the likeliest's chance."),
+    "typical_p": Field(NUMBER, "Sample from the most typical tokens of this probability together."),
+    "presence_penalty": Field(NUMBER, "Taken from the score of tokens in the answer so far."),
+    "frequency_penalty": Field(NUMBER, "The same for each time that they are in it."),
+    "min_tokens": Field(INTEGER, "Tokens before which nothing ends the answer."),
+    "logit_bias": Field(BIASES, "Token ids, and what is added to the score of each."),
+    "bad_words": Field(TEXTS, "Texts that are not generated."),
+    "spaces_between_special_tokens": Field(BOOLEAN, "Space special tokens (default true)."),
+    "priority": Field(INTEGER, "Lower ones are admitted first and preempted last (default 0)."),
     "n": unserved(INTEGER, 1),
     "best_of": unserved(INTEGER, 1),
     "num_return_sequences": unserved(INTEGER, 1),
     "num_beams": unserved(INTEGER, 1),
     "use_beam_search": unserved(BOOLEAN, False),
-    "presence_penalty": unserved(NUMBER, 0, instead="use repetition_penalty"),
-    "frequency_penalty": unserved(NUMBER, 0, instead="use repetition_penalty"),
     "no_repeat_ngram_size": unserved(INTEGER, 0, instead="use repetition_penalty"),
-    "min_p": unserved(NUMBER, 0, instead="use top_p"),
-    "typical_p": unserved(NUMBER, 1, instead="use top_p"),
-    "min_tokens": unserved(INTEGER, 0),
-    "logit_bias": unserved(OBJECT, {}),
-    "bad_words": unserved(TEXTS, []),
     "allowed_token_ids": unserved(INTEGERS, []),
     "prompt_logprobs": unserved(INTEGER),
     "guided_json": unserved(ANYTHING),
@@ -58,8 +60,6 @@ SAMPLING_FIELDS: Fields = {
     "structured_outputs": unserved(ANYTHING),
     "length_penalty": ignored("Only beam search has it, which is not served."),
     "early_stopping": ignored("Only beam search has it, which is not served."),
-    "spaces_between_special_tokens": ignored(),
-    "priority": ignored("Requests are served in the order in which they come."),
 }
 
 
@@ -87,9 +87,6 @@ class Decoding:
 
     params: SamplingParams
     dialect: Dialect
-    skip_special_tokens: bool = True
-    include_stop: bool = False
-    """A stop text that was reached is part of the answer."""
     fills_context: bool = False
     """The answer may be as long as the model allows, whatever `params.max_tokens` says."""
 
@@ -111,20 +108,13 @@ def read_decoding(
         "temperature": temperature,
         "stop": stop,
         "ignore_eos": ignore_eos,
+        "max_tokens": NO_LIMIT if max_tokens is None else max_tokens,
     }
-    if max_tokens is not None:
-        asked["max_tokens"] = max_tokens
     try:
-        params = msgspec.convert(asked, SamplingParams)
+        params = msgspec.convert(asked, SamplingParams, str_keys=True)
     except RequestError as error:
         raise dialect.error(error) from None
-    return Decoding(
-        params,
-        dialect,
-        skip_special_tokens=values.get("skip_special_tokens", True),
-        include_stop=values.get("include_stop_str_in_output", False),
-        fills_context=max_tokens is None,
-    )
+    return Decoding(params, dialect, fills_context=max_tokens is None)
 
 
 _PARAMS = [name for name in SamplingParams.__struct_fields__ if name in SAMPLING_FIELDS]

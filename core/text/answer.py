@@ -69,6 +69,7 @@ class Answer:
         tokenizer: Tokenizer,
         prompt_token_ids: Sequence[int] = (),
         *,
+        keep: Collection[int] = (),
         prompt: str = "",
     ) -> Answer:
         """One with all that the parameters say of text."""
@@ -76,6 +77,7 @@ class Answer:
             tokenizer,
             prompt_token_ids,
             params.stop_texts,
+            keep=keep,
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
             include_stop=params.include_stop_str_in_output,

@@ -326,7 +326,7 @@ def test_what_means_nothing_here_is_a_warning(
 
 
 def test_what_would_change_an_answer_is_not_passed_over(http: FlaskClient) -> None:
-    for name, value in (("n", 2), ("watermark", True), ("typical_p", 0.9), ("top_n_tokens", 3)):
+    for name, value in (("n", 2), ("watermark", True), ("top_n_tokens", 3)):
         response = invoke(http, **{name: value})
         assert (response.status_code, response.get_json()["field"]) == (400, f"parameters.{name}")
 

@@ -30,7 +30,7 @@ def test_defaults_are_greedy_and_thirty_tokens() -> None:
     assert asked.decoding.params.max_tokens == 30
     assert asked.decoding.params.seed is None
     assert (asked.stream, asked.details, asked.return_full_text) == (False, False, False)
-    assert asked.decoding.skip_special_tokens
+    assert asked.decoding.params.skip_special_tokens
 
 
 def test_every_parameter_is_taken() -> None:
@@ -59,7 +59,7 @@ def test_every_parameter_is_taken() -> None:
     assert asked.decoding.params.repetition_penalty == 1.1
     assert (asked.decoding.params.max_tokens, asked.decoding.params.ignore_eos) == (7, True)
     assert (asked.decoding.params.stop, asked.decoding.params.stop_token_ids) == (("a", "b"), (4,))
-    assert (asked.details, asked.return_full_text, asked.decoding.skip_special_tokens) == (
+    assert (asked.details, asked.return_full_text, asked.decoding.params.skip_special_tokens) == (
         True,
         True,
         False,
@@ -210,3 +210,19 @@ def test_no_parameter_is_an_accident(parameters: dict[str, object]) -> None:
     except RequestError:
         return
     assert asked.inputs == ("a",)
+
+
+def test_every_sampling_parameter_reaches_the_engine():
+    """Under vLLM's name for it, with the value that was given."""
+    asked = {
+        "top_p": 0.5, "top_k": 3, "min_p": 0.1, "typical_p": 0.9, "repetition_penalty": 1.5,
+        "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 4, "min_tokens": 2,
+        "stop_token_ids": [7], "bad_words": ["x"], "spaces_between_special_tokens": False,
+        "priority": 3,
+    }  # fmt: skip
+    body = {"inputs": "a", "parameters": asked | {"logit_bias": {"5": -1}}}
+    got = parse_request(request(body), JSON).decoding.params
+    assert got.logit_bias == {5: -1.0}
+    for name, value in asked.items():
+        expected = tuple(value) if isinstance(value, list) else value
+        assert getattr(got, name) == expected, name
