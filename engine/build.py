@@ -17,7 +17,13 @@ from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.attention import UnsupportedModelError
 from engine.attention_backend import make_backend
-from engine.device import check_tensor_parallel, choose_device, choose_dtype, choose_kv_dtype
+from engine.device import (
+    check_tensor_parallel,
+    choose_device,
+    choose_dtype,
+    choose_fusion,
+    choose_kv_dtype,
+)
 from engine.engine import Engine
 from engine.executor import Executor
 from engine.kv_cache import KVCache, bytes_per_block
@@ -105,7 +111,7 @@ def _load(
         try:
             if config.is_encoder_decoder:
                 raise UnsupportedModelError("it is an encoder-decoder model")
-            is_fused = device.type == "cuda" if options.fuse is None else options.fuse
+            is_fused = choose_fusion(options, device)
             model = load_packed_model(
                 model_dir, dtype, device, is_fused=is_fused, trust_remote_code=trust
             )
