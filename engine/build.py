@@ -19,7 +19,13 @@ from core.sequence import Sequence
 from engine.attention import UnsupportedModelError
 from engine.attention_backend import AttentionBackend, TorchBackend, make_backend
 from engine.decode_graphs import CudaRecorder, DecodeGraphs
-from engine.device import check_tensor_parallel, choose_device, choose_dtype, choose_kv_dtype
+from engine.device import (
+    check_tensor_parallel,
+    choose_device,
+    choose_dtype,
+    choose_fusion,
+    choose_kv_dtype,
+)
 from engine.engine import Engine
 from engine.executor import Executor
 from engine.kv_cache import KVCache, bytes_per_block
@@ -117,10 +123,8 @@ def _load(source: ModelSource, options: Options) -> tuple[PackedModel | LibraryM
         try:
             if config.is_encoder_decoder:
                 raise UnsupportedModelError("it is an encoder-decoder model")
-            is_cuda = source.device.type == "cuda"
-            model = load_packed_model(
-                source, is_fused=is_cuda if options.fuse is None else options.fuse
-            )
+            is_fused = choose_fusion(options, source.device)
+            model = load_packed_model(source, is_fused=is_fused)
         except UnsupportedModelError as error:
             reason = f"{config.model_type} cannot run packed: {error}"
             if options.executor == "packed":

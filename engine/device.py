@@ -53,6 +53,11 @@ def choose_kv_dtype(options: Options, dtype: torch.dtype, device: torch.device) 
     return torch.float8_e4m3fn
 
 
+def choose_fusion(options: Options, device: torch.device) -> bool:
+    """Whether to fuse a model's layers: by default where each operation is a launch."""
+    return device.type == "cuda" if options.fuse is None else options.fuse
+
+
 def cpu_has_bf16() -> bool:
     """Whether the CPU multiplies bf16 in hardware (x86 AVX-512 or AMX, Arm)."""
     try:

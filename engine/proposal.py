@@ -44,30 +44,28 @@ def closest(
 
 
 def runs(function: Function, sample: Sample) -> bool:
-    try:
-        _outputs(function, sample)
-    except Exception:  # whatever model code may raise on input that it was not made for
-        return False
-    return True
+    return _outputs(function, sample) is not None
 
 
 def _error(own: Function, candidate: Function, sample: Sample) -> float:
-    """In tolerances, of the worst row; infinite for a wrong shape or type, NaN or an exception."""
-    if not (runs(own, sample) and runs(candidate, sample)):
-        return float("inf")
+    """In tolerances, of the worst row; infinite for NaN, an exception, another shape or type."""
     expected, got = _outputs(own, sample), _outputs(candidate, sample)
+    if expected is None or got is None:
+        return float("inf")
     kinds = [[(each.shape, each.dtype) for each in outputs] for outputs in (expected, got)]
     if kinds[0] != kinds[1]:
         return float("inf")
     return max(_row_error(*pair) for pair in zip(expected, got, strict=True))
 
 
-def _outputs(function: Function, sample: Sample) -> tuple[Tensor, ...]:
-    result = function(*(each.clone() for each in sample))  # some work in place
+def _outputs(function: Function, sample: Sample) -> tuple[Tensor, ...] | None:
+    """None where it raises, or returns what is no tensor."""
+    try:
+        result = function(*(each.clone() for each in sample))  # some work in place
+    except Exception:  # whatever model code may raise on input that it was not made for
+        return None
     outputs = result if isinstance(result, tuple) else (result,)
-    if not all(isinstance(each, Tensor) for each in outputs):
-        raise TypeError("outputs that are no tensors cannot be compared")
-    return outputs
+    return outputs if all(isinstance(each, Tensor) for each in outputs) else None
 
 
 def _row_error(expected: Tensor, got: Tensor) -> float:

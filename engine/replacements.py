@@ -113,11 +113,9 @@ def rotary(layer: nn.Module, elementwise: Elementwise, dtype: torch.dtype) -> Pr
         elementwise.rotary(*by_token, cos[0], sin[0], cos_parts * cos.shape[-1])
         return query, key
 
-    def install(candidate: Any) -> Mapping[nn.Module, Function]:
-        cos_parts = candidate.keywords["cos_parts"]
-
+    def install(candidate: Function) -> Mapping[nn.Module, Function]:
         def rotate_or_not(*arguments: Tensor, **keywords: Any) -> Any:
-            fits = not keywords and _rotates_in_place(arguments, cos_parts)
+            fits = not keywords and _rotates_in_place(arguments)
             return (candidate if fits else own)(*arguments, **keywords)
 
         return {layer: _with_global(layer, ROTARY, rotate_or_not)}
@@ -155,16 +153,14 @@ def _activation_name(own: Function, elementwise: Elementwise, device: torch.devi
     return None if same is None else same.keywords["name"]
 
 
-def _rotates_in_place(arguments: tuple[Tensor, ...], cos_parts: int) -> bool:
+def _rotates_in_place(arguments: tuple[Tensor, ...]) -> bool:
     """Whether the kernel computes such a call; model code has others of the same name."""
     if len(arguments) != 4 or [each.ndim for each in arguments] != [4, 4, 3, 3]:
         return False
-    query, key, cos, _ = arguments
     return (
         all(each.shape[0] == 1 and each.stride(-1) == 1 for each in arguments)
         and len({each.dtype for each in arguments}) == 1
-        and cos_parts * cos.shape[-1] <= min(query.shape[-1], key.shape[-1])
-        and all(each.shape[1] == 1 or each.stride(1) > 0 for each in (query, key))
+        and all(each.shape[1] == 1 or each.stride(1) > 0 for each in arguments[:2])
     )
 
 

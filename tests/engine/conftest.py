@@ -1,10 +1,14 @@
-"""Tiny models, built once a session."""
+"""Tiny models, built once a session, and what watches them."""
 
 from __future__ import annotations
+
+from collections import Counter
+from dataclasses import fields
 
 import pytest
 import torch
 
+from engine.elementwise import Elementwise, make_elementwise
 from tests.engine.tiny_models import save_tiny_model
 
 
@@ -14,3 +18,22 @@ def tiny_model(tmp_path_factory):
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("models")
     return lambda architecture: save_tiny_model(architecture, folder)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often each elementwise function ran, as the models see them."""
+    counts, own = Counter(), make_elementwise(torch.device("cpu"))
+
+    def watched(name, function):
+        def call(*arguments, **options):
+            counts[name] += 1
+            return function(*arguments, **options)
+
+        return call
+
+    watching = Elementwise(
+        **{each.name: watched(each.name, getattr(own, each.name)) for each in fields(own)}
+    )
+    monkeypatch.setattr("engine.fusion.make_elementwise", lambda device: watching)
+    return counts
