@@ -63,9 +63,8 @@ class PackedExecutor:
             return FinishedStep({})
         parts = [self._submit(part) for part in in_parts(plan, MAX_SCORED_ROWS)]
         chunks = [chunk for part in parts for chunk in part.sampled]
-        if chunks:
-            self._newest = torch.cat([part.token_ids for part in parts])
-            self._newest_rows = {chunk.sequence.id: row for row, chunk in enumerate(chunks)}
+        self._newest = torch.cat([part.token_ids for part in parts])
+        self._newest_rows = {chunk.sequence.id: row for row, chunk in enumerate(chunks)}
         return _PackedStep(parts)
 
     def _submit(self, plan: StepPlan) -> _Part:

@@ -72,13 +72,12 @@ def _end_tokens(row: Row, vocab_size: int) -> Iterator[tuple[int, int]]:
 
 def _bad_words(row: Row) -> Iterator[tuple[int, int]]:
     """The last token of each word whose others end the answer so far, as far as it is known."""
-    start, end = row.sequence.num_prompt_tokens, row.num_tokens - 1
+    end = row.num_tokens - 1
     for word in row.params.bad_words:
         assert not isinstance(word, str), "refused by the engine"
         if len(word) == 1:
             yield ANY, word[0]
         elif len(word) - 1 <= row.num_generated:
             before = list(word[:-2])
-            known = row.sequence.token_ids[max(start, end - len(before)) : end]
-            if known == before:
+            if row.sequence.token_ids[end - len(before) : end] == before:
                 yield word[-2], word[-1]

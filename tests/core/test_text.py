@@ -259,6 +259,8 @@ def test_bad_words_as_tokens(byte_level, metaspace, spaced):
     assert ids(byte_level, "to") == ids(byte_level, " to") == ((to,), (spaced_to,))
     assert ids(byte_level, "to", (9, 9)) == ((to,), (spaced_to,), (9, 9))
     assert ids(byte_level, " ") == (tuple(byte_level.encode(" ")),)
+    assert len(byte_level.encode(" z")) == 2
+    assert ids(byte_level, "z") == (tuple(byte_level.encode("z")),), "of other lengths"
     assert ids(metaspace, "to") == (tuple(metaspace.encode("to")),), "both spellings are one"
     assert ids(spaced, "b") == ((1,),)
     params = SamplingParams(bad_words=((1, 2),))

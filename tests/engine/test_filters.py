@@ -112,6 +112,11 @@ def test_equals_are_kept_together(monkeypatch, params, short_k):
     assert kept(logits, **params).tolist() == [[False, True, True, True, False, True]]
 
 
+def test_what_is_no_number_or_impossible_weighs_nothing():
+    weights = filters.weigh(torch.tensor([float("nan"), 0.0, float("-inf")]))
+    assert weights.tolist() == [0, filters.WEIGHT_OF_ONE, 0]
+
+
 def mixed_rows():
     """Every combination of some values of all filters, each row with a seed of its own."""
     values = itertools.product(

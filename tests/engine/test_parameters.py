@@ -193,6 +193,16 @@ def test_a_step_holds_logits_of_few_rows(tiny_model, monkeypatch):
     assert max(seen) == 8
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_scores_of_a_prompt_cost_no_step(tiny_model, monkeypatch, overlaps):
+    llm, steps = LLM(tiny_model("llama"), async_scheduling=overlaps, **SMALL), []
+    step = llm._engine.step
+    monkeypatch.setattr(llm._engine, "step", lambda now: (steps.append(now), step(now))[1])
+    for scored in (None, 1):
+        answers(llm, [([3] * 35, params(prompt_logprobs=scored))])
+    assert len(steps) == 2 * (4 + 13 + overlaps)
+
+
 @pytest.fixture(scope="module")
 def llm(tiny_model):
     return LLM(tiny_model("llama"), **SMALL)
@@ -224,6 +234,10 @@ def test_truncation_keeps_the_end_of_the_prompt(llm):
     truncated = answer(llm, long, temperature=0, truncate_prompt_tokens=5)
     assert truncated.prompt_token_ids == long[-5:]
     assert truncated.outputs[0] == answer(llm, long[-5:], temperature=0).outputs[0]
+    id = llm._engine.add(long, params(truncate_prompt_tokens=5), 0.0)
+    [waiting] = llm._engine.strategy.waiting
+    assert waiting.token_ids == long[-5:], "also without the offline class"
+    llm._engine.abort(id)
     limit = llm.facts.max_model_len
     over = [1 + n % 90 for n in range(limit + 7)]
     with pytest.raises(RequestError, match="max_model_len"):

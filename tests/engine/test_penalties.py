@@ -126,6 +126,22 @@ def test_counts_kept_from_step_to_step_equal_counts_made_anew():
             each.append(Sampled((rng.randrange(1, VOCABULARY),), (0.0,)))
 
 
+def test_the_order_of_writes_does_not_matter(monkeypatch):
+    """A device writes to one place twice in any order: the newest token may be there already."""
+    sequences = random_sequences(18, repetition_penalty=1.2, frequency_penalty=0.4)
+    for each in sequences:
+        each.append(Sampled((each.token_ids[0],), (0.0,)))
+    logits = random_logits(18)
+    expected = changed([Penalties()], logits, sequences)
+    scatter = torch.Tensor.scatter_
+
+    def backwards(self, dim, index, source):
+        return scatter(self, dim, index.flip(0), source.flip(0))
+
+    monkeypatch.setattr(torch.Tensor, "scatter_", backwards)
+    assert torch.equal(changed([Penalties()], logits, sequences), expected)
+
+
 def test_what_is_kept_of_a_sequence_goes_with_it():
     penalties, edits = Penalties(), Edits()
     one = sequence_of([1, 2], [3], repetition_penalty=2.0, logit_bias={1: 1.0})
