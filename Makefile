@@ -5,8 +5,9 @@ PROPERTIES ?= serving.properties
 BIN := .venv/bin
 GPU_PYTHON ?= $(BIN)/python
 TRITON_FLOOR := 3.6.0
+EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
-.PHONY: help setup serve test check kernels gpu format docs clean
+.PHONY: help setup serve test check variants kernels gpu format docs clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -29,10 +30,11 @@ check: setup  ## Lint, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-kernels: setup .triton-$(TRITON_FLOOR)/installed  ## Compile every kernel variant for every GPU, with two Tritons
-	LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kernels $(ARGS)
-	LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 PYTHONPATH=.triton-$(TRITON_FLOOR) \
-		$(BIN)/python -m pytest tests/kernels $(ARGS)
+variants: setup  ## Compile every kernel variant for every GPU and check the code (ARGS='-k prefill-256')
+	$(EVERY_VARIANT) tests/kernels/test_*compile.py $(ARGS)
+
+kernels: variants .triton-$(TRITON_FLOOR)/installed  ## variants, then all of it and every kernel test with the oldest Triton
+	PYTHONPATH=.triton-$(TRITON_FLOOR) $(EVERY_VARIANT) tests/kernels $(ARGS)
 
 .triton-$(TRITON_FLOOR)/installed: .venv/installed  # the oldest supported, beside the pinned one
 	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) triton==$(TRITON_FLOOR)
