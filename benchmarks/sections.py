@@ -29,7 +29,7 @@ SECTIONS = {
     "elementwise": Section("Norms, gated activation, rotary embedding", "elementwise", 10),
     "flex": Section("FlexAttention over its own pages of 128", "flex", 35),
     "splits": Section("Decode by number of splits", "splits", 15),
-    "sweep": Section("Configurations", "sweep", 45),
+    "sweep": Section("Configurations", "sweep", 35),
     "serve": Section(
         "50 clients at once, end to end",
         "serve",

@@ -36,8 +36,8 @@ def test_same_tokens_as_on_torch(architecture, fuse, tmp_path, monkeypatch):
     expected = answers(tmp_path)
     backends = []
 
-    def triton(device, shapes, block_size):
-        backends.append(TritonBackend(num_processors=4))
+    def triton(device, shapes, block_size, max_model_len):
+        backends.append(TritonBackend(4, max_model_len))
         return backends[-1], ()
 
     monkeypatch.setattr("engine.build.make_backend", triton)
