@@ -40,7 +40,7 @@ class Imitation:
 
 def with_graphs(path, *, max_rows=4, **options):
     """An LLM whose decode steps run through graphs of up to `max_rows`."""
-    llm = LLM(path, dtype="fp32", block_size=4, **options)
+    llm = LLM(path, block_size=4, **{"dtype": "fp32"} | options)
     executor, recorder = llm._engine._executor, Imitation()
     graphs = DecodeGraphs(
         executor._model,
@@ -204,3 +204,23 @@ def test_memory_does_not_grow(tiny_model):
         return len(held), len(llm._engine._executor._inputs._tables)
 
     assert tensors_after(2) == tensors_after(6)
+
+
+def test_logprobs_in_bf16_are_near_those_in_fp32(tiny_model):
+    """Overlapped, through graphs; a bias forces the same tokens on both, and no logprob sees it."""
+    params = SamplingParams(
+        temperature=0, max_tokens=NUM_NEW, ignore_eos=True, logit_bias={7: 1e5}, logprobs=0
+    )
+
+    def logprobs(llm):
+        outputs = llm.generate(prompts(), params, use_tqdm=False)
+        return torch.tensor(
+            [[place[7].logprob for place in each.outputs[0].logprobs] for each in outputs]
+        )
+
+    path = tiny_model("llama")
+    low, recorder = with_graphs(path, max_rows=6, dtype="bf16", async_scheduling=True)
+    found, exact = logprobs(low), logprobs(LLM(path, dtype="fp32", block_size=4))
+    assert recorder.num_replays >= NUM_NEW - 1
+    assert not torch.equal(found, exact), "bf16 must be what is computed"
+    torch.testing.assert_close(found, exact, atol=0.15, rtol=0)
