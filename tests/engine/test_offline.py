@@ -111,6 +111,12 @@ def test_a_stop_text_ends_one_answer_of_several(llm):
     outputs = llm.generate("x", stopped, use_tqdm=False)[0].outputs
     assert [each.text for each in outputs] == [texts[0], texts[1][: texts[1].index(stop)], texts[2]]
     assert [each.finish_reason for each in outputs] == ["length", "stop", "length"]
+    ended = set()
+    for new in llm.stream("x", stopped):
+        ended |= {new.index} if new.finish_reason else set()
+        if ended == {1}:
+            assert llm._engine.strategy.num_running == 2, "nothing more is computed of it"
+    assert ended == {0, 1, 2}
     assert idle(llm)
 
 

@@ -100,6 +100,16 @@ def test_one_answer_can_be_dropped_alone(batching):
     assert 0 not in heard
 
 
+def test_no_beam_is_dropped_alone():
+    """They are no answers yet."""
+    strategy = strategy_of("paged")
+    strategy.add(request_of(Arrival(0, 5, 8, params={"num_beams": 3}), 0))
+    assert not strategy.abort(0, index=0)
+    assert strategy.has_work()
+    assert strategy.abort(0)
+    assert not strategy.has_work()
+
+
 def test_a_failed_step_ends_all_answers_with_one_word():
     strategy = strategy_of("continuous", max_sequences=2)
     strategy.add(request_of(samples(3), 0))
