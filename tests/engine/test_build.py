@@ -10,6 +10,7 @@ import torch
 from core.errors import ConfigurationError, RequestError
 from core.options import Options
 from engine import LLM, SamplingParams
+from engine.attention_backend import TorchBackend
 from engine.device import (
     check_tensor_parallel,
     choose_device,
@@ -154,6 +155,23 @@ def test_ready_means_that_a_forward_has_passed(llama, monkeypatch):
     monkeypatch.setattr("engine.packed.PackedExecutor.submit", fail)
     with pytest.raises(ConfigurationError, match=r"cannot answer: RuntimeError: no kernel image"):
         LLM(llama)
+
+
+@pytest.mark.parametrize(
+    ("options", "moves"),
+    [
+        ({}, ["gather_blocks", "scatter_blocks", "copy_blocks"]),
+        ({"preemption_mode": "recompute"}, ["copy_blocks"]),
+        ({"block_size": 64, "num_kv_blocks": 1, "swap_space_gib": 0}, []),
+    ],
+)
+def test_ready_means_that_blocks_can_be_moved(llama, monkeypatch, options, moves):
+    """So that no request waits for those kernels to be compiled."""
+    called = []
+    for name in ("copy_blocks", "gather_blocks", "scatter_blocks"):
+        monkeypatch.setattr(TorchBackend, name, lambda *_, name=name: called.append(name))
+    LLM(llama, **options)
+    assert called == moves
 
 
 def test_low_precision_alone_is_no_reason_to_refuse(llama, monkeypatch):
