@@ -26,7 +26,8 @@ class Answers:
     """The `n` answers to one prompt, each told to its own end.
 
     With `best_of` more are sampled and the likeliest told. They are ranked here and not by the
-    engine, which does not know where a stop text has cut an answer.
+    engine, which does not know where a stop text has cut an answer. Scores of the prompt, where
+    they are wanted, come before all else: an answer that is quicker than they are waits.
     """
 
     def __init__(
@@ -45,6 +46,10 @@ class Answers:
         ]
         self.prompt_scores: list[TopLogprobs] = []
         """Of the prompt's tokens from the second on, where the request wants `prompt_logprobs`."""
+        wants_scores = params.prompt_logprobs is not None
+        self._num_scores = len(prompt_token_ids) - 1 if wants_scores else 0
+        self._early: list[News] = []
+        """What came before the last of the scores."""
 
     @property
     def num_open(self) -> int:
@@ -70,6 +75,17 @@ class Answers:
         What still comes of an answer that a stop text has ended is dropped.
         """
         self.prompt_scores += output.prompt
+        self._early += self._new(output)
+        if len(self.prompt_scores) < self._num_scores:
+            return []
+        news, self._early = self._early, []
+        return news
+
+    def stopped_by_text(self, output: Output | Generated) -> bool:
+        """Whether the answer has ended without the engine, which must be told to abort it."""
+        return output.finish is None and self._sampled[output.index].finish is not None
+
+    def _new(self, output: Output | Generated) -> list[News]:
         answer = self._sampled[output.index]
         if answer.finish is not None:
             return []
@@ -80,7 +96,3 @@ class Answers:
         if self.num_open:
             return []
         return [News(rank, each.tokens, each.finish) for rank, each in enumerate(self.told)]
-
-    def stopped_by_text(self, output: Output | Generated) -> bool:
-        """Whether the answer has ended without the engine, which must be told to abort it."""
-        return output.finish is None and self._sampled[output.index].finish is not None

@@ -65,6 +65,18 @@ def test_scores_of_the_prompt_are_no_news(byte_level):
     assert answers.prompt_scores == [score, score]
 
 
+def test_what_is_quicker_than_the_scores_of_the_prompt_waits(byte_level):
+    """A second sample may find in the cache what the first computes again to score it."""
+    params, score = SamplingParams(n=2, prompt_logprobs=0), TopLogprobs(-1.0, 1, (), ())
+    answers = Answers(params, byte_level, byte_level.encode("xyz"))
+    assert answers.push(said(byte_level, 1, "quick", finish=Finish.EOS)) == []
+    assert answers.push(Output(0, (), (), None, prompt=(score,))) == []
+    (id,) = byte_level.encode("a")
+    news = answers.push(Output(0, (id,), (-1.0,), Finish.EOS, prompt=(score,)))
+    assert texts(news) == [("quick", Finish.EOS), ("a", Finish.EOS)]
+    assert answers.num_open == 0
+
+
 def test_without_a_tokenizer_there_are_tokens_alone():
     answers = Answers(SamplingParams(), None)
     (news,) = answers.push(Output(0, (5, 6), (-1.0, -2.0), Finish.LENGTH))
