@@ -1,0 +1,90 @@
+"""Lengths of requests: from a trace, or synthetic ones where there is none at hand."""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+
+COLUMNS = ("ContextTokens", "GeneratedTokens")
+"""Beside TIMESTAMP, those of Azure's public traces of language model inference (2023)."""
+TIME = "TIMESTAMP"
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of one request, in tokens."""
+
+    prompt: int
+    generated: int
+
+    def fits(self, max_length: int) -> bool:
+        return min(self.prompt, self.generated) > 0 and self.prompt + self.generated <= max_length
+
+
+SHAREGPT = Lengths(161, 338)
+ALPACA = Lengths(19, 58)
+"""Means of these two data sets in the PagedAttention paper (its figure 11)."""
+
+
+def read_trace(path: Path, count: int, max_length: int) -> list[Lengths]:
+    """The first `count` requests that fit into `max_length` tokens.
+
+    Raises ValueError for a file without the columns.
+    """
+    return _fitting((_lengths(row) for row in _rows(path, COLUMNS)), count, max_length)
+
+
+def read_timed_trace(path: Path) -> list[tuple[float, Lengths]]:
+    """Every request, with its seconds since the first one, in order of time.
+
+    Raises ValueError for a file without the columns, without rows, or with a bad one.
+    """
+    rows = [(_time(row[TIME]), _lengths(row)) for row in _rows(path, (TIME, *COLUMNS))]
+    if not rows:
+        raise ValueError(f"{path} has no rows")
+    rows.sort(key=lambda row: row[0])
+    start = rows[0][0]
+    return [((time - start).total_seconds(), lengths) for time, lengths in rows]
+
+
+def synthetic_lengths(
+    count: int, max_length: int, seed: int = 0, means: Lengths = SHAREGPT
+) -> list[Lengths]:
+    """Log-normal lengths with these means, of which those beyond `max_length` are left out."""
+    rng = random.Random(seed)
+
+    def drawn(mean: float) -> int:
+        return max(1, round(mean * rng.lognormvariate(0, 1) / math.sqrt(math.e)))
+
+    return _fitting(
+        (Lengths(drawn(means.prompt), drawn(means.generated)) for _ in range(100 * count)),
+        count,
+        max_length,
+    )
+
+
+def _rows(path: Path, columns: Iterable[str]) -> Iterator[dict[str, str]]:
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        if missing := set(columns) - set(reader.fieldnames or ()):
+            raise ValueError(f"{path} has no column {', '.join(sorted(missing))}")
+        yield from reader
+
+
+def _lengths(row: dict[str, str]) -> Lengths:
+    return Lengths(int(row[COLUMNS[0]]), int(row[COLUMNS[1]]))
+
+
+def _time(text: str) -> datetime:
+    """Azure's have seven digits after the point, one more than Python reads."""
+    return datetime.fromisoformat(text.strip()[:26])
+
+
+def _fitting(rows: Iterable[Lengths], count: int, max_length: int) -> list[Lengths]:
+    return list(islice((row for row in rows if row.fits(max_length)), count))

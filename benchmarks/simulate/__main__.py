@@ -1,0 +1,155 @@
+"""`python -m benchmarks.simulate`: which request rate each strategy sustains, on a simulated clock.
+
+The real strategies and memory managers run over a cost model of one step: weights and K/V over
+bandwidth, FLOPs over rate, and a fixed overhead. No model and no GPU takes part, and no speed is
+measured: an hour of requests takes seconds.
+
+Without --rate it looks for the highest rate at which the mean normalised latency, end-to-end
+latency over length of the answer, stays within --bound, as the figures of the PagedAttention paper
+do (SOSP 2023); with it, every system serves that rate. docs/benchmarks.md says how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from tqdm import tqdm
+
+from benchmarks.lengths import read_timed_trace
+from benchmarks.simulate.arguments import MEANS, make_parser
+from benchmarks.simulate.calibration import CalibrationError, calibrated
+from benchmarks.simulate.comparison import (
+    WHY_DIFFERENT,
+    Progress,
+    Row,
+    Task,
+    as_json,
+    compare,
+    replay,
+)
+from benchmarks.simulate.cost import GPUS, MODELS, Efficiency, Hardware
+from benchmarks.simulate.system import Setup
+from benchmarks.simulate.table import table
+from benchmarks.simulate.traffic import Prefixes, Synthetic, Trace, Traffic
+
+PAPER_SETUPS = (
+    ("opt-13b", "a100-40gb", 1),
+    ("opt-66b", "a100-40gb", 4),
+    ("opt-175b", "a100-80gb", 8),
+)
+
+
+def main() -> None:
+    parser = make_parser(__doc__ or "")
+    options = parser.parse_args()
+    try:
+        results = [_run(hardware, options) for hardware in _hardware(options)]
+    except (ValueError, OSError, CalibrationError) as error:
+        parser.error(str(error))
+    print(WHY_DIFFERENT)
+    if options.json is not None:
+        settings = {name: str(value) for name, value in vars(options).items()}
+        options.json.write_text(
+            json.dumps({"simulation": True, "settings": settings, "results": results}, indent=1)
+            + "\n"
+        )
+
+
+def _run(hardware: Hardware, options: argparse.Namespace) -> dict[str, object]:
+    """One table, printed; and as JSON."""
+    if not 0 <= options.prefix_tokens < options.max_length - 1:
+        raise ValueError("--prefix-tokens must leave room for a prompt within --max-length")
+    traffic = _traffic(options)
+    task = Task(
+        setup=Setup(
+            hardware=hardware,
+            max_length=options.max_length,
+            max_sequences=options.max_sequences,
+            max_step_tokens=options.max_step_tokens,
+            caches_prefixes=options.prefix_tokens > 0,
+        ),
+        traffic=traffic,
+        duration_s=options.duration,
+        systems=options.systems,
+        num_machines=options.machines,
+        router=options.router,
+    )
+    rate = options.rate
+    if rate == "trace":
+        if not isinstance(traffic, Trace):
+            raise ValueError("--rate trace needs --trace")
+        rate = traffic.rate
+    rows = _rows(task, None if rate is None else float(rate), options.bound)
+    title = _title(task, options)
+    print("\n".join([title, "", *table(rows, is_knee=rate is None), ""]), flush=True)
+    return {
+        "title": title,
+        "kv_tokens": hardware.num_kv_tokens,
+        "efficiency": dataclasses.asdict(hardware.efficiency),
+        "rows": as_json(rows),
+    }
+
+
+def _rows(task: Task, rate: float | None, bound: float) -> list[Row]:
+    with tqdm(total=round(task.duration_s), unit="s", desc="simulated") as bar:
+        progress = _progress(bar)
+        return compare(task, bound, progress) if rate is None else replay(task, rate, progress)
+
+
+def _progress(bar: tqdm) -> Progress:
+    """The bar shows the simulated seconds of the run under way, which may go on after the last
+    arrival."""
+
+    def show(name: str, now: float) -> None:
+        bar.desc = name + ": "
+        bar.n = min(round(now), bar.total)
+        bar.update(0)
+
+    return show
+
+
+def _title(task: Task, options: argparse.Namespace) -> str:
+    source = options.trace.name if options.trace else f"{options.lengths}-like lengths, Poisson"
+    hardware, efficiency = task.setup.hardware, task.setup.hardware.efficiency
+    fleet = f", {task.num_machines} machines, {task.router}" if task.num_machines > 1 else ""
+    left_out = getattr(task.traffic, "num_left_out", 0)
+    left = (
+        f" ({left_out} requests of over {options.max_length} tokens left out)" if left_out else ""
+    )
+    return (
+        f"SIMULATION: {hardware.name}{fleet}; {hardware.num_kv_tokens} tokens of K/V; "
+        f"{source}{left}, {task.duration_s:g} s, seed {options.seed}; "
+        f"{efficiency.bandwidth:.0%} of bandwidth, {efficiency.flops:.0%} of FLOP/s, "
+        f"{efficiency.overhead_s * 1e3:.3g} ms a step"
+        + ("" if options.rate else f"; bound {options.bound:g} s/token")
+    )
+
+
+def _hardware(options: argparse.Namespace) -> list[Hardware]:
+    assumed = Efficiency(
+        bandwidth=options.bandwidth_efficiency,
+        flops=options.flops_efficiency,
+        overhead_s=options.overhead_ms / 1e3,
+    )
+    named = [(options.model, options.gpu, options.gpus)]
+    found: list[Hardware] = []
+    for model, gpu, count in PAPER_SETUPS if options.paper else named:
+        hardware = Hardware(MODELS[model], GPUS[gpu], count, assumed)
+        if options.calibrate is not None:
+            efficiency = calibrated(options.calibrate, hardware)
+            hardware = Hardware(MODELS[model], GPUS[gpu], count, efficiency)
+        found.append(hardware)
+    return found
+
+
+def _traffic(options: argparse.Namespace) -> Traffic:
+    prefixes = Prefixes(options.prefixes, options.prefix_tokens)
+    if options.trace is None:
+        return Synthetic(MEANS[options.lengths], options.max_length, prefixes, options.seed)
+    return Trace(read_timed_trace(options.trace), options.max_length, prefixes, options.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The command line of the simulator."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.lengths import ALPACA, SHAREGPT
+from benchmarks.simulate.cost import GPUS, MODELS, Efficiency
+from benchmarks.simulate.router import ROUTERS
+from benchmarks.simulate.system import SYSTEMS
+
+MEANS = {"sharegpt": SHAREGPT, "alpaca": ALPACA}
+DEFAULT_SYSTEMS = [name for name in SYSTEMS if name != "none"]
+
+
+def make_parser(description: str) -> argparse.ArgumentParser:
+    assumed = Efficiency()
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.simulate",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    machine = parser.add_argument_group("machines")
+    machine.add_argument("--model", choices=MODELS, default="opt-13b", help="default: %(default)s")
+    machine.add_argument("--gpu", choices=GPUS, default="a100-40gb", help="default: %(default)s")
+    machine.add_argument(
+        "--gpus", type=_count, default=1, metavar="N",
+        help="GPUs of a machine, tensor-parallel at no cost of communication (default: 1)",
+    )  # fmt: skip
+    machine.add_argument("--machines", type=_count, default=1, metavar="N", help="default: 1")
+    machine.add_argument(
+        "--router", choices=ROUTERS, default="least-loaded", help="default: %(default)s"
+    )
+    machine.add_argument(
+        "--paper", action="store_true",
+        help="the paper's three setups, in place of --model, --gpu and --gpus",
+    )  # fmt: skip
+    machine.add_argument(
+        "--calibrate", type=Path, metavar="FILE",
+        help="efficiencies from gpu.json of `make gpu` on this GPU, or from results.json of a load "
+        "test of this model on this machine, in place of the next three",
+    )  # fmt: skip
+    machine.add_argument(
+        "--bandwidth-efficiency", type=_share, default=assumed.bandwidth, metavar="SHARE",
+        help="default: %(default)s, an assumption",
+    )  # fmt: skip
+    machine.add_argument(
+        "--flops-efficiency", type=_share, default=assumed.flops, metavar="SHARE",
+        help="default: %(default)s, an assumption",
+    )  # fmt: skip
+    machine.add_argument(
+        "--overhead-ms", type=float, default=assumed.overhead_s * 1e3, metavar="MS",
+        help="of each step (default: %(default)s, an assumption)",
+    )  # fmt: skip
+    _add_traffic(parser.add_argument_group("requests"))
+    systems = parser.add_argument_group("systems")
+    systems.add_argument(
+        "--systems", type=_systems, default=DEFAULT_SYSTEMS, metavar="NAME,...",
+        help=f"of {', '.join(SYSTEMS)} (default: all but none)",
+    )  # fmt: skip
+    systems.add_argument(
+        "--max-sequences", type=_count, default=256, metavar="N",
+        help="that run at once (default: 256)",
+    )  # fmt: skip
+    systems.add_argument(
+        "--max-step-tokens", type=_count, default=2048, metavar="N",
+        help="token budget of a step (default: 2048)",
+    )  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write everything there as well")
+    return parser
+
+
+def _add_traffic(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--trace", type=Path, metavar="CSV",
+        help="with columns TIMESTAMP, ContextTokens, GeneratedTokens; stretched to each rate",
+    )  # fmt: skip
+    group.add_argument(
+        "--lengths", choices=MEANS, default="sharegpt",
+        help="without a trace: log-normal, with that data set's means (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--duration", type=_positive, default=3600.0, metavar="SECONDS",
+        help="in which requests arrive (default: an hour)",
+    )  # fmt: skip
+    group.add_argument(
+        "--rate", type=_rate, metavar="R",
+        help="requests per second of the whole fleet, or `trace` for the trace's own",
+    )  # fmt: skip
+    group.add_argument(
+        "--bound", type=_positive, default=0.5, metavar="S",
+        help="mean normalised latency that is sustained, in seconds per token (default: 0.5)",
+    )  # fmt: skip
+    group.add_argument("--seed", type=int, default=0, help="default: 0")
+    group.add_argument(
+        "--max-length", type=_count, default=2048, metavar="TOKENS",
+        help="of prompt and answer; requests beyond are left out (default: 2048)",
+    )  # fmt: skip
+    group.add_argument(
+        "--prefixes", type=_count, default=1, metavar="N",
+        help="how many different beginnings prompts have (default: 1)",
+    )  # fmt: skip
+    group.add_argument(
+        "--prefix-tokens", type=int, default=0, metavar="TOKENS",
+        help="length of such a beginning, on top of the prompt; above 0 paged caches prefixes "
+        "(default: 0)",
+    )  # fmt: skip
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
+def _share(text: str) -> float:
+    value = _positive(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError("must be at most 1")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _rate(text: str) -> float | str:
+    return text if text == "trace" else _positive(text)
+
+
+def _systems(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in SYSTEMS]:
+        raise argparse.ArgumentTypeError(f"no such system: {', '.join(unknown)}")
+    return names

@@ -1,0 +1,152 @@
+"""How long a step takes, by arithmetic: a roofline of one machine, and a fixed overhead.
+
+```
+seconds = max(bytes / bandwidth, FLOPs / rate) + overhead
+bytes   = every weight once, and K and V of every token that is attended to
+FLOPs   = 2 a parameter and token, and 4 a layer, channel and pair of query and key
+```
+
+Tensor parallelism is idealised: so many GPUs have so many times the memory, bandwidth and FLOP/s of
+one, and what they say to each other takes no time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIB = 2**30
+BYTES_PER_VALUE = 2
+"""Weights, K and V are fp16 or bf16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What of a dense decoder decides how much it moves and computes."""
+
+    name: str
+    num_parameters: float
+    num_layers: int
+    attention_width: int
+    """Query heads times head dim."""
+    kv_width: int
+    """KV heads times head dim."""
+
+    @property
+    def weight_bytes(self) -> float:
+        return self.num_parameters * BYTES_PER_VALUE
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return 2 * self.num_layers * self.kv_width * BYTES_PER_VALUE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """As its maker's data sheet has it."""
+
+    name: str
+    memory_gib: float
+    bandwidth: float
+    """Bytes per second."""
+    flops: float
+    """FLOP/s of dense bf16 products on tensor cores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """How much of a data sheet is reached. The defaults are assumptions; see calibration.py."""
+
+    bandwidth: float = 0.8
+    flops: float = 0.6
+    overhead_s: float = 0.003
+    """Of every step: the host, launches, sampling; what does not depend on the batch."""
+
+
+class Hardware:
+    """One machine: a model on so many GPUs."""
+
+    def __init__(
+        self,
+        model: ModelShape,
+        gpu: Gpu,
+        num_gpus: int = 1,
+        efficiency: Efficiency | None = None,
+        memory_utilization: float = 0.9,
+    ) -> None:
+        """memory_utilization: the share of the memory for weights and K/V, 0.9 as in vLLM."""
+        self.model, self.gpu, self.num_gpus = model, gpu, num_gpus
+        self.efficiency = efficiency or Efficiency()
+        usable = num_gpus * gpu.memory_gib * GIB * memory_utilization
+        self.num_kv_tokens = int((usable - model.weight_bytes) // model.kv_bytes_per_token)
+        """Token slots of KV memory; not positive where the weights do not fit."""
+        bandwidth = num_gpus * gpu.bandwidth * self.efficiency.bandwidth
+        flops = num_gpus * gpu.flops * self.efficiency.flops
+        self._weights_s = model.weight_bytes / bandwidth
+        self._kv_token_s = model.kv_bytes_per_token / bandwidth
+        self._token_s = 2 * model.num_parameters / flops
+        self._pair_s = 4 * model.num_layers * model.attention_width / flops
+
+    @property
+    def name(self) -> str:
+        gpus = self.gpu.name if self.num_gpus == 1 else f"{self.num_gpus} x {self.gpu.name}"
+        return f"{self.model.name} on {gpus}"
+
+    def step_s(self, num_tokens: int, num_pairs: int, num_kv_tokens: int) -> float:
+        """Seconds of a step over `num_tokens`.
+
+        num_pairs: of a token and one that it attends to, itself included; num_kv_tokens: all that
+        is attended to, once for each sequence.
+        """
+        memory_s = self._weights_s + self._kv_token_s * num_kv_tokens
+        compute_s = self._token_s * num_tokens + self._pair_s * num_pairs
+        return max(memory_s, compute_s) + self.efficiency.overhead_s
+
+    def decode_s(self, num_sequences: int, num_kv_tokens: int) -> float:
+        """Seconds of a step with a token of each sequence."""
+        return self.step_s(num_sequences, num_kv_tokens, num_kv_tokens)
+
+
+def num_pairs(start: int, length: int) -> int:
+    """Pairs of query and key where positions `start : start + length` are computed."""
+    return length * start + length * (length + 1) // 2
+
+
+def _opt(name: str, num_layers: int, width: int) -> ModelShape:
+    """A model of the OPT paper's table 1 (arXiv 2205.01068); embeddings: 50,272 tokens, 2,050
+    positions; biases and norms, a thousandth, are left out."""
+    return ModelShape(
+        name=name,
+        num_parameters=12 * num_layers * width**2 + (50_272 + 2_050) * width,
+        num_layers=num_layers,
+        attention_width=width,
+        kv_width=width,
+    )
+
+
+MODELS = {
+    each.name: each
+    for each in (
+        ModelShape(  # its config.json; benchmarks/shapes.py
+            name="llama-2-7b",
+            num_parameters=6.738e9,
+            num_layers=32,
+            attention_width=4096,
+            kv_width=4096,
+        ),
+        _opt("opt-13b", 40, 5120),
+        _opt("opt-66b", 64, 9216),
+        _opt("opt-175b", 96, 12288),
+    )
+}
+GPUS = {
+    each.name: each
+    for each in (
+        # NVIDIA's data sheets; of A100, H100 and H200 the SXM forms. Their GB of memory are GiB.
+        Gpu(name="a10g", memory_gib=24, bandwidth=600e9, flops=70e12),
+        Gpu(name="a100-40gb", memory_gib=40, bandwidth=1555e9, flops=312e12),
+        Gpu(name="a100-80gb", memory_gib=80, bandwidth=2039e9, flops=312e12),
+        Gpu(name="l40s", memory_gib=48, bandwidth=864e9, flops=362e12),
+        Gpu(name="h100", memory_gib=80, bandwidth=3350e9, flops=989e12),
+        Gpu(name="h200", memory_gib=141, bandwidth=4800e9, flops=989e12),
+    )
+}

@@ -1,0 +1,95 @@
+"""Machines behind a router, and a stream of requests through them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.simulate.router import Router
+from benchmarks.simulate.system import Setup, System
+from benchmarks.simulate.tally import Figures, Tally
+from benchmarks.simulate.traffic import Arrival
+
+SLICE_S = 30.0
+"""Simulated seconds after the last arrival between two looks at whether it is all in vain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of a system under a traffic."""
+
+    figures: Figures
+    mean_batch: float
+    """Sequences of a step."""
+    num_preemptions: int
+    loads: tuple[int, ...]
+    """Requests that each machine got."""
+
+
+class Fleet:
+    """Serves a stream of requests once."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        system: System,
+        arrivals: Sequence[Arrival],
+        router: Router,
+        num_machines: int = 1,
+        *,
+        leaps: bool = True,
+    ) -> None:
+        self.tally = Tally(arrivals)
+        self.machines = [
+            setup.machine(system, self.tally, leaps=leaps) for _ in range(num_machines)
+        ]
+        self._arrivals = arrivals
+        self._router = router
+        self._received = [0] * num_machines
+
+    def run(
+        self,
+        bound: float = math.inf,
+        progress: Callable[[float], None] = lambda now: None,
+    ) -> Outcome | None:
+        """None as soon as it is certain that the mean normalised latency exceeds `bound`.
+
+        progress: is told the simulated time.
+        """
+        now = 0.0
+        for arrival in self._arrivals:
+            now = arrival.at_s
+            self._advance(now)
+            self._route(arrival)
+            if self.tally.least_normalized_latency(now) > bound:
+                return None
+            progress(now)
+        while not self.tally.is_answered():
+            now += SLICE_S
+            self._advance(now)
+            if self.tally.least_normalized_latency(now) > bound:
+                return None
+            progress(now)
+        outcome = self._outcome()
+        return outcome if outcome.figures.normalized_latency <= bound else None
+
+    def _advance(self, now: float) -> None:
+        for machine in self.machines:
+            machine.advance(now)
+
+    def _route(self, arrival: Arrival) -> None:
+        loads = [machine.load(arrival.at_s) for machine in self.machines]
+        chosen = self._router.choose(arrival, loads)
+        self._received[chosen] += 1
+        self.tally.begin(arrival)
+        self.machines[chosen].add(arrival)
+
+    def _outcome(self) -> Outcome:
+        num_steps = sum(machine.num_steps for machine in self.machines)
+        return Outcome(
+            self.tally.figures(),
+            sum(machine.num_sequence_steps for machine in self.machines) / num_steps,
+            sum(machine.num_preemptions for machine in self.machines),
+            tuple(self._received),
+        )

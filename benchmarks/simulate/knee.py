@@ -1,0 +1,42 @@
+"""The highest request rate that a system sustains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+Found = TypeVar("Found")
+
+LOWEST_RATE = 1 / 1024
+"""Requests per second below which nothing is looked for."""
+
+
+def highest_rate(
+    attempt: Callable[[float], Found | None], start: float = 1.0, precision: float = 0.03
+) -> tuple[float, Found] | None:
+    """The highest rate for which `attempt` finds something, and what; None: for none.
+
+    Doubles or halves from `start` on until the rate is bracketed, then bisects in the logarithm
+    until the bracket is narrower than `precision`, and returns its lower end.
+    """
+    low, high = start, start
+    found = attempt(start)
+    while found is None:
+        high, low = low, low / 2
+        if low < LOWEST_RATE:
+            return None
+        found = attempt(low)
+    while high <= low:
+        better = attempt(2 * low)
+        if better is None:
+            high = 2 * low
+        else:
+            low, found = 2 * low, better
+    while high / low > 1 + precision:
+        middle = (low * high) ** 0.5
+        better = attempt(middle)
+        if better is None:
+            high = middle
+        else:
+            low, found = middle, better
+    return low, found

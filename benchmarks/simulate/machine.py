@@ -1,0 +1,95 @@
+"""One machine: a strategy, what its steps cost, and a clock of its own."""
+
+from __future__ import annotations
+
+from benchmarks.simulate.cost import Hardware
+from benchmarks.simulate.executor import Executor, PackedExecutor
+from benchmarks.simulate.leap import is_quiet, leap
+from benchmarks.simulate.tally import Tally
+from benchmarks.simulate.traffic import Arrival
+from strategies.base import Strategy
+from strategies.paged import PagedStrategy
+
+
+class Machine:
+    """Runs step after step while it has requests. Time is simulated seconds."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        hardware: Hardware,
+        tally: Tally,
+        executor: Executor | None = None,
+        *,
+        leaps: bool = True,
+    ) -> None:
+        """leaps: take uneventful steps at once. The results are the same."""
+        self.strategy = strategy
+        self.clock = 0.0
+        """Where the last step ends: the earliest time at which another may begin."""
+        self.num_steps = 0
+        self.num_sequence_steps = 0
+        """Sequences of all steps."""
+        self._hardware = hardware
+        self._tally = tally
+        self._executor = executor or PackedExecutor(hardware)
+        self._leaps = leaps
+        self._is_quiet = False
+        """Whether the next step is sure to be like the last: decodes alone."""
+        self._num_unfinished = 0
+        self._num_ending = 0
+        """Answers that are complete when the last step ends."""
+
+    @property
+    def num_preemptions(self) -> int:
+        """Only `paged` takes memory back."""
+        return self.strategy.num_preemptions if isinstance(self.strategy, PagedStrategy) else 0
+
+    def load(self, now: float) -> int:
+        """Requests that are not answered by `now`, which `advance` has reached."""
+        return self._num_unfinished + (self._num_ending if now < self.clock else 0)
+
+    def add(self, arrival: Arrival) -> None:
+        """A request comes, after `advance` to its time. A step under way does not see it."""
+        if not self.strategy.has_work():
+            self.clock = max(self.clock, arrival.at_s)
+        if not self.strategy.waiting:
+            self._is_quiet = False
+        self.strategy.add(arrival.request())
+        self._num_unfinished += 1
+
+    def advance(self, until: float) -> None:
+        """Takes every step that begins before `until`; one at that very time is not planned yet."""
+        while self.strategy.has_work() and self.clock < until:
+            if self._is_quiet and self._leaps:
+                self._leap(until)
+            else:
+                self._step(until)
+
+    def _leap(self, until: float) -> None:
+        num_sequences = self.strategy.num_running
+        self.clock, steps = leap(self.strategy, self._hardware, self.clock, until)
+        self.num_steps += steps
+        self.num_sequence_steps += steps * num_sequences
+        if steps:
+            self._num_ending = 0
+        self._is_quiet = self.clock >= until
+
+    def _step(self, until: float) -> None:
+        plan = self.strategy.schedule(self.clock)
+        if plan is None:
+            wake_at = self.strategy.wake_at()
+            if wake_at is None or wake_at <= self.clock:
+                raise RuntimeError("requests wait that nothing will ever start")
+            self.clock = min(wake_at, until)
+            return
+        num_running = self.strategy.num_running
+        seconds, result = self._executor.run(plan)
+        self.clock += seconds
+        self.num_steps += 1
+        self.num_sequence_steps += len(plan.chunks)
+        outputs = self.strategy.commit(plan, result)
+        self._num_ending = sum(output.finish is not None for output in outputs)
+        self._num_unfinished -= self._num_ending
+        self._is_quiet = is_quiet(self.strategy, plan, num_running, self._num_ending)
+        self._tally.take(outputs, self.clock)

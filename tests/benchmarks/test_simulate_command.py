@@ -1,0 +1,105 @@
+"""`python -m benchmarks.simulate` from the outside."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from benchmarks.lengths import Lengths, read_timed_trace
+from benchmarks.simulate.__main__ import main
+from benchmarks.simulate.comparison import Row
+from benchmarks.simulate.table import table
+
+FAST = ["--duration", "10"]
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["simulate", *arguments])
+        main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def cells(text):
+    """Of each system: its row, by the columns' names."""
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
+
+
+def test_the_comparison(command, tmp_path):
+    out = tmp_path / "out.json"
+    text = command(*FAST, "--systems", "orca-max,paged", "--bound", "0.05", "--json", str(out))
+    assert text.startswith("SIMULATION: opt-13b on a100-40gb; ")
+    assert "no speed was measured" in text
+    found = cells(text)
+    assert list(found) == ["Orca (Max)", "paged"]
+    assert found["Orca (Max)"]["the paper, on ShareGPT"] == "2.7x to 8x"
+    assert float(found["Orca (Max)"]["paged over it"].rstrip("x")) > 1
+    written = json.loads(out.read_text())
+    assert written["simulation"] is True
+    [result] = written["results"]
+    for row in result["rows"]:
+        assert 0 < row["outcome"]["figures"]["normalized_latency"] <= 0.05
+
+
+def test_one_rate_on_a_fleet(command):
+    arguments = [*FAST, "--systems", "paged", "--rate", "4", "--machines", "3"]
+    arguments += ["--router", "prefix-aware", "--prefixes", "3", "--prefix-tokens", "64"]
+    text = command(*arguments)
+    assert ", 3 machines, prefix-aware; " in text
+    assert list(cells(text)) == ["paged"]
+    assert command(*arguments) == text
+
+
+def test_a_trace_at_its_own_rate(command, tmp_path):
+    trace = tmp_path / "trace.csv"
+    rows = [f"2023-11-16 18:00:{second:02}.1234567,{100 + second},5" for second in range(10)]
+    rows[3] = "2023-11-16 18:00:03,5000,5"
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    text = command(*FAST, "--systems", "paged", "--trace", str(trace), "--rate", "trace")
+    assert "trace.csv (1 requests of over 2048 tokens left out)" in text
+    assert float(cells(text)["paged"]["requests/s"]) == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_trace_is_read_in_order_of_time(tmp_path):
+    trace = tmp_path / "trace.csv"
+    header = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    trace.write_text(header + "2023-11-16 18:00:02.5,3,4\n2023-11-16 18:00:00.0000001,1,2\n")
+    assert read_timed_trace(trace) == [(0.0, Lengths(1, 2)), (2.5, Lengths(3, 4))]
+    trace.write_text(header)
+    with pytest.raises(ValueError, match="no rows"):
+        read_timed_trace(trace)
+    trace.write_text("ContextTokens,GeneratedTokens\n1,2\n")
+    with pytest.raises(ValueError, match="no column TIMESTAMP"):
+        read_timed_trace(trace)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--systems", "paged,vllm"], "no such system: vllm"),
+        (["--rate", "trace"], "--rate trace needs --trace"),
+        (["--model", "opt-175b", "--gpu", "a10g"], "take more GPUs"),
+        (["--rate", "0"], "must be above 0"),
+        (["--machines", "0"], "must be at least 1"),
+        (["--flops-efficiency", "1.5"], "must be at most 1"),
+        (["--calibrate", "nowhere.json"], "nowhere.json"),
+        (["--trace", "nowhere.csv"], "nowhere.csv"),
+        (["--prefix-tokens", "3000"], "--prefix-tokens"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(command, capsys, arguments, why):
+    with pytest.raises(SystemExit) as stopped:
+        command(*arguments)
+    assert stopped.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_system_that_sustains_nothing_says_so():
+    lines = table([Row("orca-max", 0.0, None)], is_knee=True)
+    assert "| none |" in lines[-1]
