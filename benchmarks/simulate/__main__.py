@@ -99,13 +99,16 @@ def _rows(task: Task, rate: float | None, bound: float) -> list[Row]:
 
 
 def _progress(bar: tqdm) -> Progress:
-    """The bar shows the simulated seconds of the run under way, which may go on after the last
-    arrival."""
+    """Shows the simulated seconds of the run under way, up to the end of arrivals."""
+    shown = ""
 
     def show(name: str, now: float) -> None:
-        bar.desc = name + ": "
-        bar.n = min(round(now), bar.total)
-        bar.update(0)
+        nonlocal shown
+        if name != shown:
+            shown = name
+            bar.reset()
+            bar.set_description(name)
+        bar.update(max(0, min(round(now), bar.total) - bar.n))
 
     return show
 

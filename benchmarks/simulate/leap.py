@@ -29,7 +29,7 @@ def is_quiet(strategy: Strategy, plan: StepPlan, num_running: int, num_ended: in
 
     num_running: of the plan; num_ended: answers that ended with it, which is committed.
     """
-    if len(plan.chunks) != num_running or num_running > strategy.limits.max_step_tokens:
+    if len(plan.chunks) != num_running:
         return False
     if not strategy.waiting:
         return all(chunk.samples for chunk in plan.chunks)
@@ -79,7 +79,8 @@ def _decode(memory: KVMemory, sequence: Sequence, steps: int) -> None:
     start = sequence.num_computed_tokens
     end = start + steps
     if isinstance(memory, PagedMemory) and -start % memory.block_size < steps:
-        assert memory.reserve([Span(sequence.id, start, end)]), "there was room"
+        has_blocks = memory.reserve([Span(sequence.id, start, end)])
+        assert has_blocks, "there was room"
     sampled = tokens(sequence, steps)
     sequence.token_ids += sampled.token_ids
     sequence.logprobs += sampled.logprobs
