@@ -32,7 +32,7 @@ def _cells(row: Row, paged: float, is_knee: bool) -> list[tuple[str, str]]:
             ("paged over it", ratio),
             ("the paper, on ShareGPT", PAPER.get(row.system, "")),
         ]
-    names = ["requests/s", "tokens/s", "s/token mean", "s/token p99", "TTFT p50 s", "TTFT p99 s",
+    names = ["answers/s", "tokens/s", "s/token mean", "s/token p99", "TTFT p50 s", "TTFT p99 s",
              "sequences a step", "preemptions"]  # fmt: skip
     if row.outcome is None:
         return cells + [(name, "-") for name in names]

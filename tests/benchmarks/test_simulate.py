@@ -7,12 +7,24 @@ import random
 import pytest
 
 from benchmarks.lengths import SHAREGPT, Lengths
-from benchmarks.simulate.cost import GIB, GPUS, MODELS, Efficiency, Gpu, Hardware, ModelShape
+from benchmarks.simulate.cost import (
+    GIB,
+    GPUS,
+    MODELS,
+    Efficiency,
+    Gpu,
+    Hardware,
+    ModelShape,
+    num_pairs,
+)
 from benchmarks.simulate.fleet import Fleet
 from benchmarks.simulate.knee import highest_rate
 from benchmarks.simulate.router import LeastLoaded, PrefixAware, RoundRobin
 from benchmarks.simulate.system import SYSTEMS, Setup
+from benchmarks.simulate.tally import Tally
 from benchmarks.simulate.traffic import Arrival, Prefixes, Synthetic, Trace
+from core.plan import Output
+from core.sampling import Finish
 
 TOY = ModelShape(
     name="toy", num_parameters=1e6, num_layers=1, attention_width=256, kv_width=256
@@ -120,7 +132,9 @@ def test_reservations_decide_who_runs_at_once():
 def test_a_long_prompt_is_bound_by_its_products():
     slow = Gpu(name="slow", memory_gib=0.01, bandwidth=1e12, flops=1e9)
     machine = Hardware(TOY, slow, 2, Efficiency(bandwidth=0.5, flops=0.5, overhead_s=0.25))
-    pairs = 100 * 101 // 2
+    pairs = num_pairs(0, 100)
+    assert pairs == 100 * 101 // 2
+    assert num_pairs(5, 2) == 6 + 7
     flops = 2e6 * 100 + 4 * 256 * pairs
     assert machine.step_s(100, pairs, 100) == pytest.approx(flops / (2 * 0.5e9) + 0.25)
 
@@ -195,6 +209,20 @@ def test_what_is_answered_twice_is_an_error():
     served.run()
     with pytest.raises(AssertionError, match="answered twice"):
         served.tally._end(arrivals((0.0, 10, 2))[0], 1.0)
+
+
+def test_what_the_mean_will_be_at_least():
+    one, other = arrivals((1.0, 10, 4), (2.0, 10, 5))
+    tally = Tally([one, other])
+    assert tally.least_normalized_latency(2.0) == 0.0  # nobody has come yet
+    tally.begin(one)
+    tally.begin(other)
+    assert tally.least_normalized_latency(3.0) == pytest.approx((2 / 4 + 1 / 5) / 2)
+    tally.take([Output(one.id, (), (), Finish.LENGTH)], 5.0)
+    assert tally.least_normalized_latency(7.0) == pytest.approx((4 / 4 + 5 / 5) / 2)
+    tally.take([Output(other.id, (), (), Finish.LENGTH)], 12.0)
+    assert tally.least_normalized_latency(99.0) == pytest.approx((4 / 4 + 10 / 5) / 2)
+    assert tally.figures().normalized_latency == pytest.approx((4 / 4 + 10 / 5) / 2)
 
 
 def test_an_overload_is_given_up_before_it_is_over():

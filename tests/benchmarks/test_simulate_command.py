@@ -63,7 +63,7 @@ def test_a_trace_at_its_own_rate(command, tmp_path):
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
     text = command(*FAST, "--systems", "paged", "--trace", str(trace), "--rate", "trace")
     assert "trace.csv (1 requests of over 2048 tokens left out)" in text
-    assert float(cells(text)["paged"]["requests/s"]) == pytest.approx(1.0, rel=0.05)
+    assert float(cells(text)["paged"]["answers/s"]) == pytest.approx(1.0, rel=0.05)
 
 
 def test_a_trace_is_read_in_order_of_time(tmp_path):
