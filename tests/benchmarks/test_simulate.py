@@ -306,7 +306,7 @@ def test_the_knee_is_found_within_its_precision(limit):
     rate, found = highest_rate(attempt)
     assert found == rate
     assert limit / 1.03 <= rate <= limit
-    assert len(tried) < 20
+    assert len(tried) < 16
     assert highest_rate(lambda rate: None) is None
 
 
