@@ -35,6 +35,7 @@ from core.messages import (
     ToEngine,
 )
 from core.sampling import SamplingParams
+from core.stats import Stats
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,11 @@ class EngineClient:
             raise EngineUnavailableError(self._down_reason)
         return self._facts
 
+    @property
+    def stats(self) -> Stats:
+        """What the engine last said of itself, at most a heartbeat ago while it is healthy."""
+        return self._stats
+
     def health(self) -> Health:
         """Healthy means that the engine was ready, is heard of, and moves."""
         if self._facts is None:
@@ -123,6 +129,7 @@ class EngineClient:
     def _connect(self) -> None:
         self._facts: Facts | None = None
         self._step_age_s = 0.0
+        self._stats = Stats()
         self._last_heard = self._clock()
         self._hello_due = self._clock()
         self._socket = self._context.socket(zmq.DEALER)
@@ -179,8 +186,9 @@ class EngineClient:
                     self._hand_on(each, is_last=each.finish is not None)
             case Failed():
                 self._hand_on(message, is_last=True)
-            case Heartbeat(step_age_s):
+            case Heartbeat(step_age_s, stats):
                 self._last_heard, self._step_age_s = self._clock(), step_age_s
+                self._stats = stats
             case Ready(facts):
                 self._last_heard, self._facts = self._clock(), facts
             case Dead(reason):

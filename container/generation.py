@@ -11,6 +11,7 @@ from container.token_stream import TokenStream
 from core.errors import GenerationError, LongshoreError, RequestError
 from core.messages import Generated
 from core.sampling import Finish
+from core.stats import Timing
 from core.text.answer import Answer, TokenText
 from core.text.tokenizer import Tokenizer
 
@@ -45,6 +46,8 @@ class Generation:
     ) -> None:
         """`keep`: special tokens that are part of the text."""
         self.prompt_token_ids = prompt_token_ids
+        self.timing: Timing | None = None
+        """Once the engine has ended the answer; None where a stop text did."""
         self._dialect = decoding.dialect
         self._stream = stream
         self._has_hung_up = has_hung_up
@@ -77,6 +80,7 @@ class Generation:
         try:
             while self._answer.finish is None:
                 generated = self._next()
+                self.timing = generated.timing
                 yield self._answer.push(generated.token_ids, generated.logprobs, generated.finish)
         finally:
             self.abort()

@@ -111,6 +111,7 @@ _PATHS: Json = {
     "/v1/models/{name}": _get("The model of that name.", "name"),
     "/tokenize": _post("The tokens of a text or a conversation.", _body("Tokenize")),
     "/detokenize": _post("The text of tokens.", _body("Detokenize")),
+    "/metrics": _get("What the engine is doing, in Prometheus' form."),
     "/openapi.json": _get("This document."),
 }
 _RUNTIME_PATHS: Json = {

@@ -44,7 +44,7 @@ class TokenStream:
             self._on_abort(self.id)
 
     def _collect(self, timeout_s: float) -> Generated | None:
-        finish = None
+        finish = timing = None
         token_ids: list[int] = []
         logprobs: list[float] = []
         top: list[TopLogprobs] = []
@@ -57,13 +57,15 @@ class TokenStream:
             logprobs += message.logprobs
             top += message.top
             prompt += message.prompt
-            finish = message.finish
+            finish, timing = message.finish, message.timing
             if finish is not None:
                 break
         if finish is None and not token_ids and not prompt:
             return None
         tokens = tuple(token_ids), tuple(logprobs)
-        return Generated(self.id, *tokens, finish, top=tuple(top), prompt=tuple(prompt))
+        return Generated(
+            self.id, *tokens, finish, top=tuple(top), prompt=tuple(prompt), timing=timing
+        )
 
     def _waiting(self, timeout_s: float) -> list[Generated | Failed]:
         try:

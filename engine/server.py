@@ -20,8 +20,17 @@ from core.messages import (
 )
 from core.plan import Output
 from core.sampling import Finish
-from engine.connection import Broken, ClientGone, Connection, Inbound, Pulse
+from core.stats import Timing
+from engine.connection import (
+    HEARTBEAT_INTERVAL_S,
+    Broken,
+    ClientGone,
+    Connection,
+    Inbound,
+    Pulse,
+)
 from engine.engine import Engine
+from engine.meter import Course, Meter
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +45,7 @@ class _Asked:
     id: str
     open_answers: set[int]
     """Indices of the answers that have not ended."""
+    course: Course
 
 
 class Server:
@@ -48,6 +58,8 @@ class Server:
         self._asked: dict[int, _Asked] = {}
         """By the engine's request id."""
         self._request_ids: dict[tuple[bytes, str], int] = {}
+        self._meter = Meter()
+        self._stats_due = 0.0
 
     def serve_forever(self) -> None:
         """Returns never; raises what ends the engine."""
@@ -62,10 +74,11 @@ class Server:
         self._beat()
 
     def _beat(self) -> None:
-        strategy = self._engine.strategy
-        self._connection.pulse = Pulse(
-            time.monotonic(), len(strategy.running), len(strategy.waiting)
-        )
+        now, stats = time.monotonic(), self._connection.pulse.stats
+        if now >= self._stats_due:
+            stats = self._meter.snapshot(self._engine)
+            self._stats_due = now + HEARTBEAT_INTERVAL_S
+        self._connection.pulse = Pulse(now, stats)
 
     def _receive(self, timeout: float) -> None:
         """Takes in all messages that are there; waits that many seconds for the first."""
@@ -109,14 +122,14 @@ class Server:
             return Failed(
                 message.id, "overloaded", f"{self._max_waiting} requests are waiting already"
             )
+        now = time.monotonic()
         try:
-            request_id = self._engine.add(
-                message.prompt_token_ids, message.params, time.monotonic()
-            )
+            request_id = self._engine.add(message.prompt_token_ids, message.params, now)
         except RequestError as error:
             return Failed(message.id, "rejected", error.message, error.field)
         answers = set(range(message.params.n))
-        self._asked[request_id] = _Asked(client, message.id, answers)
+        course = Course(now, len(message.prompt_token_ids))
+        self._asked[request_id] = _Asked(client, message.id, answers, course)
         self._request_ids[client, message.id] = request_id
         return None
 
@@ -144,23 +157,26 @@ class Server:
     def _send_outputs(self, outputs: list[Output]) -> None:
         """One message a client, however many of its requests the step has moved."""
         steps: defaultdict[bytes, list[Generated]] = defaultdict(list)
+        now = time.monotonic()
         for output in outputs:
             asked = self._asked.get(output.request_id)
             if asked is None:
                 continue
             if output.finish == Finish.ERROR:
+                self._meter.take(asked.course, output, now)
                 failure = Failed(asked.id, "failed", self._engine.last_failure)
                 self._connection.send(asked.client, failure)
                 self._close(output.request_id, None)
             elif output.index in asked.open_answers:
-                steps[asked.client].append(_generated(asked.id, output))
+                timing = self._meter.take(asked.course, output, now)
+                steps[asked.client].append(_generated(asked.id, output, timing))
                 if output.finish is not None:
                     self._close(output.request_id, output.index)
         for client, generated in steps.items():
             self._connection.send(client, Step(generated))
 
 
-def _generated(id: str, output: Output) -> Generated:
+def _generated(id: str, output: Output, timing: Timing | None) -> Generated:
     return Generated(
         id,
         output.token_ids,
@@ -169,4 +185,5 @@ def _generated(id: str, output: Output) -> Generated:
         output.index,
         top=output.top,
         prompt=output.prompt,
+        timing=timing,
     )

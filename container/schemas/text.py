@@ -42,6 +42,9 @@ _OWN: Fields = {
     "decoder_input_details": Field(
         BOOLEAN, "With details: the tokens of the prompt, without log-probabilities."
     ),
+    "timings": Field(
+        BOOLEAN, "With details: when the request arrived, was admitted, had its first token, ended."
+    ),
     "return_full_text": Field(BOOLEAN, "Put the prompt before the answer."),
     "truncate": Field(INTEGER, "Keep only this many tokens, the last ones, of the prompt."),
     "stream": Field(BOOLEAN, "As `stream` beside `inputs`."),
@@ -92,6 +95,7 @@ class TextRequest:
     stream: bool
     details: bool
     prompt_details: bool
+    timings: bool
     return_full_text: bool
     max_prompt_tokens: int | None
     warnings: tuple[str, ...]
@@ -110,6 +114,7 @@ def read_text_request(body: Mapping[str, object]) -> TextRequest:
         stream=top.get("stream", parameters.get("stream", False)),
         details=parameters.get("details", False),
         prompt_details=parameters.get("decoder_input_details", False),
+        timings=parameters.get("timings", False),
         return_full_text=parameters.get("return_full_text", False),
         max_prompt_tokens=parameters.get("truncate", None),
         warnings=(*top.warnings, *parameters.warnings),
