@@ -50,11 +50,11 @@ def measure(
     """Returns what there is if it is interrupted. Raises ValueError as `make_plan` does."""
     plan = make_plan(workload, load, words, fixed_answer=fixed_answer)
     num_users = plan.num_users(load.users)
-    session = _session(subject, workload.name, warm_up_asks(plan, words, num_warm_up))
     started = time.perf_counter()
-    is_whole = _interruptible(session, min(num_warm_up, num_users))
+    session = _session(subject, workload.name, warm_up_asks(plan, words, num_warm_up))
+    is_whole = not num_warm_up or _interruptible(session, min(num_warm_up, num_users))
     warm_up_s = time.perf_counter() - started
-    _require_success(session.records, num_warm_up)
+    _require_success(session.records)
     samples = []
     if is_whole:
         session = _session(subject, workload.name, plan.asks)
@@ -76,6 +76,7 @@ def measure(
         loop=plan.loop,
         users=users,
         rate=_rate(plan.asks),
+        length_scale=load.length_scale,
         num_left_out=plan.num_left_out,
         tokens_per_word=words.tokens_per_word,
         start_s=subject.start_s,
@@ -107,8 +108,8 @@ def _interruptible(session: Session, num_users: int) -> bool:
     return True
 
 
-def _require_success(records: Sequence[Record], num_warm_up: int) -> None:
-    if num_warm_up and records and not any(record.is_good for record in records):
+def _require_success(records: Sequence[Record]) -> None:
+    if records and not any(record.is_good for record in records):
         raise WarmUpError(f"no request of the warm-up was answered: {records[0].error}")
 
 

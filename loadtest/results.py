@@ -27,6 +27,7 @@ class Run(msgspec.Struct, kw_only=True):
     """Of a closed loop."""
     rate: float | None
     """Requests per second that were sent in an open loop, on average."""
+    length_scale: float = 1.0
     num_left_out: int
     tokens_per_word: float
     start_s: float | None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from loadtest.measures import Measures
+from loadtest.results import Run
 
 KINDS = {"ttft": "first_token", "itl": "gap", "e2e": "latency", "queue": "queue"}
 STATISTICS = ("mean", "p50", "p90", "p99", "max")
@@ -49,3 +50,13 @@ def holds(measures: Measures, slo: Mapping[str, float]) -> bool:
         and not measures.num_errors
         and all(value is not None and value <= slo[name] for name, value in values.items())
     )
+
+
+def sustained(runs: Sequence[Run], slo: Mapping[str, float]) -> float | None:
+    """The highest rate below which every one that was tried held; None if not even the lowest."""
+    best = None
+    for run in sorted(runs, key=lambda run: run.rate or 0.0):
+        if not holds(run.measures, slo):
+            break
+        best = run.rate
+    return best

@@ -12,6 +12,8 @@ from loadtest.results import Run
 Spec = dict[str, Any]
 WIDTH = 1000
 """Of the page, in pixels."""
+LEAST_S = 1e-3
+"""Where logarithmic axes begin: below it are tokens that came in the same bytes."""
 
 
 def bars(runs: Sequence[Run]) -> Spec:
@@ -100,7 +102,7 @@ def latencies(runs: Sequence[Run]) -> Spec:
         ("between tokens", lambda run: run.gap_quantiles_s),
     ):
         rows = [
-            {"run": run.label, "seconds": max(seconds, 1e-4), "share": at / (len(values) - 1)}
+            {"run": run.label, "seconds": max(seconds, LEAST_S), "share": at / (len(values) - 1)}
             for run in runs
             if (values := values_of(run))
             for at, seconds in enumerate(values)
@@ -115,7 +117,7 @@ def _distribution(
 ) -> Spec:
     return {
         "title": title,
-        "width": (WIDTH - 110) / 3,
+        "width": (WIDTH - 215) / 3,
         "height": 190,
         "data": {"values": rows},
         "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.8, "clip": True},
@@ -124,7 +126,12 @@ def _distribution(
                 "field": "seconds",
                 "type": "quantitative",
                 "scale": {"type": "log", "nice": False},
-                "axis": {"title": "seconds, logarithmic", "tickCount": 5, "format": "~g"},
+                "axis": {
+                    "title": "seconds, logarithmic",
+                    "tickCount": 4,
+                    "format": "~g",
+                    "grid": False,
+                },
             },
             "y": {
                 "field": "share",
@@ -132,7 +139,7 @@ def _distribution(
                 "axis": {
                     "title": "share of them that took at most that" if has_axis else None,
                     "format": ".0%",
-                    "values": [0, 0.25, 0.5, 0.75, 0.99],
+                    "values": [0, 0.25, 0.5, 0.75, 1],
                 },
             },
             "order": {"field": "share"},
@@ -148,28 +155,29 @@ def _distribution(
 
 def timelines(runs: Sequence[Run]) -> Spec:
     """The size of the batch, and KV memory held and filled, a column for each run."""
-    runs = [run for run in runs if any(sample.metrics for sample in run.samples)]
+    runs = [
+        run for run in runs if not run.variant and any(sample.metrics for sample in run.samples)
+    ]
     shown = sorted(runs, key=lambda run: in_order([each.label for each in runs]).index(run.label))
     most = max((max(_batches(run), default=0.0) for run in shown), default=1.0)
-    width = (WIDTH - 60 - 24 * len(shown)) / max(1, len(shown))
-    columns = [
-        {
-            "vconcat": [
-                _batch(run, width, most, labels=[each.label for each in runs], has_axis=at == 0),
-                _memory(run, width, has_axis=at == 0),
-            ],
-            "spacing": 14,
-        }
-        for at, run in enumerate(shown)
-    ]
-    return {"hconcat": columns, "spacing": 24, "resolve": {"scale": {"color": "independent"}}}
+    width = (WIDTH - 60 - 24 * len(shown)) / max(2, len(shown))
+    labels = [each.label for each in runs]
+    rows = (
+        [_batch(run, width, most, labels, has_axis=run is shown[0]) for run in shown],
+        [_memory(run, width, has_axis=run is shown[0]) for run in shown],
+    )
+    return {
+        "vconcat": [{"hconcat": row, "spacing": 24, "bounds": "flush"} for row in rows],
+        "spacing": 8,
+        "resolve": {"scale": {"color": "independent"}},
+    }
 
 
 def _batches(run: Run) -> list[float]:
     return [each.metrics["running"] for each in run.samples if "running" in each.metrics]
 
 
-def _batch(run: Run, width: float, most: float, *, labels: Sequence[str], has_axis: bool) -> Spec:
+def _batch(run: Run, width: float, most: float, labels: Sequence[str], *, has_axis: bool) -> Spec:
     values = [
         {"at": round(each.at_s, 2), "running": each.metrics["running"]}
         for each in run.samples
@@ -191,7 +199,7 @@ def _batch(run: Run, width: float, most: float, *, labels: Sequence[str], has_ax
                 "field": "running",
                 "type": "quantitative",
                 "scale": {"domain": [0, most]},
-                "axis": {"title": "sequences in the batch", "tickCount": 4} if has_axis else None,
+                "axis": {"title": "batch size", "tickCount": 4} if has_axis else None,
             },
         },
     }  # fmt: skip
@@ -231,7 +239,7 @@ def _memory(run: Run, width: float, *, has_axis: bool) -> Spec:
 def rates(runs: Sequence[Run], bound: str, limit_s: float, values: Sequence[float | None]) -> Spec:
     """What of an objective was measured at each rate, and its limit."""
     rows = [
-        {"run": run.label, "rate": run.rate, "seconds": max(value, 1e-4)}
+        {"run": run.label, "rate": run.rate, "seconds": max(value, LEAST_S)}
         for run, value in zip(runs, values, strict=True)
         if value is not None
     ]

@@ -25,16 +25,24 @@ class Bar(NamedTuple):
 
 def gantt(runs: Sequence[Run]) -> Spec | None:
     """A row for each request, a panel for each run, all on the same time; None without any."""
-    shown = {run.label: list(bars_of(run, NUM_SHOWN)) for run in runs}
-    labels = [label for label in in_order([run.label for run in runs]) if shown[label]]
+    shown = {run.label: list(bars_of(run, NUM_SHOWN)) for run in runs if not run.variant}
+    labels = [label for label in in_order(list(shown)) if shown[label]]
     if not labels:
         return None
     end = max(bar.end_s for label in labels for bar in shown[label])
     return {
         "vconcat": [
-            _panel(label, shown[label], end, is_last=label == labels[-1]) for label in labels
+            _panel(
+                label,
+                shown[label],
+                end,
+                is_first=label == labels[0],
+                is_last=label == labels[-1],
+            )
+            for label in labels
         ],
         "spacing": 12,
+        "resolve": {"scale": {"color": "independent"}},
     }
 
 
@@ -92,7 +100,7 @@ def _sent(record: Record) -> float:
     return record.sent_s
 
 
-def _panel(label: str, bars: Sequence[Bar], end: float, *, is_last: bool) -> Spec:
+def _panel(label: str, bars: Sequence[Bar], end: float, *, is_first: bool, is_last: bool) -> Spec:
     rows = [
         {"request": bar.request, "stage": bar.stage, "from": bar.start_s, "to": bar.end_s}
         for bar in bars
@@ -115,7 +123,7 @@ def _panel(label: str, bars: Sequence[Bar], end: float, *, is_last: bool) -> Spe
             "color": {
                 "field": "stage",
                 "scale": {"domain": list(STAGES), "range": list(STAGES.values())},
-                "legend": {"orient": "bottom", "direction": "horizontal"} if is_last else None,
+                "legend": {"orient": "top", "direction": "horizontal"} if is_first else None,
             },
             "tooltip": [
                 {"field": "stage"},

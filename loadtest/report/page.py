@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +58,7 @@ def write_report(results: Results, folder: Path) -> Path:
         overview=None if results.slo else _themed(charts.bars(results.runs)),
         sections=[_objectives(results)] if results.slo else _sections(results.runs),
         settings=tables.settings(results),
-        library=Markup(vl_convert.javascript_bundle().replace("</script", "<\\/script")),
+        library=_library(),
         themed=_themed,
     )
     path = folder / "report.html"
@@ -92,8 +93,8 @@ def _section(runs: Sequence[Run]) -> Section:
             Figure(
                 "How full the server is",
                 "Above, sequences in the batch. Below, the share of KV memory that is held, and "
-                "within it what is filled with tokens: the light area is reserved for nobody's "
-                "good. Time runs on its own scale in each column.",
+                "within it what is filled with tokens: the light area is reserved and "
+                "empty. Time runs on its own scale in each column.",
                 charts.timelines(runs),
             )
         )
@@ -122,8 +123,9 @@ def _description(runs: Sequence[Run]) -> str:
     first = runs[0]
     doc = WORKLOADS[first.workload].doc if first.workload in WORKLOADS else ""
     measures = first.measures
+    scale = "" if first.length_scale == 1 else f" All lengths × {first.length_scale:g}."
     text = (
-        f"{doc[:1].upper()}{doc[1:]}. {first.loop[:1].upper()}{first.loop[1:]}. "
+        f"{doc[:1].upper()}{doc[1:]}.{scale} {first.loop[:1].upper()}{first.loop[1:]}. "
         f"{len(first.records)} requests a run, on average {number(measures.prompt_tokens)} tokens "
         f"of prompt and {number(measures.output_tokens)} of answer, each to its last token."
     )
@@ -152,6 +154,13 @@ def _objectives(results: Results) -> Section:
 
 def _themed(spec: Spec) -> dict[str, Any]:
     return {"$schema": SCHEMA, **spec, "config": CONFIG}
+
+
+@cache
+def _library() -> Markup:
+    """Vega, Vega-Lite and Vega-Embed; putting them together takes seconds."""
+    program = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return Markup(program.replace("</script", "<\\/script"))
 
 
 def _json(value: object) -> Markup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 STRATEGIES = {
@@ -21,6 +22,8 @@ STAGES = {
 }
 FONT = "Inter, 'Helvetica Neue', Helvetica, Arial, sans-serif"
 INK, MUTED, GRID = "#1d2733", "#667382", "#e8ecf0"
+UNKNOWN = "-"
+"""What is not known, in a table."""
 
 CONFIG = {
     "font": FONT,
@@ -30,7 +33,7 @@ CONFIG = {
         "labelColor": MUTED, "titleColor": MUTED, "titleFontWeight": "normal", "labelFontSize": 11,
         "titleFontSize": 11, "gridColor": GRID, "domainColor": "#c3cbd4", "tickColor": "#c3cbd4",
     },
-    "legend": {"labelColor": INK, "labelFontSize": 11, "symbolType": "square", "title": None},
+    "legend": {"labelColor": INK, "labelFontSize": 11, "labelLimit": 300, "title": None},
     "header": {
         "labelColor": INK, "labelFontSize": 12, "labelFontWeight": 600, "title": None,
         "labelAnchor": "start",
@@ -62,26 +65,26 @@ def colours(labels: Sequence[str]) -> dict[str, str]:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """With so many significant digits, and no more than are needed for a whole number."""
+    """With so many significant digits, at least those before the point."""
     if value is None:
-        return "–"
-    if value == 0 or abs(value) >= 10 ** (digits - 1):
+        return UNKNOWN
+    if value == int(value) or abs(value) >= 10 ** (digits - 1):
         return f"{value:,.0f}"
-    text = f"{value:.{digits}g}"
-    return f"{float(text):f}".rstrip("0").rstrip(".") if "e" in text else text
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{value:.{decimals}f}"
 
 
 def duration(seconds: float | None) -> str:
     """In ms below a second."""
     if seconds is None:
-        return "–"
+        return UNKNOWN
     return f"{number(seconds)} s" if seconds >= 0.9995 else f"{number(1000 * seconds)} ms"
 
 
 def percent(share: float | None) -> str:
-    return "–" if share is None else f"{number(100 * share, 2)} %"
+    return UNKNOWN if share is None else f"{number(100 * share, 2)} %"
 
 
 def times(ratio: float | None) -> str:
     """A ratio."""
-    return "–" if ratio is None else f"{ratio:.2f}×"
+    return UNKNOWN if ratio is None else f"{ratio:.2f}×"

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from loadtest.report.gantt import padding_share
-from loadtest.report.style import duration, in_order, number, percent, times
+from loadtest.report.style import UNKNOWN, duration, in_order, number, percent, times
 from loadtest.results import Results, Run
-from loadtest.slo import value_of
-from loadtest.sweep import sustained
+from loadtest.slo import sustained, value_of
 
 
 class Table(NamedTuple):
@@ -96,7 +95,7 @@ def objectives(results: Results) -> Table:
         rates.append(rate or 0.0)
         if rate is None:
             lowest = min(run.rate or 0.0 for run in own)
-            rows.append([label, f"less than {number(lowest)}", *["–"] * (len(head) - 2)])
+            rows.append([label, f"less than {number(lowest)}", *[UNKNOWN] * (len(head) - 2)])
             continue
         there = next(run for run in own if run.rate == rate)
         values = [duration(value_of(there.measures, name)) for name in results.slo]
@@ -117,7 +116,7 @@ def _of_columns(runs: Sequence[Run], columns: Sequence[Column]) -> Table:
     """Without columns of which nothing is known."""
     labels = in_order([run.label for run in runs])
     ranked = sorted(runs, key=lambda run: labels.index(run.label))
-    known = [(title, of) for title, of in columns if any(of(run) != "–" for run in ranked)]
+    known = [(title, of) for title, of in columns if any(of(run) != UNKNOWN for run in ranked)]
     rows = [[run.label, *(of(run) for _, of in known)] for run in ranked]
     return Table(["strategy", *(title for title, _ in known)], rows)
 

@@ -21,7 +21,7 @@ def headline(runs: Sequence[Run]) -> str:
     if not others:
         return f"{best.name} answers {rate}"
     ahead = [
-        f"{best.measures.requests_per_s / run.measures.requests_per_s:.1f}× {run.name}"
+        f"{times(best.measures.requests_per_s / run.measures.requests_per_s)} {run.name}"
         for run in sorted(others, key=lambda run: -run.measures.requests_per_s)
     ]
     return f"{best.name} answers {rate}: {', '.join(ahead)}"
