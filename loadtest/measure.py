@@ -57,6 +57,7 @@ def measure(
     _require_success(session.records)
     samples = []
     if is_whole:
+        gevent.sleep(SETTLE_S)  # or the first look would see the warm-up under way
         session = _session(subject, workload.name, plan.asks)
         with _bar(session, subject.name, workload.name, plan):
             watch = Watch(subject.endpoint.url, lambda: session.now_s, subject.processes)

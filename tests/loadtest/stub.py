@@ -61,6 +61,7 @@ class Stub(ThreadingHTTPServer):
     """What a test sees of a running stub."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, script: Script) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
