@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     report = _command(commands, "report", "report.html again, of results that are there")
     report.add_argument("results", type=Path, nargs="+", help="results.json, or their folders")
     report.add_argument("--out", type=Path, required=True, metavar="DIR")
+    report.add_argument("--pictures", action="store_true", help="also every chart as a PNG")
     return parser
 
 
@@ -257,7 +258,13 @@ def _report(parsed: argparse.Namespace) -> int:
         first.runs += other.runs
         first.notes += other.notes
         first.slo |= other.slo
-    return _write(first, parsed.out)
+    code = _write(first, parsed.out)
+    if parsed.pictures and not code:
+        from loadtest.report.page import write_pictures
+
+        for path in write_pictures(first, parsed.out):
+            print(f"wrote {path}")
+    return code
 
 
 def _write(results: Results, out: Path) -> int:

@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "engine": {"core", "kernels", "strategies"},
     "container": {"core"},  # it speaks to the engine over the wire alone
     "benchmarks": {"core", "engine", "kernels", "strategies"},
+    "loadtest": set(),  # it speaks HTTP, to any server
     "models": set(),
 }
 HEAVY = {"torch", "transformers", "triton"}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from loadtest.record import Record
 from loadtest.report.charts import WIDTH, Spec
-from loadtest.report.style import STAGES, in_order
+from loadtest.report.style import STAGES, in_order, number, percent
 from loadtest.results import Run
 
 NUM_SHOWN = 24
@@ -25,25 +25,16 @@ class Bar(NamedTuple):
 
 def gantt(runs: Sequence[Run]) -> Spec | None:
     """A row for each request, a panel for each run, all on the same time; None without any."""
-    shown = {run.label: list(bars_of(run, NUM_SHOWN)) for run in runs if not run.variant}
-    labels = [label for label in in_order(list(shown)) if shown[label]]
+    by_label = {run.label: run for run in runs if not run.variant}
+    shown = {label: list(bars_of(by_label[label], NUM_SHOWN)) for label in in_order(list(by_label))}
+    labels = [label for label, bars in shown.items() if bars]
     if not labels:
         return None
     end = max(bar.end_s for label in labels for bar in shown[label])
-    return {
-        "vconcat": [
-            _panel(
-                label,
-                shown[label],
-                end,
-                is_first=label == labels[0],
-                is_last=label == labels[-1],
-            )
-            for label in labels
-        ],
-        "spacing": 12,
-        "resolve": {"scale": {"color": "independent"}},
-    }
+    panels = [
+        _panel(by_label[label], shown[label], end, is_last=label == labels[-1]) for label in labels
+    ]
+    return {"vconcat": panels, "spacing": 14, "resolve": {"scale": {"color": "independent"}}}
 
 
 def bars_of(run: Run, count: int) -> Iterator[Bar]:
@@ -100,13 +91,25 @@ def _sent(record: Record) -> float:
     return record.sent_s
 
 
-def _panel(label: str, bars: Sequence[Bar], end: float, *, is_first: bool, is_last: bool) -> Spec:
+def _facts(run: Run) -> str:
+    """What the picture does not show: how many fit, and what their memory is used for."""
+    batches = [sample.metrics["running"] for sample in run.samples if "running" in sample.metrics]
+    if not batches:
+        return ""
+    text = f"at most {number(max(batches))} at once"
+    if run.measures.inside.kv_filled is not None:
+        text += f"; {percent(run.measures.inside.kv_filled)} of the KV memory they hold is filled"
+    padding = padding_share(run)
+    return text if padding is None else f"{text}; {percent(padding)} of their time is padding"
+
+
+def _panel(run: Run, bars: Sequence[Bar], end: float, *, is_last: bool) -> Spec:
     rows = [
         {"request": bar.request, "stage": bar.stage, "from": bar.start_s, "to": bar.end_s}
         for bar in bars
     ]
     return {
-        "title": label,
+        "title": {"text": run.label, "subtitle": _facts(run)},
         "width": WIDTH - 40,
         "height": {"step": ROW_PIXELS},
         "data": {"values": rows},
@@ -123,7 +126,7 @@ def _panel(label: str, bars: Sequence[Bar], end: float, *, is_first: bool, is_la
             "color": {
                 "field": "stage",
                 "scale": {"domain": list(STAGES), "range": list(STAGES.values())},
-                "legend": {"orient": "top", "direction": "horizontal"} if is_first else None,
+                "legend": {"orient": "bottom", "direction": "horizontal"} if is_last else None,
             },
             "tooltip": [
                 {"field": "stage"},

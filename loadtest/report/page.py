@@ -21,6 +21,7 @@ from loadtest.results import Results, Run
 from loadtest.slo import value_of
 from loadtest.workloads import WORKLOADS
 
+PICTURE_SCALE = 2
 SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 
 
@@ -64,6 +65,21 @@ def write_report(results: Results, folder: Path) -> Path:
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def write_pictures(results: Results, folder: Path) -> list[Path]:
+    """Writes every chart as a PNG, for documents and slides; returns their paths."""
+    figures = {"overview": charts.bars(results.runs)} if not results.slo else {}
+    sections = [_objectives(results)] if results.slo else _sections(results.runs)
+    for section in sections:
+        for figure in section.figures:
+            figures[f"{section.title} {figure.title}".lower().replace(" ", "-")] = figure.spec
+    paths = []
+    for name, spec in figures.items():
+        spec = {**_themed(spec), "background": "white", "padding": 12}
+        paths.append(folder / f"{name}.png")
+        paths[-1].write_bytes(vl_convert.vegalite_to_png(spec, scale=PICTURE_SCALE))
+    return paths
 
 
 def _headline(results: Results) -> str:

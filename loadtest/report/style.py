@@ -38,7 +38,10 @@ CONFIG = {
         "labelColor": INK, "labelFontSize": 12, "labelFontWeight": 600, "title": None,
         "labelAnchor": "start",
     },
-    "title": {"color": INK, "fontSize": 12, "fontWeight": 600, "anchor": "start"},
+    "title": {
+        "color": INK, "fontSize": 12, "fontWeight": 600, "anchor": "start", "frame": "group",
+        "subtitleColor": MUTED, "subtitleFontSize": 11,
+    },
 }  # fmt: skip
 """Of every chart."""
 

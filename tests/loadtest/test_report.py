@@ -151,6 +151,17 @@ def test_report_draws_again_what_is_there(
     assert str(out / "report.html") in capsys.readouterr().out
 
 
+def test_pictures_are_every_chart(tmp_path: Path) -> None:
+    compared().write(tmp_path)
+    assert main(["report", str(tmp_path), "--out", str(tmp_path), "--pictures"]) == 0
+    names = sorted(path.stem for path in tmp_path.glob("*.png"))
+    assert names == [
+        "aws-how-full-the-server-is", "aws-how-long-clients-wait", "aws-the-first-24-requests",
+        "overview",
+    ]  # fmt: skip
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to draw it with")
 @pytest.mark.parametrize(("made", "num_charts"), [(compared, 4), (swept, 1)])
 def test_a_browser_draws_every_chart(tmp_path: Path, made, num_charts: int) -> None:
