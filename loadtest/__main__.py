@@ -258,6 +258,7 @@ def _report(parsed: argparse.Namespace) -> int:
         first.runs += other.runs
         first.notes += other.notes
         first.slo |= other.slo
+        first.command += f"\n{other.command}"
     code = _write(first, parsed.out)
     if parsed.pictures and not code:
         from loadtest.report.page import write_pictures

@@ -16,6 +16,8 @@ from loadtest.workloads import Workload
 
 MAX_DRAWS = 100
 """Shapes looked at for each that is wanted, before the limit counts as impossible."""
+MARGIN = 4
+"""Tokens that a server may add to a prompt: special ones, or for a first word without a space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ def make_plan(
             break
         num_seen += 1
         shape = _sized(arrival.shape, load.length_scale, fixed_answer)
-        if load.max_length is None or shape.prompt + shape.answer <= load.max_length:
+        if load.max_length is None or shape.prompt + shape.answer + MARGIN <= load.max_length:
             fitting.append(Arrival(arrival.at_s, shape))
     if not fitting:
         raise ValueError(

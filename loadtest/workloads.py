@@ -13,10 +13,11 @@ from loadtest.traces import CODE, CONVERSATION
 Draw = Callable[[random.Random], Iterator[Shape]]
 Loop = Literal["closed", "poisson", "bursts"]
 
-AWS_PROMPTS = (64, 256, 1024)
+AWS_PROMPTS = (64, 128, 256)
 AWS_ANSWERS = (64, 128, 256)
 AWS_DYNAMIC_ANSWER = 128
 """Of every request with which the article measured dynamic batching."""
+SYSTEM_PROMPT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def _aws(rng: random.Random) -> Iterator[Shape]:
 def _shared_prefix(rng: random.Random) -> Iterator[Shape]:
     while True:
         own, answer = rng.choice((32, 64, 128)), rng.choice((64, 128, 256))
-        yield Shape(1024 + own, answer, prefix=(rng.randrange(4), 1024))
+        yield Shape(SYSTEM_PROMPT + own, answer, prefix=(rng.randrange(4), SYSTEM_PROMPT))
 
 
 def _parallel(rng: random.Random) -> Iterator[Shape]:
@@ -76,7 +77,7 @@ WORKLOADS = {
     for each in (
         Workload(
             "aws",
-            "AWS's article on batching strategies: prompts of 64, 256 and 1024 tokens (our choice: "
+            "AWS's article on batching strategies: prompts of 64, 128 and 256 tokens (our choice: "
             "it only says that there are three), answers of 64, 128 and 256",
             _aws,
             fixed_dynamic_answer=AWS_DYNAMIC_ANSWER,
@@ -97,7 +98,8 @@ WORKLOADS = {
         ),
         Workload(
             "shared-prefix",
-            "four system prompts of 1024 tokens, each followed by 32, 64 or 128 of its own",
+            "four system prompts of 256 tokens, each followed by 32, 64 or 128 of its own; answers "
+            "of 64, 128 and 256",
             _shared_prefix,
         ),
         Workload("parallel", "four sampled answers to every prompt (n=4)", _parallel),

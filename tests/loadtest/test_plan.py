@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from loadtest.arrivals import BURST, bursts, poisson
-from loadtest.plan import Load, Plan, make_plan, warm_up_asks
+from loadtest.plan import MARGIN, Load, Plan, make_plan, warm_up_asks
 from loadtest.traces import CONVERSATION
 from loadtest.words import Words
 from loadtest.workloads import AWS_ANSWERS, AWS_PROMPTS, WORKLOADS
@@ -51,21 +51,22 @@ def test_aws_has_every_pair_of_lengths_equally_often() -> None:
     pairs = Counter((ask.shape.prompt, ask.shape.answer) for ask in plan().asks)
     assert pairs == {(p, a): 4 for p in AWS_PROMPTS for a in AWS_ANSWERS}
     scaled = {ask.shape.prompt for ask in plan(length_scale=0.25).asks}
-    assert scaled == {16, 64, 256}
+    assert scaled == {16, 32, 64}
     assert {ask.shape.answer for ask in plan(fixed_answer=128, length_scale=0.5).asks} == {64}
 
 
 def test_what_is_too_long_is_left_out_and_counted() -> None:
-    found = plan(max_length=700)
-    assert all(ask.shape.prompt + ask.shape.answer <= 700 for ask in found.asks)
-    assert (len(found.asks), found.num_left_out) == (36, 18)
+    found = plan(max_length=512 + MARGIN - 1)
+    assert all(ask.shape.prompt + ask.shape.answer < 512 for ask in found.asks)
+    assert (len(found.asks), found.num_left_out) == (36, 4)
+    assert plan(max_length=512 + MARGIN).num_left_out == 0
     with pytest.raises(ValueError, match="--length-scale"):
         plan(max_length=100)
 
 
 def test_shared_prefixes_are_shared_and_rests_are_not() -> None:
     asks = plan("shared-prefix").asks
-    beginnings = {tuple(ask.prompt.split()[:1024]) for ask in asks}
+    beginnings = {tuple(ask.prompt.split()[:256]) for ask in asks}
     assert len(beginnings) == 4
     assert len({ask.prompt for ask in asks}) == len(asks)
 
