@@ -26,7 +26,7 @@ serve: setup  ## Serve the demo model (PORT=8080 PROPERTIES=serving.properties)
 
 compare: setup  ## Measure every strategy with the demo model on this machine; report in OUT=build/compare
 	$(COMPARE) --workload aws --users 16 --length-scale 0.5 --out $(OUT)/aws
-	$(COMPARE) --workload chat --length-scale 0.12 --time-scale 3 --out $(OUT)/chat
+	$(COMPARE) --workload chat --length-scale 0.12 --time-scale 8 --out $(OUT)/chat
 	$(COMPARE) --workload shared-prefix --users 16 --length-scale 0.4 --out $(OUT)/shared-prefix
 	$(BIN)/python -m loadtest report $(OUT)/aws $(OUT)/chat $(OUT)/shared-prefix --pictures --out $(OUT)
 
