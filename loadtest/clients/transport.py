@@ -52,6 +52,8 @@ class HttpTransport:
             if response.status != 200:
                 raise SendError(_refusal(response.status, response.read()))
             yield from split_lines(iter(lambda: response.read1(READ_BYTES), b""))
+            # Where the length was told, `read1` leaves the response open, and the connection busy.
+            response.close()
             is_whole = True
         except (OSError, http.client.HTTPException) as error:
             raise SendError(f"{type(error).__name__}: {error}") from None

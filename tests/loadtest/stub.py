@@ -106,7 +106,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, json.dumps({"count": len(body["prompt"].split())}).encode())
             return
         stub.bodies.append(body)
-        if stub.status == 200:
+        if stub.status == 200 and not body["stream"]:
+            self._send(200, b"".join(stub.script(self.path, body)))
+        elif stub.status == 200:
             self._stream(stub.script(self.path, body))
         else:
             self._send(stub.status, b'{"error":"busy"}')

@@ -149,9 +149,11 @@ def test_nobody_listens() -> None:
     assert "ConnectionRefusedError" in (record.error or "")
 
 
-def test_a_connection_is_kept_between_requests(stub: Stub) -> None:
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_connection_is_kept_between_requests(stub: Stub, samples: int) -> None:
+    """After a stream, and after a document whose length was told."""
     endpoint = Endpoint(url=stub.url, timeout_s=5)
-    session = Session([ask(), ask()], endpoint.connect, LmiSchema())
+    session = Session([ask(samples=samples)] * 2, endpoint.connect, LmiSchema())
     transport = session.connect()
     while (each := session.take()) is not None:
         assert session.send(transport, each).is_good
