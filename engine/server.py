@@ -127,7 +127,7 @@ class Server:
             request_id = self._engine.add(message.prompt_token_ids, message.params, now)
         except RequestError as error:
             return Failed(message.id, "rejected", error.message, error.field)
-        answers = set(range(message.params.n))
+        answers = set(range(message.params.num_answers))
         course = Course(now, len(message.prompt_token_ids))
         self._asked[request_id] = _Asked(client, message.id, answers, course)
         self._request_ids[client, message.id] = request_id
