@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -176,6 +177,8 @@ def _measure(parser: argparse.ArgumentParser, parsed: argparse.Namespace, comman
         results.runs.append(run)
         results.write(parsed.out)
 
+    for number in (signal.SIGINT, signal.SIGTERM):  # whichever it is, servers must be stopped
+        signal.signal(number, signal.default_int_handler)
     code = 0
     try:
         if not _run(parser, parsed, results, keep):

@@ -32,7 +32,8 @@ def loadtest(out: Path, *arguments: str) -> Results:
 def check(run: Run) -> None:
     """All answered, to their last token, and the server's own counters agree."""
     measures = run.measures
-    assert (measures.num_good, measures.num_errors, measures.num_short) == (6, 0, 0)
+    errors = [record.error for record in run.records if record.error]
+    assert (measures.num_good, measures.num_short, errors) == (6, 0, [])
     assert run.tokens_per_word == 1.0, "asked of the model's own tokenizer"
     tokens = sum(record.output_tokens or 0 for record in run.records)
     assert tokens == sum(record.asked_tokens for record in run.records)
@@ -104,3 +105,16 @@ def _read(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+@pytest.mark.parametrize("schema", ["lmi", "openai"])
+@pytest.mark.parametrize("workload", ["parallel", "beam"])
+def test_workloads_of_several_sequences(
+    url: str, tmp_path: Path, workload: str, schema: str
+) -> None:
+    (run,) = loadtest(tmp_path, "--target", url, "--workload", workload, "--schema", schema).runs
+    measures = run.measures
+    errors = [record.error for record in run.records if record.error]
+    assert (measures.num_good, measures.num_short, errors) == (6, 0, [])
+    assert measures.inside.batch is not None
+    assert measures.inside.batch > 3, "samples and beams are sequences of their own"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from loadtest.__main__ import main
 from loadtest.results import Results, read_results
+from tests.container.processes import running, wait_until
 from tests.loadtest.stub import Stub, lmi
 
 ROOT = Path(__file__).parents[2]
@@ -75,24 +75,22 @@ def test_a_sweep(stub: Stub, tmp_path: Path) -> None:
     assert "sustains 40 requests/s" in (tmp_path / "report.html").read_text()
 
 
-def test_ctrl_c_writes_what_there_is(stub: Stub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_writes_what_there_is(
+    stub: Stub, tmp_path: Path, number: signal.Signals
+) -> None:
     def endless(path: str, body: dict[str, Any]) -> Iterator[bytes | float]:
         if len(stub.bodies) > 4:
             yield 30.0
         yield from lmi(path, body)
 
     stub.script = endless
-    command = [sys.executable, "-m", "loadtest", "compare", "--target", stub.url, "--warm-up", "0"]
-    command += ["--users", "2", "--length-scale", "0.05", "--out", str(tmp_path)]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 60
-    while len(stub.bodies) < 6:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    arguments = ["-m", "loadtest", "compare", "--target", stub.url, "--warm-up", "0"]
+    arguments += ["--users", "2", "--length-scale", "0.05", "--out", str(tmp_path)]
+    with running(arguments) as process:
+        wait_until(lambda: len(stub.bodies) == 6, 60)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "report.html" in output
     (run,) = read_results(tmp_path).runs
