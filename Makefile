@@ -6,7 +6,7 @@ OUT ?= build/compare
 BIN := .venv/bin
 GPU_PYTHON ?= $(BIN)/python
 TRITON_FLOOR := 3.6.0
-COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties examples/compare/cpu.properties --requests 80
+COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties examples/compare/cpu.properties --requests 120
 EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
 .PHONY: help setup serve compare test check variants kernels gpu format docs clean
@@ -25,9 +25,9 @@ serve: setup  ## Serve the demo model (PORT=8080 PROPERTIES=serving.properties)
 	exec $(BIN)/python -m container serve --port $(PORT) --properties $(PROPERTIES)
 
 compare: setup  ## Measure every strategy with the demo model on this machine; report in OUT=build/compare
-	$(COMPARE) --workload aws --users 16 --length-scale 0.5 --out $(OUT)/aws
-	$(COMPARE) --workload chat --length-scale 0.12 --time-scale 8 --out $(OUT)/chat
-	$(COMPARE) --workload shared-prefix --users 16 --length-scale 0.4 --out $(OUT)/shared-prefix
+	$(COMPARE) --workload aws --users 24 --length-scale 0.5 --out $(OUT)/aws
+	$(COMPARE) --workload chat --requests 200 --length-scale 0.12 --time-scale 16 --out $(OUT)/chat
+	$(COMPARE) --workload shared-prefix --users 24 --length-scale 0.4 --out $(OUT)/shared-prefix
 	$(BIN)/python -m loadtest report $(OUT)/aws $(OUT)/chat $(OUT)/shared-prefix --pictures --out $(OUT)
 
 test: setup  ## Run all tests (ARGS='tests/core -k stop' for some)

@@ -79,6 +79,8 @@ class Measures(msgspec.Struct, kw_only=True):
     client_cpu: float | None
     """Cores that this process used."""
     server_cpu: float | None
+    other_cpu: float | None
+    """Cores that neither of the two used, and that so were not there for them."""
     gpu: float | None
     inside: Inside
 
@@ -120,9 +122,16 @@ def measures_of(
         awscurl_tps=len(good) / latencies * clients if clients and latencies else None,
         client_cpu=mean(sample.client_cpu for sample in during),
         server_cpu=mean(sample.server_cpu for sample in during),
+        other_cpu=mean(map(_others, during)),
         gpu=mean(sample.gpu for sample in during),
         inside=_inside(samples, during, seconds),
     )
+
+
+def _others(sample: Sample) -> float | None:
+    if sample.machine_cpu is None or sample.server_cpu is None or sample.client_cpu is None:
+        return None
+    return max(0.0, sample.machine_cpu - sample.server_cpu - sample.client_cpu)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

@@ -43,6 +43,8 @@ class Sample(msgspec.Struct, kw_only=True):
     server_cpu: float | None = None
     """Cores in use since the look before."""
     client_cpu: float | None = None
+    machine_cpu: float | None = None
+    """Of all processes of the machine, where the server runs here."""
     gpu: float | None = None
     """Share of the time in which it was busy."""
 
@@ -57,8 +59,10 @@ class Watch:
         self.samples: list[Sample] = []
         self._transport = None if url is None else HttpTransport(url, 5.0)
         self._clock = clock
-        self._server = _Processors(processes)
-        self._client = _Processors([psutil.Process()])
+        client = psutil.Process()
+        self._server = _Processors((lambda: sum(map(_of, processes))) if processes else None)
+        self._client = _Processors(lambda: _of(client))
+        self._machine = _Processors(_of_machine if processes else None)
         self._has_gpu = bool(processes) and shutil.which("nvidia-smi") is not None
         self._greenlet: gevent.Greenlet | None = None
 
@@ -87,6 +91,7 @@ class Watch:
                 metrics=self._metrics(),
                 server_cpu=self._server.used(at_s),
                 client_cpu=self._client.used(at_s),
+                machine_cpu=self._machine.used(at_s),
                 gpu=_gpu() if looks_at_gpu else None,
             )
         )
@@ -114,28 +119,36 @@ def parse(text: str) -> dict[str, float]:
 
 
 class _Processors:
-    """How many cores some processes use."""
+    """How many cores are in use, by a clock of processor time."""
 
-    def __init__(self, processes: Sequence[psutil.Process]) -> None:
-        self._processes = processes
+    def __init__(self, seconds: Callable[[], float] | None) -> None:
+        self._seconds = seconds
         self._last: tuple[float, float] | None = None
 
     def used(self, at_s: float) -> float | None:
-        """Since it was last asked; None the first time, or where there is nothing to look at."""
-        if not self._processes:
+        """Since it was last asked; None the first time, or where there is no clock."""
+        if self._seconds is None:
             return None
-        before, self._last = self._last, (at_s, sum(map(_seconds, self._processes)))
+        before, self._last = self._last, (at_s, self._seconds())
         if before is None or at_s <= before[0]:
             return None
         return max(0.0, (self._last[1] - before[1]) / (at_s - before[0]))
 
 
-def _seconds(process: psutil.Process) -> float:
+def _of(process: psutil.Process) -> float:
     try:
         times = process.cpu_times()
     except psutil.NoSuchProcess:
         return 0.0
     return times.user + times.system
+
+
+def _of_machine() -> float:
+    """All processors' time but what they idle; a guest's is counted as its host's too."""
+    times = psutil.cpu_times()._asdict()
+    return sum(times.values()) - sum(
+        times.get(name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice")
+    )
 
 
 def _gpu() -> float | None:

@@ -71,6 +71,7 @@ _INSIDE: Sequence[Column] = (
     ("prefix hits", lambda run: percent(run.measures.inside.prefix_hits)),
     ("server cores", lambda run: number(run.measures.server_cpu, 2)),
     ("client cores", lambda run: number(run.measures.client_cpu, 2)),
+    ("other cores", lambda run: number(run.measures.other_cpu, 2)),
     ("GPU", lambda run: percent(run.measures.gpu)),
 )
 

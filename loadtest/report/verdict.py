@@ -74,6 +74,11 @@ def remarks(runs: Sequence[Run]) -> Iterator[str]:
             yield f"{label}: {measures.num_short} answers have another length than was asked for."
         if (measures.late_s or 0) > 0.1:
             yield f"{label}: requests were sent up to {duration(measures.late_s)} late."
+        if (measures.other_cpu or 0) > 0.2:
+            yield (
+                f"{label}: other processes used {number(measures.other_cpu, 2)} cores of this "
+                "machine meanwhile; measure again when it is quiet."
+            )
         if (measures.client_cpu or 0) > 0.5:
             yield (
                 f"{label}: the client used {number(measures.client_cpu)} cores, which on this "

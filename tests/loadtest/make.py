@@ -33,7 +33,9 @@ def sample(at_s: float, **metrics: float) -> Sample:
         "step_sequences": 25 * at_s, "preemptions": at_s, "prefix_queries": 40 * at_s,
         "prefix_hits": 10 * at_s,
     }  # fmt: skip
-    return Sample(at_s=at_s, metrics=values | metrics, server_cpu=1.5, client_cpu=0.1)
+    return Sample(
+        at_s=at_s, metrics=values | metrics, server_cpu=1.5, client_cpu=0.1, machine_cpu=1.7
+    )
 
 
 def run(name: str = "paged", seconds: float = 2.0, **changes: Any) -> Run:

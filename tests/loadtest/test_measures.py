@@ -65,6 +65,8 @@ def test_what_the_server_s_counters_say() -> None:
     assert inside.kv_used == 0.5, "while it was busy, and not after the end"
     assert inside.kv_filled == pytest.approx(400 / 1600 / 0.5)
     assert (inside.preemptions, inside.prefix_hits) == (4.0, 0.25)
+    measures = measures_of([record(0)], [], samples, clients=1)
+    assert measures.other_cpu == pytest.approx(0.1), "of 1.7, 1.5 the server's and 0.1 the client's"
     assert measures_of([record(0)], [], [], clients=1).inside.batch is None
 
 

@@ -69,12 +69,14 @@ def test_remarks_name_what_a_sceptic_would_ask() -> None:
         is_whole=False,
     )
     bad.measures.client_cpu = 0.8
+    bad.measures.other_cpu = 0.6
     text = "\n".join(verdict.remarks([bad]))
     for part in (
         "interrupted",
         "1 requests failed, the first with: 503",
         "another length",
         "0.800 c",
+        "used 0.60 c",
     ):
         assert part in text
     assert not list(verdict.remarks([run()]))
