@@ -30,7 +30,7 @@ class TokenStream:
             merged = self._collect(timeout_s)
             if merged is not None or self._failed is None:
                 return merged
-        raise _error(self._failed)
+        raise failure_of(self._failed)
 
     def push(self, message: Generated | Failed) -> None:
         """Takes in a message of the engine; for the client alone."""
@@ -75,7 +75,8 @@ class TokenStream:
         return messages
 
 
-def _error(failed: Failed) -> LongshoreError:
+def failure_of(failed: Failed) -> LongshoreError:
+    """The error to raise for what the engine said."""
     if failed.kind == "rejected":
         return RequestError(failed.field, failed.message)
     return {"overloaded": OverloadedError, "failed": GenerationError}[failed.kind](failed.message)

@@ -18,7 +18,10 @@ from core.messages import Dead, Launch
 from core.processes import die_with_parent
 from engine.build import build_engine
 from engine.connection import Connection
+from engine.engine import Engine
 from engine.server import Server
+from engine.tasks.build import build_task_engine
+from engine.tasks.engine import TaskEngine
 
 logger = logging.getLogger("engine")
 
@@ -32,7 +35,7 @@ def main() -> int:
         transformers_logging.disable_progress_bar()  # a log is no place for one
     with Connection(launch.endpoint) as connection:
         try:
-            engine = build_engine(Path(launch.model_dir), launch.options)
+            engine = _build(launch)
             Server(engine, connection, launch.options.job_queue_size).serve_forever()
         except ConfigurationError as error:
             connection.broadcast(Dead(str(error)))
@@ -43,6 +46,15 @@ def main() -> int:
             logger.exception("the engine ends")
             return 1
     return 0
+
+
+def _build(launch: Launch) -> Engine | TaskEngine:
+    model_dir = Path(launch.model_dir)
+    if launch.library_dir:
+        sys.path.insert(0, launch.library_dir)
+    if launch.task.kind == "generation":
+        return build_engine(model_dir, launch.options)
+    return build_task_engine(launch.task, model_dir, launch.options)
 
 
 if __name__ == "__main__":

@@ -22,15 +22,20 @@ from core.errors import ConfigurationError, GenerationError, RequestError
 from core.options import Options, Value, make_options
 from core.plan import Output
 from core.sampling import MAX_LOGPROBS, Finish, SamplingParams, TopLogprobs
+from core.task import choose_task
 from core.text.answer import Answer
 from core.text.bad_words import with_bad_word_ids
 from core.text.tokenizer import Tokenizer
 from engine.build import build_engine
+from engine.engine import Engine
+from engine.tasks.build import build_task_engine
+from engine.tasks.engine import TaskEngine
+from engine.tasks.offline import EmbeddingRequestOutput, embed
 
 SERVICE_OPTIONS = frozenset({
     "model_id", "revision", "engine", "entryPoint", "output_formatter", "job_queue_size",
     "max_request_size", "predict_timeout", "model_loading_timeout", "heartbeat_timeout",
-    "retry_threshold", "http_workers",
+    "retry_threshold", "http_workers", "install_requirements",
 })  # fmt: skip
 """Options of the processes around an engine; without them they would do nothing."""
 Prompt = str | Sequence[int]
@@ -99,8 +104,25 @@ class LLM:
         self.options: Options = make_options(options)
         has_tokenizer = (model_dir / "tokenizer.json").is_file()
         self._tokenizer = Tokenizer(model_dir) if has_tokenizer else None
-        self._engine = build_engine(model_dir, self.options)
-        self.facts = self._engine.facts
+        task = choose_task(model_dir, self.options)
+        if task.kind == "pipeline":
+            raise ConfigurationError(
+                f"LLM generates or embeds, and {task.reason}: serve {task.name} by the container, "
+                "or say task='text-generation' or task='text-embedding'"
+            )
+        self._embedding: TaskEngine | None = None
+        if task.kind == "embedding":
+            self._embedding = build_task_engine(task, model_dir, self.options)
+            self.facts = self._embedding.facts
+        else:
+            self._generation = build_engine(model_dir, self.options)
+            self.facts = self._generation.facts
+
+    @property
+    def _engine(self) -> Engine:
+        if self._embedding is not None:
+            raise RequestError("prompts", f"the task is {self.facts.task}: call embed")
+        return self._generation
 
     def generate(
         self,
@@ -127,6 +149,24 @@ class LLM:
             for request_id in answers:
                 self._engine.abort(request_id)
         return [pending.result() for pending in answers.values()]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vectors of all prompts, which are refused where they are too long, unless
+        `truncate_prompt_tokens` cuts them (-1: after as many tokens as the model takes).
+
+        Raises RequestError if one of them cannot be embedded, or the model is not for it;
+        GenerationError if one fails.
+        """
+        if self._embedding is None:
+            raise RequestError("prompts", "the model generates text; LLM(task='text-embedding')")
+        limit = self.facts.max_model_len if truncate_prompt_tokens == -1 else truncate_prompt_tokens
+        return embed(self._embedding, _as_list(prompts), limit, use_tqdm=use_tqdm)
 
     def _run(self, answers: dict[int, _Pending], use_tqdm: bool) -> None:
         num_answers = sum(pending.num_open for pending in answers.values())
