@@ -26,9 +26,25 @@ from engine.tasks.engine import TaskEngine
 logger = logging.getLogger("engine")
 
 
+class _Stopped(BaseException):
+    """SIGTERM. Not SystemExit, which is how a handler's own code may fail."""
+
+
 def main() -> int:
+    """Serves until SIGTERM; returns the exit code."""
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        return _serve()
+    except _Stopped:
+        return 0
+
+
+def _stop(*_: object) -> None:
+    raise _Stopped
+
+
+def _serve() -> int:
     die_with_parent()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     launch = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Launch)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if not sys.stderr.isatty():

@@ -75,7 +75,9 @@ class PipelineModel:
     def run(self, inputs: list[Any], parameters: Parameters) -> list[Any]:
         if len(inputs) == 1 and self._task != "text-classification":
             return [self._pipeline(inputs[0], **parameters)]  # some unpack a list of one
-        return self._pipeline(inputs, batch_size=len(inputs), **parameters)
+        # What pads a batch would be part of the answers if they are the vectors of all tokens.
+        batch_size = 1 if self._task == "feature-extraction" else len(inputs)
+        return self._pipeline(inputs, batch_size=batch_size, **parameters)
 
     def alone(self, result: Any, given: Any, parameters: Parameters) -> Any:
         is_text_classification = self._task == "text-classification"

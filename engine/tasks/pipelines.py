@@ -76,7 +76,7 @@ class PipelinePerformer:
 
     def _outcome(self, body: PipelineBody, results: list[Any]) -> Outcome:
         """In a list each input has a result or an error; where none has a result, that is it."""
-        results = [_explained(each) if isinstance(each, Exception) else each for each in results]
+        results = [_explained(each, body) for each in results]
         if all(isinstance(each, Exception) for each in results):
             return results[0]
         if body.is_batch:
@@ -84,12 +84,13 @@ class PipelinePerformer:
         return _encoded(self._model.alone(results[0], body.inputs[0], body.parameters))
 
 
-def _explained(error: Exception) -> Exception:
-    """As a RequestError, where it is about what the client sent."""
-    if isinstance(error, RequestError) or not isinstance(error, _WRONG_INPUT):
-        return error
-    field = "parameters" if "keyword argument" in str(error) else "inputs"
-    return RequestError(field, str(error))
+def _explained(result: Any, body: PipelineBody) -> Any:
+    """An error that is about what the client sent, as a RequestError; else the result itself."""
+    if isinstance(result, RequestError) or not isinstance(result, _WRONG_INPUT):
+        return result
+    about_parameters = isinstance(result, KeyError) or "keyword argument" in str(result)
+    field = "parameters" if body.parameters and about_parameters else "inputs"
+    return RequestError(field, f"not understood: {result}")
 
 
 def _described(result: Any) -> Any:
