@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from container.configuration import Configuration
-from core.batching import choose_batching
 from core.messages import Facts
 from core.options import Option, Value, option_table
-from core.task import Task
+from core.task import Task, choose_batching_of
 
 
 def help_lines() -> Iterator[str]:
@@ -101,7 +100,7 @@ def _options(configuration: Configuration, rows: list[Option]) -> Iterator[str]:
 def _choice(configuration: Configuration, model: str, task: Task | None) -> Iterator[str]:
     if task is not None:
         yield f"  task: {task.name} ({task.reason})"
-    choice = choose_batching(configuration.options)
+    choice = choose_batching_of(task or Task(), configuration.options)
     yield f"  batching: {choice.name or 'follows from the model'} ({choice.reason})"
     yield f"  model: {model}"
     yield from (f"  warning: {warning}" for warning in configuration.warnings)

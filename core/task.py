@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from core.batching import choose_batching
+from core.batching import Choice, choose_batching
 from core.errors import ConfigurationError
 from core.options import Options
 
@@ -77,6 +77,16 @@ def check_options(task: Task, options: Options) -> None:
         raise ConfigurationError(
             f"option.executor=packed generates text; leave it out for {task.name} ({task.reason})"
         )
+
+
+def choose_batching_of(task: Task, options: Options) -> Choice:
+    """The strategy of a task. Nothing said: one at a time for a handler, as in LMI."""
+    choice = choose_batching(options)
+    if choice.name is not None or task.kind == "generation":
+        return choice
+    if task.kind == "handler":
+        return Choice("none", "nothing said: a handler gets one request at a time, as in LMI")
+    return Choice("dynamic", f"nothing said: dynamic for {task.name}")
 
 
 def _named(name: str) -> Task:

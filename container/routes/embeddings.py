@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from array import array
+import struct
 from collections.abc import Mapping
 
 import msgspec
@@ -66,5 +66,5 @@ class EmbeddingApi:
         return msgspec.msgpack.decode(answer.body, type=EmbeddingAnswer)
 
 
-def _numbers(vector: bytes) -> array[float]:
-    return array("f", vector)
+def _numbers(vector: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(vector) // 4}f", vector)

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import torch
 
-from core.batching import choose_batching
 from core.messages import Facts
-from core.options import Batching, Options
-from core.task import Task, check_options
+from core.options import Options
+from core.task import Task, check_options, choose_batching_of
 from engine.build import read_config
 from engine.device import check_tensor_parallel, choose_device, choose_dtype
 from engine.model_source import ModelSource
@@ -39,7 +38,9 @@ def build_task_engine(task: Task, model_dir: Path, options: Options) -> TaskEngi
     device = choose_device(options)
     notes = check_tensor_parallel(options, device)
     performer = _performer(task, model_dir, options, device)
-    batching, reason = _batching(task, options)
+    choice = choose_batching_of(task, options)
+    assert choice.name is not None, "of every task but generation"
+    batching = choice.name
     max_jobs = 1 if batching == "none" else options.batch_size or DEFAULT_BATCH_SIZE
     description = performer.description
     facts = Facts(
@@ -47,7 +48,7 @@ def build_task_engine(task: Task, model_dir: Path, options: Options) -> TaskEngi
         task=task.name,
         architecture=description.architecture,
         batching=batching,
-        batching_reason=reason,
+        batching_reason=choice.reason,
         executor="task",
         executor_reason=task.reason,
         device=str(device),
@@ -96,13 +97,3 @@ def _handler(task: Task, model_dir: Path, device: torch.device) -> Performer:
     added: Mapping[str, str] = {"model_dir": str(model_dir), **device_id}
     os.chdir(Path(task.name).parent)  # as in LMI: relative paths mean what lies beside the file
     return load_handler(Path(task.name), {**task.properties, **added})
-
-
-def _batching(task: Task, options: Options) -> tuple[Batching, str]:
-    """Nothing said: what LMI does with a handler, and what is faster with a model."""
-    choice = choose_batching(options)
-    if choice.name is not None:
-        return choice.name, choice.reason
-    if task.kind == "handler":
-        return "none", "nothing said: a handler gets one request at a time, as in LMI"
-    return "dynamic", choice.reason
