@@ -166,13 +166,15 @@ def test_over_the_socket(client):
 
 def test_a_full_queue_refuses_and_an_abort_makes_room(client, echo):
     echo.open.clear()
-    for id in ("1", "2", "3"):
+    client.send(Perform("1", b"1"))
+    while client.receive(Heartbeat).step_age_s < 0.6:
+        pass  # the loop stands still, the heart does not
+    for id in ("2", "3", "4"):
         client.send(Perform(id, id.encode()))
-    client.send(Perform("4", b"4"))
     client.send(Abort("2"))
     client.send(Perform("5", b"5"))
-    while client.receive(Heartbeat).step_age_s < 0.5:
-        pass  # the loop stands still, the heart does not
+    beats = [client.receive(Heartbeat).step_age_s for _ in range(3)]
+    assert beats == sorted(beats), "all that was sent has arrived by now, and waits"
     echo.open.set()
     assert client.receive(Failed).kind == "overloaded"
     assert [client.receive(Performed).id for _ in range(3)] == ["1", "3", "5"]
