@@ -102,8 +102,8 @@ def _port(given: int | None) -> int:
 
 def _explain(configuration: Configuration, model_dir: Path) -> int:
     task = expected_task(configuration, model_dir)
-    is_model = task is None or task.kind != "handler"
-    model = describe_model(configuration, model_dir) if is_model else task.name
+    is_handler = task is not None and task.kind == "handler"
+    model = task.name if is_handler else describe_model(configuration, model_dir)
     for line in explain_lines(configuration, model, task):
         print(line)
     return 0
