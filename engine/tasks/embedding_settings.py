@@ -54,7 +54,7 @@ class _PoolingConfig(msgspec.Struct):
     def names(self) -> list[str]:
         if self.pooling_mode is not None:
             return [self.pooling_mode] if isinstance(self.pooling_mode, str) else self.pooling_mode
-        flags = {
+        flags = {  # in the order in which several stood
             "cls": self.pooling_mode_cls_token,
             "max": self.pooling_mode_max_tokens,
             "mean": self.pooling_mode_mean_tokens,
@@ -117,7 +117,7 @@ def _kind(module: _Module) -> str:
 
 
 def _checked(names: list[str], steps: dict[str, Path]) -> tuple[Pooling, ...]:
-    known: list[Pooling] = [each for each in _POOLING_NAMES if each in names]
+    known: list[Pooling] = [each for name in names for each in _POOLING_NAMES if each == name]
     if not names or len(known) < len(names):
         raise ConfigurationError(
             f"{steps['Pooling'] / 'config.json'}: pools by {', '.join(names) or 'nothing'}; known "

@@ -15,12 +15,12 @@ Pool = Callable[[Tensor, Tensor], Tensor]
 
 
 def pool(kinds: tuple[Pooling, ...], hidden: Tensor, mask: Tensor, *, is_unit: bool) -> Tensor:
-    """[texts, kinds * size]: several kinds stand one after the other, in the order of `_POOLS`.
+    """[texts, kinds * size]: several kinds stand one after the other.
 
     `is_unit`: made 1 long.
     """
     hidden = hidden.float()
-    vectors = torch.cat([_POOLS[kind](hidden, mask) for kind in _POOLS if kind in kinds], dim=-1)
+    vectors = torch.cat([_POOLS[kind](hidden, mask) for kind in kinds], dim=-1)
     return normalize(vectors, dim=-1) if is_unit else vectors
 
 
@@ -48,4 +48,3 @@ _POOLS: Mapping[Pooling, Pool] = {
     "weightedmean": _weighted_mean,
     "lasttoken": _last,
 }
-"""In the order in which sentence-transformers puts several."""

@@ -110,10 +110,16 @@ def test_pooling(described, kind, place):
 
 
 def test_several_kinds_of_pooling_stand_in_a_row(described):
-    path = described(pooling={"pooling_mode": ["mean", "cls"]})
-    got, _ = vectors(perform(engine_of(path), embed("the cat"))[0])
-    rows = hidden(path, "the cat")
-    np.testing.assert_allclose(got[0], unit(np.concatenate([rows[0], rows.mean(0)])), atol=1e-5)
+    """In their order, which for the old form is fixed."""
+    for settings, order in (
+        ({"pooling_mode": ["mean", "cls"]}, ("mean", "cls")),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, ("cls", "mean")),
+    ):
+        path = described(pooling=settings)
+        got, _ = vectors(perform(engine_of(path), embed("the cat"))[0])
+        rows = hidden(path, "the cat")
+        expected = unit(np.concatenate([POOLED[kind](rows) for kind in order]))
+        np.testing.assert_allclose(got[0], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
