@@ -36,7 +36,7 @@ _MODELS = {
         _BERT | {"id2label": _NLI, "label2id": {name: id for id, name in _NLI.items()}},
     ),
     "encoder": (AutoModel, "bert", _BERT),
-    "roberta": (AutoModel, "roberta", _BERT | {"max_position_embeddings": MAX_LENGTH + 1}),
+    "roberta": (AutoModel, "roberta", _BERT | {"max_position_embeddings": 20}),
     "t5": (AutoModel, "t5", {"vocab_size": len(WORDS), "d_model": 16, "d_kv": 8, "d_ff": 32,
                              "num_layers": 2, "num_heads": 2, "pad_token_id": 0}),
     "llama": (AutoModel, "llama", _BERT | {"num_key_value_heads": 1}),

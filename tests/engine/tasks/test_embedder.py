@@ -225,6 +225,7 @@ def test_other_architectures(task_model, name):
     path = task_model(name)
     engine = engine_of(path, task="embed")
     get = (lambda model: model.get_encoder()) if name == "t5" else (lambda model: model)
+    assert engine.facts.max_model_len == (19 if name == "roberta" else MAX_LENGTH)
     text = " ".join(["dog"] * (engine.facts.max_model_len - 2))
     expected = np.stack([unit(hidden(path, each, get).mean(0)) for each in (text, "the cat")])
     got, _ = vectors(perform(engine, embed(text, "the cat"))[0])

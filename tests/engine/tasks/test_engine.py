@@ -106,6 +106,7 @@ def test_an_aborted_job_is_never_performed(make, echo):
     engine.abort(99)
     assert [each.request_id for each in engine.step(0.0)] == [second]
     assert echo.batches == [["b"]]
+    assert not engine._jobs, "its body is not kept"
 
 
 def test_a_job_aborted_while_it_runs_is_never_heard_of(make, echo):
