@@ -99,7 +99,7 @@ class EngineClient:
 
     def submit(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> TokenStream:
         """Starts a request. Raises EngineUnavailableError where nobody would answer."""
-        stream = TokenStream(self._new_id(), self.forget)
+        stream = TokenStream(self._new_id(), params.num_answers, self.abort)
         self._send(Submit(stream.id, list(prompt_token_ids), params))
         self._streams[stream.id] = stream
         return stream
@@ -111,15 +111,18 @@ class EngineClient:
         self._replies[reply.id] = reply
         return reply
 
-    def _new_id(self) -> str:
-        if self._facts is None:
-            raise EngineUnavailableError(self._down_reason)
-        return f"{self._name}-{next(self._numbers)}"
-
     def forget(self, id: str) -> None:
-        """Aborts a running request; nothing more of it is handed on."""
-        if self._streams.pop(id, None) or self._replies.pop(id, None):
+        """Aborts a request of a task, unless it has its answer."""
+        if self._replies.pop(id, None) is not None:
             self._send(Abort(id))
+
+    def abort(self, id: str, index: int | None = None) -> None:
+        """Aborts a running request, of which nothing more is handed on, or one answer of it."""
+        if id not in self._streams:
+            return
+        if index is None:
+            del self._streams[id]
+        self._send(Abort(id, index))
 
     def fail_all(self, reason: str) -> None:
         """Ends every running request with a failure that says `reason`."""
@@ -132,6 +135,11 @@ class EngineClient:
     @property
     def _num_running(self) -> int:
         return len(self._streams) + len(self._replies)
+
+    def _new_id(self) -> str:
+        if self._facts is None:
+            raise EngineUnavailableError(self._down_reason)
+        return f"{self._name}-{next(self._numbers)}"
 
     def close(self) -> None:
         """Fails what still runs and closes the socket."""
@@ -196,14 +204,14 @@ class EngineClient:
         match message:
             case Step(generated):
                 for each in generated:
-                    self._hand_on(each, is_last=each.finish is not None)
+                    self._hand_on(each)
             case Performed():
                 self._reply(message)
             case Failed(id):
                 if id in self._replies:
                     self._reply(message)
                 else:
-                    self._hand_on(message, is_last=True)
+                    self._hand_on(message)
             case Heartbeat(step_age_s):
                 self._last_heard, self._step_age_s = self._clock(), step_age_s
             case Ready(facts):
@@ -211,13 +219,13 @@ class EngineClient:
             case Dead(reason):
                 self._lost(f"the engine has ended: {reason}")
 
-    def _hand_on(self, message: Generated | Failed, *, is_last: bool) -> None:
+    def _hand_on(self, message: Generated | Failed) -> None:
         stream = self._streams.get(message.id)
         if stream is None:
             return  # aborted while this was on its way
-        if is_last:
-            del self._streams[message.id]
         stream.push(message)
+        if stream.has_ended:
+            del self._streams[message.id]
 
     def _reply(self, message: Performed | Failed) -> None:
         reply = self._replies.pop(message.id, None)

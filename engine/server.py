@@ -120,7 +120,7 @@ class Server:
             request_id = self._add(message)
         except RequestError as error:
             return Failed(message.id, "rejected", error.message, error.field)
-        answers = set(range(message.params.n if isinstance(message, Submit) else 1))
+        answers = set(range(message.params.num_answers if isinstance(message, Submit) else 1))
         self._asked[request_id] = _Asked(client, message.id, answers)
         self._request_ids[client, message.id] = request_id
         return None

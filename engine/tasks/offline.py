@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,11 +12,9 @@ from tqdm import tqdm
 
 from core.errors import GenerationError, RequestError
 from core.task_bodies import EmbeddingAnswer, EmbeddingBody
+from engine.prompts import Prompt
 from engine.tasks.engine import TaskEngine
 from engine.tasks.performer import Answer, Job, Outcome
-
-Prompt = str | Sequence[int]
-"""A text, or its token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +45,7 @@ def embed(
     outputs: dict[int, EmbeddingRequestOutput] = {}
     try:
         for prompt in prompts:
-            given = prompt if isinstance(prompt, str) else list(prompt)
-            body = msgspec.msgpack.encode(EmbeddingBody([given], "prompts", max_tokens))
+            body = msgspec.msgpack.encode(EmbeddingBody([_given(prompt)], "prompts", max_tokens))
             pending[engine.add(Job(body), time.monotonic())] = prompt
         with tqdm(total=len(pending), desc="Embeddings", disable=not use_tqdm) as bar:
             while engine.has_work():
@@ -62,6 +59,14 @@ def embed(
         for id in pending:
             engine.abort(id)
     return [outputs[id] for id in pending]
+
+
+def _given(prompt: Prompt) -> str | list[int]:
+    """A text, or its token ids."""
+    if isinstance(prompt, Mapping):
+        token_ids = prompt.get("prompt_token_ids")
+        return list(token_ids) if token_ids is not None else str(prompt.get("prompt") or "")
+    return prompt if isinstance(prompt, str) else list(prompt)
 
 
 def _wait(engine: TaskEngine) -> None:
@@ -80,5 +85,6 @@ def _output(prompt: Prompt, outcome: Outcome) -> EmbeddingRequestOutput:
         case error:
             raise GenerationError(f"{type(error).__name__}: {error}")
     vector = np.frombuffer(answer.vectors[0], "<f4").tolist()
-    text = prompt if isinstance(prompt, str) else None
+    given = _given(prompt)
+    text = given if isinstance(given, str) else None
     return EmbeddingRequestOutput(text, EmbeddingOutput(vector), answer.num_tokens[0])
