@@ -102,8 +102,10 @@ def _port(given: int | None) -> int:
 
 def _explain(configuration: Configuration, model_dir: Path) -> int:
     task = expected_task(configuration, model_dir)
-    is_handler = task is not None and task.kind == "handler"
-    model = task.name if is_handler else describe_model(configuration, model_dir)
+    if task is not None and task.kind == "handler":
+        model = task.name
+    else:
+        model = describe_model(configuration, model_dir)
     for line in explain_lines(configuration, model, task):
         print(line)
     return 0
