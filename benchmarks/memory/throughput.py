@@ -46,7 +46,7 @@ def measure_gain(model_dir: Path, lengths: Sequence[Lengths], system_prompt: int
         )
     vocab_size = engines[True].facts.vocab_size
     for engine in engines.values():
-        _run(engine, _requests(fitting[:2], system_prompt, vocab_size, seed=-1))
+        _run(engine, _requests(fitting[:2], system_prompt, vocab_size, seed=PAIRS))
     rates: dict[bool, list[float]] = {True: [], False: []}
     for pair in range(PAIRS):
         requests = _requests(fitting, system_prompt, vocab_size, seed=pair)
