@@ -71,18 +71,7 @@ class QuestionAnswering:
         """The parameters are those of the pipeline that transformers had."""
         if min(top_k, max_answer_len) < 1:
             raise RequestError("parameters", "top_k and max_answer_len are at least 1")
-        length = min(max_seq_len, self._limit)
-        encoded = self._tokenizer(
-            [question for question, _ in pairs],
-            [context for _, context in pairs],
-            truncation="only_second",
-            max_length=length,
-            stride=min(doc_stride, length // 2),
-            return_overflowing_tokens=True,
-            return_special_tokens_mask=True,
-            padding=True,
-            return_tensors="pt",
-        )
+        encoded = self._windows(pairs, min(max_seq_len, self._limit), doc_stride)
         of_pair = encoded.pop("overflow_to_sample_mapping").tolist()
         first = encoded.pop("special_tokens_mask")[:, 0].bool()  # where «no answer» is said
         output = self.model(**encoded.to(self.model.device))
@@ -104,6 +93,20 @@ class QuestionAnswering:
         return [
             _result(context, found, top_k) for (_, context), found in zip(pairs, spans, strict=True)
         ]
+
+    def _windows(self, pairs: list[tuple[str, str]], length: int, stride: int) -> Any:
+        """Tokens of every pair, a row for each so many of them; those of a pair overlap."""
+        return self._tokenizer(
+            [question for question, _ in pairs],
+            [context for _, context in pairs],
+            truncation="only_second",
+            max_length=length,
+            stride=min(stride, length // 2),
+            return_overflowing_tokens=True,
+            return_special_tokens_mask=True,
+            padding=True,
+            return_tensors="pt",
+        )
 
 
 def _probabilities(logits: Tensor, counts: Tensor) -> Tensor:
