@@ -58,6 +58,8 @@ class _EngineCollector(Collector):
                 "Tokens whose K and V are in held blocks; the rest of these is reserved or empty.",
             ),
         ):
+            if "kv_" in name and not facts.num_kv_blocks:
+                continue  # the task is not to generate
             family = GaugeMetricFamily(name, doc, labels=tuple(self._labels))
             family.add_metric(tuple(self._labels.values()), value)
             yield family

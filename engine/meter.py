@@ -9,6 +9,8 @@ import msgspec
 from core.plan import Output
 from core.stats import Stats, Timing
 from engine.engine import Engine
+from engine.tasks.engine import TaskEngine, TaskOutput
+from engine.tasks.performer import Answer
 
 
 @dataclass(slots=True)
@@ -43,7 +45,15 @@ class Meter:
         self._sums.whole.add(now - course.arrived)
         return Timing(course.arrived, output.admitted, course.first_token, now)
 
-    def snapshot(self, engine: Engine) -> Stats:
+    def take_task(self, course: Course, output: TaskOutput, now: float) -> None:
+        """Counts a job that has ended, which has no tokens."""
+        reason = "done" if isinstance(output.outcome, Answer) else "error"
+        self._sums.finished[reason] = self._sums.finished.get(reason, 0) + 1
+        self._sums.whole.add(now - course.arrived)
+        if output.admitted is not None:
+            self._sums.queue.add(output.admitted - course.arrived)
+
+    def snapshot(self, engine: Engine | TaskEngine) -> Stats:
         """All figures as they are now, in an object that does not change any more."""
         strategy = engine.strategy
         return msgspec.structs.replace(

@@ -10,6 +10,8 @@ from core.sampling import Finish, SamplingParams
 from core.stats import BOUNDS_S, Durations, Timing
 from engine.engine import Engine
 from engine.meter import Course, Meter
+from engine.tasks.engine import TaskOutput
+from engine.tasks.performer import Answer
 from tests.engine.test_server import FACTS
 from tests.strategies.fakes import FakeExecutor, strategy_of
 
@@ -48,6 +50,17 @@ def test_answers_of_one_request_have_gaps_of_their_own(engine):
     meter.take(course, told(1, index=0), 6.0)
     seen = stats(meter, engine)
     assert (seen.inter_token.sum_s, seen.num_prompt_tokens) == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"), [(Answer(b"", "text/plain"), "done"), (RuntimeError("no"), "error")]
+)
+def test_a_job_has_no_tokens(engine, outcome, reason):
+    meter = Meter()
+    meter.take_task(Course(1.0, 0), TaskOutput(0, outcome, admitted=3.0), 8.0)
+    seen = stats(meter, engine)
+    assert seen.finished == {reason: 1}
+    assert (seen.queue.sum_s, seen.whole.sum_s, sum(seen.first_token.counts)) == (2, 7, 0)
 
 
 def test_a_failure_is_counted_and_not_timed(engine):
