@@ -41,7 +41,7 @@ class TokenStream:
                 break
             generated.append(message)
         if self._failed and not generated:
-            raise _error(self._failed)
+            raise failure_of(self._failed)
         return _merged(generated)
 
     def push(self, message: Generated | Failed) -> None:
@@ -89,10 +89,12 @@ def _joined(parts: list[Generated]) -> Generated:
         parts[0].index,
         top=tuple(top for part in parts for top in part.top),
         prompt=tuple(scores for part in parts for scores in part.prompt),
+        timing=parts[-1].timing,
     )
 
 
-def _error(failed: Failed) -> LongshoreError:
+def failure_of(failed: Failed) -> LongshoreError:
+    """The error to raise for what the engine said."""
     if failed.kind == "rejected":
         return RequestError(failed.field, failed.message)
     return {"overloaded": OverloadedError, "failed": GenerationError}[failed.kind](failed.message)

@@ -6,6 +6,7 @@ import logging
 import queue
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.errors import EngineUnavailableError, RequestError
@@ -14,14 +15,27 @@ from core.messages import (
     Failed,
     Generated,
     Hello,
+    Perform,
+    Performed,
     Ready,
     Step,
     Submit,
 )
 from core.plan import Output
 from core.sampling import Finish
-from engine.connection import Broken, ClientGone, Connection, Inbound, Pulse
+from core.stats import Timing
+from engine.connection import (
+    HEARTBEAT_INTERVAL_S,
+    Broken,
+    ClientGone,
+    Connection,
+    Inbound,
+    Pulse,
+)
 from engine.engine import Engine
+from engine.meter import Course, Meter
+from engine.tasks.engine import TaskEngine, TaskOutput
+from engine.tasks.performer import Answer, Job
 
 logger = logging.getLogger(__name__)
 
@@ -36,18 +50,23 @@ class _Asked:
     id: str
     open_answers: set[int]
     """Indices of the answers that have not ended."""
+    course: Course
 
 
 class Server:
     """Drives an engine for the clients of a connection, in the caller's thread."""
 
-    def __init__(self, engine: Engine, connection: Connection, max_waiting: int) -> None:
+    def __init__(
+        self, engine: Engine | TaskEngine, connection: Connection, max_waiting: int
+    ) -> None:
         self._engine = engine
         self._connection = connection
         self._max_waiting = max_waiting
         self._asked: dict[int, _Asked] = {}
         """By the engine's request id."""
         self._request_ids: dict[tuple[bytes, str], int] = {}
+        self._meter = Meter()
+        self._stats_due = 0.0
 
     def serve_forever(self) -> None:
         """Returns never; raises what ends the engine."""
@@ -62,10 +81,11 @@ class Server:
         self._beat()
 
     def _beat(self) -> None:
-        strategy = self._engine.strategy
-        self._connection.pulse = Pulse(
-            time.monotonic(), len(strategy.running), len(strategy.waiting)
-        )
+        now, stats = time.monotonic(), self._connection.pulse.stats
+        if now >= self._stats_due:
+            stats = self._meter.snapshot(self._engine)
+            self._stats_due = now + HEARTBEAT_INTERVAL_S
+        self._connection.pulse = Pulse(now, stats)
 
     def _receive(self, timeout: float) -> None:
         """Takes in all messages that are there; waits that many seconds for the first."""
@@ -89,7 +109,7 @@ class Server:
         match message:
             case Hello():
                 self._connection.send(client, Ready(self._engine.facts))
-            case Submit():
+            case Submit() | Perform():
                 refusal = self._submit(client, message)
                 if refusal is not None:
                     self._connection.send(client, refusal)
@@ -102,23 +122,36 @@ class Server:
                     if owner == client:
                         self._abort(owner, id)
 
-    def _submit(self, client: bytes, message: Submit) -> Failed | None:
+    def _submit(self, client: bytes, message: Submit | Perform) -> Failed | None:
         if (client, message.id) in self._request_ids:
             return Failed(message.id, "rejected", "this id is in use", "id")
         if self._is_full():
             return Failed(
                 message.id, "overloaded", f"{self._max_waiting} requests are waiting already"
             )
+        now = time.monotonic()
         try:
-            request_id = self._engine.add(
-                message.prompt_token_ids, message.params, time.monotonic()
-            )
+            request_id = self._add(message, now)
         except RequestError as error:
             return Failed(message.id, "rejected", error.message, error.field)
-        answers = set(range(message.params.num_answers))
-        self._asked[request_id] = _Asked(client, message.id, answers)
+        num_answers, num_prompt_tokens = 1, 0
+        if isinstance(message, Submit):
+            num_answers = message.params.num_answers
+            num_prompt_tokens = len(message.prompt_token_ids)
+        course = Course(now, num_prompt_tokens)
+        self._asked[request_id] = _Asked(client, message.id, set(range(num_answers)), course)
         self._request_ids[client, message.id] = request_id
         return None
+
+    def _add(self, message: Submit | Perform, now: float) -> int:
+        """The request's id. Raises RequestError for what can never run here."""
+        match message, self._engine:
+            case Submit(), Engine() as engine:
+                return engine.add(message.prompt_token_ids, message.params, now)
+            case Perform(), TaskEngine() as engine:
+                return engine.add(Job(message.body, message.headers), now)
+            case _:
+                raise RequestError("task", f"this container serves {self._engine.facts.task}")
 
     def _is_full(self) -> bool:
         """Whether one more would wait behind `max_waiting` others, once every slot is taken."""
@@ -141,26 +174,44 @@ class Server:
             del self._asked[request_id]
             del self._request_ids[asked.client, asked.id]
 
-    def _send_outputs(self, outputs: list[Output]) -> None:
-        """One message a client, however many of its requests the step has moved."""
+    def _send_outputs(self, outputs: Sequence[Output | TaskOutput]) -> None:
+        """One message a client, however many tokens of its requests the step has made."""
         steps: defaultdict[bytes, list[Generated]] = defaultdict(list)
+        now = time.monotonic()
         for output in outputs:
             asked = self._asked.get(output.request_id)
             if asked is None:
                 continue
-            if output.finish == Finish.ERROR:
+            if isinstance(output, TaskOutput):
+                self._meter.take_task(asked.course, output, now)
+                self._connection.send(asked.client, _performed(asked.id, output))
+                self._close(output.request_id, None)
+            elif output.finish == Finish.ERROR:
+                self._meter.take(asked.course, output, now)
+                assert isinstance(self._engine, Engine), "a task fails by its outcome"
                 failure = Failed(asked.id, "failed", self._engine.last_failure)
                 self._connection.send(asked.client, failure)
                 self._close(output.request_id, None)
             elif output.index in asked.open_answers:
-                steps[asked.client].append(_generated(asked.id, output))
+                timing = self._meter.take(asked.course, output, now)
+                steps[asked.client].append(_generated(asked.id, output, timing))
                 if output.finish is not None:
                     self._close(output.request_id, output.index)
         for client, generated in steps.items():
             self._connection.send(client, Step(generated))
 
 
-def _generated(id: str, output: Output) -> Generated:
+def _performed(id: str, output: TaskOutput) -> Performed | Failed:
+    match output.outcome:
+        case Answer(body, content_type, code, headers):
+            return Performed(id, body, content_type, code, dict(headers))
+        case RequestError() as error:
+            return Failed(id, "rejected", error.message, error.field)
+        case error:
+            return Failed(id, "failed", f"{type(error).__name__}: {error}")
+
+
+def _generated(id: str, output: Output, timing: Timing | None) -> Generated:
     return Generated(
         id,
         output.token_ids,
@@ -169,4 +220,5 @@ def _generated(id: str, output: Output) -> Generated:
         output.index,
         top=output.top,
         prompt=output.prompt,
+        timing=timing,
     )

@@ -14,11 +14,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MAY_IMPORT = {
     "core": set(),
+    "djl_python": set(),
     "kernels": set(),
     "strategies": {"core"},
-    "engine": {"core", "kernels", "strategies"},
+    "engine": {"core", "djl_python", "kernels", "strategies"},
     "container": {"core"},  # it speaks to the engine over the wire alone
     "benchmarks": {"core", "engine", "kernels", "strategies"},
+    "loadtest": set(),  # it speaks HTTP, to any server
     "models": set(),
 }
 HEAVY = {"torch", "transformers", "triton"}

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -27,6 +28,8 @@ from core.messages import (
     Generated,
     Heartbeat,
     Hello,
+    Perform,
+    Performed,
     Ready,
     Step,
     Submit,
@@ -34,6 +37,7 @@ from core.messages import (
 )
 from core.processes import die_with_parent
 from core.sampling import Finish, TopLogprobs
+from core.stats import Stats
 
 FACTS = Facts(
     model="fake",
@@ -59,7 +63,8 @@ FACTS = Facts(
 )
 
 Answer = Iterator[FromEngine]
-Script = Callable[[Submit], Answer]
+Script = Callable[[Any], Answer]
+"""From a Submit, or a Perform, to what the engine says."""
 
 
 def says(token_ids: list[int], *others: list[int], per_step: int = 1) -> Script:
@@ -131,6 +136,15 @@ def stalls(after: list[int] | None = None) -> Script:
     return script
 
 
+def performs(answer: Callable[[Perform], Performed]) -> Script:
+    """A script that answers every task so."""
+
+    def script(perform: Perform) -> Answer:
+        yield answer(perform)
+
+    return script
+
+
 class FakeEngine:
     """Answers by `script`, which may be replaced between requests; keeps what it received."""
 
@@ -141,6 +155,7 @@ class FakeEngine:
         self.facts = facts
         self.ready = ready
         self.step_age_s = 0.0
+        self.stats = Stats()
         self.heartbeats = True
         self.received: list[ToEngine] = []
         self._endpoint = endpoint
@@ -195,7 +210,7 @@ class FakeEngine:
                     return
                 if self.heartbeats and time.monotonic() > beat_due:
                     beat_due = time.monotonic() + 0.05
-                    self.send(Heartbeat(self.step_age_s, 0, 0))
+                    self.send(Heartbeat(self.step_age_s, self.stats))
 
     def _receive(self, socket: zmq.Socket[bytes], client: bytes, data: bytes) -> None:
         message = msgspec.msgpack.decode(data, type=ToEngine)
@@ -203,7 +218,7 @@ class FakeEngine:
         if isinstance(message, Hello) and self.ready:
             self._clients.add(client)
             socket.send_multipart([client, msgspec.msgpack.encode(Ready(self.facts))])
-        if isinstance(message, Submit):
+        if isinstance(message, Submit | Perform):
             for answer in self.script(message):
                 socket.send_multipart([client, msgspec.msgpack.encode(answer)])
 

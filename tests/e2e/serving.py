@@ -76,12 +76,14 @@ class Container:
 
 
 @contextmanager
-def serve(tmp_path: Path, properties: str = "", **environment: str) -> Iterator[Container]:
-    """The demo model with this serving.properties; killed where the test does not stop it."""
+def serve(
+    tmp_path: Path, properties: str = "", *, model: Path = DEMO, **environment: str
+) -> Iterator[Container]:
+    """The model with this serving.properties; killed where the test does not stop it."""
     (tmp_path / "serving.properties").write_text(properties)
     log = tmp_path / "log"
     port = free_port()
-    files = ["--properties", str(tmp_path / "serving.properties"), "--model-dir", str(DEMO)]
+    files = ["--properties", str(tmp_path / "serving.properties"), "--model-dir", str(model)]
     command = [sys.executable, "-m", "container", "serve", "--port", str(port), *files]
     with log.open("w") as out:
         process = subprocess.Popen(
