@@ -49,6 +49,7 @@ def _of_gpu(found: dict[str, Any], hardware: Hardware) -> Efficiency:
     """Measured on one GPU; a step's bytes are in the file, so the model may be another."""
     if found["dry"]:
         raise CalibrationError("a dry run has measured nothing")
+    _require_gpu(found["machine"]["gpu"], hardware)
     rows = found["sections"].get("roofline", {"rows": []})["rows"]
     seen = [Observation(row["bytes"], row["step us"] * 1e-6) for row in rows if row["step us"]]
     matmul = found["ceilings"].get("TFLOP/s")
@@ -57,19 +58,27 @@ def _of_gpu(found: dict[str, Any], hardware: Hardware) -> Efficiency:
 
 
 def _of_load_test(found: dict[str, Any], hardware: Hardware) -> Efficiency:
-    """From the mean step of every whole run that looked inside the server.
+    """From the mean step of every whole run of a closed loop that looked inside the server.
 
-    What its prompts take to compute, by the assumed rate, is taken off first.
+    What its prompts take to compute, by the assumed rate, is taken off first. In an open loop the
+    machine may have been idle between steps.
     """
-    runs = [run for run in found["runs"] if run["is_whole"] and run["measures"]["inside"]["step_s"]]
-    seen = [each for run in runs if (each := _mean_decode(run["measures"], hardware)) is not None]
+    _require_gpu(found["machine"].get("GPU"), hardware)
+    busy = [run["measures"] for run in found["runs"] if run["is_whole"] and run["users"]]
+    seen = [each for measures in busy if (each := _mean_decode(measures, hardware)) is not None]
     bandwidth = hardware.num_gpus * hardware.gpu.bandwidth
     return fitted(seen, bandwidth, hardware.efficiency, hardware.efficiency.flops)
 
 
+def _require_gpu(name: str | None, hardware: Hardware) -> None:
+    """name: as its driver has it, such as NVIDIA A100-SXM4-40GB."""
+    if not all(part in (name or "").lower() for part in hardware.gpu.name.split("-")):
+        raise CalibrationError(f"it was measured on {name or 'no GPU'}, not on {hardware.gpu.name}")
+
+
 def _mean_decode(measures: dict[str, Any], hardware: Hardware) -> Observation | None:
     inside, output = measures["inside"], measures["output_tokens"]
-    if not inside["batch"] or output is None:
+    if not inside["batch"] or not inside["step_s"] or output is None:
         return None
     num_steps = measures["seconds"] / inside["step_s"]
     prompts = measures["num_good"] * measures["prompt_tokens"] / num_steps
@@ -89,9 +98,7 @@ def fitted(
     steps were faster than that bandwidth allows.
     """
     if not seen:
-        raise CalibrationError(
-            "it holds no measured step (section roofline, or runs with /metrics)"
-        )
+        raise CalibrationError("no measured step: section roofline, or closed loops with /metrics")
     if max(each.num_bytes for each in seen) > 1.01 * min(each.num_bytes for each in seen):
         slope, overhead = _line(seen)
     else:

@@ -89,6 +89,6 @@ class Fleet:
         return Outcome(
             self.tally.figures(),
             sum(machine.num_sequence_steps for machine in self.machines) / num_steps,
-            sum(machine.num_preemptions for machine in self.machines),
+            sum(machine.strategy.num_preemptions for machine in self.machines),
             tuple(self._received),
         )

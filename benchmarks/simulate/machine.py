@@ -8,7 +8,6 @@ from benchmarks.simulate.leap import is_quiet, leap
 from benchmarks.simulate.tally import Tally
 from benchmarks.simulate.traffic import Arrival
 from strategies.base import Strategy
-from strategies.paged import PagedStrategy
 
 
 class Machine:
@@ -39,11 +38,6 @@ class Machine:
         self._num_unfinished = 0
         self._num_ending = 0
         """Answers that are complete when the last step ends."""
-
-    @property
-    def num_preemptions(self) -> int:
-        """Only `paged` takes memory back."""
-        return self.strategy.num_preemptions if isinstance(self.strategy, PagedStrategy) else 0
 
     def load(self, now: float) -> int:
         """Requests that are not answered by `now`, which `advance` has reached."""

@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.simulate.calibration import CalibrationError, Observation, calibrated, fitted
 from benchmarks.simulate.cost import GPUS, MODELS, Efficiency, Hardware
+from loadtest.measures import Inside, Measures
+from loadtest.results import Results, Run
 
 ASSUMED = Efficiency(bandwidth=0.8, flops=0.6, overhead_s=0.003)
 H200 = Hardware(MODELS["llama-2-7b"], GPUS["h200"], 1, ASSUMED)
@@ -53,6 +55,7 @@ def gpu_json(**changes):
     ]
     found = {
         "dry": False,
+        "machine": {"gpu": "NVIDIA H200"},
         "ceilings": {"GB/s": 4000.0, "TFLOP/s": 0.7 * 989},
         "sections": {"roofline": {"rows": rows}},
     }
@@ -86,13 +89,25 @@ def test_a_load_test(tmp_path):
         inside = {"batch": float(batch), "step_s": step_s}
         measures = {"inside": inside, "seconds": steps * step_s, "num_good": answers,
                     "prompt_tokens": 200.0, "output_tokens": 100.0}  # fmt: skip
-        runs.append({"is_whole": True, "measures": measures})
-    unfinished = {"is_whole": False, "measures": runs[0]["measures"] | {"seconds": 1.0}}
-    blind = {"is_whole": True, "measures": {"inside": {"batch": None, "step_s": None}}}
-    found = calibrated(written(tmp_path, {"runs": [*runs, unfinished, blind]}), H200)
+        runs.append({"is_whole": True, "users": 50, "measures": measures})
+    wrong = runs[0]["measures"] | {"seconds": 1.0, "inside": inside | {"step_s": 1.0}}
+    unfinished = {"is_whole": False, "users": 50, "measures": wrong}
+    open_loop = {"is_whole": True, "users": None, "measures": wrong}
+    blind_measures = wrong | {"inside": {"batch": None, "step_s": None}}
+    blind = {"is_whole": True, "users": 50, "measures": blind_measures}
+    document = {"machine": {"GPU": "NVIDIA H200"}, "runs": [*runs, unfinished, open_loop, blind]}
+    found = calibrated(written(tmp_path, document), H200)
     assert found.bandwidth == pytest.approx(0.5)
     assert found.overhead_s == pytest.approx(0.002)
     assert found.flops == ASSUMED.flops
+
+
+def test_a_load_test_writes_what_is_read():
+    assert {"runs", "machine"} <= set(Results.__struct_fields__)
+    assert {"is_whole", "users", "measures"} <= set(Run.__struct_fields__)
+    read = {"inside", "seconds", "num_good", "prompt_tokens", "output_tokens"}
+    assert read <= set(Measures.__struct_fields__)
+    assert {"batch", "step_s"} <= set(Inside.__struct_fields__)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +116,11 @@ def test_a_load_test(tmp_path):
         ({"a": 1}, "neither"),
         (gpu_json(dry=True), "dry run"),
         (gpu_json(sections={}), "no measured step"),
-        ({"runs": [{"is_whole": True}]}, "KeyError: 'measures'"),
+        (gpu_json(machine={"gpu": "NVIDIA H100 80GB HBM3"}), "measured on NVIDIA H100 80GB HBM3"),
+        ({"machine": {"GPU": "none"}, "runs": []}, "measured on none, not on h200"),
+        ({"machine": {}, "runs": []}, "no GPU, not on h200"),
+        ({"machine": {"GPU": "H200"}, "runs": []}, "no measured step"),
+        ({"machine": {"GPU": "H200"}, "runs": [{"is_whole": True}]}, "KeyError: 'users'"),
         ([], "neither"),
     ],
 )
