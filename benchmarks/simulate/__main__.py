@@ -117,7 +117,7 @@ def _title(task: Task, options: argparse.Namespace) -> str:
     source = options.trace.name if options.trace else f"{options.lengths}-like lengths, Poisson"
     hardware, efficiency = task.setup.hardware, task.setup.hardware.efficiency
     fleet = f", {task.num_machines} machines, {task.router}" if task.num_machines > 1 else ""
-    left_out = getattr(task.traffic, "num_left_out", 0)
+    left_out = task.traffic.num_left_out
     left = (
         f" ({left_out} requests of over {options.max_length} tokens left out)" if left_out else ""
     )

@@ -60,6 +60,8 @@ class Traffic(ABC):
         self.max_length = max_length
         self.prefixes = prefixes
         self.seed = seed
+        self.num_left_out = 0
+        """Requests of a trace that are too long."""
 
     def arrivals(self, rate: float, duration_s: float) -> list[Arrival]:
         """Requests of `duration_s` seconds at `rate` a second, on average."""

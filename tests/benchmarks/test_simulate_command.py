@@ -47,6 +47,16 @@ def test_the_comparison(command, tmp_path):
         assert 0 < row["outcome"]["figures"]["normalized_latency"] <= 0.05
 
 
+def test_the_papers_setups(command):
+    text = command("--paper", "--duration", "10", "--rate", "0.5", "--systems", "paged")
+    titles = [line.split(";")[0] for line in text.splitlines() if line.startswith("SIMULATION")]
+    assert titles == [
+        "SIMULATION: opt-13b on a100-40gb",
+        "SIMULATION: opt-66b on 4 x a100-40gb",
+        "SIMULATION: opt-175b on 8 x a100-80gb",
+    ]
+
+
 def test_one_rate_on_a_fleet(command):
     arguments = [*FAST, "--systems", "paged", "--rate", "4", "--machines", "3"]
     arguments += ["--router", "prefix-aware", "--prefixes", "3", "--prefix-tokens", "64"]
