@@ -20,6 +20,8 @@ MAY_IMPORT = {
     "container": {"core"},  # it speaks to the engine over the wire alone
     "benchmarks": {"core", "engine", "kernels", "strategies"},
     "models": set(),
+    "deploy": set(),  # it runs the load test as a command
+    "image": set(),
 }
 HEAVY = {"torch", "transformers", "triton"}
 MAY_BE_HEAVY = {"kernels", "engine", "benchmarks", "models"}
