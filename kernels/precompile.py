@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -82,10 +81,10 @@ def compile_block_moves(arch: int) -> list[dry_run.Launch]:
     table = cache_table([cache, cache])
     staging = torch.empty(2, table.words_per_block, dtype=torch.int64)
     with dry_run.target(arch) as launches:
-        for ids in _aligned_and_not(torch.zeros(4, dtype=torch.int64)):
-            copy_blocks(table, ids[:2].view(1, 2))
-            gather_blocks(table, ids[:2], staging)
-            scatter_blocks(table, ids[:2], staging)
+        block_ids = torch.zeros(2, dtype=torch.int64)
+        copy_blocks(table, block_ids.view(1, 2))
+        gather_blocks(table, block_ids, staging)
+        scatter_blocks(table, block_ids, staging)
     return launches
 
 
@@ -126,8 +125,7 @@ def _projected(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
 def _compile_attention(query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> None:
     size = (2, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
     keys, values = (torch.empty(size, dtype=torch.bfloat16) for _ in range(2))
-    for slots in _aligned_and_not(torch.zeros(_TOKENS + 1, dtype=torch.int64)):
-        write_kv(key, value, keys, values, slots[:_TOKENS])
+    write_kv(key, value, keys, values, torch.zeros(_TOKENS, dtype=torch.int64))
     tables = torch.zeros(_TOKENS, 4, dtype=torch.int32)
     lens, starts = torch.ones(_TOKENS, dtype=torch.int32), torch.arange(_TOKENS + 1).int()
     out, scale = torch.empty(query.shape, dtype=query.dtype), shape.head_dim**-0.5
@@ -144,12 +142,6 @@ def _compile_elementwise(query: Tensor, key: Tensor, shape: Shape) -> None:
         query, key = (rms_norm(rows, rows[0, 0], 1e-6) for rows in (query, key))
     cos, sin = torch.empty(2, _TOKENS, shape.head_dim, dtype=torch.bfloat16)
     rotary(query, key, cos, sin, shape.head_dim)
-
-
-def _aligned_and_not(numbers: Tensor) -> Iterator[Tensor]:
-    """Triton tells apart whether an address is a multiple of 16; those of slices may not be."""
-    yield numbers
-    yield numbers[1:]
 
 
 def _compile_job(job: tuple[int, Shape | None]) -> int:

@@ -10,12 +10,13 @@ import pytest
 import torch
 from triton import knobs
 
-from core.plan import Chunk, StepPlan
+from core.plan import BlockMoves, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from core.sizing import LayerShape
 from engine.attention import AttentionCall
 from engine.attention_backend import TritonBackend
+from engine.block_mover import BlockMover
 from engine.elementwise import make_elementwise
 from engine.inputs import InputBuilder
 from engine.kv_cache import KVCache
@@ -71,10 +72,14 @@ def test_the_engine_finds_its_kernels_compiled():
     assert not missing, "compiled at start-up after all"
 
 
-def test_block_moves_are_compiled_for_ids_that_begin_anywhere():
-    names = [launch.name for launch in precompile.compile_block_moves(ARCH)]
-    assert sorted(set(names)) == ["copy_blocks_kernel", "swap_kernel"]
-    assert len(names) == 6
+def test_the_engine_finds_its_block_moves_compiled():
+    cache = KVCache([LayerShape(2, 64, 64)] * 2, 8, 16, BF16, torch.device("cpu"), 4)
+    moves = BlockMoves(swap_outs=((1, 0), (2, 1)), swap_ins=((2, 3),), copies=((4, 5),))
+    with dry_run.target(ARCH) as asked:
+        BlockMover(cache, TritonBackend(4, 64)).launch(moves)
+    compiled = {launch.kernel.hash for launch in precompile.compile_block_moves(ARCH)}
+    assert {launch.kernel.hash for launch in asked} == compiled
+    assert len(compiled) == 3
 
 
 @pytest.mark.skipif(
