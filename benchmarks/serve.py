@@ -23,6 +23,8 @@ from benchmarks.workload import DRY_LOAD, FULL_LOAD, Load
 from core.options import Value
 
 WARM_UP_TOKENS = 4
+WARM_UP_SEED = 1
+"""Other prompts than those that are measured, which prefix caching would find again."""
 PEERS: dict[str, Callable[[Any, int], AbstractContextManager[Serve]]] = {
     "generate": generate.padded_batches,
     "generate_batch": generate.generate_batch,
@@ -64,7 +66,7 @@ def _measure(bench: Bench, case: str, serve: Serve, started: float, *, num_warm_
     """Warms up with as many short answers as run at once; started: when building began."""
     load, config = load_of(bench), shape_config(bench)
     built = time.perf_counter()
-    warm_up = load.requests(config["vocab_size"], max_tokens=WARM_UP_TOKENS)
+    warm_up = load.requests(config["vocab_size"], max_tokens=WARM_UP_TOKENS, seed=WARM_UP_SEED)
     serve(islice(warm_up, num_warm_up), float("inf"))
     warm = time.perf_counter()
     if bench.is_over(f"{case} was warm"):

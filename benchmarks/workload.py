@@ -30,12 +30,14 @@ class Load:
     num_requests: int
     """Most that are ever sent; time is usually up before."""
 
-    def requests(self, vocab_size: int, *, max_tokens: int | None = None) -> Iterator[Request]:
-        """The same at every call: every pair of lengths once, in a random order, and again.
+    def requests(
+        self, vocab_size: int, *, max_tokens: int | None = None, seed: int = 0
+    ) -> Iterator[Request]:
+        """The same for the same seed: every pair of lengths once, in a random order, and again.
 
         max_tokens: of every answer, in place of its own length.
         """
-        rng = random.Random(0)
+        rng = random.Random(seed)
         pairs = [(prompt, answer) for prompt in self.prompts for answer in self.answers]
         for index in range(self.num_requests):
             if index % len(pairs) == 0:

@@ -155,7 +155,7 @@ class Options:
     )
     device: Literal["auto", "cpu", "cuda"] = _option("auto", "auto: CUDA where there is one.")
     enforce_eager: bool = _option(
-        False, "CUDA: launch every kernel of a decode step by itself, without CUDA graphs."
+        False, "packed, CUDA: launch each kernel of a decode step by itself, without CUDA graphs."
     )
     torch_compile: bool = _option(
         False,
@@ -164,8 +164,8 @@ class Options:
     )
     async_scheduling: bool | None = _option(
         None,
-        "Schedule a step while the device computes the one before. Default: on CUDA, where it "
-        "hides the host's work; a CPU has none to hide it behind.",
+        "packed: schedule a step while the device computes the one before. Default: on CUDA, where "
+        "it hides the host's work; a CPU has none to hide it behind.",
     )
     tensor_parallel_degree: str | None = _option(
         None,

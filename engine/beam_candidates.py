@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from core.beams import Candidates, num_candidates
 from core.plan import Chunk
-from engine.staging import Staging
+from engine.staging import HostCopy, Staging
 
 
 class BeamCandidates:
@@ -22,25 +21,18 @@ class BeamCandidates:
         self._counts = {
             each.id: num_candidates(each.params, len(each.stop_token_ids)) for _, each in beams
         }
-        self._copied: torch.cuda.Event | None = None
         if not beams:
             return
         [rows] = staging.upload([np.array([row for row, _ in beams])])
         logprobs = logits.index_select(0, rows).float().log_softmax(-1)
         top = logprobs.topk(min(max(self._counts.values()), logits.shape[1]))
-        self._logprobs = top.values.to("cpu", non_blocking=True)
-        self._token_ids = top.indices.to("cpu", non_blocking=True)
-        if logits.is_cuda:
-            self._copied = torch.cuda.Event()
-            self._copied.record()
+        self._copy = HostCopy([top.indices, top.values])
 
     def wait(self) -> dict[int, Candidates]:
         """By sequence id."""
         if not self._counts:
             return {}
-        if self._copied is not None:
-            self._copied.synchronize()
-        rows = zip(self._token_ids.tolist(), self._logprobs.tolist(), strict=True)
+        rows = zip(*(tensor.tolist() for tensor in self._copy.wait()), strict=True)
         return {
             id: Candidates(tuple(token_ids[:count]), tuple(logprobs[:count]))
             for (id, count), (token_ids, logprobs) in zip(self._counts.items(), rows, strict=True)

@@ -13,7 +13,7 @@ from core.batching import choose_batching
 from core.errors import ConfigurationError
 from core.messages import Facts
 from core.options import Batching, Options
-from core.plan import Chunk, StepPlan
+from core.plan import BlockMoves, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from core.sizing import bytes_per_block
@@ -62,7 +62,7 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
     notes += _compile(options, model)
     sizes = choose_sizes(options, batching, model)
     executor, kv_bytes, executor_notes = _executor(model, options, sizes)
-    _check_forward(executor, options.block_size)
+    _check_forward(executor, options.block_size, sizes)
     strategy = make_strategy(
         StrategySettings(
             batching=batching,
@@ -230,20 +230,24 @@ def _kv_dtype_name(options: Options, model: PackedModel | LibraryModel) -> str:
     return "fp8 e4m3"
 
 
-def _check_forward(executor: Executor, block_size: int) -> None:
-    """Computes a prompt and, packed, a decode step, so that «ready» means that the model answers.
+def _check_forward(executor: Executor, block_size: int, sizes: Sizes) -> None:
+    """Computes a prompt and, packed, a decode step with moves of blocks before it, so that «ready»
+    means that the model answers.
 
     On CUDA it also means that no request waits for a kernel to be compiled.
     """
     params = SamplingParams(temperature=0.5, top_p=0.9, max_tokens=1, seed=0)
     sequence = Sequence(0, [0, 0], params)
     blocks = tuple(range(-(-2 // block_size)))
-    chunks = [Chunk(sequence, 0, 2, blocks, samples=True)]
+    plans = [StepPlan((Chunk(sequence, 0, 2, blocks, samples=True),))]
     if isinstance(executor, PackedExecutor):
-        chunks.append(Chunk(sequence, 1, 1, blocks, samples=True))
+        there_and_back = ((0, 0),) if sizes.num_swap_blocks else ()
+        copies = ((0, 1),) if sizes.num_blocks > 1 else ()
+        moves = BlockMoves(there_and_back, there_and_back, copies)
+        plans.append(StepPlan((Chunk(sequence, 1, 1, blocks, samples=True),), moves))
     try:
-        for chunk in chunks:
-            executor.submit(StepPlan((chunk,)), lambda: None).wait()
+        for plan in plans:
+            executor.submit(plan, lambda: None).wait()
     except Exception as error:
         raise ConfigurationError(
             f"the model was loaded but cannot answer: {type(error).__name__}: {error}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from core.plan import Chunk, StepPlan
-from engine.staging import Staging
+from engine.staging import Parcel, Staging
 from kernels.batch import PagedBatch
 
 PADDING_SLOT = -1
 NOWHERE: Mapping[int, int] = {}
+Fill = Callable[[Tensor, Tensor], None]
+"""Writes tokens in flight among the ids [T] of a step, out of those that the one before sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,41 +92,37 @@ class InputBuilder:
         num_decodes = sum(chunk.length == 1 for chunk in chunks)
         padding = max(0, num_rows - len(chunks))
         assert not padding or num_decodes == len(chunks), "only decodes are padded"
+        in_front = num_decodes + padding
         ends = np.cumsum([chunk.length for chunk in chunks] + [1] * padding).tolist()
         contexts = [chunk.end for chunk in chunks] + [0] * padding
-        first = num_decodes + padding
-        sampled = tuple(chunk for chunk in chunks if chunk.samples)
-        late = [row for row, chunk in enumerate(chunks) if chunk.ends_in_flight]
-        tokens, sampled_rows, context_lens, starts, tables, late_places, late_rows, scored = (
-            self._staging.upload(
-                [
-                    self._tokens(chunks, num_decodes, padding),
-                    np.array(
-                        [end - 1 for end, c in zip(ends, chunks, strict=False) if c.samples], int
-                    ),
-                    np.array(contexts, np.int32),
-                    np.array([end - first for end in [first, *ends[first:]]], np.int32),
-                    self._block_tables(chunks, padding),
-                    np.array([ends[row] - 1 for row in late], int),
-                    np.array([newest_rows[chunks[row].sequence.id] for row in late], int),
-                    _scored_rows(chunks, ends),
-                ]
-            )
-        )
-        if late:
+        parcel = Parcel(self._staging)
+        tokens = parcel.put(self._tokens(chunks, num_decodes, padding))
+        sampled_rows = parcel.put(_sampled_rows(chunks, ends))
+        scored = parcel.put(_scored_rows(chunks, ends))
+        context_lens = parcel.put(np.array(contexts, np.int32))
+        query_starts = [end - in_front for end in (in_front, *ends[in_front:])]
+        starts = parcel.put(np.array(query_starts, np.int32))
+        tables = parcel.put(self._block_tables(chunks, padding))
+        fill = _plan_late_tokens(chunks, ends, newest_rows, parcel)
+        parcel.send()
+        if fill is not None:
             assert newest is not None
-            tokens[0].index_copy_(0, late_places, newest.index_select(0, late_rows))
+            fill(tokens()[0], newest)
         batch = PagedBatch(
-            query_starts=starts,
-            context_lens=context_lens,
-            block_tables=tables,
-            slot_mapping=tokens[2],
+            query_starts=starts(),
+            context_lens=context_lens(),
+            block_tables=tables(),
+            slot_mapping=tokens()[2],
             spans=tuple(zip([0, *ends], ends, contexts, strict=False)),
-            num_decodes=first,
+            num_decodes=in_front,
         )
-        scoring = tuple(chunk for chunk in chunks if chunk.scored)
-        scores = Scored(scored[0], scored[1], scoring) if scoring else None
-        return StepInputs(tokens, sampled_rows, batch, sampled, scores)
+        return StepInputs(
+            tokens(),
+            sampled_rows(),
+            batch,
+            tuple(chunk for chunk in chunks if chunk.samples),
+            _scored(chunks, scored()),
+        )
 
     def _tokens(self, chunks: Sequence[Chunk], num_decodes: int, padding: int) -> NDArray[np.int64]:
         """[3, T]: token ids, positions and slots; 0 for an id that is in flight."""
@@ -166,6 +164,30 @@ class InputBuilder:
         return table
 
 
+def _plan_late_tokens(
+    chunks: Sequence[Chunk], ends: Sequence[int], newest_rows: Mapping[int, int], parcel: Parcel
+) -> Fill | None:
+    """None where no token is in flight."""
+    late = [
+        (end - 1, newest_rows[chunk.sequence.id])
+        for chunk, end in zip(chunks, ends, strict=False)
+        if chunk.ends_in_flight
+    ]
+    if not late:
+        return None
+    places, rows = (parcel.put(np.array(each, int)) for each in zip(*late, strict=True))
+
+    def fill(ids: Tensor, newest: Tensor) -> None:
+        ids.index_copy_(0, places(), newest.index_select(0, rows()))
+
+    return fill
+
+
+def _sampled_rows(chunks: Sequence[Chunk], ends: Sequence[int]) -> NDArray[np.int64]:
+    rows = [end - 1 for chunk, end in zip(chunks, ends, strict=False) if chunk.samples]
+    return np.array(rows, int)
+
+
 def _scored_rows(chunks: Sequence[Chunk], ends: Sequence[int]) -> NDArray[np.int64]:
     """[2, R]: the rows that score the prompt token after them, and that token."""
     pairs = [
@@ -174,3 +196,8 @@ def _scored_rows(chunks: Sequence[Chunk], ends: Sequence[int]) -> NDArray[np.int
         for position in chunk.scored
     ]
     return np.array(pairs, int).reshape(-1, 2).T
+
+
+def _scored(chunks: Sequence[Chunk], rows: Tensor) -> Scored | None:
+    scoring = tuple(chunk for chunk in chunks if chunk.scored)
+    return Scored(rows[0], rows[1], scoring) if scoring else None

@@ -186,7 +186,8 @@ class PagedMemory(KVMemory):
         if shared is None:
             return
         if self._pool.num_references(shared) == 1:
-            assert shared not in self._prefixes, "known blocks do not change"
+            # Known, where it was forked off one who had filled it and has gone since.
+            self._prefixes.remove(shared)
             return
         [own] = self._allocate(1)
         self._release((shared,))

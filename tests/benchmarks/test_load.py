@@ -104,11 +104,12 @@ class RealBench(Bench):
 
 
 def test_a_case_warms_up_and_then_measures_for_what_is_left_of_its_time():
-    events, calls = [], []
+    events, calls, prompts = [], [], []
 
     def serve_both(requests, seconds):
         sent = list(requests)
         calls.append((len(sent), {each.max_tokens for each in sent}, seconds))
+        prompts.append({tuple(each.prompt[:16]) for each in sent})
         flight = Flight(sent[0], 0.0)
         flight.take(0.5, sent[0].max_tokens)
         return Journal(0.0, 2.0, [flight], held=[2], filled=[1], pool=4, num_preemptions=3)
@@ -118,6 +119,7 @@ def test_a_case_warms_up_and_then_measures_for_what_is_left_of_its_time():
     assert warm_up == (7, {serve.WARM_UP_TOKENS}, float("inf"))
     assert measured[:2] == (FULL_LOAD.num_requests, set(FULL_LOAD.answers))
     assert 0 < measured[2] < 1000
+    assert not prompts[0] & prompts[1], "a prefix cache would be warm as no client finds it"
     row = event["row"]
     assert (row["case"], row["requests/s"], row["preemptions"], row["steps"]) == (
         "paged",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from core.errors import ConfigurationError, RequestError
 from core.options import Options
-from engine import LLM, SamplingParams
+from engine import LLM, SamplingParams, build
+from engine.attention_backend import TorchBackend
 from engine.device import (
     check_tensor_parallel,
     choose_device,
@@ -156,6 +158,23 @@ def test_ready_means_that_a_forward_has_passed(llama, monkeypatch):
         LLM(llama)
 
 
+@pytest.mark.parametrize(
+    ("options", "moves"),
+    [
+        ({}, ["gather_blocks", "scatter_blocks", "copy_blocks"]),
+        ({"preemption_mode": "recompute"}, ["copy_blocks"]),
+        ({"block_size": 64, "num_kv_blocks": 1, "swap_space_gib": 0}, []),
+    ],
+)
+def test_ready_means_that_blocks_can_be_moved(llama, monkeypatch, options, moves):
+    """So that no request waits for those kernels to be compiled."""
+    called = []
+    for name in ("copy_blocks", "gather_blocks", "scatter_blocks"):
+        monkeypatch.setattr(TorchBackend, name, lambda *_, name=name: called.append(name))
+    LLM(llama, **options)
+    assert called == moves
+
+
 def test_low_precision_alone_is_no_reason_to_refuse(llama, monkeypatch):
     """Where bf16 differs by chance, as a router's near ties do, fp32 decides."""
     monkeypatch.setitem(MAX_RELATIVE_ERROR, torch.bfloat16, -1.0)
@@ -212,6 +231,41 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch):
         choose_device(Options(device="cuda"))
 
 
+class OnCuda:
+    """As much of a model as decides how it is run."""
+
+    device = torch.device("cuda")
+
+
+def test_on_cuda_decode_steps_are_graphs_unless_told_otherwise(monkeypatch):
+    def captured(*_, max_rows, max_model_len, **__):
+        if max_rows > 8:
+            raise RuntimeError("not permitted when stream is capturing\nat line 3")
+        return max_rows, max_model_len
+
+    monkeypatch.setattr("engine.build.CudaRecorder", object)
+    monkeypatch.setattr("engine.build.DecodeGraphs", captured)
+
+    def graphs(max_sequences=8, backend=None, **options):
+        sizes = SimpleNamespace(max_sequences=max_sequences, max_model_len=64)
+        return build._decode_graphs(OnCuda, None, backend, Options(**options), sizes)
+
+    assert graphs() == ((8, 64), ())
+    assert graphs(enforce_eager=True) == (None, ())
+    assert graphs(backend=TorchBackend()) == (None, ())
+    failed = "decode steps run without CUDA graphs: not permitted when stream is capturing"
+    assert graphs(max_sequences=9) == (None, (failed,))
+
+
+def test_steps_overlap_on_cuda_unless_told_otherwise(llama):
+    assert build._overlaps(Options(), OnCuda)
+    assert not build._overlaps(Options(async_scheduling=False), OnCuda)
+    assert not LLM(llama)._engine._overlaps
+    assert LLM(llama, async_scheduling=True)._engine._overlaps
+    library = LLM(llama, executor="library", batching="dynamic", async_scheduling=True)
+    assert not library._engine._overlaps
+
+
 def test_tensor_parallel_on_the_cpu_is_one_rank_and_a_note(llama):
     assert "one rank" in LLM(llama, tensor_parallel_degree="2").facts.notes[0]
 
@@ -255,6 +309,7 @@ def test_the_prefill_budget_bounds_a_step(llama):
     llm._engine._executor.submit = watch
     llm.generate([[1] * 30] * 3, SamplingParams(temperature=0), use_tqdm=False)
     assert max(plans) == 7
+    assert llm.facts.max_sequences == 7, "else the newest would never have a turn"
 
 
 def test_too_long_is_refused_before_anything_runs(llama):

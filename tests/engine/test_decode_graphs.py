@@ -131,6 +131,8 @@ def test_padding_touches_no_block_and_no_other_row(tiny_model):
         blocks, slots = changed.any(-1).any(-1).nonzero(as_tuple=True)
         assert blocks.tolist() == [2, 4, 6], "position 4 is the first of the second block"
         assert slots.tolist() == [0, 0, 0]
+    contexts = executor._graphs._buffers._context_lens
+    assert contexts.tolist() == [5, 5, 5, 0], "nor is anything read for it"
 
 
 def test_a_smaller_step_does_not_see_what_a_larger_one_left(tiny_model):

@@ -123,6 +123,8 @@ class Arrival:
     abort_after: int | None = None
     abort_in_step: bool = False
     """Abort between run and commit of its step, instead of between two steps."""
+    abort_index: int | None = None
+    """Of the answer to abort; None: the request."""
     prompt_seed: int | None = None
     """Prompts of the same seed begin alike, prompts without one do not."""
     params: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -140,11 +142,12 @@ class Record:
     tokens: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     finish: dict[int, Finish] = field(default_factory=dict[int, Finish])
     aborted: set[int] = field(default_factory=set[int])
+    """Answers."""
     most_at_once: int = 0
 
     def take(self, output: Output) -> None:
         id = output.request_id + output.index
-        assert output.request_id not in self.aborted, "an aborted request still speaks"
+        assert id not in self.aborted, "an aborted answer still speaks"
         assert id not in self.finish, "a second terminal output"
         self.tokens.setdefault(id, []).extend(output.token_ids)
         if output.finish is not None:
@@ -211,7 +214,7 @@ def drive(
             if strategy.fits(request):
                 strategy.add(request)
             else:
-                record.aborted.add(request.id)
+                record.aborted |= answers_of(request)
         _abort(strategy, requests, record, now, in_step=False)
         plan = strategy.schedule(now)
         submitted = None
@@ -232,9 +235,12 @@ def drive(
     assert strategy.memory.num_held_blocks == 0, "blocks leaked"
     assert not strategy._group_of, "a group is remembered for ever"
     for request, _ in requests:
-        answers = set(range(request.id, request.id + request.params.n))
-        assert request.id in record.aborted or answers <= record.finish.keys()
+        assert answers_of(request) <= record.finish.keys() | record.aborted
     return record
+
+
+def answers_of(request: Request) -> set[int]:
+    return set(range(request.id, request.id + request.params.n))
 
 
 def check_plan(strategy: Strategy, plan: StepPlan) -> None:
@@ -262,5 +268,6 @@ def _abort(
 ) -> None:
     for request, arrival in requests:
         due = arrival.abort_after is not None and now >= arrival.time + arrival.abort_after
-        if due and arrival.abort_in_step == in_step and strategy.abort(request.id):
-            record.aborted.add(request.id)
+        index = arrival.abort_index
+        if due and arrival.abort_in_step == in_step and strategy.abort(request.id, index):
+            record.aborted |= answers_of(request) if index is None else {request.id + index}

@@ -18,6 +18,7 @@ ARRIVALS = st.lists(
         max_tokens=st.integers(1, 24),
         abort_after=st.none() | st.integers(0, 20),
         abort_in_step=st.booleans(),
+        abort_index=st.sampled_from([None, None, 0, 1]),
         prompt_seed=st.none() | st.integers(0, 1),
         params=st.sampled_from(
             [

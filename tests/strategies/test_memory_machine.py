@@ -58,7 +58,8 @@ class PagedMemoryMachine(RuleBasedStateMachine):
             child.num_computed_tokens = count
             if child.num_pending_tokens == 0:
                 child.token_ids.append(0)
-            self._compute([child, parent], commit=data.draw(st.booleans()))
+            if data.draw(st.booleans()):
+                self._compute([child, parent], commit=data.draw(st.booleans()))
 
     @rule(data=st.data(), token=st.integers(0, 1), commit=st.booleans())
     def append(self, data, token, commit):
@@ -146,6 +147,8 @@ class PagedMemoryMachine(RuleBasedStateMachine):
         prefixes = self.memory._prefixes
         for block, digest in prefixes._digests.items():
             tokens, chained = self.device[block][-1], prefixes.root("")
+            first = len(tokens) - BLOCK_SIZE + 1
+            assert self.device[block] == [tokens[: first + slot] for slot in range(BLOCK_SIZE)]
             for start in range(0, len(tokens), BLOCK_SIZE):
                 chained = prefixes._next(chained, tokens[start : start + BLOCK_SIZE])
             assert digest == chained

@@ -39,6 +39,16 @@ def test_the_swapped_are_not_computed_again(overlaps):
     assert computed["recompute"] > computed["swap"]
 
 
+def test_a_prompt_is_scored_once_however_often_it_is_computed():
+    plans, strategy = [], crowded("recompute", enable_prefix_caching=False)
+    scored = Arrival(0, 7, 24, params=ENDLESS | {"prompt_logprobs": 0})
+    drive(strategy, [scored] * 3, lambda plan: plans.append(plan) if plan else None)
+    assert strategy.num_preemptions > 0
+    for id in range(3):
+        chunks = [chunk for plan in plans for chunk in plan.chunks if chunk.sequence.id == id]
+        assert [place for chunk in chunks for place in chunk.scored] == list(range(6))
+
+
 def test_a_full_host_means_recomputation():
     strategy = crowded("swap", num_swap_blocks=3)
     record = drive(strategy, ARRIVALS)

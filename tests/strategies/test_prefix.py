@@ -82,7 +82,14 @@ def test_a_failed_step_offers_nothing():
     assert run(strategy, PROMPT, id=1) == [12]
 
 
-def test_the_least_recently_used_goes_first_and_of_that_the_deepest():
+def test_of_what_was_released_together_the_deepest_goes_first():
+    strategy = strategy_of("paged", num_blocks=7, max_step_tokens=32)
+    run(strategy, [*PROMPT, 1])
+    run(strategy, [2] * 17, id=1)  # five blocks, of which four were empty
+    assert run(strategy, [*PROMPT, 1], id=2) == [5], "two of the three known blocks are left"
+
+
+def test_the_least_recently_used_goes_first():
     strategy = strategy_of("paged", num_blocks=7)
     run(strategy, [*PROMPT, 1])
     run(strategy, [*range(11, 19), 1], id=1)

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from core.sampling import Finish
-from tests.strategies.fakes import Arrival, FakeExecutor, drive, request_of, strategy_of
+from core.request import Request
+from core.sampling import Finish, SamplingParams
+from tests.strategies.fakes import (
+    Arrival,
+    FakeExecutor,
+    drive,
+    next_token,
+    request_of,
+    strategy_of,
+)
 
 BATCHING = ("none", "dynamic", "continuous", "paged")
 
@@ -112,6 +120,38 @@ def test_one_answer_can_be_dropped_alone(batching):
             assert strategy.abort(0, index=0) != (1 in heard)
         strategy.memory.check_integrity()
     assert 0 not in heard
+
+
+def test_a_sample_outlives_the_one_whose_known_block_it_has_forked():
+    """After a recomputation: blocks of 4, and the second holds prompt and answer of the first.
+
+    Who begins as the first did must not find the block that the other has written into.
+    """
+    strategy, executor = strategy_of("paged", max_step_tokens=2), FakeExecutor(4)
+    strategy.add(request := request_of(samples(2, 6, 12), 0))
+    first, second = request.sequences
+
+    def step():
+        plan = strategy.schedule(0.0)
+        strategy.commit(plan, executor.run(plan))
+        strategy.memory.check_integrity()
+
+    while first.num_generated_tokens < 8:
+        step()
+    strategy._preempt(strategy.running[0])
+    step()
+    shared = strategy.memory.table(first.id)[1]
+    assert strategy.memory.table(second.id)[1] == shared
+    assert second.num_computed_tokens == 5
+    strategy.abort(0, index=0)
+    step()
+    strategy.add(Request(9, first.token_ids, SamplingParams(max_tokens=2)))
+    while strategy.has_work():
+        step()
+    assert second.finish == Finish.LENGTH
+    assert second.token_ids[6:] == [
+        next_token(second.id, second.token_ids[:end]) for end in range(6, 18)
+    ]
 
 
 def test_a_failed_step_ends_all_answers_with_one_word():

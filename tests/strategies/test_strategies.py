@@ -129,11 +129,12 @@ def test_paged_preempts_the_newest_and_serves_it_next():
 
 def test_paged_keeps_a_block_for_each_that_runs_before_it_admits():
     """Else the next step would preempt what this one admits."""
-    strategy, executor = strategy_of("paged", num_blocks=4), FakeExecutor(4)
-    strategy.add(request_of(Arrival(0, 8, 8), 0))
-    strategy.commit(plan := strategy.schedule(0.0), executor.run(plan))
-    strategy.add(request_of(Arrival(1, 8, 1), 1))
-    assert ids(strategy.schedule(1.0)) == [0], "two blocks are free, one of them is spoken for"
+    for num_blocks, admitted in ((5, [0]), (6, [0, 1])):
+        strategy, executor = strategy_of("paged", num_blocks=num_blocks), FakeExecutor(4)
+        strategy.add(request_of(Arrival(0, 8, 8), 0))
+        strategy.commit(plan := strategy.schedule(0.0), executor.run(plan))
+        strategy.add(request_of(Arrival(1, 8, 1), 1))
+        assert ids(strategy.schedule(1.0)) == admitted, "of five, two are free and one spoken for"
 
 
 def test_paged_serves_the_preempted_before_those_who_never_ran():
