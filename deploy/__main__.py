@@ -12,7 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws
 from deploy.command_line import make_parser
-from deploy.compare import compare, load_test_with
+from deploy.compare import LoadTest, compare
 from deploy.deployment import Deployment
 from deploy.down import remains, take_down
 from deploy.dry_run import DryRun
@@ -93,7 +93,7 @@ def _compare(parsed: argparse.Namespace) -> None:
         bring_up=lambda name, strategy: _bring_up(
             aws, parsed, _deployment(parsed, name), _package(parsed, strategy)
         ),
-        load_test=load_test_with(aws, parsed.load),
+        load_test=LoadTest(aws, parsed.load),
         take_down=lambda name: _take_down(aws, parsed, name),
         out=parsed.out,
     )

@@ -8,12 +8,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from deploy.aws import Aws
 from deploy.errors import DeployError
 
 _INTERRUPTED = 130
+
+
+class Measuring(Protocol):
+    """A load test that writes a results.json into a folder, and a page of several."""
+
+    def measure(self, endpoint: str, out: Path) -> None: ...
+
+    def report(self, folders: Sequence[Path], out: Path) -> None: ...
 
 
 def compare(
@@ -22,11 +30,11 @@ def compare(
     strategies: Sequence[str],
     *,
     bring_up: Callable[[str, str], None],
-    load_test: Callable[[str, Path], None],
+    load_test: Measuring,
     take_down: Callable[[str], None],
     out: Path,
 ) -> None:
-    """Measures the endpoints `name`-STRATEGY into `out`/STRATEGY, and says a table at the end.
+    """Measures the endpoints `name`-STRATEGY into `out`/STRATEGY; at the end a report and a table.
 
     One runs at a time, so that quotas for one instance are enough. Each is removed, whatever
     happens; what was measured before an error is in the table all the same.
@@ -36,34 +44,44 @@ def compare(
             endpoint = f"{name}-{strategy}"
             try:
                 bring_up(endpoint, strategy)
-                load_test(endpoint, out / strategy)
+                load_test.measure(endpoint, out / strategy)
             finally:
                 take_down(endpoint)
     finally:
         measured = [each for each in strategies if (out / each / "results.json").is_file()]
         if measured:
+            load_test.report([out / each for each in measured], out)
             for line in table_lines({each: _measures(out / each) for each in measured}):
                 aws.say(line)
 
 
-def load_test_with(aws: Aws, arguments: Sequence[str]) -> Callable[[str, Path], None]:
-    """What measures one endpoint: python -m loadtest with these arguments, in its own process."""
+class LoadTest:
+    """python -m loadtest with these arguments, in its own process."""
 
-    def run(endpoint: str, out: Path) -> None:
-        command = ["-m", "loadtest", "compare", "--sagemaker", endpoint, "--out", str(out)]
-        if aws.is_dry_run:
-            print("python", *command, *arguments)
+    def __init__(self, aws: Aws, arguments: Sequence[str]) -> None:
+        self._aws = aws
+        self._arguments = arguments
+
+    def measure(self, endpoint: str, out: Path) -> None:
+        """Writes results.json there. Raises DeployError where it could not."""
+        measured = ["compare", "--sagemaker", endpoint, "--out", str(out)]
+        self._run([*measured, *self._arguments], f"of {endpoint}")
+
+    def report(self, folders: Sequence[Path], out: Path) -> None:
+        """One page of several measurements."""
+        self._run(["report", *map(str, folders), "--out", str(out)], "that makes the report")
+
+    def _run(self, arguments: Sequence[str], what: str) -> None:
+        command = ["-m", "loadtest", *arguments]
+        if self._aws.is_dry_run:
+            print("python", *command)
             return
-        environment = {**os.environ, "AWS_DEFAULT_REGION": aws.region}
-        code = subprocess.run(
-            [sys.executable, *command, *arguments], env=environment, check=False
-        ).returncode
+        environment = {**os.environ, "AWS_DEFAULT_REGION": self._aws.region}
+        code = subprocess.run([sys.executable, *command], env=environment, check=False).returncode
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
         if code:
-            raise DeployError(f"the load test of {endpoint} ended with code {code}")
-
-    return run
+            raise DeployError(f"the load test {what} ended with code {code}")
 
 
 def table_lines(measures: dict[str, dict[str, Any]]) -> Iterator[str]:

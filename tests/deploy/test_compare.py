@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from deploy.aws import Aws
-from deploy.compare import compare, load_test_with
+from deploy.compare import LoadTest, compare
 from deploy.errors import DeployError
 
 RATES = {"none": 2.0, "paged": 9.0}
@@ -20,6 +21,7 @@ class Scene:
     def __init__(self, aws: Aws, out: Path) -> None:
         self.aws, self.out = aws, out
         self.done: list[str] = []
+        self.reported: list[str] = []
         self.fails_at: dict[str, BaseException] = {}
 
     def __call__(self, what: str) -> None:
@@ -27,7 +29,11 @@ class Scene:
         if what in self.fails_at:
             raise self.fails_at[what]
 
-    def load_test(self, endpoint: str, out: Path) -> None:
+    def report(self, folders: Sequence[Path], out: Path) -> None:
+        assert out == self.out
+        self.reported = [folder.name for folder in folders]
+
+    def measure(self, endpoint: str, out: Path) -> None:
         self(f"test {endpoint}")
         rate = RATES[out.name]
         spread = {"mean": 0.5, "p50": 0.4, "p90": 0.8, "p99": 1.25, "max": 2.0}
@@ -46,7 +52,7 @@ class Scene:
             "x",
             ["none", "paged"],
             bring_up=lambda name, strategy: self(f"up {name} {strategy}"),
-            load_test=self.load_test,
+            load_test=self,
             take_down=lambda name: self(f"down {name}"),
             out=self.out,
         )
@@ -64,6 +70,7 @@ PAGED = ["up x-paged paged", "test x-paged", "down x-paged"]
 def test_all_of_it(scene: Scene, said: list[str]) -> None:
     scene.run()
     assert scene.done == [*NONE, *PAGED]
+    assert scene.reported == ["none", "paged"]
     _, first, second = said[-3:]
     assert first.split() == ["none", "2.00", "1.00x", "200", "0.40", "s", "1.25", "s", "0"]
     assert second.split()[:4] == ["paged", "9.00", "4.50x", "900"]
@@ -93,6 +100,7 @@ def test_what_breaks_off(
         scene.run()
     assert scene.done == done, "what was made is removed"
     assert [line.split()[0] for line in said[1:]] == rows, "what was measured is told"
+    assert scene.reported == rows
 
 
 @pytest.mark.parametrize(("code", "error"), [(3, DeployError), (130, KeyboardInterrupt)])
@@ -108,10 +116,12 @@ def test_the_load_test_is_a_command(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CODE", "0")
-    run = load_test_with(aws, ["--users", "8"])
-    run("x-none", tmp_path / "out")
+    load_test = LoadTest(aws, ["--users", "8"])
+    load_test.measure("x-none", tmp_path / "out")
     called = ["compare", "--sagemaker", "x-none", "--out", str(tmp_path / "out"), "--users", "8"]
     assert json.loads(Path("called.json").read_text()) == [called, "eu-west-1"]
     monkeypatch.setenv("CODE", str(code))
     with pytest.raises(error):
-        run("x-none", tmp_path / "out")
+        load_test.report([tmp_path / "a", tmp_path / "b"], tmp_path)
+    called = ["report", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path)]
+    assert json.loads(Path("called.json").read_text()) == [called, "eu-west-1"]
