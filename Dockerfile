@@ -22,7 +22,11 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3 requirements.py "${DEVICE}" > requirements.txt \
  && pip --python /opt/longshore/bin/python install --no-cache-dir --no-compile \
         ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} \
-        --constraint constraints.txt --requirement requirements.txt
+        --constraint constraints.txt --requirement requirements.txt \
+ && if [ "${DEVICE}" = cpu ] && [ -d /opt/longshore/lib/python3.11/site-packages/nvidia ]; then \
+        echo "torch came with CUDA: name an index of CPU wheels, --build-arg TORCH_INDEX=..." >&2; \
+        exit 1; \
+    fi
 COPY image/cut.py ./
 RUN /opt/longshore/bin/python cut.py "${DEVICE}"
 

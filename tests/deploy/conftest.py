@@ -80,7 +80,8 @@ class Quiet(WSGIRequestHandler):
 @pytest.fixture(scope="session", autouse=True)
 def _models_are_parsed_once() -> Iterator[None]:
     """botocore's descriptions of services, half a second of JSON for each new session."""
-    with patch.object(JSONFileLoader, "load_file", cache(JSONFileLoader.load_file)):
+    load_file = cache(JSONFileLoader().load_file)
+    with patch.object(JSONFileLoader, "load_file", lambda _, path: load_file(path)):
         yield
 
 
