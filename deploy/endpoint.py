@@ -40,6 +40,9 @@ class Endpoint:
         there = self.describe()
         if there is not None:
             self._check_usable(there)
+            if there["EndpointStatus"] not in SETTLED:  # SageMaker makes one change at a time
+                self._wait("endpoint", timeout_s)
+                there = self.describe()
         model = deployment.model_request(model_uri)
         configuration = deployment.configuration_request(model["ModelName"])
         self._make_model(model)

@@ -24,6 +24,14 @@ REGION = "eu-west-1"
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"
 IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/longshore:latest"
 
+CREATING = {
+    "EndpointArn": "arn:aws:sagemaker:eu-west-1:123456789012:endpoint/demo",
+    "EndpointConfigName": "demo",
+    "EndpointStatus": "Creating",
+}
+FAILED = {**CREATING, "EndpointStatus": "Failed", "FailureReason": "no answer to /ping"}
+"""Endpoints as SageMaker describes them."""
+
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 

@@ -11,8 +11,7 @@ from deploy.__main__ import main
 from deploy.aws import TAG, Aws
 from deploy.down import remains, take_down
 from deploy.errors import DeployError
-from tests.deploy.conftest import ROLE, Clock, Failure, Faulty
-from tests.deploy.test_failures import CREATING
+from tests.deploy.conftest import CREATING, ROLE, Clock, Failure, Faulty
 from tests.deploy.test_up import BUCKET
 
 Capture = pytest.CaptureFixture[str]

@@ -16,17 +16,11 @@ from deploy.deployment import Deployment
 from deploy.errors import DeployError
 from deploy.package import make_package
 from deploy.up import bring_up
-from tests.deploy.conftest import IMAGE, ROLE, Clock, Failure, Faulty
+from tests.deploy.conftest import CREATING, FAILED, IMAGE, ROLE, Clock, Failure, Faulty
 
 Capture = pytest.CaptureFixture[str]
 Peek = Callable[[str], Any]
 CURE = "python -m deploy down --name demo --region eu-west-1"
-CREATING = {
-    "EndpointArn": "arn:aws:sagemaker:eu-west-1:123456789012:endpoint/demo",
-    "EndpointConfigName": "demo",
-    "EndpointStatus": "Creating",
-}
-FAILED = {**CREATING, "EndpointStatus": "Failed", "FailureReason": "no answer to /ping"}
 ABSENT = Failure("ValidationException", 'Could not find endpoint "demo".')
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from tests.deploy.conftest import IMAGE, Faulty
-from tests.deploy.test_failures import FAILED
+from tests.deploy.conftest import FAILED, IMAGE, Faulty
 
 Capture = pytest.CaptureFixture[str]
 

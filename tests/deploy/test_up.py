@@ -8,13 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from deploy.__main__ import main
-from deploy.aws import TAG
+from deploy.aws import TAG, Aws
 from deploy.deployment import Deployment
 from deploy.errors import DeployError
-from tests.deploy.conftest import IMAGE, REGION, ROLE, Failure, Faulty
+from deploy.package import make_package
+from deploy.up import bring_up
+from tests.deploy.conftest import CREATING, IMAGE, REGION, ROLE, Failure, Faulty
 
 BUCKET = f"longshore-123456789012-{REGION}"
 Peek = Callable[[str], Any]
@@ -102,6 +105,25 @@ def test_what_has_changed_is_changed_and_the_rest_is_not_sent_again(
     ]
     assert request["EndpointConfigName"] in names
     assert len(names) == 2
+
+
+def test_a_change_waits_for_the_one_before(
+    aws: Aws, faulty: Faulty, up: list[str], said: list[str]
+) -> None:
+    assert main([*up, "--strategy", "none"]) == 0
+    name = boto3.client("sagemaker").list_endpoint_configs()["EndpointConfigs"][0]
+    there = {**CREATING, "EndpointConfigName": name["EndpointConfigName"]}
+    updating, ready = ({**there, "EndpointStatus": each} for each in ("Updating", "InService"))
+    faulty.answers("DescribeEndpoint", updating, updating, updating, ready)
+    faulty.answers("UpdateEndpoint", {"EndpointArn": there["EndpointArn"]})
+    deployment = Deployment(
+        name="demo", image=IMAGE, role=ROLE, instance_type="ml.g4dn.xlarge", instances=2,
+        max_instances=2,
+    )  # fmt: skip
+    package = make_package(model_dir=None, model_id="org/m", properties=None, strategy=None)
+    bring_up(aws, deployment, package)
+    settled = said.index("endpoint demo: InService after 30 s")
+    assert settled < said.index("updating endpoint demo")
 
 
 def test_one_archive_is_sent_once(faulty: Faulty, peek: Peek, up: list[str]) -> None:
