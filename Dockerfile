@@ -11,7 +11,7 @@ ARG TORCH_INDEX=
 # Debian keeps no old versions that one could pin.
 # hadolint ignore=DL3008
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev python3-pip python3-venv \
+ && apt-get install --yes --no-install-recommends g++ python3-dev python3-pip python3-venv \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
  && python3 -m venv --without-pip /opt/longshore
 WORKDIR /src
@@ -39,11 +39,16 @@ COPY container container
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     pip --python /opt/longshore/bin/python install --no-cache-dir --no-compile --no-deps .
 
-# Kernels for every GPU, and the one C module that Triton would need a compiler for at run time.
+# Kernels for every GPU, with the one C module that Triton would need a compiler for at run time, or
+# those for every CPU.
 WORKDIR /
-ENV TRITON_CACHE_DIR=/opt/longshore/triton TRITON_STORE_BINARY_ONLY=1
+ENV TRITON_CACHE_DIR=/opt/longshore/triton TRITON_STORE_BINARY_ONLY=1 \
+    LONGSHORE_CACHE=/opt/longshore/kernels
 RUN mkdir --mode=1777 "${TRITON_CACHE_DIR}" \
- && if [ "${DEVICE}" = cuda ]; then /opt/longshore/bin/python -m kernels.precompile; fi
+ && case "${DEVICE}" in \
+        cuda) /opt/longshore/bin/python -m kernels.precompile ;; \
+        cpu) /opt/longshore/bin/python -m kernels.cpu ;; \
+    esac
 
 # A first start, which leaves the bytecode of what a start loads, and of nothing else.
 COPY models/demo /demo
@@ -62,6 +67,7 @@ ENV PATH=/opt/longshore/bin:${PATH} \
     HF_HOME=/tmp/.cache/huggingface \
     TRITON_CACHE_DIR=/opt/longshore/triton \
     TRITON_STORE_BINARY_ONLY=1 \
+    LONGSHORE_CACHE=/opt/longshore/kernels \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true

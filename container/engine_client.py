@@ -97,15 +97,19 @@ class EngineClient:
         """Starts a request. Raises EngineUnavailableError where nobody would answer."""
         if self._facts is None:
             raise EngineUnavailableError(self._down_reason)
-        stream = TokenStream(f"{self._name}-{next(self._numbers)}", self.forget)
+        id = f"{self._name}-{next(self._numbers)}"
+        stream = TokenStream(id, params.num_answers, self.abort)
         self._send(Submit(stream.id, list(prompt_token_ids), params))
         self._streams[stream.id] = stream
         return stream
 
-    def forget(self, id: str) -> None:
-        """Aborts a running request; nothing more of it is handed on."""
-        if self._streams.pop(id, None) is not None:
-            self._send(Abort(id))
+    def abort(self, id: str, index: int | None = None) -> None:
+        """Aborts a running request, of which nothing more is handed on, or one answer of it."""
+        if id not in self._streams:
+            return
+        if index is None:
+            del self._streams[id]
+        self._send(Abort(id, index))
 
     def fail_all(self, reason: str) -> None:
         """Ends every running request with a failure that says `reason`."""
@@ -176,9 +180,9 @@ class EngineClient:
         match message:
             case Step(generated):
                 for each in generated:
-                    self._hand_on(each, is_last=each.finish is not None)
+                    self._hand_on(each)
             case Failed():
-                self._hand_on(message, is_last=True)
+                self._hand_on(message)
             case Heartbeat(step_age_s):
                 self._last_heard, self._step_age_s = self._clock(), step_age_s
             case Ready(facts):
@@ -186,13 +190,13 @@ class EngineClient:
             case Dead(reason):
                 self._lost(f"the engine has ended: {reason}")
 
-    def _hand_on(self, message: Generated | Failed, *, is_last: bool) -> None:
+    def _hand_on(self, message: Generated | Failed) -> None:
         stream = self._streams.get(message.id)
         if stream is None:
             return  # aborted while this was on its way
-        if is_last:
-            del self._streams[message.id]
         stream.push(message)
+        if stream.has_ended:
+            del self._streams[message.id]
 
     def _say_hello(self) -> float:
         """Makes the client known when it is time to; returns how long to wait for messages."""

@@ -9,13 +9,12 @@ from container.archive import is_archive, unpacked
 from container.configuration import Configuration
 from container.s3 import downloaded
 from core.errors import ConfigurationError
-from core.options import Options
+from core.hub import from_hub
 from core.text.tokenizer import tokenizer_file
 
 logger = logging.getLogger(__name__)
 
 SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
-_NOT_NEEDED = ("*.gguf", "*.onnx", "onnx/*", "*.msgpack", "*.h5", "*.ot", "*.pth", "original/*")
 
 
 def default_model_dir() -> Path:
@@ -56,7 +55,8 @@ def resolve_model_dir(configuration: Configuration, model_dir: Path) -> Path:
         if configuration.options.revision:
             logger.warning("option.revision has no effect on the local model %s", local)
         return _require_model(local.resolve(), "correct option.model_id")
-    return _downloaded(model_id, configuration.options, local)
+    path = from_hub(model_id, configuration.options, given_as="option.model_id", local=local)
+    return _require_model(path, "choose another model or option.revision")
 
 
 def named_path(configuration: Configuration, model_dir: Path) -> Path:
@@ -85,39 +85,3 @@ def _require_model(path: Path, cure: str) -> Path:
         raise ConfigurationError(f"{path} holds no model (config.json is missing): {cure}")
     tokenizer_file(path)
     return path
-
-
-def _downloaded(model_id: str, options: Options, local: Path) -> Path:
-    if "://" in model_id:
-        raise ConfigurationError(
-            f"option.model_id={model_id}: expected a path, an s3:// address or a Hugging Face id"
-        )
-    if model_id.startswith(("/", ".", "~")) or model_id.count("/") > 1:
-        raise ConfigurationError(f"option.model_id={model_id}: there is no directory {local}")
-    try:
-        return _snapshot(model_id, options)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigurationError(
-            f"option.model_id={model_id}: neither a directory ({local}) nor to be had from the "
-            f"Hugging Face hub ({reason.rstrip('.')}): correct the id, set HF_TOKEN for a gated "
-            "model, or use a directory where there is no network"
-        ) from error
-
-
-def _snapshot(model_id: str, options: Options) -> Path:
-    import huggingface_hub  # half a second that only a download needs
-
-    def fetch(unwanted: list[str]) -> Path:
-        return Path(
-            huggingface_hub.snapshot_download(  # pyright: ignore[reportUnknownMemberType]
-                model_id, revision=options.revision, ignore_patterns=unwanted
-            )
-        )
-
-    # Many repositories hold the weights twice; *.bin is wanted only where it is the only form.
-    is_dummy = options.load_format == "dummy"
-    path = fetch([*_NOT_NEEDED, "*.bin", *(["*.safetensors"] if is_dummy else [])])
-    if not is_dummy and not any(path.glob("*.safetensors")):
-        path = fetch(list(_NOT_NEEDED))
-    return _require_model(path, "choose another model or option.revision")

@@ -42,7 +42,7 @@ class Prompting:
                 for text in texts
             ]
 
-        return _beside_the_loop(encode_all, size=sum(map(len, texts)))
+        return beside_the_loop(encode_all, size=sum(map(len, texts)))
 
     def encode_chat(self, conversation: Conversation, *, size: int) -> list[int]:
         """The tokens of a conversation. `size`: characters of its JSON, roughly.
@@ -66,7 +66,7 @@ class Prompting:
             )
             return self.tokenizer.encode(prompt, add_special_tokens=False)
 
-        return _beside_the_loop(encode, size=size)
+        return beside_the_loop(encode, size=size)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
@@ -74,10 +74,10 @@ class Prompting:
         def decode() -> str:
             return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
-        return _beside_the_loop(decode, size=len(token_ids))
+        return beside_the_loop(decode, size=len(token_ids))
 
 
-def _beside_the_loop(work: Callable[[], T], *, size: int) -> T:
+def beside_the_loop(work: Callable[[], T], *, size: int) -> T:
     if size <= LONG_TEXT_CHARACTERS:
         return work()
     return gevent.get_hub().threadpool.apply(work)

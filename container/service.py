@@ -20,6 +20,7 @@ from container.schemas.sampling import Decoding
 from core.errors import RequestError
 from core.options import Options
 from core.sampling import SamplingParams
+from core.text.answers import Answers
 from core.text.bad_words import with_bad_word_ids
 
 logger = logging.getLogger(__name__)
@@ -60,19 +61,17 @@ class Service:
     ) -> Generation:
         """Submits a prompt. Raises RequestError where it is too long, or not of this model.
 
-        `keep`: special tokens that are part of the answer's text.
+        `keep`: special tokens that are part of the answers' text.
         """
-        params = with_bad_word_ids(
-            self._params(prompt_token_ids, decoding), self.prompting.tokenizer
-        )
+        tokenizer = self.prompting.tokenizer
+        params = with_bad_word_ids(self._params(prompt_token_ids, decoding), tokenizer)
         return Generation(
             self.client.submit(prompt_token_ids, params),
-            self.prompting.tokenizer,
-            decoding,
+            Answers(params, tokenizer, prompt_token_ids, keep=keep),
+            decoding.dialect,
             prompt_token_ids,
             has_hung_up=disconnect_check(request.environ),
             timeout_s=self.options.predict_timeout,
-            keep=keep,
         )
 
     def start_all(self, prompts: Sequence[Sequence[int]], decoding: Decoding) -> list[Generation]:

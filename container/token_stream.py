@@ -2,68 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import gevent.queue
 
 from core.errors import GenerationError, LongshoreError, OverloadedError, RequestError
 from core.messages import Failed, Generated
-from core.sampling import TopLogprobs
 
 
 class TokenStream:
-    """The tokens of one submitted request, in order, up to its terminal message."""
+    """The tokens of one submitted request, those of each answer in order, up to their ends."""
 
-    def __init__(self, id: str, on_abort: Callable[[str], None]) -> None:
+    def __init__(
+        self, id: str, num_answers: int, on_abort: Callable[[str, int | None], None]
+    ) -> None:
+        """`on_abort` gets the id, and the index of the answer where not all are aborted."""
         self.id = id
         self._on_abort = on_abort
         self._arrived: gevent.queue.SimpleQueue[Generated | Failed] = gevent.queue.SimpleQueue()
         self._failed: Failed | None = None
-        self._ended = False
+        self._open = set(range(num_answers))
+        """Indices of the answers that have not ended."""
 
-    def get(self, timeout_s: float) -> Generated | None:
-        """All tokens that have arrived, at least one message; None where none did in time.
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will come."""
+        return not self._open
+
+    def get(self, timeout_s: float) -> list[Generated]:
+        """All that has arrived, as one message for each answer; nothing where nothing did in time.
 
         Raises RequestError, OverloadedError or GenerationError where the engine says so.
         """
-        if self._failed is None:
-            merged = self._collect(timeout_s)
-            if merged is not None or self._failed is None:
-                return merged
-        raise _error(self._failed)
-
-    def push(self, message: Generated | Failed) -> None:
-        """Takes in a message of the engine; for the client alone."""
-        self._ended = isinstance(message, Failed) or message.finish is not None
-        self._arrived.put(message)
-
-    def abort(self) -> None:
-        """Has the engine stop, unless it ended by itself; may be called at any time."""
-        if not self._ended:
-            self._ended = True
-            self._on_abort(self.id)
-
-    def _collect(self, timeout_s: float) -> Generated | None:
-        finish = None
-        token_ids: list[int] = []
-        logprobs: list[float] = []
-        top: list[TopLogprobs] = []
-        prompt: list[TopLogprobs] = []
-        for message in self._waiting(timeout_s):
+        generated: list[Generated] = []
+        for message in [] if self._failed else self._waiting(timeout_s):
             if isinstance(message, Failed):
                 self._failed = message
                 break
-            token_ids += message.token_ids
-            logprobs += message.logprobs
-            top += message.top
-            prompt += message.prompt
-            finish = message.finish
-            if finish is not None:
-                break
-        if finish is None and not token_ids and not prompt:
-            return None
-        tokens = tuple(token_ids), tuple(logprobs)
-        return Generated(self.id, *tokens, finish, top=tuple(top), prompt=tuple(prompt))
+            generated.append(message)
+        if self._failed and not generated:
+            raise _error(self._failed)
+        return _merged(generated)
+
+    def push(self, message: Generated | Failed) -> None:
+        """Takes in a message of the engine; for the client alone."""
+        if isinstance(message, Failed):
+            self._open.clear()
+        elif message.finish is not None:
+            self._open.discard(message.index)
+        self._arrived.put(message)
+
+    def abort(self, index: int | None = None) -> None:
+        """Has the engine stop, with one answer or with all, unless they ended by themselves.
+
+        May be called at any time.
+        """
+        aborted = self._open if index is None else self._open & {index}
+        if aborted:
+            self._open = self._open - aborted
+            self._on_abort(self.id, index if self._open else None)
 
     def _waiting(self, timeout_s: float) -> list[Generated | Failed]:
         try:
@@ -73,6 +70,26 @@ class TokenStream:
         except gevent.queue.Empty:
             return []
         return messages
+
+
+def _merged(messages: Iterable[Generated]) -> list[Generated]:
+    """One message for each answer, in the order of their first ones."""
+    by_index: dict[int, list[Generated]] = {}
+    for message in messages:
+        by_index.setdefault(message.index, []).append(message)
+    return [_joined(each) if len(each) > 1 else each[0] for each in by_index.values()]
+
+
+def _joined(parts: list[Generated]) -> Generated:
+    return Generated(
+        parts[0].id,
+        tuple(token_id for part in parts for token_id in part.token_ids),
+        tuple(logprob for part in parts for logprob in part.logprobs),
+        parts[-1].finish,
+        parts[0].index,
+        top=tuple(top for part in parts for top in part.top),
+        prompt=tuple(scores for part in parts for scores in part.prompt),
+    )
 
 
 def _error(failed: Failed) -> LongshoreError:

@@ -95,7 +95,7 @@ class Generated(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: tuple[float, ...]
     finish: Finish | None = None
     index: int = 0
-    """Which of the request's `n` answers."""
+    """Which of the answers that it tells (`SamplingParams.num_answers`)."""
     top: tuple[TopLogprobs, ...] = ()
     """One a token, where the request wants `logprobs`."""
     prompt: tuple[TopLogprobs, ...] = ()

@@ -80,7 +80,7 @@ class Options:
         None,
         "packed: compute q, k and v as one product, gate and up likewise, and norms, activations "
         "and rotary embeddings as one kernel each, where that gives the same results. "
-        "Default: on CUDA only.",
+        "Default: true, but on a CPU with torch_compile or without a C++ compiler.",
     )
 
     # Which batching strategy, and how much at once

@@ -101,7 +101,7 @@ class Output:
     logprobs: tuple[float, ...]
     finish: Finish | None
     index: int = 0
-    """Which of the request's `n` answers."""
+    """Which of the answers that it tells (`SamplingParams.num_answers`)."""
     top: tuple[TopLogprobs, ...] = ()
     """One a token, where the request wants `logprobs`."""
     prompt: tuple[TopLogprobs, ...] = ()

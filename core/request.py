@@ -43,36 +43,25 @@ class Request:
             )
             for index in range(1 if params.beam_width else params.num_samples)
         )
-        self._ended: list[Sequence] = []
-        self._prompt_scores: tuple[TopLogprobs, ...] = ()
-        """Not told yet."""
 
     @property
     def sequence_ids(self) -> tuple[int, ...]:
         """Of its samples, or of as many beams as it may ever have."""
         return tuple(range(self.id, self.id + (self.params.beam_width or self.params.num_samples)))
 
-    @property
-    def streams(self) -> bool:
-        """Whether tokens are told as they come, not once the best answers are known."""
-        return not self.params.beam_width and self.params.num_samples == self.params.n
-
     def tell(
         self, sequence: Sequence, count: int, prompt_scores: tuple[TopLogprobs, ...] = ()
-    ) -> list[Output]:
+    ) -> Output:
         """What the client hears now that the last `count` tokens of `sequence` are new."""
-        self._prompt_scores += prompt_scores
-        if self.streams:
-            return [self._output(sequence, sequence.index, count)]
-        if sequence.finish is not None:
-            self._ended.append(sequence)
-        if len(self._ended) < self.params.num_samples:
-            return []
-        ranked = sorted(self._ended, key=lambda each: (-sum(each.logprobs), each.index))
-        return [
-            self._output(each, rank, each.num_generated_tokens)
-            for rank, each in enumerate(ranked[: self.params.n])
-        ]
+        return Output(
+            self.id,
+            tuple(sequence.token_ids[len(sequence.token_ids) - count :]),
+            tuple(sequence.logprobs[len(sequence.logprobs) - count :]),
+            sequence.finish,
+            sequence.index,
+            top=tuple(sequence.top_logprobs[-count:]) if count else (),
+            prompt=prompt_scores,
+        )
 
     def tell_best(self, hypotheses: Collection[Hypothesis]) -> list[Output]:
         """What the client hears at the end of a beam search."""
@@ -80,18 +69,6 @@ class Request:
             Output(self.id, each.token_ids, each.logprobs, each.finish, rank)
             for rank, each in enumerate(islice(hypotheses, self.params.n))
         ]
-
-    def _output(self, sequence: Sequence, index: int, count: int) -> Output:
-        scores, self._prompt_scores = self._prompt_scores, ()
-        return Output(
-            self.id,
-            tuple(sequence.token_ids[len(sequence.token_ids) - count :]),
-            tuple(sequence.logprobs[len(sequence.logprobs) - count :]),
-            sequence.finish,
-            index,
-            top=tuple(sequence.top_logprobs[-count:]) if count else (),
-            prompt=scores,
-        )
 
 
 def _params_of_sample(params: SamplingParams, index: int) -> SamplingParams:

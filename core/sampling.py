@@ -94,9 +94,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Check
     """How the next tokens of one request are chosen. Names and defaults are vLLM's.
 
     Applied in this order, each to what the one before has left (engine/sampling):
-    `bad_words`, `min_tokens`, `logit_bias`; repetition, frequency and presence penalty;
-    temperature; `min_p`, `top_k`, `top_p`, `typical_p`. Tokens that are equally likely are
-    kept or dropped together.
+    `allowed_token_ids`; `bad_words`, `min_tokens`, `logit_bias`; repetition, frequency and
+    presence penalty; temperature; `min_p`, `top_k`, `top_p`, `typical_p`. Tokens that are equally
+    likely are kept or dropped together.
 
     Raises RequestError, naming the field, for an unknown one and for a value of the wrong type
     or out of range.
@@ -121,6 +121,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Check
     """The same for each time that the answer has them."""
     logit_bias: dict[int, float] = {}
     """Added to the logits of these tokens."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """The only tokens that are generated, its end tokens included."""
     bad_words: tuple[str | tuple[int, ...], ...] = ()
     """Texts, or their tokens, that the answer must not contain: the last token is impossible
     where the others stand before it in the answer. core/text/bad_words.py finds the tokens."""
@@ -152,8 +154,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Check
     n: int = 1
     """Answers to the one prompt."""
     best_of: int | None = None
-    """Answers to sample; the `n` of them with the highest log-probability are told, when all have
-    ended. Default: n, told as they come."""
+    """Answers to sample; the `n` of them with the highest log-probability are told, best first,
+    when all have ended. Default: n, told as they come."""
     num_beams: int = 1
     """Above 1: beam search with so many beams; the `n` best are told at the end."""
     use_beam_search: bool = False
@@ -190,6 +192,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Check
             "logit_bias",
             "must be -1e6 to 1e6",
         )
+        _require(self.allowed_token_ids != (), "allowed_token_ids", "must have at least one")
         _require(all(self.bad_words), "bad_words", "a word must not be empty")
         _require(
             self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", f"must be 0 to {MAX_SEED}"
@@ -210,6 +213,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Check
             self.n <= self.beam_width <= MAX_SAMPLES, "num_beams", f"must be n to {MAX_SAMPLES}"
         )
         _require(self.temperature in (0, 1), "temperature", "does not go with beam search")
+        _require(
+            self.best_of in (None, self.beam_width), "best_of", "says another width than num_beams"
+        )
         for name, default in _defaults().items():
             if name not in FIELDS_OF_BEAM_SEARCH:
                 same = getattr(self, name) == default
@@ -244,6 +250,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Check
     def num_samples(self) -> int:
         """Answers to sample, told or not."""
         return self.n if self.best_of is None else self.best_of
+
+    @property
+    def num_answers(self) -> int:
+        """Answers that the engine tells: all samples, which are ranked where their text is known
+        (core/text/answers.py), or the best hypotheses of a beam search."""
+        return self.n if self.beam_width else self.num_samples
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether answers are told only when all have ended, the likeliest first."""
+        return self.best_of is not None and self.num_answers > 1
 
     @property
     def stop_texts(self) -> tuple[str, ...]:

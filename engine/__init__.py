@@ -2,5 +2,6 @@
 
 from core.sampling import SamplingParams
 from engine.llm import LLM
+from engine.outputs import CompletionOutput, OutputDelta, RequestOutput
 
-__all__ = ["LLM", "SamplingParams"]
+__all__ = ["LLM", "CompletionOutput", "OutputDelta", "RequestOutput", "SamplingParams"]

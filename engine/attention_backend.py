@@ -1,4 +1,4 @@
-"""Which functions write, read and move the KV cache: Triton kernels on CUDA, torch elsewhere."""
+"""Which functions write, read and move the KV cache: Triton's on CUDA, C++ on a CPU, or torch's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from engine.attention import AttentionCall
 from kernels import torch_cache
 from kernels.batch import PagedBatch
 from kernels.cache_table import CacheTable
+from kernels.cpu import attention as cpu_attention
+from kernels.cpu import cache as cpu_cache
+from kernels.cpu.attention import MAX_DIM
+from kernels.cpu.library import SUFFIXES, WIDTH, what_is_lacking
 from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS, is_aligned
 from kernels.sdpa import Scratch, paged_attention
 
@@ -44,14 +48,21 @@ class AttentionBackend(Protocol):
 
 
 def make_backend(
-    device: torch.device, shapes: Sequence[LayerShape], block_size: int, max_model_len: int
+    device: torch.device,
+    shapes: Sequence[LayerShape],
+    block_size: int,
+    max_model_len: int,
+    kv_dtype: torch.dtype,
 ) -> tuple[AttentionBackend, tuple[str, ...]]:
     """The fastest backend that computes these layers, and a note where that is not the obvious.
 
     max_model_len: no context is longer.
     """
     if device.type != "cuda":
-        return TorchBackend(), ()
+        reason = _what_cpp_lacks(shapes, kv_dtype)
+        if reason is None:
+            return CpuBackend(), ()
+        return TorchBackend(), (f"attention runs on torch's SDPA, slowly: {reason}",)
     reason = _what_triton_lacks(shapes, block_size)
     if reason is not None:
         return TorchBackend(), (f"attention runs on torch's SDPA, slowly: {reason}",)
@@ -86,6 +97,27 @@ class TorchBackend:
             values,
             batch,
             self._scratch,
+            scale=call.scale,
+            window=call.window,
+            softcap=call.softcap,
+            sinks=call.sinks,
+        )
+
+
+class CpuBackend(TorchBackend):
+    """The C++ kernels; blocks are copied and swapped by torch."""
+
+    def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        cpu_cache.write_kv(_dense(call.key), _dense(call.value), keys, values, slots)
+
+    def attend(
+        self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch
+    ) -> Tensor:
+        return cpu_attention.paged_attention(
+            _dense(call.query),
+            keys,
+            values,
+            batch,
             scale=call.scale,
             window=call.window,
             softcap=call.softcap,
@@ -173,6 +205,21 @@ class TritonBackend:
 def _aligned(rows: Tensor) -> Tensor:
     """[T, heads, dim] with strides that the kernels take; slices of merged q, k and v have them."""
     return rows if is_aligned(rows) else rows.contiguous()
+
+
+def _dense(rows: Tensor) -> Tensor:
+    """[T, heads, dim] with dims side by side."""
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def _what_cpp_lacks(shapes: Sequence[LayerShape], kv_dtype: torch.dtype) -> str | None:
+    if kv_dtype not in SUFFIXES:
+        return f"a KV cache of {str(kv_dtype).removeprefix('torch.')} is for GPUs"
+    for shape in shapes:
+        for dim in (shape.key_dim, shape.value_dim):
+            if dim % WIDTH or dim > MAX_DIM:
+                return f"a head dim of {dim} is no multiple of {WIDTH} up to {MAX_DIM}"
+    return what_is_lacking()
 
 
 def _what_triton_lacks(shapes: Sequence[LayerShape], block_size: int) -> str | None:

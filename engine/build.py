@@ -180,7 +180,9 @@ def _executor(
         return LibraryExecutor(model), 0, ()
     block_size, num_blocks = options.block_size, sizes.num_blocks
     kv_dtype = choose_kv_dtype(options, model.dtype, model.device)
-    backend, notes = make_backend(model.device, model.shapes, block_size, sizes.max_model_len)
+    backend, notes = make_backend(
+        model.device, model.shapes, block_size, sizes.max_model_len, kv_dtype
+    )
     cache = KVCache(
         model.shapes, num_blocks, block_size, kv_dtype, model.device, sizes.num_swap_blocks
     )

@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 
 from core.errors import ConfigurationError
 from core.options import Options
+from kernels.cpu.library import what_is_lacking
 
 DTYPES = {
     "fp32": torch.float32,
@@ -54,8 +55,13 @@ def choose_kv_dtype(options: Options, dtype: torch.dtype, device: torch.device) 
 
 
 def choose_fusion(options: Options, device: torch.device) -> bool:
-    """Whether to fuse a model's layers: by default where each operation is a launch."""
-    return device.type == "cuda" if options.fuse is None else options.fuse
+    """Whether to fuse a model's layers: by default where there are kernels to fuse them with.
+
+    On a CPU torch.compile does it better by itself.
+    """
+    if options.fuse is not None:
+        return options.fuse
+    return device.type == "cuda" or (not options.torch_compile and what_is_lacking() is None)
 
 
 def cpu_has_bf16() -> bool:

@@ -1,4 +1,4 @@
-"""Which functions normalize, activate and rotate: Triton kernels on CUDA, torch elsewhere."""
+"""Which functions normalize, activate and rotate: Triton's on CUDA, C++ on a CPU, or torch's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from kernels import torch_elementwise
+from kernels.cpu import elementwise as cpu_elementwise
+from kernels.cpu.library import what_is_lacking
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +28,10 @@ def make_elementwise(device: torch.device) -> Elementwise:
         from kernels import gated_activation, rms_norm, rotary
 
         return Elementwise(rms_norm.rms_norm, gated_activation.gated_activation, rotary.rotary)
-    from kernels import torch_elementwise
-
+    if what_is_lacking() is None:
+        return Elementwise(
+            cpu_elementwise.rms_norm, cpu_elementwise.gated_activation, cpu_elementwise.rotary
+        )
     return Elementwise(
         torch_elementwise.rms_norm, torch_elementwise.gated_activation, torch_elementwise.rotary
     )

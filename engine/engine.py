@@ -150,6 +150,7 @@ class Engine:
             )
         self._check_token_ids("prompt", prompt_token_ids)
         self._check_token_ids("logit_bias", params.logit_bias)
+        self._check_token_ids("allowed_token_ids", params.allowed_token_ids or ())
         for word in params.bad_words:
             if isinstance(word, str):
                 raise RequestError("bad_words", "needs the model's tokenizer.json; give token ids")

@@ -3,103 +3,77 @@
 ```python
 from engine import LLM, SamplingParams
 
-llm = LLM(model="models/demo", batching="paged")
-for answer in llm.generate(["ROMEO:"], SamplingParams(temperature=0.8, max_tokens=40)):
-    print(answer.prompt, answer.outputs[0].text)
+with LLM(model="models/demo", batching="paged") as llm:
+    for answer in llm.generate(["ROMEO:"], SamplingParams(temperature=0.8, max_tokens=40)):
+        print(answer.prompt, answer.outputs[0].text)
 ```
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import cast
 
+import torch
 from tqdm import tqdm
 
-from core.errors import ConfigurationError, GenerationError, RequestError
+from core.errors import ConfigurationError, RequestError
+from core.hub import from_hub
 from core.options import Options, Value, make_options
-from core.plan import Output
-from core.sampling import MAX_LOGPROBS, Finish, SamplingParams, TopLogprobs
-from core.text.answer import Answer
+from core.sampling import SamplingParams
 from core.text.bad_words import with_bad_word_ids
+from core.text.chat_template import ChatTemplate
+from core.text.template_files import load_chat_template
 from core.text.tokenizer import Tokenizer
 from engine.build import build_engine
+from engine.driver import Driver, OfflineRequest
+from engine.engine import Engine
+from engine.outputs import OutputDelta, RequestOutput, output_delta
+from engine.prompts import Prompt, TokensPrompt, as_list, encoded
 
 SERVICE_OPTIONS = frozenset({
-    "model_id", "revision", "engine", "entryPoint", "output_formatter", "job_queue_size",
-    "max_request_size", "predict_timeout", "model_loading_timeout", "heartbeat_timeout",
-    "retry_threshold", "http_workers",
+    "model_id", "engine", "entryPoint", "output_formatter", "tgi_compat", "tool_call_parser",
+    "job_queue_size", "max_request_size", "predict_timeout", "model_loading_timeout",
+    "heartbeat_timeout", "retry_threshold", "http_workers", "enable_stateful_sessions",
+    "sessions_path", "sessions_expiration", "local_runtime_api",
 })  # fmt: skip
 """Options of the processes around an engine; without them they would do nothing."""
-Prompt = str | Sequence[int]
-"""A text, or its token ids."""
-
-
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """A token that stands in a place, or might have."""
-
-    logprob: float
-    """Under the unfiltered model, in nats."""
-    rank: int
-    """1 is the most likely token."""
-    decoded_token: str | None
-    """None without a tokenizer."""
-
-
-Logprobs = dict[int, Logprob]
-"""By token id: the token in a place and the most likely ones there."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
-    """One answer."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    cumulative_logprob: float
-    """Of all generated tokens under the unfiltered model, in nats."""
-    logprobs: list[Logprobs] | None
-    """Of each generated token, where `SamplingParams.logprobs` is set."""
-    finish_reason: str
-    """`stop` (end-of-sequence token or stop text) or `length`, as in vLLM and OpenAI."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """One prompt and its answers."""
-
-    prompt: str | None
-    """None where token ids were given."""
-    prompt_token_ids: list[int]
-    """After `SamplingParams.truncate_prompt_tokens`."""
-    outputs: list[CompletionOutput]
-    """`n` of them; with `best_of` the best first."""
-    prompt_logprobs: list[Logprobs | None] | None = None
-    """Of each prompt token, where `SamplingParams.prompt_logprobs` is set; None for the first."""
+VLLM_NAMES: Mapping[str, str] = {
+    "tensor_parallel_size": "tensor_parallel_degree",
+    "max_num_seqs": "max_rolling_batch_size",
+    "max_num_batched_tokens": "max_rolling_batch_prefill_tokens",
+    "num_gpu_blocks_override": "num_kv_blocks",
+    "swap_space": "swap_space_gib",
+}
+"""vLLM's names of options that LMI, and so this project, calls otherwise."""
+Message = Mapping[str, object]
 
 
 class LLM:
     """A model and an engine in this process.
 
     Takes every option of serving.properties that concerns the engine, by its name without the
-    prefix, for example `batching="paged", dtype="fp32", num_kv_blocks=40`. Raises
-    ConfigurationError where the model or an option cannot be served.
+    prefix or by vLLM's, for example `batching="paged", dtype="fp32", num_kv_blocks=40`. For one
+    thread at a time. `close`, or leaving a `with` block, gives all memory back.
+
+    Raises ConfigurationError where the model or an option cannot be served.
     """
 
     def __init__(self, model: str | Path, **options: Value) -> None:
-        model_dir = Path(model)
+        """model: a directory, or an id of the Hugging Face hub."""
+        options = {VLLM_NAMES.get(name, name): value for name, value in options.items()}
         for name in SERVICE_OPTIONS & options.keys():
             raise ConfigurationError(
                 f"option '{name}' has no effect without a server; leave it out"
             )
         self.options: Options = make_options(options)
-        has_tokenizer = (model_dir / "tokenizer.json").is_file()
-        self._tokenizer = Tokenizer(model_dir) if has_tokenizer else None
-        self._engine = build_engine(model_dir, self.options)
+        self._model_dir = _local(model, self.options)
+        has_tokenizer = (self._model_dir / "tokenizer.json").is_file()
+        self._tokenizer = Tokenizer(self._model_dir) if has_tokenizer else None
+        self._driver = Driver(build_engine(self._model_dir, self.options))
         self.facts = self._engine.facts
 
     def generate(
@@ -114,159 +88,128 @@ class LLM:
         Raises RequestError if one of them cannot run (none is run then), GenerationError if one
         fails while it runs.
         """
-        all_prompts = _as_list(prompts)
-        all_params = _one_each(sampling_params, len(all_prompts))
-        answers: dict[int, _Pending] = {}
-        try:
-            for prompt, params in zip(all_prompts, all_params, strict=True):
-                pending = self._pending(prompt, params)
-                request_id = self._engine.add(pending.token_ids, pending.params, time.monotonic())
-                answers[request_id] = pending
-            self._run(answers, use_tqdm)
-        finally:
-            for request_id in answers:
-                self._engine.abort(request_id)
-        return [pending.result() for pending in answers.values()]
-
-    def _run(self, answers: dict[int, _Pending], use_tqdm: bool) -> None:
-        num_answers = sum(pending.num_open for pending in answers.values())
+        requests = self._requests(prompts, sampling_params)
+        num_answers = sum(request.params.n for request in requests)
         with tqdm(total=num_answers, desc="Answers", disable=not use_tqdm) as bar:
-            while self._engine.has_work():
-                outputs = self._engine.step(time.monotonic())
-                for output in outputs:
-                    pending = answers[output.request_id]
-                    if output.finish == Finish.ERROR:
-                        raise GenerationError(self._engine.last_failure)
-                    if pending.take(output):
-                        bar.update()
-                    if pending.stopped_by_text(output):
-                        self._engine.abort(output.request_id, output.index)
-                if not outputs:
-                    self._wait()
+            for _, news in self._driver.run(requests):
+                bar.update(news.finish is not None)
+        return [request.output() for request in requests]
 
-    def _wait(self) -> None:
-        """Sleeps until the strategy wants the next step: a gang of `dynamic` may be filling."""
-        wake_at = self._engine.strategy.wake_at()
-        if wake_at is not None:
-            time.sleep(max(0.0, wake_at - time.monotonic()))
-
-    def _pending(self, prompt: Prompt, params: SamplingParams) -> _Pending:
-        if self._tokenizer is not None:
-            params = with_bad_word_ids(params, self._tokenizer)
-        if not isinstance(prompt, str):
-            text, token_ids = None, list(prompt)
-        elif self._tokenizer is not None:
-            text, token_ids = prompt, self._tokenizer.encode(prompt)
-        else:
-            raise RequestError("prompt", "the model has no tokenizer.json; give token ids")
-        kept = params.truncated(token_ids, self.facts.max_model_len)
-        return _Pending(text, list(kept), params, self._tokenizer)
-
-
-class _Pending:
-    """A prompt and what has been generated of its answers."""
-
-    def __init__(
+    def chat(
         self,
-        prompt: str | None,
-        token_ids: list[int],
-        params: SamplingParams,
-        tokenizer: Tokenizer | None,
-    ) -> None:
-        if params.stop and tokenizer is None:
-            raise RequestError("stop", "needs the model's tokenizer.json")
-        self.token_ids = token_ids
-        self.params = params
-        self._prompt = prompt
-        self._tokenizer = tokenizer
-        self._completions = [_Completion(params, token_ids, tokenizer) for _ in range(params.n)]
-        self._prompt_scores: list[TopLogprobs] = []
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or several: `generate` after `apply_chat_template`."""
+        is_one = not messages or isinstance(messages[0], Mapping)
+        conversations = cast(Sequence[Sequence[Message]], [messages] if is_one else messages)
+        prompts = [
+            self.apply_chat_template(
+                each,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for each in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[OutputDelta]:
+        """The answers to all prompts as they come; the texts of each in order are its text.
+
+        Nothing is computed but while it is iterated over. Closing it, as leaving the loop does,
+        ends what still runs. Raises what `generate` raises.
+        """
+        requests = self._requests(prompts, sampling_params)
+        for request, news in self._driver.run(requests):
+            yield output_delta(request.number, news, request.params, self._tokenizer)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+    ) -> TokensPrompt:
+        """The prompt that a conversation makes by the model's template, or option chat_template.
+
+        Raises RequestError where the template refuses it, or where there is none.
+        """
+        if self._template is None or self._tokenizer is None:
+            raise RequestError("messages", "the model has no chat template; set chat_template")
+        text = self._template.render(
+            messages,
+            tools=tools or (),
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            continue_final_message=continue_final_message,
+            variables=chat_template_kwargs,
+        )
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return {"prompt": text, "prompt_token_ids": ids}
+
+    def close(self) -> None:
+        """Drops the model and all KV memory; may be repeated. Nothing can be generated after."""
+        self._driver.close()
+        gc.collect()  # fused modules refer to themselves
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
-    def num_open(self) -> int:
-        return sum(each.finish is None for each in self._completions)
+    def _engine(self) -> Engine:
+        return self._driver.engine
 
-    def take(self, output: Output) -> bool:
-        """Whether the answer has ended with it."""
-        self._prompt_scores += output.prompt
-        return self._completions[output.index].take(output)
+    @cached_property
+    def _template(self) -> ChatTemplate | None:
+        return load_chat_template(self._model_dir, self.options.chat_template)
 
-    def stopped_by_text(self, output: Output) -> bool:
-        return output.finish is None and self._completions[output.index].finish is not None
+    def _requests(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[OfflineRequest]:
+        all_prompts = as_list(prompts)
+        all_params = _one_each(sampling_params, len(all_prompts))
+        return [
+            self._request(number, prompt, params)
+            for number, (prompt, params) in enumerate(zip(all_prompts, all_params, strict=True))
+        ]
 
-    def result(self) -> RequestOutput:
-        outputs = [each.result(index) for index, each in enumerate(self._completions)]
-        scores: list[Logprobs | None] | None = None
-        if self.params.prompt_logprobs is not None:
-            scores = [None, *_named(self.token_ids[1:], self._prompt_scores, self._tokenizer)]
-        return RequestOutput(self._prompt, self.token_ids, outputs, scores)
-
-
-class _Completion:
-    """One answer as it grows."""
-
-    def __init__(
-        self, params: SamplingParams, prompt_token_ids: list[int], tokenizer: Tokenizer | None
-    ) -> None:
-        self.finish: Finish | None = None
-        self._params = params
-        self._tokenizer = tokenizer
-        self._answer = Answer.of(params, tokenizer, prompt_token_ids) if tokenizer else None
-        self._token_ids: list[int] = []
-        self._cumulative_logprob = 0.0
-        self._top: list[TopLogprobs] = []
-
-    def take(self, output: Output) -> bool:
-        """Whether it has ended with these tokens."""
-        kept = len(output.token_ids)
-        self.finish = output.finish
-        if self._answer is not None:
-            kept = len(self._answer.push(output.token_ids, output.logprobs, output.finish))
-            self.finish = self._answer.finish
-        self._token_ids += output.token_ids[:kept]
-        self._cumulative_logprob += sum(output.logprobs[:kept])
-        self._top += output.top[:kept]
-        return self.finish is not None
-
-    def result(self, index: int) -> CompletionOutput:
-        assert self.finish is not None
-        wants_logprobs = self._params.logprobs is not None
-        return CompletionOutput(
-            index=index,
-            text=self._answer.text if self._answer is not None else "",
-            token_ids=self._token_ids,
-            cumulative_logprob=self._cumulative_logprob,
-            logprobs=_named(self._token_ids, self._top, self._tokenizer)
-            if wants_logprobs
-            else None,
-            finish_reason="length" if self.finish == Finish.LENGTH else "stop",
-        )
+    def _request(self, number: int, prompt: Prompt, params: SamplingParams) -> OfflineRequest:
+        if self._tokenizer is not None:
+            params = with_bad_word_ids(params, self._tokenizer)
+        elif params.stop:
+            raise RequestError("stop", "needs the model's tokenizer.json")
+        text, token_ids = encoded(prompt, self._tokenizer)
+        kept = list(params.truncated(token_ids, self.facts.max_model_len))
+        return OfflineRequest(number, text, kept, params, self._tokenizer)
 
 
-def _named(
-    token_ids: list[int], top: list[TopLogprobs], tokenizer: Tokenizer | None
-) -> list[Logprobs]:
-    """The token of each place first, then the others by rank."""
-    named: list[Logprobs] = []
-    for token_id, best in zip(token_ids, top, strict=True):
-        ranked = [(token_id, best.logprob, best.rank)]
-        ranked += zip(best.token_ids, best.logprobs, range(1, MAX_LOGPROBS + 1), strict=False)
-        named.append(
-            {
-                id: Logprob(logprob, rank, tokenizer.decode([id]) if tokenizer else None)
-                for id, logprob, rank in ranked
-            }
-        )
-    return named
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, also where one was given: a text, or a list of token ids."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if prompts and all(isinstance(each, int) for each in prompts):
-        return [prompts]  # pyright: ignore[reportReturnType] - token ids of one prompt
-    return list(prompts)  # pyright: ignore[reportReturnType, reportArgumentType]
+def _local(model: str | Path, options: Options) -> Path:
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        return from_hub(str(model), options, given_as="model", local=path)
+    if options.revision is not None:
+        raise ConfigurationError(f"option 'revision' has no effect on the directory {path}")
+    return path
 
 
 def _one_each(

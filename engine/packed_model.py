@@ -199,7 +199,9 @@ def _probe(packed: PackedModel, model: Any, fusion: Fusion) -> float:
     """The relative error of paged logits against transformers' own; infinite for NaN."""
     num_blocks = -(-PROBE_LENGTH // PROBE_BLOCK_SIZE)
     cache = KVCache(packed.shapes, num_blocks, PROBE_BLOCK_SIZE, packed.dtype, packed.device)
-    backend, _ = make_backend(packed.device, packed.shapes, PROBE_BLOCK_SIZE, PROBE_LENGTH)
+    backend, _ = make_backend(
+        packed.device, packed.shapes, PROBE_BLOCK_SIZE, PROBE_LENGTH, packed.dtype
+    )
     sequence = Sequence(0, _probe_ids(model), SamplingParams())
     blocks = tuple(reversed(range(num_blocks)))
     logits: Tensor | None = None

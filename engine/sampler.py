@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from core.sampling import Sampled
+from engine.sampling.allowed import Allowed
 from engine.sampling.draw import plan_draws
 from engine.sampling.edits import Edits
 from engine.sampling.penalties import Penalties
@@ -62,6 +63,7 @@ class Sampler:
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
+        self._allowed = Allowed()
         self._edits = Edits()
         self._penalties = Penalties()
 
@@ -72,6 +74,7 @@ class Sampler:
         vocab_size = logits.shape[1]
         parcel = Parcel(self._staging)
         changes = [
+            self._allowed.plan(rows, vocab_size, parcel),
             self._edits.plan(rows, vocab_size, parcel),
             self._penalties.plan(rows, vocab_size, parcel),
         ]

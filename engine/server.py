@@ -115,7 +115,7 @@ class Server:
             )
         except RequestError as error:
             return Failed(message.id, "rejected", error.message, error.field)
-        answers = set(range(message.params.n))
+        answers = set(range(message.params.num_answers))
         self._asked[request_id] = _Asked(client, message.id, answers)
         self._request_ids[client, message.id] = request_id
         return None

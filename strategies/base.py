@@ -92,14 +92,15 @@ class Strategy(ABC):
     def abort(self, request_id: int, index: int | None = None) -> bool:
         """Drops a request, or one answer of it, and frees its memory; False if it is not here.
 
-        One answer alone can be dropped where answers are told as they come.
+        One answer alone can be dropped while answers are told as they come: not of a beam search.
         """
         found = False
         for group in (*self.running, *self.waiting):
-            if group.request.id != request_id:
+            request = group.request
+            if request.id != request_id:
                 continue
             for sequence in tuple(group.sequences):
-                if index is None or (group.request.streams and sequence.index == index):
+                if index is None or (not request.params.beam_width and sequence.index == index):
                     group.end(sequence, Finish.ABORT, self.memory)
                     found = True
             self._drop_if_ended(group)

@@ -21,7 +21,7 @@ class Envelope:
     """Seconds since 1970."""
     model: str
 
-    def record(self, object: str, choices: Sequence[Record], **more: Record | None) -> Record:
+    def record(self, object: str, choices: Sequence[Record], **more: object) -> Record:
         return {
             "id": self.id,
             "object": object,
@@ -32,18 +32,17 @@ class Envelope:
         }
 
 
-def finish_reason(generation: Generation) -> str | None:
-    """In OpenAI's words; None while it runs."""
-    finish = generation.finish
+def finish_reason(finish: Finish | None) -> str | None:
+    """In OpenAI's words; None while the answer goes on."""
     return None if finish is None else _FINISH_REASONS.get(finish, finish.value)
 
 
 def usage(generations: Iterable[Generation]) -> Record:
-    """The tokens of prompts and answers so far."""
+    """The tokens so far: of each prompt once, and of all answers that it cost to sample."""
     num_prompt = num_completion = 0
     for generation in generations:
         num_prompt += len(generation.prompt_token_ids)
-        num_completion += len(generation.tokens)
+        num_completion += generation.num_generated_tokens
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_completion,

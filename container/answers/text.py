@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from container.answers.answer import Record
+from container.answers.logprobs import prompt_logprobs
 from container.failures import Failure
 from container.generation import Generation
 from container.schemas.text import TextRequest
 from core.sampling import Finish
-from core.text.answer import TokenText
+from core.text.answer import Answer, TokenText
 from core.text.tokenizer import Tokenizer
 
 
@@ -36,7 +37,7 @@ class TextStyle:
 
 
 class TextAnswer:
-    """The answer to one text."""
+    """The answer to one text; where there are several, the others are among its details."""
 
     ends_with_done = False
 
@@ -47,7 +48,6 @@ class TextAnswer:
         self._inputs = inputs
         self._request = request
         self._style = style
-        self._has_details = request.details or style.is_tgi
 
     def whole(self) -> object:
         """The document."""
@@ -57,23 +57,27 @@ class TextAnswer:
     def document(self) -> Record:
         """Without the list that text-generation-inference puts around it."""
         self._generation.run()
-        document: Record = {"generated_text": self._text()}
-        if self._has_details:
-            details = self._details(self._generation.finish)
-            details["tokens"] = [self._token(token) for token in self._generation.tokens]
+        best, *others = self._generation.answers
+        document = self._text(best)
+        if self._request.details:
+            details = {**self._details(best.finish), **self._tokens(best)}
             if self._request.prompt_details or self._style.is_tgi:
                 details["prefill"] = self._prefill() if self._request.prompt_details else []
+            if self._request.shows_prompt_logprobs:
+                details["prompt_logprobs"] = self._prompt_logprobs()
+            if others:
+                details["best_of_sequences"] = [self._other(answer) for answer in others]
             document["details"] = details
         return document
 
     def pieces(self) -> Iterator[list[Record]]:
         """A record for each token; the last one is the only terminal one."""
         num_sent = 0
-        for batch in self._generation.batches():
-            records: list[Record] = [{"token": self._token(token)} for token in batch]
-            if self._generation.finish is not None:
+        for news in self._generation.news():
+            records = [self._record(token) for token in news.tokens]
+            if news.finish is not None:
                 records = records or [{"token": self._style.no_token()}]
-                records[-1] |= self._end()
+                records[-1] |= self._end(news.finish)
             if self._style.is_tgi:
                 records = [
                     {"index": at, "generated_text": None, "details": None, **record}
@@ -95,34 +99,60 @@ class TextAnswer:
     def abort(self) -> None:
         self._generation.abort()
 
-    def _text(self) -> str:
+    def _text(self, answer: Answer) -> Record:
         prompt = self._inputs if self._request.return_full_text else ""
-        return prompt + self._generation.text
+        return {"generated_text": prompt + answer.text}
 
-    def _end(self) -> Record:
-        end: Record = {"generated_text": self._text()}
-        if self._has_details:
-            end["details"] = self._details(self._generation.finish)
-        return end
+    def _record(self, token: TokenText) -> Record:
+        record: Record = {"token": self._token(token)}
+        return {**record, "top_tokens": self._top(token)} if token.top else record
 
-    def _token(self, token: TokenText) -> Record:
-        return self._style.token(token.id, token.text, token.logprob)
+    def _end(self, finish: Finish) -> Record:
+        end = self._text(self._generation.answers[0])
+        return {**end, "details": self._details(finish)} if self._request.details else end
 
-    def _prefill(self) -> list[Record]:
-        """The prompt's tokens. Their log-probabilities are not computed, and so are null."""
-        decode = self._style.tokenizer.decode
-        return [
-            self._style.token(each, decode([each], skip_special_tokens=False), None)
-            for each in self._generation.prompt_token_ids
-        ]
+    def _other(self, answer: Answer) -> Record:
+        sequence = {**self._text(answer), **self._sequence(answer, answer.finish)}
+        if self._style.is_tgi:
+            sequence |= {"seed": None, "prefill": []}
+        return {**sequence, **self._tokens(answer)}
 
     def _details(self, finish: Finish | None) -> Record:
-        details: Record = {
-            "finish_reason": finish,
-            "generated_tokens": len(self._generation.tokens),
-            "inputs": self._inputs,
-        }
+        details = {**self._sequence(self._generation.answers[0], finish), "inputs": self._inputs}
         if self._style.is_tgi:
             details["input_length"] = len(self._generation.prompt_token_ids)
             details["seed"] = self._request.decoding.params.seed
         return details
+
+    def _sequence(self, answer: Answer, finish: Finish | None) -> Record:
+        return {"finish_reason": finish, "generated_tokens": len(answer.tokens)}
+
+    def _tokens(self, answer: Answer) -> Record:
+        tokens: Record = {"tokens": [self._token(token) for token in answer.tokens]}
+        if self._request.top_n_tokens is not None:
+            tokens["top_tokens"] = [self._top(token) for token in answer.tokens]
+        return tokens
+
+    def _token(self, token: TokenText) -> Record:
+        return self._style.token(token.id, token.text, token.logprob)
+
+    def _top(self, token: TokenText) -> list[Record]:
+        """The likeliest tokens in its place."""
+        assert token.top is not None
+        ranked = zip(token.top.token_ids, token.top.logprobs, strict=True)
+        return [self._style.token(id, self._piece(id), logprob) for id, logprob in ranked]
+
+    def _prefill(self) -> list[Record]:
+        """The prompt's tokens. The first one follows nothing, so it has no log-probability."""
+        logprobs = [None, *(score.logprob for score in self._generation.prompt_scores)]
+        return [
+            self._style.token(id, self._piece(id), logprob)
+            for id, logprob in zip(self._generation.prompt_token_ids, logprobs, strict=True)
+        ]
+
+    def _prompt_logprobs(self) -> object:
+        prompt, scores = self._generation.prompt_token_ids, self._generation.prompt_scores
+        return prompt_logprobs(prompt, scores, self._style.tokenizer)
+
+    def _piece(self, token_id: int) -> str:
+        return self._style.tokenizer.piece(token_id)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from flask import Response, g, request
 
 from container.answers.chat import ChatAnswer
+from container.answers.message import Message
 from container.answers.openai import Envelope
 from container.answers.stream import StreamFormat
 from container.schemas.chat import ChatRequest, read_chat_request
@@ -26,25 +27,31 @@ class ChatApi:
     def answer(self, body: Mapping[str, object], form: StreamFormat) -> Response:
         """The answer to a body with `messages`."""
         asked = read_chat_request(body)
-        parser = self._tool_parser(asked)
+        self._service.warn(asked.warnings)
+        parsers = self._tool_parsers(asked)
         prompting = self._service.prompting
         prompt = prompting.encode_chat(asked.conversation, size=len(request.get_data()))
-        generation = self._service.start(
-            prompt,
-            asked.decoding,
-            keep=prompting.tokenizer.ids_of(parser.special_tokens) if parser else (),
+        marks = parsers[0].special_tokens if parsers[0] else ()
+        keep = prompting.tokenizer.ids_of(marks)
+        generation = self._service.start(prompt, asked.decoding, keep=keep)
+        id = f"chatcmpl-{g.request_id}"
+        answer = ChatAnswer(
+            generation,
+            asked,
+            Envelope(id, int(time.time()), self._service.model_name),
+            prompting.tokenizer,
+            [Message(parser, f"{id} {index}") for index, parser in enumerate(parsers)],
         )
-        envelope = Envelope(f"chatcmpl-{g.request_id}", int(time.time()), self._service.model_name)
-        answer = ChatAnswer(generation, asked, envelope, parser)
         return self._service.respond(answer, stream=asked.stream, form=form)
 
-    def _tool_parser(self, asked: ChatRequest) -> ToolParser | None:
+    def _tool_parsers(self, asked: ChatRequest) -> Sequence[ToolParser | None]:
+        """One for each choice."""
         if not asked.conversation.tools:
-            return None
+            return [None] * asked.n
         name = self._service.options.tool_call_parser
         if name is None:
             raise RequestError(
                 "tools",
                 "set option.tool_call_parser to the way in which the model writes calls",
             )
-        return make_tool_parser(name)
+        return [make_tool_parser(name) for _ in range(asked.n)]

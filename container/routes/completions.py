@@ -23,11 +23,13 @@ class CompletionsApi:
     def answer(self, body: Mapping[str, object], form: StreamFormat) -> Response:
         """The answer to a body with `prompt`."""
         asked = read_completion_request(body)
+        self._service.warn(asked.warnings)
         prompts = self._encoded(asked)
         generations = self._service.start_all(prompts, asked.decoding)
         envelope = Envelope(f"cmpl-{g.request_id}", int(time.time()), self._service.model_name)
         echoes = self._echoes(asked) if asked.echo else [""] * len(prompts)
-        answer = CompletionsAnswer(generations, asked, envelope, echoes)
+        tokenizer = self._service.prompting.tokenizer
+        answer = CompletionsAnswer(generations, asked, envelope, echoes, tokenizer)
         return self._service.respond(answer, stream=asked.stream, form=form)
 
     def _encoded(self, asked: CompletionRequest) -> list[Sequence[int]]:

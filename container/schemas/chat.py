@@ -28,7 +28,7 @@ from container.schemas.openai import (
 from container.schemas.sampling import Decoding, Dialect
 from core.errors import RequestError
 
-_DIALECT = Dialect(prompt="messages")
+_DIALECT = Dialect(prompt="messages", names={"logprobs": "top_logprobs"})
 
 _CONTENT: Schema = {
     "anyOf": [
@@ -69,8 +69,8 @@ CHAT_FIELDS: Fields = {
     "max_tokens": Field(INTEGER, "Most tokens of the answer (default: what the context holds)."),
     "max_completion_tokens": Field(INTEGER, "The same as `max_tokens`.", first_name="max_tokens"),
     "logprobs": Field(BOOLEAN, "Give the log-probability of each token."),
+    "top_logprobs": Field(INTEGER, "With logprobs: so many likely tokens for each place."),
     "tool_choice": Field(_TOOL_CHOICE, "none or auto."),
-    "top_logprobs": unserved(INTEGER, 0),
     "functions": unserved(ANYTHING, [], instead="use tools"),
     "function_call": unserved(ANYTHING, "none", instead="use tool_choice"),
     "modalities": unserved(ANYTHING, ["text"]),
@@ -105,18 +105,32 @@ class ChatRequest:
     logprobs: bool
     warnings: tuple[str, ...]
 
+    @property
+    def n(self) -> int:
+        """Choices of the answer."""
+        return self.decoding.params.n
+
 
 def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
     """Raises RequestError that names the first mistake."""
     values = read_fields(body, CHAT_FIELDS)
     check_response_format(values)
+    decoding = read_openai_decoding(
+        values,
+        _DIALECT,
+        max_tokens=values.get("max_tokens", None),
+        logprobs=values.get("top_logprobs", 0) or None,
+    )
+    logprobs = values.get("logprobs", False)
+    if decoding.params.logprobs and not logprobs:
+        raise RequestError("top_logprobs", "needs logprobs=true")
     return ChatRequest(
         conversation=read_conversation(values, uses_tools=_uses_tools(values)),
-        decoding=read_openai_decoding(values, _DIALECT, values.get("max_tokens", None)),
+        decoding=decoding,
         stream=values.get("stream", False),
         include_usage=includes_usage(values),
-        logprobs=values.get("logprobs", False),
-        warnings=values.warnings,
+        logprobs=logprobs,
+        warnings=(*values.warnings, *decoding.warnings),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from container.schemas.fields import Field, Fields, Values, read_fields, unserved
@@ -42,7 +42,11 @@ COMPLETION_FIELDS: Fields = {
     "prompt": Field(_PROMPT, "The prompt, or several: as texts or as token ids."),
     "max_tokens": Field(INTEGER, f"Most tokens of the answer (default {DEFAULT_MAX_TOKENS})."),
     "echo": Field(BOOLEAN, "Put the prompt before the answer."),
-    "logprobs": Field(INTEGER, "0: give the log-probability of each token."),
+    "logprobs": Field(
+        INTEGER,
+        "Give the log-probability of each token, with echo also of the prompt's, "
+        "and above 0 so many likely ones for each place.",
+    ),
     "add_special_tokens": Field(BOOLEAN, "Begin the prompt as the model expects (default true)."),
     "suffix": unserved(ANYTHING, ""),
 }
@@ -61,22 +65,31 @@ class CompletionRequest:
     add_special_tokens: bool
     warnings: tuple[str, ...]
 
+    @property
+    def n(self) -> int:
+        """Choices for each prompt."""
+        return self.decoding.params.n
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        """Whether the prompt's tokens are among those whose log-probabilities are given."""
+        return self.echo and self.logprobs
+
 
 def read_completion_request(body: Mapping[str, object]) -> CompletionRequest:
     """Raises RequestError that names the first mistake."""
     values = read_fields(body, COMPLETION_FIELDS)
     check_response_format(values)
+    decoding = _decoding(values)
     return CompletionRequest(
         prompts=_prompts(values.get("prompt", "")),
-        decoding=read_openai_decoding(
-            values, _DIALECT, values.get("max_tokens", DEFAULT_MAX_TOKENS)
-        ),
+        decoding=decoding,
         stream=values.get("stream", False),
         include_usage=includes_usage(values),
         echo=values.get("echo", False),
-        logprobs=_logprobs(values),
+        logprobs="logprobs" in values,
         add_special_tokens=values.get("add_special_tokens", True),
-        warnings=values.warnings,
+        warnings=(*values.warnings, *decoding.warnings),
     )
 
 
@@ -103,13 +116,15 @@ def _prompts(prompt: object) -> tuple[Prompt, ...]:
     return prompts
 
 
-def _logprobs(values: Values) -> bool:
-    if "logprobs" not in values:
-        return False
-    if values.get("logprobs", 0) != 0:
-        raise RequestError(
-            "logprobs", "only 0, which is each token's own, is served by this version"
-        )
-    if values.get("echo", False):
-        raise RequestError("logprobs", "does not go with echo: a prompt's are not computed")
-    return True
+def _decoding(values: Values) -> Decoding:
+    """Each token's own log-probability costs nothing; the prompt's are asked for with `echo`."""
+    width: int | None = values.get("logprobs", None)
+    own: dict[str, object] = {"logprobs": width or None}
+    dialect = _DIALECT
+    if width is not None and values.get("echo", False):
+        if "prompt_logprobs" in values:
+            raise RequestError("prompt_logprobs", "does not go with logprobs and echo")
+        own["prompt_logprobs"] = width
+        dialect = replace(dialect, names={"prompt_logprobs": "logprobs"})
+    max_tokens = values.get("max_tokens", DEFAULT_MAX_TOKENS)
+    return read_openai_decoding(values, dialect, max_tokens=max_tokens, **own)

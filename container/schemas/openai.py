@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from container.schemas.fields import Field, Fields, Values, ignored
-from container.schemas.kinds import BOOLEAN, OBJECT, TEXT_OR_TEXTS, shaped
+from container.schemas.kinds import ANYTHING, BOOLEAN, OBJECT, TEXT_OR_TEXTS, shaped
 from container.schemas.sampling import SAMPLING_FIELDS, Decoding, Dialect, read_decoding
 from core.errors import RequestError
 
@@ -19,7 +19,7 @@ OPENAI_FIELDS: Fields = {
     "stream": Field(BOOLEAN, "Send the answer in pieces, as server-sent events."),
     "stream_options": Field(_STREAM_OPTIONS, "include_usage: count the tokens in a last piece."),
     "response_format": Field(_RESPONSE_FORMAT, 'Only {"type": "text"} is served.'),
-    "model": ignored("One model is served, whatever its name here."),
+    "model": Field(ANYTHING, "Passed over: one model is served, whatever its name here."),
     "user": ignored(),
     "metadata": ignored(),
     "store": ignored(),
@@ -30,16 +30,21 @@ OPENAI_FIELDS: Fields = {
 }
 
 
-def read_openai_decoding(values: Values, dialect: Dialect, max_tokens: int | None) -> Decoding:
+def read_openai_decoding(
+    values: Values, dialect: Dialect, *, max_tokens: int | None, **own: object
+) -> Decoding:
     """Sampled with temperature 1 unless another is given."""
     stop: str | list[str] = values.get("stop", [])
+    if "prompt_logprobs" in values and values.get("stream", False):
+        raise RequestError("prompt_logprobs", "does not go with stream")
     return read_decoding(
         values,
         dialect,
-        temperature=values.get("temperature", 1.0),
         max_tokens=max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        temperature=values.get("temperature", 1.0),
         ignore_eos=values.get("ignore_eos", False),
+        **own,
     )
 
 

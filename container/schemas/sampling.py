@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from container.schemas.fields import Field, Fields, Values, ignored, unserved
+from container.schemas.fields import Field, Fields, Values, unserved
 from container.schemas.kinds import (
     ANYTHING,
     BIASES,
@@ -20,12 +20,19 @@ from container.schemas.kinds import (
     INTEGERS,
     NUMBER,
     TEXTS,
+    Kind,
 )
 from core.errors import RequestError
 from core.sampling import NO_LIMIT, SamplingParams
 
 MAX_STOP_TEXTS = 16
 MAX_STOP_CHARACTERS = 1000
+
+_EARLY_STOPPING = Kind(
+    'true, false or "never"',
+    lambda value: isinstance(value, bool) or value == "never",
+    {"enum": [True, False, "never"]},
+)
 
 SAMPLING_FIELDS: Fields = {
     "temperature": Field(NUMBER, "Above 0 the answer is sampled; 0 is greedy."),
@@ -45,21 +52,23 @@ SAMPLING_FIELDS: Fields = {
     "bad_words": Field(TEXTS, "Texts that are not generated."),
     "spaces_between_special_tokens": Field(BOOLEAN, "Space special tokens (default true)."),
     "priority": Field(INTEGER, "Lower ones are admitted first and preempted last (default 0)."),
-    "n": unserved(INTEGER, 1),
-    "best_of": unserved(INTEGER, 1),
-    "num_return_sequences": unserved(INTEGER, 1),
-    "num_beams": unserved(INTEGER, 1),
-    "use_beam_search": unserved(BOOLEAN, False),
+    "allowed_token_ids": Field(INTEGERS, "The only tokens that are generated."),
+    "n": Field(INTEGER, "Answers to the one prompt (default 1)."),
+    "num_return_sequences": Field(INTEGER, "The same as `n`.", first_name="n"),
+    "best_of": Field(INTEGER, "Answers to sample, of which the n likeliest are given at the end."),
+    "num_beams": Field(INTEGER, "Above 1: beam search with so many beams; n of them are given."),
+    "use_beam_search": Field(BOOLEAN, "Beam search with best_of beams, else n."),
+    "length_penalty": Field(NUMBER, "Beam search: above 0 favours longer answers (default 1)."),
+    "early_stopping": Field(
+        _EARLY_STOPPING, "Beam search: end it when there are as many whole answers as beams."
+    ),
+    "prompt_logprobs": Field(INTEGER, "So many likely tokens for each place of the prompt."),
     "no_repeat_ngram_size": unserved(INTEGER, 0, instead="use repetition_penalty"),
-    "allowed_token_ids": unserved(INTEGERS, []),
-    "prompt_logprobs": unserved(INTEGER),
     "guided_json": unserved(ANYTHING),
     "guided_regex": unserved(ANYTHING),
     "guided_choice": unserved(ANYTHING),
     "guided_grammar": unserved(ANYTHING),
     "structured_outputs": unserved(ANYTHING),
-    "length_penalty": ignored("Only beam search has it, which is not served."),
-    "early_stopping": ignored("Only beam search has it, which is not served."),
 }
 
 
@@ -89,32 +98,42 @@ class Decoding:
     dialect: Dialect
     fills_context: bool = False
     """The answer may be as long as the model allows, whatever `params.max_tokens` says."""
+    warnings: tuple[str, ...] = ()
+    """What was passed over, a sentence each."""
 
 
 def read_decoding(
     values: Values,
     dialect: Dialect,
     *,
-    temperature: float,
     max_tokens: int | None,
-    stop: tuple[str, ...] = (),
-    ignore_eos: bool = False,
+    stop: tuple[str, ...],
+    **own: object,
 ) -> Decoding:
-    """Raises RequestError in the client's words. Without `max_tokens` the context is the limit."""
+    """`own`: fields of SamplingParams that the API spells in its own way, or has a default for.
+
+    Raises RequestError in the client's words. Without `max_tokens` the context is the limit.
+    """
     _check_stop_texts(stop, dialect.name("stop"))
     named = {name: values.given[name] for name in _PARAMS if name in values}
-    asked = {
-        **named,
-        "temperature": temperature,
-        "stop": stop,
-        "ignore_eos": ignore_eos,
-        "max_tokens": NO_LIMIT if max_tokens is None else max_tokens,
-    }
+    limit = NO_LIMIT if max_tokens is None else max_tokens
+    given = {name: value for name, value in own.items() if value is not None}
+    asked = {**named, **given, "stop": stop, "max_tokens": limit}
     try:
         params = msgspec.convert(asked, SamplingParams, str_keys=True)
     except RequestError as error:
         raise dialect.error(error) from None
-    return Decoding(params, dialect, fills_context=max_tokens is None)
+    passed_over = () if params.beam_width else ("length_penalty", "early_stopping")
+    return Decoding(
+        params,
+        dialect,
+        fills_context=max_tokens is None,
+        warnings=tuple(
+            f"{dialect.name(name)} has no effect without beam search"
+            for name in passed_over
+            if name in values
+        ),
+    )
 
 
 _PARAMS = [name for name in SamplingParams.__struct_fields__ if name in SAMPLING_FIELDS]

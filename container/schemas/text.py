@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from container.schemas.fields import Field, Fields, Values, alias, ignored, read_fields, unserved
 from container.schemas.kinds import (
@@ -28,8 +28,18 @@ _DIALECT = Dialect(
         "max_tokens": "max_new_tokens",
         "ignore_eos": "ignore_eos_token",
         "stop": "stop_sequences",
+        "logprobs": "top_n_tokens",
     },
 )
+
+_NOT_STREAMED: Mapping[str, object] = {
+    "n": 1,
+    "decoder_input_details": False,
+    "prompt_logprobs": None,
+}
+"""What a stream has no place for, by the value that asks for nothing."""
+_IN_DETAILS: Mapping[str, object] = {"n": 1, "top_n_tokens": 0, "prompt_logprobs": None}
+"""What a whole answer has only in its details, likewise."""
 
 _OWN: Fields = {
     "do_sample": Field(BOOLEAN, "Sample; the default is true where a temperature is given."),
@@ -40,8 +50,9 @@ _OWN: Fields = {
     "ignore_eos_token": Field(BOOLEAN, "Go on after the model's own end."),
     "details": Field(BOOLEAN, "Say why the answer ended, and its tokens."),
     "decoder_input_details": Field(
-        BOOLEAN, "With details: the tokens of the prompt, without log-probabilities."
+        BOOLEAN, "With details: the tokens of the prompt and their log-probabilities."
     ),
+    "top_n_tokens": Field(INTEGER, "With details: so many likely tokens for each place."),
     "return_full_text": Field(BOOLEAN, "Put the prompt before the answer."),
     "truncate": Field(INTEGER, "Keep only this many tokens, the last ones, of the prompt."),
     "stream": Field(BOOLEAN, "As `stream` beside `inputs`."),
@@ -52,8 +63,10 @@ PARAMETERS: Fields = {
     **_OWN,
     "stop": alias("stop_sequences", _OWN),
     "ignore_eos": alias("ignore_eos_token", _OWN),
-    "logprobs": unserved(INTEGER, 0, 1, instead="details has each token's own log_prob"),
-    "top_n_tokens": unserved(INTEGER, 0),
+    "min_new_tokens": alias("min_tokens", SAMPLING_FIELDS),
+    "logprobs": unserved(
+        INTEGER, 0, 1, instead="details has each token's own log_prob, top_n_tokens more of them"
+    ),
     "grammar": unserved(ANYTHING),
     "watermark": unserved(BOOLEAN, False),
     "penalty_alpha": unserved(ANYTHING, 0),
@@ -61,7 +74,6 @@ PARAMETERS: Fields = {
     "adapters": unserved(ANYTHING, instead="merge the adapter into the model"),
     "max_length": unserved(INTEGER, instead="use max_new_tokens"),
     "min_length": unserved(INTEGER, 0),
-    "min_new_tokens": unserved(INTEGER, 0),
     "eos_token_id": unserved(ANYTHING, instead="use stop_token_ids"),
     "pad_token_id": ignored("Nothing is padded here."),
     "use_cache": ignored("K and V are always cached."),
@@ -94,28 +106,43 @@ class TextRequest:
     prompt_details: bool
     return_full_text: bool
     max_prompt_tokens: int | None
+    shows_prompt_logprobs: bool
     warnings: tuple[str, ...]
 
+    @property
+    def top_n_tokens(self) -> int | None:
+        """Likely tokens to show for each place."""
+        return self.decoding.params.logprobs
 
-def read_text_request(body: Mapping[str, object]) -> TextRequest:
-    """Raises RequestError that names the first mistake."""
+
+def read_text_request(body: Mapping[str, object], *, always_details: bool = False) -> TextRequest:
+    """`always_details`: as if every request asked for them.
+
+    Raises RequestError that names the first mistake.
+    """
     top = read_fields({**body, "inputs": None}, TEXT_FIELDS)
     inputs, is_batch = _inputs(body.get("inputs"))
     given: Mapping[str, object] = top.get("parameters", {})
     parameters = read_fields(given, PARAMETERS, "parameters.")
-    request = TextRequest(
+    stream = top.get("stream", parameters.get("stream", False))
+    details = always_details or parameters.get("details", False)
+    prompt_details = details and parameters.get("decoder_input_details", False)
+    decoding = _decoding(
+        parameters, shows_all=details and not stream, prompt_details=prompt_details
+    )
+    _check_together(parameters, stream=stream, details=details)
+    return TextRequest(
         inputs=inputs,
         is_batch=is_batch,
-        decoding=_decoding(parameters),
-        stream=top.get("stream", parameters.get("stream", False)),
-        details=parameters.get("details", False),
-        prompt_details=parameters.get("decoder_input_details", False),
+        decoding=decoding,
+        stream=stream,
+        details=details,
+        prompt_details=prompt_details,
         return_full_text=parameters.get("return_full_text", False),
         max_prompt_tokens=parameters.get("truncate", None),
-        warnings=(*top.warnings, *parameters.warnings),
+        shows_prompt_logprobs="prompt_logprobs" in parameters,
+        warnings=(*top.warnings, *parameters.warnings, *decoding.warnings),
     )
-    _check_together(request)
-    return request
 
 
 def _inputs(value: object) -> tuple[tuple[str | RequestError, ...], bool]:
@@ -153,22 +180,55 @@ def _named(value: object) -> str:
             return "a number or a truth value"
 
 
-def _check_together(request: TextRequest) -> None:
-    if request.prompt_details and request.stream:
-        raise RequestError("parameters.decoder_input_details", "does not go with stream")
-    if request.max_prompt_tokens is not None and request.max_prompt_tokens < 1:
+def _check_together(parameters: Values, *, stream: bool, details: bool) -> None:
+    """Raises RequestError for what the form of the answer has no place for."""
+    if stream:
+        _refuse(parameters, _NOT_STREAMED, "does not go with stream")
+    elif not details:
+        _refuse(parameters, _IN_DETAILS, "needs details=true")
+    if parameters.get("truncate", 1) < 1:
         raise RequestError("parameters.truncate", "must be at least 1")
 
 
-def _decoding(parameters: Values) -> Decoding:
+def _refuse(parameters: Values, without_place: Mapping[str, object], why: str) -> None:
+    for name, nothing in without_place.items():
+        if parameters.get(name, nothing) != nothing:
+            raise RequestError(f"parameters.{name}", why)
+
+
+def _decoding(parameters: Values, *, shows_all: bool, prompt_details: bool) -> Decoding:
     """Greedy unless a temperature is given or do_sample is true; do_sample=false is greedy."""
     sampled = parameters.get("do_sample", "temperature" in parameters)
     stop: list[str] = parameters.get("stop_sequences", [])
-    return read_decoding(
+    own, dialect = _num_answers(parameters, shows_all=shows_all), _DIALECT
+    if prompt_details and "prompt_logprobs" not in parameters:
+        own["prompt_logprobs"] = 0
+        names = {**dialect.names, "prompt_logprobs": "decoder_input_details"}
+        dialect = replace(dialect, names=names)
+    decoding = read_decoding(
         parameters,
-        _DIALECT,
-        temperature=parameters.get("temperature", 1.0) if sampled else 0.0,
+        dialect,
         max_tokens=parameters.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
         stop=tuple(stop),
+        temperature=parameters.get("temperature", 1.0) if sampled else 0.0,
         ignore_eos=parameters.get("ignore_eos_token", False),
+        logprobs=parameters.get("top_n_tokens", 0) or None,
+        **own,
     )
+    if decoding.params.beam_width and parameters.get("do_sample", False):
+        raise RequestError("parameters.do_sample", "does not go with beam search")
+    return decoding
+
+
+def _num_answers(parameters: Values, *, shows_all: bool) -> dict[str, int | None]:
+    """One of several answers is the first, so they are ranked; `best_of` alone shows all of them.
+
+    `shows_all`: whether the form of the answer has a place for more than one.
+    """
+    n: int | None = parameters.get("n", None)
+    best_of: int | None = parameters.get("best_of", None)
+    if n is None and shows_all:
+        n = best_of
+    if best_of is None and parameters.get("num_beams", 1) == 1:
+        best_of = n
+    return {"n": n, "best_of": best_of}

@@ -32,7 +32,7 @@ class Answer:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         prompt_token_ids: Sequence[int] = (),
         stop: Sequence[str] = (),
         *,
@@ -41,15 +41,14 @@ class Answer:
         spaces_between_special_tokens: bool = True,
         include_stop: bool = False,
         min_tokens: int = 0,
-        prompt: str = "",
     ) -> None:
-        """keep: special tokens that are not skipped; include_stop: the stop text is not cut.
+        """Without a tokenizer the answer has no text.
+
+        keep: special tokens that are not skipped; include_stop: the stop text is not cut.
 
         min_tokens: stop texts that end in so many first tokens do not count.
-
-        prompt: what `full_text` begins with.
         """
-        self._detokenizer = Detokenizer(
+        self._detokenizer = tokenizer and Detokenizer(
             tokenizer,
             prompt_token_ids,
             skip_special_tokens=skip_special_tokens,
@@ -58,7 +57,6 @@ class Answer:
         )
         self._stop = StopTexts(stop, include=include_stop)
         self._num_exempt = min_tokens
-        self._prompt = prompt
         self.tokens: list[TokenText] = []
         self.finish: Finish | None = None
 
@@ -66,11 +64,10 @@ class Answer:
     def of(
         cls,
         params: SamplingParams,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         prompt_token_ids: Sequence[int] = (),
         *,
         keep: Collection[int] = (),
-        prompt: str = "",
     ) -> Answer:
         """One with all that the parameters say of text."""
         return cls(
@@ -82,17 +79,16 @@ class Answer:
             spaces_between_special_tokens=params.spaces_between_special_tokens,
             include_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
-            prompt=prompt,
         )
-
-    @property
-    def full_text(self) -> str:
-        """The prompt and the answer (`return_full_text`)."""
-        return self._prompt + self.text
 
     @property
     def text(self) -> str:
         return "".join(token.text for token in self.tokens)
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """Of all tokens under the unfiltered model, in nats."""
+        return sum(token.logprob for token in self.tokens)
 
     def push(
         self,
@@ -120,6 +116,8 @@ class Answer:
         return new
 
     def _text_of(self, token_id: int, is_last: bool, is_exempt: bool) -> str:
+        if self._detokenizer is None:
+            return ""
         text = self._detokenizer.push(token_id)
         if is_last:
             text += self._detokenizer.flush()

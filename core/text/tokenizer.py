@@ -23,6 +23,9 @@ class Tokenizer:
         self.added_tokens = {token_id: token.content for token_id, token in added.items()}
         """Token id → text of those beside the vocabulary proper, special ones among them."""
         self._special_ids = {token_id for token_id, token in added.items() if token.special}
+        self._before = self.encode("a", add_special_tokens=False)[-1:]
+        """Some token to stand before another one."""
+        self._pieces: dict[int, str] = {}
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
@@ -53,6 +56,15 @@ class Tokenizer:
             token_ids = [each for each in token_ids if each in keep or not self.is_special(each)]
             skip_special_tokens = False
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def piece(self, token_id: int) -> str:
+        """The text of one token inside a longer text, where a leading blank is kept."""
+        if token_id not in self._pieces:
+            before = self._before
+            text = self.decode([*before, token_id], skip_special_tokens=False)
+            begin = len(self.decode(before, skip_special_tokens=False))
+            self._pieces[token_id] = text[begin:]
+        return self._pieces[token_id]
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token is a mark, such as the end of the text, and no text itself."""

@@ -1,6 +1,7 @@
 """The parts of sampling, in the order in which the sampler applies them.
 
 ```
+allowed    allowed_token_ids                      all other logits
 edits      bad_words, min_tokens, logit_bias      numbers added to single logits
 penalties  repetition, frequency, presence        of tokens that a sequence has
 filters    temperature; min_p, top_k, top_p, typical_p

@@ -33,7 +33,7 @@ from core.messages import (
     ToEngine,
 )
 from core.processes import die_with_parent
-from core.sampling import Finish
+from core.sampling import Finish, TopLogprobs
 
 FACTS = Facts(
     model="fake",
@@ -62,18 +62,52 @@ Answer = Iterator[FromEngine]
 Script = Callable[[Submit], Answer]
 
 
-def says(token_ids: list[int], *, per_step: int = 1) -> Script:
-    """A script that answers every request with these tokens, as far as max_tokens allows."""
+def says(token_ids: list[int], *others: list[int], per_step: int = 1) -> Script:
+    """A script that answers every request with these tokens, as far as max_tokens allows.
+
+    Where several answers are wanted, `others` are the next ones, and then the last again.
+    """
 
     def script(submit: Submit) -> Answer:
-        ids = tuple(token_ids[: submit.params.max_tokens])
-        finish = Finish.EOS if ids and ids[-1] in FACTS.eos_token_ids else Finish.LENGTH
-        for start in range(0, len(ids), per_step):
-            part = ids[start : start + per_step]
-            last = finish if start + per_step >= len(ids) else None
-            yield Step([Generated(submit.id, part, (-0.5,) * len(part), last)])
+        params, said = submit.params, [token_ids, *others]
+        answers = [
+            tuple(said[min(index, len(others))][: params.max_tokens])
+            for index in range(params.num_answers)
+        ]
+        for start in range(0, max(map(len, answers)), per_step):
+            step = Step(
+                [
+                    _generated(submit, index, ids, start, start + per_step)
+                    for index, ids in enumerate(answers)
+                    if start < len(ids)
+                ]
+            )
+            yield step
 
     return script
+
+
+def _generated(submit: Submit, index: int, ids: tuple[int, ...], start: int, end: int) -> Generated:
+    params, part = submit.params, ids[start:end]
+    finish = Finish.EOS if ids[-1] in FACTS.eos_token_ids else Finish.LENGTH
+    scores: tuple[TopLogprobs, ...] = ()
+    if start == index == 0 and params.prompt_logprobs is not None:
+        scores = tuple(_top(each, params.prompt_logprobs) for each in submit.prompt_token_ids[1:])
+    return Generated(
+        submit.id,
+        part,
+        (-0.5 * (index + 1),) * len(part),
+        finish if end >= len(ids) else None,
+        index,
+        top=() if params.logprobs is None else tuple(_top(each, params.logprobs) for each in part),
+        prompt=scores,
+    )
+
+
+def _top(token_id: int, width: int) -> TopLogprobs:
+    """As if the two tokens before it, by number, were likelier than the token itself."""
+    likely = (token_id - 2, token_id - 1, token_id)[:width]
+    return TopLogprobs(-0.5, 3, likely, (-0.1, -0.2, -0.5)[:width])
 
 
 def fails(kind: str, message: str, field: str = "", after: list[int] | None = None) -> Script:

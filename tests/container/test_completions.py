@@ -118,9 +118,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "max_tokens": 100}, "max_tokens"),
     ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
     ({"prompt": "a", "suffix": "b"}, "suffix"),
-    ({"prompt": "a", "best_of": 2}, "best_of"),
-    ({"prompt": "a", "logprobs": 5}, "logprobs"),
-    ({"prompt": "a", "logprobs": 0, "echo": True}, "logprobs"),
+    ({"prompt": "a", "n": 2, "best_of": 1}, "best_of"),
+    ({"prompt": "a", "logprobs": 21}, "logprobs"),
+    ({"prompt": "a", "logprobs": -1, "echo": True}, "logprobs"),
+    ({"prompt": "a", "logprobs": 0, "echo": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"prompt": "a", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
     ({"prompt": "a", "message": []}, "message"),
 ]
 

@@ -63,10 +63,9 @@ def test_tokens_arrive_in_order_and_end_once(client: EngineClient, engine: FakeE
     token_ids: list[int] = []
     finish = None
     while finish is None:
-        generated = stream.get(5)
-        assert generated is not None
-        token_ids += generated.token_ids
-        finish = generated.finish
+        for generated in stream.get(5):
+            token_ids += generated.token_ids
+            finish = generated.finish
     assert (token_ids, finish) == ([1, 2, 3, 4, 5], Finish.LENGTH)
     stream.abort()
     assert engine.of_type(Abort) == []
@@ -75,10 +74,9 @@ def test_tokens_arrive_in_order_and_end_once(client: EngineClient, engine: FakeE
 def test_waiting_tokens_come_as_one(client: EngineClient, engine: FakeEngine) -> None:
     engine.script = says([1, 2, 3, 4, 5])
     first, second = client.submit([9], PARAMS), client.submit([9], PARAMS)
-    while (generated := second.get(5)) is None or generated.finish is None:
+    while not any(each.finish for each in second.get(5)):
         pass
-    merged = first.get(5)
-    assert merged is not None
+    (merged,) = first.get(5)
     assert merged.token_ids == (1, 2, 3, 4, 5)
     assert merged.finish is Finish.LENGTH
 
@@ -106,8 +104,7 @@ def test_failures_are_errors(
 def test_tokens_before_a_failure_are_kept(client: EngineClient, engine: FakeEngine) -> None:
     engine.script = fails("failed", "no luck", after=[7])
     stream = client.submit([1], PARAMS)
-    generated = stream.get(5)
-    assert generated is not None
+    (generated,) = stream.get(5)
     assert generated.token_ids == (7,)
     with pytest.raises(GenerationError, match="no luck"):
         stream.get(5)
@@ -122,7 +119,37 @@ def test_abort_is_sent_once(client: EngineClient, engine: FakeEngine) -> None:
     stream.abort()
     eventually(lambda: engine.of_type(Abort))
     assert engine.of_type(Abort) == [Abort(stream.id)]
-    assert stream.get(0.01) is None
+    assert stream.get(0.01) == []
+
+
+def test_a_request_is_over_with_its_last_answer(client: EngineClient, engine: FakeEngine) -> None:
+    engine.script = says([1, 2, 3], [4], [5, 6])
+    params = SamplingParams(n=3, max_tokens=5, logprobs=1, prompt_logprobs=0)
+    stream, other = client.submit([9, 8], params), client.submit([9], params)
+    while not other.has_ended:
+        other.get(5)
+    merged = {each.index: each for each in stream.get(5)}
+    assert {index: each.token_ids for index, each in merged.items()} == {
+        0: (1, 2, 3),
+        1: (4,),
+        2: (5, 6),
+    }
+    assert [len(each.top) for each in merged.values()] == [3, 1, 2]
+    assert [len(each.prompt) for each in merged.values()] == [1, 0, 0]
+    assert {each.finish for each in merged.values()} == {Finish.LENGTH}
+    assert stream.has_ended
+    stream.abort()
+    assert engine.of_type(Abort) == []
+
+
+def test_answers_are_aborted_one_by_one(client: EngineClient, engine: FakeEngine) -> None:
+    """With the last open one the request."""
+    engine.script = stalls(after=[1])
+    stream = client.submit([9], SamplingParams(n=2))
+    for index in (1, 1, 0, 0):
+        stream.abort(index)
+    eventually(lambda: len(engine.of_type(Abort)) == 2)
+    assert engine.of_type(Abort) == [Abort(stream.id, 1), Abort(stream.id)]
 
 
 def test_not_ready_until_the_engine_is(endpoint: str) -> None:
@@ -182,8 +209,7 @@ def test_death_fails_all_and_a_new_engine_is_found(
     assert "out of memory" in client.health().reason
     successor = FakeEngine(endpoint, says([1]))
     eventually(lambda: client.health().healthy)
-    generated = client.submit([1], PARAMS).get(5)
-    assert generated is not None
+    (generated,) = client.submit([1], PARAMS).get(5)
     assert generated.finish is Finish.LENGTH
     assert [each.id for each in successor.received if isinstance(each, Submit)] != [stream.id]
     successor.close()

@@ -27,6 +27,19 @@ WITH_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 SSE = {"output_formatter": "sse"}
 TGI = {"tgi_compat": True}
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+BEST = {**TEXT, "parameters": {"best_of": 2, "details": True, "max_new_tokens": 2}}
+TOP = {
+    "inputs": "Qu",
+    "parameters": {
+        "details": True,
+        "top_n_tokens": 2,
+        "max_new_tokens": 2,
+        "decoder_input_details": True,
+        "prompt_logprobs": 1,
+    },
+}
+TOP_STREAM = {**TEXT, "parameters": {"top_n_tokens": 2, "max_new_tokens": 1}, "stream": True}
+SCORED = {**PROMPT, "prompt": "Qu", "max_tokens": 2, "logprobs": 1, "echo": True}
 
 SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "text": ("/invocations", TEXT, {}),
@@ -41,12 +54,33 @@ SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "tgi": ("/invocations", TEXT, TGI),
     "tgi_details": ("/invocations", DETAILS, TGI),
     "tgi_sse": ("/invocations", STREAM, TGI),
+    "text_best_of": ("/invocations", BEST, {}),
+    "text_top_tokens": ("/invocations", TOP, {}),
+    "text_top_tokens_sse": ("/invocations", TOP_STREAM, SSE),
+    "tgi_best_of": ("/invocations", BEST, TGI),
+    "tgi_top_tokens": ("/invocations", TOP, TGI),
+    "tgi_top_tokens_sse": ("/invocations", TOP_STREAM, TGI),
     "chat": (CHATS, CHAT, {}),
+    "chat_n": (CHATS, {**CHAT, "n": 2}, {}),
+    "chat_n_sse": (CHATS, {**CHAT, **WITH_USAGE, "n": 2, "max_tokens": 2}, {}),
+    "chat_top_logprobs": (
+        CHATS,
+        {**CHAT, "logprobs": True, "top_logprobs": 2, "prompt_logprobs": 0, "max_tokens": 1},
+        {},
+    ),
     "chat_logprobs": (CHATS, {**CHAT, "logprobs": True, "max_tokens": 1}, {}),
     "chat_sse": (CHATS, {**CHAT, **WITH_USAGE, "max_tokens": 2}, {}),
     "chat_jsonlines": ("/invocations", {**CHAT, "stream": True, "max_tokens": 1}, {}),
     "chat_error": (CHATS, {"messages": []}, {}),
     "completions": (COMPLETIONS, {**PROMPT, "logprobs": 0}, {}),
+    "completions_n": (COMPLETIONS, {**PROMPT, "n": 2}, {}),
+    "completions_n_sse": (COMPLETIONS, {**SCORED, **WITH_USAGE, "n": 2}, {}),
+    "completions_logprobs": (COMPLETIONS, SCORED, {}),
+    "completions_prompt_logprobs": (
+        COMPLETIONS,
+        {"prompt": "Qu", "max_tokens": 1, "prompt_logprobs": 2},
+        {},
+    ),
     "completions_sse": (COMPLETIONS, {**PROMPT, **WITH_USAGE, "prompt": "Q", "echo": True}, {}),
 }
 
@@ -76,7 +110,8 @@ def test_shape(
     request: pytest.FixtureRequest,
 ) -> None:
     path, body, options = SHAPES[name]
-    engine.script = says([*tokenizer.encode("Hi there"), EOS], per_step=100)
+    answers = [[*tokenizer.encode(text), EOS] for text in ("Hi there", "Ho!")]
+    engine.script = says(*answers, per_step=100)
     check(name, send(serve(**options), path, body), request)
 
 

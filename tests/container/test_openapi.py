@@ -33,7 +33,7 @@ def test_every_route_is_in_the_document(serve: Serve) -> None:
 def test_it_says_what_the_tables_say(http: FlaskClient) -> None:
     schemas = http.get("/openapi.json").get_json()["components"]["schemas"]
     assert schemas["Parameters"]["properties"]["top_k"]["anyOf"][0]["type"] == "integer"
-    assert "Not served" in schemas["Chat"]["properties"]["n"]["description"]
+    assert "Not served" in schemas["Chat"]["properties"]["modalities"]["description"]
 
 
 OPERATIONS = [

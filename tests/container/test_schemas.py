@@ -154,7 +154,21 @@ BAD_PARAMETERS: list[tuple[dict[str, object], str, str]] = [
     ({"details": 1}, "details", "true or false"),
     ({"truncate": 0}, "truncate", "at least 1"),
     ({"decoder_input_details": True, "stream": True}, "decoder_input_details", "stream"),
-    ({"n": 2}, "n", "not served"),
+    ({"n": 0}, "n", "1 to 128"),
+    ({"n": 2}, "n", "needs details"),
+    ({"n": 2, "details": True, "stream": True}, "n", "not go with stream"),
+    ({"n": 2, "num_return_sequences": 2}, "num_return_sequences", "twice"),
+    ({"n": 3, "best_of": 2, "details": True}, "best_of", "n to 128"),
+    ({"top_n_tokens": 2}, "top_n_tokens", "needs details"),
+    ({"top_n_tokens": 21, "details": True}, "top_n_tokens", "0 to 20"),
+    ({"prompt_logprobs": 2}, "prompt_logprobs", "needs details"),
+    ({"prompt_logprobs": 2, "details": True, "stream": True}, "prompt_logprobs", "stream"),
+    ({"num_beams": 3, "do_sample": True}, "do_sample", "beam search"),
+    ({"num_beams": 3, "best_of": 2}, "best_of", "another width"),
+    ({"num_beams": 3, "details": True, "decoder_input_details": True}, "decoder_input_details",
+     "beam search"),
+    ({"early_stopping": "often"}, "early_stopping", 'true, false or "never"'),
+    ({"allowed_token_ids": []}, "allowed_token_ids", "at least one"),
     ({"n": "2"}, "n", "an integer"),
     ({"stop_sequences": "x"}, "stop_sequences", "list of texts"),
     ({"stop_sequences": [1]}, "stop_sequences", "list of texts"),
@@ -164,7 +178,7 @@ BAD_PARAMETERS: list[tuple[dict[str, object], str, str]] = [
     ({"stop": ["x"], "stop_sequences": ["y"]}, "stop_sequences", "twice"),
     ({"stop_token_ids": [1.5]}, "stop_token_ids", "list of integers"),
     ({"stream": 1}, "stream", "true or false"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("body", "field", "message"), BAD)
@@ -218,11 +232,38 @@ def test_every_sampling_parameter_reaches_the_engine():
         "top_p": 0.5, "top_k": 3, "min_p": 0.1, "typical_p": 0.9, "repetition_penalty": 1.5,
         "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 4, "min_tokens": 2,
         "stop_token_ids": [7], "bad_words": ["x"], "spaces_between_special_tokens": False,
-        "priority": 3,
+        "priority": 3, "n": 2, "best_of": 3, "prompt_logprobs": 4, "allowed_token_ids": [5, 6],
     }  # fmt: skip
-    body = {"inputs": "a", "parameters": asked | {"logit_bias": {"5": -1}}}
+    body = {"inputs": "a", "parameters": asked | {"logit_bias": {"5": -1}, "details": True}}
     got = parse_request(request(body), JSON).decoding.params
     assert got.logit_bias == {5: -1.0}
     for name, value in asked.items():
         expected = tuple(value) if isinstance(value, list) else value
         assert getattr(got, name) == expected, name
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, (1, None)),
+        ({"best_of": 3}, (1, 3)),
+        ({"best_of": 3, "details": True}, (3, 3)),
+        ({"best_of": 3, "details": True, "stream": True}, (1, 3)),
+        ({"best_of": 3, "details": True, "n": 1}, (1, 3)),
+        ({"num_return_sequences": 2, "details": True}, (2, 2)),
+        ({"num_beams": 4, "num_return_sequences": 2, "details": True}, (2, None)),
+        ({"use_beam_search": True, "best_of": 3, "details": True}, (3, 3)),
+    ],
+)
+def test_how_many_answers(parameters: object, expected: tuple[int, int | None]) -> None:
+    """One of several is the first, so they are ranked; alone `best_of` shows all that it can."""
+    params = parse_request(request({"inputs": "a", "parameters": parameters}), JSON).decoding.params
+    assert (params.n, params.best_of) == expected
+
+
+def test_a_search_is_asked_for_in_transformers_words() -> None:
+    parameters = {"num_beams": 3, "length_penalty": 0.5, "early_stopping": "never"}
+    asked = parse_request(request({"inputs": "a", "parameters": parameters}), JSON)
+    params = asked.decoding.params
+    assert (params.beam_width, params.length_penalty, params.early_stopping) == (3, 0.5, "never")
+    assert asked.warnings == ()

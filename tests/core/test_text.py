@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import models, pre_tokenizers, processors
 
 from core.errors import ConfigurationError
 from core.sampling import Finish, SamplingParams, TopLogprobs
@@ -15,38 +15,7 @@ from core.text.bad_words import with_bad_word_ids
 from core.text.detokenizer import Detokenizer
 from core.text.stopping import StopTexts
 from core.text.tokenizer import Tokenizer
-
-
-@pytest.fixture(scope="module")
-def byte_level(tmp_path_factory):
-    """Byte-level BPE, as Llama 3 and GPT-2 have it: a character may span four tokens."""
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["<|end|>"],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["to be or not to be that is the question"] * 9, trainer)
-    return saved(tokenizer, tmp_path_factory.mktemp("byte_level"))
-
-
-@pytest.fixture(scope="module")
-def metaspace(tmp_path_factory):
-    """SentencePiece style, as Llama 2: the first token's leading space is dropped."""
-    words = ["▁", "▁to", "▁be", "▁or", "▁not", "t", "o", "b", "e", "r", "n", "<unk>"]
-    vocabulary = [(word, -float(rank)) for rank, word in enumerate(words)]
-    tokenizer = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=len(words) - 1))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    return saved(tokenizer, tmp_path_factory.mktemp("metaspace"))
-
-
-def saved(tokenizer, folder):
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return Tokenizer(folder)
+from tests.core.conftest import saved
 
 
 def texts(detokenizer, token_ids):
@@ -210,12 +179,6 @@ def test_min_tokens_holds_for_stop_texts(byte_level):
     assert answer.text == "to be or to "
 
 
-def test_the_full_text_begins_with_the_prompt(byte_level):
-    answer = Answer.of(SamplingParams(), byte_level, byte_level.encode("to"), prompt="to")
-    push_all(answer, byte_level.encode(" be"), Finish.LENGTH)
-    assert (answer.text, answer.full_text) == (" be", "to be")
-
-
 def test_top_logprobs_stay_with_their_tokens(byte_level):
     answer, top = Answer(byte_level), TopLogprobs(-1.0, 1, (5,), (-1.0,))
     answer.push([5, 6], [-1.0, -2.0], top=[top, top])
@@ -265,3 +228,9 @@ def test_bad_words_as_tokens(byte_level, metaspace, spaced):
     assert ids(spaced, "b") == ((1,),)
     params = SamplingParams(bad_words=((1, 2),))
     assert with_bad_word_ids(params, byte_level) is params
+
+
+def test_a_piece_is_spelt_as_inside_a_text(byte_level, metaspace):
+    assert "".join(map(metaspace.piece, metaspace.encode("to be not"))) == " to be not"
+    assert [*map(byte_level.piece, byte_level.encode("to be<|end|>"))][-1] == "<|end|>"
+    assert [*map(byte_level.piece, byte_level.encode("\u00e9"))] == ["\ufffd", "\ufffd"]

@@ -88,6 +88,52 @@ def test_openai_completions(client, expected):
     assert echoed.text == "ROMEO:" + texts[0]
 
 
+def test_openai_choices(client):
+    """Several to a conversation, streamed and whole, with the likeliest tokens of each place."""
+    options = {
+        "model": "demo", "messages": MESSAGES, "max_tokens": NUM_NEW, "seed": 5, "n": 3,
+        "logprobs": True, "top_logprobs": 2,
+    }  # fmt: skip
+    answer = client.chat.completions.create(**options)
+    texts = [choice.message.content for choice in answer.choices]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    num_tokens = sum(len(choice.logprobs.content) for choice in answer.choices)
+    assert answer.usage.completion_tokens == num_tokens
+    for choice in answer.choices:
+        for place in choice.logprobs.content:
+            assert len(place.top_logprobs) == 2
+            assert place.logprob <= place.top_logprobs[0].logprob
+    streamed = ["", "", ""]
+    stream = client.chat.completions.create(
+        **options, stream=True, stream_options={"include_usage": True}
+    )
+    *chunks, last = list(stream)
+    for chunk in chunks:
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+    assert last.usage == answer.usage
+
+
+def test_openai_scores_a_prompt(client):
+    """What harnesses do: with `echo`, the log-probabilities of a text that is given."""
+    options = {"model": "demo", "prompt": "To be, or not", "max_tokens": 1, "temperature": 0}
+    (choice,) = client.completions.create(**options, echo=True, logprobs=1).choices
+    places = choice.logprobs
+    assert places.token_logprobs[0] is None
+    assert all(each < 0 for each in places.token_logprobs[1:])
+    assert choice.text.startswith("To be, or not")
+    assert "".join(places.tokens) == choice.text
+    for token, offset in zip(places.tokens, places.text_offset, strict=True):
+        assert choice.text[offset:].startswith(token)
+    assert places.top_logprobs[-1][places.tokens[-1]] == max(places.top_logprobs[-1].values())
+    (other,) = client.completions.create(
+        **{**options, "prompt": "To be, xr not"}, echo=True, logprobs=0
+    ).choices
+    assert sum(other.logprobs.token_logprobs[1:]) < sum(places.token_logprobs[1:])
+
+
 def test_openai_models(client):
     (model,) = client.models.list().data
     assert model.id == MODEL_NAME
@@ -109,10 +155,23 @@ def test_hugging_face(tmp_path, expected):
             assert (answer.generated_text, answer.details.finish_reason) == (text, "length")
             assert "".join(token.text for token in answer.details.tokens) == text
             assert "".join(token.text for token in answer.details.prefill) == "ROMEO:"
+            logprobs = [token.logprob for token in answer.details.prefill]
+            assert logprobs[0] is None
+            assert all(each < 0 for each in logprobs[1:])
             pieces = list(client.text_generation("ROMEO:", **options, stream=True, details=True))
             assert "".join(piece.token.text for piece in pieces) == text
             assert pieces[-1].generated_text == text
             assert pieces[-1].details.generated_tokens == NUM_NEW
+            answer = client.text_generation(
+                "ROMEO:", **options, details=True, best_of=2, seed=3, do_sample=True, top_n_tokens=2
+            )
+            (other,) = answer.details.best_of_sequences
+            assert other.generated_text != answer.generated_text
+            sums = [sum(t.logprob for t in each.tokens) for each in (answer.details, other)]
+            assert sums[0] >= sums[1]
+            for token, top in zip(answer.details.tokens, answer.details.top_tokens, strict=True):
+                assert len(top) == 2
+                assert token.logprob <= top[0]["logprob"]  # the client leaves them as they are
             with pytest.raises(HfHubHTTPError, match="watermark: not served"):
                 client.text_generation("ROMEO:", **options, watermark=True)
 

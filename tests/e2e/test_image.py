@@ -23,6 +23,7 @@ def test_sagemaker_may_start_it_as_it_does():
 def test_it_serves_a_model_that_it_may_not_write_to(tmp_path):
     with serve(tmp_path, "option.batching=paged\n") as it:
         assert "/opt/ml/model/serving.properties" in it.log
+        assert "compiler" not in it.log, "the kernels are there, the compiler is not"
         assert it.invoke("ROMEO:", max_new_tokens=4)["generated_text"]
         assert it.stop() == 0
     assert {each.name for each in (tmp_path / "model").iterdir()} == {

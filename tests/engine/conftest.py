@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import fields
+from functools import partial
 
 import pytest
 import torch
@@ -14,10 +15,10 @@ from tests.engine.tiny_models import save_tiny_model
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    """architecture → folder of a tiny random model."""
+    """(architecture, is_wide=False) → folder of a tiny random model."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("models")
-    return lambda architecture: save_tiny_model(architecture, folder)
+    return partial(save_tiny_model, folder=folder)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,11 +15,11 @@ from transformers import AutoModelForCausalLM
 from core.options import Options
 from engine import LLM, SamplingParams
 from engine.device import choose_fusion
-from engine.elementwise import Elementwise
+from engine.elementwise import Elementwise, make_elementwise
 from engine.fusion import fuse
 from engine.packed_model import MAX_RELATIVE_ERROR, PROBE_CHUNKS
-from kernels import torch_elementwise
 
+CPU = torch.device("cpu")
 ATTENTION = {"q_proj/k_proj/v_proj": 3, "rotary": 3}
 MLP = {"gate_proj/up_proj": 3, "gated MLP": 3}
 REPLACED = {
@@ -124,12 +125,12 @@ def tokens(llm):
 
 def test_the_gate_undoes_what_would_change_the_answer(tiny_model, monkeypatch):
     """Were a wrong replacement to pass its own trial."""
-    plain, activate = LLM(tiny_model("llama"), dtype="fp32"), torch_elementwise.gated_activation
+    path, own = tiny_model("llama", is_wide=True), make_elementwise(CPU)
+    plain = LLM(path, dtype="fp32", fuse=False)
     monkeypatch.setattr("engine.proposal._error", lambda *_: 0.0)
-    monkeypatch.setattr(
-        torch_elementwise, "gated_activation", lambda gate_up, _: activate(gate_up, "gelu_tanh")
-    )
-    llm = LLM(tiny_model("llama"), dtype="fp32", fuse=True)
+    wrong = replace(own, gated_activation=lambda rows, _: own.gated_activation(rows, "gelu_tanh"))
+    monkeypatch.setattr("engine.fusion.make_elementwise", lambda _: wrong)
+    llm = LLM(path, dtype="fp32", fuse=True)
     (note,) = llm.facts.notes
     assert note.startswith("nothing fused: on trial, paged and eager attention give different")
     assert llm.facts.executor == "packed"
@@ -138,15 +139,16 @@ def test_the_gate_undoes_what_would_change_the_answer(tiny_model, monkeypatch):
 
 def test_the_gate_undoes_what_fails(tiny_model, monkeypatch):
     """On something that the trial did not have: here, the length of the probe's first chunk."""
-    norm = torch_elementwise.rms_norm
+    own = make_elementwise(CPU)
 
     def fail_on_19_rows(rows, *arguments, **options):
         if len(rows) == PROBE_CHUNKS[0][1]:
             raise ValueError("rows must be contiguous")
-        return norm(rows, *arguments, **options)
+        return own.rms_norm(rows, *arguments, **options)
 
-    monkeypatch.setattr(torch_elementwise, "rms_norm", fail_on_19_rows)
-    llm = LLM(tiny_model("llama"), dtype="fp32", fuse=True)
+    failing = replace(own, rms_norm=fail_on_19_rows)
+    monkeypatch.setattr("engine.fusion.make_elementwise", lambda _: failing)
+    llm = LLM(tiny_model("llama", is_wide=True), dtype="fp32", fuse=True)
     assert llm.facts.notes == ("nothing fused: on trial, rows must be contiguous",)
     assert len(tokens(llm)[0]) == 9
 
@@ -159,10 +161,14 @@ def test_in_low_precision_fp32_decides_for_the_fused_model_too(tiny_model, monke
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
 
 
-def test_on_the_cpu_only_where_asked_for(tiny_model):
-    assert LLM(tiny_model("llama")).facts.notes == ()
-    assert LLM(tiny_model("llama"), fuse=False).facts.notes == ()
-    (note,) = LLM(tiny_model("gpt2"), fuse=True).facts.notes
-    assert note == "fused: nothing"
+def test_fused_where_there_are_kernels_for_it(tiny_model, monkeypatch):
     assert choose_fusion(Options(), torch.device("cuda"))
+    assert choose_fusion(Options(), CPU)
+    assert not choose_fusion(Options(torch_compile=True), CPU), "it fuses by itself"
     assert not choose_fusion(Options(fuse=False), torch.device("cuda"))
+    monkeypatch.setattr("engine.device.what_is_lacking", lambda: "there is no compiler")
+    assert not choose_fusion(Options(), CPU)
+    assert choose_fusion(Options(fuse=True), CPU)
+    assert LLM(tiny_model("llama", is_wide=True)).facts.notes == ()
+    (note,) = LLM(tiny_model("gpt2", is_wide=True), fuse=True).facts.notes
+    assert note == "fused: nothing"

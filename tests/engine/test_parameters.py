@@ -31,6 +31,7 @@ EVERYTHING = [
      "logit_bias": {9: 1.0}, "bad_words": ((8, 8),), "min_tokens": 5, "logprobs": 3,
      "prompt_logprobs": 2},
     {"temperature": 0, "prompt_logprobs": 0, "logprobs": 0},
+    {"seed": 9, "allowed_token_ids": tuple(range(3, 40, 3))},
 ]  # fmt: skip
 
 

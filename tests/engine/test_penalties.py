@@ -11,6 +11,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from core.sampling import Sampled, SamplingParams
 from core.sequence import Sequence
 from engine.sampler import Sampler
+from engine.sampling.allowed import Allowed
 from engine.sampling.edits import Edits
 from engine.sampling.penalties import Penalties
 from engine.sampling.rows import Row
@@ -235,3 +236,16 @@ def test_biases_come_before_penalties():
         sampler.sample(logits, [Row(one, 1)], newest)
     assert seen["scores"][0, 3] == -2.0
     assert torch.equal(logits, torch.ones(1, VOCABULARY)), "the caller's logits are untouched"
+
+
+def test_only_allowed_tokens_are_possible():
+    """Beside rows that allow all, and under the edits and penalties that follow."""
+    logits = random_logits(3)
+    free, few = sequence_of([1, 2]), sequence_of([3], allowed_token_ids=[5, 9, 9])
+    biased = sequence_of([4], allowed_token_ids=[7, 8], logit_bias={8: 2.0, 9: 50.0})
+    scores = changed([Allowed(), Edits()], logits, [free, few, biased])
+    assert torch.equal(scores[0], logits[0])
+    assert scores[1].isfinite().nonzero()[:, 0].tolist() == [5, 9]
+    assert torch.equal(scores[1, [5, 9]], logits[1, [5, 9]])
+    assert scores[2].isfinite().nonzero()[:, 0].tolist() == [7, 8]
+    assert torch.equal(scores[2, [7, 8]], logits[2, [7, 8]] + torch.tensor([0.0, 2.0]))

@@ -317,8 +317,12 @@ def test_a_long_run_hears_aborts_and_keeps_the_pulse(client, engine, gate, conne
     assert client.answer("b")[1] == Finish.LENGTH
 
 
-def test_a_request_of_several_answers_is_over_with_the_last(client, engine, gate, connection):
-    params = SamplingParams(n=3, max_tokens=4, ignore_eos=True)
+@pytest.mark.parametrize("asked", [{"n": 3}, {"best_of": 3}], ids=str)
+def test_a_request_of_several_answers_is_over_with_the_last(
+    client, engine, gate, connection, asked
+):
+    """With `best_of` all are told, since the client ranks them."""
+    params = SamplingParams(max_tokens=4, ignore_eos=True, **asked)
     client.send(Submit("a", [1, 2, 3], params))
     answers = {index: [] for index in range(3)}
     finished = []

@@ -65,12 +65,25 @@ LIBRARY: dict[str, dict[str, object]] = {
 """What the gate must refuse: ALiBi, an attention class of its own, a state, an encoder, chunks."""
 
 
-def save_tiny_model(architecture: str, folder: Path) -> Path:
-    """Writes the model unless it is there; weights are spread so that outputs are diverse."""
-    path = folder / architecture
+HEADS_OF_16 = {
+    architecture: {
+        "gpt2": {"n_embd": 64},
+        "opt": {"hidden_size": 64, "word_embed_proj_dim": 64},
+    }.get(architecture, {"head_dim": 16})
+    for architecture in PACKED
+}
+"""What makes each a model whose attention the C++ kernels compute."""
+
+
+def save_tiny_model(architecture: str, folder: Path, *, is_wide: bool = False) -> Path:
+    """Writes the model unless it is there; weights are spread so that outputs are diverse.
+
+    is_wide: with HEADS_OF_16.
+    """
+    path = folder / (f"{architecture}-wide" if is_wide else architecture)
     if path.exists():
         return path
-    settings = (PACKED | LIBRARY)[architecture]
+    settings = (PACKED | LIBRARY)[architecture] | (HEADS_OF_16[architecture] if is_wide else {})
     config = CONFIG_MAPPING[architecture](**settings)
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     torch.manual_seed(7)

@@ -86,24 +86,10 @@ def test_what_does_not_fit_together_runs_apart():
 
 
 @pytest.mark.parametrize("batching", BATCHING)
-def test_the_best_are_told_at_the_end_best_first(batching):
-    strategy, executor = strategy_of(batching), FakeExecutor(4)
-    request = request_of(samples(2, max_tokens=3, best_of=4), 0)
-    strategy.add(request)
-    outputs, logprob = [], {0: -0.5, 1: -0.1, 2: -0.9, 3: -0.2}
-    while strategy.has_work():
-        assert outputs == []
-        plan = strategy.schedule(9.0)
-        result = executor.run(plan)
-        for id, sampled in result.items():
-            result[id] = type(sampled)(sampled.token_ids, (logprob[id],))
-        outputs += strategy.commit(plan, result)
-    assert [(each.index, each.finish) for each in outputs] == [
-        (0, Finish.LENGTH),
-        (1, Finish.LENGTH),
-    ]
-    assert [each.logprobs for each in outputs] == [(-0.1,) * 3, (-0.2,) * 3]
-    assert outputs[0].token_ids == tuple(request.sequences[1].token_ids[10:])
+def test_all_samples_are_told_since_who_knows_their_texts_ranks_them(batching):
+    record, _ = plans_of(strategy_of(batching), [samples(2, max_tokens=3, best_of=4)])
+    assert {len(tokens) for tokens in record.tokens.values()} == {3}
+    assert len(record.finish) == 4
 
 
 @pytest.mark.parametrize("batching", ["continuous", "paged"])
@@ -120,6 +106,16 @@ def test_one_answer_can_be_dropped_alone(batching):
             assert strategy.abort(0, index=0) != (1 in heard)
         strategy.memory.check_integrity()
     assert 0 not in heard
+
+
+def test_no_beam_is_dropped_alone():
+    """They are no answers yet."""
+    strategy = strategy_of("paged")
+    strategy.add(request_of(Arrival(0, 5, 8, params={"num_beams": 3}), 0))
+    assert not strategy.abort(0, index=0)
+    assert strategy.has_work()
+    assert strategy.abort(0)
+    assert not strategy.has_work()
 
 
 def test_a_sample_outlives_the_one_whose_known_block_it_has_forked():

@@ -36,7 +36,7 @@ def test_same_tokens_as_on_torch(architecture, fuse, tmp_path, monkeypatch):
     expected = answers(tmp_path)
     backends = []
 
-    def triton(device, shapes, block_size, max_model_len):
+    def triton(device, shapes, block_size, max_model_len, kv_dtype):
         backends.append(TritonBackend(4, max_model_len))
         return backends[-1], ()
 

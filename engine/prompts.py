@@ -1,0 +1,55 @@
+"""The forms in which the offline class takes prompts: vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict, cast
+
+from core.errors import RequestError
+from core.text.tokenizer import Tokenizer
+
+
+class TextPrompt(TypedDict):
+    """A text, as a dict."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict, total=False):
+    """Token ids, and the text that they are of where it is known."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: str
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts, also where one was given."""
+    if isinstance(prompts, str | Mapping):
+        return [cast(Prompt, prompts)]
+    if prompts and all(isinstance(each, int) for each in prompts):
+        return [cast(Sequence[int], prompts)]
+    return list(cast(Sequence[Prompt], prompts))
+
+
+def encoded(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, list[int]]:
+    """The text, where it is known, and the tokens.
+
+    Raises RequestError for a dict of another form, and for text without a tokenizer.
+    """
+    if isinstance(prompt, Mapping):
+        fields = cast(Mapping[str, object], prompt)
+        if not fields or not fields.keys() <= {"prompt", "prompt_token_ids"}:
+            raise RequestError("prompt", "a dict has prompt or prompt_token_ids, and nothing else")
+        text = cast(str | None, fields.get("prompt"))
+        given = cast(Sequence[int] | None, fields.get("prompt_token_ids"))
+        if given is not None:
+            return text, list(given)
+        prompt = text or ""
+    if not isinstance(prompt, str):
+        return None, list(prompt)
+    if tokenizer is None:
+        raise RequestError("prompt", "the model has no tokenizer.json; give token ids")
+    return prompt, tokenizer.encode(prompt)

@@ -1,0 +1,44 @@
+"""New K and V into their slots."""
+
+from __future__ import annotations
+
+import ctypes
+
+from torch import Tensor
+
+from kernels.cpu.library import function
+
+
+class Write(ctypes.Structure):
+    """The same fields as in elementwise.cpp."""
+
+    _fields_ = (
+        ("rows", ctypes.c_void_p * 2),
+        ("caches", ctypes.c_void_p * 2),
+        ("slots", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_tokens", "num_heads", "block_size")),
+        ("dims", ctypes.c_int64 * 2),
+        ("strides", ctypes.c_int64 * 2 * 2),
+        ("cache_strides", ctypes.c_int64 * 3 * 2),
+    )
+
+
+def write_kv(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """As `kernels.torch_cache.write_kv`, for fp32 or bf16 in rows and caches alike.
+
+    slot_mapping: int64.
+    """
+    arguments = Write(
+        rows=(key.data_ptr(), value.data_ptr()),
+        caches=(key_cache.data_ptr(), value_cache.data_ptr()),
+        slots=slot_mapping.data_ptr(),
+        num_tokens=key.shape[0],
+        num_heads=key.shape[1],
+        block_size=key_cache.shape[1],
+        dims=(key.shape[2], value.shape[2]),
+        strides=(key.stride()[:2], value.stride()[:2]),
+        cache_strides=(key_cache.stride()[:3], value_cache.stride()[:3]),
+    )
+    function("write_kv", key.dtype)(ctypes.byref(arguments))

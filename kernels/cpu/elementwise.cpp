@@ -1,0 +1,130 @@
+// What lies between the matrix products, in one pass over memory each, and the KV cache write.
+// Numbers are computed in fp32 and rounded once.
+
+#include <algorithm>
+
+#include "vectors.h"
+
+// The same fields as in elementwise.py. Strides count numbers.
+struct Norm {
+    void* out;  // [T, heads, width], dense
+    const void* rows;
+    const void* weight;
+    int64_t num_tokens, num_heads, width;
+    int64_t strides[2];  // of tokens, heads
+    float eps, offset;
+    int32_t rounds_first;
+};
+
+struct Activation {
+    void* out;  // [T, width], dense
+    const void* gate_up;
+    int64_t num_tokens, width, stride;
+    int32_t is_gelu;
+};
+
+struct Rotary {
+    void* rows[2];  // query, key
+    const void* cos;
+    const void* sin;
+    int64_t num_tokens, num_heads[2], half;
+    int64_t strides[2][2];  // of tokens, heads
+    int64_t cos_stride, sin_stride, second_half;  // where the angles of the second half begin
+};
+
+// The same fields as in cache.py.
+struct Write {
+    const void* rows[2];  // K, V
+    void* caches[2];
+    const int64_t* slots;
+    int64_t num_tokens, num_heads, block_size, dims[2];
+    int64_t strides[2][2];        // of tokens, heads
+    int64_t cache_strides[2][3];  // of blocks, slots, heads
+};
+
+namespace {
+
+constexpr int64_t MIN_PARALLEL = 16384;  // numbers; fewer are done before a thread has woken up
+
+template <class T>
+void norm(const Norm& a) {
+    const int64_t num_rows = a.num_tokens * a.num_heads;
+    const T* weight = (const T*)a.weight;
+#pragma omp parallel for if (num_rows * a.width > MIN_PARALLEL)
+    for (int64_t i = 0; i < num_rows; i++) {
+        const T* row = (const T*)a.rows + i / a.num_heads * a.strides[0] + i % a.num_heads * a.strides[1];
+        T* out = (T*)a.out + i * a.width;
+        Floats squares = {};
+        for (int64_t dim = 0; dim < a.width; dim += LANES) squares += load(row + dim) * load(row + dim);
+        const float scale = 1.0f / __builtin_sqrtf(sum(squares) / a.width + a.eps);
+        for (int64_t dim = 0; dim < a.width; dim += LANES) {
+            Floats numbers = load(row + dim) * scale;
+            if (a.rounds_first) numbers = rounded<T>(numbers);
+            store(out + dim, numbers * (load(weight + dim) + a.offset));
+        }
+    }
+}
+
+inline Floats activated(Floats x, bool is_gelu) {
+    // Both are x times a logistic function; the tanh of GELU's approximation is one of twice its x.
+    const Floats y = is_gelu ? 1.5957691216057308f * (x + 0.044715f * x * x * x) : x;
+    return x / (1.0f + exponential(-y));
+}
+
+template <class T>
+void activation(const Activation& a) {
+#pragma omp parallel for if (a.num_tokens * a.width > MIN_PARALLEL)
+    for (int64_t token = 0; token < a.num_tokens; token++) {
+        const T *gate = (const T*)a.gate_up + token * a.stride, *up = gate + a.width;
+        T* out = (T*)a.out + token * a.width;
+        for (int64_t dim = 0; dim < a.width; dim += LANES)
+            store(out + dim, rounded<T>(activated(load(gate + dim), a.is_gelu)) * load(up + dim));
+    }
+}
+
+template <class T>
+void rotary(const Rotary& a) {
+    const int64_t num_heads = a.num_heads[0] + a.num_heads[1];
+#pragma omp parallel for if (a.num_tokens * num_heads * a.half > MIN_PARALLEL)
+    for (int64_t token = 0; token < a.num_tokens; token++) {
+        const T* cos = (const T*)a.cos + token * a.cos_stride;
+        const T* sin = (const T*)a.sin + token * a.sin_stride;
+        for (int64_t i = 0; i < num_heads; i++) {
+            const int which = i >= a.num_heads[0];
+            const int64_t head = which ? i - a.num_heads[0] : i;
+            T* first = (T*)a.rows[which] + token * a.strides[which][0] + head * a.strides[which][1];
+            T* second = first + a.half;
+            for (int64_t dim = 0; dim < a.half; dim += LANES) {
+                const Floats x = load(first + dim), y = load(second + dim);
+                store(first + dim, x * load(cos + dim) - y * load(sin + dim));
+                store(second + dim, y * load(cos + a.second_half + dim) + x * load(sin + a.second_half + dim));
+            }
+        }
+    }
+}
+
+template <class T>
+void write_kv(const Write& a) {
+#pragma omp parallel for if (a.num_tokens * a.num_heads * a.dims[0] > MIN_PARALLEL)
+    for (int64_t token = 0; token < a.num_tokens; token++) {
+        if (a.slots[token] < 0) continue;  // padding
+        const int64_t block = a.slots[token] / a.block_size, slot = a.slots[token] % a.block_size;
+        for (int which = 0; which < 2; which++)
+            for (int64_t head = 0; head < a.num_heads; head++) {
+                const int64_t *from = a.strides[which], *to = a.cache_strides[which];
+                std::copy_n((const T*)a.rows[which] + token * from[0] + head * from[1], a.dims[which],
+                            (T*)a.caches[which] + block * to[0] + slot * to[1] + head * to[2]);
+            }
+    }
+}
+
+}  // namespace
+
+extern "C" void rms_norm_fp32(const Norm* a) { norm<float>(*a); }
+extern "C" void rms_norm_bf16(const Norm* a) { norm<BFloat16>(*a); }
+extern "C" void gated_activation_fp32(const Activation* a) { activation<float>(*a); }
+extern "C" void gated_activation_bf16(const Activation* a) { activation<BFloat16>(*a); }
+extern "C" void rotary_fp32(const Rotary* a) { rotary<float>(*a); }
+extern "C" void rotary_bf16(const Rotary* a) { rotary<BFloat16>(*a); }
+extern "C" void write_kv_fp32(const Write* a) { write_kv<float>(*a); }
+extern "C" void write_kv_bf16(const Write* a) { write_kv<BFloat16>(*a); }

@@ -1,0 +1,128 @@
+"""Norm, gated activation and rotary embedding, each in one pass over memory.
+
+What the C++ does not compute (other types, odd widths), torch does, and torch refuses what does not
+fit together: here a wrong shape would be a wrong address.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kernels import torch_elementwise
+from kernels.cpu.library import SUFFIXES, WIDTH, function
+
+
+class Norm(ctypes.Structure):
+    """The same fields as in elementwise.cpp; so for those below."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("out", "rows", "weight")),
+        *((name, ctypes.c_int64) for name in ("num_tokens", "num_heads", "width")),
+        ("strides", ctypes.c_int64 * 2),
+        *((name, ctypes.c_float) for name in ("eps", "offset")),
+        ("rounds_first", ctypes.c_int32),
+    )
+
+
+class Activation(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("out", "gate_up")),
+        *((name, ctypes.c_int64) for name in ("num_tokens", "width", "stride")),
+        ("is_gelu", ctypes.c_int32),
+    )
+
+
+class Rotary(ctypes.Structure):
+    _fields_ = (
+        ("rows", ctypes.c_void_p * 2),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
+        ("num_tokens", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64 * 2),
+        ("half", ctypes.c_int64),
+        ("strides", ctypes.c_int64 * 2 * 2),
+        *((name, ctypes.c_int64) for name in ("cos_stride", "sin_stride", "second_half")),
+    )
+
+
+def rms_norm(
+    rows: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0, rounds_first: bool = True
+) -> Tensor:
+    """As `kernels.torch_elementwise.rms_norm`, of rows [T, width] or [T, heads, width]."""
+    width = rows.shape[-1]
+    if not _computes(width, rows, weight) or weight.shape != (width,) or rows.ndim > 3:
+        return torch_elementwise.rms_norm(
+            rows, weight, eps, offset=offset, rounds_first=rounds_first
+        )
+    out = rows.new_empty(rows.shape)
+    heads = rows if rows.ndim == 3 else rows[:, None]
+    arguments = Norm(
+        out=out.data_ptr(),
+        rows=rows.data_ptr(),
+        weight=weight.data_ptr(),
+        num_tokens=heads.shape[0],
+        num_heads=heads.shape[1],
+        width=width,
+        strides=heads.stride()[:2],
+        eps=eps,
+        offset=offset,
+        rounds_first=rounds_first,
+    )
+    function("rms_norm", rows.dtype)(ctypes.byref(arguments))
+    return out
+
+
+def gated_activation(gate_up: Tensor, activation: Literal["silu", "gelu_tanh"]) -> Tensor:
+    """As `kernels.torch_elementwise.gated_activation`."""
+    num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+    if not _computes(width, gate_up) or gate_up.shape[1] % 2:
+        return torch_elementwise.gated_activation(gate_up, activation)
+    out = gate_up.new_empty(num_tokens, width)
+    arguments = Activation(
+        out=out.data_ptr(),
+        gate_up=gate_up.data_ptr(),
+        num_tokens=num_tokens,
+        width=width,
+        stride=gate_up.stride(0),
+        is_gelu=activation == "gelu_tanh",
+    )
+    function("gated_activation", gate_up.dtype)(ctypes.byref(arguments))
+    return out
+
+
+def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> None:
+    """As `kernels.torch_elementwise.rotary`."""
+    half = rotary_dim // 2
+    angles = [(query.shape[0], rotary_dim), (query.shape[0], half)]
+    fits = cos.shape in angles and cos.shape == sin.shape and query.shape[0] == key.shape[0]
+    fits = fits and rotary_dim <= min(query.shape[2], key.shape[2])
+    if not fits or not _computes(half, query, key, cos, sin):
+        torch_elementwise.rotary(query, key, cos, sin, rotary_dim)
+        return
+    arguments = Rotary(
+        rows=(query.data_ptr(), key.data_ptr()),
+        cos=cos.data_ptr(),
+        sin=sin.data_ptr(),
+        num_tokens=query.shape[0],
+        num_heads=(query.shape[1], key.shape[1]),
+        half=half,
+        strides=(query.stride()[:2], key.stride()[:2]),
+        cos_stride=cos.stride(0),
+        sin_stride=sin.stride(0),
+        second_half=cos.shape[-1] - half,
+    )
+    function("rotary", query.dtype)(ctypes.byref(arguments))
+
+
+def _computes(width: int, *tensors: Tensor) -> bool:
+    dtypes = {each.dtype for each in tensors}
+    return (
+        not torch.compiler.is_compiling()  # torch.compile fuses what it can look into
+        and len(dtypes) == 1
+        and dtypes <= SUFFIXES.keys()
+        and width % WIDTH == 0
+        and all(each.stride(-1) == 1 for each in tensors)
+    )

@@ -1,0 +1,122 @@
+"""What a client hears of a failure, before the first token and after it."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from container.app import create_app
+from container.engine_client import EngineClient
+from core.messages import Abort
+from core.options import Options
+from core.text.tokenizer import Tokenizer
+from tests.container.conftest import eventually
+from tests.container.fake_engine import FakeEngine, fails, stalls
+from tests.container.invocations import invoke, records, stream
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "field", "status", "named"),
+    [
+        ("overloaded", "", 503, None),
+        ("failed", "", 424, None),
+        ("rejected", "prompt", 400, "inputs"),
+        ("rejected", "max_tokens", 400, "parameters.max_new_tokens"),
+        ("rejected", "top_p", 400, "parameters.top_p"),
+    ],
+)
+def test_early_failures_have_a_status(
+    http: FlaskClient,
+    engine: FakeEngine,
+    kind: str,
+    field: str,
+    status: int,
+    named: str | None,
+    streamed: bool,
+) -> None:
+    engine.script = fails(kind, "no luck", field)
+    response = stream(http) if streamed else invoke(http)
+    assert response.status_code == status
+    body = response.get_json()
+    assert "no luck" in body["error"]
+    assert (body["code"], body.get("field")) == (status, named)
+    assert ("Retry-After" in response.headers) == (status == 503)
+
+
+def test_a_late_failure_ends_the_stream_with_an_error(
+    http: FlaskClient, engine: FakeEngine
+) -> None:
+    engine.script = fails("failed", "no luck", after=[65, 66])
+    response = stream(http)
+    assert response.status_code == 200
+    last = records(response)[-1]
+    assert last["token"] == {
+        "id": -1,
+        "text": "",
+        "log_prob": -1,
+        "special_token": True,
+        "error_msg": "no luck",
+    }
+    assert last["generated_text"] == ""
+    assert last["details"]["finish_reason"] == "error"
+    assert last["details"]["generated_tokens"] == 2
+
+
+def test_a_late_failure_without_a_stream_has_a_status(
+    http: FlaskClient, engine: FakeEngine
+) -> None:
+    engine.script = fails("failed", "no luck", after=[65])
+    response = invoke(http)
+    assert response.status_code == 424
+    assert response.get_json() == {"error": "no luck", "code": 424}
+
+
+def test_too_late(client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer) -> None:
+    http = create_app(client, tokenizer, Options(predict_timeout=1), "demo").test_client()
+    engine.script = stalls(after=[65])
+    last = records(stream(http))[-1]
+    assert last["token"]["error_msg"] == "not finished within 1 s (option.predict_timeout)"
+    eventually(lambda: engine.of_type(Abort))
+
+
+def test_an_unread_stream_is_aborted(http: FlaskClient, engine: FakeEngine) -> None:
+    engine.script = stalls(after=[65])
+    response = stream(http)
+    response.close()
+    eventually(lambda: engine.of_type(Abort))
+
+
+def test_not_ready(endpoint: str, tokenizer: Tokenizer) -> None:
+    client = EngineClient(endpoint, heartbeat_timeout_s=60)
+    http = create_app(client, tokenizer, Options(), "demo").test_client()
+    for response in (http.get("/ping"), invoke(http)):
+        assert response.status_code == 503
+        assert response.get_json() == {"error": "the engine is starting", "code": 503}
+    client.close()
+
+
+def test_http_errors_are_json(
+    http: FlaskClient, client: EngineClient, tokenizer: Tokenizer
+) -> None:
+    assert http.get("/nowhere").get_json()["code"] == 404
+    wrong_method = http.get("/invocations")
+    assert wrong_method.get_json()["code"] == 405
+    assert "POST" in wrong_method.headers["Allow"]
+    small = create_app(client, tokenizer, Options(max_request_size=10), "demo").test_client()
+    assert invoke(small).get_json()["code"] == 413
+    chunked = {"wsgi.input_terminated": True, "HTTP_TRANSFER_ENCODING": "chunked"}
+    body = BytesIO(b'{"inputs":"too long for this"}')
+    response = small.post("/invocations", input_stream=body, environ_overrides=chunked)
+    assert response.get_json()["code"] == 413
+
+
+def test_an_accident_is_500(http: FlaskClient, engine: FakeEngine, monkeypatch: Any) -> None:
+    def accident(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("container.routes.text.read_text_request", accident)
+    assert invoke(http).get_json() == {"error": "internal error", "code": 500}

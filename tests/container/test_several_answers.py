@@ -1,0 +1,195 @@
+"""Several answers to one prompt over a scripted engine: indices, ends, counts, in every API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import gevent
+import pytest
+from flask.testing import FlaskClient
+
+from core.messages import Abort, Generated, Step, Submit
+from core.sampling import Finish
+from core.text.tokenizer import Tokenizer
+from tests.container.conftest import EOS, Serve, eventually
+from tests.container.fake_engine import FakeEngine, fails, says
+from tests.container.invocations import invoke, records, stream
+from tests.container.test_chat import TOOLS, USER, events, submitted
+
+CHAT = ("/v1/chat/completions", {"messages": [USER]})
+PROMPT = ("/v1/completions", {"prompt": "Q"})
+
+
+@pytest.fixture
+def three(engine: FakeEngine, tokenizer: Tokenizer) -> list[str]:
+    """Has the engine answer with these texts, a token of each in a step."""
+    texts = ["Hi there", "\u00e9!", "Nothing. At all"]
+    engine.script = says(*([*tokenizer.encode(text), EOS] for text in texts))
+    return texts
+
+
+def choices_of(http: FlaskClient, api: tuple[str, dict[str, Any]], **fields: Any) -> dict[int, Any]:
+    """Text, finish reason and number of ends of each choice; whole or streamed."""
+    path, body = api
+    response = http.post(path, json={**body, "max_tokens": 50, **fields})
+    assert response.status_code == 200, response.get_json()
+    choices: dict[int, Any] = {}
+    for record in events(response) if fields.get("stream") else [response.get_json()]:
+        for each in record["choices"]:
+            said = each.get("delta", each.get("message", each))
+            text, reason, ends = choices.get(each["index"], ("", None, 0))
+            choices[each["index"]] = (
+                text + (said.get("text") or said.get("content") or ""),
+                each["finish_reason"] or reason,
+                ends + (each["finish_reason"] is not None),
+            )
+    return choices
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("api", [CHAT, PROMPT])
+def test_choices(http: FlaskClient, three: list[str], api: Any, streamed: bool) -> None:
+    choices = choices_of(http, api, n=3, stream=streamed)
+    assert choices == {index: (text, "stop", 1) for index, text in enumerate(three)}
+
+
+def test_choices_come_interleaved(http: FlaskClient, three: list[str]) -> None:
+    chunks = events(http.post(CHAT[0], json={**CHAT[1], "n": 2, "stream": True, "max_tokens": 3}))
+    indices = [chunk["choices"][0]["index"] for chunk in chunks]
+    assert indices != sorted(indices)
+    roles = [c["choices"][0]["index"] for c in chunks if "role" in c["choices"][0]["delta"]]
+    assert sorted(roles) == [0, 1]
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize("streamed", [False, True])
+def test_usage_counts_the_prompt_once_and_every_token(http: FlaskClient, streamed: bool) -> None:
+    with_usage = {"stream_options": {"include_usage": True}} if streamed else {}
+    for fields, expected in (({"n": 3}, 9 + 4 + 16), ({"n": 1, "best_of": 3}, 9 + 4 + 16)):
+        body = {"prompt": "QQ", "max_tokens": 50, "stream": streamed, **fields, **with_usage}
+        response = http.post("/v1/completions", json=body)
+        usage = (events(response)[-1] if streamed else response.get_json())["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2, expected)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("api", [CHAT, PROMPT])
+def test_a_stop_text_ends_one_choice_alone(
+    http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer, api: Any, streamed: bool
+) -> None:
+    """The engine is told of it, goes on with the others, and what it had said is dropped."""
+    said = [tokenizer.encode("x.y"), tokenizer.encode("ab")]
+
+    def script(submit: Submit):
+        for index, ids in ((0, said[0][:2]), (1, said[1][:1])):
+            yield Step([Generated(submit.id, tuple(ids), (-0.5,) * len(ids), index=index)])
+
+    engine.script = script
+
+    def go_on() -> None:
+        (abort,) = engine.of_type(Abort)
+        assert isinstance(abort, Abort)
+        assert abort.index == 0
+        for index, id in ((0, said[0][2]), (1, said[1][1])):
+            engine.send(Step([Generated(abort.id, (id,), (-0.5,), Finish.LENGTH, index)]))
+
+    waiter = gevent.spawn(lambda: (eventually(lambda: engine.of_type(Abort)), go_on()))
+    choices = choices_of(http, api, n=2, stop=["."], stream=streamed)
+    waiter.get()
+    assert choices == {0: ("x", "stop", 1), 1: ("ab", "length", 1)}
+    assert len(engine.of_type(Abort)) == 1
+
+
+def test_the_likeliest_is_the_first_of_a_text(http: FlaskClient, three: list[str]) -> None:
+    """The fake's answers have -0.5, -1 and -1.5 a token, so the second, short one, is the best."""
+    answer = invoke(http, best_of=3, details=True, max_new_tokens=50).get_json()
+    others = answer["details"]["best_of_sequences"]
+    ranked = [answer["generated_text"], *(each["generated_text"] for each in others)]
+    assert ranked == [three[1], three[0], three[2]]
+    assert [each["finish_reason"] for each in others] == ["eos_token"] * 2
+    assert [each["generated_tokens"] for each in others] == [9, 16]
+    for parameters in ({"n": 3}, {"num_return_sequences": 3}):
+        same = invoke(http, details=True, max_new_tokens=50, **parameters).get_json()
+        assert same == answer
+    assert invoke(http, best_of=3, max_new_tokens=50).get_json() == {"generated_text": three[1]}
+    last = records(stream(http, best_of=3, max_new_tokens=50))[-1]
+    assert last["generated_text"] == three[1]
+
+
+def test_every_answer_has_the_full_text(http: FlaskClient, three: list[str]) -> None:
+    answer = invoke(http, n=2, details=True, return_full_text=True, max_new_tokens=50).get_json()
+    (other,) = answer["details"]["best_of_sequences"]
+    assert [answer["generated_text"], other["generated_text"]] == ["Q" + three[1], "Q" + three[0]]
+
+
+def test_a_batch_with_several_answers_each(http: FlaskClient, three: list[str]) -> None:
+    parameters = {"n": 2, "details": True, "max_new_tokens": 50}
+    response = http.post("/invocations", json={"inputs": ["a", "b"], "parameters": parameters})
+    for each in response.get_json():
+        assert each["generated_text"] == three[1]
+        assert len(each["details"]["best_of_sequences"]) == 1
+
+
+def test_each_choice_has_calls_of_its_own(
+    serve: Serve, engine: FakeEngine, tokenizer: Tokenizer
+) -> None:
+    texts = ['<tool_call>{"name": "f", "arguments": {}}</tool_call>', "No call."]
+    engine.script = says(*([*tokenizer.encode(text), EOS] for text in texts))
+    http = serve(tool_call_parser="hermes")
+    body = {"messages": [USER], "tools": TOOLS, "n": 3}
+    choices = http.post(CHAT[0], json=body).get_json()["choices"]
+    assert [each["finish_reason"] for each in choices] == ["tool_calls", "stop", "stop"]
+    assert [bool(each["message"].get("tool_calls")) for each in choices] == [True, False, False]
+    engine.script = says([*tokenizer.encode(texts[0]), EOS])
+    choices = http.post(CHAT[0], json=body).get_json()["choices"]
+    assert len({each["message"]["tool_calls"][0]["id"] for each in choices}) == 3
+
+
+def test_what_the_engine_is_asked(http: FlaskClient, engine: FakeEngine) -> None:
+    fields = {"n": 2, "num_beams": 3, "length_penalty": 0.5, "early_stopping": True}
+    assert http.post(PROMPT[0], json={**PROMPT[1], **fields}).status_code == 200
+    params = submitted(engine).params
+    assert (params.n, params.beam_width, params.length_penalty) == (2, 3, 0.5)
+    assert params.early_stopping is True
+    http.post(CHAT[0], json={**CHAT[1], "logprobs": True, "top_logprobs": 4, "n": 2})
+    assert (submitted(engine).params.logprobs, submitted(engine).params.n) == (4, 2)
+    http.post(PROMPT[0], json={**PROMPT[1], "echo": True, "logprobs": 3})
+    assert (submitted(engine).params.logprobs, submitted(engine).params.prompt_logprobs) == (3, 3)
+    http.post(PROMPT[0], json={**PROMPT[1], "logprobs": 3})
+    assert submitted(engine).params.prompt_logprobs is None
+    invoke(http, details=True, decoder_input_details=True)
+    assert (submitted(engine).params.logprobs, submitted(engine).params.prompt_logprobs) == (
+        None,
+        0,
+    )
+    invoke(http, decoder_input_details=True)
+    assert submitted(engine).params.prompt_logprobs is None, "nobody would see them"
+
+
+def test_a_refusal_of_the_engine_has_the_client_s_word(
+    http: FlaskClient, engine: FakeEngine
+) -> None:
+    engine.script = fails("rejected", "an encoder-decoder model has none", "prompt_logprobs")
+    text = invoke(http, details=True, decoder_input_details=True).get_json()
+    assert text["field"] == "parameters.decoder_input_details"
+    echoed = http.post(PROMPT[0], json={**PROMPT[1], "echo": True, "logprobs": 0})
+    assert (echoed.status_code, echoed.get_json()["error"]["param"]) == (400, "logprobs")
+    asked = http.post(CHAT[0], json={**CHAT[1], "prompt_logprobs": 0})
+    assert asked.get_json()["error"]["param"] == "prompt_logprobs"
+
+
+@pytest.mark.usefixtures("three")
+def test_a_failure_after_one_of_them_has_ended(
+    http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
+) -> None:
+    def script(submit: Submit):
+        yield Step([Generated(submit.id, (65,), (-0.5,), Finish.LENGTH, 0)])
+        yield from fails("failed", "no luck")(submit)
+
+    engine.script = script
+    whole = http.post(PROMPT[0], json={**PROMPT[1], "n": 2})
+    assert (whole.status_code, whole.get_json()["error"]["message"]) == (424, "no luck")
+    data = http.post(PROMPT[0], json={**PROMPT[1], "n": 2, "stream": True}).get_data(as_text=True)
+    last = json.loads(data.split("\n\n")[-3].removeprefix("data: "))
+    assert last["error"]["message"] == "no luck"

@@ -1,0 +1,211 @@
+"""LMI's text schema over a scripted engine: texts, shapes, and what is asked of the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from container.app import create_app
+from container.engine_client import EngineClient
+from container.prompting import LONG_TEXT_CHARACTERS
+from core.messages import Abort, Submit
+from core.options import Options
+from core.text.tokenizer import Tokenizer
+from tests.container.conftest import EOS, eventually
+from tests.container.fake_engine import FakeEngine, says, stalls
+from tests.container.invocations import invoke, records, stream
+
+
+@pytest.fixture
+def reply(engine: FakeEngine, tokenizer: Tokenizer) -> Any:
+    """Has the engine answer with this text, whatever it is asked."""
+
+    def set_reply(text: str, **options: int) -> None:
+        engine.script = says([*tokenizer.encode(text), EOS], **options)
+
+    return set_reply
+
+
+def test_answer(http: FlaskClient) -> None:
+    response = invoke(http)
+    assert response.status_code == 200
+    assert response.mimetype == "application/json"
+    assert response.get_json() == {"generated_text": "Hi there"}
+
+
+def test_details(http: FlaskClient) -> None:
+    answer = invoke(http, details=True, max_new_tokens=2).get_json()
+    assert answer["generated_text"] == "Hi"
+    details = answer["details"]
+    assert details["finish_reason"] == "length"
+    assert (details["generated_tokens"], details["inputs"]) == (2, "Q")
+    assert [token["text"] for token in details["tokens"]] == ["H", "i"]
+    assert [token["log_prob"] for token in details["tokens"]] == [-0.5, -0.5]
+
+
+def test_end_of_sequence_is_a_token_without_text(http: FlaskClient) -> None:
+    details = invoke(http, details=True).get_json()["details"]
+    assert details["finish_reason"] == "eos_token"
+    assert details["tokens"][-1] == {"id": EOS, "text": "", "log_prob": -0.5}
+    shown = invoke(http, skip_special_tokens=False).get_json()
+    assert shown == {"generated_text": "Hi there<eos>"}
+
+
+def test_full_text(http: FlaskClient) -> None:
+    assert invoke(http, return_full_text=True).get_json() == {"generated_text": "QHi there"}
+    assert records(stream(http, return_full_text=True))[-1]["generated_text"] == "QHi there"
+
+
+def test_stream_of_lines(http: FlaskClient) -> None:
+    response = stream(http, max_new_tokens=2, details=True)
+    assert response.mimetype == "application/jsonlines"
+    first, last = records(response)
+    assert first["token"]["text"] == "H"
+    assert set(first) == {"token"}
+    assert last["token"]["text"] == "i"
+    assert last["generated_text"] == "Hi"
+    assert last["details"] == {"finish_reason": "length", "generated_tokens": 2, "inputs": "Q"}
+    assert response.get_data().endswith(b"\n")
+
+
+def test_stream_without_details(http: FlaskClient) -> None:
+    assert "details" not in records(stream(http))[-1]
+
+
+def test_stream_of_events(http: FlaskClient) -> None:
+    response = stream(http, accept="text/event-stream", max_new_tokens=1)
+    assert response.mimetype == "text/event-stream"
+    data = response.get_data()
+    assert data.startswith(b'data: {"token":')
+    assert data.endswith(b"}\n\n")
+
+
+@pytest.mark.parametrize(
+    ("formatter", "accept", "mimetype"),
+    [
+        ("json", "*/*", "application/jsonlines"),
+        ("jsonlines", "text/event-stream, */*;q=0.1", "text/event-stream"),
+        ("sse", "*/*", "text/event-stream"),
+        ("sse", "", "text/event-stream"),
+        ("sse", "application/jsonlines", "application/jsonlines"),
+        ("sse", "application/json", "text/event-stream"),
+    ],
+)
+def test_form_of_a_stream(
+    client: EngineClient, tokenizer: Tokenizer, formatter: Any, accept: str, mimetype: str
+) -> None:
+    http = create_app(client, tokenizer, Options(output_formatter=formatter), "demo").test_client()
+    response = stream(http, accept=accept)
+    assert response.mimetype == mimetype
+    response.get_data()
+
+
+@pytest.mark.parametrize("per_step", [1, 2, 100])
+def test_characters_are_never_split(http: FlaskClient, reply: Any, per_step: int) -> None:
+    text = "h\u00e9 \u65e5\u672c \U0001f642!"
+    reply(text, per_step=per_step)
+    assert invoke(http).get_json() == {"generated_text": text}
+    texts = [record["token"]["text"] for record in records(stream(http))]
+    assert "".join(texts) == text
+    assert not any("\ufffd" in each for each in texts)
+
+
+def test_a_character_cut_at_the_end_is_shown_as_such(http: FlaskClient, reply: Any) -> None:
+    reply("a\U0001f642")
+    assert invoke(http, max_new_tokens=3).get_json() == {"generated_text": "a\ufffd"}
+    assert records(stream(http, max_new_tokens=3))[-1]["generated_text"] == "a\ufffd"
+
+
+@pytest.mark.parametrize("per_step", [1, 3, 100])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_stop_texts(
+    http: FlaskClient, reply: Any, engine: FakeEngine, per_step: int, streamed: bool
+) -> None:
+    reply("Hello there, \u00e9nd of it", per_step=per_step)
+    parameters = {"stop_sequences": ["nothing", ", \u00e9n"], "details": True}
+    answer = records(stream(http, **parameters))[-1] if streamed else None
+    answer = answer or invoke(http, **parameters).get_json()
+    assert answer["generated_text"] == "Hello there"
+    assert answer["details"]["finish_reason"] == "stop_sequence"
+
+
+def test_a_stop_text_ends_the_work(
+    http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
+) -> None:
+    engine.script = stalls(after=tokenizer.encode("cab"))
+    assert invoke(http, stop=["ab"]).get_json() == {"generated_text": "c"}
+    eventually(lambda: engine.of_type(Abort))
+
+
+def test_what_the_engine_is_asked(
+    http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
+) -> None:
+    invoke(http, "Hello", temperature=0.5, seed=3, max_new_tokens=9)
+    (submit,) = engine.of_type(Submit)
+    assert isinstance(submit, Submit)
+    assert submit.prompt_token_ids == tokenizer.encode("Hello")
+    assert (submit.params.temperature, submit.params.seed, submit.params.max_tokens) == (0.5, 3, 9)
+
+
+def test_truncate(http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer) -> None:
+    invoke(http, "x" * 200 + "end", truncate=4)
+    (submit,) = engine.of_type(Submit)
+    assert isinstance(submit, Submit)
+    assert tokenizer.decode(submit.prompt_token_ids) == "xend"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_stop_text_may_stay(http: FlaskClient, streamed: bool) -> None:
+    parameters = {"stop": ["the", "th"], "include_stop_str_in_output": True}
+    answer = records(stream(http, **parameters))[-1] if streamed else None
+    answer = answer or invoke(http, **parameters).get_json()
+    assert answer["generated_text"] == "Hi th"
+
+
+def test_what_means_nothing_here_is_a_warning(
+    http: FlaskClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    response = invoke(http, use_cache=True, length_penalty=2.0, n=1, watermark=False)
+    assert response.status_code == 200
+    warnings = response.headers["X-Longshore-Warning"].split("; ")
+    assert sorted(warnings) == [
+        "parameters.length_penalty has no effect without beam search",
+        "parameters.use_cache has no effect here",
+    ]
+    assert sum("has no effect" in each.getMessage() for each in caplog.records) == 2
+    assert "X-Longshore-Warning" not in invoke(http).headers
+
+
+def test_what_would_change_an_answer_is_not_passed_over(http: FlaskClient) -> None:
+    for name, value in (("watermark", True), ("no_repeat_ngram_size", 3), ("logprobs", 5)):
+        response = invoke(http, **{name: value})
+        assert (response.status_code, response.get_json()["field"]) == (400, f"parameters.{name}")
+
+
+def test_too_long(http: FlaskClient, engine: FakeEngine) -> None:
+    response = invoke(http, "x" * 100)
+    assert (response.status_code, response.get_json()["field"]) == (400, "inputs")
+    response = invoke(http, "x" * 95, max_new_tokens=6)
+    error = response.get_json()
+    assert (response.status_code, error["field"]) == (400, "parameters.max_new_tokens")
+    assert "6 is more than the 5 that are left: inputs has 95 tokens" in error["error"]
+    assert invoke(http, "x" * 95, max_new_tokens=5).status_code == 200
+    assert len(engine.of_type(Submit)) == 1
+
+
+def test_a_long_prompt_is_tokenized_in_a_thread(http: FlaskClient) -> None:
+    response = invoke(http, "x" * (LONG_TEXT_CHARACTERS + 1))
+    assert response.get_json()["error"].startswith(f"inputs: {LONG_TEXT_CHARACTERS + 1} tokens")
+
+
+def test_a_mistake_names_its_field(http: FlaskClient, engine: FakeEngine) -> None:
+    response = invoke(http, temprature=1)
+    assert response.status_code == 400
+    assert response.get_json() == {
+        "error": "parameters.temprature: no such field; did you mean 'temperature'?",
+        "code": 400,
+        "field": "parameters.temprature",
+    }
+    assert not engine.of_type(Submit)

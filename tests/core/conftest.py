@@ -1,0 +1,41 @@
+"""Tokenizers of two kinds, small enough to be made for a test."""
+
+from __future__ import annotations
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from core.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def byte_level(tmp_path_factory):
+    """Byte-level BPE, as Llama 3 and GPT-2 have it: a character may span four tokens."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|end|>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["to be or not to be that is the question"] * 9, trainer)
+    return saved(tokenizer, tmp_path_factory.mktemp("byte_level"))
+
+
+@pytest.fixture(scope="session")
+def metaspace(tmp_path_factory):
+    """SentencePiece style, as Llama 2: the first token's leading space is dropped."""
+    words = ["▁", "▁to", "▁be", "▁or", "▁not", "t", "o", "b", "e", "r", "n", "<unk>"]
+    vocabulary = [(word, -float(rank)) for rank, word in enumerate(words)]
+    tokenizer = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=len(words) - 1))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return saved(tokenizer, tmp_path_factory.mktemp("metaspace"))
+
+
+def saved(tokenizer, folder):
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder)

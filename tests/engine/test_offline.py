@@ -1,0 +1,245 @@
+"""The offline class as vLLM's scripts use it, and as they come: streams, chats, its end."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+
+from core.errors import ConfigurationError, EngineUnavailableError, GenerationError, RequestError
+from engine import LLM, SamplingParams
+from tests.engine.test_llm import GREEDY, letters
+
+TEMPLATE = (
+    "{% for each in messages %}{{ each.role[0] }}{{ each.content }}{% endfor %}"
+    "{{ mood }}{% if add_generation_prompt %}a{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tiny_model, tmp_path_factory):
+    """The tiny model with a tokenizer and a template beside it."""
+    path = tmp_path_factory.mktemp("offline")
+    for file in tiny_model("llama").iterdir():
+        (path / file.name).symlink_to(file)
+    letters().save(str(path / "tokenizer.json"))
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(model_dir):
+    with LLM(model_dir, dtype="fp32", num_kv_blocks=60, block_size=4) as llm:
+        yield llm
+
+
+def idle(llm):
+    return not llm._engine.has_work() and llm._engine.strategy.memory.num_held_blocks == 0
+
+
+def test_a_script_of_vllm(model_dir):
+    """The quick start of vLLM's documentation, but for its import and the model."""
+    prompts = ["Hello, my name is", "The future of AI is"]
+    sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
+    llm = LLM(model=str(model_dir), tensor_parallel_size=1, max_num_seqs=4, dtype="float32")
+    outputs = llm.generate(prompts, sampling_params)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.prompt == prompt
+        assert output.prompt_token_ids == letters().encode(prompt).ids
+        assert output.finished
+        answer = output.outputs[0]
+        assert len(answer.text) == len(answer.token_ids)
+        assert answer.finish_reason == ("stop" if answer.token_ids[-1] == 0 else "length")
+        assert len(answer.token_ids) == 16 or answer.finish_reason == "stop"
+    assert len({output.request_id for output in outputs}) == 2
+    assert llm.options.max_rolling_batch_size == 4
+
+
+def test_the_forms_of_prompts(llm):
+    ids = letters().encode("ROMEO:").ids
+    forms = ["ROMEO:", ids, {"prompt": "ROMEO:"}, {"prompt_token_ids": ids},
+             {"prompt_token_ids": ids, "prompt": "said otherwise"}]  # fmt: skip
+    together = llm.generate(forms, GREEDY, use_tqdm=False)
+    assert {tuple(each.outputs[0].token_ids) for each in together} == {
+        tuple(llm.generate("ROMEO:", GREEDY, use_tqdm=False)[0].outputs[0].token_ids)
+    }
+    assert [each.prompt for each in together] == [
+        "ROMEO:", None, "ROMEO:", None, "said otherwise",
+    ]  # fmt: skip
+    for wrong in ({}, {"text": "x"}, {"prompt": "x", "multi_modal_data": 1}):
+        with pytest.raises(RequestError, match="a dict has prompt or prompt_token_ids"):
+            llm.generate(wrong, GREEDY, use_tqdm=False)
+
+
+def test_a_progress_bar_counts_answers(llm, capsys):
+    llm.generate(["a", "b"], SamplingParams(max_tokens=2, n=2))
+    assert "4/4" in capsys.readouterr().err
+    llm.generate(["a"], SamplingParams(max_tokens=2), use_tqdm=False)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("best_of", [None, 4])
+def test_a_stream_is_the_answers_in_pieces(llm, best_of):
+    """With `best_of` all at the end, since the best is known only then."""
+    params = [
+        SamplingParams(seed=3, n=2, best_of=best_of, max_tokens=9, logprobs=1, ignore_eos=True),
+        SamplingParams(temperature=0, max_tokens=5, ignore_eos=True),
+    ]
+    whole = llm.generate(["x", "yy"], params, use_tqdm=False)
+    deltas = list(llm.stream(["x", "yy"], params))
+    for number, request in enumerate(whole):
+        for output in request.outputs:
+            own = [d for d in deltas if (d.prompt_index, d.index) == (number, output.index)]
+            assert "".join(each.text for each in own) == output.text
+            assert [id for each in own for id in each.token_ids] == output.token_ids
+            reasons = [each.finish_reason for each in own]
+            assert reasons == [None] * (len(own) - 1) + [output.finish_reason]
+            logprobs = [named for each in own for named in each.logprobs or ()]
+            assert logprobs == (output.logprobs or [])
+            is_ranked = best_of is not None and number == 0
+            assert (len(own) == 1) == is_ranked
+    assert idle(llm)
+
+
+def test_a_stop_text_ends_one_answer_of_several(llm):
+    params = SamplingParams(seed=3, n=3, max_tokens=12, ignore_eos=True)
+    texts = [each.text for each in llm.generate("x", params, use_tqdm=False)[0].outputs]
+    stop = texts[1][4:6]
+    assert stop not in texts[0] + texts[2]
+    stopped = SamplingParams(seed=3, n=3, max_tokens=12, ignore_eos=True, stop=stop)
+    outputs = llm.generate("x", stopped, use_tqdm=False)[0].outputs
+    assert [each.text for each in outputs] == [texts[0], texts[1][: texts[1].index(stop)], texts[2]]
+    assert [each.finish_reason for each in outputs] == ["length", "stop", "length"]
+    ended = set()
+    for new in llm.stream("x", stopped):
+        ended |= {new.index} if new.finish_reason else set()
+        if ended == {1}:
+            assert llm._engine.strategy.num_running == 2, "nothing more is computed of it"
+    assert ended == {0, 1, 2}
+    assert idle(llm)
+
+
+def test_best_of_judges_what_is_left_before_a_stop_text(llm):
+    params = {"seed": 3, "max_tokens": 12, "ignore_eos": True}
+    sampled = llm.generate("x", SamplingParams(n=4, **params), use_tqdm=False)[0].outputs
+    worst = min(sampled, key=lambda each: each.cumulative_logprob)
+    stop = worst.text[1:3]
+    (best,) = llm.generate("x", SamplingParams(best_of=4, stop=stop, **params), use_tqdm=False)[
+        0
+    ].outputs
+    assert best.text == worst.text[:1]
+
+
+def test_streams_take_turns(llm):
+    alone = [each.text for each in llm.stream("x", GREEDY)]
+    pairs = list(zip(llm.stream("x", GREEDY), llm.stream("x", GREEDY), strict=True))
+    assert [[one.text for one in pair] for pair in pairs] == [[text] * 2 for text in alone]
+    stream = llm.stream("x", GREEDY)
+    begun = next(stream).text
+    whole = llm.generate("x", GREEDY, use_tqdm=False)[0].outputs[0].text
+    assert begun + "".join(each.text for each in stream) == whole
+
+
+def test_a_stream_that_is_left_is_aborted(llm):
+    for _ in llm.stream(["x", "y"], GREEDY):
+        assert not idle(llm)
+        break
+    gc.collect()
+    assert idle(llm)
+
+
+def test_a_failure_reaches_whose_request_failed(llm, monkeypatch):
+    stream = llm.stream("x", GREEDY)
+    next(stream)
+
+    def fail(plan, between_tokens):
+        raise RuntimeError("out of luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._engine._executor, "submit", fail)
+        with pytest.raises(GenerationError, match="out of luck"):
+            llm.generate("y", GREEDY, use_tqdm=False)
+    with pytest.raises(GenerationError, match="out of luck"):
+        next(stream)
+    assert idle(llm)
+
+
+def test_chat(llm):
+    messages = [{"role": "user", "content": "Hi"}]
+    (request,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert request.prompt == "uHia"
+    expected = llm.generate("uHia", GREEDY, use_tqdm=False)[0]
+    assert request.outputs == expected.outputs
+    several = llm.chat([messages, [*messages, *messages]], GREEDY, use_tqdm=False)
+    assert [each.prompt for each in several] == ["uHia", "uHiuHia"]
+    said = [*messages, {"role": "assistant", "content": "Ho"}]
+    (request,) = llm.chat(
+        said,
+        GREEDY,
+        use_tqdm=False,
+        continue_final_message=True,
+        chat_template_kwargs={"mood": "!"},
+    )
+    assert request.prompt == "uHiaHo"
+    streamed = llm.stream(llm.apply_chat_template(messages), GREEDY)
+    assert "".join(each.text for each in streamed) == expected.outputs[0].text
+
+
+def test_no_chat_without_a_template(tiny_model):
+    with (
+        LLM(tiny_model("qwen3"), dtype="fp32") as llm,
+        pytest.raises(RequestError, match="no chat template"),
+    ):
+        llm.chat([{"role": "user", "content": "Hi"}], use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"batching": "paged", "async_scheduling": True, "fuse": True}, {"executor": "library"}],
+    ids=str,
+)
+def test_nothing_is_left_after_close(model_dir, options):
+    threads = set(threading.enumerate())
+    llm = LLM(model_dir, dtype="fp32", num_kv_blocks=60, **options)
+    llm.generate(["x", "yy"], GREEDY, use_tqdm=False)
+    executor_name, executor = llm.facts.executor, llm._engine._executor
+    module = executor._model
+    held = [weakref.ref(each) for each in (llm._engine, executor, module)]
+    stream = llm.stream("x", GREEDY)
+    next(stream)
+    del executor, module
+    llm.close()
+    llm.close()
+    assert [each() for each in held] == [None, None, None]
+    assert set(threading.enumerate()) <= threads
+    if executor_name == "packed":  # the other one's answers come whole
+        with pytest.raises(EngineUnavailableError, match="closed"):
+            next(stream)
+    with pytest.raises(EngineUnavailableError, match="closed"):
+        llm.generate("x", GREEDY, use_tqdm=False)
+
+
+def test_a_model_of_the_hub(model_dir, monkeypatch):
+    asked = []
+
+    def download(model_id, revision, ignore_patterns):
+        asked.append((model_id, revision))
+        return str(model_dir)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with LLM("some/model", revision="main", dtype="fp32", num_kv_blocks=60) as llm:
+        assert len(llm.generate("x", GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 12
+    assert asked == [("some/model", "main")]
+    with pytest.raises(ConfigurationError, match="model=/no/such: there is no directory"):
+        LLM("/no/such")
+    with pytest.raises(ConfigurationError, match="revision"):
+        LLM(model_dir, revision="main")
+
+
+def test_options_of_a_server_are_refused(model_dir: Path):
+    for name, value in (("tgi_compat", True), ("predict_timeout", 5), ("tool_call_parser", "x")):
+        with pytest.raises(ConfigurationError, match=f"'{name}' has no effect without a server"):
+            LLM(model_dir, **{name: value})

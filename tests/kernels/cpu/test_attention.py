@@ -1,0 +1,129 @@
+"""The C++ attention against its fp64 definition, with NaN wherever it may not read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.batch import PagedBatch
+from kernels.cpu.attention import paged_attention
+from kernels.reference import paged_attention_reference
+from tests.kernels.paged_inputs import check_close, make_paged
+
+EDGES = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 63), (1, 64), (1, 65), (1, 0)]
+CHUNKS = [(1, 1), (5, 5), (2, 34), (40, 40), (33, 70), (16, 16), (3, 129)]
+EXTRAS = [
+    {},
+    {"window": 3},
+    {"window": 50},
+    {"window": 64, "softcap": 5.0},
+    {"sinks": True},
+    {"sinks": True, "window": 17, "softcap": 2.0},
+]
+
+
+def attend(paged, num_decodes, **options):
+    """The kernel's result and the definition's; the first sequences decode."""
+    starts = paged.query_starts[num_decodes:] - num_decodes
+    lens, tables, slots = paged.context_lens, paged.block_tables, paged.context_lens[:0]
+    ends = paged.query_starts.tolist()
+    spans = tuple(zip(ends, ends[1:], lens.tolist(), strict=False))
+    batch = PagedBatch(starts, lens, tables, slots, None, num_decodes)
+    tensors = paged.query, paged.key_cache, paged.value_cache
+    got = paged_attention(*tensors, batch, **options)
+    known = tuple((first, end if context else first, context) for first, end, context in spans)
+    expected = paged_attention_reference(
+        *tensors, PagedBatch(starts, lens, tables, slots, known, num_decodes), **options
+    )
+    return got, expected
+
+
+@pytest.fixture
+def make_sinks():
+    return lambda num_heads: torch.randn(num_heads, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.mark.parametrize("extras", EXTRAS)
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (40, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decodes_and_chunks_against_the_definition(dtype, heads, extras, make_sinks):
+    options = {**extras, "scale": 0.3}
+    if "sinks" in options:
+        options["sinks"] = make_sinks(heads[0])
+    paged = make_paged(EDGES + CHUNKS, heads=heads, head_dim=32, dtype=dtype)
+    check_close(*attend(paged, len(EDGES), **options))
+
+
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_head_dim_block_size_and_layout(dtype, head_dim):
+    for block_size, layout in ((16, "NHD"), (5, "HND"), (32, "pair")):
+        paged = make_paged(
+            [(1, 9), (1, 70), (20, 33)],
+            heads=(4, 2),
+            head_dim=head_dim,
+            dtype=dtype,
+            block_size=block_size,
+            layout=layout,
+        )
+        check_close(*attend(paged, 2, scale=head_dim**-0.5))
+
+
+@pytest.mark.parametrize("extras", [{}, {"sinks": True}, {"window": 700, "softcap": 3.0}])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_long_context_is_split(extras, num_threads, make_sinks):
+    """Few items, so each decode and each chunk goes over its keys in several."""
+    options = {**extras, "scale": 0.2}
+    if "sinks" in options:
+        options["sinks"] = make_sinks(2)
+    paged = make_paged([(1, 1200), (1, 3), (3, 900)], heads=(2, 1), dtype=torch.float32)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        check_close(*attend(paged, 2, **options))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_same_bits_with_any_number_of_threads():
+    paged = make_paged([*[(1, 40 + row) for row in range(30)], (60, 90)], dtype=torch.float32)
+    before, results = torch.get_num_threads(), []
+    try:
+        for num_threads in (1, 4):
+            torch.set_num_threads(num_threads)
+            results.append(attend(paged, 30, scale=0.2)[0])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+def test_scores_of_any_size():
+    paged = make_paged([(1, 100), (9, 60)], dtype=torch.float32, spread=30.0)
+    check_close(*attend(paged, 1, scale=1.0))
+
+
+def test_keys_and_values_of_different_size():
+    paged = make_paged([(1, 40), (7, 20)], head_dim=48, dtype=torch.float32)
+    paged = replace(paged, value_cache=paged.value_cache[..., :16])
+    got, expected = attend(paged, 1, scale=0.1)
+    assert got.shape[-1] == 16
+    check_close(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query": torch.zeros(8, 3, 48)}, "do not fit together"),
+        ({"query": torch.zeros(8, 4, 64)}, "do not fit together"),
+        ({"query": torch.zeros(8, 4, 48, dtype=torch.float16)}, "use fp32 or bf16"),
+        ({"query": torch.zeros(8, 4, 48, dtype=torch.bfloat16)}, "use fp32 or bf16"),
+        ({"query": torch.zeros(48, 4, 8).permute(2, 1, 0)}, "must be contiguous"),
+        ({"block_tables": torch.zeros(2, 9, dtype=torch.int64)}, "must be int32"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, message):
+    paged = make_paged([(1, 40), (7, 20)], head_dim=48, dtype=torch.float32)
+    with pytest.raises(ValueError, match=message):
+        attend(replace(paged, **changes), 1, scale=0.1)
