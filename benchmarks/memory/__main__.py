@@ -1,7 +1,8 @@
 """`python -m benchmarks.memory`: the PagedAttention paper's memory figures, from our strategies.
 
-No model runs: the real strategies and memory managers are driven by an executor that computes
-nothing, over the lengths of a trace. docs/benchmarks.md says what differs from the paper.
+The real strategies and memory managers are driven by an executor that computes nothing, over the
+lengths of a trace. With --model what prefix caching gains is also measured on that model.
+docs/benchmarks.md says what differs from the paper.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ def main() -> None:
                     "max_length": options.max_length}  # fmt: skip
         options.out.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1))
     print(f"{len(lengths)} requests, {source}; {options.tokens} token slots in blocks of 16")
-    print(f"{'what':42} {'ours':>8}  paper")
+    print(f"{'what':46} {'ours':>8}  paper")
     for row in rows:
-        print(f"{row['what']:42} {row['value']:8.1%}  {row['paper']:24} {row['note']}")
+        print(f"{row['what']:46} {row['value']:8.1%}  {row['paper']:24} {row['note']}")
 
 
 def _parse() -> argparse.Namespace:
@@ -59,6 +60,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=16_384, help="token slots of KV memory")
     parser.add_argument("--max-length", type=int, default=2048, help="longest sequence")
     parser.add_argument("--system-prompt", type=int, default=512, help="tokens that all begin with")
+    parser.add_argument(
+        "--model", type=Path, help="also run this model with a common prompt, cached and not"
+    )
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     return parser.parse_args()
 
@@ -103,6 +107,18 @@ def _cases(lengths: list[Lengths], options: argparse.Namespace) -> Iterator[Call
         return _row(what, 1 - cached / without, "")
 
     yield prefix
+    if options.model is not None:
+        yield lambda: _throughput(options.model, few, options.system_prompt)
+
+
+def _throughput(model_dir: Path, lengths: list[Lengths], system_prompt: int) -> Row:
+    # torch is imported where a model runs: the other cases need no more than Python.
+    from benchmarks.memory.throughput import measure_gain
+
+    gain = measure_gain(model_dir, lengths, system_prompt)
+    row = _row(f"requests/s, cached over not, prefix of {system_prompt}", gain.ratio, "")
+    rates = f"{gain.with_cache:.3g} and {gain.without_cache:.3g} requests/s"
+    return row | {"note": f"{rates} of {gain.num_requests}, {model_dir.name}"}
 
 
 def _requests(lengths: list[Lengths], *, system_prompt: int = 0, **params: Any) -> list[Request]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.memory import throughput
 from benchmarks.memory.trace import Lengths, read_trace, synthetic_lengths
 from benchmarks.memory.usage import make, measure
 from core.request import Request
@@ -58,10 +59,48 @@ def test_it_runs_without_a_trace(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     rows = json.loads(out.read_text())["rows"]
     assert [row["what"] for row in rows] == [
-        line[:42].rstrip() for line in done.stdout.splitlines()[2:]
+        line[:46].rstrip() for line in done.stdout.splitlines()[2:]
     ]
     value = {row["what"]: row["value"] for row in rows}
     assert value["used of reserved, paged"] > 0.9 > value["used of reserved, Orca (Max)"]
     assert value["saved by sharing, 2 samples"] > 0
     assert value["saved by sharing, 6 beams"] > value["saved by sharing, 2 beams"]
     assert value["computed tokens saved, prefix of 64"] > 0
+
+
+def test_the_gain_of_the_prefix_cache_is_taken_in_pairs_of_new_requests(monkeypatch):
+    """What runs is stood in for: cached, twice as many requests a second."""
+    runs = []
+
+    def run(engine, requests):
+        is_cached = engine.strategy.memory._caches_prefixes
+        runs.append((is_cached, requests))
+        return 6.0 if is_cached else 3.0
+
+    monkeypatch.setattr(throughput, "_run", run)
+    lengths = [Lengths(3, 2), Lengths(5, 4), Lengths(2000, 1)]
+    gain = throughput.measure_gain(ROOT / "models" / "demo", lengths, 64)
+    assert (gain.ratio, gain.with_cache, gain.without_cache, gain.num_requests) == (
+        2.0,
+        6.0,
+        3.0,
+        2,
+    )
+    _, _, *pairs = runs
+    assert [is_cached for is_cached, _ in pairs] == [True, False, False, True, True, False]
+    for (_, first), (_, second) in zip(pairs[::2], pairs[1::2], strict=True):
+        assert first == second, "both sides of a pair answer the same"
+    seen = [tuple(request.prompt) for _, requests in runs[::2] for request in requests]
+    assert len(set(seen)) == len(seen), "and nobody has seen it before"
+    system = [request.prompt[:64] for request in pairs[0][1]]
+    assert system[0] == system[1]
+    assert [request.max_tokens for request in pairs[0][1]] == [2, 4]
+
+
+def test_the_gain_on_a_model(monkeypatch):
+    monkeypatch.setattr(throughput, "PAIRS", 1)
+    gain = throughput.measure_gain(ROOT / "models" / "demo", [Lengths(3, 2)], 64)
+    assert gain.num_requests == 1
+    assert gain.ratio == pytest.approx(gain.with_cache / gain.without_cache)
+    with pytest.raises(ValueError, match="shorter --system-prompt"):
+        throughput.measure_gain(ROOT / "models" / "demo", [Lengths(3, 2)], 1023)
