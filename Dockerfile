@@ -11,16 +11,16 @@ ARG TORCH_INDEX=
 # Debian keeps no old versions that one could pin.
 # hadolint ignore=DL3008
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends g++ python3-dev python3-pip python3-venv \
+ && apt-get install --yes --no-install-recommends g++ python3-dev python3-venv \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
- && python3 -m venv --without-pip /opt/longshore
+ && python3 -m venv /opt/longshore
 WORKDIR /src
 
 # What changes seldom comes first: it is most of the image, and stays cached.
 COPY image/requirements.py constraints.txt pyproject.toml ./
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3 requirements.py "${DEVICE}" > requirements.txt \
- && pip --python /opt/longshore/bin/python install --no-cache-dir --no-compile \
+ && /opt/longshore/bin/pip install --no-cache-dir --no-compile \
         ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} \
         --constraint constraints.txt --requirement requirements.txt \
  && if [ "${DEVICE}" = cpu ] && [ -d /opt/longshore/lib/python3.11/site-packages/nvidia ]; then \
@@ -36,8 +36,9 @@ COPY strategies strategies
 COPY kernels kernels
 COPY engine engine
 COPY container container
+COPY djl_python djl_python
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    pip --python /opt/longshore/bin/python install --no-cache-dir --no-compile --no-deps .
+    /opt/longshore/bin/pip install --no-cache-dir --no-compile --no-deps .
 
 # Kernels for every GPU, with the one C module that Triton would need a compiler for at run time, or
 # those for every CPU.

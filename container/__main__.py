@@ -16,13 +16,12 @@ from container.model_directory import (
     describe_model,
     named_path,
     open_model_dir,
-    resolve_model_dir,
 )
 from container.plan import Request, plan_lines
 from container.ports import require_free_port
+from container.preparation import expected_task, prepare
 from container.report import explain_lines, help_lines
 from core.errors import ConfigurationError
-from core.text.template_files import load_chat_template
 
 _EXIT_CONFIGURATION = 2
 
@@ -117,7 +116,12 @@ def _port(given: int | None) -> int:
 
 
 def _explain(configuration: Configuration, model_dir: Path) -> int:
-    for line in explain_lines(configuration, describe_model(configuration, model_dir)):
+    task = expected_task(configuration, model_dir)
+    if task is not None and task.kind == "handler":
+        model = task.name
+    else:
+        model = describe_model(configuration, model_dir)
+    for line in explain_lines(configuration, model, task):
         print(line)
     return 0
 
@@ -140,9 +144,7 @@ def _serve(configuration: Configuration, model_dir: Path, port: int) -> int:
     from container.supervisor import supervise  # ZeroMQ, which explain does without
 
     require_free_port(port)  # before a download, which may be long
-    path = resolve_model_dir(configuration, model_dir)
-    load_chat_template(path, configuration.options.chat_template)  # mistakes show now, not later
-    return supervise(configuration, path, port)
+    return supervise(configuration, prepare(configuration, model_dir), port)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,17 @@ from flask import Flask
 from container.engine_client import EngineClient
 from container.failures import register_failures
 from container.headers import register_headers
+from container.host import json_response
 from container.openapi import openapi_document
 from container.prompting import Prompting
+from container.routes.generation import GenerationApi
 from container.routes.invocations import Invocations
+from container.routes.models import ModelRoutes
 from container.routes.openai import OpenAIRoutes
 from container.routes.runtime import RuntimeRoutes
-from container.service import Service, json_response
+from container.service import Service
 from core.options import Options
+from core.task import Kind
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 
@@ -25,17 +29,28 @@ def create_app(
     model_name: str,
     template: ChatTemplate | None = None,
 ) -> Flask:
-    """All routes over one engine."""
+    """All routes over one engine that generates text; `container.task_app` is for other tasks."""
+    app = begin_app(options)
+    service = Service(client, Prompting(tokenizer, template), options, model_name)
+    ModelRoutes(service).add_to(app)
+    OpenAIRoutes(service).add_to(app)
+    complete_app(app, Invocations(service, GenerationApi(service)), options, "generation")
+    return app
+
+
+def begin_app(options: Options) -> Flask:
+    """An application without routes."""
     app = Flask("longshore", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = options.max_request_size
-    service = Service(client, Prompting(tokenizer, template), options, model_name)
-    invocations = Invocations(service)
+    return app
+
+
+def complete_app(app: Flask, invocations: Invocations, options: Options, kind: Kind) -> None:
+    """Adds what every task has: SageMaker's door, the document, headers and errors."""
     invocations.add_to(app)
-    OpenAIRoutes(service).add_to(app)
     if options.local_runtime_api:
         RuntimeRoutes(invocations).add_to(app)
-    document = openapi_document(with_runtime=options.local_runtime_api)
+    document = openapi_document(kind, with_runtime=options.local_runtime_api)
     app.add_url_rule("/openapi.json", "openapi", lambda: json_response(document))
     register_headers(app)
     register_failures(app)
-    return app

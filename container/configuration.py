@@ -12,6 +12,7 @@ from container.lmi import (
     ALIASES,
     REMOVED_VALUES,
     VALUE_ALIASES,
+    handler_name,
     is_built_in_handler,
 )
 from container.properties import Setting, read_properties
@@ -29,12 +30,15 @@ class Configuration:
     """By the option's name; options that nobody set are missing."""
     warnings: tuple[str, ...]
     properties_path: Path | None
+    handler_options: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Options that only the user's own handler knows, as the file gives them."""
 
 
 def load_configuration(path: Path | None, variables: Mapping[str, str]) -> Configuration:
     """Reads the file, where there is one, and the environment.
 
-    Raises ConfigurationError that lists everything wrong in both, not only the first.
+    A file beside a handler may have options of its own for it. Raises ConfigurationError that lists
+    everything wrong in both, not only the first.
     """
     settings = read_properties(path) if path else ()
     environment = read_environment(variables)
@@ -42,11 +46,15 @@ def load_configuration(path: Path | None, variables: Mapping[str, str]) -> Confi
     collected.fill(environment.above_file)
     collected.take_file(settings)
     collected.fill(environment.below_file)
-    collected.check_entry_point()
+    handler_options = collected.settle_unknown(path)
     if collected.errors:
         raise ConfigurationError("\n".join(collected.errors))
     return Configuration(
-        make_options(collected.values), collected.sources, tuple(collected.warnings), path
+        make_options(collected.values),
+        collected.sources,
+        tuple(collected.warnings),
+        path,
+        handler_options,
     )
 
 
@@ -58,6 +66,7 @@ class _Collected:
     warnings: list[str]
     values: dict[str, Value] = field(default_factory=dict[str, Value])
     sources: dict[str, str] = field(default_factory=dict[str, str])
+    unknown: list[Setting] = field(default_factory=list[Setting])
 
     def take_file(self, settings: Iterable[Setting]) -> None:
         """The entries of a file: the last of a repeated key counts, with a warning."""
@@ -78,13 +87,27 @@ class _Collected:
         for setting in settings:
             self._set(rows[setting.key], setting)
 
-    def check_entry_point(self) -> None:
+    def settle_unknown(self, path: Path | None) -> dict[str, str]:
+        """Unknown options are a handler's where the file has one, else errors."""
+        handler_options: dict[str, str] = {}
+        for setting in self.unknown:
+            nearest = _nearest_key(setting.key)
+            name = setting.key.removeprefix("option.")
+            if name != setting.key and path is not None and self._has_handler(path):
+                handler_options[name] = setting.text
+                self.warnings.append(
+                    f"{setting.source}: {setting.key} is handed to the handler{nearest}"
+                )
+            else:
+                self.errors.append(f"{setting.source}: unknown key '{setting.key}'{nearest}")
+        return handler_options
+
+    def _has_handler(self, path: Path) -> bool:
         entry_point = self.values.get("entryPoint")
-        if entry_point is not None and not is_built_in_handler(str(entry_point)):
-            self.errors.append(
-                f"{self.sources['entryPoint']}: option.entryPoint={entry_point}: this version "
-                "serves no custom handlers; leave it out, or use djl_python.huggingface"
-            )
+        if entry_point is not None and is_built_in_handler(str(entry_point)):
+            return False
+        name = handler_name(None if entry_point is None else str(entry_point))
+        return (path.parent / name).is_file()
 
     def _row(self, setting: Setting) -> Option | None:
         """The option that an entry of the file sets, or None after saying why there is none."""
@@ -93,9 +116,7 @@ class _Collected:
             advice = ADVICE[setting.key]
             self.warnings.append(f"{setting.source}: {setting.key} has no effect here: {advice}")
         elif row is None:
-            self.errors.append(
-                f"{setting.source}: unknown key '{setting.key}'{_nearest_key(setting.key)}"
-            )
+            self.unknown.append(setting)
         return row
 
     def _set(self, row: Option, setting: Setting) -> None:

@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,6 +18,7 @@ import gevent
 import msgspec
 import zmq.green as zmq
 
+from container.task_reply import TaskReply
 from container.token_stream import TokenStream
 from core.errors import EngineUnavailableError
 from core.messages import (
@@ -29,6 +30,8 @@ from core.messages import (
     Generated,
     Heartbeat,
     Hello,
+    Perform,
+    Performed,
     Ready,
     Step,
     Submit,
@@ -67,6 +70,7 @@ class EngineClient:
         self._name = uuid.uuid4().hex
         self._numbers = itertools.count(1)
         self._streams: dict[str, TokenStream] = {}
+        self._replies: dict[str, TaskReply] = {}
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
         self._context = zmq.Context()
@@ -95,13 +99,22 @@ class EngineClient:
 
     def submit(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> TokenStream:
         """Starts a request. Raises EngineUnavailableError where nobody would answer."""
-        if self._facts is None:
-            raise EngineUnavailableError(self._down_reason)
-        id = f"{self._name}-{next(self._numbers)}"
-        stream = TokenStream(id, params.num_answers, self.abort)
+        stream = TokenStream(self._new_id(), params.num_answers, self.abort)
         self._send(Submit(stream.id, list(prompt_token_ids), params))
         self._streams[stream.id] = stream
         return stream
+
+    def perform(self, body: bytes, headers: Mapping[str, str]) -> TaskReply:
+        """Starts a request of a task. Raises EngineUnavailableError where nobody would answer."""
+        reply = TaskReply(self._new_id(), self.forget)
+        self._send(Perform(reply.id, body, dict(headers)))
+        self._replies[reply.id] = reply
+        return reply
+
+    def forget(self, id: str) -> None:
+        """Aborts a request of a task, unless it has its answer."""
+        if self._replies.pop(id, None) is not None:
+            self._send(Abort(id))
 
     def abort(self, id: str, index: int | None = None) -> None:
         """Aborts a running request, of which nothing more is handed on, or one answer of it."""
@@ -113,9 +126,20 @@ class EngineClient:
 
     def fail_all(self, reason: str) -> None:
         """Ends every running request with a failure that says `reason`."""
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.push(Failed(stream.id, "failed", reason))
+        running = [*self._streams.values(), *self._replies.values()]
+        self._streams.clear()
+        self._replies.clear()
+        for each in running:
+            each.push(Failed(each.id, "failed", reason))
+
+    @property
+    def _num_running(self) -> int:
+        return len(self._streams) + len(self._replies)
+
+    def _new_id(self) -> str:
+        if self._facts is None:
+            raise EngineUnavailableError(self._down_reason)
+        return f"{self._name}-{next(self._numbers)}"
 
     def close(self) -> None:
         """Fails what still runs and closes the socket."""
@@ -143,7 +167,7 @@ class EngineClient:
 
     def _lost(self, reason: str) -> None:
         """Back to the beginning, with a new socket: what the old one still holds is stale."""
-        logger.warning("engine=lost reason=%r requests=%d", reason, len(self._streams))
+        logger.warning("engine=lost reason=%r requests=%d", reason, self._num_running)
         self._down_reason = reason
         self._disconnect()
         self._connect()
@@ -181,8 +205,13 @@ class EngineClient:
             case Step(generated):
                 for each in generated:
                     self._hand_on(each)
-            case Failed():
-                self._hand_on(message)
+            case Performed():
+                self._reply(message)
+            case Failed(id):
+                if id in self._replies:
+                    self._reply(message)
+                else:
+                    self._hand_on(message)
             case Heartbeat(step_age_s):
                 self._last_heard, self._step_age_s = self._clock(), step_age_s
             case Ready(facts):
@@ -197,6 +226,11 @@ class EngineClient:
         stream.push(message)
         if stream.has_ended:
             del self._streams[message.id]
+
+    def _reply(self, message: Performed | Failed) -> None:
+        reply = self._replies.pop(message.id, None)
+        if reply is not None:
+            reply.push(message)
 
     def _say_hello(self) -> float:
         """Makes the client known when it is time to; returns how long to wait for messages."""

@@ -26,6 +26,7 @@ _FALLBACKS = {
     "HF_MODEL_ID": "option.model_id",
     "HF_REVISION": "option.revision",
     "HF_MODEL_REVISION": "option.revision",
+    "HF_TASK": "option.task",
     "TENSOR_PARALLEL_DEGREE": "option.tensor_parallel_degree",
     "PREDICT_TIMEOUT": "option.predict_timeout",
     "MODEL_LOADING_TIMEOUT": "option.model_loading_timeout",

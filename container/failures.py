@@ -9,7 +9,7 @@ import msgspec
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException, NotFound, RequestEntityTooLarge
 
-from container.generation import ClientGoneError
+from container.patience import ClientGoneError
 from core.errors import (
     EngineUnavailableError,
     GenerationError,

@@ -46,17 +46,21 @@ class FrontEnd(BaseApplication):
         """Builds the application; called in each worker, after the fork and the patching."""
         from container.app import create_app
         from container.engine_client import EngineClient
+        from container.task_app import create_task_app
         from core.text.template_files import load_chat_template
         from core.text.tokenizer import Tokenizer
 
         launch, options = self._launch, self._launch.options
         model_dir = Path(launch.model_dir)
         self._client = EngineClient(launch.endpoint, options.heartbeat_timeout)
+        name = Path(options.model_id or launch.model_dir).name
+        if launch.task.kind != "generation":
+            return create_task_app(self._client, options, name, launch.task)
         return create_app(
             self._client,
             Tokenizer(model_dir),
             options,
-            Path(options.model_id or launch.model_dir).name,
+            name,
             load_chat_template(model_dir, options.chat_template),
         )
 

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
+from container.patience import Patience
 from container.schemas.sampling import Dialect
 from container.token_stream import TokenStream
-from core.errors import GenerationError, LongshoreError, RequestError
+from core.errors import RequestError
 from core.messages import Generated
 from core.sampling import TopLogprobs
 from core.text.answer import Answer
 from core.text.answers import Answers, News
-
-logger = logging.getLogger(__name__)
-
-LOOK_INTERVAL_S = 0.5
-"""How often a waiting request looks whether its client is still there."""
-
-
-class ClientGoneError(LongshoreError):
-    """Nobody is left to answer."""
 
 
 class Generation:
@@ -37,20 +27,13 @@ class Generation:
         answers: Answers,
         dialect: Dialect,
         prompt_token_ids: Sequence[int],
-        *,
-        has_hung_up: Callable[[], bool],
-        timeout_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        patience: Patience,
     ) -> None:
         self.prompt_token_ids = prompt_token_ids
         self._stream = stream
         self._answers = answers
         self._dialect = dialect
-        self._has_hung_up = has_hung_up
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._deadline = clock() + timeout_s
-        self._look_due = clock() + LOOK_INTERVAL_S
+        self._patience = patience
 
     @property
     def answers(self) -> Sequence[Answer]:
@@ -92,23 +75,7 @@ class Generation:
         self._stream.abort()
 
     def _next(self) -> list[Generated]:
-        while True:
-            self._check_client()
-            left_s = self._deadline - self._clock()
-            if left_s <= 0:
-                raise GenerationError(
-                    f"not finished within {self._timeout_s:g} s (option.predict_timeout)"
-                )
-            try:
-                generated = self._stream.get(min(left_s, LOOK_INTERVAL_S))
-            except RequestError as error:
-                raise self._dialect.error(error) from None
-            if generated:
-                return generated
-
-    def _check_client(self) -> None:
-        if self._clock() < self._look_due:
-            return
-        self._look_due = self._clock() + LOOK_INTERVAL_S
-        if self._has_hung_up():
-            raise ClientGoneError("the client has gone")
+        try:
+            return self._patience.wait(lambda timeout_s: self._stream.get(timeout_s) or None)
+        except RequestError as error:
+            raise self._dialect.error(error) from None

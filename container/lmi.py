@@ -12,7 +12,7 @@ ALIASES: Mapping[str, str] = {"max_dynamic_batch_size": "batch_size"}
 
 _ONE_COPY = "one engine process runs one copy of the model; scale out with more containers"
 _FORMAT = "a request's own fields choose its schema; option.output_formatter the form of a stream"
-_HANDLERS = "custom handlers are not served by this version"
+_HANDLERS = "name the file of your handler with option.entryPoint"
 _LORA = "LoRA adapters are not served; merge the adapter into the model"
 _QUANTIZED = "weights are not quantized; option.dtype chooses the precision"
 _SPECULATIVE = "speculative decoding is not part of this container; leave it out"
@@ -48,12 +48,11 @@ ADVICE: Mapping[str, str] = {
     "option.quantization": _QUANTIZED,
     "option.load_in_8bit": _QUANTIZED,
     "option.load_in_4bit": _QUANTIZED,
-    "option.task": "the task follows from the model; option.executor chooses how it runs",
     "option.enable_streaming": 'a request streams where it says "stream": true',
     "option.input_formatter": _FORMAT,
     "option.max_output_size": "use parameters.max_new_tokens of the request",
     "option.waiting_steps": "use option.max_rolling_batch_prefill_tokens",
-    "option.handler": _HANDLERS,
+    "option.handler": "the handler's function is called handle",
     "option.env": "set the variables of the container itself",
     "option.pythonExecutable": "the container's own Python runs",
     "option.enable_venv": "the container's own Python runs",
@@ -94,7 +93,6 @@ VARIABLE_ADVICE: Mapping[str, str] = {
     "SAGEMAKER_MODEL_SERVER_WORKERS": "use option.http_workers",
     "SAGEMAKER_PROGRAM": _HANDLERS,
     "SAGEMAKER_MULTI_MODEL": "one model is served; start a container for each",
-    "HF_TASK": ADVICE["option.task"],
     "HF_MODEL_QUANTIZE": _QUANTIZED,
     "PIPELINE_PARALLEL_DEGREE": ADVICE["option.pipeline_parallel_degree"],
     "PYTHON_EXECUTABLE": ADVICE["option.pythonExecutable"],
@@ -132,3 +130,10 @@ def is_built_in_handler(entry_point: str) -> bool:
     return any(
         entry_point == name or entry_point.startswith(f"{name}.") for name in _BUILT_IN_HANDLERS
     )
+
+
+def handler_name(entry_point: str | None) -> str:
+    """The name of a handler's file; LMI lets users leave its ending out."""
+    if entry_point is None:
+        return "model.py"
+    return entry_point if entry_point.endswith(".py") else f"{entry_point}.py"

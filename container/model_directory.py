@@ -10,7 +10,6 @@ from container.configuration import Configuration
 from container.s3 import downloaded
 from core.errors import ConfigurationError
 from core.hub import from_hub
-from core.text.tokenizer import tokenizer_file
 
 logger = logging.getLogger(__name__)
 
@@ -83,5 +82,4 @@ def describe_model(configuration: Configuration, model_dir: Path) -> str:
 def _require_model(path: Path, cure: str) -> Path:
     if not (path / "config.json").is_file():
         raise ConfigurationError(f"{path} holds no model (config.json is missing): {cure}")
-    tokenizer_file(path)
     return path

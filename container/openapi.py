@@ -7,24 +7,47 @@ from collections.abc import Mapping, Sequence
 
 from container.schemas.chat import CHAT_FIELDS
 from container.schemas.completions import COMPLETION_FIELDS
+from container.schemas.embeddings import EMBEDDING_FIELDS, INPUTS_FIELDS
 from container.schemas.fields import Field, Fields
+from container.schemas.pipeline import PIPELINE_FIELDS
 from container.schemas.text import PARAMETERS, TEXT_FIELDS
 from container.schemas.tokens import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from core.task import Kind
 
 Json = Mapping[str, object]
 
 
-def openapi_document(*, with_runtime: bool) -> Json:
-    """The routes and what they take. `with_runtime`: SageMaker's runtime routes are served too."""
+def openapi_document(kind: Kind = "generation", *, with_runtime: bool) -> Json:
+    """The routes of a kind of task and what they take.
+
+    `with_runtime`: SageMaker's runtime routes are served too.
+    """
+    bodies = _BODIES[kind]
+    paths = {**_door_paths(bodies), **_OWN_PATHS[kind], **_MODEL_PATHS}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Longshore", "version": importlib.metadata.version("longshore")},
-        "paths": {**_PATHS, **(_RUNTIME_PATHS if with_runtime else {})},
-        "components": {"schemas": _schemas()},
+        "paths": {**paths, **(_runtime_paths(bodies) if with_runtime else {})},
+        "components": {"schemas": _schemas(kind)},
     }
 
 
-def _schemas() -> Json:
+def _schemas(kind: Kind) -> Json:
+    match kind:
+        case "generation":
+            return _generation_schemas()
+        case "embedding":
+            return {
+                "Embedding": _object(EMBEDDING_FIELDS, ["input"]),
+                "Inputs": _object(INPUTS_FIELDS, ["inputs"]),
+            }
+        case "pipeline":
+            return {"Pipeline": _object(PIPELINE_FIELDS, ["inputs"])}
+        case "handler":
+            return {}
+
+
+def _generation_schemas() -> Json:
     text = _object(TEXT_FIELDS, ["inputs"])
     return {
         "Text": {**text, "properties": {**_properties(TEXT_FIELDS), "parameters": _PARAMETERS}},
@@ -100,22 +123,43 @@ _RESPONSES = {
     "4XX": {"description": "What is wrong with the request, and with which field."},
     "503": {"description": "Not ready, or too busy; worth trying again."},
 }
-_ANY = _body("Text", "Chat", "Completion", plain=True)
-_PATHS: Json = {
-    "/ping": _get("Whether requests would be answered."),
-    "/invocations": _post("An answer to a text, a batch of texts, or a conversation.", _ANY),
-    "/predictions/{model}": _post("As /invocations, for the model of that name.", _ANY, "model"),
-    "/v1/chat/completions": _post("OpenAI's chat completions.", _body("Chat")),
-    "/v1/completions": _post("OpenAI's completions.", _body("Completion")),
+_ANYTHING: Json = {"content": {"*/*": {"schema": {}}}}
+_BODIES: Mapping[Kind, Json] = {
+    "generation": _body("Text", "Chat", "Completion", plain=True),
+    "embedding": _body("Inputs", "Embedding", plain=True),
+    "pipeline": _body("Pipeline", plain=True),
+    "handler": _ANYTHING,
+}
+_OWN_PATHS: Mapping[Kind, Json] = {
+    "generation": {
+        "/v1/chat/completions": _post("OpenAI's chat completions.", _body("Chat")),
+        "/v1/completions": _post("OpenAI's completions.", _body("Completion")),
+        "/tokenize": _post("The tokens of a text or a conversation.", _body("Tokenize")),
+        "/detokenize": _post("The text of tokens.", _body("Detokenize")),
+    },
+    "embedding": {"/v1/embeddings": _post("OpenAI's embeddings.", _body("Embedding"))},
+    "pipeline": {},
+    "handler": {},
+}
+_MODEL_PATHS: Json = {
     "/v1/models": _get("The one model."),
     "/v1/models/{name}": _get("The model of that name.", "name"),
-    "/tokenize": _post("The tokens of a text or a conversation.", _body("Tokenize")),
-    "/detokenize": _post("The text of tokens.", _body("Detokenize")),
     "/openapi.json": _get("This document."),
 }
-_RUNTIME_PATHS: Json = {
-    "/endpoints/{name}/invocations": _post("SageMaker's InvokeEndpoint.", _ANY, "name"),
-    "/endpoints/{name}/invocations-response-stream": _post(
-        "SageMaker's InvokeEndpointWithResponseStream.", _ANY, "name"
-    ),
-}
+
+
+def _door_paths(body: Json) -> Json:
+    return {
+        "/ping": _get("Whether requests would be answered."),
+        "/invocations": _post("The answer to one request or a batch of them.", body),
+        "/predictions/{model}": _post("As /invocations, by the model's name.", body, "model"),
+    }
+
+
+def _runtime_paths(body: Json) -> Json:
+    return {
+        "/endpoints/{name}/invocations": _post("SageMaker's InvokeEndpoint.", body, "name"),
+        "/endpoints/{name}/invocations-response-stream": _post(
+            "SageMaker's InvokeEndpointWithResponseStream.", body, "name"
+        ),
+    }

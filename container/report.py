@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from container.configuration import Configuration
-from core.batching import choose_batching
 from core.messages import Facts
 from core.options import Option, Value, option_table
+from core.task import Task, choose_batching_of
 
 
 def help_lines() -> Iterator[str]:
@@ -19,28 +19,39 @@ def help_lines() -> Iterator[str]:
         yield from textwrap.wrap(row.doc, 90, initial_indent=" " * 6, subsequent_indent=" " * 6)
 
 
-def explain_lines(configuration: Configuration, model: str) -> Iterator[str]:
-    """Every effective option with its source, the strategy and why, the warnings."""
+def explain_lines(configuration: Configuration, model: str, task: Task | None) -> Iterator[str]:
+    """Every effective option with its source, task and strategy and why, the warnings."""
     yield from _options(configuration, list(option_table().values()))
-    yield from _choice(configuration, model)
+    yield from _choice(configuration, model, task)
 
 
-def banner_lines(configuration: Configuration, model: str, port: int) -> Iterator[str]:
-    """What is known before the model loads: the options that somebody set, and the strategy."""
+def banner_lines(configuration: Configuration, model: str, port: int, task: Task) -> Iterator[str]:
+    """What is known before the model loads: the options that somebody set, task and strategy."""
     yield f"Longshore on port {port}; configuration: {_origin(configuration)}"
     rows = [row for row in option_table().values() if row.name in configuration.sources]
     yield from _options(configuration, rows)
-    yield from _choice(configuration, model)
+    yield from _choice(configuration, model, task)
 
 
 def facts_lines(facts: Facts) -> Iterator[str]:
     """What the engine decided: the layout, the limits and the memory budget."""
     yield f"ready: {facts.model} ({facts.architecture}) loaded in {facts.load_seconds:.1f} s"
-    yield f"  layout: 1 copy x 1 rank on {facts.device}, {facts.dtype}"
+    yield f"  layout: 1 copy x 1 rank on {facts.device}{facts.dtype and ', '}{facts.dtype}"
     yield f"  batching: {facts.batching} ({facts.batching_reason})"
-    yield f"  executor: {facts.executor} ({facts.executor_reason})"
-    yield from _limits(facts)
+    if facts.executor == "task":
+        yield f"  task: {facts.task} ({facts.executor_reason})"
+        yield from _task_limits(facts)
+    else:
+        yield f"  executor: {facts.executor} ({facts.executor_reason})"
+        yield from _limits(facts)
     yield from (f"  note: {note}" for note in facts.notes)
+
+
+def _task_limits(facts: Facts) -> Iterator[str]:
+    length = f"{facts.max_model_len} tokens a text, " if facts.max_model_len else ""
+    yield f"  limits: {length}{facts.max_sequences} requests at once"
+    if facts.weights_bytes:
+        yield f"  memory: weights {_mebibytes(facts.weights_bytes)}, and what the task needs"
 
 
 def _limits(facts: Facts) -> Iterator[str]:
@@ -86,8 +97,10 @@ def _options(configuration: Configuration, rows: list[Option]) -> Iterator[str]:
         yield f"  {text:<{width}}  {configuration.sources.get(row.name, 'default')}"
 
 
-def _choice(configuration: Configuration, model: str) -> Iterator[str]:
-    choice = choose_batching(configuration.options)
+def _choice(configuration: Configuration, model: str, task: Task | None) -> Iterator[str]:
+    if task is not None:
+        yield f"  task: {task.name} ({task.reason})"
+    choice = choose_batching_of(task or Task(), configuration.options)
     yield f"  batching: {choice.name or 'follows from the model'} ({choice.reason})"
     yield f"  model: {model}"
     yield from (f"  warning: {warning}" for warning in configuration.warnings)

@@ -1,21 +1,21 @@
-"""What every API does alike: take a body in, start a generation, send an answer."""
+"""What every API of text generation does alike: start a generation, send an answer."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Sequence
 from itertools import chain
 
 import msgspec
-from flask import Response, abort, g, request
+from flask import Response, g, request
 
 from container.answers.answer import Answer
 from container.answers.stream import MIMETYPES, StreamFormat, stream_lines
 from container.disconnect import disconnect_check
 from container.engine_client import EngineClient
 from container.generation import Generation
+from container.host import Host, json_response
+from container.patience import Patience
 from container.prompting import Prompting
-from container.schemas.body import is_json_type, is_served_type, read_body
 from container.schemas.sampling import Decoding
 from core.errors import RequestError
 from core.options import Options
@@ -23,34 +23,15 @@ from core.sampling import SamplingParams
 from core.text.answers import Answers
 from core.text.bad_words import with_bad_word_ids
 
-logger = logging.getLogger(__name__)
 
-
-class Service:
-    """Works on the current request of Flask."""
+class Service(Host):
+    """A host that generates."""
 
     def __init__(
         self, client: EngineClient, prompting: Prompting, options: Options, model_name: str
     ) -> None:
-        self.client = client
+        super().__init__(client, options, model_name)
         self.prompting = prompting
-        self.options = options
-        self.model_name = model_name
-
-    def read_json(self) -> dict[str, object]:
-        """The fields of a body that must be JSON."""
-        if not is_json_type(request.mimetype):
-            abort(415, f"Content-Type {request.mimetype}: send application/json")
-        return read_body(self._data(), request.mimetype)
-
-    def read(self) -> dict[str, object]:
-        """The fields of a body of any served type."""
-        if not is_served_type(request.mimetype):
-            abort(
-                415,
-                f"Content-Type {request.mimetype}: send application/json, text/plain or text/csv",
-            )
-        return read_body(self._data(), request.mimetype)
 
     def start(
         self,
@@ -70,8 +51,7 @@ class Service:
             Answers(params, tokenizer, prompt_token_ids, keep=keep),
             decoding.dialect,
             prompt_token_ids,
-            has_hung_up=disconnect_check(request.environ),
-            timeout_s=self.options.predict_timeout,
+            Patience(disconnect_check(request.environ), self.options.predict_timeout),
         )
 
     def start_all(self, prompts: Sequence[Sequence[int]], decoding: Decoding) -> list[Generation]:
@@ -93,19 +73,6 @@ class Service:
         except BaseException:
             answer.abort()
             raise
-
-    def warn(self, warnings: Sequence[str]) -> None:
-        """Says in the log and in a header what of the request was passed over."""
-        for warning in warnings:
-            logger.warning("request=%s event=passed_over reason=%r", g.request_id, warning)
-        if warnings:
-            g.headers["X-Longshore-Warning"] = "; ".join(warnings)
-
-    def _data(self) -> bytes:
-        body = request.get_data()
-        if request.content_length is None and len(body) >= self.options.max_request_size:
-            abort(413)  # a chunked body is cut there without a word
-        return body
 
     def _params(self, prompt_token_ids: Sequence[int], decoding: Decoding) -> SamplingParams:
         """The engine would refuse these as well, but could not name what the client wrote."""
@@ -142,7 +109,3 @@ class Service:
         # A generator that never started has no `finally` to run, so the response sees to it.
         response.call_on_close(answer.abort)
         return response
-
-
-def json_response(body: object) -> Response:
-    return Response(msgspec.json.encode(body), mimetype="application/json")

@@ -20,6 +20,7 @@ import zmq
 from container.children import Child
 from container.configuration import Configuration
 from container.ports import require_free_port
+from container.preparation import Prepared
 from container.readiness import ReadinessWatch
 from container.report import banner_lines, facts_lines
 from core.errors import ConfigurationError
@@ -157,7 +158,7 @@ class Supervisor:
 
 def supervise(
     configuration: Configuration,
-    model_dir: Path,
+    prepared: Prepared,
     port: int,
     commands: Commands | None = None,
 ) -> int:
@@ -173,14 +174,16 @@ def supervise(
     )
     with _run_directory() as run_dir:
         launch = Launch(
-            model_dir=str(model_dir.resolve()),
+            model_dir=str(prepared.model_dir.resolve()),
             endpoint=f"ipc://{run_dir}/engine.sock",
             port=port,
             options=configuration.options,
+            task=prepared.task,
+            library_dir=str(prepared.library_dir or ""),
         )
         launch_path = run_dir / "launch.json"
         launch_path.write_bytes(msgspec.json.encode(launch))
-        for line in banner_lines(configuration, launch.model_dir, port):
+        for line in banner_lines(configuration, launch.model_dir, port, launch.task):
             _say(line)
         supervisor = Supervisor(launch, launch_path, commands or Commands(), _say)
         with _signals_to(supervisor.ask_to_stop):

@@ -41,7 +41,7 @@ class TokenStream:
                 break
             generated.append(message)
         if self._failed and not generated:
-            raise _error(self._failed)
+            raise failure_of(self._failed)
         return _merged(generated)
 
     def push(self, message: Generated | Failed) -> None:
@@ -92,7 +92,8 @@ def _joined(parts: list[Generated]) -> Generated:
     )
 
 
-def _error(failed: Failed) -> LongshoreError:
+def failure_of(failed: Failed) -> LongshoreError:
+    """The error to raise for what the engine said."""
     if failed.kind == "rejected":
         return RequestError(failed.field, failed.message)
     return {"overloaded": OverloadedError, "failed": GenerationError}[failed.kind](failed.message)

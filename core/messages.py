@@ -8,12 +8,15 @@ front end                                engine
                                <-  Ready, once the model answers; Heartbeat every second
   Submit(id, ...)              ->
                                <-  Step([Generated(id, ...), ...]) after every step
+  Perform(id, ...)             ->  where the task is not to generate
+                               <-  Performed(id, ...)
   Abort(id), at any time       ->  (silence about that id from then on)
                                <-  Dead(reason), where it ends by itself
 ```
 
 Every answer of a submitted id gets exactly one `Generated` with `finish`, and the id is over with
 its last answer; or it gets one `Failed`. Its client may abort it, or one of its answers, first.
+A performed id gets one `Performed` or one `Failed`, unless it is aborted.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import msgspec
 
 from core.options import Batching, Options
 from core.sampling import Finish, SamplingParams, TopLogprobs
+from core.task import GENERATION, Task
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -42,6 +46,16 @@ class Submit(Message, frozen=True):
     params: SamplingParams
 
 
+class Perform(Message, frozen=True):
+    """Do the container's task with a body. `id` is unique among all clients."""
+
+    id: str
+    body: bytes
+    """As `core.task_bodies` says, or for a handler that of the HTTP request."""
+    headers: dict[str, str] = {}
+    """For a handler: those of the HTTP request."""
+
+
 class Abort(Message, frozen=True):
     """Stop generating and say nothing more of it. Unknown ids are no error."""
 
@@ -51,29 +65,34 @@ class Abort(Message, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What start-up resolved; carried by Ready and printed once."""
+    """What start-up resolved; carried by Ready and printed once.
+
+    What concerns tokens is 0 or empty where the task is not to generate.
+    """
 
     model: str
+    task: str = GENERATION[0]
     architecture: str
     batching: Batching
     batching_reason: str
-    executor: Literal["packed", "library"]
+    executor: Literal["packed", "library", "task"]
     executor_reason: str
     device: str
     dtype: str
-    kv_dtype: str
-    max_model_len: int
+    kv_dtype: str = ""
+    max_model_len: int = 0
     max_sequences: int
-    max_step_tokens: int
-    block_size: int
-    num_kv_blocks: int
+    """Most that run at once; requests, where the task is not to generate."""
+    max_step_tokens: int = 0
+    block_size: int = 0
+    num_kv_blocks: int = 0
     num_swap_blocks: int = 0
     weights_bytes: int
-    kv_bytes: int
+    kv_bytes: int = 0
     activation_bytes: int = 0
     """Kept free for the largest step, where that was measured."""
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
+    vocab_size: int = 0
+    eos_token_ids: tuple[int, ...] = ()
     load_seconds: float
     scores_prompts: bool = True
     """Whether requests may ask for `prompt_logprobs`."""
@@ -108,6 +127,17 @@ class Step(Message, frozen=True):
     generated: list[Generated]
 
 
+class Performed(Message, frozen=True):
+    """Terminal: the answer to a Perform."""
+
+    id: str
+    body: bytes
+    content_type: str = ""
+    code: int = 200
+    """HTTP status."""
+    headers: dict[str, str] = {}
+
+
 class Failed(Message, frozen=True):
     """Terminal: the request was refused (`rejected`, `overloaded`) or failed while it ran."""
 
@@ -115,7 +145,7 @@ class Failed(Message, frozen=True):
     kind: Literal["rejected", "overloaded", "failed"]
     message: str
     field: str = ""
-    """For `rejected`: the field of SamplingParams, or `prompt`."""
+    """For `rejected`: the field of SamplingParams, or `prompt`, or what the body names."""
 
 
 class Heartbeat(Message, frozen=True):
@@ -133,8 +163,8 @@ class Dead(Message, frozen=True):
     reason: str
 
 
-ToEngine = Hello | Submit | Abort
-FromEngine = Ready | Step | Failed | Heartbeat | Dead
+ToEngine = Hello | Submit | Perform | Abort
+FromEngine = Ready | Step | Performed | Failed | Heartbeat | Dead
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,3 +176,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """ZeroMQ address on which the engine answers."""
     port: int
     options: Options
+    task: Task = Task()
+    library_dir: str = ""
+    """Where the packages of a handler's requirements.txt lie."""

@@ -28,6 +28,7 @@ PreemptionMode = Literal["auto", "swap", "recompute"]
 KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy"]
 DType = Literal["auto", "fp32", "fp16", "bf16", "float32", "float16", "bfloat16"]
+Pooling = Literal["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 ToolCallParser = Literal["hermes", "llama3_json", "mistral"]
 BATCHING_NAMES: tuple[Batching, ...] = typing.get_args(Batching)
 
@@ -68,8 +69,32 @@ class Options:
     engine: Literal["Python", "MPI"] = _option(
         "Python", "LMI's engine name. Both run Longshore's own engine.", key="engine"
     )
+    task: str | None = _option(
+        None,
+        "What the container does: text-generation, text2text-generation, text-embedding, "
+        "question-answering, or a task of transformers' pipeline on texts or images, such as "
+        "text-classification. Default: what the model is for.",
+    )
+    pooling: Pooling | None = _option(
+        None,
+        "text-embedding: how the vectors of tokens become that of the text, by "
+        "sentence-transformers' names. Default: as the model's modules.json says, else mean.",
+    )
+    normalize: bool | None = _option(
+        None,
+        "text-embedding: make every vector 1 long. Default: as the model's modules.json says; "
+        "true where it has none.",
+    )
     entryPoint: str | None = _option(
-        None, "LMI's handler. Its built-in ones (djl_python.*) all mean Longshore's own engine."
+        None,
+        "File of the user's own handler, beside serving.properties or absolute. LMI's built-in "
+        "handlers (djl_python.*) mean Longshore's own engine. Default: model.py, where there is "
+        "one.",
+    )
+    install_requirements: bool = _option(
+        True,
+        "Install what requirements.txt beside a handler names and the environment lacks, below "
+        "TMPDIR.",
     )
     executor: Literal["auto", "packed", "library"] = _option(
         "auto",

@@ -18,21 +18,40 @@ from core.messages import Dead, Launch
 from core.processes import die_with_parent
 from engine.build import build_engine
 from engine.connection import Connection
+from engine.engine import Engine
 from engine.server import Server
+from engine.tasks.build import build_task_engine
+from engine.tasks.engine import TaskEngine
 
 logger = logging.getLogger("engine")
 
 
+class _Stopped(BaseException):
+    """SIGTERM. Not SystemExit, which is how a handler's own code may fail."""
+
+
 def main() -> int:
+    """Serves until SIGTERM; returns the exit code."""
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        return _serve()
+    except _Stopped:
+        return 0
+
+
+def _stop(*_: object) -> None:
+    raise _Stopped
+
+
+def _serve() -> int:
     die_with_parent()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     launch = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Launch)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()  # a log is no place for one
     with Connection(launch.endpoint) as connection:
         try:
-            engine = build_engine(Path(launch.model_dir), launch.options)
+            engine = _build(launch)
             Server(engine, connection, launch.options.job_queue_size).serve_forever()
         except ConfigurationError as error:
             connection.broadcast(Dead(str(error)))
@@ -43,6 +62,15 @@ def main() -> int:
             logger.exception("the engine ends")
             return 1
     return 0
+
+
+def _build(launch: Launch) -> Engine | TaskEngine:
+    model_dir = Path(launch.model_dir)
+    if launch.library_dir:
+        sys.path.insert(0, launch.library_dir)
+    if launch.task.kind == "generation":
+        return build_engine(model_dir, launch.options)
+    return build_task_engine(launch.task, model_dir, launch.options)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
     started = time.monotonic()
     device = choose_device(options)
     notes = check_tensor_parallel(options, device)
-    config = _read_config(model_dir, options)
+    config = read_config(model_dir, options)
+    _check_task(options, config)
     dtype = choose_dtype(options, config, device)
     source = ModelSource(
         model_dir=model_dir,
@@ -105,7 +106,8 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
     return Engine(strategy, executor, facts, overlaps=_overlaps(options, model))
 
 
-def _read_config(model_dir: Path, options: Options) -> PreTrainedConfig:
+def read_config(model_dir: Path, options: Options) -> PreTrainedConfig:
+    """The model's config.json. Raises ConfigurationError where it cannot be used."""
     if not (model_dir / "config.json").is_file():
         raise ConfigurationError(
             f"{model_dir} has no config.json; a model directory in Hugging Face form is needed"
@@ -114,6 +116,14 @@ def _read_config(model_dir: Path, options: Options) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(model_dir, trust_remote_code=options.trust_remote_code)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"transformers cannot read {model_dir}: {error}") from error
+
+
+def _check_task(options: Options, config: PreTrainedConfig) -> None:
+    if options.task == "text2text-generation" and not config.is_encoder_decoder:
+        raise ConfigurationError(
+            f"option.task=text2text-generation: {config.model_type} is no encoder-decoder model; "
+            "say text-generation, or leave it out"
+        )
 
 
 def _load(source: ModelSource, options: Options) -> tuple[PackedModel | LibraryModel, str]:

@@ -20,10 +20,11 @@ from typing import cast
 import torch
 from tqdm import tqdm
 
-from core.errors import ConfigurationError, RequestError
+from core.errors import ConfigurationError, EngineUnavailableError, RequestError
 from core.hub import from_hub
 from core.options import Options, Value, make_options
 from core.sampling import SamplingParams
+from core.task import choose_task
 from core.text.bad_words import with_bad_word_ids
 from core.text.chat_template import ChatTemplate
 from core.text.template_files import load_chat_template
@@ -33,12 +34,15 @@ from engine.driver import Driver, OfflineRequest
 from engine.engine import Engine
 from engine.outputs import OutputDelta, RequestOutput, output_delta
 from engine.prompts import Prompt, TokensPrompt, as_list, encoded
+from engine.tasks.build import build_task_engine
+from engine.tasks.engine import TaskEngine
+from engine.tasks.offline import EmbeddingRequestOutput, embed
 
 SERVICE_OPTIONS = frozenset({
     "model_id", "engine", "entryPoint", "output_formatter", "tgi_compat", "tool_call_parser",
     "job_queue_size", "max_request_size", "predict_timeout", "model_loading_timeout",
     "heartbeat_timeout", "retry_threshold", "http_workers", "enable_stateful_sessions",
-    "sessions_path", "sessions_expiration", "local_runtime_api",
+    "sessions_path", "sessions_expiration", "local_runtime_api", "install_requirements",
 })  # fmt: skip
 """Options of the processes around an engine; without them they would do nothing."""
 VLLM_NAMES: Mapping[str, str] = {
@@ -73,8 +77,20 @@ class LLM:
         self._model_dir = _local(model, self.options)
         has_tokenizer = (self._model_dir / "tokenizer.json").is_file()
         self._tokenizer = Tokenizer(self._model_dir) if has_tokenizer else None
-        self._driver = Driver(build_engine(self._model_dir, self.options))
-        self.facts = self._engine.facts
+        self._driver: Driver | None = None
+        self._embedding: TaskEngine | None = None
+        task = choose_task(self._model_dir, self.options)
+        if task.kind == "pipeline":
+            raise ConfigurationError(
+                f"LLM generates or embeds, and {task.reason}: serve {task.name} by the container, "
+                "or say task='text-generation' or task='text-embedding'"
+            )
+        if task.kind == "embedding":
+            self._embedding = build_task_engine(task, self._model_dir, self.options)
+            self.facts = self._embedding.facts
+        else:
+            self._driver = Driver(build_engine(self._model_dir, self.options))
+            self.facts = self._driver.engine.facts
 
     def generate(
         self,
@@ -91,7 +107,7 @@ class LLM:
         requests = self._requests(prompts, sampling_params)
         num_answers = sum(request.params.n for request in requests)
         with tqdm(total=num_answers, desc="Answers", disable=not use_tqdm) as bar:
-            for _, news in self._driver.run(requests):
+            for _, news in self._generating.run(requests):
                 bar.update(news.finish is not None)
         return [request.output() for request in requests]
 
@@ -132,7 +148,7 @@ class LLM:
         ends what still runs. Raises what `generate` raises.
         """
         requests = self._requests(prompts, sampling_params)
-        for request, news in self._driver.run(requests):
+        for request, news in self._generating.run(requests):
             yield output_delta(request.number, news, request.params, self._tokenizer)
 
     def apply_chat_template(
@@ -160,9 +176,31 @@ class LLM:
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": ids}
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vectors of all prompts, which are refused where they are too long, unless
+        `truncate_prompt_tokens` cuts them (-1: after as many tokens as the model takes).
+
+        Raises RequestError if one of them cannot be embedded, or the model is not for it;
+        GenerationError if one fails.
+        """
+        if self._driver is not None:
+            raise RequestError("prompts", "the model generates text; LLM(task='text-embedding')")
+        if self._embedding is None:
+            raise EngineUnavailableError("this LLM is closed; make another")
+        limit = self.facts.max_model_len if truncate_prompt_tokens == -1 else truncate_prompt_tokens
+        return embed(self._embedding, as_list(prompts), limit, use_tqdm=use_tqdm)
+
     def close(self) -> None:
         """Drops the model and all KV memory; may be repeated. Nothing can be generated after."""
-        self._driver.close()
+        self._embedding = None
+        if self._driver is not None:
+            self._driver.close()
         gc.collect()  # fused modules refer to themselves
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
@@ -174,8 +212,15 @@ class LLM:
         self.close()
 
     @property
+    def _generating(self) -> Driver:
+        """Raises RequestError where the model is for something else."""
+        if self._driver is None:
+            raise RequestError("prompts", f"the task is {self.facts.task}: call embed")
+        return self._driver
+
+    @property
     def _engine(self) -> Engine:
-        return self._driver.engine
+        return self._generating.engine
 
     @cached_property
     def _template(self) -> ChatTemplate | None:

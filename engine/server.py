@@ -6,6 +6,7 @@ import logging
 import queue
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.errors import EngineUnavailableError, RequestError
@@ -14,6 +15,8 @@ from core.messages import (
     Failed,
     Generated,
     Hello,
+    Perform,
+    Performed,
     Ready,
     Step,
     Submit,
@@ -22,6 +25,8 @@ from core.plan import Output
 from core.sampling import Finish
 from engine.connection import Broken, ClientGone, Connection, Inbound, Pulse
 from engine.engine import Engine
+from engine.tasks.engine import TaskEngine, TaskOutput
+from engine.tasks.performer import Answer, Job
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +46,9 @@ class _Asked:
 class Server:
     """Drives an engine for the clients of a connection, in the caller's thread."""
 
-    def __init__(self, engine: Engine, connection: Connection, max_waiting: int) -> None:
+    def __init__(
+        self, engine: Engine | TaskEngine, connection: Connection, max_waiting: int
+    ) -> None:
         self._engine = engine
         self._connection = connection
         self._max_waiting = max_waiting
@@ -89,7 +96,7 @@ class Server:
         match message:
             case Hello():
                 self._connection.send(client, Ready(self._engine.facts))
-            case Submit():
+            case Submit() | Perform():
                 refusal = self._submit(client, message)
                 if refusal is not None:
                     self._connection.send(client, refusal)
@@ -102,7 +109,7 @@ class Server:
                     if owner == client:
                         self._abort(owner, id)
 
-    def _submit(self, client: bytes, message: Submit) -> Failed | None:
+    def _submit(self, client: bytes, message: Submit | Perform) -> Failed | None:
         if (client, message.id) in self._request_ids:
             return Failed(message.id, "rejected", "this id is in use", "id")
         if self._is_full():
@@ -110,15 +117,24 @@ class Server:
                 message.id, "overloaded", f"{self._max_waiting} requests are waiting already"
             )
         try:
-            request_id = self._engine.add(
-                message.prompt_token_ids, message.params, time.monotonic()
-            )
+            request_id = self._add(message)
         except RequestError as error:
             return Failed(message.id, "rejected", error.message, error.field)
-        answers = set(range(message.params.num_answers))
+        answers = set(range(message.params.num_answers if isinstance(message, Submit) else 1))
         self._asked[request_id] = _Asked(client, message.id, answers)
         self._request_ids[client, message.id] = request_id
         return None
+
+    def _add(self, message: Submit | Perform) -> int:
+        """The request's id. Raises RequestError for what can never run here."""
+        now = time.monotonic()
+        match message, self._engine:
+            case Submit(), Engine() as engine:
+                return engine.add(message.prompt_token_ids, message.params, now)
+            case Perform(), TaskEngine() as engine:
+                return engine.add(Job(message.body, message.headers), now)
+            case _:
+                raise RequestError("task", f"this container serves {self._engine.facts.task}")
 
     def _is_full(self) -> bool:
         """Whether one more would wait behind `max_waiting` others, once every slot is taken."""
@@ -141,14 +157,18 @@ class Server:
             del self._asked[request_id]
             del self._request_ids[asked.client, asked.id]
 
-    def _send_outputs(self, outputs: list[Output]) -> None:
-        """One message a client, however many of its requests the step has moved."""
+    def _send_outputs(self, outputs: Sequence[Output | TaskOutput]) -> None:
+        """One message a client, however many tokens of its requests the step has made."""
         steps: defaultdict[bytes, list[Generated]] = defaultdict(list)
         for output in outputs:
             asked = self._asked.get(output.request_id)
             if asked is None:
                 continue
-            if output.finish == Finish.ERROR:
+            if isinstance(output, TaskOutput):
+                self._connection.send(asked.client, _performed(asked.id, output))
+                self._close(output.request_id, None)
+            elif output.finish == Finish.ERROR:
+                assert isinstance(self._engine, Engine), "a task fails by its outcome"
                 failure = Failed(asked.id, "failed", self._engine.last_failure)
                 self._connection.send(asked.client, failure)
                 self._close(output.request_id, None)
@@ -158,6 +178,16 @@ class Server:
                     self._close(output.request_id, output.index)
         for client, generated in steps.items():
             self._connection.send(client, Step(generated))
+
+
+def _performed(id: str, output: TaskOutput) -> Performed | Failed:
+    match output.outcome:
+        case Answer(body, content_type, code, headers):
+            return Performed(id, body, content_type, code, dict(headers))
+        case RequestError() as error:
+            return Failed(id, "rejected", error.message, error.field)
+        case error:
+            return Failed(id, "failed", f"{type(error).__name__}: {error}")
 
 
 def _generated(id: str, output: Output) -> Generated:

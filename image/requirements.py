@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 CUDA_ONLY = ("triton",)
+EXTRAS = ("aws", "images")
 
 
 def main(device: str) -> None:
@@ -14,10 +16,10 @@ def main(device: str) -> None:
     if device not in ("cuda", "cpu"):
         sys.exit(f"DEVICE={device}: expected cuda or cpu")
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-    needed = [*project["dependencies"], *project["optional-dependencies"]["aws"]]
-    print(
-        *(each for each in needed if device == "cuda" or not each.startswith(CUDA_ONLY)), sep="\n"
-    )
+    extras = (project["optional-dependencies"][name] for name in EXTRAS)
+    for each in chain(project["dependencies"], *extras):
+        if device == "cuda" or not each.startswith(CUDA_ONLY):
+            print(each)
 
 
 if __name__ == "__main__":

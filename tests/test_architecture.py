@@ -14,9 +14,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MAY_IMPORT = {
     "core": set(),
+    "djl_python": set(),
     "kernels": set(),
     "strategies": {"core"},
-    "engine": {"core", "kernels", "strategies"},
+    "engine": {"core", "djl_python", "kernels", "strategies"},
     "container": {"core"},  # it speaks to the engine over the wire alone
     "benchmarks": {"core", "engine", "kernels", "strategies"},
     "models": set(),

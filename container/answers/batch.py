@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from container.answers.answer import Record
 from container.answers.text import TextAnswer
 from container.failures import Failure, describe
-from container.generation import ClientGoneError
 from container.interleaving import interleave
+from container.patience import ClientGoneError
 from core.errors import LongshoreError
 
 Item = TextAnswer | LongshoreError

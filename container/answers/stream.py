@@ -9,7 +9,7 @@ import msgspec
 
 from container.answers.answer import Answer, Record
 from container.failures import describe
-from container.generation import ClientGoneError
+from container.patience import ClientGoneError
 
 StreamFormat = Literal["jsonlines", "sse"]
 MIMETYPES: Mapping[StreamFormat, str] = {

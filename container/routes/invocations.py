@@ -1,29 +1,36 @@
-"""SageMaker's and DJL Serving's routes, where the fields of a body say which schema it has."""
+"""SageMaker's and DJL Serving's routes: one door, whatever the container serves."""
 
 from __future__ import annotations
 
-from flask import Flask, Response, abort, request
-from werkzeug.datastructures import MIMEAccept
-from werkzeug.http import parse_accept_header
+from collections.abc import Mapping
+from typing import Protocol
 
-from container.answers.stream import MIMETYPES, StreamFormat
+from flask import Flask, Response, abort, request
+
 from container.failures import Failure, failure_response
-from container.routes.chat import ChatApi
-from container.routes.completions import CompletionsApi
+from container.host import Host, json_response
 from container.routes.sessions import SessionRequests
-from container.routes.text import TextApi
-from container.service import Service, json_response
+
+
+class Api(Protocol):
+    """What answers the requests that come through the door."""
+
+    def read(self) -> Mapping[str, object]:
+        """The fields of the current request's body, as far as it has any."""
+        ...
+
+    def answer(self, body: Mapping[str, object], accept: str | None) -> Response:
+        """The answer; `accept` is what the client says it takes."""
+        ...
 
 
 class Invocations:
-    """One door for all schemas."""
+    """The door."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._text = TextApi(service)
-        self._chat = ChatApi(service)
-        self._completions = CompletionsApi(service)
-        self._sessions = SessionRequests(service.options)
+    def __init__(self, host: Host, api: Api) -> None:
+        self._host = host
+        self._api = api
+        self._sessions = SessionRequests(host.options)
 
     def add_to(self, app: Flask) -> None:
         """Adds the routes."""
@@ -33,15 +40,15 @@ class Invocations:
 
     def ping(self) -> Response:
         """200 while requests would be answered."""
-        health = self._service.client.health()
+        health = self._host.client.health()
         if not health.healthy:
             return failure_response(Failure(503, health.reason))
         return json_response({"status": "healthy"})
 
     def predict(self, model: str) -> Response:
         """DJL Serving's path for a model by its name."""
-        if model != self._service.model_name:
-            abort(404, f"no model '{model}'; this container serves '{self._service.model_name}'")
+        if model != self._host.model_name:
+            abort(404, f"no model '{model}'; this container serves '{self._host.model_name}'")
         return self.invoke()
 
     def invoke(self) -> Response:
@@ -50,21 +57,6 @@ class Invocations:
 
     def answer(self, accept: str | None) -> Response:
         """Answers the current request; `accept` is what its client says it takes."""
-        body, form = self._service.read(), self._stream_format(accept)
+        body = self._api.read()
         about_session = self._sessions.answer(body)
-        if about_session is not None:
-            return about_session
-        if "messages" in body:
-            return self._chat.answer(body, form)
-        if "prompt" in body:
-            return self._completions.answer(body, form)
-        return self._text.answer(body, form)
-
-    def _stream_format(self, accept: str | None) -> StreamFormat:
-        options = self._service.options
-        is_sse = options.output_formatter == "sse" or options.tgi_compat
-        configured: StreamFormat = "sse" if is_sse else "jsonlines"
-        other: StreamFormat = "jsonlines" if configured == "sse" else "sse"
-        accepts = parse_accept_header(accept, MIMEAccept)
-        accepted = accepts.best_match([MIMETYPES[configured], MIMETYPES[other]])
-        return other if accepted == MIMETYPES[other] else configured
+        return about_session or self._api.answer(body, accept)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
+from flask import Flask, Response, request
 
-from flask import Flask, Response, abort, request
-
+from container.host import json_response
 from container.routes.chat import ChatApi
 from container.routes.completions import CompletionsApi
 from container.schemas.tokens import read_detokenize_request, read_tokenize_request
-from container.service import Service, json_response
+from container.service import Service
 from core.errors import RequestError
 
 
@@ -20,14 +19,11 @@ class OpenAIRoutes:
         self._service = service
         self._chat = ChatApi(service)
         self._completions = CompletionsApi(service)
-        self._created = int(time.time())
 
     def add_to(self, app: Flask) -> None:
         """Adds the routes."""
         app.add_url_rule("/v1/chat/completions", view_func=self.chat, methods=["POST"])
         app.add_url_rule("/v1/completions", view_func=self.completions, methods=["POST"])
-        app.add_url_rule("/v1/models", view_func=self.models)
-        app.add_url_rule("/v1/models/<path:name>", view_func=self.model)
         app.add_url_rule("/tokenize", view_func=self.tokenize, methods=["POST"])
         app.add_url_rule("/detokenize", view_func=self.detokenize, methods=["POST"])
 
@@ -38,16 +34,6 @@ class OpenAIRoutes:
     def completions(self) -> Response:
         """A completion."""
         return self._completions.answer(self._service.read_json(), "sse")
-
-    def models(self) -> Response:
-        """The one model."""
-        return json_response({"object": "list", "data": [self._model()]})
-
-    def model(self, name: str) -> Response:
-        """The model, by its name."""
-        if name != self._service.model_name:
-            abort(404, f"no model '{name}'; this server has '{self._service.model_name}'")
-        return json_response(self._model())
 
     def tokenize(self) -> Response:
         """The tokens of a text or a conversation."""
@@ -69,12 +55,3 @@ class OpenAIRoutes:
         if not all(0 <= each < limit for each in token_ids):
             raise RequestError("tokens", f"token ids are 0 to {limit - 1}")
         return json_response({"prompt": self._service.prompting.decode(token_ids)})
-
-    def _model(self) -> dict[str, object]:
-        return {
-            "id": self._service.model_name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "longshore",
-            "max_model_len": self._service.client.facts.max_model_len,
-        }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flask import Response, g, request
 
-from container.service import json_response
+from container.host import json_response
 from container.sessions import SESSION_HEADER, Sessions
 from core.errors import RequestError
 from core.options import Options

@@ -31,7 +31,7 @@ def _list_of(items: Schema) -> Schema:
 
 _TEXT: Schema = {"type": "string"}
 _TOKENS = _list_of({"type": "integer", "minimum": 0})
-_PROMPT = Kind(
+PROMPT = Kind(
     "a text, a list of texts, a list of token ids or a list of those",
     lambda value: isinstance(value, str) or (is_list(value) and _is_prompts(value)),
     {"anyOf": [_TEXT, _list_of(_TEXT), _TOKENS, _list_of(_TOKENS)]},
@@ -39,7 +39,7 @@ _PROMPT = Kind(
 
 COMPLETION_FIELDS: Fields = {
     **OPENAI_FIELDS,
-    "prompt": Field(_PROMPT, "The prompt, or several: as texts or as token ids."),
+    "prompt": Field(PROMPT, "The prompt, or several: as texts or as token ids."),
     "max_tokens": Field(INTEGER, f"Most tokens of the answer (default {DEFAULT_MAX_TOKENS})."),
     "echo": Field(BOOLEAN, "Put the prompt before the answer."),
     "logprobs": Field(

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -27,6 +28,8 @@ from core.messages import (
     Generated,
     Heartbeat,
     Hello,
+    Perform,
+    Performed,
     Ready,
     Step,
     Submit,
@@ -59,7 +62,8 @@ FACTS = Facts(
 )
 
 Answer = Iterator[FromEngine]
-Script = Callable[[Submit], Answer]
+Script = Callable[[Any], Answer]
+"""From a Submit, or a Perform, to what the engine says."""
 
 
 def says(token_ids: list[int], *others: list[int], per_step: int = 1) -> Script:
@@ -127,6 +131,15 @@ def stalls(after: list[int] | None = None) -> Script:
     def script(submit: Submit) -> Answer:
         for token_id in after or []:
             yield Step([Generated(submit.id, (token_id,), (-0.5,))])
+
+    return script
+
+
+def performs(answer: Callable[[Perform], Performed]) -> Script:
+    """A script that answers every task so."""
+
+    def script(perform: Perform) -> Answer:
+        yield answer(perform)
 
     return script
 
@@ -203,7 +216,7 @@ class FakeEngine:
         if isinstance(message, Hello) and self.ready:
             self._clients.add(client)
             socket.send_multipart([client, msgspec.msgpack.encode(Ready(self.facts))])
-        if isinstance(message, Submit):
+        if isinstance(message, Submit | Perform):
             for answer in self.script(message):
                 socket.send_multipart([client, msgspec.msgpack.encode(answer)])
 

@@ -10,14 +10,16 @@ import sys
 from pathlib import Path
 
 from container.configuration import load_configuration
+from container.preparation import Prepared
 from container.supervisor import Commands, supervise
+from core.task import Task
 
 
 def main(model_dir: str, port: str, mode: str) -> int:
     """Returns the exit code of the supervisor."""
     commands = Commands(engine=(sys.executable, "-m", "tests.container.fake_engine", mode))
     configuration = load_configuration(None, os.environ)
-    return supervise(configuration, Path(model_dir), int(port), commands)
+    return supervise(configuration, Prepared(Path(model_dir), Task()), int(port), commands)
 
 
 if __name__ == "__main__":

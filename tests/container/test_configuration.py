@@ -110,8 +110,6 @@ def test_sources_and_lines(load: Load) -> None:
         ("option.rolling_batch=deepspeed", "use option.rolling_batch=auto"),
         ("option.load_format=safetensors", "use option.load_format=auto"),
         ("engine=DeepSpeed", "use engine=Python"),
-        ("option.entryPoint=model.py", "serves no custom handlers"),
-        ("option.entryPoint=djl_python.deepspeed", "serves no custom handlers"),
         ("option.dtype=\\u12", "\\u12"),
     ],
 )  # fmt: skip
@@ -136,7 +134,6 @@ def test_all_mistakes_are_told_at_once(load: Load) -> None:
         ("option.quantize=awq", "option.dtype"),
         ("option.async_mode=true", "option.batching"),
         ("option.enable_streaming=true", '"stream": true'),
-        ("option.task=text-generation", "option.executor"),
         ("chunked_read_timeout=60", "option.predict_timeout"),
     ],
 )
@@ -214,8 +211,7 @@ def test_names_of_text_generation_inference_come_last(load: Load) -> None:
     ("name", "advice"),
     [
         ("SAGEMAKER_NUM_MODEL_WORKERS", "one copy"),
-        ("SAGEMAKER_PROGRAM", "custom handlers"),
-        ("HF_TASK", "option.executor"),
+        ("SAGEMAKER_PROGRAM", "option.entryPoint"),
         ("PIPELINE_PARALLEL_DEGREE", "one device"),
         ("SERVING_CHUNKED_READ_TIMEOUT", "option.predict_timeout"),
         ("ARGS_ANYTHING", "no effect here"),

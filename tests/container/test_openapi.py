@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import hypothesis
+import msgspec
 import pytest
 import schemathesis
 from flask.testing import FlaskClient
@@ -12,22 +14,58 @@ from hypothesis import HealthCheck
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
+from container.engine_client import EngineClient
 from container.openapi import openapi_document
+from container.task_app import create_task_app
+from core.messages import Perform, Performed
+from core.options import Options
+from core.task import Kind, Task
+from core.task_bodies import EmbeddingAnswer
 from tests.container.conftest import Serve
+from tests.container.fake_engine import FakeEngine, performs
 
 
-def test_every_route_is_in_the_document(serve: Serve) -> None:
-    for with_runtime in (False, True):
-        http = serve(local_runtime_api=with_runtime)
-        document = http.get("/openapi.json").get_json()
-        assert document == openapi_document(with_runtime=with_runtime)
-        served = {
-            (re.sub(r"<(?:path:)?(\w+)>", r"{\1}", rule.rule), method.lower())
-            for rule in http.application.url_map.iter_rules()
-            for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
-        }
-        described = {(path, method) for path, item in document["paths"].items() for method in item}
-        assert served - {("/ping", "post")} == described
+@pytest.fixture
+def serve_task(client: EngineClient, engine: FakeEngine) -> Serve:
+    """The application of a kind of task, whose engine always succeeds."""
+
+    def answer(asked: Perform) -> Performed:
+        if asked.headers:
+            return Performed(asked.id, b"{}", "application/json")
+        body = msgspec.msgpack.decode(asked.body)
+        count = len(body["inputs"])
+        embedded = msgspec.msgpack.encode(EmbeddingAnswer([bytes(8)] * count, [1] * count))
+        return Performed(asked.id, embedded if "field" in body else b"{}", "application/json")
+
+    def serve(kind: Kind, **options: Any) -> FlaskClient:
+        engine.script = performs(answer)
+        task = Task(kind=kind, name="text-classification")
+        return create_task_app(client, Options(**options), "demo", task).test_client()
+
+    return serve
+
+
+def check_routes(http: FlaskClient) -> None:
+    """The document has every route that is served, and no other."""
+    served = {
+        (re.sub(r"<(?:path:)?(\w+)>", r"{\1}", rule.rule), method.lower())
+        for rule in http.application.url_map.iter_rules()
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+    }
+    document = http.get("/openapi.json").get_json()
+    described = {(path, method) for path, item in document["paths"].items() for method in item}
+    assert served - {("/ping", "post")} == described
+
+
+@pytest.mark.parametrize("with_runtime", [False, True])
+def test_every_route_is_in_the_document(
+    serve: Serve, serve_task: Serve, with_runtime: bool
+) -> None:
+    http = serve(local_runtime_api=with_runtime)
+    assert http.get("/openapi.json").get_json() == openapi_document(with_runtime=with_runtime)
+    check_routes(http)
+    for kind in TASKS:
+        check_routes(serve_task(kind, local_runtime_api=with_runtime))
 
 
 def test_it_says_what_the_tables_say(http: FlaskClient) -> None:
@@ -36,20 +74,26 @@ def test_it_says_what_the_tables_say(http: FlaskClient) -> None:
     assert "Not served" in schemas["Chat"]["properties"]["modalities"]["description"]
 
 
+TASKS: tuple[Kind, ...] = ("embedding", "pipeline", "handler")
 OPERATIONS = [
-    (path, method)
-    for path, item in openapi_document(with_runtime=True)["paths"].items()
+    (kind, path, method)
+    for kind in ("generation", *TASKS)
+    for path, item in openapi_document(kind, with_runtime=kind == "generation")["paths"].items()
     for method in item
+    if kind == "generation" or method == "post"
 ]
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
-@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+@pytest.mark.parametrize(("kind", "path", "method"), OPERATIONS)
 def test_no_request_is_a_server_error(
-    serve: Serve, path: str, method: str, mode: GenerationMode
+    serve: Serve, serve_task: Serve, kind: Kind, path: str, method: str, mode: GenerationMode
 ) -> None:
     """Of the requests that the document allows, and of those that it does not."""
-    app = serve(local_runtime_api=True, tool_call_parser="hermes").application
+    if kind == "generation":
+        app = serve(local_runtime_api=True, tool_call_parser="hermes").application
+    else:
+        app = serve_task(kind).application
     schema = schemathesis.openapi.from_wsgi("/openapi.json", app)
 
     @hypothesis.settings(
@@ -67,7 +111,8 @@ def test_no_request_is_a_server_error(
     try:
         check()
     except hypothesis.errors.Unsatisfiable:
-        assert method == "get", "only where nothing is taken can nothing be wrong"
+        takes_nothing_or_all = method == "get" or kind == "handler"
+        assert takes_nothing_or_all, "elsewhere something can be wrong"
     else:
         names_a_model = "{model}" in path or path == "/v1/models/{name}"
         expects_success = mode == GenerationMode.POSITIVE and not names_a_model

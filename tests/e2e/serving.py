@@ -94,15 +94,19 @@ class Container:
 
 
 @contextmanager
-def serve(tmp_path: Path, properties: str = "", **environment: str) -> Iterator[Container]:
-    """The demo model with this serving.properties; killed where the test does not stop it."""
+def serve(
+    tmp_path: Path, properties: str = "", *, model: Path = DEMO, **environment: str
+) -> Iterator[Container]:
+    """The model with this serving.properties; killed where the test does not stop it."""
     log = tmp_path / "log"
     port = free_port()
     variables = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | environment
-    start = _image_command if IMAGE else _checkout_command
+    command = (_image_command if IMAGE else _checkout_command)(
+        tmp_path, properties, model, port, variables
+    )
     with log.open("w") as out:
         process = subprocess.Popen(
-            start(tmp_path, properties, port, variables),
+            command,
             cwd=ROOT,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -120,22 +124,23 @@ def serve(tmp_path: Path, properties: str = "", **environment: str) -> Iterator[
 
 
 def _checkout_command(
-    tmp_path: Path, properties: str, port: int, variables: dict[str, str]
+    tmp_path: Path, properties: str, model: Path, port: int, variables: dict[str, str]
 ) -> list[str]:
     path = tmp_path / "serving.properties"
     path.write_text(properties)
-    files = ["--properties", str(path), "--model-dir", str(DEMO)]
+    files = ["--properties", str(path), "--model-dir", str(model)]
     return [sys.executable, "-m", "container", "serve", "--port", str(port), *files]
 
 
 def _image_command(
-    tmp_path: Path, properties: str, port: int, variables: dict[str, str]
+    tmp_path: Path, properties: str, model: Path, port: int, variables: dict[str, str]
 ) -> list[str]:
-    model = shutil.copytree(DEMO, tmp_path / "model", dirs_exist_ok=True)
-    (model / "serving.properties").write_text(properties)
+    mounted = shutil.copytree(model, tmp_path / "model", dirs_exist_ok=True)
+    (mounted / "serving.properties").write_text(properties)
     variables = {**variables, "SAGEMAKER_BIND_TO_PORT": str(port)}
+    variables.pop("TMPDIR", None)  # the image has its own
     settings = [f"--env={name}={value}" for name, value in variables.items()]
-    mount = f"--volume={model}:/opt/ml/model:ro"
+    mount = f"--volume={mounted}:/opt/ml/model:ro"
     run = [*BUILDAH, "run", "--isolation=chroot", mount, *settings, IMAGE, "--"]
     return [*run, *image_configuration()["Entrypoint"], "serve"]
 

@@ -1,0 +1,57 @@
+"""What every API does alike, whatever the container serves: take in a request's body."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+from flask import Response, abort, g, request
+
+from container.engine_client import EngineClient
+from container.schemas.body import is_json_type, is_served_type, read_body
+from core.options import Options
+
+logger = logging.getLogger(__name__)
+
+
+class Host:
+    """Works on the current request of Flask."""
+
+    def __init__(self, client: EngineClient, options: Options, model_name: str) -> None:
+        self.client = client
+        self.options = options
+        self.model_name = model_name
+
+    def read_json(self) -> dict[str, object]:
+        """The fields of a body that must be JSON."""
+        if not is_json_type(request.mimetype):
+            abort(415, f"Content-Type {request.mimetype}: send application/json")
+        return read_body(self.data(), request.mimetype)
+
+    def read(self) -> dict[str, object]:
+        """The fields of a body of any served type."""
+        if not is_served_type(request.mimetype):
+            abort(
+                415,
+                f"Content-Type {request.mimetype}: send application/json, text/plain or text/csv",
+            )
+        return read_body(self.data(), request.mimetype)
+
+    def data(self) -> bytes:
+        """The body as it came."""
+        body = request.get_data()
+        if request.content_length is None and len(body) >= self.options.max_request_size:
+            abort(413)  # a chunked body is cut there without a word
+        return body
+
+    def warn(self, warnings: Sequence[str]) -> None:
+        """Says in the log and in a header what of the request was passed over."""
+        for warning in warnings:
+            logger.warning("request=%s event=passed_over reason=%r", g.request_id, warning)
+        if warnings:
+            g.headers["X-Longshore-Warning"] = "; ".join(warnings)
+
+
+def json_response(body: object) -> Response:
+    return Response(msgspec.json.encode(body), mimetype="application/json")

@@ -1,0 +1,33 @@
+"""Tasks of transformers' pipelines: `inputs` and `parameters`, or the bytes of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from flask import Response, request
+
+from container.schemas.pipeline import is_image_type, read_pipeline_request
+from container.task_host import TaskHost
+from core.task import IMAGE_TASKS, Task
+
+
+class PipelineApi:
+    """Answers as transformers' pipeline does."""
+
+    def __init__(self, host: TaskHost, task: Task) -> None:
+        self._host = host
+        self._task = task
+
+    def read(self) -> Mapping[str, object]:
+        """The fields of a body; an image is `inputs`."""
+        if self._task.name in IMAGE_TASKS and is_image_type(request.mimetype):
+            return {"inputs": self._host.data()}
+        return self._host.read()
+
+    def answer(self, body: Mapping[str, object], accept: str | None) -> Response:
+        """The answer to `inputs`."""
+        asked, warnings = read_pipeline_request(body, self._task.name)
+        self._host.warn(warnings)
+        answer = self._host.perform(msgspec.msgpack.encode(asked))
+        return Response(answer.body, answer.code, content_type=answer.content_type)

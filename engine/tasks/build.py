@@ -1,0 +1,99 @@
+"""From a task and the options to a running engine of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from core.messages import Facts
+from core.options import Options
+from core.sizing import DEFAULT_BATCH_SIZE
+from core.task import Task, check_options, choose_batching_of
+from engine.build import read_config
+from engine.device import check_tensor_parallel, choose_device, choose_dtype
+from engine.model_source import ModelSource
+from engine.tasks.embedder import Embedder
+from engine.tasks.engine import TaskEngine
+from engine.tasks.handler import load_handler
+from engine.tasks.performer import Performer
+from engine.tasks.pipelines import PipelinePerformer
+from strategies.base import Limits
+from strategies.factory import StrategySettings, make_strategy
+
+_TOKENS_OF_A_JOB = 2
+"""To its strategy: see `TaskEngine`."""
+
+
+def build_task_engine(task: Task, model_dir: Path, options: Options) -> TaskEngine:
+    """Loads what does the task. `task` is not one of generation.
+
+    Raises ConfigurationError where task, options and model do not fit together.
+    """
+    started = time.monotonic()
+    check_options(task, options)
+    device = choose_device(options)
+    notes = check_tensor_parallel(options, device)
+    performer = _performer(task, model_dir, options, device)
+    choice = choose_batching_of(task, options)
+    assert choice.name is not None, "of every task but generation"
+    batching = choice.name
+    max_jobs = 1 if batching == "none" else options.batch_size or DEFAULT_BATCH_SIZE
+    description = performer.description
+    facts = Facts(
+        model=str(model_dir),
+        task=task.name,
+        architecture=description.architecture,
+        batching=batching,
+        batching_reason=choice.reason,
+        executor="task",
+        executor_reason=task.reason,
+        device=str(device),
+        dtype=description.dtype,
+        max_model_len=description.max_model_len,
+        max_sequences=max_jobs,
+        weights_bytes=description.weights_bytes,
+        load_seconds=time.monotonic() - started,
+        notes=notes + description.notes,
+    )
+    settings = StrategySettings(
+        batching=batching,
+        num_blocks=max_jobs,
+        block_size=_TOKENS_OF_A_JOB,
+        max_model_len=_TOKENS_OF_A_JOB,
+        limits=Limits(max_sequences=max_jobs, max_step_tokens=max_jobs),
+        max_delay_s=options.max_batch_delay / 1000,
+        kv_reservation="max",
+        enable_prefix_caching=False,
+        preemption_mode="recompute",
+        num_swap_blocks=0,
+    )
+    return TaskEngine(make_strategy(settings), performer, facts)
+
+
+def _performer(task: Task, model_dir: Path, options: Options, device: torch.device) -> Performer:
+    if task.kind == "handler":
+        return _handler(task, model_dir, device)
+    config = read_config(model_dir, options)
+    source = ModelSource(
+        model_dir=model_dir,
+        config=config,
+        dtype=choose_dtype(options, config, device),
+        device=device,
+        is_dummy=options.load_format == "dummy",
+        trust_remote_code=options.trust_remote_code,
+    )
+    if task.kind == "embedding":
+        return Embedder(source, options)
+    return PipelinePerformer(task.name, source)
+
+
+def _handler(task: Task, model_dir: Path, device: torch.device) -> Performer:
+    """With the properties that LMI adds, by its names."""
+    device_id = {"device_id": "0" if device.type == "cuda" else "-1"}
+    added: Mapping[str, str] = {"model_dir": str(model_dir), **device_id}
+    os.chdir(Path(task.name).parent)  # as in LMI: relative paths mean what lies beside the file
+    return load_handler(Path(task.name), {**task.properties, **added})

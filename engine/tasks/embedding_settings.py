@@ -1,0 +1,149 @@
+"""How a model makes vectors: what sentence-transformers wrote beside it, and the options."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from core.errors import ConfigurationError
+from core.options import Options, Pooling
+
+T = TypeVar("T")
+
+_POOLING_NAMES: tuple[Pooling, ...] = typing.get_args(Pooling)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSettings:
+    """Resolved; `reason` says where they come from."""
+
+    pooling: tuple[Pooling, ...]
+    is_unit: bool
+    """Vectors are made 1 long."""
+    max_tokens: int | None
+    """Longest text, where the model says so."""
+    is_lower_case: bool
+    prefix: str
+    """Stands before every text."""
+    reason: str
+
+
+class _Module(msgspec.Struct):
+    """An entry of modules.json: a step on the way from text to vector."""
+
+    type: str
+    path: str = ""
+
+
+class _PoolingConfig(msgspec.Struct):
+    """1_Pooling/config.json, in its old form and its new one."""
+
+    pooling_mode: str | list[str] | None = None
+    pooling_mode_cls_token: bool = False
+    pooling_mode_max_tokens: bool = False
+    pooling_mode_mean_tokens: bool = False
+    pooling_mode_mean_sqrt_len_tokens: bool = False
+    pooling_mode_weightedmean_tokens: bool = False
+    pooling_mode_lasttoken: bool = False
+    include_prompt: bool = True
+
+    def names(self) -> list[str]:
+        if self.pooling_mode is not None:
+            return [self.pooling_mode] if isinstance(self.pooling_mode, str) else self.pooling_mode
+        flags = {  # in the order in which several stood
+            "cls": self.pooling_mode_cls_token,
+            "max": self.pooling_mode_max_tokens,
+            "mean": self.pooling_mode_mean_tokens,
+            "mean_sqrt_len_tokens": self.pooling_mode_mean_sqrt_len_tokens,
+            "weightedmean": self.pooling_mode_weightedmean_tokens,
+            "lasttoken": self.pooling_mode_lasttoken,
+        }
+        return [name for name, is_set in flags.items() if is_set]
+
+
+class _TransformerConfig(msgspec.Struct):
+    """sentence_bert_config.json."""
+
+    max_seq_length: int | None = None
+    do_lower_case: bool = False
+
+
+class _PromptConfig(msgspec.Struct):
+    """config_sentence_transformers.json."""
+
+    prompts: dict[str, str] = {}
+    default_prompt_name: str | None = None
+
+
+def read_embedding_settings(model_dir: Path, options: Options) -> EmbeddingSettings:
+    """Raises ConfigurationError where the model's steps are more than are computed here."""
+    modules = _read(model_dir / "modules.json", list[_Module]) or []
+    steps = {_kind(module): model_dir / module.path for module in modules}
+    unknown = steps.keys() - {"Transformer", "Pooling", "Normalize"}
+    if unknown:
+        raise ConfigurationError(
+            f"{model_dir / 'modules.json'} names {', '.join(sorted(unknown))}, which this version "
+            "does not compute; serve the model by a model.py with sentence-transformers"
+        )
+    transformer = _transformer(model_dir)
+    pooling = _PoolingConfig(pooling_mode="mean")
+    if "Pooling" in steps:
+        pooling = _read(steps["Pooling"] / "config.json", _PoolingConfig) or pooling
+    chosen = (options.pooling,) if options.pooling else _checked(pooling.names(), steps)
+    prefix = _prefix(model_dir)
+    if prefix and not pooling.include_prompt:
+        raise ConfigurationError(
+            f"{model_dir}: a default prompt that does not count when vectors are pooled "
+            "(include_prompt) is not computed by this version"
+        )
+    is_unit = "Normalize" in steps or not steps
+    return EmbeddingSettings(
+        pooling=chosen,
+        is_unit=is_unit if options.normalize is None else options.normalize,
+        max_tokens=transformer.max_seq_length,
+        is_lower_case=transformer.do_lower_case,
+        prefix=prefix,
+        reason="modules.json" if steps else "no modules.json",
+    )
+
+
+def _kind(module: _Module) -> str:
+    """The class, whose place in the package has changed now and then."""
+    return module.type.rpartition(".")[2]
+
+
+def _checked(names: list[str], steps: dict[str, Path]) -> tuple[Pooling, ...]:
+    known: list[Pooling] = [each for name in names for each in _POOLING_NAMES if each == name]
+    if not names or len(known) < len(names):
+        raise ConfigurationError(
+            f"{steps['Pooling'] / 'config.json'}: pools by {', '.join(names) or 'nothing'}; known "
+            f"are {', '.join(_POOLING_NAMES)}; option.pooling chooses one"
+        )
+    return tuple(known)
+
+
+def _transformer(model_dir: Path) -> _TransformerConfig:
+    return (
+        _read(model_dir / "sentence_bert_config.json", _TransformerConfig) or _TransformerConfig()
+    )
+
+
+def _prefix(model_dir: Path) -> str:
+    config = _read(model_dir / "config_sentence_transformers.json", _PromptConfig)
+    if config is None or config.default_prompt_name is None:
+        return ""
+    return config.prompts.get(config.default_prompt_name, "")
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    """None where there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.MsgspecError as error:
+        raise ConfigurationError(f"{path}: {error}") from None

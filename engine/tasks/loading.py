@@ -1,0 +1,71 @@
+"""Models of transformers for tasks, and what they say of themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from core.errors import ConfigurationError
+from engine.model_source import ModelSource
+from engine.tasks.performer import Description
+
+
+def load_with_head(source: ModelSource, kind: Any, task: str) -> Any:
+    """A model of one of transformers' Auto classes, on its device.
+
+    Raises ConfigurationError where it cannot be loaded, or where the weights were not trained for
+    the task: transformers makes the head that is missing of random numbers, and only logs it.
+    """
+    try:
+        if source.is_dummy:
+            return source.load(kind).to(source.device).eval()
+        model, info = source.load(kind, output_loading_info=True)
+    except Exception as error:  # whatever a library for files of weights may raise
+        raise _cannot_load(source, task, error) from error
+    body = f"{model.base_model_prefix}."
+    missing = sorted(name for name in info["missing_keys"] if not name.startswith(body))
+    if missing:
+        raise ConfigurationError(
+            f"{source.model_dir} was not trained for {task}: it has no weights for "
+            f"{', '.join(missing)}"
+        )
+    return model.to(source.device).eval()
+
+
+def load_tokenizer(source: ModelSource, task: str) -> Any:
+    """Raises ConfigurationError where there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(
+            source.model_dir, trust_remote_code=source.trust_remote_code
+        )
+    except Exception as error:  # of several libraries
+        raise _cannot_load(source, task, error) from error
+
+
+def describe(model: Any, *, max_model_len: int = 0, notes: tuple[str, ...] = ()) -> Description:
+    """What start-up prints of a model."""
+    return Description(
+        architecture=type(model).__name__,
+        dtype=str(model.dtype).removeprefix("torch."),
+        weights_bytes=model.get_memory_footprint(),
+        max_model_len=max_model_len,
+        notes=notes,
+    )
+
+
+def longest_text(tokenizer: Any, model: Any) -> int:
+    """The most tokens that tokenizer and model take; more would read beyond a table's end."""
+    positions: Any = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    embeddings = getattr(model.base_model, "embeddings", None)
+    padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
+    if positions and padding is not None:
+        positions -= padding + 1  # RoBERTa begins to count after it
+    # Without a limit of its own a tokenizer has one of 10^30.
+    return min(positions or tokenizer.model_max_length, tokenizer.model_max_length)
+
+
+def _cannot_load(source: ModelSource, task: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"transformers cannot load {source.config.model_type} for {task}: {error}"
+    )

@@ -1,0 +1,50 @@
+"""From the vectors of tokens to that of a text, as sentence-transformers does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from core.options import Pooling
+
+Pool = Callable[[Tensor, Tensor], Tensor]
+"""hidden [texts, tokens, size] in fp32, mask [texts, tokens] of 0 and 1 → [texts, size]."""
+
+
+def pool(kinds: tuple[Pooling, ...], hidden: Tensor, mask: Tensor, *, is_unit: bool) -> Tensor:
+    """[texts, kinds * size]: several kinds stand one after the other.
+
+    `is_unit`: made 1 long.
+    """
+    hidden = hidden.float()
+    vectors = torch.cat([_POOLS[kind](hidden, mask) for kind in kinds], dim=-1)
+    return normalize(vectors, dim=-1) if is_unit else vectors
+
+
+def _sum(hidden: Tensor, weights: Tensor) -> Tensor:
+    return (hidden * weights[:, :, None]).sum(1)
+
+
+def _weighted_mean(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Later tokens count for more, as SGPT does for decoders (Muennighoff 2022)."""
+    weights = mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    return _sum(hidden, weights) / weights.sum(1, keepdim=True)
+
+
+def _last(hidden: Tensor, mask: Tensor) -> Tensor:
+    return hidden[torch.arange(len(hidden), device=hidden.device), mask.sum(1) - 1]
+
+
+_POOLS: Mapping[Pooling, Pool] = {
+    "cls": lambda hidden, mask: hidden[:, 0],
+    "max": lambda hidden, mask: hidden.masked_fill(mask[:, :, None] == 0, -torch.inf).amax(1),
+    "mean": lambda hidden, mask: _sum(hidden, mask) / mask.sum(1, keepdim=True),
+    "mean_sqrt_len_tokens": lambda hidden, mask: (
+        _sum(hidden, mask) / mask.sum(1, keepdim=True).sqrt()
+    ),
+    "weightedmean": _weighted_mean,
+    "lasttoken": _last,
+}

@@ -1,0 +1,208 @@
+"""What is settled before a process starts: the task, the user's handler, its packages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from container.__main__ import main
+from container.configuration import Configuration, load_configuration
+from container.preparation import prepare
+from container.requirements import installed_requirements
+from core.errors import ConfigurationError
+
+Load = Callable[[str], Configuration]
+
+HANDLER = "def handle(inputs): ...\n"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("tmp")))
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    def load(text: str) -> Configuration:
+        (tmp_path / "serving.properties").write_text(text)
+        return load_configuration(tmp_path / "serving.properties", {})
+
+    return load
+
+
+@pytest.mark.parametrize(
+    "code",
+    [HANDLER, "async def handle(inputs): ...", "handle = print", "from x import answer as handle",
+     "from x import *", "if True:\n    def model_fn(model_dir): ..."],
+)  # fmt: skip
+def test_a_model_py_that_can_answer_is_the_handler(load: Load, tmp_path: Path, code: str) -> None:
+    (tmp_path / "model.py").write_text(code)
+    prepared = prepare(load("option.temperature=7"), tmp_path)
+    assert (prepared.task.kind, prepared.model_dir) == ("handler", tmp_path)
+    assert prepared.task.name == str(tmp_path / "model.py")
+
+
+@pytest.mark.parametrize("entry_point", ["serve.py", "serve", "{dir}/serve.py"])
+def test_another_file_by_its_name(load: Load, tmp_path: Path, entry_point: str) -> None:
+    (tmp_path / "serve.py").write_text(HANDLER)
+    (tmp_path / "model.py").write_text(HANDLER)
+    prepared = prepare(load(f"option.entryPoint={entry_point.format(dir=tmp_path)}"), tmp_path)
+    assert prepared.task.name == str(tmp_path / "serve.py")
+
+
+def test_a_built_in_handler_of_lmi_is_the_model_itself(
+    load: Load, tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    (tmp_path / "model.py").write_text(HANDLER)
+    text = f"option.entryPoint=djl_python.huggingface\noption.model_id={tokenizer_dir}"
+    assert prepare(load(text), tmp_path).task.kind == "generation"
+
+
+def test_without_a_function_the_model_itself_is_served_as_in_lmi(
+    load: Load, tmp_path: Path, tokenizer_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "model.py").write_text("def some_other_function(): ...\n")
+    prepared = prepare(load(f"option.model_id={tokenizer_dir}"), tmp_path)
+    assert (prepared.task.kind, prepared.model_dir) == ("generation", tokenizer_dir)
+    assert "defines neither handle(inputs) nor model_fn" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "message"),
+    [
+        ("def handle(inputs):\n  x =\n", "", "model.py:2: SyntaxError: invalid syntax"),
+        ("x = 1\n", "", "so nothing can answer"),
+        ("x = 1\n", "option.entryPoint=model.py\noption.model_id=/m", "so nothing can answer"),
+        (HANDLER, "option.entryPoint=other.py", "there is no file"),
+        (HANDLER, "option.entryPoint=djl_python.deepspeed", "option.task says"),
+        (HANDLER, "option.entryPoint=https://x.org/model.py", "name a file"),
+        (HANDLER, "option.batching=paged", "option.batching=none or dynamic"),
+    ],
+)
+def test_what_cannot_answer_is_refused(
+    load: Load, tmp_path: Path, code: str, text: str, message: str
+) -> None:
+    (tmp_path / "model.py").write_text(code)
+    with pytest.raises(ConfigurationError) as caught:
+        prepare(load(text), tmp_path)
+    assert message in str(caught.value)
+
+
+def test_what_a_handler_learns(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(HANDLER)
+    (tmp_path / "weights").mkdir()
+    configuration = load("option.my_threshold=0.5\nbatch_size=4\noption.model_id=weights\n")
+    assert "handed to the handler" in configuration.warnings[0]
+    assert prepare(configuration, tmp_path).task.properties == {
+        "my_threshold": "0.5",
+        "batch_size": "4",
+        "model_id": str(tmp_path / "weights"),
+    }
+    hub = prepare(load("option.model_id=someone/something"), tmp_path)
+    assert hub.task.properties == {"model_id": "someone/something"}, "not downloaded"
+
+
+@pytest.mark.parametrize("text", ["option.my_threshold=1", "my_threshold=1"])
+def test_options_that_nobody_knows_are_errors_without_a_handler(
+    load: Load, tmp_path: Path, text: str
+) -> None:
+    with pytest.raises(ConfigurationError, match="unknown key"):
+        load(text)
+    (tmp_path / "model.py").write_text(HANDLER)
+    if text.startswith("option."):
+        load(text)
+        with pytest.raises(ConfigurationError, match="unknown key"):
+            load(f"{text}\noption.entryPoint=djl_python.huggingface")
+    else:
+        with pytest.raises(ConfigurationError, match="unknown key"):
+            load(text)
+
+
+def test_a_task_without_a_tokenizer(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["ViTForImageClassification"]}')
+    prepared = prepare(load(""), tmp_path)
+    assert (prepared.task.kind, prepared.task.name) == ("pipeline", "image-classification")
+
+
+def test_explain_says_the_task(
+    load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    arguments = ["explain", "--model-dir", str(tmp_path)]
+    assert main(arguments) == 0
+    assert (
+        "task: text-embedding (the model is a BertModel, without a head)" in capsys.readouterr().out
+    )
+    (tmp_path / "model.py").write_text(HANDLER)
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert f"task: {tmp_path / 'model.py'} (the user's own code)" in out
+    assert "batching: none (nothing said: a handler gets one request at a time" in out
+    (tmp_path / "model.py").write_text("def handle(inputs):\n    return (\n")
+    assert main(arguments) == 2
+    assert "model.py:2: SyntaxError" in capsys.readouterr().err
+
+
+def wheel(directory: Path, name: str, code: str, version: str = "1.0", requires: str = "") -> None:
+    """A package of one module."""
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}"
+    files = {
+        f"{name}.py": code,
+        f"{info}/METADATA": metadata,
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{each},,\n" for each in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(directory / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for each, text in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(each, text)
+
+
+class TestRequirements:
+    def test_what_lacks_is_installed_beside_what_is_there(self, tmp_path: Path) -> None:
+        wheel(tmp_path, "tiny_package", "VALUE = 42\n", requires="Requires-Dist: msgspec\n")
+        path = tmp_path / "requirements.txt"
+        path.write_text("--no-index\n--find-links .\nnumpy\ntiny_package\n")
+        before = sorted(tmp_path.iterdir())
+        installed = installed_requirements(path)
+        assert installed is not None
+        assert sorted(tmp_path.iterdir()) == before, "its own directory may be read-only"
+        names = {each.name for each in installed.iterdir()}
+        assert "tiny_package.py" in names
+        assert not {"numpy", "msgspec"} & names, "what is there already is not installed again"
+        code = f"import sys; sys.path.insert(0, {str(installed)!r}); import numpy, tiny_package"
+        assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
+        assert installed_requirements(path) == installed, "not twice"
+
+    def test_another_file_is_another_directory(self, tmp_path: Path) -> None:
+        path = tmp_path / "requirements.txt"
+        path.write_text("--no-index\nnumpy\n")
+        first = installed_requirements(path)
+        path.write_text("--no-index\nmsgspec\n")
+        assert installed_requirements(path) != first
+
+    def test_what_cannot_be_installed(self, tmp_path: Path) -> None:
+        path = tmp_path / "requirements.txt"
+        path.write_text("--no-index\nno-such-package-anywhere\n")
+        for _ in range(2):  # half of it is never taken for the whole
+            with pytest.raises(ConfigurationError) as caught:
+                installed_requirements(path)
+            assert "option.install_requirements=false" in str(caught.value)
+            assert "no-such-package-anywhere" in str(caught.value)
+
+    def test_only_with_a_handler_and_where_it_is_wanted(
+        self, load: Load, tmp_path: Path, tokenizer_dir: Path
+    ) -> None:
+        (tmp_path / "requirements.txt").write_text("--no-index\nno-such-package-anywhere\n")
+        assert prepare(load(f"option.model_id={tokenizer_dir}"), tmp_path).library_dir is None
+        (tmp_path / "model.py").write_text(HANDLER)
+        with pytest.raises(ConfigurationError, match="cannot be installed"):
+            prepare(load(""), tmp_path)
+        assert prepare(load("option.install_requirements=false"), tmp_path).library_dir is None
+        (tmp_path / "requirements.txt").unlink()
+        assert prepare(load(""), tmp_path).library_dir is None

@@ -1,0 +1,94 @@
+"""Which task a container is for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from core.errors import ConfigurationError
+from core.options import Options
+from core.task import choose_task
+
+
+@pytest.fixture
+def model(tmp_path: Path):
+    """Writes a config.json and returns its directory."""
+
+    def make(*architectures: str) -> Path:
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "name"),
+    [
+        ("LlamaForCausalLM", "generation", "text-generation"),
+        ("T5ForConditionalGeneration", "generation", "text-generation"),
+        ("GPT2LMHeadModel", "generation", "text-generation"),
+        ("EncoderDecoderModel", "generation", "text-generation"),
+        ("BertForSequenceClassification", "pipeline", "text-classification"),
+        ("BertForTokenClassification", "pipeline", "token-classification"),
+        ("BertForQuestionAnswering", "pipeline", "question-answering"),
+        ("BertForMaskedLM", "pipeline", "fill-mask"),
+        ("ViTForImageClassification", "pipeline", "image-classification"),
+        ("BertModel", "embedding", "text-embedding"),
+    ],
+)
+def test_it_follows_from_the_model(model, architecture, kind, name):
+    task = choose_task(model(architecture, "Other"), Options())
+    assert (task.kind, task.name) == (kind, name)
+    assert architecture in task.reason
+
+
+def test_a_model_that_says_nothing_generates(model, tmp_path):
+    assert choose_task(model(), Options()).kind == "generation"
+    assert choose_task(tmp_path / "nothing", Options()).kind == "generation"
+
+
+def test_sentence_transformers_count_before_the_architecture(model):
+    path = model("Qwen3ForCausalLM")
+    (path / "modules.json").write_text("[]")
+    task = choose_task(path, Options())
+    assert (task.kind, task.reason) == (
+        "embedding",
+        "the model has sentence-transformers' modules.json",
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "name"),
+    [
+        ("text-generation", "generation", "text-generation"),
+        ("generate", "generation", "text-generation"),
+        ("text2text-generation", "generation", "text2text-generation"),
+        ("embed", "embedding", "text-embedding"),
+        ("text_embedding", "embedding", "text-embedding"),
+        ("feature-extraction", "pipeline", "feature-extraction"),
+        ("ner", "pipeline", "token-classification"),
+        ("anything", "pipeline", "anything"),
+    ],
+)
+def test_an_option_counts_first(model, said, kind, name):
+    task = choose_task(model("BertForMaskedLM"), Options(task=said))
+    assert (task.kind, task.name, task.reason) == (kind, name, f"option.task={said}")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"batching": "paged"}, {"batching": "continuous"}, {"rolling_batch": "auto"},
+     {"executor": "packed"}],
+)  # fmt: skip
+def test_what_only_generation_has_is_refused_elsewhere(model, options):
+    choose_task(model("LlamaForCausalLM"), Options(**options))
+    with pytest.raises(ConfigurationError, match="text-classification"):
+        choose_task(model("BertForSequenceClassification"), Options(**options))
+
+
+def test_a_broken_config_says_so(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": "Llama"}')
+    with pytest.raises(ConfigurationError, match="Expected `array"):
+        choose_task(tmp_path, Options())

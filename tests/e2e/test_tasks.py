@@ -1,0 +1,163 @@
+"""Tasks besides generation as a user meets them: real processes, tiny models, HTTP."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from openai import BadRequestError, OpenAI
+from transformers import pipeline
+
+from tests.container.processes import free_port
+from tests.container.test_preparation import wheel
+from tests.e2e.serving import ROOT, serve
+from tests.engine.tasks.models import save_task_model
+
+TEXTS = ["the cat sat", "a dog ran on it", "who is it"]
+HANDLER = """
+import tiny_package
+from djl_python import Input, Output
+
+def handle(inputs: Input) -> Output:
+    if inputs.is_empty():
+        return None
+    outputs = Output()
+    for index, each in enumerate(inputs.get_batches()):
+        data = each.get_as_json()
+        outputs.add_as_json({"twice": tiny_package.FACTOR * data["number"]}, batch_index=index)
+    return outputs
+"""
+
+
+def at_once(function, arguments):
+    """What the function returns for each argument, all called at the same time."""
+    results = {}
+    jobs = [
+        threading.Thread(target=lambda at=at, each=each: results.update({at: function(each)}))
+        for at, each in enumerate(arguments)
+    ]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    return [results[at] for at in range(len(arguments))]
+
+
+def test_classification(tmp_path):
+    """Requests of one batch differ in their parameters, and one of them is wrong."""
+    path = save_task_model("classifier", tmp_path)
+    reference = pipeline("text-classification", model=str(path), dtype=torch.float32, device="cpu")
+    options = "batch_size=8\nmax_batch_delay=200\noption.dtype=fp32\n"
+    with serve(tmp_path, options, model=path) as it:
+        assert "task: text-classification (the model is a BertForSequenceClassification)" in it.log
+        bodies = [
+            {"inputs": TEXTS[0]},
+            {"inputs": TEXTS[1], "parameters": {"top_k": 3}},
+            {"inputs": "cat " * 50},
+            {"inputs": TEXTS},
+            {"inputs": TEXTS[2], "parameters": {"topk": 3}},
+        ]
+        answers = at_once(lambda body: it.request("POST", "/invocations", body), bodies)
+        assert [status for status, _ in answers] == [200, 200, 400, 200, 400]
+        read = [json.loads(data) for _, data in answers]
+        expected = [reference(TEXTS[0]), reference(TEXTS[1], top_k=3), None, reference(TEXTS)]
+        for at in (0, 1, 3):
+            assert [each["label"] for each in read[at]] == [each["label"] for each in expected[at]]
+            scores = [each["score"] for each in read[at]]
+            assert scores == pytest.approx([each["score"] for each in expected[at]], abs=1e-5)
+        assert (read[2]["field"], read[4]["field"]) == ("inputs", "parameters.topk")
+        assert "did you mean 'top_k'" in read[4]["error"]
+        assert it.stop() == 0
+
+
+def test_embeddings_with_the_openai_client(tmp_path):
+    path = save_task_model("encoder", tmp_path)
+    with (
+        serve(tmp_path, "max_batch_delay=5\noption.dtype=fp32\n", model=path) as it,
+        OpenAI(base_url=f"http://127.0.0.1:{it.port}/v1", api_key="none") as client,
+    ):
+        assert "vectors are pooled by mean and made 1 long" in it.log
+        answer = client.embeddings.create(model="any", input=TEXTS)
+        vectors = np.array([each.embedding for each in answer.data])
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+        assert answer.usage.prompt_tokens == sum(len(each.split()) + 2 for each in TEXTS)
+        floats = client.embeddings.create(model="any", input=TEXTS[0], encoding_format="float")
+        np.testing.assert_allclose(floats.data[0].embedding, vectors[0], atol=1e-5)
+        status, data = it.request("POST", "/invocations", {"inputs": TEXTS[0]})
+        assert status == 200
+        np.testing.assert_allclose(json.loads(data), vectors[:1], atol=1e-5)
+        with pytest.raises(BadRequestError, match="were not trained to be cut"):
+            client.embeddings.create(model="any", input=TEXTS, dimensions=4)
+        with pytest.raises(BadRequestError, match="has 52 tokens") as caught:
+            client.embeddings.create(model="any", input=["a", "cat " * 50])
+        assert caught.value.param == "input[1]"
+        assert client.models.list().data[0].id == path.name
+        assert it.stop() == 0
+
+
+def test_images(tmp_path):
+    path = save_task_model("viewer", tmp_path)
+    pixel = base64.b64decode(
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5E"
+        "rkJggg=="
+    )
+    with serve(tmp_path, "max_batch_delay=5\n", model=path) as it:
+        body = {"inputs": base64.b64encode(pixel).decode(), "parameters": {"top_k": 1}}
+        status, data = it.request("POST", "/invocations", body)
+        assert status == 200, data
+        assert len(json.loads(data)) == 1
+
+
+@pytest.mark.parametrize("batching", ["none", "dynamic"])
+def test_a_handler_of_ones_own(tmp_path, batching):
+    """With a package of its own, from a directory that may not be written to."""
+    directory, temporary = tmp_path / "model", tmp_path / "tmp"
+    directory.mkdir()
+    temporary.mkdir()
+    (directory / "model.py").write_text(HANDLER)
+    wheel(directory, "tiny_package", "FACTOR = 2\n")
+    (directory / "requirements.txt").write_text("--no-index\n--find-links .\ntiny_package\n")
+    directory.chmod(0o555)
+    options = f"option.batching={batching}\nbatch_size=4\nmax_batch_delay=200\n"
+    with serve(tmp_path, options, model=directory, TMPDIR=str(temporary)) as it:
+        bodies = [{"number": 4}, {"numbr": 5}, {"number": 6}]
+        answers = at_once(lambda body: it.request("POST", "/invocations", body), bodies)
+        assert [status for status, _ in answers] == [200, 424, 200]
+        assert json.loads(answers[0][1]) == {"twice": 8}
+        assert json.loads(answers[2][1]) == {"twice": 12}
+        assert json.loads(answers[1][1]) == {"error": "KeyError: 'number'", "code": 424}
+        assert it.request("GET", "/ping")[0] == 200, "an error of a request ends nothing"
+        assert it.request("POST", "/invocations", bodies[0])[0] == 200
+        assert it.stop() == 0
+    assert "Traceback" in it.log, "the lines of the error are in the log"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def handle(inputs):\n    return (\n", "model.py:2: SyntaxError"),
+        ("import nothing_like_this\ndef handle(inputs): ...\n", "model.py:1: ModuleNotFoundError"),
+        ("def handel(inputs): ...\n", "defines neither handle(inputs) nor model_fn(model_dir)"),
+        (
+            "def handle(inputs):\n    raise OSError('no weights')\n",
+            "model.py:2: OSError: no weights",
+        ),
+    ],
+)
+def test_a_handler_that_cannot_start(tmp_path, code, message):
+    (tmp_path / "model.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "container", "serve", "--port", str(free_port()),
+         "--model-dir", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"longshore: {tmp_path}" in done.stderr
+    assert message in done.stderr

@@ -1,0 +1,52 @@
+"""Tiny models for tasks, built once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from core.options import Options
+from core.task import choose_task
+from core.task_bodies import EmbeddingBody, PipelineBody
+from engine.tasks.build import build_task_engine
+from engine.tasks.engine import TaskEngine
+from engine.tasks.performer import Answer, Job, Outcome
+from tests.engine.tasks.models import save_task_model
+
+TaskModelDir = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def task_model(tmp_path_factory) -> TaskModelDir:
+    """name → folder of a tiny random model."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("task-models")
+    return lambda name: save_task_model(name, folder)
+
+
+def engine_of(path: Path, **options: object) -> TaskEngine:
+    """An engine whose batches never wait."""
+    all_options = Options(**({"dtype": "fp32", "device": "cpu", "max_batch_delay": 0} | options))
+    return build_task_engine(choose_task(path, all_options), path, all_options)
+
+
+def perform(engine: TaskEngine, *bodies: PipelineBody | EmbeddingBody | Job) -> list[Outcome]:
+    """How each ends, in the order of the bodies."""
+    jobs = [each if isinstance(each, Job) else Job(msgspec.msgpack.encode(each)) for each in bodies]
+    ids = [engine.add(job, 0.0) for job in jobs]
+    outcomes: dict[int, Outcome] = {}
+    while engine.has_work():
+        for output in engine.step(1.0):
+            assert output.request_id not in outcomes, "one answer each"
+            outcomes[output.request_id] = output.outcome
+    return [outcomes[id] for id in ids]
+
+
+def decoded(outcome: Outcome) -> object:
+    """The JSON of an answer."""
+    assert isinstance(outcome, Answer), outcome
+    return msgspec.json.decode(outcome.body)

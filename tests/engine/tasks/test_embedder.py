@@ -1,0 +1,304 @@
+"""Vectors of texts: those that sentence-transformers describes, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import chain
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel
+
+from core.errors import ConfigurationError, GenerationError, RequestError
+from core.task_bodies import EmbeddingAnswer, EmbeddingBody
+from engine import LLM
+from tests.engine.tasks.conftest import engine_of, perform
+from tests.engine.tasks.models import MAX_LENGTH, tokenizer
+
+TEXTS = ["the cat", "a dog ran on it", "who", "the cat sat on a mat and the dog ran"]
+LONG = " ".join(["cat"] * 50)
+
+
+def embed(*inputs, **options):
+    return EmbeddingBody(list(inputs), "input", **options)
+
+
+def vectors(outcome):
+    """[texts, size], and the tokens of each text."""
+    assert not isinstance(outcome, Exception), outcome
+    answer = msgspec.msgpack.decode(outcome.body, type=EmbeddingAnswer)
+    return np.stack([np.frombuffer(each, "<f4") for each in answer.vectors]), answer.num_tokens
+
+
+def hidden(path, text, get=lambda model: model):
+    """[tokens, size] of one text, from transformers alone."""
+    ids = torch.tensor([tokenizer()(text)["input_ids"]])
+    with torch.inference_mode():
+        model = get(AutoModel.from_pretrained(path, dtype=torch.float32).eval())
+        return model(input_ids=ids).last_hidden_state[0].numpy()
+
+
+def unit(vector):
+    return vector / np.linalg.norm(vector)
+
+
+@pytest.fixture
+def described(task_model, tmp_path):
+    """The encoder with these files of sentence-transformers beside it."""
+
+    def make(name="encoder", normalize=True, pooling=None, types=None, **files):
+        path = tmp_path / "described"
+        shutil.copytree(task_model(name), path, dirs_exist_ok=True)
+        types = types or ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+        modules = [
+            {"idx": at, "name": str(at), "type": f"sentence_transformers.models.{each}",
+             "path": "" if each == "Transformer" else f"{at}_{each}"}
+            for at, each in enumerate(types)
+        ]  # fmt: skip
+        (path / "modules.json").write_text(json.dumps(modules))
+        (path / "1_Pooling").mkdir(exist_ok=True)
+        settings = pooling or {"pooling_mode_mean_tokens": True}
+        (path / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+        for each, content in files.items():
+            (path / f"{each}.json").write_text(json.dumps(content))
+        return path
+
+    return make
+
+
+def test_the_mean_of_the_tokens_made_one_long(task_model):
+    """Where nothing is said; each text alone, and all of them in one batch."""
+    path = task_model("encoder")
+    engine = engine_of(path)
+    assert engine.facts.task == "text-embedding"
+    expected = np.stack([unit(hidden(path, text).mean(0)) for text in TEXTS])
+    together, num_tokens = vectors(perform(engine, embed(*TEXTS))[0])
+    np.testing.assert_allclose(together, expected, atol=1e-5)
+    assert num_tokens == [len(text.split()) + 2 for text in TEXTS]
+    mixed = perform(engine, *map(embed, TEXTS))
+    np.testing.assert_allclose(np.vstack([vectors(each)[0] for each in mixed]), expected, atol=1e-5)
+
+
+POOLED = {
+    "cls": lambda rows: rows[0],
+    "max": lambda rows: rows.max(0),
+    "mean": lambda rows: rows.mean(0),
+    "mean_sqrt_len_tokens": lambda rows: rows.sum(0) / len(rows) ** 0.5,
+    "weightedmean": lambda rows: np.average(rows, axis=0, weights=range(1, len(rows) + 1)),
+    "lasttoken": lambda rows: rows[-1],
+}
+
+
+@pytest.mark.parametrize("kind", POOLED)
+@pytest.mark.parametrize("place", ["old form", "new form", "option"])
+def test_pooling(described, kind, place):
+    flag = kind if kind in ("lasttoken", "mean_sqrt_len_tokens") else f"{kind}_tokens"
+    flag = "cls_token" if kind == "cls" else flag
+    settings = {
+        "old form": {f"pooling_mode_{flag}": True, "word_embedding_dimension": 16},
+        "new form": {"pooling_mode": kind},
+        "option": {"pooling_mode": "something else"},
+    }[place]
+    path = described(pooling=settings, normalize=False)
+    engine = engine_of(path, pooling=kind if place == "option" else None)
+    got, _ = vectors(perform(engine, embed(*TEXTS))[0])
+    expected = [POOLED[kind](hidden(path, text)) for text in TEXTS]
+    np.testing.assert_allclose(got, np.stack(expected), atol=1e-5)
+
+
+def test_several_kinds_of_pooling_stand_in_a_row(described):
+    """In their order, which for the old form is fixed."""
+    for settings, order in (
+        ({"pooling_mode": ["mean", "cls"]}, ("mean", "cls")),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, ("cls", "mean")),
+    ):
+        path = described(pooling=settings)
+        got, _ = vectors(perform(engine_of(path), embed("the cat"))[0])
+        rows = hidden(path, "the cat")
+        expected = unit(np.concatenate([POOLED[kind](rows) for kind in order]))
+        np.testing.assert_allclose(got[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("says", "option", "is_unit"),
+    [(True, None, True), (False, None, False), (True, False, False), (False, True, True)],
+)
+def test_length_is_that_of_the_model_unless_an_option_says_so(described, says, option, is_unit):
+    engine = engine_of(described(normalize=says), normalize=option)
+    got, _ = vectors(perform(engine, embed("the cat"))[0])
+    assert (np.linalg.norm(got) == pytest.approx(1)) == is_unit
+    assert "modules.json" in engine.facts.notes[0]
+    assert ("made 1 long" in engine.facts.notes[0]) == is_unit
+
+
+def test_prompt_and_case_of_the_model(described):
+    path = described(
+        sentence_bert_config={"max_seq_length": 6, "do_lower_case": True},
+        config_sentence_transformers={"prompts": {"q": "the "}, "default_prompt_name": "q"},
+    )
+    engine = engine_of(path)
+    assert engine.facts.max_model_len == 6
+    got, num_tokens = vectors(perform(engine, embed("CAT"))[0])
+    np.testing.assert_allclose(got[0], unit(hidden(path, "the cat").mean(0)), atol=1e-5)
+    assert num_tokens == [4]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"types": ["Transformer", "Pooling", "Dense"]}, "names Dense"),
+        ({"pooling": {"pooling_mode": "attention"}}, "pools by attention"),
+        ({"pooling": {"word_embedding_dimension": 16}}, "pools by nothing"),
+        (
+            {
+                "pooling": {"pooling_mode": "mean", "include_prompt": False},
+                "config_sentence_transformers": {
+                    "prompts": {"q": "a "},
+                    "default_prompt_name": "q",
+                },
+            },
+            "include_prompt",
+        ),
+    ],
+)
+def test_what_is_not_computed_is_refused(described, files, message):
+    with pytest.raises(ConfigurationError, match=message):
+        engine_of(described(**files))
+
+
+def test_token_ids(task_model):
+    engine = engine_of(task_model("encoder"))
+    ids = tokenizer()("the cat")["input_ids"]
+    text, tokens, wrong, negative = perform(
+        engine, embed("the cat"), embed(ids), embed([99]), embed("a", [-1])
+    )
+    np.testing.assert_allclose(vectors(tokens)[0], vectors(text)[0], atol=1e-6)
+    assert [each.field for each in (wrong, negative)] == ["input", "input[1]"]
+
+
+def test_a_text_that_is_too_long_is_refused_or_cut(task_model):
+    path = task_model("encoder")
+    engine = engine_of(path)
+    refused, beside, cut, less, tokens = perform(
+        engine,
+        embed("the cat", LONG),
+        embed("the cat"),
+        embed(LONG, max_tokens=10**9),
+        embed(LONG, max_tokens=5),
+        embed([6] * 50, max_tokens=5),
+    )
+    assert isinstance(refused, RequestError)
+    assert refused.field == "input[1]"
+    assert vectors(beside)[1] == [4]
+    assert [vectors(each)[1] for each in (cut, less, tokens)] == [[MAX_LENGTH], [5], [5]]
+    expected = unit(hidden(path, "cat cat cat").mean(0))
+    np.testing.assert_allclose(vectors(less)[0][0], expected, atol=1e-5)
+
+
+def test_an_option_lowers_the_longest_text_and_cannot_raise_it(task_model):
+    path = task_model("encoder")
+    assert engine_of(path, max_model_len=9).facts.max_model_len == 9
+    with pytest.raises(ConfigurationError, match="the model takes 32 tokens"):
+        engine_of(path, max_model_len=33)
+
+
+def test_dimensions_only_where_the_model_was_trained_for_it(task_model, tmp_path):
+    (refused,) = perform(engine_of(task_model("encoder")), embed("the cat", dimensions=4))
+    assert refused.field == "dimensions"
+    shutil.copytree(task_model("encoder"), tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"matryoshka_dimensions": [4, 8]}))
+    engine = engine_of(tmp_path)
+    whole, cut, wrong = perform(
+        engine, embed("the cat"), embed("the cat", dimensions=4), embed("a", dimensions=5)
+    )
+    np.testing.assert_allclose(vectors(cut)[0][0], unit(vectors(whole)[0][0][:4]), atol=1e-5)
+    assert wrong.field == "dimensions"
+
+
+@pytest.mark.parametrize("name", ["roberta", "t5", "llama"])
+def test_other_architectures(task_model, name):
+    """Positions that begin late, an encoder with a decoder beside it, a decoder."""
+    path = task_model(name)
+    engine = engine_of(path, task="embed")
+    get = (lambda model: model.get_encoder()) if name == "t5" else (lambda model: model)
+    assert engine.facts.max_model_len == (19 if name == "roberta" else MAX_LENGTH)
+    text = " ".join(["dog"] * (engine.facts.max_model_len - 2))
+    expected = np.stack([unit(hidden(path, each, get).mean(0)) for each in (text, "the cat")])
+    got, _ = vectors(perform(engine, embed(text, "the cat"))[0])
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_a_forward_has_no_more_tokens_than_a_step_may_have(task_model):
+    engine = engine_of(task_model("encoder"), max_rolling_batch_prefill_tokens=12)
+    embedder = engine._performer
+    own, sizes = embedder._embed, []
+
+    def watched(texts):
+        sizes.append(sorted(len(each.token_ids) for each in texts))
+        return own(texts)
+
+    embedder._embed = watched
+    alone = [vectors(each)[0] for each in perform(engine, *map(embed, TEXTS))]
+    assert sorted(chain(*sizes)) == sorted(len(each.split()) + 2 for each in TEXTS)
+    assert all(len(each) * each[-1] <= 12 or len(each) == 1 for each in sizes)
+    assert max(map(len, sizes)) > 1
+    np.testing.assert_allclose(
+        vectors(perform(engine, embed(*TEXTS))[0])[0], np.vstack(alone), atol=1e-5
+    )
+
+
+def test_an_error_while_a_batch_runs_is_that_of_one_request(task_model):
+    engine = engine_of(task_model("encoder"))
+    embedder = engine._performer
+    own = embedder._embed
+
+    def failing(texts):
+        if any(len(each.token_ids) == 3 for each in texts):
+            raise RuntimeError("three")
+        return own(texts)
+
+    embedder._embed = failing
+    outcomes = perform(engine, embed("the cat"), embed("a dog ran", "who"), embed("it ran"))
+    assert [isinstance(each, RuntimeError) for each in outcomes] == [False, True, False]
+
+
+def test_offline(task_model):
+    path = task_model("encoder")
+    llm = LLM(path, dtype="fp32", device="cpu", max_batch_delay=1, batch_size=2)
+    outputs = llm.embed(TEXTS, use_tqdm=False)
+    for text, output in zip(TEXTS, outputs, strict=True):
+        assert output.prompt == text
+        np.testing.assert_allclose(
+            output.outputs.embedding, unit(hidden(path, text).mean(0)), atol=1e-5
+        )
+    (alone,) = llm.embed("the cat", use_tqdm=False)
+    assert alone.outputs.embedding == pytest.approx(outputs[0].outputs.embedding, abs=1e-5)
+    (cut,) = llm.embed(LONG, truncate_prompt_tokens=-1, use_tqdm=False)
+    assert cut.num_prompt_tokens == MAX_LENGTH
+    with pytest.raises(RequestError, match="has 52 tokens"):
+        llm.embed(["the cat", LONG], use_tqdm=False)
+    with pytest.raises(RequestError, match="call embed"):
+        llm.generate("the cat", use_tqdm=False)
+    assert not llm._embedding.has_work(), "nothing is left of what was refused"
+
+
+def test_offline_only_what_the_model_is_for(task_model, tiny_model):
+    with pytest.raises(ConfigurationError, match="text-classification"):
+        LLM(task_model("classifier"))
+    with pytest.raises(RequestError, match="text-embedding"):
+        LLM(tiny_model("llama"), dtype="fp32", device="cpu").embed("x")
+
+
+def test_offline_a_failure_is_raised(task_model):
+    llm = LLM(task_model("encoder"), dtype="fp32", device="cpu", batching="none")
+
+    def fail(texts):
+        raise RuntimeError("broken")
+
+    llm._embedding._performer._embed = fail
+    with pytest.raises(GenerationError, match="broken"):
+        llm.embed("the cat", use_tqdm=False)

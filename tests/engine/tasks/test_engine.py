@@ -1,0 +1,186 @@
+"""The engine of tasks: the strategies' batches, one answer each, and the socket before it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from core.errors import RequestError
+from core.messages import Abort, Failed, Heartbeat, Hello, Perform, Performed, Ready, Submit
+from core.options import Options
+from core.sampling import SamplingParams
+from core.task import Task
+from engine.connection import Connection
+from engine.server import Server
+from engine.tasks.build import build_task_engine
+from engine.tasks.performer import Answer, Description, Job
+from tests.engine.test_server import Client
+
+
+class Echo:
+    """Answers with the body, unless that says otherwise."""
+
+    description = Description(architecture="Echo")
+
+    def __init__(self):
+        self.batches = []
+        self.between = lambda: None
+        self.open = threading.Event()
+        self.open.set()
+
+    def perform(self, jobs, between_runs):
+        self.open.wait(10)
+        self.batches.append([job.body.decode() for job in jobs])
+        between_runs()
+        self.between()
+        return list(map(self.outcome, self.batches[-1]))
+
+    def outcome(self, body):
+        match body:
+            case "wrong":
+                return RequestError("inputs", "are wrong")
+            case "fail":
+                return ValueError("failed")
+            case "lost":
+                raise torch.AcceleratorError("gone")
+            case "stop":
+                raise SystemExit
+            case _:
+                return Answer(body.encode(), "text/plain", 201, {"x-of": "handler"})
+
+
+@pytest.fixture
+def echo(monkeypatch):
+    echo = Echo()
+    monkeypatch.setattr("engine.tasks.build.load_handler", lambda *_: echo)
+    return echo
+
+
+@pytest.fixture
+def make(echo, monkeypatch, tmp_path):
+    """Makes an engine with these options."""
+
+    def make(**options):
+        monkeypatch.chdir(tmp_path)
+        task = Task(kind="handler", name=str(tmp_path / "model.py"))
+        return build_task_engine(task, tmp_path, Options(device="cpu", **options))
+
+    return make
+
+
+def run(engine, *bodies, now=0.0):
+    ids = [engine.add(Job(body.encode()), 0.0) for body in bodies]
+    outputs = []
+    while engine.has_work():
+        outputs += engine.step(now)
+    return ids, outputs
+
+
+def test_none_takes_one_at_a_time(make, echo):
+    engine = make()
+    assert engine.facts.batching == "none"
+    ids, outputs = run(engine, "a", "b", "c")
+    assert echo.batches == [["a"], ["b"], ["c"]]
+    assert [each.request_id for each in outputs] == ids
+
+
+def test_dynamic_takes_a_batch_or_what_came_in_time(make, echo):
+    engine = make(batch_size=2, max_batch_delay=1000)
+    for body in ("a", "b", "c"):
+        engine.add(Job(body.encode()), 0.0)
+    assert len(engine.step(0.0)) == 2
+    assert engine.step(0.5) == []
+    assert engine.strategy.wake_at() == 1.0
+    assert len(engine.step(1.0)) == 1
+    assert echo.batches == [["a", "b"], ["c"]]
+    assert not engine.has_work()
+
+
+def test_an_aborted_job_is_never_performed(make, echo):
+    engine = make(batch_size=4, max_batch_delay=0)
+    first, second = (engine.add(Job(each), 0.0) for each in (b"a", b"b"))
+    engine.abort(first)
+    engine.abort(first)
+    engine.abort(99)
+    assert [each.request_id for each in engine.step(0.0)] == [second]
+    assert echo.batches == [["b"]]
+    assert not engine._jobs, "its body is not kept"
+
+
+def test_a_job_aborted_while_it_runs_is_never_heard_of(make, echo):
+    engine = make(batch_size=4, max_batch_delay=0)
+    first, second = (engine.add(Job(each), 0.0) for each in (b"a", b"b"))
+    echo.between = lambda: engine.abort(first)
+    assert [each.request_id for each in engine.step(0.0)] == [second]
+    assert not engine.has_work()
+    assert engine.strategy.memory.num_held_blocks == 0
+
+
+def test_requests_may_come_while_others_run(make, echo):
+    engine = make(batch_size=4, max_batch_delay=0)
+    engine.add(Job(b"a"), 0.0)
+    echo.between = lambda: len(echo.batches) > 1 or engine.add(Job(b"b"), 0.0)
+    while engine.has_work():
+        engine.step(0.0)
+    assert echo.batches == [["a"], ["b"]]
+
+
+@pytest.fixture
+def client(make, echo, tmp_path):
+    """Of a server whose queue holds two."""
+    with Connection(f"ipc://{tmp_path}/e") as connection:
+
+        def serve():
+            with pytest.raises(SystemExit):
+                Server(make(), connection, max_waiting=2).serve_forever()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        client = Client(connection.endpoint)
+        yield client
+        echo.open.set()
+        client.send(Perform("stop", b"stop"))
+        thread.join(10)
+        client.close()
+        assert not thread.is_alive()
+
+
+def test_over_the_socket(client):
+    client.send(Hello())
+    facts = client.receive(Ready).facts
+    assert (facts.executor, facts.architecture, facts.max_sequences) == ("task", "Echo", 1)
+    client.send(Perform("1", b"hello"))
+    assert client.receive(Performed) == Performed(
+        "1", b"hello", "text/plain", 201, {"x-of": "handler"}
+    )
+    client.send(Perform("2", b"wrong"))
+    assert client.receive(Failed) == Failed("2", "rejected", "are wrong", "inputs")
+    client.send(Perform("3", b"fail"))
+    assert client.receive(Failed) == Failed("3", "failed", "ValueError: failed")
+    client.send(Submit("4", [1], SamplingParams()))
+    assert client.receive(Failed).kind == "rejected", "nothing generates here"
+    client.send(Perform("1", b"again"))
+    assert client.receive(Performed).id == "1", "ids are free once they have ended"
+
+
+def test_a_full_queue_refuses_and_an_abort_makes_room(client, echo):
+    echo.open.clear()
+    client.send(Perform("1", b"1"))
+    while client.receive(Heartbeat).step_age_s < 0.6:
+        pass  # the loop stands still, the heart does not
+    for id in ("2", "3", "4"):
+        client.send(Perform(id, id.encode()))
+    client.send(Abort("2"))
+    client.send(Perform("5", b"5"))
+    beats = [client.receive(Heartbeat).step_age_s for _ in range(3)]
+    assert beats == sorted(beats), "all that was sent has arrived by now, and waits"
+    echo.open.set()
+    assert client.receive(Failed).kind == "overloaded"
+    assert [client.receive(Performed).id for _ in range(3)] == ["1", "3", "5"]
+
+
+def test_a_lost_device_ends_the_engine(make):
+    with pytest.raises(torch.AcceleratorError):
+        run(make(), "lost")

@@ -1,0 +1,221 @@
+"""Tasks of transformers' pipelines: its answers, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import torch
+from PIL import Image
+from transformers import pipeline
+
+from core.errors import ConfigurationError, RequestError
+from core.task_bodies import PipelineBody
+from tests.engine.tasks.conftest import decoded, engine_of, perform
+
+LONG = " ".join(["cat"] * 50)
+
+
+def body(inputs, **parameters):
+    """A request; a list is a batch."""
+    is_batch = isinstance(inputs, list)
+    return PipelineBody(inputs if is_batch else [inputs], is_batch, parameters)
+
+
+def image(color, size=(10, 12)):
+    data = io.BytesIO()
+    Image.new("RGB", size, color).save(data, "PNG")
+    return data.getvalue()
+
+
+def close(got, expected):
+    """Equal but for the last digits of numbers, which depend on what else is in a batch."""
+    match got:
+        case float():
+            return got == pytest.approx(expected, abs=1e-5)
+        case list():
+            return len(got) == len(expected) and all(map(close, got, expected))
+        case dict():
+            return got.keys() == expected.keys() and all(close(got[k], expected[k]) for k in got)
+        case _:
+            return got == expected
+
+
+REQUESTS = [
+    ("classifier", "text-classification", [
+        body("the cat sat"), body("a dog"), body(["the mat", "it ran"]), body("on a mat", top_k=2),
+        body(["dog", "cat ran", "it"], top_k=None), body(["who is it"]),
+        body({"text": "the cat", "text_pair": "a dog"}), body([{"text": "the cat"}, "a dog"]),
+        body("dog", function_to_apply="none"), body(LONG, truncation=True),
+    ]),
+    ("tagger", "token-classification", [
+        body("the cat sat"), body(["a dog ran on it", "the mat"]),
+        body("the cat sat on a mat", aggregation_strategy="simple"), body(["who"]),
+    ]),
+    ("filler", "fill-mask", [
+        body("the [MASK] sat", top_k=2), body("a [MASK]"), body(["[MASK] ran", "it is [MASK]"]),
+        body(["the [MASK]"], top_k=1),
+    ]),
+    ("entailer", "zero-shot-classification", [
+        body("the cat sat", candidate_labels=["cat", "dog"]),
+        body(["a dog", "the mat"], candidate_labels=["cat", "dog"]),
+        body("it ran", candidate_labels=["mat"], multi_label=True),
+    ]),
+    ("encoder", "feature-extraction", [body("the cat"), body(["a dog ran", "it"])]),
+    ("viewer", "image-classification", [
+        body(image("red")), body([image("blue"), image("green", (30, 9))], top_k=1),
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "task", "requests"), REQUESTS)
+def test_a_batch_of_all_is_answered_as_transformers_answers_each(task_model, name, task, requests):
+    path = task_model(name)
+    engine = engine_of(path, task=task)
+    reference = pipeline(task, model=str(path), dtype=torch.float32, device="cpu")
+
+    def expected(request):
+        read = [Image.open(io.BytesIO(each)) if isinstance(each, bytes) else each
+                for each in request.inputs]  # fmt: skip
+        if len(read) == 1 and request.is_batch:  # some pipelines unpack a list of one
+            (alone,) = reference([read[0], read[0]], **request.parameters)[:1]
+            return [alone]
+        return reference(read if request.is_batch else read[0], **request.parameters)
+
+    for request, outcome in zip(requests, perform(engine, *requests), strict=True):
+        plain = json.loads(json.dumps(expected(request), default=lambda each: each.tolist()))
+        assert close(decoded(outcome), plain)
+
+
+def test_the_task_follows_from_the_model(task_model):
+    facts = engine_of(task_model("classifier")).facts
+    assert (facts.task, facts.executor, facts.batching) == (
+        "text-classification",
+        "task",
+        "dynamic",
+    )
+    assert facts.architecture == "BertForSequenceClassification"
+    assert facts.weights_bytes > 0
+
+
+def test_a_wrong_request_leaves_its_neighbours_alone(task_model):
+    engine = engine_of(task_model("classifier"))
+    alone = decoded(perform(engine, body("the cat"))[0])
+    outcomes = perform(
+        engine,
+        body("the cat"),
+        body(LONG),
+        body("the cat", function_to_apply="nonsense"),
+        body({"texts": "the cat"}),
+        body(["the cat", LONG]),
+        body([LONG, LONG]),
+        body("the cat"),
+    )
+    for at in (0, 6):
+        assert close(decoded(outcomes[at]), alone)
+    for at, said in (
+        (1, "52 tokens; the model takes 32"),
+        (2, "parameters: not"),
+        (3, "text_pair"),
+    ):
+        assert isinstance(outcomes[at], RequestError)
+        assert said in str(outcomes[at])
+    good, bad = decoded(outcomes[4])
+    assert close([good], alone)
+    assert (bad["code"], bad["field"]) == (400, "inputs")
+    assert isinstance(outcomes[5], RequestError), "none of it has an answer"
+
+
+def test_labels_are_needed_where_they_are_chosen_from(task_model):
+    engine = engine_of(task_model("entailer"), task="zero-shot-classification")
+    (outcome,) = perform(engine, body("the cat"))
+    assert outcome.field == "parameters.candidate_labels"
+
+
+class Failing:
+    """Fails where one of the inputs is bad, and where there are more than fit."""
+
+    def __init__(self, model, bad="", fits=99):
+        self.model, self.bad, self.fits, self.sizes = model, bad, fits, []
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def run(self, inputs, parameters):
+        self.sizes.append(len(inputs))
+        if len(inputs) > self.fits:
+            raise torch.OutOfMemoryError("too many")
+        if self.bad in inputs:
+            raise RuntimeError("bad input")
+        return self.model.run(inputs, parameters)
+
+
+@pytest.fixture
+def failing(task_model):
+    """An engine, and the model in it."""
+    engine = engine_of(task_model("classifier"))
+    performer = engine._performer
+    performer._model = Failing(performer._model)
+    return engine, performer._model
+
+
+def test_an_error_while_a_batch_runs_is_that_of_one_request(failing):
+    engine, model = failing
+    model.bad = "who"
+    outcomes = perform(engine, *map(body, ("a", "the cat", "who", "it", ["dog", "who"])))
+    assert isinstance(outcomes[2], RuntimeError)
+    for at in (0, 1, 3):
+        assert decoded(outcomes[at])[0]["label"]
+    good, bad = decoded(outcomes[4])
+    assert good["label"]
+    assert bad == {"error": "RuntimeError: bad input", "code": 424}
+
+
+def test_a_batch_too_large_for_the_memory_is_computed_in_parts(failing):
+    engine, model = failing
+    model.fits = 2
+    outcomes = perform(engine, *map(body, ("a", "the cat", "who", "it", "dog")))
+    assert [decoded(each)[0]["label"] for each in outcomes]
+    assert model.sizes == [5, 2, 3, 1, 2]
+
+
+def test_a_lost_device_ends_the_engine(failing):
+    engine, model = failing
+    model.run = lambda inputs, parameters: (_ for _ in ()).throw(torch.AcceleratorError("gone"))
+    with pytest.raises(torch.AcceleratorError):
+        perform(engine, body("a"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("classifier", {"task": "text-clasification"}, "did you mean 'text-classification'"),
+        ("classifier", {"task": "summarization"}, "no such pipeline"),
+        ("classifier", {"task": "automatic-speech-recognition"}, "model.py"),
+        ("encoder", {"task": "text-classification"}, "was not trained for text-classification"),
+        ("encoder", {"task": "question-answering"}, "was not trained for question-answering"),
+        ("viewer", {"task": "text-classification"}, "cannot load vit"),
+        ("classifier", {"batching": "paged"}, "option.batching=none or dynamic"),
+        ("classifier", {"rolling_batch": "scheduler"}, "option.rolling_batch=scheduler chooses"),
+        ("classifier", {"executor": "packed"}, "option.executor=packed"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(task_model, name, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        engine_of(task_model(name), **options)
+
+
+def test_random_weights_need_no_file_of_them(task_model, tmp_path):
+    for each in task_model("classifier").iterdir():
+        if each.suffix != ".safetensors":
+            (tmp_path / each.name).write_bytes(each.read_bytes())
+    (outcome,) = perform(engine_of(tmp_path, load_format="dummy"), body("the cat"))
+    assert decoded(outcome)[0]["label"]
+
+
+def test_what_is_no_image_is_refused(task_model):
+    engine = engine_of(task_model("viewer"))
+    whole = image("red", (64, 64))
+    outcomes = perform(engine, body(b"GIF"), body(whole[: len(whole) // 2]), body(whole))
+    assert [getattr(each, "field", "") for each in outcomes] == ["inputs", "inputs", ""]
