@@ -2,12 +2,14 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PORT ?= 8080
 PROPERTIES ?= serving.properties
+OUT ?= build/compare
 BIN := .venv/bin
 GPU_PYTHON ?= $(BIN)/python
 TRITON_FLOOR := 3.6.0
+COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties examples/compare/cpu.properties --requests 120
 EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
-.PHONY: help setup serve test check image-check variants kernels gpu format docs clean
+.PHONY: help setup serve compare test check image-check variants kernels gpu format docs clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -21,6 +23,12 @@ setup: .venv/installed  ## Build .venv with the pinned versions of constraints.t
 
 serve: setup  ## Serve the demo model (PORT=8080 PROPERTIES=serving.properties)
 	exec $(BIN)/python -m container serve --port $(PORT) --properties $(PROPERTIES)
+
+compare: setup  ## Measure every strategy with the demo model on this machine; report in OUT=build/compare
+	$(COMPARE) --workload aws --users 24 --length-scale 0.5 --out $(OUT)/aws
+	$(COMPARE) --workload chat --requests 200 --length-scale 0.12 --time-scale 16 --out $(OUT)/chat
+	$(COMPARE) --workload shared-prefix --users 24 --length-scale 0.4 --out $(OUT)/shared-prefix
+	$(BIN)/python -m loadtest report $(OUT)/aws $(OUT)/chat $(OUT)/shared-prefix --pictures --out $(OUT)
 
 test: setup  ## Run all tests (ARGS='tests/core -k stop' for some)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)

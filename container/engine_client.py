@@ -38,6 +38,7 @@ from core.messages import (
     ToEngine,
 )
 from core.sampling import SamplingParams
+from core.stats import Stats
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,11 @@ class EngineClient:
         if self._facts is None:
             raise EngineUnavailableError(self._down_reason)
         return self._facts
+
+    @property
+    def stats(self) -> Stats:
+        """What the engine last said of itself, at most a heartbeat ago while it is healthy."""
+        return self._stats
 
     def health(self) -> Health:
         """Healthy means that the engine was ready, is heard of, and moves."""
@@ -151,6 +157,7 @@ class EngineClient:
     def _connect(self) -> None:
         self._facts: Facts | None = None
         self._step_age_s = 0.0
+        self._stats = Stats()
         self._last_heard = self._clock()
         self._hello_due = self._clock()
         self._socket = self._context.socket(zmq.DEALER)
@@ -212,8 +219,9 @@ class EngineClient:
                     self._reply(message)
                 else:
                     self._hand_on(message)
-            case Heartbeat(step_age_s):
+            case Heartbeat(step_age_s, stats):
                 self._last_heard, self._step_age_s = self._clock(), step_age_s
+                self._stats = stats
             case Ready(facts):
                 self._last_heard, self._facts = self._clock(), facts
             case Dead(reason):

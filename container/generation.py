@@ -10,6 +10,7 @@ from container.token_stream import TokenStream
 from core.errors import RequestError
 from core.messages import Generated
 from core.sampling import TopLogprobs
+from core.stats import Timing
 from core.text.answer import Answer
 from core.text.answers import Answers, News
 
@@ -30,6 +31,8 @@ class Generation:
         patience: Patience,
     ) -> None:
         self.prompt_token_ids = prompt_token_ids
+        self.timing: Timing | None = None
+        """Of the answer that ended last; None where a stop text ended it."""
         self._stream = stream
         self._answers = answers
         self._dialect = dialect
@@ -58,6 +61,7 @@ class Generation:
         try:
             while self._answers.num_open:
                 for generated in self._next():
+                    self.timing = generated.timing
                     news = self._answers.push(generated)
                     if self._answers.stopped_by_text(generated):
                         self._stream.abort(generated.index)

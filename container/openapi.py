@@ -144,6 +144,7 @@ _OWN_PATHS: Mapping[Kind, Json] = {
 _MODEL_PATHS: Json = {
     "/v1/models": _get("The one model."),
     "/v1/models/{name}": _get("The model of that name.", "name"),
+    "/metrics": _get("What the engine is doing, in Prometheus' form."),
     "/openapi.json": _get("This document."),
 }
 

@@ -89,6 +89,7 @@ def _joined(parts: list[Generated]) -> Generated:
         parts[0].index,
         top=tuple(top for part in parts for top in part.top),
         prompt=tuple(scores for part in parts for scores in part.prompt),
+        timing=parts[-1].timing,
     )
 
 

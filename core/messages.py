@@ -5,7 +5,7 @@ A front-end worker owns a DEALER socket, the engine a ROUTER socket at `Launch.e
 ```
 front end                                engine
   Hello                        ->
-                               <-  Ready, once the model answers; Heartbeat every second
+                               <-  Ready, once the model answers; Heartbeat 4 times a second
   Submit(id, ...)              ->
                                <-  Step([Generated(id, ...), ...]) after every step
   Perform(id, ...)             ->  where the task is not to generate
@@ -27,6 +27,7 @@ import msgspec
 
 from core.options import Batching, Options
 from core.sampling import Finish, SamplingParams, TopLogprobs
+from core.stats import Stats, Timing
 from core.task import GENERATION, Task
 
 
@@ -119,6 +120,8 @@ class Generated(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One a token, where the request wants `logprobs`."""
     prompt: tuple[TopLogprobs, ...] = ()
     """The next tokens of the prompt, from its second on, where it wants `prompt_logprobs`."""
+    timing: Timing | None = None
+    """With `finish`."""
 
 
 class Step(Message, frozen=True):
@@ -149,12 +152,11 @@ class Failed(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Sent every second, whether or not the step loop moves."""
+    """Sent four times a second, whether or not the step loop moves."""
 
     step_age_s: float
     """Seconds since the loop last ended a step or was seen idle."""
-    num_running: int
-    num_waiting: int
+    stats: Stats
 
 
 class Dead(Message, frozen=True):

@@ -106,3 +106,5 @@ class Output:
     """One a token, where the request wants `logprobs`."""
     prompt: tuple[TopLogprobs, ...] = ()
     """The next tokens of the prompt, from its second on, where it wants `prompt_logprobs`."""
+    admitted: float | None = None
+    """When the request was; None only with Finish.ERROR."""

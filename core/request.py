@@ -33,6 +33,8 @@ class Request:
         self.id = id
         self.params = params
         self.arrival = arrival
+        self.admitted: float | None = None
+        """When it was scheduled for the first time."""
         self.sequences = tuple(
             Sequence(
                 id + index,
@@ -61,12 +63,15 @@ class Request:
             sequence.index,
             top=tuple(sequence.top_logprobs[-count:]) if count else (),
             prompt=prompt_scores,
+            admitted=self.admitted,
         )
 
     def tell_best(self, hypotheses: Collection[Hypothesis]) -> list[Output]:
         """What the client hears at the end of a beam search."""
         return [
-            Output(self.id, each.token_ids, each.logprobs, each.finish, rank)
+            Output(
+                self.id, each.token_ids, each.logprobs, each.finish, rank, admitted=self.admitted
+            )
             for rank, each in enumerate(islice(hypotheses, self.params.n))
         ]
 

@@ -13,10 +13,11 @@ import msgspec
 import zmq
 
 from core.messages import FromEngine, Heartbeat, Message, ToEngine
+from core.stats import Stats
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_INTERVAL_S = 1.0
+HEARTBEAT_INTERVAL_S = 0.25
 EVERYONE = b""
 CLOSE = [EVERYONE, b""]
 
@@ -36,8 +37,7 @@ class Pulse:
     """What the loop last said of itself. Replaced whole, so no lock is needed."""
 
     at: float = field(default_factory=time.monotonic)
-    num_running: int = 0
-    num_waiting: int = 0
+    stats: Stats = field(default_factory=Stats)
 
 
 Inbound = ToEngine | ClientGone | Broken
@@ -153,5 +153,4 @@ class Connection:
 
     def _heartbeat(self) -> Heartbeat:
         pulse = self.pulse
-        age = time.monotonic() - pulse.at
-        return Heartbeat(age, pulse.num_running, pulse.num_waiting)
+        return Heartbeat(time.monotonic() - pulse.at, pulse.stats)

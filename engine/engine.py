@@ -48,6 +48,10 @@ class Engine:
         self._in_flight: tuple[StepPlan, SubmittedStep] | None = None
         """The step that the device computes while the next one is scheduled."""
         self._next_id = 0
+        self.num_steps = 0
+        """Submitted since the start, like the sums below."""
+        self.num_step_sequences = 0
+        self.num_step_tokens = 0
         self._num_failed_steps = 0
 
     def add(self, prompt_token_ids: Tokens[int], params: SamplingParams, now: float) -> int:
@@ -102,6 +106,9 @@ class Engine:
         plan = self.strategy.schedule(now)
         if plan is None:
             return [], None
+        self.num_steps += 1
+        self.num_step_sequences += len(plan.chunks)
+        self.num_step_tokens += plan.num_tokens
         try:
             return [], (plan, self._executor.submit(plan, between_tokens))
         except Exception as error:

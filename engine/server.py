@@ -23,8 +23,17 @@ from core.messages import (
 )
 from core.plan import Output
 from core.sampling import Finish
-from engine.connection import Broken, ClientGone, Connection, Inbound, Pulse
+from core.stats import Timing
+from engine.connection import (
+    HEARTBEAT_INTERVAL_S,
+    Broken,
+    ClientGone,
+    Connection,
+    Inbound,
+    Pulse,
+)
 from engine.engine import Engine
+from engine.meter import Course, Meter
 from engine.tasks.engine import TaskEngine, TaskOutput
 from engine.tasks.performer import Answer, Job
 
@@ -41,6 +50,7 @@ class _Asked:
     id: str
     open_answers: set[int]
     """Indices of the answers that have not ended."""
+    course: Course
 
 
 class Server:
@@ -55,6 +65,8 @@ class Server:
         self._asked: dict[int, _Asked] = {}
         """By the engine's request id."""
         self._request_ids: dict[tuple[bytes, str], int] = {}
+        self._meter = Meter()
+        self._stats_due = 0.0
 
     def serve_forever(self) -> None:
         """Returns never; raises what ends the engine."""
@@ -69,10 +81,11 @@ class Server:
         self._beat()
 
     def _beat(self) -> None:
-        strategy = self._engine.strategy
-        self._connection.pulse = Pulse(
-            time.monotonic(), len(strategy.running), len(strategy.waiting)
-        )
+        now, stats = time.monotonic(), self._connection.pulse.stats
+        if now >= self._stats_due:
+            stats = self._meter.snapshot(self._engine)
+            self._stats_due = now + HEARTBEAT_INTERVAL_S
+        self._connection.pulse = Pulse(now, stats)
 
     def _receive(self, timeout: float) -> None:
         """Takes in all messages that are there; waits that many seconds for the first."""
@@ -116,18 +129,22 @@ class Server:
             return Failed(
                 message.id, "overloaded", f"{self._max_waiting} requests are waiting already"
             )
+        now = time.monotonic()
         try:
-            request_id = self._add(message)
+            request_id = self._add(message, now)
         except RequestError as error:
             return Failed(message.id, "rejected", error.message, error.field)
-        answers = set(range(message.params.num_answers if isinstance(message, Submit) else 1))
-        self._asked[request_id] = _Asked(client, message.id, answers)
+        num_answers, num_prompt_tokens = 1, 0
+        if isinstance(message, Submit):
+            num_answers = message.params.num_answers
+            num_prompt_tokens = len(message.prompt_token_ids)
+        course = Course(now, num_prompt_tokens)
+        self._asked[request_id] = _Asked(client, message.id, set(range(num_answers)), course)
         self._request_ids[client, message.id] = request_id
         return None
 
-    def _add(self, message: Submit | Perform) -> int:
+    def _add(self, message: Submit | Perform, now: float) -> int:
         """The request's id. Raises RequestError for what can never run here."""
-        now = time.monotonic()
         match message, self._engine:
             case Submit(), Engine() as engine:
                 return engine.add(message.prompt_token_ids, message.params, now)
@@ -160,20 +177,24 @@ class Server:
     def _send_outputs(self, outputs: Sequence[Output | TaskOutput]) -> None:
         """One message a client, however many tokens of its requests the step has made."""
         steps: defaultdict[bytes, list[Generated]] = defaultdict(list)
+        now = time.monotonic()
         for output in outputs:
             asked = self._asked.get(output.request_id)
             if asked is None:
                 continue
             if isinstance(output, TaskOutput):
+                self._meter.take_task(asked.course, output, now)
                 self._connection.send(asked.client, _performed(asked.id, output))
                 self._close(output.request_id, None)
             elif output.finish == Finish.ERROR:
+                self._meter.take(asked.course, output, now)
                 assert isinstance(self._engine, Engine), "a task fails by its outcome"
                 failure = Failed(asked.id, "failed", self._engine.last_failure)
                 self._connection.send(asked.client, failure)
                 self._close(output.request_id, None)
             elif output.index in asked.open_answers:
-                steps[asked.client].append(_generated(asked.id, output))
+                timing = self._meter.take(asked.course, output, now)
+                steps[asked.client].append(_generated(asked.id, output, timing))
                 if output.finish is not None:
                     self._close(output.request_id, output.index)
         for client, generated in steps.items():
@@ -190,7 +211,7 @@ def _performed(id: str, output: TaskOutput) -> Performed | Failed:
             return Failed(id, "failed", f"{type(error).__name__}: {error}")
 
 
-def _generated(id: str, output: Output) -> Generated:
+def _generated(id: str, output: Output, timing: Timing | None) -> Generated:
     return Generated(
         id,
         output.token_ids,
@@ -199,4 +220,5 @@ def _generated(id: str, output: Output) -> Generated:
         output.index,
         top=output.top,
         prompt=output.prompt,
+        timing=timing,
     )

@@ -76,11 +76,30 @@ class Strategy(ABC):
         """By sequence id."""
         self._swapped_out: list[Sequence] = []
         """Since the last plan."""
+        self.num_preemptions = 0
+        self.num_swaps = 0
+        """Of the preemptions, those whose blocks went to the host."""
+        self.num_prompt_tokens = 0
+        """Looked for in the prefix cache: of all groups ever admitted, with what they had
+        generated before a preemption."""
+        self.num_cached_tokens = 0
+        """Of those, what prefix caching had kept."""
 
     @property
     def num_running(self) -> int:
         """Sequences that run."""
         return sum(group.num_sequences for group in self.running)
+
+    @property
+    def num_filled_tokens(self) -> int:
+        """Slots of held blocks that are written; of the others the tables of `running` tell."""
+        memory = self.memory
+        num_empty = sum(
+            len(memory.table(each.id)) * memory.block_size - each.num_computed_tokens
+            for group in self.running
+            for each in group.sequences
+        )
+        return max(0, memory.num_held_blocks * memory.block_size - num_empty)
 
     def add(self, request: Request) -> None:
         """Queues a request that `fits`, and whose `max_length` fits into the memory."""
@@ -177,7 +196,9 @@ class Strategy(ABC):
     def _enqueue(self, group: SequenceGroup) -> None:
         insort(self.waiting, group, key=lambda each: each.rank)
 
-    def _admit(self, group: SequenceGroup) -> None:
+    def _admit(self, group: SequenceGroup, now: float) -> None:
+        if group.request.admitted is None:
+            group.request.admitted = now
         self.waiting.remove(group)
         insort(self.running, group, key=lambda each: each.rank)
 
@@ -203,7 +224,7 @@ class ReservingStrategy(Strategy):
 
     def _next_chunks(self, now: float) -> list[Chunk]:
         for group in self._admissible(now):
-            self._admit(group)
+            self._admit(group, now)
         chunks: list[Chunk] = []
         budget = StepBudget(self.limits.max_step_tokens, self.running)
         for group in self.running:

@@ -30,13 +30,6 @@ class PagedStrategy(Strategy):
     ) -> None:
         super().__init__(memory, limits)
         self.preemption_mode: PreemptionMode = preemption_mode
-        self.num_preemptions = 0
-        self.num_swaps = 0
-        """Of the preemptions, those whose blocks went to the host."""
-        self.num_prompt_tokens = 0
-        """Of all groups ever admitted, with what they had generated before a preemption."""
-        self.num_cached_tokens = 0
-        """Of those, what prefix caching had kept."""
         self._blocks = memory
         """The same memory, with what only paging can do."""
 
@@ -54,7 +47,7 @@ class PagedStrategy(Strategy):
         for group in self.running:
             self._share_prompt(group)
         budget = StepBudget(self.limits.max_step_tokens, self.running)
-        return self._continue_running(budget) + self._admit_waiting(budget)
+        return self._continue_running(budget) + self._admit_waiting(budget, now)
 
     def _continue_running(self, budget: StepBudget) -> list[Chunk]:
         chunks: list[Chunk] = []
@@ -107,7 +100,7 @@ class PagedStrategy(Strategy):
             self.memory.release(sequence.id)
             sequence.num_computed_tokens = 0
 
-    def _admit_waiting(self, budget: StepBudget) -> list[Chunk]:
+    def _admit_waiting(self, budget: StepBudget, now: float) -> list[Chunk]:
         chunks: list[Chunk] = []
         while self.waiting and self._has_slots_for(self.waiting[0]):
             group = self.waiting[0]
@@ -115,7 +108,7 @@ class PagedStrategy(Strategy):
             turns = (self._resume if is_swapped else self._begin)(group, budget)
             if not turns:
                 break
-            self._admit(group)
+            self._admit(group, now)
             self.memory.reserve(_spans(turns))
             chunks += self._chunks(turns, budget)
         return chunks

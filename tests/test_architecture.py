@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "engine": {"core", "djl_python", "kernels", "strategies"},
     "container": {"core"},  # it speaks to the engine over the wire alone
     "benchmarks": {"core", "engine", "kernels", "strategies"},
+    "loadtest": set(),  # it speaks HTTP, to any server
     "models": set(),
     "deploy": set(),  # it runs the load test as a command
     "image": set(),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from container.answers.answer import Record
 from container.answers.logprobs import prompt_logprobs
 from container.failures import Failure
@@ -122,6 +124,9 @@ class TextAnswer:
         if self._style.is_tgi:
             details["input_length"] = len(self._generation.prompt_token_ids)
             details["seed"] = self._request.decoding.params.seed
+        timing = self._generation.timing
+        if self._request.timings and timing is not None:
+            details["timings"] = msgspec.structs.asdict(timing)
         return details
 
     def _sequence(self, answer: Answer, finish: Finish | None) -> Record:

@@ -9,6 +9,8 @@ from flask import Flask, Response, abort, request
 
 from container.failures import Failure, failure_response
 from container.host import Host, json_response
+from container.metrics import MIMETYPE as METRICS_MIMETYPE
+from container.metrics import metrics_text
 from container.routes.sessions import SessionRequests
 
 
@@ -35,6 +37,7 @@ class Invocations:
     def add_to(self, app: Flask) -> None:
         """Adds the routes."""
         app.add_url_rule("/ping", view_func=self.ping, methods=["GET", "POST"])
+        app.add_url_rule("/metrics", view_func=self.metrics)
         app.add_url_rule("/invocations", view_func=self.invoke, methods=["POST"])
         app.add_url_rule("/predictions/<model>", view_func=self.predict, methods=["POST"])
 
@@ -44,6 +47,12 @@ class Invocations:
         if not health.healthy:
             return failure_response(Failure(503, health.reason))
         return json_response({"status": "healthy"})
+
+    def metrics(self) -> Response:
+        """What the engine is doing, for Prometheus; an error while it is not ready."""
+        client = self._host.client
+        text = metrics_text(client.facts, client.stats, self._host.model_name)
+        return Response(text, content_type=METRICS_MIMETYPE)
 
     def predict(self, model: str) -> Response:
         """DJL Serving's path for a model by its name."""

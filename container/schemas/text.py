@@ -52,6 +52,9 @@ _OWN: Fields = {
     "decoder_input_details": Field(
         BOOLEAN, "With details: the tokens of the prompt and their log-probabilities."
     ),
+    "timings": Field(
+        BOOLEAN, "With details: when the request arrived, was admitted, had its first token, ended."
+    ),
     "top_n_tokens": Field(INTEGER, "With details: so many likely tokens for each place."),
     "return_full_text": Field(BOOLEAN, "Put the prompt before the answer."),
     "truncate": Field(INTEGER, "Keep only this many tokens, the last ones, of the prompt."),
@@ -104,6 +107,7 @@ class TextRequest:
     stream: bool
     details: bool
     prompt_details: bool
+    timings: bool
     return_full_text: bool
     max_prompt_tokens: int | None
     shows_prompt_logprobs: bool
@@ -138,6 +142,7 @@ def read_text_request(body: Mapping[str, object], *, always_details: bool = Fals
         stream=stream,
         details=details,
         prompt_details=prompt_details,
+        timings=parameters.get("timings", False),
         return_full_text=parameters.get("return_full_text", False),
         max_prompt_tokens=parameters.get("truncate", None),
         shows_prompt_logprobs="prompt_logprobs" in parameters,

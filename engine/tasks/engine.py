@@ -21,6 +21,8 @@ class TaskOutput:
 
     request_id: int
     outcome: Outcome
+    admitted: float | None
+    """When its turn came."""
 
 
 class TaskEngine:
@@ -34,6 +36,10 @@ class TaskEngine:
         self._jobs: dict[int, Job] = {}
         """Those that wait, by request id."""
         self._next_id = 0
+        self.num_steps = 0
+        """Since the start, like the sums below."""
+        self.num_step_sequences = 0
+        self.num_step_tokens = 0
 
     def add(self, job: Job, now: float) -> int:
         """Accepts a job and returns its id."""
@@ -60,8 +66,12 @@ class TaskEngine:
         plan = self.strategy.schedule(now)
         if plan is None:
             return []
+        self.num_steps += 1
+        self.num_step_sequences += len(plan.chunks)
         ids = [chunk.sequence.id for chunk in plan.chunks]
         jobs = [self._jobs.pop(id) for id in ids]
         outcomes = dict(zip(ids, self._performer.perform(jobs, between_runs), strict=True))
         ended = self.strategy.commit(plan, dict.fromkeys(ids, _DONE))
-        return [TaskOutput(each.request_id, outcomes[each.request_id]) for each in ended]
+        return [
+            TaskOutput(each.request_id, outcomes[each.request_id], each.admitted) for each in ended
+        ]

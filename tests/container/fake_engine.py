@@ -37,6 +37,7 @@ from core.messages import (
 )
 from core.processes import die_with_parent
 from core.sampling import Finish, TopLogprobs
+from core.stats import Stats
 
 FACTS = Facts(
     model="fake",
@@ -154,6 +155,7 @@ class FakeEngine:
         self.facts = facts
         self.ready = ready
         self.step_age_s = 0.0
+        self.stats = Stats()
         self.heartbeats = True
         self.received: list[ToEngine] = []
         self._endpoint = endpoint
@@ -208,7 +210,7 @@ class FakeEngine:
                     return
                 if self.heartbeats and time.monotonic() > beat_due:
                     beat_due = time.monotonic() + 0.05
-                    self.send(Heartbeat(self.step_age_s, 0, 0))
+                    self.send(Heartbeat(self.step_age_s, self.stats))
 
     def _receive(self, socket: zmq.Socket[bytes], client: bytes, data: bytes) -> None:
         message = msgspec.msgpack.decode(data, type=ToEngine)

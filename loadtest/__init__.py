@@ -1,0 +1,1 @@
+"""Measures serving containers over HTTP, ours and others; imports nothing of the server."""

@@ -1,0 +1,162 @@
+"""The command line: `compare` and `sweep` measure, `report` draws what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from loadtest.arguments import make_parser
+from loadtest.results import Results, Run, read_results
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = make_parser()
+    parsed = parser.parse_args(given)
+    if parsed.command == "report":
+        return _report(parsed)
+    return _measure(parser, parsed, f"python -m loadtest {shlex.join(given)}")
+
+
+def _measure(parser: argparse.ArgumentParser, parsed: argparse.Namespace, command: str) -> int:
+    import locust  # noqa: F401 - patches sockets, which must come before anything that uses them
+
+    from loadtest.machine import describe_machine
+    from loadtest.measure import WarmUpError
+    from loadtest.server import ServerError
+    from loadtest.slo import parse_slo
+
+    try:
+        slo = parse_slo(parsed.slo) if parsed.command == "sweep" else {}
+    except ValueError as error:
+        parser.error(str(error))
+    results = Results(
+        command=command,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        seed=parsed.seed,
+        machine=describe_machine(),
+        slo=slo,
+    )
+
+    def keep(run: Run) -> None:
+        """After each run, so that whatever ends this process leaves what there was."""
+        results.runs.append(run)
+        results.write(parsed.out)
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # whichever it is, servers must be stopped
+        signal.signal(number, signal.default_int_handler)
+    code = 0
+    try:
+        if not _run(parser, parsed, results, keep):
+            code = EXIT_INTERRUPTED
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except (ServerError, WarmUpError, ValueError, OSError) as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        code = EXIT_FAILED
+    if code:
+        results.notes.append("Not all of it: the command was ended before its time.")
+    return _write(results, parsed.out) or code
+
+
+def _run(
+    parser: argparse.ArgumentParser,
+    parsed: argparse.Namespace,
+    results: Results,
+    keep: Callable[[Run], None],
+) -> bool:
+    from loadtest.compare import compare
+    from loadtest.plan import Load
+    from loadtest.sweep import sweep
+
+    subjects = _subjects(parser, parsed)
+    load = Load(
+        requests=parsed.requests,
+        users=parsed.users,
+        rate=parsed.rate,
+        trace=parsed.trace,
+        time_scale=parsed.time_scale,
+        length_scale=parsed.length_scale,
+        max_length=parsed.max_length,
+        seed=parsed.seed,
+    )
+    if parsed.command == "compare":
+        return compare(subjects, parsed.workload, load, num_warm_up=parsed.warm_up, on_run=keep)
+    return sweep(
+        subjects,
+        parsed.workload,
+        load,
+        results.slo,
+        rates=parsed.rates,
+        first_rate=parsed.first_rate,
+        num_refinements=parsed.refinements,
+        num_warm_up=parsed.warm_up,
+        on_run=keep,
+    )
+
+
+def _subjects(parser: argparse.ArgumentParser, parsed: argparse.Namespace):
+    from loadtest.endpoint import Endpoint
+    from loadtest.server import read_properties
+    from loadtest.subjects import Strategies, Target
+
+    if parsed.target or parsed.sagemaker:
+        endpoint = Endpoint(
+            url=parsed.target,
+            sagemaker=parsed.sagemaker,
+            schema=parsed.schema,
+            path=parsed.path,
+            timeout_s=parsed.timeout,
+        )
+        return Target(endpoint=endpoint)
+    if not parsed.properties.is_file():
+        parser.error(f"{parsed.properties} is no file; --properties names another")
+    return Strategies(
+        names=parsed.strategies,
+        properties=read_properties(parsed.properties),
+        model_dir=parsed.model_dir,
+        logs=parsed.out / "logs",
+        schema=parsed.schema,
+        timeout_s=parsed.timeout,
+    )
+
+
+def _report(parsed: argparse.Namespace) -> int:
+    first, *others = [read_results(path) for path in parsed.results]
+    for other in others:
+        first.runs += other.runs
+        first.notes += other.notes
+        first.slo |= other.slo
+        first.command += f"\n{other.command}"
+    code = _write(first, parsed.out)
+    if parsed.pictures and not code:
+        from loadtest.report.page import write_pictures
+
+        for path in write_pictures(first, parsed.out):
+            print(f"wrote {path}")
+    return code
+
+
+def _write(results: Results, out: Path) -> int:
+    """results.json, requests.csv and report.html, of whatever there is."""
+    if not results.runs:
+        print("loadtest: nothing was measured", file=sys.stderr)
+        return EXIT_FAILED
+    from loadtest.report.page import write_report
+
+    results.write(out)
+    print(f"wrote {write_report(results, out)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Ways to ask: how bytes travel (transports), and what they say (schemas)."""

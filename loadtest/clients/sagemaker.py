@@ -1,0 +1,48 @@
+"""A SageMaker endpoint, through boto3 with the credentials that it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+
+from loadtest.clients.transport import SendError, split_lines
+
+
+class SageMakerTransport:
+    """InvokeEndpointWithResponseStream. The path of a schema means nothing here."""
+
+    def __init__(self, endpoint: str, timeout_s: float, runtime_url: str | None = None) -> None:
+        """runtime_url: of a runtime elsewhere than AWS's, such as a container's own."""
+        self._endpoint = endpoint
+        self._client: Any = boto3.client(
+            "sagemaker-runtime",
+            endpoint_url=runtime_url,
+            config=Config(
+                connect_timeout=timeout_s,
+                read_timeout=timeout_s,
+                retries={"total_max_attempts": 1},  # a second attempt would hide the first's time
+            ),
+        )
+
+    def lines(self, path: str, body: bytes) -> Iterator[tuple[float, bytes]]:
+        try:
+            answer = self._client.invoke_endpoint_with_response_stream(
+                EndpointName=self._endpoint, ContentType="application/json", Body=body
+            )
+            yield from split_lines(_payloads(answer["Body"]))
+        except (BotoCoreError, ClientError, HTTPClientError, OSError) as error:
+            raise SendError(f"{type(error).__name__}: {error}") from None
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _payloads(events: Iterator[dict[str, Any]]) -> Iterator[bytes]:
+    for event in events:
+        if "PayloadPart" not in event:
+            raise SendError(f"the stream broke off: {event}")
+        yield event["PayloadPart"]["Bytes"]

@@ -1,0 +1,99 @@
+"""HTTP, reduced to what a measurement needs: lines, and when their bytes arrived."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Iterator
+from typing import Protocol
+from urllib.parse import urlsplit
+
+READ_BYTES = 65536
+ERROR_CHARACTERS = 300
+
+
+class SendError(Exception):
+    """No answer, or no whole one: why."""
+
+
+class Transport(Protocol):
+    """One user's way to the server; not shared."""
+
+    def lines(self, path: str, body: bytes) -> Iterator[tuple[float, bytes]]:
+        """Sends the body; yields each line of the answer with the time when its bytes came.
+
+        The clock is `time.perf_counter`. Raises SendError for anything but a 200 and its whole
+        body.
+        """
+        ...
+
+    def close(self) -> None:
+        """May be called again."""
+        ...
+
+
+class HttpTransport:
+    """A connection that is kept between requests."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        parts = urlsplit(url)
+        kind = (
+            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        )
+        self._base = parts.path.rstrip("/")
+        self._connection = kind(parts.hostname or "localhost", parts.port, timeout=timeout_s)
+
+    def lines(self, path: str, body: bytes) -> Iterator[tuple[float, bytes]]:
+        headers = {"Content-Type": "application/json"}
+        is_whole = False
+        try:
+            self._connection.request("POST", self._base + path, body, headers)
+            response = self._connection.getresponse()
+            if response.status != 200:
+                raise SendError(_refusal(response.status, response.read()))
+            yield from split_lines(iter(lambda: response.read1(READ_BYTES), b""))
+            # Where the length was told, `read1` leaves the response open, and the connection busy.
+            response.close()
+            is_whole = True
+        except (OSError, http.client.HTTPException) as error:
+            raise SendError(f"{type(error).__name__}: {error}") from None
+        finally:
+            if not is_whole:
+                self.close()
+
+    def get(self, path: str) -> bytes:
+        """The body of a GET. Raises SendError."""
+        try:
+            self._connection.request("GET", self._base + path)
+            response = self._connection.getresponse()
+            data = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise SendError(f"{type(error).__name__}: {error}") from None
+        if response.status != 200:
+            raise SendError(_refusal(response.status, data))
+        return data
+
+    def post(self, path: str, body: bytes) -> bytes:
+        """The whole body of an answer. Raises SendError."""
+        return b"\n".join(line for _, line in self.lines(path, body))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def split_lines(parts: Iterator[bytes]) -> Iterator[tuple[float, bytes]]:
+    """Whole lines that are not empty, each with the time when its last bytes came."""
+    rest = b""
+    for part in parts:
+        now = time.perf_counter()
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line.strip():
+                yield now, line
+    if rest.strip():
+        yield time.perf_counter(), rest
+
+
+def _refusal(status: int, body: bytes) -> str:
+    return f"{status}: {body.decode(errors='replace').strip()[:ERROR_CHARACTERS]}"

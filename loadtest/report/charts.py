@@ -1,0 +1,284 @@
+"""Charts of runs as Vega-Lite specifications."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from loadtest.measures import filled, quantiles
+from loadtest.report.style import GRID, INK, MUTED, colours, in_order, number
+from loadtest.results import Run
+
+Spec = dict[str, Any]
+WIDTH = 1000
+"""Of the page, in pixels."""
+LEAST_S = 1e-3
+"""Where logarithmic axes begin: below it are tokens that came in the same bytes."""
+
+
+def bars(runs: Sequence[Run]) -> Spec:
+    """Requests and tokens per second, a column for each workload."""
+    rows = [
+        {
+            "run": run.label,
+            "workload": run.workload,
+            "value": value,
+            "text": number(value),
+            "of": of,
+        }
+        for run in runs
+        for of, value in (
+            ("requests/s", run.measures.requests_per_s),
+            ("output tokens/s", run.measures.tokens_per_s),
+        )
+        if value is not None
+    ]
+    workloads = list(dict.fromkeys(run.workload for run in runs))
+    units = [
+        unit for unit in ("requests/s", "output tokens/s") if any(r["of"] == unit for r in rows)
+    ]
+    return {"vconcat": [_bars_of(rows, unit, workloads) for unit in units], "spacing": 18}
+
+
+def _bars_of(rows: Sequence[Spec], unit: str, workloads: Sequence[str]) -> Spec:
+    labels = [row["run"] for row in rows]
+    width = (WIDTH - 150 - 30 * len(workloads)) / len(workloads)
+    x = {"field": "value", "type": "quantitative", "axis": None, "scale": {"nice": False}}
+    y = {
+        "field": "run",
+        "type": "nominal",
+        "sort": in_order(labels),
+        "axis": {
+            "title": None,
+            "domain": False,
+            "ticks": False,
+            "labelColor": INK,
+            "labelPadding": 8,
+        },
+    }
+    panels = []
+    for at, workload in enumerate(workloads):
+        own = [row for row in rows if row["workload"] == workload and row["of"] == unit]
+        most = max(row["value"] for row in own)
+        scale = {"domain": [0, 1.18 * most]}
+        shown = y if at == 0 else {**y, "axis": None}
+        panels.append(
+            {
+                "title": f"{workload}: {unit}",
+                "width": width,
+                "height": {"step": 24},
+                "data": {"values": own},
+                "encoding": {"y": {**shown, "scale": {"domain": in_order(labels)}}},
+                "layer": [
+                    {
+                        "mark": {"type": "bar", "cornerRadiusEnd": 2, "height": 16},
+                        "encoding": {
+                            "x": {**x, "scale": scale},
+                            "color": _colour(labels, legend=False),
+                        },
+                    },
+                    {
+                        "mark": {"type": "text", "align": "left", "dx": 5, "color": INK},
+                        "encoding": {"x": {**x, "scale": scale}, "text": {"field": "text"}},
+                    },
+                ],
+            }
+        )
+    return {"hconcat": panels, "spacing": 30}
+
+
+def latencies(runs: Sequence[Run]) -> Spec:
+    """Cumulative distributions of the whole answer, its first token, and the gaps after it."""
+    labels = [run.label for run in runs]
+    panels = []
+    for title, values_of in (
+        ("whole answer", lambda run: quantiles(r.latency_s for r in run.records if r.is_good)),
+        (
+            "first token",
+            lambda run: quantiles(
+                r.first_token_s for r in run.records if r.is_good and r.first_token_s is not None
+            ),
+        ),
+        ("between tokens", lambda run: run.gap_quantiles_s),
+    ):
+        rows = [
+            {"run": run.label, "seconds": max(seconds, LEAST_S), "share": at / (len(values) - 1)}
+            for run in runs
+            if (values := values_of(run))
+            for at, seconds in enumerate(values)
+        ]
+        if rows:
+            panels.append(_distribution(rows, labels, title, has_axis=not panels))
+    return {"hconcat": panels, "spacing": 34}
+
+
+def _distribution(
+    rows: Sequence[Spec], labels: Sequence[str], title: str, *, has_axis: bool
+) -> Spec:
+    return {
+        "title": title,
+        "width": (WIDTH - 215) / 3,
+        "height": 190,
+        "data": {"values": rows},
+        "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.8, "clip": True},
+        "encoding": {
+            "x": {
+                "field": "seconds",
+                "type": "quantitative",
+                "scale": {"type": "log", "nice": False},
+                "axis": {
+                    "title": "seconds, logarithmic",
+                    "tickCount": 4,
+                    "format": "~g",
+                    "grid": False,
+                },
+            },
+            "y": {
+                "field": "share",
+                "type": "quantitative",
+                "axis": {
+                    "title": "share of them that took at most that" if has_axis else None,
+                    "format": ".0%",
+                    "values": [0, 0.25, 0.5, 0.75, 1],
+                },
+            },
+            "order": {"field": "share"},
+            "color": _colour(labels),
+            "tooltip": [
+                {"field": "run", "title": "run"},
+                {"field": "share", "format": ".1%"},
+                {"field": "seconds", "format": ".3~g"},
+            ],
+        },
+    }
+
+
+def timelines(runs: Sequence[Run]) -> Spec:
+    """The size of the batch, and KV memory held and filled, a column for each run."""
+    runs = [
+        run for run in runs if not run.variant and any(sample.metrics for sample in run.samples)
+    ]
+    shown = sorted(runs, key=lambda run: in_order([each.label for each in runs]).index(run.label))
+    most = max((max(_batches(run), default=0.0) for run in shown), default=1.0)
+    width = (WIDTH - 60 - 24 * len(shown)) / max(2, len(shown))
+    labels = [each.label for each in runs]
+    rows = (
+        [_batch(run, width, most, labels, has_axis=run is shown[0]) for run in shown],
+        [_memory(run, width, has_axis=run is shown[0]) for run in shown],
+    )
+    return {
+        "vconcat": [{"hconcat": row, "spacing": 24, "bounds": "flush"} for row in rows],
+        "spacing": 8,
+        "resolve": {"scale": {"color": "independent"}},
+    }
+
+
+def _batches(run: Run) -> list[float]:
+    return [each.metrics["running"] for each in run.samples if "running" in each.metrics]
+
+
+def _batch(run: Run, width: float, most: float, labels: Sequence[str], *, has_axis: bool) -> Spec:
+    values = [
+        {"at": round(each.at_s, 2), "running": each.metrics["running"]}
+        for each in run.samples
+        if "running" in each.metrics
+    ]
+    colour = colours(labels)[run.label]
+    return {
+        "title": run.label,
+        "width": width,
+        "height": 80,
+        "data": {"values": values},
+        "mark": {
+            "type": "area", "interpolate": "step-after", "color": colour, "opacity": 0.25,
+            "line": {"color": colour, "strokeWidth": 1.3, "interpolate": "step-after"},
+        },
+        "encoding": {
+            "x": _seconds(None),
+            "y": {
+                "field": "running",
+                "type": "quantitative",
+                "scale": {"domain": [0, most]},
+                "axis": {"title": "batch size", "tickCount": 4} if has_axis else None,
+            },
+        },
+    }  # fmt: skip
+
+
+def _memory(run: Run, width: float, *, has_axis: bool) -> Spec:
+    values = [
+        {"at": round(each.at_s, 2), "share": share, "of": of}
+        for each in run.samples
+        for of, share in (("held", each.metrics.get("kv_used")), ("filled", filled(each.metrics)))
+        if share is not None
+    ]
+    axis = {"title": "KV memory", "format": ".0%", "values": [0, 0.5, 1]} if has_axis else None
+    return {
+        "width": width,
+        "height": 80,
+        "data": {"values": values},
+        "mark": {"type": "area", "interpolate": "step-after"},
+        "encoding": {
+            "x": _seconds("seconds"),
+            "y": {
+                "field": "share",
+                "type": "quantitative",
+                "stack": None,
+                "scale": {"domain": [0, 1]},
+                "axis": axis,
+            },
+            "color": {
+                "field": "of",
+                "scale": {"domain": ["held", "filled"], "range": ["#d3dae3", "#46678c"]},
+                "legend": {"orient": "bottom", "direction": "horizontal"} if has_axis else None,
+            },
+        },
+    }
+
+
+def rates(runs: Sequence[Run], bound: str, limit_s: float, values: Sequence[float | None]) -> Spec:
+    """What of an objective was measured at each rate, and its limit."""
+    rows = [
+        {"run": run.label, "rate": run.rate, "seconds": max(value, LEAST_S)}
+        for run, value in zip(runs, values, strict=True)
+        if value is not None
+    ]
+    x = {"field": "rate", "type": "quantitative", "axis": {"title": "requests/s sent"}}
+    y = {
+        "field": "seconds",
+        "type": "quantitative",
+        "scale": {"type": "log"},
+        "axis": {"title": "seconds, logarithmic", "tickCount": 5, "format": "~g"},
+    }
+    return {
+        "title": bound,
+        "width": (WIDTH - 130) / 2,
+        "height": 220,
+        "layer": [
+            {
+                "data": {"values": rows},
+                "mark": {"type": "line", "point": {"size": 36}, "strokeWidth": 1.8},
+                "encoding": {"x": x, "y": y, "color": _colour([run.label for run in runs])},
+            },
+            {
+                "data": {"values": [{"seconds": limit_s}]},
+                "mark": {"type": "rule", "strokeDash": [5, 4], "color": MUTED},
+                "encoding": {"y": y},
+            },
+        ],
+    }
+
+
+def _seconds(title: str | None) -> Spec:
+    axis = {"title": title, "tickCount": 4, "gridColor": GRID}
+    return {"field": "at", "type": "quantitative", "axis": axis, "scale": {"nice": False}}
+
+
+def _colour(labels: Sequence[str], *, legend: bool = True) -> Spec:
+    table = colours(labels)
+    return {
+        "field": "run",
+        "type": "nominal",
+        "scale": {"domain": list(table), "range": list(table.values())},
+        "legend": {"orient": "bottom", "direction": "horizontal"} if legend else None,
+    }

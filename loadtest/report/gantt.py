@@ -1,0 +1,137 @@
+"""Who waits, who computes, and which place stands empty: the first requests of each run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from loadtest.record import Record
+from loadtest.report.charts import WIDTH, Spec
+from loadtest.report.style import STAGES, in_order, number, percent
+from loadtest.results import Run
+
+NUM_SHOWN = 24
+ROW_PIXELS = 6
+
+
+class Bar(NamedTuple):
+    """A stage of a request, in seconds since the first one arrived."""
+
+    request: int
+    stage: str
+    start_s: float
+    end_s: float
+
+
+def gantt(runs: Sequence[Run]) -> Spec | None:
+    """A row for each request, a panel for each run, all on the same time; None without any."""
+    by_label = {run.label: run for run in runs if not run.variant}
+    shown = {label: list(bars_of(by_label[label], NUM_SHOWN)) for label in in_order(list(by_label))}
+    labels = [label for label, bars in shown.items() if bars]
+    if not labels:
+        return None
+    end = max(bar.end_s for label in labels for bar in shown[label])
+    panels = [
+        _panel(by_label[label], shown[label], end, is_last=label == labels[-1]) for label in labels
+    ]
+    return {"vconcat": panels, "spacing": 14, "resolve": {"scale": {"color": "independent"}}}
+
+
+def bars_of(run: Run, count: int) -> Iterator[Bar]:
+    """Of the first `count` good requests by arrival; all in the server's clock, or all in ours."""
+    good = [record for record in run.records if record.is_good]
+    is_timed = bool(good) and all(record.timings is not None for record in good)
+    ends = _gang_ends(good) if is_timed and run.name == "dynamic" else {}
+    first = sorted(good, key=_arrived if is_timed else _sent)[:count]
+    start = min(map(_arrived if is_timed else _sent, first), default=0.0)
+    for row, record in enumerate(first):
+        for stage, begin, end in _stages(record, ends, is_timed=is_timed):
+            if end > begin:
+                yield Bar(row, stage, begin - start, end - start)
+
+
+def padding_share(run: Run) -> float | None:
+    """Of all time that places of a batch were taken: in which they held an ended request."""
+    bars = list(bars_of(run, len(run.records)))
+    taken = sum(bar.end_s - bar.start_s for bar in bars if bar.stage != "waiting")
+    empty = sum(bar.end_s - bar.start_s for bar in bars if bar.stage == "padding")
+    return empty / taken if taken and run.name == "dynamic" else None
+
+
+def _stages(
+    record: Record, gang_ends: dict[float, float], *, is_timed: bool
+) -> Iterator[tuple[str, float, float]]:
+    timings = record.timings
+    if timings is None or not is_timed:  # a client cannot tell the queue from the prompt
+        first = record.first_s if record.first_s is not None else record.finished_s
+        yield "waiting", record.sent_s, first
+        yield "decoding", first, record.finished_s
+        return
+    yield "waiting", timings.arrived, timings.admitted
+    yield "prefill", timings.admitted, timings.first_token
+    yield "decoding", timings.first_token, timings.finished
+    yield "padding", timings.finished, gang_ends.get(timings.admitted, timings.finished)
+
+
+def _gang_ends(records: Sequence[Record]) -> dict[float, float]:
+    """By the moment of admission, which a gang has in common: when its last member ended."""
+    ends: dict[float, float] = {}
+    for record in records:
+        if record.timings is not None:
+            admitted, finished = record.timings.admitted, record.timings.finished
+            ends[admitted] = max(ends.get(admitted, finished), finished)
+    return ends
+
+
+def _arrived(record: Record) -> float:
+    return record.timings.arrived if record.timings is not None else record.sent_s
+
+
+def _sent(record: Record) -> float:
+    return record.sent_s
+
+
+def _facts(run: Run) -> str:
+    """What the picture does not show: how many fit, and what their memory is used for."""
+    batches = [sample.metrics["running"] for sample in run.samples if "running" in sample.metrics]
+    if not batches:
+        return ""
+    text = f"at most {number(max(batches))} at once"
+    if run.measures.inside.kv_filled is not None:
+        text += f"; {percent(run.measures.inside.kv_filled)} of the KV memory they hold is filled"
+    padding = padding_share(run)
+    return text if padding is None else f"{text}; {percent(padding)} of their time is padding"
+
+
+def _panel(run: Run, bars: Sequence[Bar], end: float, *, is_last: bool) -> Spec:
+    rows = [
+        {"request": bar.request, "stage": bar.stage, "from": bar.start_s, "to": bar.end_s}
+        for bar in bars
+    ]
+    return {
+        "title": {"text": run.label, "subtitle": _facts(run)},
+        "width": WIDTH - 40,
+        "height": {"step": ROW_PIXELS},
+        "data": {"values": rows},
+        "mark": {"type": "bar", "height": ROW_PIXELS - 1.5},
+        "encoding": {
+            "x": {
+                "field": "from",
+                "type": "quantitative",
+                "scale": {"domain": [0, end], "nice": False},
+                "axis": {"title": "seconds" if is_last else None, "labels": is_last},
+            },
+            "x2": {"field": "to"},
+            "y": {"field": "request", "type": "ordinal", "axis": None},
+            "color": {
+                "field": "stage",
+                "scale": {"domain": list(STAGES), "range": list(STAGES.values())},
+                "legend": {"orient": "bottom", "direction": "horizontal"} if is_last else None,
+            },
+            "tooltip": [
+                {"field": "stage"},
+                {"field": "from", "format": ".2f"},
+                {"field": "to", "format": ".2f"},
+            ],
+        },
+    }

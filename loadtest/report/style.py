@@ -1,0 +1,93 @@
+"""Colours, the same for a strategy in every chart, and how numbers are written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+STRATEGIES = {
+    "none": "#8a94a1",
+    "dynamic": "#d9892b",
+    "continuous": "#3f7fc1",
+    "paged": "#15866a",
+}
+"""From the simplest to the one that wastes least, which is the order of rows and legends."""
+VARIANT = "#edc48f"
+OTHERS = ("#7a5fb0", "#b0487e", "#5b8f3a", "#a0522d")
+STAGES = {
+    "waiting": "#dfe4ea",
+    "prefill": "#9a7cc9",
+    "decoding": "#46678c",
+    "padding": "#f2b8ae",
+}
+FONT = "Inter, 'Helvetica Neue', Helvetica, Arial, sans-serif"
+INK, MUTED, GRID = "#1d2733", "#667382", "#e8ecf0"
+UNKNOWN = "-"
+"""What is not known, in a table."""
+
+CONFIG = {
+    "font": FONT,
+    "background": "transparent",
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": MUTED, "titleColor": MUTED, "titleFontWeight": "normal", "labelFontSize": 11,
+        "titleFontSize": 11, "gridColor": GRID, "domainColor": "#c3cbd4", "tickColor": "#c3cbd4",
+    },
+    "legend": {"labelColor": INK, "labelFontSize": 11, "labelLimit": 300, "title": None},
+    "header": {
+        "labelColor": INK, "labelFontSize": 12, "labelFontWeight": 600, "title": None,
+        "labelAnchor": "start",
+    },
+    "title": {
+        "color": INK, "fontSize": 12, "fontWeight": 600, "anchor": "start", "frame": "group",
+        "subtitleColor": MUTED, "subtitleFontSize": 11,
+    },
+}  # fmt: skip
+"""Of every chart."""
+
+
+def in_order(labels: Sequence[str]) -> list[str]:
+    """Strategies in their order, each followed by its variants; others as they come."""
+    known = list(STRATEGIES)
+
+    def rank(label: str) -> tuple[int, bool]:
+        name, _, variant = label.partition(", ")
+        return known.index(name) if name in known else len(known), bool(variant)
+
+    return sorted(dict.fromkeys(labels), key=rank)
+
+
+def colours(labels: Sequence[str]) -> dict[str, str]:
+    """By label."""
+    others = iter(OTHERS * (1 + len(labels) // len(OTHERS)))
+    found: dict[str, str] = {}
+    for label in in_order(labels):
+        name, _, variant = label.partition(", ")
+        found[label] = VARIANT if variant else STRATEGIES.get(name) or next(others)
+    return found
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """With so many significant digits, at least those before the point."""
+    if value is None:
+        return UNKNOWN
+    if value == int(value) or abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{value:.{decimals}f}"
+
+
+def duration(seconds: float | None) -> str:
+    """In ms below a second."""
+    if seconds is None:
+        return UNKNOWN
+    return f"{number(seconds)} s" if seconds >= 0.9995 else f"{number(1000 * seconds)} ms"
+
+
+def percent(share: float | None) -> str:
+    return UNKNOWN if share is None else f"{number(100 * share, 2)} %"
+
+
+def times(ratio: float | None) -> str:
+    """A ratio."""
+    return UNKNOWN if ratio is None else f"{ratio:.2f}×"

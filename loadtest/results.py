@@ -1,0 +1,86 @@
+"""What was measured, as it is written to files and read from them again."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from loadtest.measures import Measures
+from loadtest.record import Record, Timings
+from loadtest.watch import Sample
+
+
+class Run(msgspec.Struct, kw_only=True):
+    """One workload against one server."""
+
+    name: str
+    """The strategy, or what was measured instead of one."""
+    variant: str = ""
+    """How the workload differs from that of the other servers, if it does."""
+    workload: str
+    loop: str
+    """Closed or open, in words."""
+    users: int | None
+    """Of a closed loop."""
+    rate: float | None
+    """Requests per second that were sent in an open loop, on average."""
+    length_scale: float = 1.0
+    num_left_out: int
+    tokens_per_word: float
+    start_s: float | None
+    """Until the server answered, where it was started for this run."""
+    warm_up_s: float
+    settings: dict[str, str] = {}
+    """The server's properties."""
+    is_whole: bool
+    """False where it was interrupted."""
+    measures: Measures
+    gap_quantiles_s: list[float]
+    records: list[Record]
+    samples: list[Sample]
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, {self.variant}" if self.variant else self.name
+
+
+class Results(msgspec.Struct, kw_only=True):
+    """All runs of a command."""
+
+    command: str
+    created: str
+    """UTC, in ISO 8601."""
+    seed: int
+    machine: dict[str, str]
+    notes: list[str] = []
+    slo: dict[str, float] = {}
+    """Of a sweep: seconds by the measure that they bound, such as `ttft_p99`."""
+    runs: list[Run] = []
+
+    def write(self, folder: Path) -> None:
+        """results.json, and requests.csv with a row for each request."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "results.json").write_bytes(msgspec.json.encode(self))
+        with (folder / "requests.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["workload", "run", "rate", *Record.__struct_fields__[:-1], *_TIMINGS])
+            for run in self.runs:
+                writer.writerows(_row(run, record) for record in run.records)
+
+
+_TIMINGS = Timings.__struct_fields__
+
+
+def _row(run: Run, record: Record) -> Sequence[object]:
+    fields = [getattr(record, name) for name in Record.__struct_fields__[:-1]]
+    timings = [getattr(record.timings, name, None) for name in _TIMINGS]
+    return [run.workload, run.label, run.rate, *fields, *timings]
+
+
+def read_results(path: Path) -> Results:
+    """Of results.json, or the folder it lies in. Raises msgspec's errors for another file."""
+    file = path / "results.json" if path.is_dir() else path
+    return msgspec.json.decode(file.read_bytes(), type=Results)

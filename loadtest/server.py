@@ -1,0 +1,119 @@
+"""A container of ours in a process of its own, from its start to its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import javaproperties
+import psutil
+
+from loadtest.clients.transport import HttpTransport, SendError
+
+START_S = 1800.0
+STOP_S = 60.0
+LOOK_S = 0.1
+
+
+class ServerError(Exception):
+    """The server did not start, or ended; with the last lines of its log."""
+
+
+class Server:
+    """A context manager: inside, /ping answers 200; after it, every process of it has ended."""
+
+    def __init__(
+        self, properties: Mapping[str, str], log: Path, *, model_dir: Path | None = None
+    ) -> None:
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start_s = 0.0
+        """How long it took until it answered."""
+        self._properties = properties
+        self._log = log
+        self._model_dir = model_dir
+
+    def __enter__(self) -> Server:
+        started = time.perf_counter()
+        self._folder = tempfile.TemporaryDirectory(prefix="loadtest-")
+        file = Path(self._folder.name, "serving.properties")
+        with file.open("w", encoding="latin-1") as out:
+            javaproperties.dump(dict(self._properties), out, timestamp=False)
+        command = [sys.executable, "-m", "container", "serve", "--port", str(self.port)]
+        command += ["--properties", str(file)]
+        if self._model_dir is not None:
+            command += ["--model-dir", str(self._model_dir)]
+        with self._log.open("w") as log:
+            # A session of its own, so that Ctrl-C reaches this process alone.
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        try:
+            self._wait_until_ready(started + START_S)
+        except BaseException:
+            self._stop()
+            raise
+        self.start_s = time.perf_counter() - started
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def processes(self) -> list[psutil.Process]:
+        """It, and all that it has started."""
+        root = psutil.Process(self._process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def _wait_until_ready(self, deadline: float) -> None:
+        transport = HttpTransport(self.url, 5.0)
+        try:
+            while time.perf_counter() < deadline:
+                if self._process.poll() is not None:
+                    raise ServerError(f"the server ended at its start:\n{self._last_lines()}")
+                try:
+                    transport.get("/ping")
+                    return
+                except SendError:
+                    time.sleep(LOOK_S)
+        finally:
+            transport.close()
+        raise ServerError(f"the server was not ready within {START_S:.0f} s")
+
+    def _stop(self) -> None:
+        processes = self.processes() if self._process.poll() is None else []
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        _, alive = psutil.wait_procs(processes, timeout=STOP_S)
+        for process in alive:
+            process.kill()
+        self._folder.cleanup()
+
+    def _last_lines(self) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-10:])
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """A serving.properties; a relative directory of a model is made absolute, as it says."""
+    with path.open("rb") as file:
+        properties = javaproperties.load(file)
+    model = properties.get("option.model_id", "")
+    if model and (path.parent / model).exists():
+        properties["option.model_id"] = str((path.parent / model).resolve())
+    return properties
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

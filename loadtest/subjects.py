@@ -1,0 +1,64 @@
+"""Where the servers of a comparison come from: started one after another, or running already."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from loadtest.endpoint import Endpoint
+from loadtest.measure import Subject
+from loadtest.server import Server
+
+
+@dataclass(slots=True, kw_only=True)
+class Strategies:
+    """Our own container, with one strategy after another; each is alone on the machine."""
+
+    names: Sequence[str]
+    properties: Mapping[str, str]
+    """Of all of them, beside `option.batching`."""
+    model_dir: Path | None
+    logs: Path
+    """Folder for what the servers say."""
+    schema: str = "lmi"
+    timeout_s: float = 600.0
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Subject]:
+        """A fresh process with this strategy, until the block ends."""
+        settings = {**self.properties, "option.batching": name}
+        self.logs.mkdir(parents=True, exist_ok=True)
+        log = self.logs / f"{next(self._numbers):02d}-{name}.log"
+        with Server(settings, log, model_dir=self.model_dir) as server:
+            yield Subject(
+                name=name,
+                endpoint=Endpoint(url=server.url, schema=self.schema, timeout_s=self.timeout_s),
+                processes=server.processes(),
+                start_s=server.start_s,
+                settings=settings,
+            )
+
+
+@dataclass(slots=True, kw_only=True)
+class Target:
+    """A server that runs already, here or elsewhere."""
+
+    endpoint: Endpoint
+
+    @property
+    def names(self) -> Sequence[str]:
+        url = self.endpoint.url
+        return [self.endpoint.sagemaker or (urlsplit(url).netloc if url else "target")]
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Subject]:
+        """The server as it is."""
+        yield Subject(name=name, endpoint=self.endpoint, settings={})
+
+
+Subjects = Strategies | Target

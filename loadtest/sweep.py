@@ -1,0 +1,55 @@
+"""The same workload at one rate after another, up to what a server sustains."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from loadtest.compare import with_limit
+from loadtest.measure import measure
+from loadtest.plan import Load
+from loadtest.rate_search import RateSearch
+from loadtest.results import Run
+from loadtest.slo import holds
+from loadtest.subjects import Subjects
+from loadtest.words import Words
+from loadtest.workloads import Workload
+
+
+def sweep(
+    subjects: Subjects,
+    workload: Workload,
+    load: Load,
+    slo: Mapping[str, float],
+    *,
+    rates: Sequence[float],
+    first_rate: float,
+    num_refinements: int,
+    num_warm_up: int,
+    on_run: Callable[[Run], None],
+) -> bool:
+    """Every subject at one rate after another; False if it was interrupted.
+
+    rates: those to try, in place of a search.
+    """
+    words: Words | None = None
+    for name in subjects.names:
+        with subjects.open(name) as subject:
+            if words is None:
+                words = subject.endpoint.words()
+                load = with_limit(load, subject.endpoint.max_length())
+            search, given = RateSearch(first_rate, num_refinements), iter(rates)
+            while (rate := next(given, None) if rates else search.next()) is not None:
+                run = measure(
+                    subject,
+                    workload,
+                    dataclasses.replace(load, rate=rate),
+                    words,
+                    num_warm_up=num_warm_up,
+                )
+                run.rate = rate
+                on_run(run)
+                if not run.is_whole:
+                    return False
+                search.take(rate, held=holds(run.measures, slo))
+    return True

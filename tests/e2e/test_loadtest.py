@@ -1,0 +1,120 @@
+"""The load test against the real container: running already, through boto3, and started by it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadtest.results import Results, Run, read_results
+from tests.e2e.serving import DEMO, ROOT, serve
+
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none", "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}  # fmt: skip
+SMALL = ["--users", "3", "--requests", "6", "--warm-up", "2", "--length-scale", "0.05"]
+
+
+def loadtest(out: Path, *arguments: str) -> Results:
+    command = [sys.executable, "-m", "loadtest", "compare", *SMALL, "--out", str(out), *arguments]
+    environment = os.environ | CREDENTIALS | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=110, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return read_results(out)
+
+
+def check(run: Run) -> None:
+    """All answered, to their last token, and the server's own counters agree."""
+    measures = run.measures
+    errors = [record.error for record in run.records if record.error]
+    assert (measures.num_good, measures.num_short, errors) == (6, 0, [])
+    assert run.tokens_per_word == 1.0, "asked of the model's own tokenizer"
+    tokens = sum(record.output_tokens or 0 for record in run.records)
+    assert tokens == sum(record.asked_tokens for record in run.records)
+    first, last = run.samples[0].metrics, run.samples[-1].metrics
+    assert last["queue_count"] - first["queue_count"] == 6
+    # Every token but an answer's first one is a sequence of a step, and so is each prompt.
+    assert last["step_sequences"] - first["step_sequences"] == tokens
+    assert measures.inside.batch is not None
+    assert measures.inside.batch > 1
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory):
+    properties = "option.local_runtime_api=true\noption.max_model_len=256\n"
+    with serve(tmp_path_factory.mktemp("served"), properties) as container:
+        yield f"http://127.0.0.1:{container.port}"
+
+
+def test_in_lmi_s_form(url: str, tmp_path: Path) -> None:
+    (run,) = loadtest(tmp_path, "--target", url).runs
+    check(run)
+    for record in run.records:
+        assert record.timings is not None
+        times = [getattr(record.timings, name) for name in record.timings.__struct_fields__]
+        assert times == sorted(times)
+        assert times[-1] - times[0] <= record.latency_s, "the server's time is within the client's"
+
+
+def test_in_openai_s_form(url: str, tmp_path: Path) -> None:
+    (run,) = loadtest(tmp_path, "--target", url, "--schema", "openai").runs
+    check(run)
+    counted = {record.prompt_tokens for record in run.records}
+    assert counted <= {3, 6, 13, 4, 7, 14}, "a first word has no space before it"
+    assert not counted <= {3, 6, 13}, "as the server counts them, not as they were asked for"
+
+
+def test_through_boto3(url: str, tmp_path: Path) -> None:
+    (run,) = loadtest(tmp_path, "--sagemaker", "demo", "--target", url).runs
+    check(run)
+    assert run.name == "demo"
+    assert all(record.timings is not None for record in run.records)
+
+
+def test_a_container_of_its_own(tmp_path: Path) -> None:
+    properties = tmp_path / "serving.properties"
+    properties.write_text(f"option.model_id={DEMO}\noption.max_model_len=256\n")
+    (run,) = loadtest(
+        tmp_path / "out", "--strategies", "continuous", "--properties", str(properties)
+    ).runs
+    check(run)
+    assert run.name == "continuous"
+    assert run.settings["option.batching"] == "continuous"
+    assert run.measures.server_cpu is not None
+    log = (tmp_path / "out" / "logs" / "01-continuous.log").read_text()
+    assert "continuous" in log
+    assert _processes_with(str(tmp_path)) == [], "all of its processes have ended"
+
+
+def _processes_with(text: str) -> list[int]:
+    return [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/environ")
+        if text in _read(path.parent / "cmdline")
+    ]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("schema", ["lmi", "openai"])
+@pytest.mark.parametrize("workload", ["parallel", "beam"])
+def test_workloads_of_several_sequences(
+    url: str, tmp_path: Path, workload: str, schema: str
+) -> None:
+    (run,) = loadtest(tmp_path, "--target", url, "--workload", workload, "--schema", schema).runs
+    measures = run.measures
+    errors = [record.error for record in run.records if record.error]
+    assert (measures.num_good, measures.num_short, errors) == (6, 0, [])
+    assert measures.inside.batch is not None
+    assert measures.inside.batch > 3, "samples and beams are sequences of their own"

@@ -1,0 +1,145 @@
+"""The command line as a process of its own, since locust patches the one that it is loaded in."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.__main__ import main
+from loadtest.results import Results, read_results
+from tests.container.processes import running, wait_until
+from tests.loadtest.stub import Stub, lmi
+
+ROOT = Path(__file__).parents[2]
+
+
+def loadtest(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "loadtest", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+
+
+def compare(stub: Stub, out: Path, *arguments: str) -> Results:
+    common = ["--target", stub.url, "--users", "3", "--length-scale", "0.05", "--out", str(out)]
+    done = loadtest("compare", *common, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "report.html" in done.stdout
+    assert (out / "report.html").is_file()
+    return read_results(out)
+
+
+def test_a_running_server(stub: Stub, tmp_path: Path) -> None:
+    """Two workloads in an open loop; with what /metrics says meanwhile."""
+    arguments = ["--workload", "aws,burst", "--requests", "12", "--warm-up", "2", "--rate", "15"]
+    found = compare(stub, tmp_path, *arguments)
+    assert [run.workload for run in found.runs] == ["aws", "burst"]
+    for run in found.runs:
+        assert (run.measures.num_good, run.measures.num_errors) == (12, 0)
+        assert run.measures.num_short == 0
+        assert run.measures.late_s is not None
+        assert run.samples[0].metrics == {"running": 2.0, "kv_used": 0.5}
+        assert run.measures.client_cpu is not None
+        assert run.loop.startswith("open loop")
+    assert len(stub.bodies) == 2 * (12 + 2)
+
+
+@pytest.mark.parametrize("workload", ["parallel", "beam"])
+def test_workloads_of_several_sequences(stub: Stub, tmp_path: Path, workload: str) -> None:
+    found = compare(stub, tmp_path, "--workload", workload, "--requests", "6", "--warm-up", "0")
+    assert found.runs[0].measures.num_good == 6
+    assert found.runs[0].users == 3
+    parameters = [body["parameters"] for body in stub.bodies]
+    key = {"parallel": "n", "beam": "num_beams"}[workload]
+    assert [each[key] for each in parameters] == [4] * 6
+
+
+def test_a_sweep(stub: Stub, tmp_path: Path) -> None:
+    def slow_at_first(path: str, body: dict[str, Any]) -> Iterator[bytes | float]:
+        yield 0.05
+        yield from lmi(path, body)
+
+    stub.script = slow_at_first
+    done = loadtest(
+        "sweep", "--target", stub.url, "--requests", "4", "--length-scale", "0.02", "--warm-up",
+        "0", "--rates", "20,40", "--slo", "ttft_p99=10s,itl_p50=10s", "--out", str(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = read_results(tmp_path)
+    assert [run.rate for run in found.runs] == [20.0, 40.0]
+    assert found.slo == {"ttft_p99": 10.0, "itl_p50": 10.0}
+    assert "sustains 40 requests/s" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_writes_what_there_is(
+    stub: Stub, tmp_path: Path, number: signal.Signals
+) -> None:
+    def endless(path: str, body: dict[str, Any]) -> Iterator[bytes | float]:
+        if len(stub.bodies) > 4:
+            yield 30.0
+        yield from lmi(path, body)
+
+    stub.script = endless
+    arguments = ["-m", "loadtest", "compare", "--target", stub.url, "--warm-up", "0"]
+    arguments += ["--users", "2", "--length-scale", "0.05", "--out", str(tmp_path)]
+    with running(arguments) as process:
+        wait_until(lambda: len(stub.bodies) == 6, 60)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "report.html" in output
+    (run,) = read_results(tmp_path).runs
+    assert not run.is_whole
+    assert run.measures.num_good == 4
+    assert "interrupted" in (tmp_path / "report.html").read_text()
+
+
+def test_a_server_that_answers_nothing_is_an_error_at_once(stub: Stub, tmp_path: Path) -> None:
+    stub.status = 503
+    done = loadtest("compare", "--target", stub.url, "--out", str(tmp_path))
+    assert done.returncode == 1
+    assert "no request of the warm-up was answered: 503" in done.stderr
+    assert len(stub.bodies) == 16
+
+
+def test_by_hand(stub: Stub) -> None:
+    command = [
+        sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--host",
+        stub.url, "--users", "2", "--spawn-rate", "2", "--run-time", "2s", "--workload",
+        "shared-prefix", "--length-scale", "0.05", "--stop-timeout", "5",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for kind in ("request", "first token", "stall"):
+        assert f"{kind} " in done.stderr + done.stdout
+    assert "shared-prefix" in done.stderr + done.stdout
+    assert len(stub.bodies) > 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["compare", "--workload", "awss", "--out", "x"], "no workload awss; there are aws, chat"),
+        (["sweep", "--slo", "ttft=1", "--out", "x"], "'ttft=1' is no bound"),
+        (["compare", "--properties", "nowhere", "--out", "x"], "nowhere is no file"),
+        (["compare", "--rate", "0", "--out", "x"], "0 is not above 0"),
+        (["compare"], "--out"),
+    ],
+)
+def test_wrong_command_lines(arguments: list[str], part: str) -> None:
+    done = loadtest(*arguments)
+    assert done.returncode == 2
+    assert part in done.stderr
+
+
+def test_help_names_the_workloads(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    text = capsys.readouterr().out
+    assert "long-prompt-among-streams" in text
+    assert "--sagemaker" in text
