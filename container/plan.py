@@ -23,7 +23,7 @@ from core.sizing import (
 )
 
 CONTEXT_BYTES = 600 * 2**20
-"""Of CUDA itself, its libraries' workspaces and the graphs: about what an H200 shows."""
+"""Of CUDA itself, its libraries' workspaces and the graphs: an assumption, not measured yet."""
 SAMPLER_BYTES = 64
 """Per logit of a step that draws with top-p, counted on a CPU."""
 
