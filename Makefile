@@ -9,10 +9,10 @@ TRITON_FLOOR := 3.6.0
 COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties examples/compare/cpu.properties --requests 120
 EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
-.PHONY: help setup serve compare test check variants kernels gpu format docs clean
+.PHONY: help setup serve compare test check image-check variants kernels gpu format docs clean
 
 help:  ## Show the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 
 setup: .venv/installed  ## Build .venv with the pinned versions of constraints.txt
 
@@ -37,6 +37,10 @@ check: setup  ## Lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	test ! -x $(BIN)/hadolint || $(BIN)/hadolint Dockerfile
+
+image-check: setup  ## Build the image without Docker (as root, with buildah and debootstrap) and test it
+	image/check
 
 variants: setup  ## Compile every kernel variant for every GPU and check the code (ARGS='-k prefill-256')
 	$(EVERY_VARIANT) tests/kernels/test_*compile.py $(ARGS)

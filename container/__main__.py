@@ -1,4 +1,4 @@
-"""The command line: `serve` starts the container, `explain` says what it would do."""
+"""The command line: `serve`, `explain` what that would do, `plan` what a GPU would hold."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from container.configuration import Configuration, load_configuration
+from container.decoder import decoder_in, decoder_on_hub
+from container.instances import find_instance
 from container.model_directory import (
     default_model_dir,
     describe_model,
+    named_path,
     open_model_dir,
 )
+from container.plan import Request, plan_lines
 from container.ports import require_free_port
 from container.preparation import expected_task, prepare
 from container.report import explain_lines, help_lines
@@ -30,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configuration = load_configuration(_properties(parsed.properties, model_dir), os.environ)
         if parsed.command == "explain":
             return _explain(configuration, model_dir)
+        if parsed.command == "plan":
+            return _plan(parsed, configuration, model_dir)
         return _serve(configuration, model_dir, _port(parsed.port))
     except ConfigurationError as error:
         for line in str(error).splitlines():
@@ -50,16 +56,18 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in (
         ("serve", "start the container"),
         ("explain", "print every effective option with its source, and the strategy"),
+        ("plan", "print what a model would have of an instance's GPU memory"),
     ):
-        _add_options(
-            commands.add_parser(
-                name,
-                help=text,
-                description=text,
-                epilog=_epilog(),
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-            )
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=_epilog(),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        _add_options(command)
+        if name == "plan":
+            _add_plan_options(command)
     return parser
 
 
@@ -86,6 +94,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_plan_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--instance-type", required=True, metavar="TYPE", help="ml.g5.2xlarge, …")
+    parser.add_argument("--model-id", metavar="ID", help="of the hub, in place of a directory")
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="of a typical request")
+    parser.add_argument("--new-tokens", type=int, default=256, help="of its answer")
+
+
 def _properties(given: Path | None, model_dir: Path) -> Path | None:
     beside_model = model_dir / "serving.properties"
     return given or (beside_model if beside_model.is_file() else None)
@@ -107,6 +122,20 @@ def _explain(configuration: Configuration, model_dir: Path) -> int:
     else:
         model = describe_model(configuration, model_dir)
     for line in explain_lines(configuration, model, task):
+        print(line)
+    return 0
+
+
+def _plan(parsed: argparse.Namespace, configuration: Configuration, model_dir: Path) -> int:
+    instance = find_instance(parsed.instance_type)
+    directory = open_model_dir(named_path(configuration, model_dir))
+    model_id = parsed.model_id or configuration.options.model_id
+    if model_id and (parsed.model_id or not directory.is_dir()):
+        decoder = decoder_on_hub(model_id, configuration.options)
+    else:
+        decoder = decoder_in(directory, configuration.options)
+    request = Request(parsed.prompt_tokens, parsed.new_tokens)
+    for line in plan_lines(decoder, instance, configuration.options, request):
         print(line)
     return 0
 

@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from core.sizing import LayerShape
 from engine.attention import AttentionCall
-from engine.kv_cache import LayerShape
 from kernels import torch_cache
 from kernels.batch import PagedBatch
 from kernels.cache_table import CacheTable

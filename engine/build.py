@@ -16,6 +16,7 @@ from core.options import Batching, Options
 from core.plan import BlockMoves, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
+from core.sizing import bytes_per_block
 from engine.attention import UnsupportedModelError
 from engine.attention_backend import AttentionBackend, TorchBackend, make_backend
 from engine.decode_graphs import CudaRecorder, DecodeGraphs
@@ -28,7 +29,7 @@ from engine.device import (
 )
 from engine.engine import Engine
 from engine.executor import Executor
-from engine.kv_cache import KVCache, bytes_per_block
+from engine.kv_cache import KVCache
 from engine.library import LibraryExecutor, LibraryModel, load_library_model
 from engine.model_source import ModelSource
 from engine.packed import PackedExecutor
@@ -195,7 +196,7 @@ def _executor(
     cache = KVCache(
         model.shapes, num_blocks, block_size, kv_dtype, model.device, sizes.num_swap_blocks
     )
-    kv_bytes = num_blocks * bytes_per_block(model.shapes, block_size, kv_dtype)
+    kv_bytes = num_blocks * bytes_per_block(model.shapes, block_size, kv_dtype.itemsize)
     graphs, graph_notes = _decode_graphs(model, cache, backend, options, sizes)
     return (
         PackedExecutor(model, cache, backend, graphs),

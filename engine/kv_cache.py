@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """What one layer keeps per token. K and V may differ in size (multi-head latent attention)."""
-
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
-
-    @property
-    def numel(self) -> int:
-        return self.num_kv_heads * (self.key_dim + self.value_dim)
+from core.sizing import LayerShape, bytes_per_block
 
 
 class KVCache:
@@ -44,11 +32,7 @@ class KVCache:
         self.block_size = block_size
         self.keys = [allocate(shape.num_kv_heads, shape.key_dim) for shape in shapes]
         self.values = [allocate(shape.num_kv_heads, shape.value_dim) for shape in shapes]
-        words = bytes_per_block(shapes, block_size, dtype) // 8
+        words = bytes_per_block(shapes, block_size, dtype.itemsize) // 8
         self.host = torch.empty(
             num_host_blocks, words, dtype=torch.int64, pin_memory=device.type == "cuda"
         )
-
-
-def bytes_per_block(shapes: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    return sum(shape.numel for shape in shapes) * block_size * dtype.itemsize

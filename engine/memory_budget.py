@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from core.options import Options
+from core.sizing import gpu_kv_budget
 
 GIB = 2**30
 MAX_DEFAULT_ON_CPU = 4 * GIB
@@ -16,12 +17,11 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def kv_budget(options: Options, device: torch.device, activation_bytes: int = 0) -> int:
     """Bytes for KV blocks, after the weights are loaded; activation_bytes: kept free for steps."""
-    if options.kv_cache_memory_bytes is not None:
-        return options.kv_cache_memory_bytes
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        usable = int(total * options.gpu_memory_utilization)
-        return max(0, usable - (total - free) - activation_bytes)
+        return gpu_kv_budget(options, total, total - free, activation_bytes)
+    if options.kv_cache_memory_bytes is not None:
+        return options.kv_cache_memory_bytes
     return min(MAX_DEFAULT_ON_CPU, available_host_memory() // 4)
 
 

@@ -23,6 +23,7 @@ from core.errors import ConfigurationError
 from core.plan import Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
+from core.sizing import LayerShape
 from engine.attention import (
     ATTENTION_NAME,
     AttendsPaged,
@@ -34,7 +35,7 @@ from engine.attention_backend import make_backend
 from engine.compiled import CompiledForward, Forward
 from engine.fusion import Fusion, fuse
 from engine.inputs import InputBuilder, StepInputs
-from engine.kv_cache import KVCache, LayerShape
+from engine.kv_cache import KVCache
 from engine.model_source import ModelSource
 from engine.paged_step import PagedStep
 from engine.staging import Staging

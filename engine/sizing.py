@@ -11,17 +11,20 @@ from transformers import PreTrainedConfig
 
 from core.errors import ConfigurationError
 from core.options import Batching, Options
+from core.sizing import (
+    LENGTH_NAMES,
+    blocks_for,
+    bytes_per_block,
+    fit_length,
+    length_limit,
+    sequence_limit,
+    step_token_budget,
+)
 from engine.device import choose_kv_dtype
-from engine.kv_cache import bytes_per_block
 from engine.largest_step import peak_bytes, run_step
 from engine.library import LibraryModel
 from engine.memory_budget import kv_budget, swap_budget
 from engine.packed_model import PackedModel
-
-DEFAULT_STEP_TOKENS = {"cuda": 8192, "cpu": 512}
-DEFAULT_BATCH_SIZE = 32
-DEFAULT_MODEL_LEN = 2048
-LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,30 +44,26 @@ def choose_sizes(options: Options, batching: Batching, model: PackedModel | Libr
     """Limits and number of blocks, each lowered to what the others allow."""
     is_packed = isinstance(model, PackedModel)
     max_len = _max_model_len(options, model.config)
-    max_sequences = {"none": 1, "dynamic": options.batch_size or DEFAULT_BATCH_SIZE}.get(
-        batching, options.max_rolling_batch_size
-    )
+    max_sequences = sequence_limit(options, batching)
     if is_packed:
-        step_tokens = (
-            options.max_rolling_batch_prefill_tokens or DEFAULT_STEP_TOKENS[model.device.type]
-        )
+        step_tokens = step_token_budget(options, model.device.type)
         # Fewer tokens in a step than sequences would leave the newest without a turn.
         max_sequences = min(max_sequences, step_tokens)
     else:
         step_tokens = max_sequences * max_len  # `generate` takes prompts whole
-    usable = max_sequences * -(-max_len // options.block_size)
+    usable = max_sequences * blocks_for(max_len, options.block_size)
     num_blocks = options.num_kv_blocks or usable
     activation_bytes = num_swap_blocks = 0
     if is_packed:
         kv_dtype = choose_kv_dtype(options, model.dtype, model.device)
-        per_block = bytes_per_block(model.shapes, options.block_size, kv_dtype)
+        per_block = bytes_per_block(model.shapes, options.block_size, kv_dtype.itemsize)
         if options.num_kv_blocks is None:
             activation_bytes = _activation_bytes(model, step_tokens, max_sequences)
             budget = kv_budget(options, model.device, activation_bytes)
             num_blocks = min(usable, budget // per_block)
         if batching == "paged" and options.preemption_mode != "recompute":
             num_swap_blocks = min(usable, swap_budget(options) // per_block)
-    max_len, notes = _fit_length(options, max_len, num_blocks * options.block_size)
+    max_len, notes = fit_length(options, max_len, num_blocks * options.block_size)
     return Sizes(
         max_model_len=max_len,
         max_sequences=max_sequences,
@@ -96,24 +95,4 @@ def _max_model_len(options: Options, config: PreTrainedConfig) -> int:
     text_config: Any = config.get_text_config()
     lengths = (getattr(text_config, name, None) or 0 for name in LENGTH_NAMES)
     own = next((length for length in lengths if length > 0), None)
-    if options.max_model_len is None:
-        return own or DEFAULT_MODEL_LEN
-    if own is not None and options.max_model_len > own:
-        raise ConfigurationError(
-            f"option.max_model_len={options.max_model_len}: the model was trained for {own}"
-        )
-    return options.max_model_len
-
-
-def _fit_length(options: Options, max_len: int, num_slots: int) -> tuple[int, tuple[str, ...]]:
-    """The longest sequence that fits into all of the KV memory, and a note if that is less."""
-    if num_slots >= max_len:
-        return max_len, ()
-    shortage = f"the KV memory holds {num_slots} tokens"
-    cure = "raise option.kv_cache_memory_bytes or option.num_kv_blocks"
-    if num_slots < 2 or options.max_model_len is not None:
-        raise ConfigurationError(
-            f"{shortage}, less than one sequence of max_model_len {max_len}; "
-            f"{cure}, or lower option.max_model_len"
-        )
-    return num_slots, (f"max_model_len lowered from {max_len} to {num_slots}: {shortage}; {cure}",)
+    return length_limit(options, own)

@@ -22,6 +22,8 @@ MAY_IMPORT = {
     "benchmarks": {"core", "engine", "kernels", "strategies"},
     "loadtest": set(),  # it speaks HTTP, to any server
     "models": set(),
+    "deploy": set(),  # it runs the load test as a command
+    "image": set(),
 }
 HEAVY = {"torch", "transformers", "triton"}
 MAY_BE_HEAVY = {"kernels", "engine", "benchmarks", "models"}

@@ -11,11 +11,11 @@ import torch
 
 from core.messages import Facts
 from core.options import Options
+from core.sizing import DEFAULT_BATCH_SIZE
 from core.task import Task, check_options, choose_batching_of
 from engine.build import read_config
 from engine.device import check_tensor_parallel, choose_device, choose_dtype
 from engine.model_source import ModelSource
-from engine.sizing import DEFAULT_BATCH_SIZE
 from engine.tasks.embedder import Embedder
 from engine.tasks.engine import TaskEngine
 from engine.tasks.handler import load_handler

@@ -14,10 +14,10 @@ from transformers import AutoModel
 
 from core.errors import ConfigurationError, RequestError
 from core.options import Options
+from core.sizing import step_token_budget
 from core.task import EMBEDDING
 from core.task_bodies import EmbeddingAnswer, EmbeddingBody
 from engine.model_source import ModelSource
-from engine.sizing import DEFAULT_STEP_TOKENS
 from engine.tasks.embedding_settings import read_embedding_settings
 from engine.tasks.loading import describe, load_tokenizer, longest_text
 from engine.tasks.performer import Answer, Description, Job, Outcome, run_apart
@@ -41,9 +41,7 @@ class Embedder:
         self._model = _load(source)
         own = longest_text(self._tokenizer, self._model)
         self._max_tokens = _max_tokens(options, min(own, self._settings.max_tokens or own))
-        self._batch_tokens = (
-            options.max_rolling_batch_prefill_tokens or DEFAULT_STEP_TOKENS[source.device.type]
-        )
+        self._batch_tokens = step_token_budget(options, source.device.type)
         self._matryoshka = _matryoshka(source.config)
         self._decode = msgspec.msgpack.Decoder(EmbeddingBody).decode
 

@@ -12,7 +12,7 @@ from triton.runtime.jit import JITFunction
 from benchmarks import peers
 from benchmarks.bench import Bench
 from benchmarks.inputs import Lengths, Shape, make_inputs, ragged
-from tests.kernels import dry_run
+from kernels import dry_run
 
 H200_BYTES = 130 * 2**30
 

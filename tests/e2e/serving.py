@@ -1,10 +1,17 @@
-"""A running container: real processes on a free port, and what a client does with it."""
+"""A running container: real processes on a free port, and what a client does with it.
+
+They run from the checkout, or from an image where LONGSHORE_IMAGE names a container of it that
+buildah holds (image/check): then with the model in /opt/ml/model, read-only, and nothing but the
+word serve, as on SageMaker.
+"""
 
 from __future__ import annotations
 
 import http.client
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +25,10 @@ from tests.container.processes import descendants, free_port, is_gone
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo"
 START_S = 60
+IMAGE = os.environ.get("LONGSHORE_IMAGE")
+MODEL_NAME = "model" if IMAGE else "demo"
+"""As clients see it: the name of its directory."""
+BUILDAH = shlex.split(os.environ.get("BUILDAH", "buildah"))
 
 
 class Container:
@@ -66,7 +77,7 @@ class Container:
         """Exit code; all processes are gone afterwards, or this fails."""
         children = descendants(self.process.pid)
         assert len(children) >= 3, "engine, gunicorn and a worker"
-        self.process.send_signal(signum)
+        os.kill(self._supervisor(children), signum)
         code = self.process.wait(30)
         deadline = time.monotonic() + 5
         while left := [pid for pid in children if not is_gone(pid)]:
@@ -74,24 +85,32 @@ class Container:
             time.sleep(0.02)
         return code
 
+    def _supervisor(self, children: list[int]) -> int:
+        """Below buildah it is the first that runs Python, as process 1 of a real container."""
+        if not IMAGE:
+            return self.process.pid
+        programs = ((pid, Path(f"/proc/{pid}/exe").readlink().name) for pid in children)
+        return next(pid for pid, program in programs if program.startswith("python"))
+
 
 @contextmanager
 def serve(
     tmp_path: Path, properties: str = "", *, model: Path = DEMO, **environment: str
 ) -> Iterator[Container]:
     """The model with this serving.properties; killed where the test does not stop it."""
-    (tmp_path / "serving.properties").write_text(properties)
     log = tmp_path / "log"
     port = free_port()
-    files = ["--properties", str(tmp_path / "serving.properties"), "--model-dir", str(model)]
-    command = [sys.executable, "-m", "container", "serve", "--port", str(port), *files]
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | environment
+    command = (_image_command if IMAGE else _checkout_command)(
+        tmp_path, properties, model, port, variables
+    )
     with log.open("w") as out:
         process = subprocess.Popen(
             command,
             cwd=ROOT,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | environment,
+            env=os.environ | variables,
             start_new_session=True,
         )
     container = Container(process, port, log)
@@ -102,6 +121,34 @@ def serve(
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)  # the children die with it
             process.wait()
+
+
+def _checkout_command(
+    tmp_path: Path, properties: str, model: Path, port: int, variables: dict[str, str]
+) -> list[str]:
+    path = tmp_path / "serving.properties"
+    path.write_text(properties)
+    files = ["--properties", str(path), "--model-dir", str(model)]
+    return [sys.executable, "-m", "container", "serve", "--port", str(port), *files]
+
+
+def _image_command(
+    tmp_path: Path, properties: str, model: Path, port: int, variables: dict[str, str]
+) -> list[str]:
+    mounted = shutil.copytree(model, tmp_path / "model", dirs_exist_ok=True)
+    (mounted / "serving.properties").write_text(properties)
+    variables = {**variables, "SAGEMAKER_BIND_TO_PORT": str(port)}
+    variables.pop("TMPDIR", None)  # the image has its own
+    settings = [f"--env={name}={value}" for name, value in variables.items()]
+    mount = f"--volume={mounted}:/opt/ml/model:ro"
+    run = [*BUILDAH, "run", "--isolation=chroot", mount, *settings, IMAGE, "--"]
+    return [*run, *image_configuration()["Entrypoint"], "serve"]
+
+
+def image_configuration() -> dict:
+    """What the Dockerfile says besides files, in OCI's words."""
+    found = subprocess.run([*BUILDAH, "inspect", IMAGE], capture_output=True, check=True)
+    return json.loads(found.stdout)["OCIv1"]["config"]
 
 
 def _wait_until_healthy(container: Container) -> None:

@@ -15,7 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from core.text.template_files import load_chat_template
 from engine import LLM, SamplingParams
-from tests.e2e.serving import DEMO, Container, serve
+from tests.e2e.serving import DEMO, MODEL_NAME, Container, serve
 
 MESSAGES = [{"role": "user", "content": "Speak, Romeo."}]
 NUM_NEW = 12
@@ -136,9 +136,9 @@ def test_openai_scores_a_prompt(client):
 
 def test_openai_models(client):
     (model,) = client.models.list().data
-    assert model.id == "demo"
-    assert client.models.retrieve("demo") == model
-    with pytest.raises(openai.NotFoundError, match="this server has 'demo'"):
+    assert model.id == MODEL_NAME
+    assert client.models.retrieve(MODEL_NAME) == model
+    with pytest.raises(openai.NotFoundError, match=f"this server has '{MODEL_NAME}'"):
         client.models.retrieve("other")
 
 

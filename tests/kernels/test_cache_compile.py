@@ -10,12 +10,12 @@ from itertools import product
 import pytest
 import torch
 
+from kernels import dry_run
 from kernels.block_copy import copy_blocks
 from kernels.cache_table import cache_table
 from kernels.cache_write import write_kv
 from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
 from kernels.swap import gather_blocks, scatter_blocks
-from tests.kernels import dry_run
 from tests.kernels.caches import make_cache
 from tests.kernels.static_check import facts, faults
 from tests.kernels.variants import covering, each

@@ -15,8 +15,9 @@ from itertools import chain
 import pytest
 import torch
 
+from kernels import dry_run
 from kernels.paged_arguments import HEAD_DIMS
-from tests.kernels import dry_run, variants
+from tests.kernels import variants
 from tests.kernels.static_check import facts, faults
 
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels import dry_run
 from kernels.configurations import TABLE, attention_configuration, num_splits
 from kernels.paged_arguments import HEAD_DIMS
-from tests.kernels import dry_run
 
 NAMES = {"arch", "head_dim", "group", "query_bits", "kv_bits"}
 

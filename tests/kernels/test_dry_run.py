@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from triton.runtime import driver
 
-from tests.kernels import dry_run
+from kernels import dry_run
 from tests.kernels.static_check import facts, faults
 
 

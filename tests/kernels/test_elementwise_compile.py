@@ -11,10 +11,10 @@ from itertools import product
 import pytest
 import torch
 
+from kernels import dry_run
 from kernels.gated_activation import gated_activation
 from kernels.rms_norm import MAX_WIDTH, rms_norm
 from kernels.rotary import rotary
-from tests.kernels import dry_run
 from tests.kernels.static_check import facts, faults
 
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"

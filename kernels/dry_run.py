@@ -35,13 +35,13 @@ class FakeCuda:
     """As much of Triton's CUDA driver as compiling needs."""
 
     def __init__(self, arch: int) -> None:
-        self._target = GPUTarget("cuda", arch, 32)
+        self._arch = arch
 
     def get_current_target(self) -> GPUTarget:
-        return self._target
+        return GPUTarget("cuda", self._arch, 32)
 
     def get_current_device(self) -> int:
-        return self._target.arch  # Triton caches kernels by device, so each arch has its own
+        return self._arch  # Triton caches kernels by device, so each arch has its own
 
     def get_current_stream(self, device: int) -> int:
         return 0

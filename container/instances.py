@@ -1,0 +1,64 @@
+"""GPUs of SageMaker's instance types.
+
+As EC2's DescribeInstanceTypes gives them (GpuInfo), read in November 2026; `ml.` is SageMaker's
+prefix. Of those, the types whose GPUs the kernels are compiled for: sm_80 to sm_90.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.errors import ConfigurationError
+from core.suggest import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One instance type."""
+
+    name: str
+    gpu: str
+    num_gpus: int
+    gpu_mib: int
+    """Memory of each of them."""
+
+
+_G_SIZES = {
+    1: "xlarge 2xlarge 4xlarge 8xlarge 16xlarge",
+    4: "12xlarge 24xlarge",
+    8: "48xlarge",
+}
+_FAMILIES = {
+    "g5": ("A10G", 22_888, _G_SIZES),
+    "g6": ("L4", 22_888, _G_SIZES),
+    "g6e": ("L40S", 45_776, _G_SIZES),
+    "p4d": ("A100", 40_960, {8: "24xlarge"}),
+    "p4de": ("A100", 81_920, {8: "24xlarge"}),
+    "p5": ("H100", 81_920, {1: "4xlarge", 8: "48xlarge"}),
+    "p5e": ("H200", 144_384, {8: "48xlarge"}),
+    "p5en": ("H200", 144_384, {8: "48xlarge"}),
+}
+"""GPU, its memory in MiB, and the sizes by the number of GPUs."""
+
+
+def instances() -> dict[str, Instance]:
+    """By their names."""
+    found = [
+        Instance(f"ml.{family}.{size}", gpu, count, mib)
+        for family, (gpu, mib, sizes) in _FAMILIES.items()
+        for count, names in sizes.items()
+        for size in names.split()
+    ]
+    return {instance.name: instance for instance in found}
+
+
+def find_instance(name: str) -> Instance:
+    """Raises ConfigurationError for an unknown one, with the nearest known."""
+    known = instances()
+    if name not in known:
+        families = ", ".join(f"ml.{family}" for family in _FAMILIES)
+        raise ConfigurationError(
+            f"--instance-type {name}: not known{did_you_mean(name, known)}; the families are "
+            f"{families}"
+        )
+    return known[name]

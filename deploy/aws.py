@@ -1,0 +1,70 @@
+"""The AWS account that is deployed to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import boto3
+from botocore.exceptions import ClientError
+
+from deploy.dry_run import DryRun
+from deploy.errors import DeployError, is_missing
+
+TAG = "longshore:deployment"
+"""On everything that is made, with the deployment's name: what `down` goes by."""
+
+
+class Aws:
+    """Clients of one region, and the clock by which they are waited for.
+
+    Credentials, region and endpoints are found as boto3 finds them. With a dry run, calls are
+    printed and answered by it, and nothing else is said.
+    """
+
+    def __init__(
+        self,
+        region: str | None = None,
+        *,
+        dry_run: DryRun | None = None,
+        say: Callable[[str], None] = print,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        session = boto3.Session(region_name=region)
+        if session.region_name is None:
+            raise DeployError("no region: use --region, or set AWS_DEFAULT_REGION")
+        if dry_run is not None:
+            dry_run.watch(session)
+        self.region: str = session.region_name
+        self.is_dry_run = dry_run is not None
+        self.say: Callable[[str], object] = (lambda line: None) if self.is_dry_run else say
+        self.clock = clock
+        self.sleep = sleep
+        self.client = cache(session.client)
+
+    @property
+    def sagemaker(self) -> Any:
+        return self.client("sagemaker")
+
+    @property
+    def account(self) -> str:
+        """Its number."""
+        return self.client("sts").get_caller_identity()["Account"]
+
+
+def found(call: Callable[..., Any], **arguments: Any) -> dict[str, Any] | None:
+    """The answer of a call that describes something; None where that does not exist."""
+    try:
+        return call(**arguments)
+    except ClientError as error:
+        if is_missing(error):
+            return None
+        raise
+
+
+def tags(name: str) -> list[dict[str, str]]:
+    """The tags of a deployment's resources, as SageMaker takes them."""
+    return [{"Key": TAG, "Value": name}]

@@ -1,0 +1,31 @@
+"""From nothing, or from whatever is there, to an endpoint in service."""
+
+from __future__ import annotations
+
+from deploy.aws import Aws
+from deploy.bucket import Bucket
+from deploy.deployment import Deployment
+from deploy.endpoint import Endpoint
+from deploy.package import Package
+from deploy.scaling import Scaling
+
+
+def bring_up(
+    aws: Aws,
+    deployment: Deployment,
+    package: Package,
+    *,
+    bucket_name: str | None = None,
+    as_archive: bool = False,
+    timeout_s: float = 3600.0,
+) -> None:
+    """Does only what is missing, so it may be repeated after any failure.
+
+    Raises DeployError or botocore's errors, and leaves what it has made (`deploy.down.remains`).
+    """
+    bucket = Bucket(aws, bucket_name)
+    bucket.ensure()
+    model_uri = bucket.upload(deployment.name, package, as_archive=as_archive)
+    aws.say(f"model at {model_uri}")
+    Endpoint(aws, deployment.name).ensure(deployment, model_uri, timeout_s)
+    Scaling(aws, deployment.name, is_component=deployment.is_component).ensure(deployment)

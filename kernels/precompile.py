@@ -1,0 +1,164 @@
+"""Compiles kernels into Triton's cache for GPUs that are not there: `python -m kernels.precompile`.
+
+For an image, so that serving a model of a common shape compiles nothing, and so that no C compiler
+is needed where it runs: of all that Triton builds, only its module of driver calls is C. Other
+shapes are compiled when they are met, as everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from triton import knobs
+from triton.backends.nvidia import driver
+
+from kernels import dry_run
+from kernels.block_copy import copy_blocks
+from kernels.cache_table import cache_table
+from kernels.cache_write import write_kv
+from kernels.gated_activation import gated_activation
+from kernels.paged_decode import paged_decode
+from kernels.paged_prefill import paged_prefill
+from kernels.rms_norm import rms_norm
+from kernels.rotary import rotary
+from kernels.swap import gather_blocks, scatter_blocks
+
+BLOCK_SIZE = 16
+"""The default of `option.block_size`."""
+NUM_SPLITS = (1, 2, 4, 8, 16, 32, 64)
+"""All that `kernels.configurations.num_splits` may choose."""
+_TOKENS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What of a decoder its kernels are compiled for."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    norms_heads: bool = False
+    """Queries and keys have a norm of their own, as in Qwen 3."""
+
+
+SHAPES = (
+    Shape(14, 2, 64, 896),  # Qwen 2.5 0.5B
+    Shape(12, 2, 128, 1536),  # Qwen 2.5 1.5B
+    Shape(28, 4, 128, 3584),  # Qwen 2.5 7B
+    Shape(16, 8, 128, 1024, norms_heads=True),  # Qwen 3 0.6B
+    Shape(32, 8, 128, 2560, norms_heads=True),  # Qwen 3 4B
+    Shape(32, 8, 64, 2048),  # Llama 3.2 1B
+    Shape(24, 8, 128, 3072),  # Llama 3.2 3B
+    Shape(32, 8, 128, 4096, norms_heads=True),  # Llama 3.1 8B, Mistral 7B, Qwen 3 8B
+    Shape(40, 8, 128, 5120, norms_heads=True),  # Qwen 2.5 and Qwen 3 14B
+)
+
+
+def compile_shape(arch: int, shape: Shape) -> list[dry_run.Launch]:
+    """Compiles for sm_`arch`, through the wrappers, what a decoder in bf16 launches."""
+    with dry_run.target(arch) as launches:
+        query, key, value = _projected(shape)
+        _compile_attention(query, key, value, shape)
+        _compile_elementwise(query, key, shape)
+    return launches
+
+
+def compile_block_moves(arch: int) -> list[dry_run.Launch]:
+    """The same for copy-on-write and swap, which are one kernel each for all shapes."""
+    cache = torch.empty(2, BLOCK_SIZE, 1, 64, dtype=torch.bfloat16)
+    table = cache_table([cache, cache])
+    staging = torch.empty(2, table.words_per_block, dtype=torch.int64)
+    with dry_run.target(arch) as launches:
+        block_ids = torch.zeros(2, dtype=torch.int64)
+        copy_blocks(table, block_ids.view(1, 2))
+        gather_blocks(table, block_ids, staging)
+        scatter_blocks(table, block_ids, staging)
+    return launches
+
+
+def compile_driver_module() -> Path:
+    """Triton's module of driver calls, which needs a C compiler but no driver; returns its file.
+
+    Raises RuntimeError where nothing was made.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        _make_stub(Path(directory) / "libcuda.so.1")
+        with knobs.nvidia.scope():
+            knobs.nvidia.libcuda_path = directory
+            # It is made and kept; without the driver it cannot be loaded.
+            with suppress(ImportError):
+                driver.CudaUtils()
+    for path in Path(knobs.cache.dir).glob("*/cuda_utils*.so"):
+        return path
+    raise RuntimeError(f"Triton left no cuda_utils in {knobs.cache.dir}")
+
+
+def _make_stub(path: Path) -> None:
+    """A library with the names of the driver's, which a linker would drop if it had none of use."""
+    source = Path(driver.__file__).with_name("driver.c").read_text()
+    names = sorted(set(re.findall(r"\bcu[A-Z]\w+(?=\()", source)))
+    stub = "\n".join(f"void {name}(void) {{}}" for name in names)
+    command = ["gcc", "-shared", f"-Wl,-soname,{path.name}", "-o", str(path), "-x", "c", "-"]
+    subprocess.run(command, input=stub, text=True, check=True)
+
+
+def _projected(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values as slices of one product, as fused layers make them."""
+    heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+    rows = torch.empty(_TOKENS, sum(heads), shape.head_dim, dtype=torch.bfloat16)
+    query, key, value = rows.split(heads, 1)
+    return query, key, value
+
+
+def _compile_attention(query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> None:
+    size = (2, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
+    keys, values = (torch.empty(size, dtype=torch.bfloat16) for _ in range(2))
+    write_kv(key, value, keys, values, torch.zeros(_TOKENS, dtype=torch.int64))
+    tables = torch.zeros(_TOKENS, 4, dtype=torch.int32)
+    lens, starts = torch.ones(_TOKENS, dtype=torch.int32), torch.arange(_TOKENS + 1).int()
+    out, scale = torch.empty(query.shape, dtype=query.dtype), shape.head_dim**-0.5
+    for num_splits in NUM_SPLITS:
+        paged_decode(query, keys, values, tables, lens, scale=scale, num_splits=num_splits, out=out)
+    paged_prefill(query, keys, values, tables, starts, lens, scale=scale, out=out)
+
+
+def _compile_elementwise(query: Tensor, key: Tensor, shape: Shape) -> None:
+    hidden = torch.empty(_TOKENS, shape.hidden_size, dtype=torch.bfloat16)
+    rms_norm(hidden, hidden[0], 1e-6)
+    gated_activation(torch.empty(_TOKENS, 2 * shape.hidden_size, dtype=torch.bfloat16), "silu")
+    if shape.norms_heads:
+        query, key = (rms_norm(rows, rows[0, 0], 1e-6) for rows in (query, key))
+    cos, sin = torch.empty(2, _TOKENS, shape.head_dim, dtype=torch.bfloat16)
+    rotary(query, key, cos, sin, shape.head_dim)
+
+
+def _compile_job(job: tuple[int, Shape | None]) -> int:
+    arch, shape = job
+    return len(compile_block_moves(arch) if shape is None else compile_shape(arch, shape))
+
+
+def main() -> int:
+    """Compiles all, on all cores."""
+    jobs = list(product(dry_run.ARCHS, (None, *SHAPES)))
+    compile_driver_module()
+    with ProcessPoolExecutor() as pool:
+        counts = pool.map(_compile_job, jobs)
+        total = sum(tqdm(counts, "kernels", len(jobs), disable=not sys.stderr.isatty()))
+    print(f"{total} kernels for sm_{', sm_'.join(map(str, dry_run.ARCHS))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

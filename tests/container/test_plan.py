@@ -1,0 +1,181 @@
+"""What `container plan` foretells, against EC2's own figures and the engine's own arithmetic."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from importlib.resources import files
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from container.__main__ import main
+from container.decoder import decoder_in
+from container.instances import find_instance, instances
+from container.plan import CONTEXT_BYTES, Plan, Request, make_plan, weights_bytes
+from core.errors import ConfigurationError
+from core.options import Batching, Options
+from tests.container.processes import ROOT
+
+LLAMA_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "dtype": "bfloat16",
+}
+REQUEST = Request(prompt=512, answer=200)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    return tmp_path
+
+
+def planned(
+    model: Path, batching: Batching, instance: str = "ml.g6e.xlarge", **options: Any
+) -> Plan:
+    given = Options(**options)
+    return make_plan(decoder_in(model, given), find_instance(instance), given, batching, REQUEST)
+
+
+def test_gpus_are_as_ec2_describes_them() -> None:
+    path = files("moto.ec2") / "resources" / "instance_types.json.gz"
+    described = json.loads(gzip.decompress(path.read_bytes()))
+    for name, instance in instances().items():
+        (gpu,) = described[name.removeprefix("ml.")]["GpuInfo"]["Gpus"]
+        memory = gpu["MemoryInfo"]["SizeInMiB"]
+        assert (instance.gpu, instance.num_gpus, instance.gpu_mib) == (
+            gpu["Name"],
+            gpu["Count"],
+            memory,
+        )
+
+
+def test_parameters_are_counted_or_computed(model: Path) -> None:
+    computed = decoder_in(model, Options())
+    assert (computed.num_parameters, computed.is_counted) == (8_030_261_248, False)
+    demo = ROOT / "models" / "demo"
+    counted = decoder_in(demo, Options())
+    assert counted.is_counted
+    data_bytes = (demo / "model.safetensors").stat().st_size
+    assert 0 < data_bytes - weights_bytes(counted) < 20_000, "the header"
+
+
+def test_the_computed_number_is_that_of_a_llama(tmp_path: Path) -> None:
+    config = json.loads((ROOT / "models" / "demo" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    counted = decoder_in(ROOT / "models" / "demo", Options())
+    assert decoder_in(tmp_path, Options()).num_parameters == counted.num_parameters
+
+
+def test_the_budget(model: Path) -> None:
+    plan = planned(model, "paged")
+    assert plan.block_bytes == 32 * 2 * 8 * 128 * 2 * 16
+    usable = int(45_776 * 2**20 * 0.9)
+    free = usable - 2 * 8_030_261_248 - CONTEXT_BYTES - plan.activation_bytes
+    assert plan.num_blocks == free // plan.block_bytes
+    assert plan.at_once == min(256, plan.num_blocks // 45)
+    half = planned(model, "paged", gpu_memory_utilization=0.5)
+    assert half.num_blocks < plan.num_blocks
+    assert planned(model, "paged", kv_cache_dtype="fp8").block_bytes == plan.block_bytes // 2
+    assert planned(model, "paged", num_kv_blocks=600).num_blocks == 600
+    assert planned(model, "paged", kv_cache_memory_bytes=2**30).num_blocks == 2**30 // 2**21
+
+
+@pytest.mark.parametrize(
+    ("batching", "options", "at_once"),
+    [
+        ("none", {}, 1),
+        ("dynamic", {"batch_size": 8}, 8),
+        ("dynamic", {"num_kv_blocks": 600}, 600 // 45),
+        ("continuous", {"num_kv_blocks": 1024}, 2),
+        ("continuous", {"num_kv_blocks": 600, "kv_reservation": "pow2"}, 600 // 48),
+        ("continuous", {"num_kv_blocks": 600, "kv_reservation": "oracle"}, 600 // 45),
+        ("paged", {"num_kv_blocks": 600}, 600 // 45),
+        ("paged", {"num_kv_blocks": 6000, "max_rolling_batch_size": 10}, 10),
+    ],
+)
+def test_requests_at_once(
+    model: Path, batching: Batching, options: dict[str, Any], at_once: int
+) -> None:
+    assert planned(model, batching, **options).at_once == at_once
+
+
+def test_what_does_not_fit(model: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"does not fit: weights of 30,633.* A10G"):
+        planned(model, "paged", "ml.g5.xlarge", dtype="fp32")
+    with pytest.raises(ConfigurationError, match="less than one sequence of max_model_len 8192"):
+        planned(model, "paged", num_kv_blocks=5, max_model_len=8192)
+    lowered = planned(model, "paged", num_kv_blocks=5)
+    assert lowered.max_model_len == 80
+    assert "max_model_len lowered from 8192 to 80" in lowered.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"num_hidden_layers": None}, "has no num_hidden_layers"),
+        ({"kv_lora_rank": 512}, "keep K and V of all their heads"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "keep K and V"),
+    ],
+)
+def test_models_that_are_sized_otherwise(model: Path, change: dict[str, Any], reason: str) -> None:
+    (model / "config.json").write_text(json.dumps({**LLAMA_8B, **change}))
+    with pytest.raises(ConfigurationError, match=reason):
+        decoder_in(model, Options())
+
+
+def test_the_command(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "--model-dir", str(model), "--instance-type"]
+    assert main([*command, "ml.p5.48xlarge", "--new-tokens", "128"]) == 0
+    text = capsys.readouterr().out
+    assert "8 x H100 (a model runs on one of them)" in text
+    assert "weights: 15,316.5 MiB, 8,030 million numbers in bf16, computed from" in text
+    assert "requests of 512 + 128 tokens at once:" in text
+    assert [line.split()[0] for line in text.splitlines()[-4:]] == [
+        "none",
+        "dynamic",
+        "continuous",
+        "paged",
+    ]
+    assert main([*command, "ml.g5.3xlarge"]) == 2
+    assert "did you mean 'ml.g5." in capsys.readouterr().err
+    (model / "serving.properties").write_text("option.max_rolling_batch_size=5\n")
+    assert main([*command, "ml.g6e.xlarge"]) == 0
+    assert "paged          5  (" in capsys.readouterr().out
+
+
+def test_a_model_of_the_hub(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only config.json and the headers of the weights are asked for."""
+    asked: list[str] = []
+
+    metadata = SimpleNamespace(parameter_count={"BF16": 7_999_999_999, "F32": 1})
+
+    def download(model_id: str, file: str, **_: Any) -> str:
+        asked.append(f"{model_id}/{file}")
+        return str(model / file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.get_safetensors_metadata", lambda *_, **__: metadata)
+    command = ["plan", "--model-id", "org/model", "--instance-type", "ml.g6e.xlarge"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "org/model on ml.g6e.xlarge: L40S" in text
+    assert "8,000 million numbers in bf16\n" in text
+    assert asked == ["org/model/config.json"]
+
+    def fail(*_: Any, **__: Any) -> str:
+        raise OSError("no network\nmore")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
+    assert main(command) == 2
+    assert "org/model: not to be had from the hub: no network" in capsys.readouterr().err

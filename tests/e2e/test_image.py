@@ -1,0 +1,38 @@
+"""What the image says of itself, to whoever starts it (image/check)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.serving import IMAGE, image_configuration, serve
+
+pytestmark = pytest.mark.skipif(not IMAGE, reason="needs an image: make image-check")
+
+
+def test_sagemaker_may_start_it_as_it_does():
+    configuration = image_configuration()
+    assert configuration["Entrypoint"] == ["python", "-m", "container"]
+    assert configuration["Cmd"] == ["serve"]
+    assert "8080/tcp" in configuration["ExposedPorts"]
+    label = "com.amazonaws.sagemaker.capabilities.accept-bind-to-port"
+    assert configuration["Labels"][label] == "true"
+    variables = dict(each.split("=", 1) for each in configuration["Env"])
+    assert variables["HF_HOME"].startswith("/tmp/")
+
+
+def test_it_serves_a_model_that_it_may_not_write_to(tmp_path):
+    with serve(tmp_path, "option.batching=paged\n") as it:
+        assert "/opt/ml/model/serving.properties" in it.log
+        assert "compiler" not in it.log, "the kernels are there, the compiler is not"
+        assert it.invoke("ROMEO:", max_new_tokens=4)["generated_text"]
+        assert it.stop() == 0
+    assert {each.name for each in (tmp_path / "model").iterdir()} == {
+        "README.md",
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "serving.properties",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }

@@ -1,0 +1,52 @@
+"""What goes into the image, without building one; `make image-check` does that."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from image import cut
+from tests.container.processes import ROOT
+
+
+def requirements(device: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "image/requirements.py", device]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_the_cpu_does_without_triton():
+    cuda, cpu = (requirements(device).stdout.splitlines() for device in ("cuda", "cpu"))
+    assert [each.split(">")[0] for each in cuda if each not in cpu] == ["triton"]
+    assert set(cpu) < set(cuda)
+    assert {"boto3>=1.43"} < set(cpu), "models on S3"
+    assert not [each for each in cuda if each.startswith(("pytest", "moto", "ruff"))]
+
+
+def test_another_device_is_refused():
+    done = requirements("tpu")
+    assert done.returncode == 1
+    assert "DEVICE=tpu: expected cuda or cpu" in done.stderr
+
+
+def test_cutting_takes_files_and_directories(tmp_path, capsys):
+    (tmp_path / "one" / "tests").mkdir(parents=True)
+    (tmp_path / "one" / "tests" / "big").write_bytes(bytes(2**20))
+    (tmp_path / "one" / "lib.a").write_bytes(bytes(2**20))
+    (tmp_path / "one" / "kept.py").touch()
+    for pattern in ("**/tests", "**/*.a", "none"):
+        cut.remove(pattern, tmp_path.glob(pattern))
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["kept.py"]
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert said == [["1.0", "MiB", "**/tests"], ["1.0", "MiB", "**/*.a"], ["0.0", "MiB", "none"]]
+
+
+def test_what_is_copied_is_sent_to_the_build():
+    """.dockerignore names what is sent, so that nothing else gets into the image by chance."""
+    sent = set((ROOT / ".dockerignore").read_text().replace("!", "").split())
+    copies = re.findall(r"^COPY (?!--from)(.*) \S+$", (ROOT / "Dockerfile").read_text(), re.M)
+    sources = {name for each in copies for name in each.split()}
+    assert {name for name in sources if not name.startswith("image/")} <= sent
+    assert all((ROOT / name).exists() for name in sources)
+    packages = set(re.findall(r'"(\w+)\*"', (ROOT / "pyproject.toml").read_text()))
+    assert packages <= sources, "a package of the server is missing"

@@ -1,0 +1,94 @@
+"""What an image compiles beforehand is what the engine then asks for."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from unittest.mock import patch
+
+import pytest
+import torch
+from triton import knobs
+
+from core.plan import BlockMoves, Chunk, StepPlan
+from core.sampling import SamplingParams
+from core.sequence import Sequence
+from core.sizing import LayerShape
+from engine.attention import AttentionCall
+from engine.attention_backend import TritonBackend
+from engine.block_mover import BlockMover
+from engine.elementwise import make_elementwise
+from engine.inputs import InputBuilder
+from engine.kv_cache import KVCache
+from engine.paged_step import PagedStep
+from engine.staging import Staging
+from kernels import dry_run, precompile
+
+ARCH = 86
+SHAPE = precompile.Shape(8, 2, 64, 512, norms_heads=True)
+BF16 = torch.bfloat16
+
+
+def engine_launches():
+    """A layer's kernels in steps of a decode, of a prompt, and of both."""
+    heads = (SHAPE.num_heads, SHAPE.num_kv_heads, SHAPE.num_kv_heads)
+    layers = [LayerShape(SHAPE.num_kv_heads, SHAPE.head_dim, SHAPE.head_dim)]
+    cpu = torch.device("cpu")
+    cache = KVCache(layers, 8, precompile.BLOCK_SIZE, BF16, cpu)
+    backend = TritonBackend(num_processors=4, max_model_len=64)
+    elementwise = make_elementwise(torch.device("cuda"))
+    builder = InputBuilder(precompile.BLOCK_SIZE, Staging(cpu))
+    sequences = [Sequence(id, [1] * 20, SamplingParams()) for id in range(2)]
+    decode = Chunk(sequences[0], 19, 1, (0, 1), samples=True)
+    prompt = Chunk(sequences[1], 0, 20, (2, 3), samples=True)
+    with dry_run.target(ARCH) as launches:
+        for chunks in ((decode,), (prompt,), (decode, prompt)):
+            inputs = builder.build(StepPlan(chunks))
+            num_tokens = inputs.tokens.shape[1]
+            hidden = torch.empty(num_tokens, SHAPE.hidden_size, dtype=BF16)
+            elementwise.rms_norm(hidden, hidden[0], 1e-5)
+            merged = torch.empty(num_tokens, sum(heads) * SHAPE.head_dim, dtype=BF16)
+            query, key, value = merged.unflatten(1, (-1, SHAPE.head_dim)).split(heads, 1)
+            normed = [elementwise.rms_norm(rows, rows[0, 0], 1e-5) for rows in (query, key)]
+            cos, sin = torch.empty(2, num_tokens, SHAPE.head_dim, dtype=BF16)
+            elementwise.rotary(*normed, cos, sin, SHAPE.head_dim)
+            call = AttentionCall(0, normed[0], normed[1], value, 0.125, None, None, None)
+            PagedStep(inputs.batch, cache, backend).attend(call)
+            elementwise.gated_activation(torch.empty(num_tokens, 4096, dtype=BF16), "silu")
+    return launches
+
+
+@pytest.mark.timeout(300)
+def test_the_engine_finds_its_kernels_compiled():
+    with patch.object(precompile, "NUM_SPLITS", (1, 2)):
+        compiled = precompile.compile_shape(ARCH, SHAPE)
+    names = {launch.name for launch in compiled}
+    assert "combine_splits_kernel" in names
+    asked = engine_launches()
+    assert {launch.name for launch in asked} == names - {"combine_splits_kernel"}
+    missing = {launch.kernel.hash: launch.name for launch in asked}
+    for launch in compiled:
+        missing.pop(launch.kernel.hash, None)
+    assert not missing, "compiled at start-up after all"
+
+
+def test_the_engine_finds_its_block_moves_compiled():
+    cache = KVCache([LayerShape(2, 64, 64)] * 2, 8, 16, BF16, torch.device("cpu"), 4)
+    moves = BlockMoves(swap_outs=((1, 0), (2, 1)), swap_ins=((2, 3),), copies=((4, 5),))
+    with dry_run.target(ARCH) as asked:
+        BlockMover(cache, TritonBackend(4, 64)).launch(moves)
+    compiled = {launch.kernel.hash for launch in precompile.compile_block_moves(ARCH)}
+    assert {launch.kernel.hash for launch in asked} == compiled
+    assert len(compiled) == 3
+
+
+@pytest.mark.skipif(
+    shutil.which("gcc") is None, reason="needs a C compiler, as it is all about one"
+)
+def test_the_driver_s_module_is_made_without_a_driver(tmp_path):
+    with knobs.cache.scope():
+        knobs.cache.dir = str(tmp_path)
+        path = precompile.compile_driver_module()
+    assert path.is_relative_to(tmp_path)
+    needed = subprocess.run(["readelf", "-d", path], capture_output=True, text=True, check=True)
+    assert "[libcuda.so.1]" in needed.stdout
