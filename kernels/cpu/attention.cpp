@@ -192,8 +192,9 @@ T* out_row(const Attention& a, const Span& span, int64_t kv_head, int64_t row, i
     return (T*)a.out + ((span.first_token + row / group) * a.num_heads + *head) * a.value_dim;
 }
 
+// Not inlined, or the compiler asks for the address of what is thread_local in the innermost loop.
 template <class T>
-void run(const Attention& a, const Span& span, const Item& item, Scratch& my, Partials& partials) {
+__attribute__((noinline)) void run(const Attention& a, const Span& span, const Item& item, Scratch& my, Partials& partials) {
     const int64_t group = a.num_heads / a.num_kv_heads;
     for (int64_t row = 0; row < item.num_rows; row++) {
         const int64_t token = span.first_token + (item.first_row + row) / group;
@@ -211,13 +212,13 @@ void run(const Attention& a, const Span& span, const Item& item, Scratch& my, Pa
     for (int64_t first = item.first_key; first < item.last_key; first += TILE) {
         const int64_t num_keys = std::min(TILE, item.last_key - first);
         const int64_t num_scores = (num_keys + LANES - 1) / LANES * LANES;
-        for (int64_t key = 0; key < num_keys; key++) {
-            const int64_t block = table[(first + key) / a.block_size];
-            const int64_t slot = (first + key) % a.block_size;
-            keys[key] = as_floats((const T*)a.keys + block * a.key_strides[0] +
+        int64_t place = first / a.block_size, slot = first % a.block_size;
+        for (int64_t key = 0; key < num_keys; key++, slot++) {
+            if (slot == a.block_size) place++, slot = 0;
+            keys[key] = as_floats((const T*)a.keys + table[place] * a.key_strides[0] +
                                       slot * a.key_strides[1] + item.kv_head * a.key_strides[2],
                                   my.keys + key * a.key_dim, a.key_dim);
-            values[key] = as_floats((const T*)a.values + block * a.value_strides[0] +
+            values[key] = as_floats((const T*)a.values + table[place] * a.value_strides[0] +
                                         slot * a.value_strides[1] + item.kv_head * a.value_strides[2],
                                     my.values + key * a.value_dim, a.value_dim);
         }
