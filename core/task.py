@@ -125,5 +125,5 @@ def _architecture(path: Path) -> str:
     except OSError:
         return ""
     except msgspec.MsgspecError as error:
-        raise ConfigurationError(f"{path}: {error}") from None
+        raise ConfigurationError(f"cannot read {path}: {error}") from None
     return (config.architectures or [""])[0]

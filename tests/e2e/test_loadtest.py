@@ -80,9 +80,11 @@ def test_through_boto3(url: str, tmp_path: Path) -> None:
 def test_a_container_of_its_own(tmp_path: Path) -> None:
     properties = tmp_path / "serving.properties"
     properties.write_text(f"option.model_id={DEMO}\noption.max_model_len=256\n")
+    # Long enough for several looks at its processes.
     (run,) = loadtest(
-        tmp_path / "out", "--strategies", "continuous", "--properties", str(properties)
-    ).runs
+        tmp_path / "out", "--strategies", "continuous", "--properties", str(properties),
+        "--length-scale", "0.49",
+    ).runs  # fmt: skip
     check(run)
     assert run.name == "continuous"
     assert run.settings["option.batching"] == "continuous"

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -118,15 +119,17 @@ def test_images(tmp_path):
 @pytest.mark.parametrize("batching", ["none", "dynamic"])
 def test_a_handler_of_ones_own(tmp_path, batching):
     """With a package of its own, from a directory that may not be written to."""
-    directory, temporary = tmp_path / "model", tmp_path / "tmp"
+    directory = tmp_path / "model"
     directory.mkdir()
-    temporary.mkdir()
     (directory / "model.py").write_text(HANDLER)
     wheel(directory, "tiny_package", "FACTOR = 2\n")
     (directory / "requirements.txt").write_text("--no-index\n--find-links .\ntiny_package\n")
     directory.chmod(0o555)
     options = f"option.batching={batching}\nbatch_size=4\nmax_batch_delay=200\n"
-    with serve(tmp_path, options, model=directory, TMPDIR=str(temporary)) as it:
+    with (
+        TemporaryDirectory() as temporary,  # short enough for a socket's path
+        serve(tmp_path, options, model=directory, TMPDIR=temporary) as it,
+    ):
         bodies = [{"number": 4}, {"numbr": 5}, {"number": 6}]
         answers = at_once(lambda body: it.request("POST", "/invocations", body), bodies)
         assert [status for status, _ in answers] == [200, 424, 200]

@@ -198,14 +198,18 @@ def test_aborts_and_preemption_under_way_change_no_other_answer(tiny_model):
 def test_memory_does_not_grow(tiny_model):
     llm, _ = with_graphs(tiny_model("llama"), num_kv_blocks=40, async_scheduling=True)
 
+    def tensors():
+        gc.collect()
+        return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+
     def tensors_after(num_rounds):
         for _ in range(num_rounds):
             tokens(llm, repetition_penalty=1.2)
-        gc.collect()
-        held = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
-        return len(held), len(llm._engine._executor._inputs._tables)
+        return len(tensors()), len(llm._engine._executor._inputs._tables)
 
+    of_others = tensors()  # kept, so that none of other tests goes meanwhile
     assert tensors_after(2) == tensors_after(6)
+    assert of_others
 
 
 def test_logprobs_in_bf16_are_near_those_in_fp32(tiny_model):
