@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 import msgspec
 
@@ -76,7 +76,7 @@ class _Checked(type(msgspec.Struct)):
     """Has the constructor check names and types, and None mean «not given»."""
 
     def __call__(cls: type[T], **values: object) -> T:
-        known = [field.name for field in msgspec.structs.fields(cls)]  # pyright: ignore[reportArgumentType]
+        known = cast(tuple[str, ...], cls.__struct_fields__)  # pyright: ignore
         for name in values:
             if name not in known:
                 raise RequestError(name, f"no such parameter{did_you_mean(name, known)}")
