@@ -32,7 +32,7 @@ def read_properties(path: Path) -> tuple[Setting, ...]:
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: byte {error.start} is not UTF-8") from None
     except javaproperties.InvalidUEscapeError as error:
-        raise ConfigurationError(f"{path}: {error}; write \\uXXXX with four hex digits") from None
+        raise ConfigurationError(f"{path}: {error}; four hex digits follow a \\u") from None
 
 
 def parse_properties(text: str, name: str) -> Iterator[Setting]:
