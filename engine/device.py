@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import torch
@@ -71,6 +72,16 @@ def cpu_has_bf16() -> bool:
     except OSError:
         return False
     return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed, on a device or on the host."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    # torch has no class of its own for an allocation that the host refuses.
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
 
 
 def check_tensor_parallel(options: Options, device: torch.device) -> tuple[str, ...]:

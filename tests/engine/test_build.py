@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from core.errors import ConfigurationError, RequestError
+from core.host_memory import available_host_memory
 from core.options import Options
 from engine import LLM, SamplingParams, build
 from engine.attention_backend import TorchBackend
@@ -20,7 +21,7 @@ from engine.device import (
     cpu_has_bf16,
 )
 from engine.largest_step import run_step
-from engine.memory_budget import available_host_memory, kv_budget
+from engine.memory_budget import kv_budget
 from engine.packed_model import MAX_RELATIVE_ERROR
 
 
@@ -120,7 +121,7 @@ def test_the_largest_step_draws_a_token_for_every_sequence(llama):
 
 def test_a_container_leaves_what_its_limit_leaves(tmp_path, monkeypatch):
     """File cache that gives way is not used up."""
-    monkeypatch.setattr("engine.memory_budget.CGROUP", tmp_path)
+    monkeypatch.setattr("core.host_memory.CGROUP", tmp_path)
     for name, text in (("max", "1000"), ("current", "900"), ("stat", "anon 1\ninactive_file 400")):
         (tmp_path / f"memory.{name}").write_text(text)
     assert available_host_memory() == 500
