@@ -115,8 +115,9 @@ def _several_models(parsed: argparse.Namespace) -> Mapping[str, Path] | None:
             "--properties"
         )
     directory = parsed.model_dir or (None if is_endpoint else default_model_dir())
-    has_store = directory is not None and not names_one
-    models: Mapping[str, Path] = store_entries(directory) if has_store else {}
+    models: Mapping[str, Path] = {}
+    if directory is not None and not names_one:
+        models = store_entries(directory)
     return models if models or is_endpoint else None
 
 

@@ -75,9 +75,9 @@ def _build(launch: Launch) -> Engine | TaskEngine:
             return build_engine(model_dir, launch.options)
         return build_task_engine(launch.task, model_dir, launch.options)
     except Exception as error:
-        if not is_out_of_memory(error):
+        if isinstance(error, InsufficientMemoryError) or not is_out_of_memory(error):
             raise
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        reason = str(error).strip() or type(error).__name__
         raise InsufficientMemoryError(f"no memory is left to load the model: {reason}") from error
 
 

@@ -12,7 +12,8 @@ from container.host import json_response
 from container.metrics import MIMETYPE as METRICS_MIMETYPE
 from container.model_status import list_models
 from container.multi_model.metrics import merged_metrics
-from container.multi_model.models import Models, RefusedError
+from container.multi_model.model import RefusedError
+from container.multi_model.models import Models
 from container.multi_model.relay import relay
 from container.openapi import multi_model_document
 from container.schemas.body import read_body
@@ -78,8 +79,8 @@ class Routes:
 
     def metrics(self) -> Response:
         """Those of all models."""
-        sockets = [each.socket for _, each in self._models.containers()]
-        return Response(merged_metrics(sockets), content_type=METRICS_MIMETYPE)
+        text = merged_metrics(self._models.sockets())
+        return Response(text, content_type=METRICS_MIMETYPE)
 
     def list(self) -> Response:
         """A page of the models."""

@@ -4,66 +4,28 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import gevent
 from gevent.event import Event
 from gevent.lock import Semaphore
 
-from container.model_status import ModelStatus, Status
+from container.model_status import ModelStatus
+from container.multi_model.model import WORDS, Model, RefusedError
 from container.multi_model.model_container import COMMAND, ModelContainer
 from container.multi_model.needs import Needs, needs_of, visible_gpus
 from container.supervisor import ENGINE_STOP_S, FRONT_END_STOP_S
-from core.errors import ConfigurationError, InsufficientMemoryError, LongshoreError
+from core.errors import ConfigurationError, InsufficientMemoryError
 from core.host_memory import available_host_memory
 
 logger = logging.getLogger(__name__)
 
 STOP_S = FRONT_END_STOP_S + ENGINE_STOP_S
-_WORDS: Mapping[Status, str] = {
-    "LOADING": "being loaded",
-    "READY": "already loaded",
-    "UNLOADING": "being unloaded",
-}
 _NOT_FOR_MODELS = ("SAGEMAKER_MULTI_MODEL", "SAGEMAKER_BIND_TO_PORT")
 _ROUNDING = 1e-6
-
-
-class RefusedError(LongshoreError):
-    """What is asked of a model cannot be done; `code` is the HTTP status."""
-
-    def __init__(self, code: int, message: str, field: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.field = field
-
-
-@dataclass(slots=True)
-class Model:
-    """One that is loaded, or on its way."""
-
-    name: str
-    url: str
-    stage: Literal["LOADING", "READY", "UNLOADING"] = "LOADING"
-    gpu: str | None = None
-    gpu_share: float = 0.0
-    container: ModelContainer | None = None
-    gone: Event = field(default_factory=Event)
-
-    @property
-    def status(self) -> Status:
-        """FAILED: it has ended by itself, after it was ready."""
-        has_ended = self.container is not None and self.container.exit_code is not None
-        return "FAILED" if self.stage == "READY" and has_ended else self.stage
-
-    @property
-    def described(self) -> ModelStatus:
-        return ModelStatus(self.name, self.url, self.status)
 
 
 class Models:
@@ -95,14 +57,15 @@ class Models:
     def load(self, name: str, url: str) -> None:
         """Returns when the model answers requests. Raises RefusedError, and then nothing is left.
 
+        It is loaded to the end even if who asked for it does not wait.
         400: it cannot be loaded; 409: the name is taken; 507: memory is short.
         """
         while (known := self._models.get(name)) is not None:
             if known.status != "FAILED":
-                raise RefusedError(409, f"model '{name}' is {_WORDS[known.status]}", "model_name")
+                raise RefusedError(409, f"model '{name}' is {WORDS[known.status]}", "model_name")
             self.unload(name)
         path = Path(url.removeprefix("file://"))
-        if not path.exists():
+        if not os.path.exists(path):  # Path's own raises for names that are too long
             raise RefusedError(400, f"url: there is no {url}; name a directory or archive", "url")
         model = self._models[name] = Model(name, url)
         try:
@@ -110,6 +73,8 @@ class Models:
                 self._check_wanted(model)
                 self._start(model, path)
         except BaseException:
+            if model.container is not None:
+                model.container.kill()
             del self._models[name]
             model.gone.set()
             raise
@@ -132,7 +97,7 @@ class Models:
         model = self._known(name)
         if model.container is None or model.status in ("LOADING", "UNLOADING"):
             code = 404 if model.status == "UNLOADING" else 503
-            raise RefusedError(code, f"model '{name}' is {_WORDS[model.status]}")
+            raise RefusedError(code, f"model '{name}' is {WORDS[model.status]}")
         if model.status == "FAILED":
             reason = model.container.why_it_ended()
             raise RefusedError(503, f"model '{name}' has ended ({reason}); load it again")
@@ -156,11 +121,13 @@ class Models:
         """All of them, by their names."""
         return [self._models[name].described for name in sorted(self._models)]
 
-    def containers(self) -> Iterator[tuple[str, ModelContainer]]:
-        """Those that answer requests, by their names."""
-        for name, model in sorted(self._models.items()):
-            if model.container is not None and model.status == "READY":
-                yield name, model.container
+    def sockets(self) -> list[Path]:
+        """Of those that answer requests."""
+        return [
+            each.container.socket
+            for each in self._models.values()
+            if each.container is not None and each.status == "READY"
+        ]
 
     def ask_to_stop(self) -> None:
         """Asks all of them to end, and loads no more; may be repeated."""
@@ -192,13 +159,12 @@ class Models:
         if model.gpu is not None:
             variables = {**variables, "CUDA_VISIBLE_DEVICES": model.gpu}
         began = time.monotonic()
-        container = ModelContainer(model.name, socket, [*self._command, *arguments], variables)
-        model.container = container
-        with _killed_unless_ready(container):
-            is_ready = container.wait_until_ready()
-            self._check_wanted(model)
-            if not is_ready:
-                raise _failure(model.name, container)
+        command = [*self._command, *arguments]
+        container = model.container = ModelContainer(model.name, socket, command, variables)
+        is_ready = container.wait_until_ready()
+        self._check_wanted(model)
+        if not is_ready:
+            raise _failure(model.name, container)
         model.stage = "READY"
         logger.info("model=%s event=loaded seconds=%.1f", model.name, time.monotonic() - began)
 
@@ -212,7 +178,7 @@ class Models:
         try:
             pool = gevent.get_hub().threadpool  # an archive may take long to unpack
             return pool.apply(needs_of, (path, self._variables))
-        except ConfigurationError as error:
+        except (ConfigurationError, OSError) as error:
             raise RefusedError(400, f"url: {error}", "url") from None
 
     def _make_room(self, model: Model, needs: Needs) -> float:
@@ -252,15 +218,6 @@ class Models:
 
     def _names(self) -> str:
         return ", ".join(sorted(self._models)) or "none"
-
-
-@contextmanager
-def _killed_unless_ready(container: ModelContainer) -> Generator[None]:
-    try:
-        yield
-    except BaseException:
-        container.kill()
-        raise
 
 
 def _failure(name: str, container: ModelContainer) -> RefusedError:

@@ -17,8 +17,9 @@ from gevent.pywsgi import WSGIHandler, WSGIServer
 from werkzeug.wsgi import ClosingIterator
 
 from container.multi_model.app import create_front
+from container.multi_model.model import RefusedError
 from container.multi_model.model_container import COMMAND
-from container.multi_model.models import Models, RefusedError
+from container.multi_model.models import Models
 from container.ports import require_free_port
 from container.supervisor import run_directory
 from core.errors import ConfigurationError, InsufficientMemoryError
