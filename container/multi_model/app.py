@@ -23,6 +23,8 @@ MAX_BODY_BYTES = 2**16
 """Of what is asked of this application itself; a model's container has a limit of its own."""
 _TARGET = "X-Amzn-SageMaker-Target-Model"
 _EXAMPLE = '{"model_name": "...", "url": "..."}'
+_SAFE = "/:@!$&'()*+,;=~"
+"""Characters of a path that mean the same unquoted, beside letters and digits."""
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _PATHS_OF_ONE_MODEL = (
     "/invocations",
@@ -119,6 +121,6 @@ class Routes:
         )
 
     def _relay(self, name: str, path: str) -> Response:
-        query = request.query_string.decode("latin-1")
-        target = quote(path, safe="/:@!$&'()*+,;=~") + (f"?{query}" if query else "")
+        query = quote(request.query_string, safe=f"{_SAFE}?%")
+        target = quote(path, safe=_SAFE) + (f"?{query}" if query else "")
         return relay(self._models.ready(name).socket, target)

@@ -33,7 +33,9 @@ class _Merged(Collector):
         self._families: dict[str, Metric] = {}
         for page in pages:
             for family in text_string_to_metric_families(page):
-                self._families.setdefault(family.name, family).samples += family.samples
+                known = self._families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
 
     def collect(self) -> Iterable[Metric]:
         return self._families.values()

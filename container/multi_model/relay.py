@@ -70,11 +70,12 @@ class _Exchange:
         answer = self._connection.getresponse()
         pieces = self._pieces(answer)
         first = next(pieces, b"")
-        response = _Relayed(
-            chain([first], pieces),
-            f"{answer.status} {answer.reason}",
-            [(name, text) for name, text in answer.getheaders() if name.lower() not in _HOP_BY_HOP],
-        )
+        # These have no body, whatever they say of its length.
+        length = ("content-length",) if answer.status in (204, 304) else ()
+        dropped = {*_HOP_BY_HOP, *length}
+        headers = [each for each in answer.getheaders() if each[0].lower() not in dropped]
+        status = f"{answer.status} {answer.reason}"
+        response = _Relayed(chain([first], pieces), status, headers)
         response.call_on_close(self.end)
         return response
 

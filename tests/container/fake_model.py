@@ -58,6 +58,8 @@ class Handler(BaseHTTPRequestHandler):
             case "/early":
                 self.close_connection = True
                 self.answer(413, b"too much")
+            case "/no-content":
+                self.head(204, ("Content-Length", "5"))
             case "/stream":
                 self.stream()
             case "/cut":
@@ -141,7 +143,16 @@ def main(url: str, name: str, socket: str, share: str) -> None:
         time.sleep(60)
     server = Server(path, name, socket, share)
     ends = threading.Thread(target=server.shutdown)
-    signal.signal(signal.SIGTERM, lambda *_: mode == "stays" or ends.start())
+
+    def end(*_: object) -> None:
+        """As a supervisor: what runs may end, unless it is asked a second time."""
+        if ends.ident is not None:
+            os._exit(1)
+        (path / "asked").touch()
+        if mode != "stays":
+            ends.start()
+
+    signal.signal(signal.SIGTERM, end)
     server.serve_forever(0.01)
     server.socket.close()
     server.server_close()  # waits for what runs

@@ -17,7 +17,7 @@ from gevent.event import Event
 
 from container.multi_model.app import create_front
 from container.multi_model.models import Models
-from tests.container.conftest import eventually
+from tests.container.conftest import child_processes, eventually
 
 FAKE = (sys.executable, "-m", "tests.container.fake_model")
 TARGET = "X-Amzn-SageMaker-Target-Model"
@@ -248,12 +248,16 @@ def test_names_that_are_taken(front: FlaskClient, model_dir: MakeModel) -> None:
 
 
 def test_a_model_is_unloaded_while_it_loads(front: FlaskClient, model_dir: MakeModel) -> None:
+    before = len(child_processes())
     body = {"model_name": "a", "url": model_dir("a", "never-ready")}
     loading = gevent.spawn(front.application.test_client().post, "/models", json=body)
     waiting = gevent.spawn(
         front.application.test_client().post, "/models", json={**body, "model_name": "b"}
     )
     eventually(lambda: names(front) == ["a", "b"])
+    eventually(lambda: len(child_processes()) > before)
+    gevent.sleep(0.1)
+    assert len(child_processes()) == before + 1, "loads take turns"
     assert front.get("/models/a").get_json()[0]["status"] == "LOADING"
     assert front.post("/models/a/invoke").status_code == 503
     unloading = gevent.spawn(front.application.test_client().delete, "/models/b")
@@ -356,8 +360,8 @@ def test_metrics_of_all_models_on_one_page(front: FlaskClient, model_dir: MakeMo
     lines = response.get_data(as_text=True).splitlines()
     assert response.mimetype == "text/plain"
     for name in ("a", "b"):
-        assert f'vllm:num_requests_running{{model_name="{name}"}} 1.0' in lines
-        assert f'vllm:prompt_tokens_total{{model_name="{name}"}} 5.0' in lines
+        assert lines.count(f'vllm:num_requests_running{{model_name="{name}"}} 1.0') == 1
+        assert lines.count(f'vllm:prompt_tokens_total{{model_name="{name}"}} 5.0') == 1
     assert sum(line.startswith("# TYPE vllm:num_requests_running") for line in lines) == 1
 
 

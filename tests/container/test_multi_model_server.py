@@ -73,9 +73,10 @@ def load(caller: Caller, name: str, path: Path) -> None:
     assert ask(caller, "POST", "/models", {"model_name": name, "url": str(path)})[0] == 200
 
 
-def send(caller: Caller, path: str) -> socket.socket:
+def send(caller: Caller, path: str, *headers: str) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", caller.port), timeout=20)
-    connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
+    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Length: 0", *headers, "", ""]
+    connection.sendall("\r\n".join(lines).encode())
     return connection
 
 
@@ -86,6 +87,10 @@ def read_until(connection: socket.socket, end: bytes) -> bytes:
         assert part, data
         data += part
     return data
+
+
+def read_all(connection: socket.socket) -> bytes:
+    return b"".join(iter(lambda: connection.recv(4096), b""))
 
 
 def test_streams_come_as_they_are_made(start: Start, caller: Caller, model: Model) -> None:
@@ -110,6 +115,24 @@ def test_chunked_bodies_are_passed_on(start: Start, caller: Caller, model: Model
         connection.request("POST", "/models/a/invoke", iter([b"one ", b"two"]))
         assert json.loads(connection.getresponse().read())["body"] == "one two"
         connection.close()
+
+
+def test_odd_requests_are_passed_on_too(start: Start, caller: Caller, model: Model) -> None:
+    with start() as process:
+        wait_until(caller.is_healthy)
+        load(caller, "a", model("a"))
+        with send(caller, "/models/a/x%20y?q=%20\u00e9[]", "Connection: close") as connection:
+            _, body = read_all(connection).split(b"\r\n\r\n", 1)
+            assert json.loads(body)["path"] == "/x%20y?q=%20%C3%A9%5B%5D"
+        headers = ("Connection: close", "Expect: 100-continue")
+        with send(caller, "/models/a/no-content", *headers) as connection:
+            answer = read_all(connection)
+            assert b"HTTP/1.1 204" in answer, "after 100 Continue"
+            assert b"Content-Length" not in answer
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        _, errors = process.communicate()
+    assert "Traceback" not in errors
 
 
 def test_a_client_that_hangs_up_takes_its_request_along(
@@ -167,6 +190,25 @@ def test_what_runs_may_end(
         output, errors = process.communicate()
     assert "Traceback" not in errors
     assert "stopping: what runs may end" in output
+
+
+def test_a_stop_while_a_model_is_unloaded(start: Start, caller: Caller, model: Model) -> None:
+    """It has been asked to end already, and a second time would mean haste."""
+    path = model("a")
+    with start() as process, ThreadPoolExecutor(1) as pool:
+        wait_until(caller.is_healthy)
+        load(caller, "a", path)
+        with send(caller, "/models/a/stream") as connection:
+            read_until(connection, b"first\n\r\n")
+            unloading = pool.submit(ask, caller, "DELETE", "/models/a")
+            wait_until(lambda: b"UNLOADING" in ask(caller, "GET", "/models")[1])
+            wait_until(lambda: (path / "asked").exists())
+            process.send_signal(signal.SIGTERM)
+            wait_until(lambda: caller.ping() is None)
+            (path / "end").write_text("last\n")
+            read_until(connection, b"0\r\n\r\n")
+        assert unloading.result()[0] == 200
+        assert process.wait(10) == 0
 
 
 def test_a_second_signal_does_not_wait(start: Start, caller: Caller, model: Model) -> None:
