@@ -184,7 +184,8 @@ def supervise(
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
-    with run_directory() as run_dir:
+    # Beside its socket, so that whoever gave it removes what a killed supervisor leaves.
+    with run_directory(socket and socket.parent) as run_dir:
         launch = Launch(
             model_dir=str(prepared.model_dir.resolve()),
             endpoint=f"ipc://{run_dir}/engine.sock",
@@ -206,9 +207,12 @@ def supervise(
 
 
 @contextlib.contextmanager
-def run_directory() -> Generator[Path]:
-    """A directory that only this user can read, short enough for the path of a socket."""
-    path = Path(tempfile.mkdtemp(prefix="longshore-"))
+def run_directory(parent: Path | None = None) -> Generator[Path]:
+    """A directory that only this user can read, short enough for the path of a socket.
+
+    Below `parent`, or TMPDIR.
+    """
+    path = Path(tempfile.mkdtemp(prefix="longshore-", dir=parent))
     try:
         if len(str(path)) > _MAX_SOCKET_PATH - len("/engine.sock"):
             raise ConfigurationError(f"{path} is too long for a socket's path: shorten TMPDIR")

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -41,13 +42,21 @@ def model(tmp_path: Path) -> Model:
 
 
 @pytest.fixture
-def start(caller: Caller, tmp_path: Path) -> Start:
+def run_dirs() -> Iterator[Path]:
+    """Where the process makes its directory; short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="ls-") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def start(caller: Caller, run_dirs: Path) -> Start:
     """Starts the process; all that it has started must be gone in the end."""
 
     @contextmanager
     def start(*stores: Path) -> Iterator[subprocess.Popen[str]]:
         arguments = ["-m", "tests.container.run_models", str(caller.port), *map(str, stores)]
-        with running(arguments, start_new_session=True) as process:
+        environment = {**os.environ, "TMPDIR": str(run_dirs)}
+        with running(arguments, env=environment, start_new_session=True) as process:
             pids: list[int] = []
             try:
                 yield process
@@ -171,7 +180,7 @@ def test_a_stream_whose_model_crashes_is_cut_off(
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_what_runs_may_end(
-    start: Start, caller: Caller, model: Model, signum: signal.Signals
+    start: Start, caller: Caller, model: Model, run_dirs: Path, signum: signal.Signals
 ) -> None:
     path = model("a")
     with start() as process:
@@ -188,6 +197,7 @@ def test_what_runs_may_end(
             read_until(connection, b"0\r\n\r\n")
             assert process.wait(10) == 0
         output, errors = process.communicate()
+    assert list(run_dirs.iterdir()) == []
     assert "Traceback" not in errors
     assert "stopping: what runs may end" in output
 
