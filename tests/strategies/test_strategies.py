@@ -167,7 +167,7 @@ def test_fail_ends_every_request_of_the_step():
     add(strategy, 2)
     plan = strategy.schedule(0.0)
     strategy.abort(0)
-    outputs = strategy.fail(plan)
+    outputs = strategy.fail(plan, "why")
     assert [(each.request_id, each.finish) for each in outputs] == [(1, Finish.ERROR)]
     assert strategy.memory.num_held_blocks == 0
     assert not strategy.has_work()
