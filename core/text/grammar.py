@@ -18,7 +18,7 @@ from core.structured_outputs import StructuredOutputsParams
 FIELD = "structured_outputs"
 """What errors name, until whoever knows the client's own word puts it there."""
 MAX_CHARACTERS = 2**20
-JSON_SETTINGS = {"whitespace_pattern": r" |\n( {0,32}|\t{0,8})"}
+JSON_SETTINGS = {"whitespace_pattern": r" |\n( {0,16}|\t{0,4})"}
 """Between the parts of a JSON text a blank may stand, or a new line with its indentation: left to
 itself, a weak model goes on with blanks for ever."""
 ASCII_CLASSES = "dws"

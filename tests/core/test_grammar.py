@@ -71,7 +71,7 @@ def says(text: str, **form: Any) -> bool:
 def test_json_has_blanks_of_one_line() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     value = {"a": 1, "b": [True, None]}
-    for text in (json.dumps(value), json.dumps(value, indent=8), json.dumps(value, indent="\t")):
+    for text in (json.dumps(value), json.dumps(value, indent=4), json.dumps(value, indent="\t")):
         assert says(text, json=schema)
         assert says(text, json=json.dumps(schema))
         assert says(text, json_object=True)
