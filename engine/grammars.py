@@ -66,10 +66,9 @@ class Grammars:
 
         vocab_size: of the logits. The tokenizer's may differ; what it lacks may not come.
         """
-        words = -(-self._tokenizer.vocab_size // 32)
-        masks = np.zeros((len(matchers), words), np.uint32)
-        places = [(matcher, place) for place, matcher in enumerate(matchers)]
-        self._threads.unsafe_compute_mask_ptr(places, masks.ctypes.data, words * 4, len(masks))
+        masks = np.empty((len(matchers), -(-self._tokenizer.vocab_size // 32)), np.uint32)
+        for matcher, mask in zip(matchers, masks, strict=True):
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         num_bytes = -(-vocab_size // 8)
         masks = masks.view(np.uint8)[:, :num_bytes]
         return np.pad(masks, ((0, 0), (0, num_bytes - masks.shape[1])))
@@ -92,10 +91,6 @@ class Grammars:
             return load_llguidance().LLTokenizer(text, eos_token=self._eos_token_ids or None)
         except (ConfigurationError, ValueError) as error:
             raise RequestError(FIELD, f"does not go with this model: {error}") from None
-
-    @cached_property
-    def _threads(self) -> Any:
-        return load_llguidance().LLExecutor()
 
 
 def _without_padding(tokenizer: bytes) -> str:

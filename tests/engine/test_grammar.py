@@ -269,12 +269,7 @@ def test_what_cannot_go_on_fails_alone(model_dir, monkeypatch, executor):
                 return weak[-1]
             return own
 
-        masks = Grammars.masks
         monkeypatch.setattr(Grammars, "matcher", matcher)
-        monkeypatch.setattr(
-            Grammars, "masks",
-            lambda self, all, size: masks(self, [getattr(m, "_matcher", m) for m in all], size),
-        )  # fmt: skip
         params = [
             SamplingParams(seed=1, max_tokens=12, n=n, **form(regex=regex))
             for n, regex in ((1, "[a-z]{8}"), (2, "[a-z]{9}"), (1, "[0-9]{8}"))
