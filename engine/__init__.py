@@ -2,6 +2,14 @@
 
 from core.sampling import SamplingParams
 from engine.llm import LLM
+from engine.lora.requests import LoRARequest
 from engine.outputs import CompletionOutput, OutputDelta, RequestOutput
 
-__all__ = ["LLM", "CompletionOutput", "OutputDelta", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "LoRARequest",
+    "OutputDelta",
+    "RequestOutput",
+    "SamplingParams",
+]

@@ -31,6 +31,7 @@ from engine.engine import Engine
 from engine.executor import Executor
 from engine.kv_cache import KVCache
 from engine.library import LibraryExecutor, LibraryModel, load_library_model
+from engine.lora.start import start_adapters
 from engine.model_source import ModelSource
 from engine.packed import PackedExecutor
 from engine.packed_model import PackedModel, load_packed_model
@@ -60,7 +61,8 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
     )
     model, executor_reason = _load(source, options)
     batching, batching_reason = _batching(options, model, executor_reason)
-    notes += _compile(options, model)
+    adapters, adapter_notes = start_adapters(model_dir, options, model, executor_reason)
+    notes += _compile(options, model) + adapter_notes
     sizes = choose_sizes(options, batching, model)
     executor, kv_bytes, executor_notes = _executor(model, options, sizes)
     _check_forward(executor, options.block_size, sizes)
@@ -103,7 +105,8 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
         scores_prompts=not config.is_encoder_decoder,
         notes=notes + source.notes + sizes.notes + executor_notes,
     )
-    return Engine(strategy, executor, facts, overlaps=_overlaps(options, model))
+    overlaps = _overlaps(options, model)
+    return Engine(strategy, executor, facts, overlaps=overlaps, adapters=adapters)
 
 
 def read_config(model_dir: Path, options: Options) -> PreTrainedConfig:

@@ -14,6 +14,7 @@ import zmq
 
 from core.messages import FromEngine, Heartbeat, Message, ToEngine
 from core.stats import Stats
+from engine.lora.files import AdapterWeights
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,16 @@ class Broken(Message, frozen=True):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterRead:
+    """What reading the files of a LoadAdapter came to; never on the wire."""
+
+    id: str
+    name: str
+    src: str
+    outcome: AdapterWeights | Exception
+
+
 @dataclass(slots=True)
 class Pulse:
     """What the loop last said of itself. Replaced whole, so no lock is needed."""
@@ -40,7 +51,7 @@ class Pulse:
     stats: Stats = field(default_factory=Stats)
 
 
-Inbound = ToEngine | ClientGone | Broken
+Inbound = ToEngine | ClientGone | Broken | AdapterRead
 
 
 class Connection:

@@ -19,12 +19,14 @@ from collections.abc import Sequence as Tokens
 
 import msgspec
 
+from core.adapter import Adapter
 from core.errors import RequestError
 from core.messages import Facts
 from core.plan import Output, StepPlan
 from core.request import Request
 from core.sampling import MAX_SEED, NO_LIMIT, SamplingParams
 from engine.executor import Executor, SubmittedStep
+from engine.lora.adapters import Adapters
 from strategies.base import Strategy
 
 logger = logging.getLogger(__name__)
@@ -37,10 +39,18 @@ class Engine:
     """Owned by one loop; not thread-safe. Time is an argument, so a test can drive it."""
 
     def __init__(
-        self, strategy: Strategy, executor: Executor, facts: Facts, *, overlaps: bool = False
+        self,
+        strategy: Strategy,
+        executor: Executor,
+        facts: Facts,
+        *,
+        overlaps: bool = False,
+        adapters: Adapters | None = None,
     ) -> None:
         self.strategy = strategy
         self.facts = facts
+        self.adapters = adapters
+        """None where `option.enable_lora` is false."""
         self.last_failure = ""
         """Why the newest Output with Finish.ERROR failed."""
         self._executor = executor
@@ -54,11 +64,15 @@ class Engine:
         self.num_step_tokens = 0
         self._num_failed_steps = 0
 
-    def add(self, prompt_token_ids: Tokens[int], params: SamplingParams, now: float) -> int:
-        """Accepts a request and returns its id.
+    def add(
+        self, prompt_token_ids: Tokens[int], params: SamplingParams, now: float, adapter: str = ""
+    ) -> int:
+        """Accepts a request and returns its id. adapter: the name of one, or '' for none.
 
-        Raises RequestError for what can never run; nothing is changed then.
+        Raises RequestError for what can never run, NotFoundError for an adapter that is not
+        loaded; nothing is changed then.
         """
+        chosen = self._adapter(adapter) if adapter else None
         prompt_token_ids = params.truncated(prompt_token_ids, self.facts.max_model_len)
         params = self._resolved(params, len(prompt_token_ids))
         self._check(prompt_token_ids, params)
@@ -68,6 +82,7 @@ class Engine:
             params,
             arrival=now,
             eos_token_ids=self.facts.eos_token_ids,
+            adapter=chosen,
         )
         if not self.strategy.fits(request):
             raise RequestError(
@@ -82,6 +97,12 @@ class Engine:
     def abort(self, request_id: int, index: int | None = None) -> None:
         """Nothing more is heard of it, or of one of its answers. Unknown ids are no error."""
         self.strategy.abort(request_id, index)
+
+    def adapter_slots_in_use(self) -> set[int]:
+        """Of requests that run or wait. A step in flight needs none of the others: whatever is
+        written into a slot is written after it."""
+        groups = (*self.strategy.running, *self.strategy.waiting)
+        return {each.request.adapter.slot for each in groups if each.request.adapter}
 
     def has_work(self) -> bool:
         return self.strategy.has_work() or self._in_flight is not None
@@ -130,6 +151,11 @@ class Engine:
             raise error
         self.last_failure = f"{type(error).__name__}: {error}"
         return self.strategy.fail(plan)
+
+    def _adapter(self, name: str) -> Adapter:
+        if self.adapters is None:
+            raise RequestError("adapters", "needs option.enable_lora=true")
+        return self.adapters.find(name)
 
     def _resolved(self, params: SamplingParams, num_prompt: int) -> SamplingParams:
         """With what the request has left open."""

@@ -9,23 +9,26 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from core.errors import EngineUnavailableError, RequestError
+from core.errors import EngineUnavailableError, LongshoreError, RequestError
 from core.messages import (
     Abort,
     Failed,
     Generated,
     Hello,
+    LoadAdapter,
     Perform,
     Performed,
     Ready,
     Step,
     Submit,
+    UnloadAdapter,
 )
 from core.plan import Output
 from core.sampling import Finish
 from core.stats import Timing
 from engine.connection import (
     HEARTBEAT_INTERVAL_S,
+    AdapterRead,
     Broken,
     ClientGone,
     Connection,
@@ -33,7 +36,9 @@ from engine.connection import (
     Pulse,
 )
 from engine.engine import Engine
+from engine.lora.desk import AdapterDesk
 from engine.meter import Course, Meter
+from engine.refusal import refusal
 from engine.tasks.engine import TaskEngine, TaskOutput
 from engine.tasks.performer import Answer, Job
 
@@ -65,6 +70,7 @@ class Server:
         self._asked: dict[int, _Asked] = {}
         """By the engine's request id."""
         self._request_ids: dict[tuple[bytes, str], int] = {}
+        self._adapters = AdapterDesk(engine, connection)
         self._meter = Meter()
         self._stats_due = 0.0
 
@@ -108,11 +114,14 @@ class Server:
     def _handle(self, client: bytes, message: Inbound) -> None:
         match message:
             case Hello():
-                self._connection.send(client, Ready(self._engine.facts))
+                ready = Ready(self._engine.facts, self._adapters.loaded)
+                self._connection.send(client, ready)
             case Submit() | Perform():
-                refusal = self._submit(client, message)
-                if refusal is not None:
-                    self._connection.send(client, refusal)
+                refused = self._submit(client, message)
+                if refused is not None:
+                    self._connection.send(client, refused)
+            case LoadAdapter() | UnloadAdapter() | AdapterRead():
+                self._adapters.handle(client, message)
             case Abort():
                 self._abort(client, message.id, message.index)
             case Broken(reason):
@@ -132,8 +141,8 @@ class Server:
         now = time.monotonic()
         try:
             request_id = self._add(message, now)
-        except RequestError as error:
-            return Failed(message.id, "rejected", error.message, error.field)
+        except LongshoreError as error:
+            return refusal(message.id, error)
         num_answers, num_prompt_tokens = 1, 0
         if isinstance(message, Submit):
             num_answers = message.params.num_answers
@@ -144,10 +153,10 @@ class Server:
         return None
 
     def _add(self, message: Submit | Perform, now: float) -> int:
-        """The request's id. Raises RequestError for what can never run here."""
+        """The request's id. Raises RequestError or NotFoundError for what cannot run here."""
         match message, self._engine:
             case Submit(), Engine() as engine:
-                return engine.add(message.prompt_token_ids, message.params, now)
+                return engine.add(message.prompt_token_ids, message.params, now, message.adapter)
             case Perform(), TaskEngine() as engine:
                 return engine.add(Job(message.body, message.headers), now)
             case _:
@@ -205,10 +214,8 @@ def _performed(id: str, output: TaskOutput) -> Performed | Failed:
     match output.outcome:
         case Answer(body, content_type, code, headers):
             return Performed(id, body, content_type, code, dict(headers))
-        case RequestError() as error:
-            return Failed(id, "rejected", error.message, error.field)
         case error:
-            return Failed(id, "failed", f"{type(error).__name__}: {error}")
+            return refusal(id, error)
 
 
 def _generated(id: str, output: Output, timing: Timing | None) -> Generated:

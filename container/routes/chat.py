@@ -28,17 +28,18 @@ class ChatApi:
         """The answer to a body with `messages`."""
         asked = read_chat_request(body)
         self._service.warn(asked.warnings)
+        adapter = self._service.adapter(None, asked.model)
         parsers = self._tool_parsers(asked)
         prompting = self._service.prompting
         prompt = prompting.encode_chat(asked.conversation, size=len(request.get_data()))
         marks = parsers[0].special_tokens if parsers[0] else ()
         keep = prompting.tokenizer.ids_of(marks)
-        generation = self._service.start(prompt, asked.decoding, keep=keep)
+        generation = self._service.start(prompt, asked.decoding, keep=keep, adapter=adapter)
         id = f"chatcmpl-{g.request_id}"
         answer = ChatAnswer(
             generation,
             asked,
-            Envelope(id, int(time.time()), self._service.model_name),
+            Envelope(id, int(time.time()), adapter or self._service.model_name),
             prompting.tokenizer,
             [Message(parser, f"{id} {index}") for index, parser in enumerate(parsers)],
         )

@@ -1,4 +1,4 @@
-"""OpenAI's list of models, which here has one."""
+"""OpenAI's list of models: the one, and the adapters that answer under names of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from container.host import Host, json_response
 
 
 class ModelRoutes:
-    """The one model, whatever it does."""
+    """The one model, whatever it does, and its adapters."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -23,20 +23,26 @@ class ModelRoutes:
 
     def models(self) -> Response:
         """The list."""
-        return json_response({"object": "list", "data": [self._model()]})
+        return json_response({"object": "list", "data": list(self._models().values())})
 
     def model(self, name: str) -> Response:
         """The model, by its name."""
-        if name != self._host.model_name:
-            abort(404, f"no model '{name}'; this server has '{self._host.model_name}'")
-        return json_response(self._model())
+        models = self._models()
+        if name not in models:
+            abort(404, f"no model '{name}'; this server has {', '.join(map(repr, models))}")
+        return json_response(models[name])
 
-    def _model(self) -> dict[str, object]:
+    def _models(self) -> dict[str, dict[str, object]]:
+        """By their names. Adapters have vLLM's fields beside OpenAI's."""
+        own, max_model_len = self._host.model_name, self._host.client.facts.max_model_len
         model: dict[str, object] = {
-            "id": self._host.model_name,
             "object": "model",
             "created": self._created,
             "owned_by": "longshore",
+            **({"max_model_len": max_model_len} if max_model_len else {}),
         }
-        max_model_len = self._host.client.facts.max_model_len
-        return {**model, "max_model_len": max_model_len} if max_model_len else model
+        adapters = {
+            each.name: {"id": each.name, **model, "root": each.src, "parent": own}
+            for each in self._host.client.adapters
+        }
+        return {own: {"id": own, **model}, **adapters}

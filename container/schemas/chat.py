@@ -100,6 +100,7 @@ class ChatRequest:
 
     conversation: Conversation
     decoding: Decoding
+    model: object
     stream: bool
     include_usage: bool
     logprobs: bool
@@ -127,6 +128,7 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
     return ChatRequest(
         conversation=read_conversation(values, uses_tools=_uses_tools(values)),
         decoding=decoding,
+        model=values.get("model", None),
         stream=values.get("stream", False),
         include_usage=includes_usage(values),
         logprobs=logprobs,
