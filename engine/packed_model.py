@@ -91,7 +91,7 @@ class PackedModel:
         )
         if not products:
             raise UnsupportedModelError("it has no linear layers that see each token once")
-        self.adapter_memory = AdapterMemory(products, num_slots, max_rank, self.dtype, self.device)
+        self.adapter_memory = AdapterMemory(products, num_slots, max_rank, self.device)
         return self.adapter_memory
 
     def compile(self, backend: str = "inductor") -> None:

@@ -36,18 +36,16 @@ class AdapterMemory:
         products: Sequence[Product],
         num_slots: int,
         max_rank: int,
-        dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         """From now on the products add what `choose` chooses."""
         self.num_slots = num_slots
         self.max_rank = max_rank
-        self._dtype = dtype
         self._mask: Tensor | None = None
-        """[T, num_slots * max_rank]: 1 where a column is of the token's adapter. It lies here
+        """[T, num_slots * max_rank]: whether a column is of the token's adapter. It lies here
         because linear layers, unlike attention, are handed nothing but their input."""
         self._slot_of_column = torch.arange(num_slots, device=device).repeat_interleave(max_rank)
-        self._factors = [_Factors(each, num_slots * max_rank, dtype, device) for each in products]
+        self._factors = [_Factors(each, num_slots * max_rank, device) for each in products]
         for product, factors in zip(products, self._factors, strict=True):
             product.module.forward = self._with_adapters(product.module.forward, factors)
 
@@ -73,8 +71,7 @@ class AdapterMemory:
 
     def choose(self, slots: Tensor | None) -> None:
         """Which adapter each token of the next forward has, [T] int64; None: no token has one."""
-        mask = None if slots is None else slots[:, None] == self._slot_of_column
-        self._mask = None if mask is None else mask.to(self._dtype)
+        self._mask = None if slots is None else slots[:, None] == self._slot_of_column
 
     def _with_adapters(
         self, own: Callable[[Tensor], Tensor], factors: _Factors
@@ -91,17 +88,15 @@ class AdapterMemory:
 class _Factors:
     """A and B of all slots, for the layers of one product."""
 
-    def __init__(
-        self, product: Product, num_columns: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, product: Product, num_columns: int, device: torch.device) -> None:
+        options = {"dtype": product.dtype, "device": device}
         self._rows: Mapping[str, Rows] = product.layers
         self._num_columns = num_columns
-        self.down = torch.zeros(
-            len(product.layers) * num_columns, product.in_features, dtype=dtype, device=device
-        )
+        height = len(product.layers) * num_columns
+        self.down = torch.zeros(height, product.in_features, **options)
         """The A of the first layer, then those of the next: they have the same input."""
         self.up = {
-            name: torch.zeros(num_columns, rows.stop - rows.start, dtype=dtype, device=device)
+            name: torch.zeros(num_columns, rows.stop - rows.start, **options)
             for name, rows in product.layers.items()
         }
         """The B of each layer, transposed."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -22,6 +23,7 @@ class Product:
     module: nn.Module
     """Takes [..., in_features], returns [..., out_features]."""
     in_features: int
+    dtype: torch.dtype
     layers: Mapping[str, Rows]
     """By their names in the model, which are PEFT's too."""
 
@@ -59,11 +61,14 @@ def _linear_layers(model: nn.Module, without: nn.Module | None) -> list[Product]
         if isinstance(module, MergedPart) and "forward" in vars(module):
             merged.setdefault(module.merged, {})[name] = module.rows
         elif isinstance(module, nn.Linear):
-            rows = slice(0, module.out_features)
-            products.append(Product(module, module.in_features, {name: rows}))
+            products.append(_whole(name, module, module.in_features, module.out_features))
         elif isinstance(module, Conv1D):
-            in_features, out_features = module.weight.shape
-            products.append(Product(module, in_features, {name: slice(0, out_features)}))
+            products.append(_whole(name, module, *module.weight.shape))
     return products + [
-        Product(module, module.weight.shape[1], layers) for module, layers in merged.items()
+        Product(module, module.weight.shape[1], module.weight.dtype, layers)
+        for module, layers in merged.items()
     ]
+
+
+def _whole(name: str, module: nn.Linear | Conv1D, in_features: int, out_features: int) -> Product:
+    return Product(module, in_features, module.weight.dtype, {name: slice(0, out_features)})

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from container.decoder import decoder_in
+from container.plan import adapter_bytes
 from core.errors import ConfigurationError, ConflictError, NoRoomError, NotFoundError, RequestError
+from core.options import Options
 from engine import LLM, LoRARequest, SamplingParams
 from engine.decode_graphs import DecodeGraphs
 from engine.packed import PackedExecutor
+from tests.e2e.serving import DEMO
 from tests.engine.adapters import TARGETS, merged, read_files, write_adapter, write_files
 from tests.engine.test_decode_graphs import Imitation
 from tests.engine.test_equality import NUM_NEW, STRATEGIES, generate, prompts, tokens
@@ -214,6 +218,50 @@ def test_rslora_scales_by_the_root_of_the_rank(tiny_model, tmp_path):
     llm = adapted_llm(model)
     names = ["a"] * len(prompts())
     assert greedy(llm, {"a": folder}, names) == generate(merged(model, folder, tmp_path / "m"))
+
+
+def test_layers_may_have_ranks_of_their_own(tiny_model, tmp_path):
+    """Each is scaled by its own, as PEFT does where there is a rank_pattern."""
+    model, ranks = tiny_model("llama"), {"q_proj": 2, "v_proj": 5}
+    one_each = [
+        write_adapter(model, tmp_path / name, rank=rank, targets=(name,), alpha=3)
+        for name, rank in ranks.items()
+    ]
+    both = {key: each for folder in one_each for key, each in read_files(folder)[0].items()}
+    folder = write_files(tmp_path / "both", both, r=2, lora_alpha=3, rank_pattern={"v_proj": 5})
+    by_turns = merged(merged(model, one_each[0], tmp_path / "m"), one_each[1], tmp_path / "m2")
+    llm = adapted_llm(model)
+    assert greedy(llm, {"a": folder}, ["a"] * len(prompts())) == generate(by_turns)
+
+
+def test_in_bf16_the_logprobs_are_near_those_in_fp32(adapted):
+    """A bias forces the same tokens on both, and no logprob sees it."""
+    model, folders, _ = adapted("llama", is_wide=True)
+    params = SamplingParams(
+        temperature=0, max_tokens=8, ignore_eos=True, logit_bias={7: 1e5}, logprobs=0
+    )
+
+    def logprobs(dtype, names):
+        llm = adapted_llm(model, dtype=dtype, fuse=True)
+        wanted = requests(folders, names)
+        outputs = llm.generate(prompts(), params, use_tqdm=False, lora_request=wanted)
+        return torch.tensor(
+            [[place[7].logprob for place in each.outputs[0].logprobs] for each in outputs]
+        )
+
+    names = mixtures()[0]
+    exact, low = logprobs("fp32", names), logprobs("bf16", names)
+    without = logprobs("fp32", [None] * len(names))
+    torch.testing.assert_close(low, exact, atol=0.25, rtol=0)
+    assert (exact - without).abs().max() > 1
+
+
+def test_the_plan_counts_what_the_engine_reserves():
+    options = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8, "dtype": "fp32"}
+    decoder = decoder_in(DEMO, Options(**options))
+    model = LLM(DEMO, **options)._engine._executor._model
+    assert adapter_bytes(decoder, Options(**options)) == model.adapter_memory.num_bytes > 0
+    assert adapter_bytes(decoder, Options()) == 0
 
 
 def test_a_slot_forgets_what_it_held(adapted, tmp_path):
