@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -42,7 +43,7 @@ class _Config(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """What an adapter adds to one linear layer: `b @ a`."""
+    """What an adapter adds to one linear layer, `b @ a`, in that layer's type."""
 
     a: Tensor
     """[rank, in]."""
@@ -56,7 +57,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """On the host, in fp32."""
+    """On the host."""
 
     layers: Mapping[str, LayerWeights]
     """By the names of linear layers in the model."""
@@ -73,6 +74,7 @@ class LayerSize:
 
     in_features: int
     out_features: int
+    dtype: torch.dtype
 
 
 def read_adapter(folder: Path, sizes: Mapping[str, LayerSize], max_rank: int) -> AdapterWeights:
@@ -89,13 +91,14 @@ def read_adapter(folder: Path, sizes: Mapping[str, LayerSize], max_rank: int) ->
             raise _refused(
                 folder, f"'{key}' is not of a linear layer; adapters of embeddings are not served"
             )
-        sides.setdefault(match["layer"], {})[match["side"]] = tensor.float()
-    layers = {name: _layer(folder, name, pair, config) for name, pair in sides.items()}
-    if not layers:
+        sides.setdefault(match["layer"], {})[match["side"]] = tensor
+    if not sides:
         raise _refused(folder, f"{WEIGHTS} holds no tensors")
-    for name, layer in layers.items():
-        _check_layer(folder, name, layer, sizes, max_rank)
-    return AdapterWeights(layers)
+    for name, pair in sides.items():
+        _check_layer(folder, name, pair, sizes, max_rank)
+    return AdapterWeights(
+        {name: _layer(folder, name, pair, config, sizes[name]) for name, pair in sides.items()}
+    )
 
 
 def _read_config(folder: Path) -> _Config:
@@ -135,17 +138,12 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
         raise _refused(folder, f"{WEIGHTS} cannot be read: {error}") from None
 
 
-def _layer(folder: Path, name: str, pair: Mapping[str, Tensor], config: _Config) -> LayerWeights:
-    if len(pair) < 2 or any(each.ndim != 2 for each in pair.values()):
-        raise _refused(folder, f"{name} needs lora_A and lora_B, two matrices")
-    a, b = pair["A"], pair["B"]
-    rank = max(1, a.shape[0])
-    scale = config.lora_alpha / (rank**0.5 if config.use_rslora else rank)
-    return LayerWeights(a, b * scale)
-
-
 def _check_layer(
-    folder: Path, name: str, layer: LayerWeights, sizes: Mapping[str, LayerSize], max_rank: int
+    folder: Path,
+    name: str,
+    pair: Mapping[str, Tensor],
+    sizes: Mapping[str, LayerSize],
+    max_rank: int,
 ) -> None:
     size = sizes.get(name)
     if size is None:
@@ -153,7 +151,9 @@ def _check_layer(
         raise _refused(
             folder, f"this model has no layer '{name}' to adapt; its linear layers are {known}"
         )
-    (rank, in_features), (out_features, rank_of_b) = layer.a.shape, layer.b.shape
+    if len(pair) < 2 or any(each.ndim != 2 for each in pair.values()):
+        raise _refused(folder, f"{name} needs lora_A and lora_B, two matrices")
+    (rank, in_features), (out_features, rank_of_b) = pair["A"].shape, pair["B"].shape
     if (in_features, out_features) != (size.in_features, size.out_features) or rank != rank_of_b:
         raise _refused(
             folder,
@@ -164,6 +164,18 @@ def _check_layer(
         raise _refused(
             folder, f"{name} has rank {rank}, and option.max_lora_rank is {max_rank}; raise it"
         )
+
+
+def _layer(
+    folder: Path, name: str, pair: Mapping[str, Tensor], config: _Config, size: LayerSize
+) -> LayerWeights:
+    rank = pair["A"].shape[0]
+    scale = config.lora_alpha / (rank**0.5 if config.use_rslora else rank)
+    a, b = pair["A"].to(size.dtype), (pair["B"].float() * scale).to(size.dtype)
+    # Multiplied by the zeros of other adapters' tokens they would still be no zeros.
+    if not (a.isfinite().all() and b.isfinite().all()):
+        raise _refused(folder, f"{name} holds numbers that are not finite")
+    return LayerWeights(a, b)
 
 
 def _refused(folder: Path, why: str) -> RequestError:

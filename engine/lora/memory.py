@@ -2,7 +2,7 @@
 
 LoRA (Hu et al., 2021) adds `scale * B @ A` to the weight of a linear layer, [out, in], where A is
 [rank, in] and B [out, rank]. Here the matrices of all adapters lie below each other, in slots of
-`max_rank` rows, and a mask keeps of the product with all A what belongs to each token's adapter:
+`max_rank` rows, and of the product with all A only what is of each token's own adapter is kept:
 
 ```
            slot 0   slot 1   slot 2
@@ -32,18 +32,14 @@ class AdapterMemory:
     """Buffers of fixed size for `num_slots` adapters of at most `max_rank`."""
 
     def __init__(
-        self,
-        products: Sequence[Product],
-        num_slots: int,
-        max_rank: int,
-        device: torch.device,
+        self, products: Sequence[Product], num_slots: int, max_rank: int, device: torch.device
     ) -> None:
         """From now on the products add what `choose` chooses."""
         self.num_slots = num_slots
         self.max_rank = max_rank
-        self._mask: Tensor | None = None
-        """[T, num_slots * max_rank]: whether a column is of the token's adapter. It lies here
-        because linear layers, unlike attention, are handed nothing but their input."""
+        self._foreign: Tensor | None = None
+        """[T, num_slots * max_rank]: whether a column is of another adapter than the token's. It
+        lies here because linear layers, unlike attention, are handed nothing but their input."""
         self._slot_of_column = torch.arange(num_slots, device=device).repeat_interleave(max_rank)
         self._factors = [_Factors(each, num_slots * max_rank, device) for each in products]
         for product, factors in zip(products, self._factors, strict=True):
@@ -53,7 +49,7 @@ class AdapterMemory:
     def sizes(self) -> Mapping[str, LayerSize]:
         """Of the layers that an adapter may have."""
         return {
-            name: LayerSize(each.down.shape[1], up.shape[1])
+            name: LayerSize(each.down.shape[1], up.shape[1], up.dtype)
             for each in self._factors
             for name, up in each.up.items()
         }
@@ -71,15 +67,15 @@ class AdapterMemory:
 
     def choose(self, slots: Tensor | None) -> None:
         """Which adapter each token of the next forward has, [T] int64; None: no token has one."""
-        self._mask = None if slots is None else slots[:, None] == self._slot_of_column
+        self._foreign = None if slots is None else slots[:, None] != self._slot_of_column
 
     def _with_adapters(
         self, own: Callable[[Tensor], Tensor], factors: _Factors
     ) -> Callable[[Tensor], Tensor]:
         def forward(x: Tensor) -> Tensor:
             output = own(x)
-            if self._mask is not None:
-                factors.add(x.flatten(0, -2), self._mask, output.view(-1, output.shape[-1]))
+            if self._foreign is not None:
+                factors.add(x.flatten(0, -2), self._foreign, output.view(-1, output.shape[-1]))
             return output
 
         return forward
@@ -101,10 +97,10 @@ class _Factors:
         }
         """The B of each layer, transposed."""
 
-    def add(self, x: Tensor, mask: Tensor, output: Tensor) -> None:
+    def add(self, x: Tensor, foreign: Tensor, output: Tensor) -> None:
         """x: [T, in]; output: [T, out], changed in place."""
         inner = F.linear(x, self.down).view(len(x), len(self.up), self._num_columns)
-        inner *= mask[:, None]
+        inner.masked_fill_(foreign[:, None], 0)  # not times 0: one may have overflowed
         for place, (name, up) in enumerate(self.up.items()):
             output[:, self._rows[name]].addmm_(inner[:, place], up)
 

@@ -52,7 +52,7 @@ def load_requested(engine: Engine, requests: Iterable[LoRARequest | None]) -> No
     for key, request in wanted.items():
         if key not in {each.name for each in adapters.loaded}:
             _make_room(adapters, wanted, engine.adapter_slots_in_use())
-            adapters.load(key, request.lora_path, engine.adapter_slots_in_use())
+            adapters.load(key, str(request.lora_path), engine.adapter_slots_in_use())
 
 
 def _make_room(adapters: Adapters, wanted: Iterable[str], in_use: set[int]) -> None:

@@ -381,6 +381,32 @@ def test_weights_that_do_not_fit(adapters, tmp_path, tensors, reason):
     assert reason in str(caught.value)
 
 
+def test_numbers_that_are_not_finite_would_reach_other_requests(tiny_model, tmp_path):
+    """Also those that are not in the type of the model's layers."""
+    tensors, config = read_files(write_adapter(tiny_model("llama"), tmp_path / "a", rank=1))
+    key = f"{LAYER}.lora_B.weight"
+    tensors[key][0] = 7e4
+    folder = write_files(tmp_path / "a", tensors, **config)
+    adapted_llm(tiny_model("llama"), dtype="bf16")._engine.adapters.load("a", str(folder))
+    llm = adapted_llm(tiny_model("llama"), dtype="fp16")
+    with pytest.raises(RequestError, match=r"layers\.0\.self_attn\.q_proj holds numbers that are"):
+        llm._engine.adapters.load("a", str(folder))
+
+
+def test_what_overflows_in_one_adapter_does_not_reach_another(adapted):
+    model, folders, answers = adapted("llama")
+    llm = adapted_llm(model)
+    assert greedy(llm, folders, mixtures()[0]) == each_with(mixtures()[0], answers)
+    memory = llm._engine._executor._model.adapter_memory
+    slots = {each.name[0]: each.slot for each in llm._engine.adapters.loaded}
+    with torch.inference_mode():
+        for factors in memory._factors:
+            down = factors.down.view(len(factors.up), memory.num_slots, memory.max_rank, -1)
+            down[:, slots["b"]] = 1e38  # most inputs make that infinite
+    names = ["a" if name == "b" else name for name in mixtures()[0]]
+    assert greedy(llm, folders, names, cache_salt="new") == each_with(names, answers)
+
+
 def test_a_directory_without_an_adapter(adapters, tmp_path):
     with pytest.raises(RequestError, match=r"adapter_config\.json cannot be read: No such file"):
         adapters.load("a", str(tmp_path))
