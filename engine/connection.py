@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 import zmq
 
-from core.messages import FromEngine, Heartbeat, Message, ToEngine
+from core.messages import FromEngine, Heartbeat, Message, Submit, ToEngine
 from core.stats import Stats
 from engine.lora.files import AdapterWeights
 
@@ -43,6 +43,16 @@ class AdapterRead:
     outcome: AdapterWeights | Exception
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A request whose grammar has been compiled meanwhile; never on the wire."""
+
+    message: Submit
+    arrival: float
+    error: BaseException | None
+    """Why it could not be."""
+
+
 @dataclass(slots=True)
 class Pulse:
     """What the loop last said of itself. Replaced whole, so no lock is needed."""
@@ -51,7 +61,7 @@ class Pulse:
     stats: Stats = field(default_factory=Stats)
 
 
-Inbound = ToEngine | ClientGone | Broken | AdapterRead
+Inbound = ToEngine | ClientGone | Broken | AdapterRead | Compiled
 
 
 class Connection:

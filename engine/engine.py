@@ -26,6 +26,7 @@ from core.plan import Output, StepPlan
 from core.request import Request
 from core.sampling import MAX_SEED, NO_LIMIT, SamplingParams
 from engine.executor import Executor, SubmittedStep
+from engine.grammars import Grammars
 from engine.lora.adapters import Adapters
 from strategies.base import Strategy
 
@@ -45,14 +46,15 @@ class Engine:
         facts: Facts,
         *,
         overlaps: bool = False,
+        grammars: Grammars | None = None,
         adapters: Adapters | None = None,
     ) -> None:
+        """grammars: the executor's; without them no answer can be constrained."""
         self.strategy = strategy
         self.facts = facts
+        self.grammars = grammars
         self.adapters = adapters
         """None where `option.enable_lora` is false."""
-        self.last_failure = ""
-        """Why the newest Output with Finish.ERROR failed."""
         self._executor = executor
         self._overlaps = overlaps
         self._in_flight: tuple[StepPlan, SubmittedStep] | None = None
@@ -67,7 +69,8 @@ class Engine:
     def add(
         self, prompt_token_ids: Tokens[int], params: SamplingParams, now: float, adapter: str = ""
     ) -> int:
-        """Accepts a request and returns its id. adapter: the name of one, or '' for none.
+        """Accepts a request and returns its id. Waits for a grammar that it does not know yet.
+        adapter: the name of one, or '' for none.
 
         Raises RequestError for what can never run, NotFoundError for an adapter that is not
         loaded; nothing is changed then.
@@ -149,8 +152,7 @@ class Engine:
         self._num_failed_steps += 1
         if self._num_failed_steps >= MAX_FAILED_STEPS:
             raise error
-        self.last_failure = f"{type(error).__name__}: {error}"
-        return self.strategy.fail(plan)
+        return self.strategy.fail(plan, f"{type(error).__name__}: {error}")
 
     def _adapter(self, name: str) -> Adapter:
         if self.adapters is None:
@@ -188,6 +190,10 @@ class Engine:
             if isinstance(word, str):
                 raise RequestError("bad_words", "needs the model's tokenizer.json; give token ids")
             self._check_token_ids("bad_words", word)
+        if params.structured_outputs is not None:
+            if self.grammars is None:
+                raise RequestError("structured_outputs", "this engine has no grammars")
+            self.grammars.matcher(params.structured_outputs)
         if params.prompt_logprobs is not None and not self.facts.scores_prompts:
             raise RequestError("prompt_logprobs", "an encoder-decoder model has none")
 

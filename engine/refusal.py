@@ -6,7 +6,7 @@ from core.errors import ConflictError, NoRoomError, NotFoundError, RequestError
 from core.messages import Failed
 
 
-def refusal(id: str, error: Exception) -> Failed:
+def refusal(id: str, error: BaseException) -> Failed:
     """What `container.token_stream.failure_of` makes an error of again."""
     match error:
         case RequestError():

@@ -26,11 +26,13 @@ from core.messages import (
 from core.plan import Output
 from core.sampling import Finish
 from core.stats import Timing
+from engine.compiling import Compiling
 from engine.connection import (
     HEARTBEAT_INTERVAL_S,
     AdapterRead,
     Broken,
     ClientGone,
+    Compiled,
     Connection,
     Inbound,
     Pulse,
@@ -71,6 +73,8 @@ class Server:
         """By the engine's request id."""
         self._request_ids: dict[tuple[bytes, str], int] = {}
         self._adapters = AdapterDesk(engine, connection)
+        grammars = engine.grammars if isinstance(engine, Engine) else None
+        self._compiling = Compiling(grammars, connection.inbox)
         self._meter = Meter()
         self._stats_due = 0.0
 
@@ -117,9 +121,9 @@ class Server:
                 ready = Ready(self._engine.facts, self._adapters.loaded)
                 self._connection.send(client, ready)
             case Submit() | Perform():
-                refused = self._submit(client, message)
-                if refused is not None:
-                    self._connection.send(client, refused)
+                self._submit(client, message, time.monotonic())
+            case Compiled():
+                self._go_on(client, message)
             case LoadAdapter() | UnloadAdapter() | AdapterRead():
                 self._adapters.handle(client, message)
             case Abort():
@@ -127,27 +131,46 @@ class Server:
             case Broken(reason):
                 raise EngineUnavailableError(f"the engine's socket is lost: {reason}")
             case ClientGone():
+                self._compiling.forget(client)
                 for owner, id in tuple(self._request_ids):
                     if owner == client:
                         self._abort(owner, id)
 
-    def _submit(self, client: bytes, message: Submit | Perform) -> Failed | None:
-        if (client, message.id) in self._request_ids:
-            return Failed(message.id, "rejected", "this id is in use", "id")
-        if self._is_full():
-            return Failed(
-                message.id, "overloaded", f"{self._max_waiting} requests are waiting already"
-            )
-        now = time.monotonic()
+    def _submit(self, client: bytes, message: Submit | Perform, arrival: float) -> None:
+        """Takes a request in, or refuses it."""
+        key = client, message.id
+        if key in self._request_ids or key in self._compiling:
+            refused = Failed(message.id, "rejected", "this id is in use", "id")
+        elif self._is_full():
+            reason = f"{self._max_waiting} requests are waiting already"
+            refused = Failed(message.id, "overloaded", reason)
+        else:
+            refused = self._accept(client, message, arrival)
+        if refused is not None:
+            self._connection.send(client, refused)
+
+    def _go_on(self, client: bytes, compiled: Compiled) -> None:
+        """With a request whose grammar is there, unless it was aborted meanwhile."""
+        message, error = compiled.message, compiled.error
+        if not self._compiling.release(client, message.id):
+            return
+        if error is None:
+            self._submit(client, message, compiled.arrival)
+        else:
+            self._connection.send(client, refusal(message.id, error))
+
+    def _accept(self, client: bytes, message: Submit | Perform, arrival: float) -> Failed | None:
         try:
-            request_id = self._add(message, now)
+            if self._compiling.take(client, message, arrival):
+                return None
+            request_id = self._add(message, arrival)
         except LongshoreError as error:
             return refusal(message.id, error)
         num_answers, num_prompt_tokens = 1, 0
         if isinstance(message, Submit):
             num_answers = message.params.num_answers
             num_prompt_tokens = len(message.prompt_token_ids)
-        course = Course(now, num_prompt_tokens)
+        course = Course(arrival, num_prompt_tokens)
         self._asked[request_id] = _Asked(client, message.id, set(range(num_answers)), course)
         self._request_ids[client, message.id] = request_id
         return None
@@ -165,10 +188,11 @@ class Server:
     def _is_full(self) -> bool:
         """Whether one more would wait behind `max_waiting` others, once every slot is taken."""
         strategy = self._engine.strategy
-        num_held = len(strategy.waiting) + len(strategy.running)
+        num_held = len(strategy.waiting) + len(strategy.running) + len(self._compiling)
         return num_held >= self._max_waiting + strategy.limits.max_sequences
 
     def _abort(self, client: bytes, id: str, index: int | None = None) -> None:
+        self._compiling.release(client, id)
         request_id = self._request_ids.get((client, id))
         if request_id is None:
             return
@@ -197,9 +221,7 @@ class Server:
                 self._close(output.request_id, None)
             elif output.finish == Finish.ERROR:
                 self._meter.take(asked.course, output, now)
-                assert isinstance(self._engine, Engine), "a task fails by its outcome"
-                failure = Failed(asked.id, "failed", self._engine.last_failure)
-                self._connection.send(asked.client, failure)
+                self._connection.send(asked.client, Failed(asked.id, "failed", output.failure))
                 self._close(output.request_id, None)
             elif output.index in asked.open_answers:
                 timing = self._meter.take(asked.course, output, now)

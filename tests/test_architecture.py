@@ -58,6 +58,12 @@ def test_the_front_end_loads_without_torch():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
+@pytest.mark.parametrize("module", ["container.app", "engine.build", "engine.server"])
+def test_grammars_are_loaded_with_the_first_that_is_asked_for(module):
+    code = f"import sys, {module}; sys.exit('llguidance' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
 def test_kernels_init_imports_nothing_and_has_no_version():
     """transformers probes for a package of this name and imports whatever it finds."""
     path = ROOT / "kernels" / "__init__.py"

@@ -26,7 +26,8 @@ class CompletionsApi:
         self._service.warn(asked.warnings)
         adapter = self._service.adapter(None, asked.model)
         prompts = self._encoded(asked)
-        generations = self._service.start_all(prompts, asked.decoding, adapter)
+        decoding = self._service.checked(asked.decoding)
+        generations = self._service.start_all(prompts, decoding, adapter)
         model = adapter or self._service.model_name
         envelope = Envelope(f"cmpl-{g.request_id}", int(time.time()), model)
         echoes = self._echoes(asked) if asked.echo else [""] * len(prompts)
