@@ -32,6 +32,7 @@ from engine.executor import Executor
 from engine.grammars import Grammars
 from engine.kv_cache import KVCache
 from engine.library import LibraryExecutor, LibraryModel, load_library_model
+from engine.lora.start import start_adapters
 from engine.model_source import ModelSource
 from engine.packed import PackedExecutor
 from engine.packed_model import PackedModel, load_packed_model
@@ -61,7 +62,8 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
     )
     model, executor_reason = _load(source, options)
     batching, batching_reason = _batching(options, model, executor_reason)
-    notes += _compile(options, model)
+    adapters, adapter_notes = start_adapters(model_dir, options, model, executor_reason)
+    notes += _compile(options, model) + adapter_notes
     sizes = choose_sizes(options, batching, model)
     eos_token_ids = _eos_token_ids(model_dir, config)
     grammars = Grammars(model_dir, eos_token_ids)
@@ -106,7 +108,14 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
         scores_prompts=not config.is_encoder_decoder,
         notes=notes + source.notes + sizes.notes + executor_notes,
     )
-    return Engine(strategy, executor, facts, overlaps=_overlaps(options, model), grammars=grammars)
+    return Engine(
+        strategy,
+        executor,
+        facts,
+        overlaps=_overlaps(options, model),
+        grammars=grammars,
+        adapters=adapters,
+    )
 
 
 def read_config(model_dir: Path, options: Options) -> PreTrainedConfig:
