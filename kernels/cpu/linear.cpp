@@ -27,7 +27,8 @@ constexpr int64_t BLOCK_ROWS = 96;
 constexpr int64_t BLOCK_DEPTH = 768;
 constexpr int64_t PORTION = 4;  // panels that a thread takes at once; it may have to share its core
 constexpr int64_t LINE = 64 / sizeof(float);
-constexpr int64_t AHEAD = 4;  // steps of depth for each line that is fetched ahead
+constexpr int64_t STEPS = 8;  // of depth at once
+constexpr int64_t AHEAD = 2;  // lines that are fetched ahead in each of these
 
 struct Tile {
     float* out;
@@ -51,9 +52,9 @@ void multiply(const Tile& t) {
         }
     };
     int64_t k = 0;
-    for (; k + AHEAD <= t.depth; k += AHEAD) {
-        __builtin_prefetch(t.next + k / AHEAD * LINE, 0, 2);
-        for (int64_t i = 0; i < AHEAD; i++) add(k + i);
+    for (; k + STEPS <= t.depth; k += STEPS) {
+        for (int64_t i = 0; i < AHEAD; i++) __builtin_prefetch(t.next + (k / STEPS * AHEAD + i) * LINE, 0, 2);
+        for (int64_t i = 0; i < STEPS; i++) add(k + i);
     }
     for (; k < t.depth; k++) add(k);
     for (int r = 0; r < R; r++) {

@@ -34,7 +34,7 @@ def test_any_number_of_rows(num_rows, with_bias):
         assert linear(torch.ones(0, 50), to_panels(torch.ones(40, 50)), 40).shape == (0, 40)
 
 
-@pytest.mark.parametrize("depth", [1, 3, 4, 5, BLOCK_DEPTH - 1, BLOCK_DEPTH, 2 * BLOCK_DEPTH + 2])
+@pytest.mark.parametrize("depth", [1, 7, 8, 9, BLOCK_DEPTH - 1, BLOCK_DEPTH, 2 * BLOCK_DEPTH + 2])
 def test_any_depth(depth):
     check(7, 40, depth)
 
