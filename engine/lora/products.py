@@ -54,8 +54,9 @@ def find_products(
 def _linear_layers(model: nn.Module, without: nn.Module | None) -> list[Product]:
     products: list[Product] = []
     merged: dict[MergedLinear, dict[str, Rows]] = {}
+    inside = {each.whole for each in model.modules() if isinstance(each, MergedLinear)}
     for name, module in model.named_modules():
-        if module is without:
+        if module is without or module in inside:
             continue
         # One whose own forward was taken back computes with its rows alone.
         if isinstance(module, MergedPart) and "forward" in vars(module):
