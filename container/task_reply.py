@@ -1,4 +1,4 @@
-"""What the engine says of one performed request: a single message."""
+"""What the engine says of one performed request: its answer, whole or in parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TaskReply:
         self._arrived: gevent.queue.SimpleQueue[Performed | Failed] = gevent.queue.SimpleQueue()
 
     def get(self, timeout_s: float) -> Performed | None:
-        """None where it did not come in time.
+        """The next part; None where it did not come in time.
 
         Raises RequestError, OverloadedError or GenerationError where the engine says so.
         """

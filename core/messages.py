@@ -9,14 +9,14 @@ front end                                engine
   Submit(id, ...)              ->
                                <-  Step([Generated(id, ...), ...]) after every step
   Perform(id, ...)             ->  where the task is not to generate
-                               <-  Performed(id, ...)
+                               <-  Performed(id, ...), several where it is sent in parts
   Abort(id), at any time       ->  (silence about that id from then on)
                                <-  Dead(reason), where it ends by itself
 ```
 
 Every answer of a submitted id gets exactly one `Generated` with `finish`, and the id is over with
 its last answer; or it gets one `Failed`. Its client may abort it, or one of its answers, first.
-A performed id gets one `Performed` or one `Failed`, unless it is aborted.
+A performed id gets one `Performed` with `is_last`, or one `Failed`, unless it is aborted.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Step(Message, frozen=True):
 
 
 class Performed(Message, frozen=True):
-    """Terminal: the answer to a Perform."""
+    """The answer to a Perform, or a part of it; what is beside the body counts in the first."""
 
     id: str
     body: bytes
@@ -139,6 +139,8 @@ class Performed(Message, frozen=True):
     code: int = 200
     """HTTP status."""
     headers: dict[str, str] = {}
+    is_last: bool = True
+    """Terminal; in an answer of several parts its body is empty."""
 
 
 class Failed(Message, frozen=True):

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from core.errors import EngineUnavailableError, RequestError
 from core.messages import (
@@ -131,7 +132,7 @@ class Server:
             )
         now = time.monotonic()
         try:
-            request_id = self._add(message, now)
+            request_id = self._add(client, message, now)
         except RequestError as error:
             return Failed(message.id, "rejected", error.message, error.field)
         num_answers, num_prompt_tokens = 1, 0
@@ -143,15 +144,27 @@ class Server:
         self._request_ids[client, message.id] = request_id
         return None
 
-    def _add(self, message: Submit | Perform, now: float) -> int:
+    def _add(self, client: bytes, message: Submit | Perform, now: float) -> int:
         """The request's id. Raises RequestError for what can never run here."""
         match message, self._engine:
             case Submit(), Engine() as engine:
                 return engine.add(message.prompt_token_ids, message.params, now)
             case Perform(), TaskEngine() as engine:
-                return engine.add(Job(message.body, message.headers), now)
+                send = partial(self._send_part, client, message.id)
+                return engine.add(Job(message.body, message.headers, send), now)
             case _:
                 raise RequestError("task", f"this container serves {self._engine.facts.task}")
+
+    def _send_part(self, client: bytes, id: str, part: Answer) -> bool:
+        """Called within a step, which may last as long as the answer. Whether it is still wanted.
+
+        What has come meanwhile is taken in first: the client may have gone.
+        """
+        self._between_tokens()
+        if (client, id) not in self._request_ids:
+            return False
+        self._connection.send(client, _part(id, part, is_last=False))
+        return True
 
     def _is_full(self) -> bool:
         """Whether one more would wait behind `max_waiting` others, once every slot is taken."""
@@ -203,12 +216,17 @@ class Server:
 
 def _performed(id: str, output: TaskOutput) -> Performed | Failed:
     match output.outcome:
-        case Answer(body, content_type, code, headers):
-            return Performed(id, body, content_type, code, dict(headers))
+        case Answer() as answer:
+            return _part(id, answer, is_last=True)
         case RequestError() as error:
             return Failed(id, "rejected", error.message, error.field)
         case error:
             return Failed(id, "failed", f"{type(error).__name__}: {error}")
+
+
+def _part(id: str, answer: Answer, *, is_last: bool) -> Performed:
+    headers = dict(answer.headers)
+    return Performed(id, answer.body, answer.content_type, answer.code, headers, is_last)
 
 
 def _generated(id: str, output: Output, timing: Timing | None) -> Generated:

@@ -62,8 +62,14 @@ class Container:
     @contextmanager
     def stream(self, inputs: str, **parameters: object) -> Iterator[Iterator[dict]]:
         """The lines of a streamed answer as they come; leaving the block hangs up."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         body = {"inputs": inputs, "parameters": parameters, "stream": True}
+        with self.post_lines(body) as lines:
+            yield lines
+
+    @contextmanager
+    def post_lines(self, body: object) -> Iterator[Iterator[dict]]:
+        """The same of any body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("POST", "/invocations", json.dumps(body))
         response = connection.getresponse()
         assert response.status == 200, response.read()

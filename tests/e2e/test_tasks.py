@@ -142,6 +142,49 @@ def test_a_handler_of_ones_own(tmp_path, batching):
     assert "Traceback" in it.log, "the lines of the error are in the log"
 
 
+STREAMING = """
+import pathlib, time
+
+def handle(inputs):
+    if inputs.is_empty():
+        return
+    seen = pathlib.Path(inputs.get_as_json()["seen"])
+    try:
+        yield {"part": 1}
+        while not seen.exists():
+            yield b""
+            time.sleep(0.01)
+        yield {"part": 2}
+        if seen.read_text() == "fail":
+            raise ValueError("half way")
+    finally:
+        seen.with_suffix(".closed").touch()
+"""
+
+
+@pytest.mark.parametrize("batching", ["none", "dynamic"])
+def test_a_handler_that_streams(tmp_path, batching):
+    """Its second part waits until the client has seen the first."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "model.py").write_text(STREAMING)
+    options = f"option.batching={batching}\nbatch_size=4\nmax_batch_delay=5\n"
+    with serve(tmp_path, options, model=directory) as it:
+        for end, lines in (("end", []), ("fail", [{"error": "ValueError: half way", "code": 424}])):
+            seen = tmp_path / end
+            with it.post_lines({"seen": str(seen)}) as answer:
+                assert next(answer) == {"part": 1}
+                seen.write_text(end)
+                assert list(answer) == [{"part": 2}, *lines]
+            assert seen.with_suffix(".closed").exists()
+        with it.post_lines({"seen": str(tmp_path / "never")}) as answer:
+            assert next(answer) == {"part": 1}
+        status, _ = it.request("POST", "/invocations", {"seen": str(tmp_path / "end")})
+        assert status == 200, "the client that hung up holds nobody up"
+        assert (tmp_path / "never.closed").exists()
+        assert it.stop() == 0
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [
