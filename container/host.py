@@ -54,4 +54,7 @@ class Host:
 
 
 def json_response(body: object) -> Response:
+    """Of a text that is JSON already, or of what is to become it."""
+    if isinstance(body, str):
+        return Response(body, mimetype="application/json")
     return Response(msgspec.json.encode(body), mimetype="application/json")

@@ -182,4 +182,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     options: Options
     task: Task = Task()
     library_dir: str = ""
-    """Where the packages of a handler's requirements.txt lie."""
+    """Where the packages of the requirements.txt beside the user's code lie."""
+    formatters: str = ""
+    """The file of the user's formatters, for the front end."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from transformers import pipeline
 
 from tests.container.processes import free_port
 from tests.container.test_preparation import wheel
-from tests.e2e.serving import ROOT, serve
+from tests.e2e.serving import DEMO, IMAGE, ROOT, serve
 from tests.engine.tasks.models import save_task_model
 
 TEXTS = ["the cat sat", "a dog ran on it", "who is it"]
@@ -182,6 +183,43 @@ def test_a_handler_that_streams(tmp_path, batching):
         status, _ = it.request("POST", "/invocations", {"seen": str(tmp_path / "end")})
         assert status == 200, "the client that hung up holds nobody up"
         assert (tmp_path / "never.closed").exists()
+        assert it.stop() == 0
+
+
+FORMATTERS = """
+import pathlib
+from djl_python.input_parser import input_formatter
+from djl_python.output_formatter import output_formatter
+
+@input_formatter
+def ask(decoded_payload, **kwargs):
+    inputs = pathlib.Path("before.txt").read_text() + decoded_payload.pop("who")
+    return {"inputs": inputs, "parameters": {"max_new_tokens": 5}, **decoded_payload}
+
+@output_formatter
+def say(response_data):
+    return {"mine": response_data}
+"""
+
+
+def test_formatters_around_the_model(tmp_path):
+    directory = tmp_path / "model"
+    shutil.copytree(DEMO, directory)
+    (directory / "before.txt").write_text("ROM")
+    (directory / "model.py").write_text(FORMATTERS)
+    with serve(tmp_path, "option.dtype=fp32\n", model=directory) as it:
+        if not IMAGE:
+            assert f"formatters: {directory / 'model.py'}" in it.log
+        status, data = it.request(
+            "POST", "/v1/completions", {"prompt": "ROMEO:", "max_tokens": 5, "temperature": 0}
+        )
+        assert status == 200, data
+        text = json.loads(data)["choices"][0]["text"]
+        status, data = it.request("POST", "/invocations", {"who": "EO:"})
+        assert (status, json.loads(data)) == (200, {"mine": {"generated_text": text}})
+        with it.post_lines({"who": "EO:", "stream": True}) as lines:
+            assert "".join(line["mine"]["token"]["text"] for line in lines) == text
+        assert it.request("POST", "/invocations", {"inputs": "a"})[0] == 424
         assert it.stop() == 0
 
 
