@@ -56,7 +56,12 @@ def load_rows(
         tile = tl.load(pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
     else:
         tile = tl.load(pointers)
-    return e4m3_decode(tile, dtype) if tile.dtype == tl.uint8 else tile.to(dtype)
+    if tile.dtype == tl.uint8:
+        return e4m3_decode(tile, dtype)
+    if tile.dtype == tl.float8e4nv and dtype == tl.bfloat16:
+        # Triton 3.6 goes from fp16 to bf16 with an instruction that only sm_90 has.
+        return tile.to(tl.float32).to(dtype)
+    return tile.to(dtype)
 
 
 @triton.jit

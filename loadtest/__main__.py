@@ -80,7 +80,7 @@ def _run(
 
     subjects = _subjects(parser, parsed)
     load = Load(
-        requests=parsed.requests,
+        requests=getattr(parsed, "requests", 0),  # a sweep has so many as its rates make
         users=parsed.users,
         rate=parsed.rate,
         trace=parsed.trace,
@@ -96,6 +96,7 @@ def _run(
         parsed.workload,
         load,
         results.slo,
+        seconds=parsed.seconds,
         rates=parsed.rates,
         first_rate=parsed.first_rate,
         num_refinements=parsed.refinements,

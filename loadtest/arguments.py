@@ -17,6 +17,7 @@ def make_parser() -> argparse.ArgumentParser:
     compare = _command(commands, "compare", "the same work against each strategy, or a server")
     _add_subjects(compare)
     _add_load(compare)
+    compare.add_argument("--requests", type=_count, default=500, help="of each run (default: 500)")
     compare.add_argument(
         "--workload",
         type=_workloads,
@@ -36,6 +37,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="BOUNDS",
         help="ttft, itl, e2e or queue, _, mean, p50, p90, p99 or max, =, a time "
         "(default: %(default)s)",
+    )
+    sweep.add_argument(
+        "--seconds",
+        type=_positive,
+        default=30.0,
+        help="of requests at each rate; long against the answers and the bounds (default: 30)",
     )
     sweep.add_argument(
         "--rates", type=_rates, default=[], metavar="R,...", help="requests/s to try, no search"
@@ -105,7 +112,6 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
 def _add_load(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is sent")
     group.add_argument("--users", type=_count, default=50, help="of a closed loop (default: 50)")
-    group.add_argument("--requests", type=_count, default=500, help="of each run (default: 500)")
     group.add_argument(
         "--rate", type=_positive, help="requests/s of an open loop, whatever the workload's"
     )

@@ -74,6 +74,9 @@ class Measures(msgspec.Struct, kw_only=True):
     """By the server's own clock."""
     late_s: float | None
     """In an open loop: the most that the client sent a request too late."""
+    pace: float | None = None
+    """In an open loop: the time in which requests fell due, over that in which answers ended. Below
+    1 the server, or the client, falls behind, however good its latencies still are."""
     awscurl_tps: float | None
     """As awscurl has it: requests over the sum of their latencies, times clients."""
     client_cpu: float | None
@@ -119,6 +122,7 @@ def measures_of(
             (record.sent_s - record.due_s for record in records if record.due_s is not None),
             default=None,
         ),
+        pace=_pace(good),
         awscurl_tps=len(good) / latencies * clients if clients and latencies else None,
         client_cpu=mean(sample.client_cpu for sample in during),
         server_cpu=mean(sample.server_cpu for sample in during),
@@ -126,6 +130,13 @@ def measures_of(
         gpu=mean(sample.gpu for sample in during),
         inside=_inside(samples, during, seconds),
     )
+
+
+def _pace(records: Sequence[Record]) -> float | None:
+    due = [record.due_s for record in records if record.due_s is not None]
+    ends = [record.finished_s for record in records if record.due_s is not None]
+    took = max(ends, default=0.0) - min(ends, default=0.0)
+    return (max(due) - min(due)) / took if took else None
 
 
 def _others(sample: Sample) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from loadtest.compare import with_limit
@@ -15,6 +16,9 @@ from loadtest.subjects import Subjects
 from loadtest.words import Words
 from loadtest.workloads import Workload
 
+MIN_REQUESTS = 20
+"""Of a rate, however low: of fewer, percentiles mean little."""
+
 
 def sweep(
     subjects: Subjects,
@@ -22,6 +26,7 @@ def sweep(
     load: Load,
     slo: Mapping[str, float],
     *,
+    seconds: float,
     rates: Sequence[float],
     first_rate: float,
     num_refinements: int,
@@ -30,7 +35,8 @@ def sweep(
 ) -> bool:
     """Every subject at one rate after another; False if it was interrupted.
 
-    rates: those to try, in place of a search.
+    seconds: in which the requests of a rate fall due, so that a rate which is too high shows as a
+    backlog. rates: those to try, in place of a search.
     """
     words: Words | None = None
     for name in subjects.names:
@@ -43,7 +49,9 @@ def sweep(
                 run = measure(
                     subject,
                     workload,
-                    dataclasses.replace(load, rate=rate),
+                    dataclasses.replace(
+                        load, rate=rate, requests=max(MIN_REQUESTS, math.ceil(rate * seconds))
+                    ),
                     words,
                     num_warm_up=num_warm_up,
                 )

@@ -140,10 +140,14 @@ def _description(runs: Sequence[Run]) -> str:
     doc = WORKLOADS[first.workload].doc if first.workload in WORKLOADS else ""
     measures = first.measures
     scale = "" if first.length_scale == 1 else f" All lengths × {first.length_scale:g}."
+    loop, counts = first.loop, sorted({len(run.records) for run in runs})
+    if len({run.loop for run in runs}) > 1:  # a sweep's differ in the rate, which comes last
+        loop = loop.rsplit(",", 1)[0]
     text = (
-        f"{doc[:1].upper()}{doc[1:]}.{scale} {first.loop[:1].upper()}{first.loop[1:]}. "
-        f"{len(first.records)} requests a run, on average {number(measures.prompt_tokens)} tokens "
-        f"of prompt and {number(measures.output_tokens)} of answer, each to its last token."
+        f"{doc[:1].upper()}{doc[1:]}.{scale} {loop[:1].upper()}{loop[1:]}. "
+        f"{' to '.join(map(str, counts[:1] + counts[1:][-1:]))} requests a run, on average "
+        f"{number(measures.prompt_tokens)} tokens of prompt and {number(measures.output_tokens)} "
+        "of answer, each to its last token."
     )
     if first.num_left_out:
         text += f" {first.num_left_out} that are too long for the server were left out."

@@ -61,28 +61,40 @@ def _why(lower: Run, higher: Run) -> str:
 
 def remarks(runs: Sequence[Run]) -> Iterator[str]:
     """What a reader should know before believing the figures of these runs."""
+    by_label: dict[str, list[Run]] = {}
     for run in runs:
-        measures, label = run.measures, f"{run.label} on {run.workload}"
-        if not run.is_whole:
-            yield f"{label} was interrupted: its figures are of {measures.num_good} requests."
-        if measures.num_errors:
-            error = next(record.error for record in run.records if record.error)
-            yield f"{label}: {measures.num_errors} requests failed, the first with: {error}"
-        if measures.num_good and measures.tokens_per_s is None:
-            yield f"{label}: the server does not count its tokens, so there are no tokens/s."
-        if measures.num_short:
-            yield f"{label}: {measures.num_short} answers have another length than was asked for."
-        if (measures.late_s or 0) > 0.1:
-            yield f"{label}: requests were sent up to {duration(measures.late_s)} late."
-        if (measures.other_cpu or 0) > 0.2:
-            yield (
-                f"{label}: other processes used {number(measures.other_cpu, 2)} cores of this "
-                "machine meanwhile; measure again when it is quiet."
-            )
-        if (measures.client_cpu or 0) > 0.5:
-            yield (
-                f"{label}: the client used {number(measures.client_cpu)} cores, which on this "
-                "machine the server did not have."
-            )
+        by_label.setdefault(f"{run.label} on {run.workload}", []).append(run)
+    for label, own in by_label.items():  # of a sweep: all rates
+        yield from (f"{label}{text}" for text in _remarks(own))
     if runs and all(run.measures.queue is None for run in runs):
         yield "No server told its queue times; in the Gantt charts waiting includes the prompt."
+
+
+def _remarks(runs: Sequence[Run]) -> Iterator[str]:
+    measures = [run.measures for run in runs]
+    errors = [record.error for run in runs for record in run.records if record.error]
+    num_short = sum(each.num_short for each in measures)
+    late_s = max(each.late_s or 0.0 for each in measures)
+    others = max(each.other_cpu or 0.0 for each in measures)
+    client = max(each.client_cpu or 0.0 for each in measures)
+    for run in runs:
+        if not run.is_whole:
+            yield f" was interrupted: its figures are of {run.measures.num_good} requests."
+    if errors:
+        yield f": {len(errors)} requests failed, the first with: {errors[0]}"
+    if any(each.num_good and each.tokens_per_s is None for each in measures):
+        yield ": the server does not count its tokens, so there are no tokens/s."
+    if num_short:
+        yield f": {num_short} answers have another length than was asked for."
+    if late_s > 0.1:
+        yield f": requests were sent up to {duration(late_s)} late."
+    if others > 0.2:
+        yield (
+            f": other processes used {number(others, 2)} cores of this machine meanwhile; measure "
+            "again when it is quiet."
+        )
+    if client > 0.5:
+        yield (
+            f": the client used {number(client)} cores, which on this machine the server did not "
+            "have."
+        )

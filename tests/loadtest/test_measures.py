@@ -119,6 +119,21 @@ def test_objectives() -> None:
     assert not holds(unknown, {"queue_p50": 100.0}), "what is not measured is not kept"
 
 
+def test_a_backlog_is_not_sustained_however_short_the_waits() -> None:
+    """One request a second; answered at that pace, or at half of it."""
+
+    def swept(apart_s: float):
+        records = [
+            record(at, float(at), 1 + at * (apart_s - 1), due_s=float(at)) for at in range(9)
+        ]
+        return measures_of(records, [0.1], [], clients=None)
+
+    even, behind = swept(1.0), swept(2.0)
+    assert (even.pace, behind.pace) == (1.0, 0.5)
+    assert holds(even, {"itl_max": 0.1})
+    assert not holds(behind, {"itl_max": 0.1})
+
+
 @pytest.mark.parametrize("text", ["ttft=2s", "ttft_p99=2", "ttft_p98=2s", "", "ttft_p99=2s;"])
 def test_what_is_no_objective(text: str) -> None:
     with pytest.raises(ValueError, match="is no bound"):

@@ -125,6 +125,15 @@ def test_a_sweep_s_answer() -> None:
     assert tables.objectives(strict).rows[0][1] == "less than 1"
 
 
+def test_a_sweep_is_described_without_one_of_its_rates(tmp_path: Path) -> None:
+    sweep = swept()
+    for each in sweep.runs:
+        each.loop = f"open loop: Poisson arrivals, {each.rate:g} requests/s"
+        each.records *= int(each.rate or 1)
+    text = write_report(sweep, tmp_path).read_text()
+    assert "Open loop: Poisson arrivals. 8 to 32 requests a run" in text
+
+
 def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     text = write_report(compared(), tmp_path).read_text()
     page = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
