@@ -192,6 +192,22 @@ class TestImages:
         assert message in response.get_json()["error"]
         assert not engine.of_type(Perform)
 
+    def test_sounds_are_sent_alike(self, serve: MakeApp, engine: FakeEngine) -> None:
+        engine.script = performs(lambda asked: Performed(asked.id, b"{}", "application/json"))
+        http = serve("pipeline", "automatic-speech-recognition")
+        uri = f"data:audio/wav;base64,{base64.b64encode(b'RIFF').decode()}"
+        for sent in (
+            {"data": b"RIFF", "content_type": "audio/wav"},
+            {"json": {"inputs": uri, "parameters": {"return_timestamps": "word"}}},
+        ):
+            assert http.post("/invocations", **sent).status_code == 200  # pyright: ignore
+            body = msgspec.msgpack.decode(last(engine).body, type=PipelineBody)
+            assert body.inputs == [b"RIFF"]
+        wrong = http.post("/invocations", json={"inputs": {"raw": [0.5]}})
+        assert "audio in base64" in wrong.get_json()["error"]
+        image = http.post("/invocations", data=b"x", content_type="image/png")
+        assert image.status_code == 415
+
     def test_elsewhere_an_image_is_no_body(self, serve: MakeApp) -> None:
         response = serve("pipeline").post("/invocations", data=b"x", content_type="image/png")
         assert response.status_code == 415

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import http.client
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import threading
+import wave
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -141,6 +144,34 @@ def test_a_handler_of_ones_own(tmp_path, batching):
         assert it.request("POST", "/invocations", bodies[0])[0] == 200
         assert it.stop() == 0
     assert "Traceback" in it.log, "the lines of the error are in the log"
+
+
+def test_speech(tmp_path):
+    """A WAV file as it is, at another rate than the model's, and two in base64."""
+    path = save_task_model("listener", tmp_path)
+    data = io.BytesIO()
+    with wave.open(data, "wb") as file:
+        file.setnchannels(2)
+        file.setsampwidth(2)
+        file.setframerate(44_100)
+        file.writeframes(np.random.default_rng(1).bytes(40_000))
+    sound = data.getvalue()
+    with serve(tmp_path, "max_batch_delay=5\n", model=path) as it:
+        assert "task: automatic-speech-recognition (the model is a Wav2Vec2ForCTC)" in it.log
+        connection = http.client.HTTPConnection("127.0.0.1", it.port, timeout=60)
+        connection.request("POST", "/invocations", sound, {"Content-Type": "audio/wav"})
+        answer = connection.getresponse()
+        said = json.loads(answer.read())
+        connection.close()
+        assert (answer.status, list(said)) == (200, ["text"])
+        encoded = base64.b64encode(sound).decode()
+        body = {"inputs": [encoded, encoded[:80]]}
+        status, listed = it.request("POST", "/invocations", body)
+        first, second = json.loads(listed)
+        assert (status, first) == (200, said)
+        assert (second["code"], second["field"]) == (400, "inputs")
+        assert "lasts 0.00 s" in second["error"]
+        assert it.stop() == 0
 
 
 STREAMING = """
