@@ -107,9 +107,10 @@ def _roles(path: Path) -> _Roles:
                 f"{path}:{decorators[name]}: @{name} is not served; write handle(inputs), or "
                 "model_fn(model_dir) and predict_fn(data, model)"
             )
+    formats = any(name in decorators for name in _FORMATTERS)
     imports_all = re.search(r"^from .+ import \*", source, re.MULTILINE)
-    answers = bool(imports_all) or any(name in names for name in _ANSWERING)
-    return _Roles(answers, any(name in decorators for name in _FORMATTERS))
+    may_import = bool(imports_all) and not formats
+    return _Roles(may_import or any(name in names for name in _ANSWERING), formats)
 
 
 def _decorators(module: ast.Module) -> dict[str, int]:

@@ -184,6 +184,8 @@ class TestFiles:
                       "option.entryPoint=djl_python.lmi_vllm.vllm_async_service\n"):  # fmt: skip
             prepared = prepare(load(f"{entry}option.model_id={tokenizer_dir}"), tmp_path)
             assert (prepared.task.kind, prepared.formatters) == ("generation", path)
+        path.write_text(f"from json import *\n{self.CODE}")
+        assert prepare(load(f"option.model_id={tokenizer_dir}"), tmp_path).formatters == path
         path.write_text("x = 1\n")
         assert prepare(load(f"option.model_id={tokenizer_dir}"), tmp_path).formatters is None
 
