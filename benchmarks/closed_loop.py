@@ -70,7 +70,7 @@ class ClosedLoop:
     def _take(self, output: Output, now: float) -> bool:
         """Whether the answer has ended with it."""
         if output.finish == Finish.ERROR:
-            raise RuntimeError(f"a request failed: {self._engine.last_failure}")
+            raise RuntimeError(f"a request failed: {output.failure}")
         self._flights[output.request_id].take(now, len(output.token_ids))
         if output.finish is not None:
             del self._flights[output.request_id]

@@ -99,7 +99,7 @@ class SteadyDecode:
     def _step(self) -> None:
         for output in self._engine.step(self._clock()):
             if output.finish is not None:
-                raise RuntimeError(f"a sequence ended: {output.finish} {self._engine.last_failure}")
+                raise RuntimeError(f"a sequence ended: {output.finish} {output.failure}")
             self._generated[output.request_id] += len(output.token_ids)
 
 

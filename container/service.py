@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import msgspec
@@ -17,13 +18,14 @@ from container.formatters import Formatters
 from container.generation import Generation
 from container.host import Host, json_response
 from container.patience import Patience
-from container.prompting import Prompting
+from container.prompting import Prompting, beside_the_loop
 from container.schemas.sampling import Decoding
 from core.errors import RequestError
 from core.options import Options
 from core.sampling import SamplingParams
 from core.text.answers import Answers
 from core.text.bad_words import with_bad_word_ids
+from core.text.grammar import checked
 
 
 class Service(Host):
@@ -46,6 +48,22 @@ class Service(Host):
         """The fields of a body of any served type. Raises GenerationError of a formatter."""
         body = super().read()
         return body if self._formatters is None else self._formatters.request(body)
+
+    def checked(self, decoding: Decoding) -> Decoding:
+        """The same with a form of the answer as a grammar that is known to be right.
+
+        Raises RequestError where there is none.
+        """
+        params, dialect = decoding.params, decoding.dialect
+        form = params.structured_outputs
+        if form is None:
+            return decoding
+        try:
+            grammar = beside_the_loop(lambda: checked(form), size=len(request.get_data()))
+        except RequestError as error:
+            raise dialect.error(error) from None
+        params = msgspec.structs.replace(params, structured_outputs=grammar)
+        return replace(decoding, params=params)
 
     def start(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from core.beams import Candidates, Hypotheses
-from core.sampling import Finish, Sampled, TopLogprobs
+from core.sampling import Failure, Finish, Sampled, TopLogprobs
 from core.sequence import Sequence
 
 
@@ -84,9 +84,10 @@ class StepPlan:
         return sum(chunk.length for chunk in self.chunks)
 
 
-StepResult = Mapping[int, Sampled | Candidates | Hypotheses]
+StepResult = Mapping[int, Sampled | Candidates | Hypotheses | Failure]
 """By sequence id, for each chunk with `samples` or `scored`: what was sampled and scored, or for a
-beam what it may go on with, or the end of the search where the executor has run all of it."""
+beam what it may go on with, or the end of the search where the executor has run all of it; or why
+it cannot go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +109,5 @@ class Output:
     """The next tokens of the prompt, from its second on, where it wants `prompt_logprobs`."""
     admitted: float | None = None
     """When the request was; None only with Finish.ERROR."""
+    failure: str = ""
+    """With Finish.ERROR: why."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, TypeVar, cast
+from typing import ClassVar, Literal
 
 import msgspec
 
+from core.checked import Checked
 from core.errors import RequestError
-from core.suggest import did_you_mean
-
-T = TypeVar("T")
+from core.structured_outputs import StructuredOutputsParams
 
 MAX_SEED = 2**63 - 1
 MAX_SAMPLES = 128
@@ -70,37 +68,31 @@ class Sampled:
     """One a token, where the request wants `logprobs`."""
     prompt: tuple[TopLogprobs, ...] = ()
     """The next tokens of the prompt, from its second on, where it wants `prompt_logprobs`."""
+    ends: bool = False
+    """The last of the tokens completes what a grammar describes, so nothing can follow it."""
 
 
-class _Checked(type(msgspec.Struct)):
-    """Has the constructor check names and types, and None mean «not given»."""
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why no next token of a sequence could be chosen: its request fails."""
 
-    def __call__(cls: type[T], **values: object) -> T:
-        known = cast(tuple[str, ...], cls.__struct_fields__)  # pyright: ignore
-        for name in values:
-            if name not in known:
-                raise RequestError(name, f"no such parameter{did_you_mean(name, known)}")
-        if "max_tokens" in values and values["max_tokens"] is None:
-            values["max_tokens"] = NO_LIMIT
-        given = {name: value for name, value in values.items() if value is not None}
-        try:
-            return msgspec.convert(given, cls)
-        except msgspec.ValidationError as error:
-            message, _, path = str(error).partition(" - at `$.")
-            raise RequestError(re.split(r"\W", path)[0], message) from None
+    reason: str
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Checked):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checked):
     """How the next tokens of one request are chosen. Names and defaults are vLLM's.
 
     Applied in this order, each to what the one before has left (engine/sampling):
-    `allowed_token_ids`; `bad_words`, `min_tokens`, `logit_bias`; repetition, frequency and
-    presence penalty; temperature; `min_p`, `top_k`, `top_p`, `typical_p`. Tokens that are equally
-    likely are kept or dropped together.
+    `allowed_token_ids`; `bad_words`, `no_repeat_ngram_size`, `min_tokens`, `logit_bias`;
+    repetition, frequency and presence penalty; `structured_outputs`; temperature; `min_p`,
+    `top_k`, `top_p`, `typical_p`. Tokens that are equally likely are kept or dropped together.
 
     Raises RequestError, naming the field, for an unknown one and for a value of the wrong type
     or out of range.
     """
+
+    _if_none: ClassVar[Mapping[str, object]] = {"max_tokens": NO_LIMIT}
+    _other_names: ClassVar[Mapping[str, str]] = {"guided_decoding": "structured_outputs"}
 
     temperature: float = 1.0
     """0 is greedy: the most likely token, always."""
@@ -126,6 +118,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Check
     bad_words: tuple[str | tuple[int, ...], ...] = ()
     """Texts, or their tokens, that the answer must not contain: the last token is impossible
     where the others stand before it in the answer. core/text/bad_words.py finds the tokens."""
+    no_repeat_ngram_size: int = 0
+    """Above 0: so many tokens in a row stand once in prompt and answer together, not twice
+    (transformers' parameter)."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """What the answer must look like. It ends where nothing can follow, also with `ignore_eos` or
+    before `min_tokens`; and where all that it allows is forbidden by the others, it wins."""
     seed: int | None = None
     """The same seed gives the same tokens, whatever else is in the batch."""
     max_tokens: int = 16
@@ -194,6 +192,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Check
         )
         _require(self.allowed_token_ids != (), "allowed_token_ids", "must have at least one")
         _require(all(self.bad_words), "bad_words", "a word must not be empty")
+        _require(self.no_repeat_ngram_size >= 0, "no_repeat_ngram_size", "must be 0 or more")
         _require(
             self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", f"must be 0 to {MAX_SEED}"
         )
@@ -233,6 +232,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Check
         _require(
             keep is None or keep == -1 or keep >= 1, "truncate_prompt_tokens", "-1, or at least 1"
         )
+
+    @property
+    def needs_newest_token(self) -> bool:
+        """Whether the host chooses with the newest token, which must have left the device."""
+        return self.structured_outputs is not None or self.no_repeat_ngram_size > 0
 
     @property
     def is_greedy(self) -> bool:

@@ -27,6 +27,7 @@ class Sequence:
         "id",
         "index",
         "logprobs",
+        "needs_newest_token",
         "num_computed_tokens",
         "num_in_flight",
         "num_prompt_tokens",
@@ -55,6 +56,7 @@ class Sequence:
         self.num_in_flight = 0
         self.num_scored_rows = 0
         self.params = params
+        self.needs_newest_token = params.needs_newest_token
         self.logprobs: list[float] = []
         """Of the generated tokens, in nats."""
         self.top_logprobs: list[TopLogprobs] = []
@@ -70,8 +72,10 @@ class Sequence:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens to compute next: a prompt's, or the newest one; none where that is the last."""
-        if self.num_tokens >= self.max_length:
+        """Tokens to compute next: a prompt's, or the newest one; none where that is the last, or
+        is in flight and must be known before the next one is chosen."""
+        is_waiting = self.num_in_flight > 0 and self.needs_newest_token
+        if is_waiting or self.num_tokens >= self.max_length:
             return 0
         return self.num_tokens - self.num_computed_tokens
 
@@ -120,6 +124,8 @@ class Sequence:
             self.logprobs.append(logprob)
             self.top_logprobs += sampled.top[count - 1 : count]
             self.finish = self.stop_token_ids.get(token_id)
+            if self.finish is None and sampled.ends and count == len(sampled.token_ids):
+                self.finish = Finish.EOS
             if self.finish is None and len(self.token_ids) >= self.max_length:
                 self.finish = Finish.LENGTH
             if self.finish is not None:

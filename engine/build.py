@@ -29,6 +29,7 @@ from engine.device import (
 )
 from engine.engine import Engine
 from engine.executor import Executor
+from engine.grammars import Grammars
 from engine.kv_cache import KVCache
 from engine.library import LibraryExecutor, LibraryModel, load_library_model
 from engine.model_source import ModelSource
@@ -62,7 +63,9 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
     batching, batching_reason = _batching(options, model, executor_reason)
     notes += _compile(options, model)
     sizes = choose_sizes(options, batching, model)
-    executor, kv_bytes, executor_notes = _executor(model, options, sizes)
+    eos_token_ids = _eos_token_ids(model_dir, config)
+    grammars = Grammars(model_dir, eos_token_ids)
+    executor, kv_bytes, executor_notes = _executor(model, options, sizes, grammars)
     _check_forward(executor, options.block_size, sizes)
     strategy = make_strategy(
         StrategySettings(
@@ -98,12 +101,12 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
         kv_bytes=kv_bytes,
         activation_bytes=sizes.activation_bytes,
         vocab_size=config.get_text_config().vocab_size,
-        eos_token_ids=_eos_token_ids(model_dir, config),
+        eos_token_ids=eos_token_ids,
         load_seconds=time.monotonic() - started,
         scores_prompts=not config.is_encoder_decoder,
         notes=notes + source.notes + sizes.notes + executor_notes,
     )
-    return Engine(strategy, executor, facts, overlaps=_overlaps(options, model))
+    return Engine(strategy, executor, facts, overlaps=_overlaps(options, model), grammars=grammars)
 
 
 def read_config(model_dir: Path, options: Options) -> PreTrainedConfig:
@@ -183,11 +186,11 @@ def _batching(
 
 
 def _executor(
-    model: PackedModel | LibraryModel, options: Options, sizes: Sizes
+    model: PackedModel | LibraryModel, options: Options, sizes: Sizes, grammars: Grammars
 ) -> tuple[Executor, int, tuple[str, ...]]:
     """The executor, the bytes of its KV blocks (what `generate` takes is its own), and notes."""
     if isinstance(model, LibraryModel):
-        return LibraryExecutor(model), 0, ()
+        return LibraryExecutor(model, grammars), 0, ()
     block_size, num_blocks = options.block_size, sizes.num_blocks
     kv_dtype = choose_kv_dtype(options, model.dtype, model.device)
     backend, notes = make_backend(
@@ -199,7 +202,7 @@ def _executor(
     kv_bytes = num_blocks * bytes_per_block(model.shapes, block_size, kv_dtype.itemsize)
     graphs, graph_notes = _decode_graphs(model, cache, backend, options, sizes)
     return (
-        PackedExecutor(model, cache, backend, graphs),
+        PackedExecutor(model, cache, backend, graphs, grammars),
         kv_bytes,
         model.notes + notes + graph_notes,
     )

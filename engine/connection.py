@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 import zmq
 
-from core.messages import FromEngine, Heartbeat, Message, ToEngine
+from core.messages import FromEngine, Heartbeat, Message, Submit, ToEngine
 from core.stats import Stats
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,16 @@ class Broken(Message, frozen=True):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A request whose grammar has been compiled meanwhile; never on the wire."""
+
+    message: Submit
+    arrival: float
+    error: BaseException | None
+    """Why it could not be."""
+
+
 @dataclass(slots=True)
 class Pulse:
     """What the loop last said of itself. Replaced whole, so no lock is needed."""
@@ -40,7 +50,7 @@ class Pulse:
     stats: Stats = field(default_factory=Stats)
 
 
-Inbound = ToEngine | ClientGone | Broken
+Inbound = ToEngine | ClientGone | Broken | Compiled
 
 
 class Connection:

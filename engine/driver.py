@@ -115,7 +115,7 @@ class Driver:
 
     def _news(self, request: OfflineRequest, output: Output) -> Sequence[News | GenerationError]:
         if output.finish == Finish.ERROR:
-            return [GenerationError(self.engine.last_failure)]
+            return [GenerationError(output.failure)]
         news = request.answers.push(output)
         if request.answers.stopped_by_text(output):
             self.engine.abort(output.request_id, output.index)

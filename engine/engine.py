@@ -25,6 +25,7 @@ from core.plan import Output, StepPlan
 from core.request import Request
 from core.sampling import MAX_SEED, NO_LIMIT, SamplingParams
 from engine.executor import Executor, SubmittedStep
+from engine.grammars import Grammars
 from strategies.base import Strategy
 
 logger = logging.getLogger(__name__)
@@ -37,12 +38,18 @@ class Engine:
     """Owned by one loop; not thread-safe. Time is an argument, so a test can drive it."""
 
     def __init__(
-        self, strategy: Strategy, executor: Executor, facts: Facts, *, overlaps: bool = False
+        self,
+        strategy: Strategy,
+        executor: Executor,
+        facts: Facts,
+        *,
+        overlaps: bool = False,
+        grammars: Grammars | None = None,
     ) -> None:
+        """grammars: the executor's; without them no answer can be constrained."""
         self.strategy = strategy
         self.facts = facts
-        self.last_failure = ""
-        """Why the newest Output with Finish.ERROR failed."""
+        self.grammars = grammars
         self._executor = executor
         self._overlaps = overlaps
         self._in_flight: tuple[StepPlan, SubmittedStep] | None = None
@@ -55,7 +62,7 @@ class Engine:
         self._num_failed_steps = 0
 
     def add(self, prompt_token_ids: Tokens[int], params: SamplingParams, now: float) -> int:
-        """Accepts a request and returns its id.
+        """Accepts a request and returns its id. Waits for a grammar that it does not know yet.
 
         Raises RequestError for what can never run; nothing is changed then.
         """
@@ -128,8 +135,7 @@ class Engine:
         self._num_failed_steps += 1
         if self._num_failed_steps >= MAX_FAILED_STEPS:
             raise error
-        self.last_failure = f"{type(error).__name__}: {error}"
-        return self.strategy.fail(plan)
+        return self.strategy.fail(plan, f"{type(error).__name__}: {error}")
 
     def _resolved(self, params: SamplingParams, num_prompt: int) -> SamplingParams:
         """With what the request has left open."""
@@ -162,6 +168,10 @@ class Engine:
             if isinstance(word, str):
                 raise RequestError("bad_words", "needs the model's tokenizer.json; give token ids")
             self._check_token_ids("bad_words", word)
+        if params.structured_outputs is not None:
+            if self.grammars is None:
+                raise RequestError("structured_outputs", "this engine has no grammars")
+            self.grammars.matcher(params.structured_outputs)
         if params.prompt_logprobs is not None and not self.facts.scores_prompts:
             raise RequestError("prompt_logprobs", "an encoder-decoder model has none")
 

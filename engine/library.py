@@ -26,9 +26,10 @@ from transformers import (
 
 from core.beams import Candidates, Hypotheses, Hypothesis
 from core.plan import StepPlan
-from core.sampling import Finish, Sampled, TopLogprobs
+from core.sampling import Failure, Finish, Sampled, TopLogprobs
 from core.sequence import Sequence
 from engine.executor import FinishedStep
+from engine.grammars import Grammars
 from engine.model_source import ModelSource
 from engine.prompt_scores import MAX_SCORED_ROWS
 from engine.sampler import Row, Sampler
@@ -83,14 +84,15 @@ class LibraryExecutor:
     Each row keeps its own parameters: our sampler chooses within transformers' loop.
     """
 
-    def __init__(self, model: LibraryModel) -> None:
+    def __init__(self, model: LibraryModel, grammars: Grammars | None = None) -> None:
         self._model = model.model
-        self._sampler = Sampler(Staging(model.device))
+        has_encoder = model.config.is_encoder_decoder
+        self._sampler = Sampler(Staging(model.device), grammars, with_prompt=not has_encoder)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> FinishedStep:
         assert all(chunk.start == 0 and chunk.samples for chunk in plan.chunks), "whole prompts"
-        result: dict[int, Sampled | Candidates | Hypotheses] = {}
+        result: dict[int, Sampled | Candidates | Hypotheses | Failure] = {}
         answers = [
             _Row(chunk.sequence, tuple(self._scores(chunk.sequence, chunk.scored)))
             for chunk in plan.chunks
@@ -98,7 +100,7 @@ class LibraryExecutor:
         ]
         if answers:
             self._sample(answers, between_tokens)
-            result |= {each.sequence.id: each.sampled() for each in answers}
+            result |= {each.sequence.id: each.failure or each.sampled() for each in answers}
         for chunk in plan.chunks:
             if chunk.sequence.params.beam_width:
                 result[chunk.sequence.id] = self._search(chunk.sequence, between_tokens)
@@ -208,19 +210,26 @@ class _Row:
         self._logprobs: list[float] = []
         self._top: list[TopLogprobs] = []
         self._prompt = prompt
+        self._ends = False
+        self.failure: Failure | None = None
 
     @property
     def has_ended(self) -> bool:
         return self.copy.finish is not None or self.sequence.finish is not None
 
-    def append(self, sampled: Sampled) -> None:
+    def append(self, sampled: Sampled | Failure) -> None:
+        if isinstance(sampled, Failure):
+            self.failure, self.copy.finish = sampled, Finish.ERROR
+            return
         self.copy.append(sampled)
+        self._ends = sampled.ends
         self._logprobs += sampled.logprobs
         self._top += sampled.top
 
     def sampled(self) -> Sampled:
         generated = self.copy.token_ids[self.copy.num_prompt_tokens :]
-        return Sampled(tuple(generated), tuple(self._logprobs), tuple(self._top), self._prompt)
+        top = tuple(self._top)
+        return Sampled(tuple(generated), tuple(self._logprobs), top, self._prompt, self._ends)
 
 
 class _OurChoice(LogitsProcessor):

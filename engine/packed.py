@@ -10,12 +10,13 @@ from torch import Tensor
 
 from core.beams import Candidates, Hypotheses
 from core.plan import Chunk, StepPlan, StepResult
-from core.sampling import Sampled, TopLogprobs
+from core.sampling import Failure, Sampled, TopLogprobs
 from engine.attention_backend import AttentionBackend
 from engine.beam_candidates import BeamCandidates
 from engine.block_mover import BlockMover
 from engine.decode_graphs import DecodeGraphs
 from engine.executor import FinishedStep, SubmittedStep
+from engine.grammars import Grammars
 from engine.inputs import InputBuilder, StepInputs
 from engine.kv_cache import KVCache
 from engine.packed_model import PackedModel
@@ -40,6 +41,7 @@ class PackedExecutor:
         cache: KVCache,
         backend: AttentionBackend,
         graphs: DecodeGraphs | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         staging = Staging(model.device)
         self._model = model
@@ -48,7 +50,7 @@ class PackedExecutor:
         self._graphs = graphs
         self._inputs = InputBuilder(cache.block_size, staging)
         self._mover = BlockMover(cache, backend)
-        self._sampler = Sampler(staging)
+        self._sampler = Sampler(staging, grammars)
         self._beam_staging = Staging(model.device)
         self._newest = torch.empty(0, dtype=torch.int64, device=model.device)
         """[S]: what the step before has sampled."""
@@ -105,7 +107,7 @@ class _PackedStep:
     parts: list[_Part]
 
     def wait(self) -> StepResult:
-        result: dict[int, Sampled | Candidates | Hypotheses] = {}
+        result: dict[int, Sampled | Candidates | Hypotheses | Failure] = {}
         scores: list[dict[int, tuple[TopLogprobs, ...]]] = []
         for part in self.parts:
             if part.choices is not None:
@@ -117,6 +119,7 @@ class _PackedStep:
                 scores.append(part.scores.wait())
         for id, prompt in joined(scores).items():
             sampled = result.get(id, NOTHING_SAMPLED)
-            assert isinstance(sampled, Sampled), "a beam search scores no prompt"
-            result[id] = replace(sampled, prompt=prompt)
+            if not isinstance(sampled, Failure):
+                assert isinstance(sampled, Sampled), "a beam search scores no prompt"
+                result[id] = replace(sampled, prompt=prompt)
         return result

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from core.sampling import Sampled
+from core.sampling import Failure, Sampled
+from engine.grammars import Grammars
 from engine.sampling.allowed import Allowed
 from engine.sampling.draw import plan_draws
 from engine.sampling.edits import Edits
+from engine.sampling.grammar import Grammar, GrammarMask
+from engine.sampling.ngrams import Ngrams
 from engine.sampling.penalties import Penalties
 from engine.sampling.ranking import Ranking, plan_ranking
 from engine.sampling.rows import Row
@@ -32,6 +35,8 @@ class Choices:
     """Of the rows that want `logprobs`, in their order."""
     widths: tuple[int | None, ...]
     """The `logprobs` of each row."""
+    mask: GrammarMask | None = None
+    """Of the rows with `structured_outputs`."""
 
     def to_host(self) -> HostChoices:
         """Starts to copy them."""
@@ -45,27 +50,40 @@ class HostChoices:
         self._copy = HostCopy([choices.token_ids, choices.logprobs])
         self._ranking = choices.ranking.to_host() if choices.ranking is not None else None
         self._widths = choices.widths
+        self._mask = choices.mask
 
-    def wait(self) -> list[Sampled]:
+    def wait(self) -> list[Sampled | Failure]:
+        """To be called once: grammars take the tokens in."""
         token_ids, logprobs = (tensor.tolist() for tensor in self._copy.wait())
         top = [()] * len(token_ids)
         if self._ranking is not None:
             ranked = self._ranking.wait([width for width in self._widths if width is not None])
             top = [() if width is None else (next(ranked),) for width in self._widths]
-        return [
+        sampled: list[Sampled | Failure] = [
             Sampled((token_id,), (logprob,), best)
             for token_id, logprob, best in zip(token_ids, logprobs, top, strict=True)
         ]
+        if self._mask is not None:
+            self._mask.settle(sampled)
+        return sampled
 
 
 class Sampler:
     """Chooses tokens on the device where the logits are, part by part (engine/sampling)."""
 
-    def __init__(self, staging: Staging) -> None:
+    def __init__(
+        self,
+        staging: Staging,
+        grammars: Grammars | None = None,
+        *,
+        with_prompt: bool = True,
+    ) -> None:
+        """with_prompt: `no_repeat_ngram_size` looks at the prompt too; not at an encoder's."""
         self._staging = staging
         self._allowed = Allowed()
-        self._edits = Edits()
+        self._edits = Edits(Ngrams(with_prompt=with_prompt))
         self._penalties = Penalties()
+        self._grammar = Grammar(grammars)
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[Row], newest: Tensor) -> Choices:
@@ -73,10 +91,12 @@ class Sampler:
         logits = logits.float()
         vocab_size = logits.shape[1]
         parcel = Parcel(self._staging)
+        mask = self._grammar.plan(rows, vocab_size, parcel)
         changes = [
             self._allowed.plan(rows, vocab_size, parcel),
             self._edits.plan(rows, vocab_size, parcel),
             self._penalties.plan(rows, vocab_size, parcel),
+            mask,
         ]
         draws = plan_draws(rows, vocab_size, parcel)
         rank = plan_ranking(rows, parcel)
@@ -94,4 +114,5 @@ class Sampler:
             picked - logits.logsumexp(-1),
             rank(logits, token_ids) if rank is not None else None,
             tuple(row.params.logprobs for row in rows),
+            mask,
         )

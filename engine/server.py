@@ -25,10 +25,12 @@ from core.messages import (
 from core.plan import Output
 from core.sampling import Finish
 from core.stats import Timing
+from engine.compiling import Compiling
 from engine.connection import (
     HEARTBEAT_INTERVAL_S,
     Broken,
     ClientGone,
+    Compiled,
     Connection,
     Inbound,
     Pulse,
@@ -66,6 +68,8 @@ class Server:
         self._asked: dict[int, _Asked] = {}
         """By the engine's request id."""
         self._request_ids: dict[tuple[bytes, str], int] = {}
+        grammars = engine.grammars if isinstance(engine, Engine) else None
+        self._compiling = Compiling(grammars, connection.inbox)
         self._meter = Meter()
         self._stats_due = 0.0
 
@@ -111,35 +115,54 @@ class Server:
             case Hello():
                 self._connection.send(client, Ready(self._engine.facts))
             case Submit() | Perform():
-                refusal = self._submit(client, message)
-                if refusal is not None:
-                    self._connection.send(client, refusal)
+                self._submit(client, message, time.monotonic())
+            case Compiled():
+                self._go_on(client, message)
             case Abort():
                 self._abort(client, message.id, message.index)
             case Broken(reason):
                 raise EngineUnavailableError(f"the engine's socket is lost: {reason}")
             case ClientGone():
+                self._compiling.forget(client)
                 for owner, id in tuple(self._request_ids):
                     if owner == client:
                         self._abort(owner, id)
 
-    def _submit(self, client: bytes, message: Submit | Perform) -> Failed | None:
-        if (client, message.id) in self._request_ids:
-            return Failed(message.id, "rejected", "this id is in use", "id")
-        if self._is_full():
-            return Failed(
-                message.id, "overloaded", f"{self._max_waiting} requests are waiting already"
-            )
-        now = time.monotonic()
+    def _submit(self, client: bytes, message: Submit | Perform, arrival: float) -> None:
+        """Takes a request in, or refuses it."""
+        key = client, message.id
+        if key in self._request_ids or key in self._compiling:
+            refusal = Failed(message.id, "rejected", "this id is in use", "id")
+        elif self._is_full():
+            reason = f"{self._max_waiting} requests are waiting already"
+            refusal = Failed(message.id, "overloaded", reason)
+        else:
+            refusal = self._accept(client, message, arrival)
+        if refusal is not None:
+            self._connection.send(client, refusal)
+
+    def _go_on(self, client: bytes, compiled: Compiled) -> None:
+        """With a request whose grammar is there, unless it was aborted meanwhile."""
+        message, error = compiled.message, compiled.error
+        if not self._compiling.release(client, message.id):
+            return
+        if error is None:
+            self._submit(client, message, compiled.arrival)
+        else:
+            self._connection.send(client, _failed(message.id, error))
+
+    def _accept(self, client: bytes, message: Submit | Perform, arrival: float) -> Failed | None:
         try:
-            request_id = self._add(client, message, now)
+            if self._compiling.take(client, message, arrival):
+                return None
+            request_id = self._add(client, message, arrival)
         except RequestError as error:
-            return Failed(message.id, "rejected", error.message, error.field)
+            return _failed(message.id, error)
         num_answers, num_prompt_tokens = 1, 0
         if isinstance(message, Submit):
             num_answers = message.params.num_answers
             num_prompt_tokens = len(message.prompt_token_ids)
-        course = Course(now, num_prompt_tokens)
+        course = Course(arrival, num_prompt_tokens)
         self._asked[request_id] = _Asked(client, message.id, set(range(num_answers)), course)
         self._request_ids[client, message.id] = request_id
         return None
@@ -169,10 +192,11 @@ class Server:
     def _is_full(self) -> bool:
         """Whether one more would wait behind `max_waiting` others, once every slot is taken."""
         strategy = self._engine.strategy
-        num_held = len(strategy.waiting) + len(strategy.running)
+        num_held = len(strategy.waiting) + len(strategy.running) + len(self._compiling)
         return num_held >= self._max_waiting + strategy.limits.max_sequences
 
     def _abort(self, client: bytes, id: str, index: int | None = None) -> None:
+        self._compiling.release(client, id)
         request_id = self._request_ids.get((client, id))
         if request_id is None:
             return
@@ -201,9 +225,7 @@ class Server:
                 self._close(output.request_id, None)
             elif output.finish == Finish.ERROR:
                 self._meter.take(asked.course, output, now)
-                assert isinstance(self._engine, Engine), "a task fails by its outcome"
-                failure = Failed(asked.id, "failed", self._engine.last_failure)
-                self._connection.send(asked.client, failure)
+                self._connection.send(asked.client, Failed(asked.id, "failed", output.failure))
                 self._close(output.request_id, None)
             elif output.index in asked.open_answers:
                 timing = self._meter.take(asked.course, output, now)
@@ -218,10 +240,14 @@ def _performed(id: str, output: TaskOutput) -> Performed | Failed:
     match output.outcome:
         case Answer() as answer:
             return _part(id, answer, is_last=True)
-        case RequestError() as error:
-            return Failed(id, "rejected", error.message, error.field)
         case error:
-            return Failed(id, "failed", f"{type(error).__name__}: {error}")
+            return _failed(id, error)
+
+
+def _failed(id: str, error: BaseException) -> Failed:
+    if isinstance(error, RequestError):
+        return Failed(id, "rejected", error.message, error.field)
+    return Failed(id, "failed", f"{type(error).__name__}: {error}")
 
 
 def _part(id: str, answer: Answer, *, is_last: bool) -> Performed:

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from core.plan import Chunk, Output, StepPlan, StepResult
 from core.request import Request
-from core.sampling import Finish
+from core.sampling import Failure, Finish
 from core.sequence import Sequence
 from strategies.beam_group import BeamGroup
 from strategies.group import SequenceGroup
@@ -153,27 +153,42 @@ class Strategy(ABC):
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Output]:
         """Appends what was sampled, ends and frees what is done. The same for all strategies."""
+        outputs = self._fail_sequences(result)
         touched: dict[SequenceGroup, None] = {}
         for chunk in plan.chunks:
             if chunk.sequence.finish is not None:
-                continue  # aborted while the step ran
+                continue  # failed, or aborted while the step ran
             self.memory.commit(chunk)
             if chunk.samples or chunk.scored:
                 touched[self._group_of[chunk.sequence.id]] = None
-        outputs: list[Output] = []
         for group in touched:
             outputs += group.commit(result, self.memory)
             self._drop_if_ended(group)
         return outputs
 
-    def fail(self, plan: StepPlan) -> list[Output]:
+    def fail(self, plan: StepPlan, reason: str) -> list[Output]:
         """Ends every request of a plan that could not be run, instead of `commit`."""
         touched = (*(chunk.sequence for chunk in plan.chunks), *plan.swapped_out)
         alive = [sequence for sequence in touched if sequence.finish is None]
-        request_ids = dict.fromkeys(self._group_of[each.id].request.id for each in alive)
-        for request_id in request_ids:
+        return self._fail_requests({self._group_of[each.id].request.id: reason for each in alive})
+
+    def _fail_sequences(self, result: StepResult) -> list[Output]:
+        """Ends the requests of sequences for which no token could be chosen."""
+        return self._fail_requests(
+            {
+                self._group_of[id].request.id: failure.reason
+                for id, failure in result.items()
+                if isinstance(failure, Failure) and id in self._group_of
+            }
+        )
+
+    def _fail_requests(self, reasons: Mapping[int, str]) -> list[Output]:
+        for request_id in reasons:
             self.abort(request_id)
-        return [Output(request_id, (), (), Finish.ERROR) for request_id in request_ids]
+        return [
+            Output(request_id, (), (), Finish.ERROR, failure=reason)
+            for request_id, reason in reasons.items()
+        ]
 
     def fits(self, request: Request) -> bool:
         """Whether it can ever run. Samples always can, beams only all together."""

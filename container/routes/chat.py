@@ -12,10 +12,15 @@ from container.answers.message import Message
 from container.answers.openai import Envelope
 from container.answers.stream import StreamFormat
 from container.schemas.chat import ChatRequest, read_chat_request
+from container.schemas.sampling import Decoding
 from container.service import Service
 from core.errors import RequestError
+from core.options import ToolCallParser
 from core.text.tools.base import ToolParser
 from core.text.tools.factory import make_tool_parser
+
+PLAIN_CALLS: ToolCallParser = "llama3_json"
+"""How a model is made to write calls whose own way is not known: as JSON and nothing else."""
 
 
 class ChatApi:
@@ -31,9 +36,9 @@ class ChatApi:
         parsers = self._tool_parsers(asked)
         prompting = self._service.prompting
         prompt = prompting.encode_chat(asked.conversation, size=len(request.get_data()))
-        marks = parsers[0].special_tokens if parsers[0] else ()
-        keep = prompting.tokenizer.ids_of(marks)
-        generation = self._service.start(prompt, asked.decoding, keep=keep)
+        marks = prompting.tokenizer.ids_of(parsers[0].special_tokens) if parsers[0] else {}
+        decoding = self._service.checked(self._decoding(asked, parsers[0], marks))
+        generation = self._service.start(prompt, decoding, keep=marks.values())
         id = f"chatcmpl-{g.request_id}"
         answer = ChatAnswer(
             generation,
@@ -49,9 +54,22 @@ class ChatApi:
         if not asked.conversation.tools:
             return [None] * asked.n
         name = self._service.options.tool_call_parser
-        if name is None:
+        if name is None and asked.forced_calls is None:
             raise RequestError(
                 "tools",
                 "set option.tool_call_parser to the way in which the model writes calls",
             )
-        return [make_tool_parser(name) for _ in range(asked.n)]
+        return [make_tool_parser(name or PLAIN_CALLS) for _ in range(asked.n)]
+
+    def _decoding(
+        self, asked: ChatRequest, parser: ToolParser | None, marks: Mapping[str, int]
+    ) -> Decoding:
+        """With calls that are forced as the form of the answer. `marks`: of the notation, those
+        that are tokens of the vocabulary."""
+        calls = asked.forced_calls
+        if calls is None or parser is None:
+            return asked.decoding
+        is_special = self._service.prompting.tokenizer.is_special
+        special = {text: token_id for text, token_id in marks.items() if is_special(token_id)}
+        form = parser.notation(marks).form(calls.functions, special, is_one=calls.is_one)
+        return asked.decoding.with_form(form, "tools")

@@ -25,7 +25,8 @@ class CompletionsApi:
         asked = read_completion_request(body)
         self._service.warn(asked.warnings)
         prompts = self._encoded(asked)
-        generations = self._service.start_all(prompts, asked.decoding)
+        decoding = self._service.checked(asked.decoding)
+        generations = self._service.start_all(prompts, decoding)
         envelope = Envelope(f"cmpl-{g.request_id}", int(time.time()), self._service.model_name)
         echoes = self._echoes(asked) if asked.echo else [""] * len(prompts)
         tokenizer = self._service.prompting.tokenizer

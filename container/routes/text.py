@@ -26,6 +26,7 @@ class TextApi:
     def answer(self, body: Mapping[str, object], form: StreamFormat) -> Response:
         """The answer to a body with `inputs`."""
         asked = read_text_request(body, always_details=self._service.options.tgi_compat)
+        asked = replace(asked, decoding=self._service.checked(asked.decoding))
         self._service.warn(asked.warnings)
         texts = [each if isinstance(each, str) else "" for each in asked.inputs]
         prompts = self._service.prompting.encode(texts, max_tokens=asked.max_prompt_tokens)

@@ -19,13 +19,9 @@ from container.schemas.kinds import (
     is_list,
     shaped,
 )
-from container.schemas.openai import (
-    OPENAI_FIELDS,
-    check_response_format,
-    includes_usage,
-    read_openai_decoding,
-)
+from container.schemas.openai import OPENAI_FIELDS, includes_usage, read_openai_decoding
 from container.schemas.sampling import Decoding, Dialect
+from container.schemas.tool_choice import TOOL_CHOICE, ForcedCalls, read_tool_choice
 from core.errors import RequestError
 
 _DIALECT = Dialect(prompt="messages", names={"logprobs": "top_logprobs"})
@@ -49,7 +45,6 @@ _MESSAGE: Schema = {
     "required": ["role", "content"],
 }
 _MESSAGES = shaped(OBJECTS, {"minItems": 1, "items": _MESSAGE})
-_TOOL_CHOICE = shaped(ANYTHING, {"enum": ["none", "auto"]})
 
 TEMPLATE_FIELDS: Fields = {
     "messages": Field(_MESSAGES, "The conversation, the oldest message first."),
@@ -70,13 +65,15 @@ CHAT_FIELDS: Fields = {
     "max_completion_tokens": Field(INTEGER, "The same as `max_tokens`.", first_name="max_tokens"),
     "logprobs": Field(BOOLEAN, "Give the log-probability of each token."),
     "top_logprobs": Field(INTEGER, "With logprobs: so many likely tokens for each place."),
-    "tool_choice": Field(_TOOL_CHOICE, "none or auto."),
+    "tool_choice": Field(TOOL_CHOICE, "none, auto, required, or the function to be called."),
+    "parallel_tool_calls": Field(
+        BOOLEAN, "Where a call is required: whether several may follow each other (default true)."
+    ),
     "functions": unserved(ANYTHING, [], instead="use tools"),
     "function_call": unserved(ANYTHING, "none", instead="use tool_choice"),
     "modalities": unserved(ANYTHING, ["text"]),
     "audio": unserved(ANYTHING),
     "web_search_options": unserved(ANYTHING),
-    "parallel_tool_calls": ignored(),
     "prediction": ignored(),
     "reasoning_effort": ignored("chat_template_kwargs reach the template."),
     "verbosity": ignored(),
@@ -100,6 +97,8 @@ class ChatRequest:
 
     conversation: Conversation
     decoding: Decoding
+    forced_calls: ForcedCalls | None
+    """The calls of which the answer must consist."""
     stream: bool
     include_usage: bool
     logprobs: bool
@@ -114,7 +113,6 @@ class ChatRequest:
 def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
     """Raises RequestError that names the first mistake."""
     values = read_fields(body, CHAT_FIELDS)
-    check_response_format(values)
     decoding = read_openai_decoding(
         values,
         _DIALECT,
@@ -124,14 +122,25 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
     logprobs = values.get("logprobs", False)
     if decoding.params.logprobs and not logprobs:
         raise RequestError("top_logprobs", "needs logprobs=true")
+    choice = read_tool_choice(values)
+    forced = choice if isinstance(choice, ForcedCalls) else None
+    if forced is not None and decoding.params.structured_outputs is not None:
+        raise RequestError("tool_choice", "a forced call has the form of a call, and no other")
     return ChatRequest(
-        conversation=read_conversation(values, uses_tools=_uses_tools(values)),
+        conversation=read_conversation(values, uses_tools=choice != "none"),
         decoding=decoding,
+        forced_calls=forced,
         stream=values.get("stream", False),
         include_usage=includes_usage(values),
         logprobs=logprobs,
-        warnings=(*values.warnings, *decoding.warnings),
+        warnings=(*values.warnings, *decoding.warnings, *_passed_over(values, forced)),
     )
+
+
+def _passed_over(values: Values, forced: ForcedCalls | None) -> tuple[str, ...]:
+    """A model that is free to call may do so more than once."""
+    is_without_effect = forced is None and not values.get("parallel_tool_calls", True)
+    return ("parallel_tool_calls has no effect with this tool_choice",) if is_without_effect else ()
 
 
 def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversation:
@@ -151,16 +160,6 @@ def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversatio
         add_generation_prompt=values.get("add_generation_prompt", not continues),
         continue_final_message=continues,
         variables=values.get("chat_template_kwargs", {}),
-    )
-
-
-def _uses_tools(values: Values) -> bool:
-    choice: object = values.get("tool_choice", "auto")
-    if choice in ("auto", "none"):
-        return choice == "auto"
-    raise RequestError(
-        "tool_choice",
-        "expected none or auto: this version cannot make a model call a function",
     )
 
 

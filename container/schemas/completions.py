@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from container.schemas.fields import Field, Fields, Values, read_fields, unserved
 from container.schemas.kinds import ANYTHING, BOOLEAN, INTEGER, Kind, Schema, is_integers, is_list
-from container.schemas.openai import (
-    OPENAI_FIELDS,
-    check_response_format,
-    includes_usage,
-    read_openai_decoding,
-)
+from container.schemas.openai import OPENAI_FIELDS, includes_usage, read_openai_decoding
 from container.schemas.sampling import Decoding, Dialect
 from core.errors import RequestError
 
@@ -79,7 +74,6 @@ class CompletionRequest:
 def read_completion_request(body: Mapping[str, object]) -> CompletionRequest:
     """Raises RequestError that names the first mistake."""
     values = read_fields(body, COMPLETION_FIELDS)
-    check_response_format(values)
     decoding = _decoding(values)
     return CompletionRequest(
         prompts=_prompts(values.get("prompt", "")),
@@ -125,6 +119,6 @@ def _decoding(values: Values) -> Decoding:
         if "prompt_logprobs" in values:
             raise RequestError("prompt_logprobs", "does not go with logprobs and echo")
         own["prompt_logprobs"] = width
-        dialect = replace(dialect, names={"prompt_logprobs": "logprobs"})
+        dialect = dialect.naming("prompt_logprobs", "logprobs")
     max_tokens = values.get("max_tokens", DEFAULT_MAX_TOKENS)
     return read_openai_decoding(values, dialect, max_tokens=max_tokens, **own)

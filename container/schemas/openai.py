@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from container.schemas.fields import Field, Fields, Values, ignored
+from container.schemas.forms import RESPONSE_FORMAT
 from container.schemas.kinds import ANYTHING, BOOLEAN, OBJECT, TEXT_OR_TEXTS, shaped
 from container.schemas.sampling import SAMPLING_FIELDS, Decoding, Dialect, read_decoding
 from core.errors import RequestError
 
 _STREAM_OPTIONS = shaped(OBJECT, {"properties": {"include_usage": {"type": "boolean"}}})
-_RESPONSE_FORMAT = shaped(OBJECT, {"properties": {"type": {"const": "text"}}})
 
 OPENAI_FIELDS: Fields = {
     **SAMPLING_FIELDS,
@@ -18,7 +18,7 @@ OPENAI_FIELDS: Fields = {
     "ignore_eos": Field(BOOLEAN, "Go on after the model's own end."),
     "stream": Field(BOOLEAN, "Send the answer in pieces, as server-sent events."),
     "stream_options": Field(_STREAM_OPTIONS, "include_usage: count the tokens in a last piece."),
-    "response_format": Field(_RESPONSE_FORMAT, 'Only {"type": "text"} is served.'),
+    "response_format": RESPONSE_FORMAT,
     "model": Field(ANYTHING, "Passed over: one model is served, whatever its name here."),
     "user": ignored(),
     "metadata": ignored(),
@@ -46,16 +46,6 @@ def read_openai_decoding(
         ignore_eos=values.get("ignore_eos", False),
         **own,
     )
-
-
-def check_response_format(values: Values) -> None:
-    """Raises RequestError for anything but text, which could not be promised."""
-    format: Mapping[str, object] = values.get("response_format", {})
-    if format.get("type", "text") != "text":
-        raise RequestError(
-            "response_format.type",
-            "only text is served by this version; describe the form in the prompt",
-        )
 
 
 def includes_usage(values: Values) -> bool:

@@ -1,19 +1,18 @@
 """What a request of any API may ask of decoding, and which of it the engine can do.
 
-This is the one place that says so: a field that `SamplingParams` learns becomes served when its
-row below turns from `unserved(...)` into `Field(...)`.
+This is the one place that says so. What an answer must look like stands in `forms`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from container.schemas.fields import Field, Fields, Values, unserved
+from container.schemas.fields import Field, Fields, Values
+from container.schemas.forms import FORM_FIELDS, read_form
 from container.schemas.kinds import (
-    ANYTHING,
     BIASES,
     BOOLEAN,
     INTEGER,
@@ -24,6 +23,7 @@ from container.schemas.kinds import (
 )
 from core.errors import RequestError
 from core.sampling import NO_LIMIT, SamplingParams
+from core.structured_outputs import StructuredOutputsParams
 
 MAX_STOP_TEXTS = 16
 MAX_STOP_CHARACTERS = 1000
@@ -63,12 +63,10 @@ SAMPLING_FIELDS: Fields = {
         _EARLY_STOPPING, "Beam search: end it when there are as many whole answers as beams."
     ),
     "prompt_logprobs": Field(INTEGER, "So many likely tokens for each place of the prompt."),
-    "no_repeat_ngram_size": unserved(INTEGER, 0, instead="use repetition_penalty"),
-    "guided_json": unserved(ANYTHING),
-    "guided_regex": unserved(ANYTHING),
-    "guided_choice": unserved(ANYTHING),
-    "guided_grammar": unserved(ANYTHING),
-    "structured_outputs": unserved(ANYTHING),
+    "no_repeat_ngram_size": Field(
+        INTEGER, "So many tokens in a row are not repeated, neither the prompt's nor the answer's."
+    ),
+    **FORM_FIELDS,
 }
 
 
@@ -80,6 +78,10 @@ class Dialect:
     prefix: str = ""
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     """By the field of SamplingParams, where it differs."""
+
+    def naming(self, field: str, name: str) -> Dialect:
+        """The same with this name for a field of SamplingParams."""
+        return replace(self, names={**self.names, field: name})
 
     def name(self, field: str) -> str:
         return f"{self.prefix}{self.names.get(field, field)}"
@@ -101,6 +103,18 @@ class Decoding:
     warnings: tuple[str, ...] = ()
     """What was passed over, a sentence each."""
 
+    def with_form(self, form: StructuredOutputsParams, field: str) -> Decoding:
+        """The same with another form of the answer, which that field of the request says.
+
+        Raises RequestError where it does not go with the rest.
+        """
+        dialect = self.dialect.naming("structured_outputs", field)
+        try:
+            params = msgspec.structs.replace(self.params, structured_outputs=form)
+        except RequestError as error:
+            raise dialect.error(error) from None
+        return replace(self, params=params, dialect=dialect)
+
 
 def read_decoding(
     values: Values,
@@ -115,6 +129,10 @@ def read_decoding(
     Raises RequestError in the client's words. Without `max_tokens` the context is the limit.
     """
     _check_stop_texts(stop, dialect.name("stop"))
+    form = read_form(values, dialect.prefix)
+    if form is not None:
+        dialect = dialect.naming("structured_outputs", form.field)
+        own["structured_outputs"] = form.params
     named = {name: values.given[name] for name in _PARAMS if name in values}
     limit = NO_LIMIT if max_tokens is None else max_tokens
     given = {name: value for name, value in own.items() if value is not None}
@@ -136,7 +154,11 @@ def read_decoding(
     )
 
 
-_PARAMS = [name for name in SamplingParams.__struct_fields__ if name in SAMPLING_FIELDS]
+_PARAMS = [
+    name
+    for name in SamplingParams.__struct_fields__
+    if name in SAMPLING_FIELDS and name not in FORM_FIELDS
+]
 
 
 def _check_stop_texts(texts: tuple[str, ...], name: str) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from container.schemas.fields import Field, Fields, Values, alias, ignored, read_fields, unserved
+from container.schemas.forms import TGI_GRAMMAR
 from container.schemas.kinds import (
     ANYTHING,
     BOOLEAN,
@@ -70,7 +71,7 @@ PARAMETERS: Fields = {
     "logprobs": unserved(
         INTEGER, 0, 1, instead="details has each token's own log_prob, top_n_tokens more of them"
     ),
-    "grammar": unserved(ANYTHING),
+    "grammar": TGI_GRAMMAR,
     "watermark": unserved(BOOLEAN, False),
     "penalty_alpha": unserved(ANYTHING, 0),
     "adapter_id": unserved(ANYTHING, instead="merge the adapter into the model"),
@@ -208,8 +209,7 @@ def _decoding(parameters: Values, *, shows_all: bool, prompt_details: bool) -> D
     own, dialect = _num_answers(parameters, shows_all=shows_all), _DIALECT
     if prompt_details and "prompt_logprobs" not in parameters:
         own["prompt_logprobs"] = 0
-        names = {**dialect.names, "prompt_logprobs": "decoder_input_details"}
-        dialect = replace(dialect, names=names)
+        dialect = dialect.naming("prompt_logprobs", "decoder_input_details")
     decoding = read_decoding(
         parameters,
         dialect,

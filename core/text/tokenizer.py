@@ -74,10 +74,10 @@ class Tokenizer:
         """The token as the vocabulary spells it; '' for an id that it lacks."""
         return self._tokenizer.id_to_token(token_id) or ""
 
-    def ids_of(self, tokens: Iterable[str]) -> frozenset[int]:
+    def ids_of(self, tokens: Iterable[str]) -> dict[str, int]:
         """The ids of those tokens that the vocabulary has."""
-        ids = map(self._tokenizer.token_to_id, tokens)
-        return frozenset(token_id for token_id in ids if token_id is not None)
+        ids = {token: self._tokenizer.token_to_id(token) for token in tokens}
+        return {token: token_id for token, token_id in ids.items() if token_id is not None}
 
 
 def tokenizer_file(model_dir: Path) -> Path:

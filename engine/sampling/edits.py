@@ -1,4 +1,4 @@
-"""Numbers added to single logits: `bad_words`, `min_tokens` and `logit_bias`."""
+"""Numbers added to single logits: bad words, repeated runs, minimal length and `logit_bias`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from core.sequence import Sequence as TokenSequence
+from engine.sampling.ngrams import Ngrams
 from engine.sampling.rows import Change, Row, concatenated, integers
 from engine.staging import Parcel
 
@@ -23,7 +24,8 @@ Biases = tuple[NDArray[np.int64], NDArray[np.float32]]
 class Edits:
     """Plans them for step after step; keeps each sequence's biases as arrays."""
 
-    def __init__(self) -> None:
+    def __init__(self, ngrams: Ngrams) -> None:
+        self._ngrams = ngrams
         self._biases: WeakKeyDictionary[TokenSequence, Biases] = WeakKeyDictionary()
 
     def plan(self, rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> Change | None:
@@ -32,8 +34,8 @@ class Edits:
         bans = [
             (place, after, token)
             for place, row in enumerate(rows)
-            if row.params.min_tokens or row.params.bad_words
-            for after, token in (*_end_tokens(row, vocab_size), *_bad_words(row))
+            if row.params.min_tokens or row.params.bad_words or row.params.no_repeat_ngram_size
+            for after, token in self._bans(row, vocab_size)
         ]
         biased = [place for place, row in enumerate(rows) if row.params.logit_bias]
         if not bans and not biased:
@@ -54,6 +56,12 @@ class Edits:
             scores.view(-1).scatter_add_(0, index(), torch.where(counts, added(), 0.0))
 
         return change
+
+    def _bans(self, row: Row, vocab_size: int) -> Iterator[tuple[int, int]]:
+        """Tokens that must not come, each with the one that must be the newest for that."""
+        yield from _end_tokens(row, vocab_size)
+        yield from _bad_words(row)
+        yield from ((ANY, token) for token in self._ngrams.repeating(row))
 
     def _biases_of(self, sequence: TokenSequence) -> Biases:
         if sequence not in self._biases:

@@ -233,6 +233,7 @@ def test_every_sampling_parameter_reaches_the_engine():
         "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 4, "min_tokens": 2,
         "stop_token_ids": [7], "bad_words": ["x"], "spaces_between_special_tokens": False,
         "priority": 3, "n": 2, "best_of": 3, "prompt_logprobs": 4, "allowed_token_ids": [5, 6],
+        "no_repeat_ngram_size": 3,
     }  # fmt: skip
     body = {"inputs": "a", "parameters": asked | {"logit_bias": {"5": -1}, "details": True}}
     got = parse_request(request(body), JSON).decoding.params

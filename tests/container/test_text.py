@@ -179,7 +179,7 @@ def test_what_means_nothing_here_is_a_warning(
 
 
 def test_what_would_change_an_answer_is_not_passed_over(http: FlaskClient) -> None:
-    for name, value in (("watermark", True), ("no_repeat_ngram_size", 3), ("logprobs", 5)):
+    for name, value in (("watermark", True), ("penalty_alpha", 0.6), ("logprobs", 5)):
         response = invoke(http, **{name: value})
         assert (response.status_code, response.get_json()["field"]) == (400, f"parameters.{name}")
 

@@ -9,6 +9,7 @@ from core.errors import RequestError
 from core.messages import Generated, Step, Submit
 from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
 from core.sequence import Sequence
+from core.structured_outputs import StructuredOutputsParams
 
 
 def sequence(**params):
@@ -45,6 +46,30 @@ def test_where_it_ends(params, tokens, count, finish):
     assert one.token_ids[3:] == list(tokens[:count])
 
 
+def test_a_complete_answer_ends():
+    """With its last token, whatever that is and whatever length is left."""
+    for params in ({"ignore_eos": True}, {"max_tokens": 3}, {}):
+        one = sequence(**params)
+        assert one.append(Sampled((9, 9, 8), (0.0,) * 3, ends=True)) == 3
+        assert one.finish == Finish.EOS
+    cut = sequence(max_tokens=2)
+    cut.append(Sampled((9, 9, 8), (0.0,) * 3, ends=True))
+    assert cut.finish == Finish.LENGTH
+
+
+def test_what_must_be_known_is_waited_for():
+    """A token in flight has a next one only where the host need not know it."""
+    form = StructuredOutputsParams(regex="a")
+    known_by_the_host = ({"structured_outputs": form}, {"no_repeat_ngram_size": 2})
+    for params, pending in (({}, 1), *((each, 0) for each in known_by_the_host)):
+        one = sequence(**params)
+        assert one.num_pending_tokens == 3
+        one.num_computed_tokens, one.num_in_flight = 3, 1
+        assert one.num_pending_tokens == pending
+        append(one, 9)
+        assert one.num_pending_tokens == 1
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -56,6 +81,7 @@ def test_where_it_ends(params, tokens, count, finish):
         ("top_k", -2),
         ("repetition_penalty", 0.0),
         ("seed", -1),
+        ("no_repeat_ngram_size", -1),
         ("seed", 2**63),
         ("max_tokens", 0),
         ("stop", ("",)),

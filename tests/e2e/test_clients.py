@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Annotated, Literal
 
 import boto3
 import openai
+import pydantic
 import pytest
 from botocore.exceptions import ClientError
 from huggingface_hub import InferenceClient
@@ -132,6 +134,44 @@ def test_openai_scores_a_prompt(client):
         **{**options, "prompt": "To be, xr not"}, echo=True, logprobs=0
     ).choices
     assert sum(other.logprobs.token_logprobs[1:]) < sum(places.token_logprobs[1:])
+
+
+class Speech(pydantic.BaseModel):
+    """Short, since a model of Shakespeare's plays has much to say."""
+
+    mood: Literal["merry", "sad"]
+    acts: list[Annotated[int, pydantic.Field(ge=1, le=5)]] = pydantic.Field(max_length=3)
+
+
+def test_openai_structured_outputs(client):
+    """What the client makes of a class, and reads back into it."""
+    options = {"model": "demo", "messages": MESSAGES, "max_tokens": 300, "seed": 3}
+    answer = client.chat.completions.parse(**options, response_format=Speech)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "stop"
+    assert choice.message.parsed == Speech.model_validate_json(choice.message.content)
+    schema = {"type": "array", "uniqueItems": True}
+    with pytest.raises(openai.BadRequestError, match="uniqueItems") as caught:
+        client.chat.completions.create(**options, extra_body={"guided_json": schema})
+    assert caught.value.param == "guided_json"
+
+
+def test_openai_forced_tools(client):
+    """A model that knows of no tools calls them all the same."""
+    tools = [openai.pydantic_function_tool(Speech, name=name) for name in ("speak", "whisper")]
+    options = {"model": "demo", "messages": MESSAGES, "max_tokens": 300, "seed": 4, "tools": tools}
+    named = {"type": "function", "function": {"name": "whisper"}}
+    options["parallel_tool_calls"] = False
+    for choice in ("required", named):
+        answer = client.chat.completions.create(**options, tool_choice=choice)
+        (call,) = answer.choices[0].message.tool_calls
+        assert answer.choices[0].finish_reason == "tool_calls"
+        assert call.function.name in ("speak", "whisper")
+        assert Speech.model_validate_json(call.function.arguments)
+    stream = client.chat.completions.create(**options, tool_choice=named, stream=True)
+    calls = [each for chunk in stream for each in chunk.choices[0].delta.tool_calls or ()]
+    assert [each.function.arguments for each in calls] == [call.function.arguments]
+    assert call.function.name == "whisper"
 
 
 def test_openai_models(client):

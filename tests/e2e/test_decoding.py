@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from engine import LLM, SamplingParams
+from engine import LLM, SamplingParams, StructuredOutputsParams
 from tests.e2e.serving import DEMO, serve
 
 OPTIONS = {
@@ -50,6 +50,7 @@ def test_all_of_it(tmp_path, offline, name):
         check_echo(complete, offline)
         check_search(it, offline)
         check_best_of(it, offline)
+        check_structured(complete, offline)
         assert it.stop() == 0
 
 
@@ -87,6 +88,24 @@ def check_echo(complete, offline):
 
 def logprobs_of(token_ids, named):
     return [each[id].logprob for id, each in zip(token_ids, named, strict=True)]
+
+
+def check_structured(complete, offline):
+    """Two answers that follow a schema, and nobody's runs that repeat."""
+    schema = {"type": "array", "items": {"enum": ["Romeo", "Juliet"]}, "minItems": 2, "maxItems": 4}
+    form = StructuredOutputsParams(json=schema)
+    expected = [
+        each.text
+        for each in offline(seed=SEED, n=2, max_tokens=160, structured_outputs=form).outputs
+    ]
+    format = {"type": "json_schema", "json_schema": {"name": "lovers", "schema": schema}}
+    choices = complete(n=2, max_tokens=160, response_format=format)
+    assert [each["text"] for each in choices] == expected
+    for choice in choices:
+        assert choice["finish_reason"] == "stop"
+        assert 2 <= len(json.loads(choice["text"])) <= 4
+    (text,) = (each.text for each in offline(temperature=0, no_repeat_ngram_size=1).outputs)
+    assert complete(temperature=0, no_repeat_ngram_size=1)[0]["text"] == text
 
 
 def check_search(it, offline):

@@ -113,15 +113,16 @@ def test_a_failed_step_ends_its_sequences_and_no_others(event):
     engine._executor.fails_at = {event: RuntimeError("out of memory")}
     outputs = [*engine.step(0.0), *engine.step(0.0)]
     late = engine.add([1, 3], params(2), now=0.0) if event == "wait 3" else None
-    answers, finish = {}, {}
+    answers, finish, failures = {}, {}, set()
     while engine.has_work():
         for output in engine.step(0.0):
             finish[output.request_id] = output.finish
+            failures |= {output.failure} if output.failure else set()
             answers.setdefault(output.request_id, []).extend(output.token_ids)
     assert len(outputs) == 1
     assert finish.pop(first) == Finish.ERROR
     assert len(answers[first]) == (1 if event == "wait 3" else 0)
-    assert engine.last_failure == "RuntimeError: out of memory"
+    assert failures == {"RuntimeError: out of memory"}
     assert finish == ({} if late is None else {late: Finish.ERROR})
     later = engine.add([4], params(2), now=0.0)
     assert run(engine)[1] == {later: Finish.LENGTH}

@@ -119,7 +119,7 @@ def test_what_a_failed_plan_was_to_save_fails_with_it(is_back):
         strategy.abort(0)
         later = strategy.schedule(0.0)
         assert later.moves.swap_ins, "scheduled before the failure is known"
-    failed = {output.request_id: output.finish for output in strategy.fail(plan)}
+    failed = {output.request_id: output.finish for output in strategy.fail(plan, "why")}
     assert failed[2] == Finish.ERROR
     assert not strategy.has_work()
     strategy.memory.check_integrity()

@@ -78,7 +78,7 @@ def test_a_step_under_way_offers_nothing():
 def test_a_failed_step_offers_nothing():
     strategy = strategy_of("paged")
     strategy.add(Request(0, PROMPT, SamplingParams(max_tokens=4)))
-    strategy.fail(strategy.schedule(0.0))
+    strategy.fail(strategy.schedule(0.0), "why")
     assert run(strategy, PROMPT, id=1) == [12]
 
 

@@ -153,7 +153,7 @@ def test_a_sample_outlives_the_one_whose_known_block_it_has_forked():
 def test_a_failed_step_ends_all_answers_with_one_word():
     strategy = strategy_of("continuous", max_sequences=2)
     strategy.add(request_of(samples(3), 0))
-    outputs = strategy.fail(strategy.schedule(0.0))
+    outputs = strategy.fail(strategy.schedule(0.0), "why")
     assert [(each.request_id, each.finish) for each in outputs] == [(0, Finish.ERROR)]
     assert not strategy.has_work(), "the third sample had not even begun"
     assert strategy.memory.num_held_blocks == 0

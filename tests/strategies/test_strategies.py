@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core.sampling import Finish, Sampled
+import pytest
+
+from core.sampling import Failure, Finish, Sampled
 from tests.strategies.fakes import (
     Arrival,
     FakeExecutor,
     drive,
     next_token,
     request_of,
+    requests_of,
     strategy_of,
 )
 
@@ -167,10 +170,34 @@ def test_fail_ends_every_request_of_the_step():
     add(strategy, 2)
     plan = strategy.schedule(0.0)
     strategy.abort(0)
-    outputs = strategy.fail(plan)
+    outputs = strategy.fail(plan, "why")
     assert [(each.request_id, each.finish) for each in outputs] == [(1, Finish.ERROR)]
+    assert [each.failure for each in outputs] == ["why"]
     assert strategy.memory.num_held_blocks == 0
     assert not strategy.has_work()
+
+
+@pytest.mark.parametrize("name", ["none", "dynamic", "continuous", "paged"])
+def test_a_sequence_that_cannot_go_on_takes_its_request_along_and_no_other(name):
+    strategy, executor = strategy_of(name), FakeExecutor(4)
+    params = {"n": 2, "ignore_eos": True}
+    for request in requests_of([Arrival(0, 4, 8, params=params)] * 2):
+        strategy.add(request)
+    outputs, num_sampled = [], 0
+    while strategy.has_work():
+        plan = strategy.schedule(9.0)
+        result = dict(executor.run(plan))
+        num_sampled += 1 in result
+        if num_sampled == 3 and 1 in result:  # its third token
+            result[1] = Failure("no token")
+        outputs += strategy.commit(plan, result)
+    failed = [each for each in outputs if each.request_id == 0]
+    assert (failed[-1].finish, failed[-1].failure) == (Finish.ERROR, "no token")
+    assert sum(each.finish == Finish.ERROR for each in failed) == 1
+    assert sum(len(each.token_ids) for each in failed if each.index == 1) == 2
+    others = [each.finish for each in outputs if each.request_id == 2 and each.finish]
+    assert others == [Finish.LENGTH] * 2
+    assert strategy.memory.num_held_blocks == 0
 
 
 def test_abort_of_what_is_not_there_is_no_error():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
 from core.text.stopping import num_doubtful
+from core.text.tools.notation import Notation
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,10 @@ class ToolParser(Protocol):
 
     special_tokens: Sequence[str]
     """Special tokens that are part of the notation, and so must be part of the text."""
+
+    def notation(self, special_tokens: Collection[str]) -> Notation:
+        """How a model writes calls whose vocabulary has these of the special tokens."""
+        ...
 
     def push(self, text: str) -> list[Piece]:
         """The texts and calls that are certain by now, in their order."""
@@ -55,6 +60,10 @@ class SectionParser(ABC):
         self._held = ""
         self._in_section = False
         self._has_called = False
+
+    @abstractmethod
+    def notation(self, special_tokens: Collection[str]) -> Notation:
+        """As `ToolParser` says."""
 
     @abstractmethod
     def take(self, section: str, *, is_last: bool) -> tuple[list[ToolCall], str] | None:

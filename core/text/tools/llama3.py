@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from core.text.tools.base import Piece, decode_json, tool_call
+from core.text.tools.notation import Notation, json_head
 
 _PYTHON_TAG = "<|python_tag|>"
 _BETWEEN = " \t\r\n;"
@@ -19,6 +20,9 @@ class Llama3Parser:
         self._held = ""
         self._is_text = False
         self._has_called = False
+
+    def notation(self, special_tokens: Collection[str]) -> Notation:
+        return Notation(json_head("parameters"), "}", "; ")
 
     def push(self, text: str) -> list[Piece]:
         self._held += text

@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import cast
 
 from core.text.tools.base import SectionParser, ToolCall, decode_json, tool_call
+from core.text.tools.notation import Notation, json_head
 
 _NAME = re.compile(r"\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 
@@ -18,6 +19,11 @@ class MistralParser(SectionParser):
 
     mark = "[TOOL_CALLS]"
     special_tokens: Sequence[str] = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+
+    def notation(self, special_tokens: Collection[str]) -> Notation:
+        if "[ARGS]" in special_tokens:
+            return Notation(lambda name: f"{self.mark}{name}[ARGS]", "", "")
+        return Notation(json_head("arguments"), "}", ", ", opening=f"{self.mark}[", closing="]")
 
     def take(self, section: str, *, is_last: bool) -> tuple[list[ToolCall], str] | None:
         try:

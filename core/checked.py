@@ -1,0 +1,40 @@
+"""Parameters that users make by hand: their constructors check names and types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TypeVar, cast
+
+import msgspec
+
+from core.errors import RequestError
+from core.suggest import did_you_mean
+
+T = TypeVar("T")
+
+
+class Checked(type(msgspec.Struct)):
+    """Has the constructor check names and types, and None mean «not given».
+
+    A class may say what None means instead (`_if_none`), and which other names its fields have
+    (`_other_names`).
+    """
+
+    _if_none: Mapping[str, object] = {}
+    _other_names: Mapping[str, str] = {}
+
+    def __call__(cls: type[T], **values: object) -> T:
+        known = cast(tuple[str, ...], cls.__struct_fields__)  # pyright: ignore
+        values = {cls._other_names.get(name, name): each for name, each in values.items()}  # pyright: ignore
+        for name in values:
+            if name not in known:
+                raise RequestError(name, f"no such parameter{did_you_mean(name, known)}")
+        given = {name: value for name, value in values.items() if value is not None}
+        for name in values.keys() & cls._if_none:  # pyright: ignore
+            given.setdefault(name, cls._if_none[name])  # pyright: ignore
+        try:
+            return msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            message, _, path = str(error).partition(" - at `$.")
+            raise RequestError(re.split(r"\W", path)[0], message) from None

@@ -1,0 +1,78 @@
+"""Calls that an answer must consist of, as a grammar of the way in which its model writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from core.structured_outputs import StructuredOutputsParams
+from core.text.grammar import json_in_lark, lark_text
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What may be called."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    """The JSON Schema of its arguments, which are an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notation:
+    """How a model writes calls, with the blanks of what it was trained on.
+
+    ```
+    opening  head  {...}  tail  between  head  {...}  tail  closing
+    ```
+    """
+
+    head: Callable[[str], str]
+    """Before the arguments, by the function's name."""
+    tail: str
+    """After the arguments."""
+    between: str
+    opening: str = ""
+    closing: str = ""
+
+    def form(
+        self, functions: Sequence[Function], special_tokens: Mapping[str, int], *, is_one: bool
+    ) -> StructuredOutputsParams:
+        """What an answer looks like that is calls of these functions, or one call.
+
+        special_tokens: by their texts; in a call they stand for themselves.
+        """
+
+        def lark(text: str) -> str:
+            return _lark(text, special_tokens)
+
+        more = "" if is_one else f"({lark(self.between)} call)*"
+        rules = [
+            f"start: {lark(self.opening)} call {more} {lark(self.closing)}",
+            "call: " + " | ".join(f"call_{at}" for at in range(len(functions))),
+        ]
+        for at, function in enumerate(functions):
+            head, tail = lark(self.head(function.name)), lark(self.tail)
+            rules.append(f"call_{at}: {head} arguments_{at} {tail}")
+            rules.append(f"arguments_{at}: {json_in_lark(dict(function.parameters))}")
+        return StructuredOutputsParams(grammar="\n".join(rules))
+
+
+def json_head(key: str) -> Callable[[str], str]:
+    """A JSON object's beginning: the name, and the key of the arguments."""
+    return lambda name: f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": '
+
+
+def _lark(text: str, special_tokens: Mapping[str, int]) -> str:
+    if not special_tokens:
+        return lark_text(text) if text else ""
+    marks = "|".join(map(re.escape, special_tokens))
+    parts = re.split(f"({marks})", text)
+    return " ".join(
+        f"<[{special_tokens[part]}]>" if part in special_tokens else lark_text(part)
+        for part in parts
+        if part
+    )

@@ -1,0 +1,208 @@
+"""Forms of answers as grammars: what they let through, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from core.errors import RequestError
+from core.options import ToolCallParser
+from core.structured_outputs import StructuredOutputsParams
+from core.text.grammar import MAX_CHARACTERS, checked, grammar_text
+from core.text.tools.base import ToolCall
+from core.text.tools.factory import make_tool_parser
+from core.text.tools.notation import Function
+
+FUNCTIONS = (
+    Function('say "x"', {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}},
+                         "required": ["a"], "$defs": {"n": {"type": "integer"}}}),
+    Function("get", {"type": "object", "additionalProperties": False}),
+)  # fmt: skip
+NOTATIONS: list[tuple[ToolCallParser, tuple[str, ...]]] = [
+    ("hermes", ()),
+    ("llama3_json", ()),
+    ("mistral", ()),
+    ("mistral", ("[TOOL_CALLS]", "[ARGS]")),
+]
+
+
+class Bytes:
+    """A vocabulary of single bytes and marks."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    is_tokenizer_wrapper = True
+
+    def __init__(self, marks: tuple[str, ...] = ()) -> None:
+        self.ids = {mark: 257 + at for at, mark in enumerate(marks)}
+        self.tokens = [bytes([each]) for each in range(256)] + [b"<eos>", *map(str.encode, marks)]
+        self.special_token_ids = [256, *self.ids.values()]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+    def encode(self, text: str) -> list[int]:
+        """With its marks as tokens."""
+        for mark, token_id in self.ids.items():
+            if mark in text:
+                before, _, after = text.partition(mark)
+                return [*self.encode(before), token_id, *self.encode(after)]
+        return list(text.encode())
+
+
+def lets_through(form: StructuredOutputsParams, text: str, marks: tuple[str, ...] = ()) -> bool:
+    """Whether an answer may be that."""
+    vocabulary = Bytes(marks)
+    matcher = LLMatcher(LLTokenizer(vocabulary), grammar_text(form), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    token_ids = vocabulary.encode(text)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+def says(text: str, **form: Any) -> bool:
+    return lets_through(StructuredOutputsParams(**form), text)
+
+
+def test_json_has_blanks_of_one_line() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    value = {"a": 1, "b": [True, None]}
+    for text in (json.dumps(value), json.dumps(value, indent=4), json.dumps(value, indent="\t")):
+        assert says(text, json=schema)
+        assert says(text, json=json.dumps(schema))
+        assert says(text, json_object=True)
+    for text in ('{"a":  1}', '{"a":\n\n1}', '{"a":1} ', '{"a":"1"}', "{}"):
+        assert not says(text, json=schema)
+    assert not says("[]", json_object=True)
+
+
+def test_regular_expressions_are_of_ascii() -> None:
+    assert says("07/a_b", regex=r"\d\d/\w+")
+    for text in ("٣٣/a", "07/é", "07/a!", "7/a", "x07/a"):
+        assert not says(text, regex=r"\d\d/\w+")
+    assert says("", regex="")
+
+
+def test_a_choice_is_taken_literally() -> None:
+    texts = ('a "b"\n', "\\d", "é😀", "start: x")
+    for text in texts:
+        assert says(text, choice=texts)
+    for text in ("7", "a", 'a "b"\nc'):
+        assert not says(text, choice=texts)
+
+
+def test_grammars_in_both_notations() -> None:
+    for grammar in ('start: "a" b*\nb: "b"', 'root ::= "a" b*\nb ::= "b"', '  root::= "a" "b"*'):
+        assert [says(text, grammar=grammar) for text in ("a", "abb", "b")] == [True, True, False]
+    schema = '{"const": "root ::= x"}'
+    assert says('"root ::= x"', json=schema)
+    assert says('"root ::= x"', grammar=f"start: inner\ninner: %json {schema}")
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        ({"json": {"type": "objct"}}, "Invalid type: objct"),
+        ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"json": {"$ref": "#/nowhere"}}, "nowhere"),
+        ({"json": {"$ref": "http://localhost/x"}}, "does not fetch"),
+        ({"json": "{"}, "the schema is not JSON"),
+        ({"json": "3"}, "a schema is an object"),
+        ({"json": '{"a":' * 100000}, "the schema is not JSON"),
+        ({"json": '{"items":' * 500 + "{}" + "}" * 500}, "recursion limit"),
+        ({"regex": "(a"}, "unclosed group"),
+        ({"regex": "a(?=b)"}, "look-around"),
+        ({"grammar": "start: nowhere"}, 'unknown name: "nowhere"'),
+        ({"grammar": "root ::= ("}, r"Expected '\)'"),
+        ({"grammar": ""}, "Empty grammar"),
+        ({"grammar": "x" * (MAX_CHARACTERS + 1)}, "longer than"),
+    ],
+)
+def test_what_is_refused(form: dict[str, Any], why: str) -> None:
+    with pytest.raises(RequestError, match=why) as caught:
+        checked(StructuredOutputsParams(**form))
+    assert caught.value.field == "structured_outputs"
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        ({}, "structured_outputs"),
+        ({"json": {}, "regex": "a"}, "structured_outputs"),
+        ({"choice": []}, "choice"),
+        ({"choice": "a"}, "choice"),
+        ({"regx": "a"}, "regx"),
+        ({"json": 3}, "json"),
+    ],
+)
+def test_one_form_and_no_other(form: dict[str, Any], field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        StructuredOutputsParams(**form)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json": {"pattern": "\nroot ::= a", "type": "string"}},
+        {"json_object": True},
+        {"regex": "a/b"},
+        {"choice": ("a", "b")},
+        {"grammar": 'root ::= "a"'},
+    ],
+)
+def test_a_checked_form_is_the_same_grammar(form: dict[str, Any]) -> None:
+    asked = StructuredOutputsParams(**form)
+    assert grammar_text(checked(asked)) == grammar_text(asked)
+
+
+def forced(
+    name: ToolCallParser, marks: tuple[str, ...], *, is_one: bool = False
+) -> StructuredOutputsParams:
+    notation = make_tool_parser(name).notation(marks)
+    return notation.form(FUNCTIONS, Bytes(marks).ids, is_one=is_one)
+
+
+def written(name: ToolCallParser, marks: tuple[str, ...], calls: list[ToolCall]) -> str:
+    """As a model of that notation writes them."""
+    notation = make_tool_parser(name).notation(marks)
+    each = [f"{notation.head(call.name)}{call.arguments}{notation.tail}" for call in calls]
+    return notation.opening + notation.between.join(each) + notation.closing
+
+
+@given(data=st.data(), notation=st.sampled_from(NOTATIONS))
+def test_forced_calls_are_what_the_parser_reads(
+    data: st.DataObject, notation: tuple[ToolCallParser, tuple[str, ...]]
+) -> None:
+    number = st.integers(-99, 99).map(lambda n: ToolCall('say "x"', f'{{"a":{n}}}'))
+    call = st.just(ToolCall("get", "{}")) if "[ARGS]" in notation[1] else number
+    calls = data.draw(st.lists(call | st.just(ToolCall("get", "{}")), min_size=1, max_size=3))
+    text = written(*notation, calls)
+    assert lets_through(forced(*notation), text, notation[1])
+    assert lets_through(forced(*notation, is_one=True), text, notation[1]) == (len(calls) == 1)
+    parser = make_tool_parser(notation[0])
+    assert [*parser.push(text), *parser.flush()] == calls
+
+
+@pytest.mark.parametrize("notation", NOTATIONS)
+def test_other_calls_cannot_be_written(notation: tuple[ToolCallParser, tuple[str, ...]]) -> None:
+    for call in (ToolCall("other", "{}"), ToolCall("get", '{"a":1}'), ToolCall('say "x"', "{}")):
+        assert not lets_through(forced(*notation), written(*notation, [call]), notation[1])
+    assert not lets_through(forced(*notation), "So: ", notation[1])
+
+
+def test_a_mark_is_its_token() -> None:
+    """Not the same letters one by one."""
+    marks = ("<tool_call>", "</tool_call>")
+    text = written("hermes", marks, [ToolCall("get", "{}")])
+    assert lets_through(forced("hermes", marks), text, marks)
+    assert not lets_through(forced("hermes", ()), text, marks)
+    vocabulary = Bytes(marks)
+    matcher = LLMatcher(LLTokenizer(vocabulary), grammar_text(forced("hermes", marks)), log_level=0)
+    assert matcher.validate_tokens([*b"<tool_call>"]) == 0
+    assert matcher.validate_tokens([vocabulary.ids["<tool_call>"]]) == 1

@@ -1,0 +1,332 @@
+"""Constrained answers: random weights say nothing that the grammar does not, in every strategy."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import jsonschema_rs
+import pytest
+import tokenizers
+import torch
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from core.errors import GenerationError, RequestError
+from engine import LLM, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
+from engine.grammars import MAX_KEPT, Grammars
+from tests.engine.test_equality import STRATEGIES
+
+EOS = 256
+VOCABULARY = 300
+"""Of the model, whose tokenizer has fewer tokens: 256 bytes, the end and one word."""
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "pets": {"type": "array", "items": {"enum": ["cat", "newt"]}, "maxItems": 2},
+        "home": {"$ref": "#/$defs/place"},
+    },
+    "required": ["name", "age", "pets", "home"],
+    "additionalProperties": False,
+    "$defs": {"place": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^[A-Z]{2}$"}]}},
+}
+SMALL = {"dtype": "fp32", "block_size": 8, "max_rolling_batch_prefill_tokens": 24}
+PROMPTS = [list(range(60, 60 + length)) for length in (3, 17, 9)]
+LONG = 160
+"""Tokens that any answer of the schema has room in."""
+
+
+def byte_tokenizer() -> tokenizers.Tokenizer:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    model = models.BPE({letter: number for number, letter in enumerate(letters)}, [])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<eos>", "<word>"])
+    tokenizer.enable_truncation(4)  # of its training, which must not end up in answers
+    tokenizer.enable_padding(length=12, pad_id=5)
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    path = tmp_path_factory.mktemp("grammar")
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512,
+        bos_token_id=None, eos_token_id=EOS, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() >= 2 and "norm" not in name:
+                weight.normal_(0, 1.2 / weight.shape[-1] ** 0.5)
+    model.save_pretrained(path)
+    byte_tokenizer().save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(model_dir):
+    with LLM(model_dir, **SMALL) as llm:
+        yield llm
+
+
+def form(**form):
+    return {"structured_outputs": StructuredOutputsParams(**form)}
+
+
+def mixed():
+    """Constrained and free answers that alternate."""
+    return [
+        SamplingParams(
+            seed=number, max_tokens=LONG if number % 2 == 0 else 30, ignore_eos=number % 4 == 1,
+            **(form(json=SCHEMA) if number % 2 == 0 else {}),
+        )
+        for number in range(6)
+    ]  # fmt: skip
+
+
+def answers(llm, params):
+    prompts = [PROMPTS[number % 3] for number in range(len(params))]
+    return [each.outputs[0] for each in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def answer(llm, **params):
+    return answers(llm, [SamplingParams(**{"seed": 1, "max_tokens": 20} | params)])[0]
+
+
+@pytest.fixture(scope="module")
+def alone(model_dir):
+    """Each request by itself, one step after the other."""
+    with LLM(model_dir, batching="none", async_scheduling=False, **SMALL) as llm:
+        prompts = [PROMPTS[number % 3] for number in range(6)]
+        return [
+            llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
+            for prompt, params in zip(prompts, mixed(), strict=True)
+        ]
+
+
+def test_answers_are_what_the_schema_says(llm):
+    validator = jsonschema_rs.validator_for(SCHEMA)
+    params = [SamplingParams(seed=s, max_tokens=LONG, **form(json=SCHEMA)) for s in range(12)]
+    said = answers(llm, params)
+    assert {each.finish_reason for each in said} == {"stop"}
+    assert len({each.text for each in said}) == 12
+    for each in said:
+        validator.validate(json.loads(each.text))
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("batching", [*STRATEGIES, "library"])
+def test_a_mixed_batch_is_its_rows(model_dir, alone, batching, overlaps):
+    """In `paged` with preemption: what was said before counts once."""
+    options = {"executor": "library"} if batching == "library" else {"batching": batching}
+    options |= STRATEGIES.get(batching, {})
+    if batching == "paged":
+        options |= {"num_kv_blocks": 26, "preemption_mode": "auto" if overlaps else "recompute"}
+    with LLM(model_dir, async_scheduling=overlaps, **options, **SMALL) as llm:
+        assert [each.token_ids for each in answers(llm, mixed())] == alone
+        assert (llm._engine.strategy.num_preemptions > 0) == (batching == "paged")
+        assert llm._engine.strategy.memory.num_held_blocks == 0
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_samples_that_are_preempted(model_dir, mode):
+    params = SamplingParams(seed=3, n=2, max_tokens=LONG, **form(json=SCHEMA))
+    texts = []
+    for changes in ({"num_kv_blocks": 300}, {"num_kv_blocks": 45, "preemption_mode": mode}):
+        with LLM(model_dir, batching="paged", **changes, **SMALL) as llm:
+            results = llm.generate(PROMPTS, params, use_tqdm=False)
+            texts.append([each.text for result in results for each in result.outputs])
+            preempted = llm._engine.strategy.num_preemptions
+    assert preempted > 0
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) == 6
+    for text in texts[0]:
+        jsonschema_rs.validate(SCHEMA, json.loads(text))
+
+
+def test_others_overlap_as_before(model_dir):
+    """A free answer beside a constrained one still has its steps submitted ahead."""
+    with LLM(model_dir, async_scheduling=True, **SMALL) as llm:
+        ahead = []
+        submit = llm._engine._executor.submit
+
+        def watch(plan, between_tokens):
+            for chunk in plan.chunks:
+                ahead.append((chunk.sequence.params.structured_outputs, chunk.ends_in_flight))
+            return submit(plan, between_tokens)
+
+        llm._engine._executor.submit = watch
+        params = [SamplingParams(seed=2, max_tokens=20, ignore_eos=True, **each)
+                  for each in ({}, form(regex="[a-z]*"))]  # fmt: skip
+        answers(llm, params)
+    free = [in_flight for grammar, in_flight in ahead if grammar is None]
+    assert sum(free) == 19
+    assert not any(in_flight for grammar, in_flight in ahead if grammar is not None)
+
+
+def test_every_form(llm):
+    schema = '{"type": "array", "items": {"type": "boolean"}, "maxItems": 3}'
+    assert isinstance(json.loads(answer(llm, max_tokens=LONG, **form(json=schema)).text), list)
+    assert re.fullmatch(r"[0-9]{3}-[a-f]{2}", answer(llm, **form(regex=r"\d{3}-[a-f]{2}")).text)
+    choices = ("yes", "no", 'a "b"\n', "né😀")
+    said = {
+        answer(llm, seed=seed, temperature=5.0, **form(choice=choices)).text for seed in range(30)
+    }
+    assert said == set(choices)
+    lark = 'start: "SELECT " NAME ("," NAME)? ";"\nNAME: /[a-z]{2}/'
+    gbnf = 'root ::= "SELECT " name ("," name)? ";"\nname ::= [a-z] [a-z]'
+    for grammar in (lark, gbnf):
+        text = answer(llm, **form(grammar=grammar)).text
+        assert re.fullmatch("SELECT [a-z]{2}(,[a-z]{2})?;", text)
+    start = answer(llm, **form(json_object=True))
+    assert start.text.startswith("{")
+
+
+def test_scripts_written_for_guided_decoding(llm):
+    params = SamplingParams(guided_decoding=GuidedDecodingParams(choice=["x"]))
+    assert answers(llm, [params])[0].text == "x"
+
+
+def test_where_nothing_can_follow_the_answer_ends(llm):
+    """Without a token for the end, whatever else says that it should go on."""
+    for changes in ({}, {"ignore_eos": True}, {"min_tokens": 15}, {"logit_bias": {98: -1e6}}):
+        said = answer(llm, **form(regex="[ab]{3}"), **changes)
+        assert (len(said.token_ids), said.finish_reason) == (3, "stop")
+    with_end = answer(llm, **form(regex="a*"), logit_bias={EOS: 1e4})
+    assert (with_end.token_ids, with_end.finish_reason) == ([EOS], "stop")
+
+
+def test_the_end_that_need_not_be(llm):
+    """After every letter the answer may end, or go on."""
+    likely = {"logit_bias": {EOS: 1e4}, **form(regex="[a-z]*")}
+    assert len(answer(llm, **likely, min_tokens=4).token_ids) == 5
+    endless = answer(llm, **likely, ignore_eos=True)
+    assert (len(endless.token_ids), endless.finish_reason) == (20, "length")
+    assert EOS not in endless.token_ids
+    last = answer(llm, **form(regex="[a-z]{20}"))
+    assert (len(last.token_ids), last.finish_reason) == (20, "stop")
+
+
+def test_the_grammar_wins(llm):
+    """Over what would leave no token at all."""
+    text = answer(llm, **form(choice=["ab"]), allowed_token_ids=(70, 71), bad_words=((64,),)).text
+    assert text == "ab"
+    greedy = answer(llm, **form(regex="[xyz]{9}"), temperature=0, repetition_penalty=1.5)
+    assert re.fullmatch("[xyz]{9}", greedy.text)
+
+
+def test_logprobs_are_the_models_own(llm):
+    said = answer(llm, **form(regex="[ab]{4}"), logprobs=2)
+    ranks = [each[token].rank for token, each in zip(said.token_ids, said.logprobs, strict=True)]
+    assert max(ranks) > 2, "the constrained token is not the likeliest one"
+
+
+def test_a_model_without_an_end(model_dir, tmp_path):
+    shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((tmp_path / name).read_text())
+        (tmp_path / name).write_text(json.dumps(settings | {"eos_token_id": None}))
+    with LLM(tmp_path, **SMALL) as llm:
+        assert llm.facts.eos_token_ids == ()
+        said = answer(llm, max_tokens=LONG, **form(json=SCHEMA))
+        assert said.finish_reason == "stop"
+        jsonschema_rs.validate(SCHEMA, json.loads(said.text))
+
+
+@pytest.mark.parametrize("executor", ["packed", "library"])
+def test_what_cannot_go_on_fails_alone(model_dir, monkeypatch, executor):
+    """Here a matcher that gives up in the middle of an answer."""
+    with LLM(model_dir, executor=executor, batching="dynamic", batch_size=3, **SMALL) as llm:
+        limited = Grammars.matcher
+
+        class Weak:
+            def __init__(self, matcher):
+                self._matcher, self._left = matcher, 3
+
+            def __getattr__(self, name):
+                return getattr(self._matcher, name)
+
+            def consume_token(self, token_id):
+                self._left -= 1
+                return self._left > 0 and self._matcher.consume_token(token_id)
+
+            def get_error(self):
+                return "ParserTooComplex\nat length"
+
+        weak = []
+
+        def matcher(self, form):
+            own = limited(self, form)
+            if form.regex == "[a-z]{9}":
+                weak.append(Weak(own))
+                return weak[-1]
+            return own
+
+        monkeypatch.setattr(Grammars, "matcher", matcher)
+        params = [
+            SamplingParams(seed=1, max_tokens=12, n=n, **form(regex=regex))
+            for n, regex in ((1, "[a-z]{8}"), (2, "[a-z]{9}"), (1, "[0-9]{8}"))
+        ]
+        texts, failure = {}, None
+        prompts = dict(zip("abc", zip(PROMPTS, params, strict=True), strict=True))
+        streams = {name: llm.stream(*each) for name, each in prompts.items()}
+        for name, stream in streams.items():
+            try:
+                texts[name] = "".join(each.text for each in stream)
+            except GenerationError as error:
+                failure = name, str(error)
+    assert failure == ("b", "structured_outputs: ParserTooComplex at length")
+    assert re.fullmatch("[a-z]{8}", texts["a"])
+    assert re.fullmatch("[0-9]{8}", texts["c"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"json": "{"}, "not JSON"),
+        ({"regex": "(a"}, "unclosed group"),
+        ({"grammar": "start: nowhere"}, "nowhere"),
+        ({"grammar": "root ::= ("}, "Expected"),
+    ],
+)
+def test_wrong_forms_are_refused(llm, wrong, why):
+    with pytest.raises(RequestError, match=why) as caught:
+        answer(llm, **form(**wrong))
+    assert caught.value.field == "structured_outputs"
+    assert not llm._engine.has_work()
+
+
+def test_a_model_without_a_tokenizer(model_dir, tmp_path):
+    shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer.json").unlink()
+    with LLM(tmp_path, **SMALL) as llm, pytest.raises(RequestError, match=r"no tokenizer\.json"):
+        answer(llm, **form(regex="a"))
+
+
+def test_without_the_library(llm, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
+    with pytest.raises(RequestError, match="pip install llguidance"):
+        answer(llm, **form(regex="a"))
+
+
+def test_compiled_grammars_are_kept_and_bounded(model_dir):
+    grammars = Grammars(model_dir, [EOS])
+    forms = [StructuredOutputsParams(regex=f"a{{{n}}}") for n in range(MAX_KEPT + 2)]
+    for each in forms:
+        assert not grammars.knows(each)
+        grammars.matcher(each).consume_token(64)
+    assert [grammars.knows(each) for each in forms] == [False, False, *[True] * MAX_KEPT]
+    first = grammars.matcher(forms[2])
+    assert not first.is_stopped(), "a copy starts at the start"
+    assert first.consume_token(64)
+    grammars.matcher(forms[0])
+    assert grammars.knows(forms[2]), "used last"
+    assert not grammars.knows(forms[3])

@@ -1,0 +1,99 @@
+"""`no_repeat_ngram_size` is transformers' own, in every strategy and with steps that overlap."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.sampling import Sampled, SamplingParams
+from core.sequence import Sequence
+from engine import LLM
+from engine.sampling.ngrams import Ngrams
+from engine.sampling.rows import Row
+from tests.engine.test_equality import NUM_NEW, STRATEGIES, generate, prompts
+
+SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}
+SIZES = (1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model):
+    """By architecture and size; the prompts repeat themselves, so that every size acts."""
+    known = {}
+
+    def of(architecture, size):
+        key = architecture, size
+        if key not in known:
+            known[key] = generate(tiny_model(architecture), no_repeat_ngram_size=size)
+        return known[key]
+
+    return of
+
+
+def answers(llm, *sizes, **changes):
+    """Of every prompt, with one of the sizes after the other."""
+    params = [
+        SamplingParams(
+            temperature=0,
+            max_tokens=NUM_NEW,
+            no_repeat_ngram_size=sizes[at % len(sizes)],
+            **changes,
+        )
+        for at, _ in enumerate(prompts())
+    ]
+    results = llm.generate(prompts(), params, use_tqdm=False)
+    return [each.outputs[0].token_ids for each in results]
+
+
+def cut(token_ids):
+    """Without what transformers puts behind the end."""
+    return token_ids[: token_ids.index(0) + 1] if 0 in token_ids else token_ids
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("batching", STRATEGIES)
+def test_the_tokens_are_those_of_generate(tiny_model, expected, batching, overlaps):
+    """Each row of a batch with its own size, one of them without; in `paged` with preemption."""
+    options = {"num_kv_blocks": 12} if batching == "paged" else {}
+    with LLM(
+        tiny_model("gpt2"), batching=batching, async_scheduling=overlaps,
+        **options, **SMALL, **STRATEGIES[batching],
+    ) as llm:  # fmt: skip
+        sizes = (0, *SIZES)
+        wanted = [cut(expected("gpt2", sizes[at % 4])[at]) for at, _ in enumerate(prompts())]
+        assert answers(llm, *sizes) == wanted
+        assert (llm._engine.strategy.num_preemptions > 0) == (batching == "paged")
+
+
+@pytest.mark.parametrize("architecture", ["bloom", "t5"])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_library_executor_too(tiny_model, expected, architecture, size):
+    """What t5 encodes does not count, which for a size of 1 makes a difference at once."""
+    with LLM(tiny_model(architecture), executor="library", dtype="fp32") as llm:
+        wanted = [cut(each) for each in expected(architecture, size)]
+        # To transformers the token with which t5 begins counts; here it is also the one to end.
+        changes = {"min_tokens": NUM_NEW} if (architecture, size) == ("t5", 1) else {}
+        assert answers(llm, size, **changes) == wanted
+    assert wanted != [cut(each) for each in expected(architecture, 0)]
+
+
+def repeating(size, prompt, answer=(), *, with_prompt=True):
+    params = SamplingParams(max_tokens=99, no_repeat_ngram_size=size)
+    sequence, ngrams = Sequence(0, prompt, params), Ngrams(with_prompt=with_prompt)
+    found = set(ngrams.repeating(Row(sequence, len(prompt))))
+    for token in answer:
+        sequence.append(Sampled((token,), (0.0,)))
+        found = set(ngrams.repeating(Row(sequence, len(sequence.token_ids))))
+    return found
+
+
+def test_what_would_be_repeated():
+    assert repeating(3, [1, 2, 3, 9, 1, 2]) == {3}
+    assert repeating(3, [1, 2, 3, 1, 2, 4], [1, 2]) == {3, 4}
+    assert repeating(3, [7, 7, 7]) == {7}
+    assert repeating(3, [7, 7]) == set()
+    assert repeating(2, [1, 2, 1]) == {2}
+    assert repeating(1, [4, 5], [6]) == {4, 5, 6}
+    assert repeating(3, [1, 2, 3], [1, 2]) == {3}
+    assert repeating(3, [1, 2, 3], [1, 2], with_prompt=False) == set()
+    assert repeating(2, [1, 2, 3], [3, 4, 3], with_prompt=False) == {4}
+    assert repeating(9, [1, 2]) == set()
