@@ -1,12 +1,16 @@
-"""OpenAI's list of models: the one, and the adapters that answer under names of their own."""
+"""The list of models: OpenAI's, in which adapters have names of their own, and DJL Serving's."""
 
 from __future__ import annotations
 
 import time
+from typing import NoReturn
 
-from flask import Flask, Response, abort
+from flask import Flask, Response, abort, request
+from werkzeug.exceptions import MethodNotAllowed
 
 from container.host import Host, json_response
+from container.model_status import ModelStatus, list_models
+from container.schemas.models import read_page_request
 
 
 class ModelRoutes:
@@ -20,6 +24,10 @@ class ModelRoutes:
         """Adds the routes."""
         app.add_url_rule("/v1/models", view_func=self.models)
         app.add_url_rule("/v1/models/<path:name>", view_func=self.model)
+        app.add_url_rule("/models", view_func=self.list)
+        app.add_url_rule("/models", view_func=self.refuse, methods=["POST"])
+        app.add_url_rule("/models/<name>", view_func=self.describe)
+        app.add_url_rule("/models/<name>", view_func=self.refuse, methods=["DELETE"])
 
     def models(self) -> Response:
         """The list."""
@@ -31,6 +39,31 @@ class ModelRoutes:
         if name not in models:
             abort(404, f"no model '{name}'; this server has {', '.join(map(repr, models))}")
         return json_response(models[name])
+
+    def list(self) -> Response:
+        """DJL Serving's list."""
+        asked = read_page_request(request.args)
+        return json_response(list_models([self._status()], asked))
+
+    def describe(self, name: str) -> Response:
+        """DJL Serving's description of the model, by its name."""
+        self._require(name)
+        return json_response(self._status().whole())
+
+    def refuse(self, name: str = "") -> NoReturn:
+        """Loading and unloading are for a container of several models."""
+        raise MethodNotAllowed(
+            ["GET"],
+            f"this container serves '{self._host.model_name}' alone; start it with "
+            "SAGEMAKER_MULTI_MODEL=true to load and unload models",
+        )
+
+    def _require(self, name: str) -> None:
+        if name != self._host.model_name:
+            abort(404, f"no model '{name}'; this server has '{self._host.model_name}'")
+
+    def _status(self) -> ModelStatus:
+        return ModelStatus(self._host.model_name, self._host.client.facts.model, "READY")
 
     def _models(self) -> dict[str, dict[str, object]]:
         """By their names. Adapters have vLLM's fields beside OpenAI's."""
