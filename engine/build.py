@@ -26,6 +26,7 @@ from engine.device import (
     choose_dtype,
     choose_fusion,
     choose_kv_dtype,
+    choose_panels,
 )
 from engine.engine import Engine
 from engine.executor import Executor
@@ -146,8 +147,11 @@ def _load(source: ModelSource, options: Options) -> tuple[PackedModel | LibraryM
         try:
             if config.is_encoder_decoder:
                 raise UnsupportedModelError("it is an encoder-decoder model")
-            is_fused = choose_fusion(options, source.device)
-            model = load_packed_model(source, is_fused=is_fused)
+            model = load_packed_model(
+                source,
+                is_fused=choose_fusion(options, source.device),
+                in_panels=choose_panels(options, source.device),
+            )
         except UnsupportedModelError as error:
             reason = f"{config.model_type} cannot run packed: {error}"
             if options.executor == "packed":

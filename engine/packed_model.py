@@ -33,7 +33,7 @@ from engine.attention import (
 )
 from engine.attention_backend import make_backend
 from engine.compiled import CompiledForward, Forward
-from engine.fusion import Fusion, fuse
+from engine.fusion import Fusion, fuse, unfuse
 from engine.inputs import InputBuilder, StepInputs
 from engine.kv_cache import KVCache
 from engine.lora.memory import AdapterMemory
@@ -119,8 +119,10 @@ class PackedModel:
         return logits if self._can_keep_rows else logits[rows]
 
 
-def load_packed_model(source: ModelSource, *, is_fused: bool = False) -> PackedModel:
-    """Loads, surveys, fuses its layers if asked to, and probes.
+def load_packed_model(
+    source: ModelSource, *, is_fused: bool = False, in_panels: bool = False
+) -> PackedModel:
+    """Loads, surveys, fuses its layers if asked to (`engine.fusion.fuse`), and probes.
 
     Raises UnsupportedModelError with the reason.
     """
@@ -128,7 +130,7 @@ def load_packed_model(source: ModelSource, *, is_fused: bool = False) -> PackedM
     _check_architecture(model)
     packed = PackedModel(model, _survey(model))
     if is_fused:
-        packed.notes = (_fuse(packed, model),)
+        packed.notes = (_fuse(packed, model, in_panels),)
     else:
         _check_logits(packed, model, Fusion())
     if source.device.type == "cuda":
@@ -148,13 +150,13 @@ def _load(source: ModelSource) -> Any:
         raise ConfigurationError(f"transformers cannot read {source.model_dir}: {error}") from error
 
 
-def _fuse(packed: PackedModel, model: Any) -> str:
+def _fuse(packed: PackedModel, model: Any, in_panels: bool) -> str:
     """Fuses the model's layers, or leaves them where the logits differ; the note on either."""
-    fusion = fuse(model)
+    fusion = fuse(model, in_panels=in_panels)
     try:
         _check_logits(packed, model, fusion)
     except Exception as error:  # whatever fused layers may raise where they do not fit
-        fusion.undo()
+        unfuse(model, fusion)
         _check_logits(packed, model, Fusion())
         return f"nothing fused: on trial, {error}"
     return str(fusion)

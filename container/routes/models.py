@@ -1,4 +1,4 @@
-"""The list of models: OpenAI's, in which adapters have names of their own, and DJL Serving's."""
+"""The list of models, which here is one and its adapters, as OpenAI and as DJL Serving give it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ModelRoutes:
         """Adds the routes."""
         app.add_url_rule("/v1/models", view_func=self.models)
         app.add_url_rule("/v1/models/<path:name>", view_func=self.model)
-        app.add_url_rule("/models", view_func=self.list)
+        app.add_url_rule("/models", view_func=self.listing)
         app.add_url_rule("/models", view_func=self.refuse, methods=["POST"])
         app.add_url_rule("/models/<name>", view_func=self.describe)
         app.add_url_rule("/models/<name>", view_func=self.refuse, methods=["DELETE"])
@@ -40,14 +40,15 @@ class ModelRoutes:
             abort(404, f"no model '{name}'; this server has {', '.join(map(repr, models))}")
         return json_response(models[name])
 
-    def list(self) -> Response:
+    def listing(self) -> Response:
         """DJL Serving's list."""
         asked = read_page_request(request.args)
         return json_response(list_models([self._status()], asked))
 
     def describe(self, name: str) -> Response:
         """DJL Serving's description of the model, by its name."""
-        self._require(name)
+        if name != self._host.model_name:
+            abort(404, f"no model '{name}'; this server has '{self._host.model_name}'")
         return json_response(self._status().whole())
 
     def refuse(self, name: str = "") -> NoReturn:
@@ -57,10 +58,6 @@ class ModelRoutes:
             f"this container serves '{self._host.model_name}' alone; start it with "
             "SAGEMAKER_MULTI_MODEL=true to load and unload models",
         )
-
-    def _require(self, name: str) -> None:
-        if name != self._host.model_name:
-            abort(404, f"no model '{name}'; this server has '{self._host.model_name}'")
 
     def _status(self) -> ModelStatus:
         return ModelStatus(self._host.model_name, self._host.client.facts.model, "READY")
