@@ -53,7 +53,7 @@ RUN mkdir --mode=1777 "${TRITON_CACHE_DIR}" \
 
 # A first start, which leaves the bytecode of what a start loads, and of nothing else.
 COPY models/demo /demo
-RUN /opt/longshore/bin/python -c "import container.app, container.frontend, container.supervisor; \
+RUN /opt/longshore/bin/python -c "import container.app, container.frontend, container.supervisor, container.multi_model.server; \
 from engine import LLM; print(LLM('/demo').generate(['ROMEO:'])[0].outputs[0].text)"
 
 FROM ${BASE}
@@ -71,7 +71,8 @@ ENV PATH=/opt/longshore/bin:${PATH} \
     LONGSHORE_CACHE=/opt/longshore/kernels \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
-LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true
+LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true \
+      com.amazonaws.sagemaker.capabilities.multi-models=true
 EXPOSE 8080
 ENTRYPOINT ["python", "-m", "container"]
 CMD ["serve"]

@@ -5,42 +5,45 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from container.configuration import Configuration, load_configuration
 from container.decoder import decoder_in, decoder_on_hub
+from container.environment import names_a_model
 from container.instances import find_instance
 from container.model_directory import (
     default_model_dir,
     describe_model,
     named_path,
     open_model_dir,
+    properties_beside,
 )
+from container.multi_model.store import store_entries
 from container.plan import Request, plan_lines
 from container.ports import require_free_port
 from container.preparation import expected_task, prepare
-from container.report import explain_lines, help_lines
+from container.report import explain_lines, help_lines, refuse
 from core.errors import ConfigurationError
-
-_EXIT_CONFIGURATION = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     parsed = _parser().parse_args(arguments)
     try:
+        models = _several_models(parsed)
+        if models is not None and parsed.command != "plan":
+            return _several(parsed, models)
         model_dir = open_model_dir(parsed.model_dir or default_model_dir())
-        configuration = load_configuration(_properties(parsed.properties, model_dir), os.environ)
+        path = parsed.properties or properties_beside(model_dir)
+        configuration = load_configuration(path, os.environ)
         if parsed.command == "explain":
             return _explain(configuration, model_dir)
         if parsed.command == "plan":
             return _plan(parsed, configuration, model_dir)
         return _serve(configuration, model_dir, _port(parsed.port))
     except ConfigurationError as error:
-        for line in str(error).splitlines():
-            print(f"longshore: {line}", file=sys.stderr)
-        return _EXIT_CONFIGURATION
+        return refuse(error)
 
 
 def serve() -> int:
@@ -101,9 +104,21 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--new-tokens", type=int, default=256, help="of its answer")
 
 
-def _properties(given: Path | None, model_dir: Path) -> Path | None:
-    beside_model = model_dir / "serving.properties"
-    return given or (beside_model if beside_model.is_file() else None)
+def _several_models(parsed: argparse.Namespace) -> Mapping[str, Path] | None:
+    """Those of a multi-model container to begin with; None where one model is to be served."""
+    is_endpoint = os.environ.get("SAGEMAKER_MULTI_MODEL", "").strip().lower() == "true"
+    names_one = parsed.properties is not None or names_a_model(os.environ)
+    if is_endpoint and names_one:
+        raise ConfigurationError(
+            "SAGEMAKER_MULTI_MODEL=true serves the models that POST /models loads, each with a "
+            "serving.properties of its own: name none with HF_MODEL_ID, OPTION_MODEL_ID or "
+            "--properties"
+        )
+    directory = parsed.model_dir or (None if is_endpoint else default_model_dir())
+    models: Mapping[str, Path] = {}
+    if directory is not None and not names_one:
+        models = store_entries(directory)
+    return models if models or is_endpoint else None
 
 
 def _port(given: int | None) -> int:
@@ -145,6 +160,22 @@ def _serve(configuration: Configuration, model_dir: Path, port: int) -> int:
 
     require_free_port(port)  # before a download, which may be long
     return supervise(configuration, prepare(configuration, model_dir), port)
+
+
+def _several(parsed: argparse.Namespace, models: Mapping[str, Path]) -> int:
+    """Serves or explains them."""
+    for warning in load_configuration(None, os.environ).warnings:
+        print(f"warning: {warning}")
+    if parsed.command == "serve":
+        from container.multi_model.server import serve_models
+
+        return serve_models(models, _port(parsed.port), os.environ)
+    print(f"several models: {', '.join(models) or 'those that POST /models loads'}")
+    for name, path in models.items():
+        model_dir = open_model_dir(path)
+        print(f"model {name}:")
+        _explain(load_configuration(properties_beside(model_dir), os.environ), model_dir)
+    return 0
 
 
 if __name__ == "__main__":

@@ -17,6 +17,12 @@ def is_archive(name: str) -> bool:
     return name.endswith(_SUFFIXES)
 
 
+def without_suffix(name: str) -> str:
+    """The name of what an archive of this name holds; others stay as they are."""
+    suffix = next((each for each in _SUFFIXES if name.endswith(each)), "")
+    return name.removesuffix(suffix)
+
+
 def unpacked(archive: Path) -> Path:
     """The directory of its files. Raises ConfigurationError where it cannot be unpacked."""
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class Child:
@@ -15,12 +15,22 @@ class Child:
     It must be started by the main thread, and must itself call `core.processes.die_with_parent`.
     """
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        variables: Mapping[str, str] = os.environ,
+        output: int | None = None,
+    ) -> None:
+        """`output`: a file descriptor for all that it says; None: where this process says it."""
         self.name = name
         # OpenMP's threads would spin while they wait for each other; where anything else runs, such
         # as the front end beside an engine on the CPU, that costs tens of times what it saves.
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-        self._process = subprocess.Popen(list(command), env=environment, start_new_session=True)
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **variables}
+        self._process = subprocess.Popen(
+            list(command), env=environment, stdout=output, stderr=output, start_new_session=True
+        )
 
     @property
     def exit_code(self) -> int | None:

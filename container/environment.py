@@ -71,6 +71,12 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     )
 
 
+def names_a_model(variables: Mapping[str, str]) -> bool:
+    """Whether one of them says which model to serve."""
+    settings = read_environment(variables).below_file
+    return any(each.key == "option.model_id" for each in settings)
+
+
 def _settings(given: Mapping[str, str], names: Mapping[str, str]) -> Iterator[Setting]:
     for name, key in names.items():
         if name in given:

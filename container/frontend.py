@@ -17,6 +17,7 @@ from flask import Flask
 from gunicorn.app.base import BaseApplication
 
 from container.ports import require_free_port
+from container.report import refuse
 from core.errors import ConfigurationError
 from core.messages import Launch
 from core.processes import die_with_parent
@@ -53,7 +54,7 @@ class FrontEnd(BaseApplication):
         launch, options = self._launch, self._launch.options
         model_dir = Path(launch.model_dir)
         self._client = EngineClient(launch.endpoint, options.heartbeat_timeout)
-        name = Path(options.model_id or launch.model_dir).name
+        name = launch.name or Path(options.model_id or launch.model_dir).name
         if launch.task.kind != "generation":
             return create_task_app(self._client, options, name, launch.task)
         return create_app(
@@ -74,7 +75,7 @@ def gunicorn_settings(launch: Launch) -> dict[str, Any]:
     options = launch.options
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
-        "bind": f"0.0.0.0:{launch.port}",
+        "bind": f"unix:{launch.socket}" if launch.socket else f"0.0.0.0:{launch.port}",
         "worker_class": "container.worker.DrainingWorker",
         "workers": options.http_workers or max(1, (cores or 1) // 4),
         "worker_connections": options.job_queue_size
@@ -109,10 +110,10 @@ def main(launch_path: str) -> int:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _allow_many_connections()
     try:
-        require_free_port(launch.port)
+        if not launch.socket:
+            require_free_port(launch.port)
     except ConfigurationError as error:
-        print(f"longshore: {error}", file=sys.stderr)
-        return 2
+        return refuse(error)
     FrontEnd(launch).run()
     return 0
 

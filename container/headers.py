@@ -24,7 +24,7 @@ def _begin() -> None:
 
 
 def _add(response: Response) -> Response:
-    response.headers["X-Request-Id"] = g.request_id
+    response.headers.setdefault("X-Request-Id", g.request_id)
     response.headers.update(g.headers)
     attributes = request.headers.get(_ATTRIBUTES, "")
     if re.fullmatch(r"[ -~]{1,1024}", attributes):  # what SageMaker itself lets through

@@ -92,7 +92,6 @@ VARIABLE_ADVICE: Mapping[str, str] = {
     "SAGEMAKER_NUM_MODEL_WORKERS": _ONE_COPY,
     "SAGEMAKER_MODEL_SERVER_WORKERS": "use option.http_workers",
     "SAGEMAKER_PROGRAM": _HANDLERS,
-    "SAGEMAKER_MULTI_MODEL": "one model is served; start a container for each",
     "HF_MODEL_QUANTIZE": _QUANTIZED,
     "PIPELINE_PARALLEL_DEGREE": ADVICE["option.pipeline_parallel_degree"],
     "PYTHON_EXECUTABLE": ADVICE["option.pythonExecutable"],

@@ -14,6 +14,7 @@ from core.hub import from_hub
 logger = logging.getLogger(__name__)
 
 SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
+_MODEL_FILES = ("config.json", "serving.properties", "model.py")
 
 
 def default_model_dir() -> Path:
@@ -34,6 +35,17 @@ def open_model_dir(path: Path) -> Path:
     if len(entries) == 1 and (entries[0].is_dir() or is_archive(entries[0].name)):
         return open_model_dir(entries[0])
     return path
+
+
+def properties_beside(model_dir: Path) -> Path | None:
+    """The configuration that lies in a model's directory, where there is one."""
+    path = model_dir / "serving.properties"
+    return path if path.is_file() else None
+
+
+def holds_model(directory: Path) -> bool:
+    """Whether anything in it makes it a model: weights, a handler, or a file that names them."""
+    return any((directory / name).is_file() for name in _MODEL_FILES)
 
 
 def resolve_model_dir(configuration: Configuration, model_dir: Path) -> Path:

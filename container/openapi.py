@@ -9,6 +9,7 @@ from container.schemas.chat import CHAT_FIELDS
 from container.schemas.completions import COMPLETION_FIELDS
 from container.schemas.embeddings import EMBEDDING_FIELDS, INPUTS_FIELDS
 from container.schemas.fields import Field, Fields
+from container.schemas.models import LOAD_FIELDS
 from container.schemas.pipeline import PIPELINE_FIELDS
 from container.schemas.text import PARAMETERS, TEXT_FIELDS
 from container.schemas.tokens import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
@@ -24,11 +25,20 @@ def openapi_document(kind: Kind = "generation", *, with_runtime: bool) -> Json:
     """
     bodies = _BODIES[kind]
     paths = {**_door_paths(bodies), **_OWN_PATHS[kind], **_MODEL_PATHS}
+    return _document({**paths, **(_runtime_paths(bodies) if with_runtime else {})}, _schemas(kind))
+
+
+def multi_model_document() -> Json:
+    """The routes in front of several models; of what a model takes its own document tells."""
+    return _document(_FRONT_PATHS, {"Load": _object(LOAD_FIELDS, list(LOAD_FIELDS))})
+
+
+def _document(paths: Json, schemas: Json) -> Json:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Longshore", "version": importlib.metadata.version("longshore")},
-        "paths": {**paths, **(_runtime_paths(bodies) if with_runtime else {})},
-        "components": {"schemas": _schemas(kind)},
+        "paths": paths,
+        "components": {"schemas": schemas},
     }
 
 
@@ -94,17 +104,23 @@ def _body(*names: str, plain: bool = False) -> Json:
 
 
 def _get(summary: str, *path_names: str) -> Json:
-    return {"get": {"summary": summary, **_parameters(path_names), "responses": _RESPONSES}}
+    return {"get": _operation(summary, path_names)}
 
 
-def _post(summary: str, body: Json, *path_names: str) -> Json:
+def _delete(summary: str, *path_names: str) -> Json:
+    return {"delete": _operation(summary, path_names)}
+
+
+def _post(summary: str, body: Json, *path_names: str, **responses: Json) -> Json:
+    operation = _operation(summary, path_names, **responses)
+    return {"post": {**operation, "requestBody": body}}
+
+
+def _operation(summary: str, path_names: Sequence[str], **responses: Json) -> Json:
     return {
-        "post": {
-            "summary": summary,
-            **_parameters(path_names),
-            "requestBody": body,
-            "responses": _RESPONSES,
-        }
+        "summary": summary,
+        **_parameters(path_names),
+        "responses": {**_RESPONSES, **responses},
     }
 
 
@@ -142,9 +158,34 @@ _OWN_PATHS: Mapping[Kind, Json] = {
     "handler": {},
 }
 _MODEL_PATHS: Json = {
+    "/models": _get("The one model, as DJL Serving lists it."),
+    "/models/{name}": _get("The same, as DJL Serving describes it.", "name"),
     "/v1/models": _get("The one model."),
     "/v1/models/{name}": _get("The model of that name.", "name"),
     "/metrics": _get("What the engine is doing, in Prometheus' form."),
+    "/openapi.json": _get("This document."),
+}
+_FRONT_PATHS: Json = {
+    "/ping": _get("Whether models are served and may be loaded."),
+    "/models": {
+        **_get("The models by their names, a page at a time (limit, next_page_token)."),
+        **_post(
+            "Load a model; answered when it is ready.",
+            _body("Load"),
+            **{"507": {"description": "Memory is short: unload another one."}},
+        ),
+    },
+    "/models/{name}": {
+        **_get("One model.", "name"),
+        **_delete("Unload it; answered when nothing of it is left.", "name"),
+    },
+    "/models/{name}/invoke": _post("Its /invocations.", _ANYTHING, "name"),
+    "/models/{name}/openapi.json": _get("Its own document: /models/NAME/ comes first.", "name"),
+    "/predictions/{name}": _post("Its /invocations.", _ANYTHING, "name"),
+    "/invocations": _post(
+        "Of the model that X-Amzn-SageMaker-Target-Model names, or the only one.", _ANYTHING
+    ),
+    "/metrics": _get("What all engines are doing, in Prometheus' form."),
     "/openapi.json": _get("This document."),
 }
 
@@ -154,6 +195,7 @@ def _door_paths(body: Json) -> Json:
         "/ping": _get("Whether requests would be answered."),
         "/invocations": _post("The answer to one request or a batch of them.", body),
         "/predictions/{model}": _post("As /invocations, by the model's name.", body, "model"),
+        "/models/{model}/invoke": _post("The same.", body, "model"),
     }
 
 

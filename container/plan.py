@@ -61,7 +61,7 @@ def make_plan(
         _step_bytes(decoder, num_tokens, max_sequences)
         for num_tokens in (budget_tokens, max_sequences)
     )
-    block_bytes = bytes_per_block(decoder.shapes, options.block_size, _kv_bytes(decoder, options))
+    block_bytes = bytes_per_block(decoder.shapes, options.block_size, kv_itemsize(decoder, options))
     used = weights_bytes(decoder) + CONTEXT_BYTES
     budget = gpu_kv_budget(options, instance.gpu_mib * 2**20, used, activations)
     usable = max_sequences * blocks_for(max_len, options.block_size)
@@ -132,7 +132,7 @@ def _step_bytes(decoder: Decoder, num_tokens: int, num_sequences: int) -> int:
     return max(layer, num_sequences * decoder.vocab_size * SAMPLER_BYTES)
 
 
-def _kv_bytes(decoder: Decoder, options: Options) -> int:
+def kv_itemsize(decoder: Decoder, options: Options) -> int:
     """Of a number in the KV cache."""
     return DTYPE_BYTES[decoder.dtype] if options.kv_cache_dtype == "auto" else 1
 

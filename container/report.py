@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 from container.configuration import Configuration
+from core.errors import ConfigurationError
 from core.messages import Facts
 from core.options import Option, Value, option_table
 from core.task import Task, choose_batching_of
+
+REFUSAL = "longshore: "
+"""Begins every line that says why nothing is served."""
 
 
 def help_lines() -> Iterator[str]:
@@ -25,9 +30,11 @@ def explain_lines(configuration: Configuration, model: str, task: Task | None) -
     yield from _choice(configuration, model, task)
 
 
-def banner_lines(configuration: Configuration, model: str, port: int, task: Task) -> Iterator[str]:
+def banner_lines(
+    configuration: Configuration, model: str, address: str, task: Task
+) -> Iterator[str]:
     """What is known before the model loads: the options that somebody set, task and strategy."""
-    yield f"Longshore on port {port}; configuration: {_origin(configuration)}"
+    yield f"Longshore on {address}; configuration: {_origin(configuration)}"
     rows = [row for row in option_table().values() if row.name in configuration.sources]
     yield from _options(configuration, rows)
     yield from _choice(configuration, model, task)
@@ -68,6 +75,13 @@ def _limits(facts: Facts) -> Iterator[str]:
         f"{memory}, KV {_mebibytes(facts.kv_bytes)} = "
         f"{facts.num_kv_blocks} blocks of {facts.block_size} tokens in {facts.kv_dtype}"
     )
+
+
+def refuse(error: ConfigurationError) -> int:
+    """Says on stderr why nothing is served; the exit code."""
+    for line in str(error).splitlines():
+        print(f"{REFUSAL}{line}", file=sys.stderr)
+    return error.exit_code
 
 
 def markdown_lines() -> Iterator[str]:

@@ -23,7 +23,7 @@ from container.ports import require_free_port
 from container.preparation import Prepared
 from container.readiness import ReadinessWatch
 from container.report import banner_lines, facts_lines
-from core.errors import ConfigurationError
+from core.errors import ConfigurationError, InsufficientMemoryError
 from core.messages import Launch
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,8 @@ FRONT_END_STOP_S = 26.0
 ENGINE_STOP_S = 3.0
 _TICK_S = 0.1
 _MAX_SOCKET_PATH = 100
-_CONFIGURATION_EXIT_CODE = 2
+_REFUSALS = (ConfigurationError.exit_code, InsufficientMemoryError.exit_code)
+"""Exit codes of an engine that would end again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Supervisor:
         self._restarts_left = launch.options.retry_threshold
         self._stops_asked = 0
         self._facts_said = False
+        self._is_late = False
 
     def ask_to_stop(self, signum: int, frame: FrameType | None) -> None:
         """A signal handler: the first signal asks the children to end, the second ends them."""
@@ -126,10 +128,11 @@ class Supervisor:
         elif time.monotonic() > self._loading_deadline:
             timeout = self._launch.options.model_loading_timeout
             logger.error("engine not ready after %d s (option.model_loading_timeout)", timeout)
+            self._is_late = True
             self._engine.kill()
 
     def _restart_engine(self) -> bool:
-        refused = self._engine.exit_code == _CONFIGURATION_EXIT_CODE
+        refused = self._engine.exit_code in _REFUSALS
         if refused or not self._restarts_left or self._stops_asked:
             return False
         self._restarts_left -= 1
@@ -140,10 +143,14 @@ class Supervisor:
         return True
 
     def _code_for_lost_engine(self) -> int:
+        code = self._engine.exit_code
         if self._stops_asked:
             return 0
-        refused = self._engine.exit_code == _CONFIGURATION_EXIT_CODE
-        return _CONFIGURATION_EXIT_CODE if refused else 1
+        if code in _REFUSALS:
+            return code
+        # While it loads nobody else kills it than the kernel that has no memory left.
+        is_short = code == -signal.SIGKILL and not self._facts_said and not self._is_late
+        return InsufficientMemoryError.exit_code if is_short else 1
 
     def _stop(self, child: Child, within_s: float) -> None:
         """Asks it to end and waits, unless a second signal has asked for haste."""
@@ -161,29 +168,38 @@ def supervise(
     prepared: Prepared,
     port: int,
     commands: Commands | None = None,
+    *,
+    socket: Path | None = None,
+    name: str = "",
 ) -> int:
     """Serves the model on the port until a signal; returns the exit code.
 
-    Raises ConfigurationError where the port is taken. Needs the main thread, for signals.
+    `socket`: the Unix socket to serve on, in place of the port; `name`: what clients call the
+    model. Raises ConfigurationError where the port is taken. Needs the main thread, for signals.
     """
-    require_free_port(port)
+    if socket is None:
+        require_free_port(port)
     logging.basicConfig(
         level="INFO",
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
-    with _run_directory() as run_dir:
+    # Beside its socket, so that whoever gave it removes what a killed supervisor leaves.
+    with run_directory(socket and socket.parent) as run_dir:
         launch = Launch(
             model_dir=str(prepared.model_dir.resolve()),
             endpoint=f"ipc://{run_dir}/engine.sock",
             port=port,
+            socket=str(socket or ""),
+            name=name,
             options=configuration.options,
             task=prepared.task,
             library_dir=str(prepared.library_dir or ""),
         )
         launch_path = run_dir / "launch.json"
         launch_path.write_bytes(msgspec.json.encode(launch))
-        for line in banner_lines(configuration, launch.model_dir, port, launch.task):
+        address = str(socket or f"port {port}")
+        for line in banner_lines(configuration, launch.model_dir, address, launch.task):
             _say(line)
         supervisor = Supervisor(launch, launch_path, commands or Commands(), _say)
         with _signals_to(supervisor.ask_to_stop):
@@ -191,9 +207,12 @@ def supervise(
 
 
 @contextlib.contextmanager
-def _run_directory() -> Generator[Path]:
-    """A directory that only this user can read, short enough for the path of a socket."""
-    path = Path(tempfile.mkdtemp(prefix="longshore-"))
+def run_directory(parent: Path | None = None) -> Generator[Path]:
+    """A directory that only this user can read, short enough for the path of a socket.
+
+    Below `parent`, or TMPDIR.
+    """
+    path = Path(tempfile.mkdtemp(prefix="longshore-", dir=parent))
     try:
         if len(str(path)) > _MAX_SOCKET_PATH - len("/engine.sock"):
             raise ConfigurationError(f"{path} is too long for a socket's path: shorten TMPDIR")

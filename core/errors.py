@@ -10,6 +10,15 @@ class LongshoreError(Exception):
 class ConfigurationError(LongshoreError):
     """The configuration or the model cannot be served as asked; raised at start-up only."""
 
+    exit_code = 2
+    """Of a process that ends for it. No restart helps."""
+
+
+class InsufficientMemoryError(ConfigurationError):
+    """The model could be served as asked if there were more memory."""
+
+    exit_code = 3
+
 
 class RequestError(LongshoreError):
     """A request is wrong. `field` names the part of it, as the client spelt it."""

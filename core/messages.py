@@ -177,6 +177,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     """ZeroMQ address on which the engine answers."""
     port: int
+    socket: str = ""
+    """Path of a Unix socket to serve on, in place of the port."""
+    name: str = ""
+    """What clients call the model. Default: the last part of its id or directory."""
     options: Options
     task: Task = Task()
     library_dir: str = ""

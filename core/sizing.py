@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from core.errors import ConfigurationError
+from core.errors import ConfigurationError, InsufficientMemoryError
 from core.options import Batching, Options
 
 DEFAULT_STEP_TOKENS = {"cuda": 8192, "cpu": 512}
@@ -66,14 +66,16 @@ def length_limit(options: Options, own: int | None) -> int:
 def fit_length(options: Options, max_len: int, num_slots: int) -> tuple[int, tuple[str, ...]]:
     """The longest sequence that fits into all of the KV memory, and a note if that is less.
 
-    Raises ConfigurationError where one of a wanted length does not.
+    Raises ConfigurationError where one of a wanted length does not: InsufficientMemoryError, unless
+    the options themselves say how much memory there is.
     """
     if num_slots >= max_len:
         return max_len, ()
     shortage = f"the KV memory holds {num_slots} tokens"
     cure = "raise option.kv_cache_memory_bytes or option.num_kv_blocks"
     if num_slots < 2 or options.max_model_len is not None:
-        raise ConfigurationError(
+        is_asked = options.num_kv_blocks is not None or options.kv_cache_memory_bytes is not None
+        raise (ConfigurationError if is_asked else InsufficientMemoryError)(
             f"{shortage}, less than one sequence of max_model_len {max_len}; "
             f"{cure}, or lower option.max_model_len"
         )

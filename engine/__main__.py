@@ -1,6 +1,7 @@
 """`python -m engine LAUNCH.json`: loads the model and serves it; started by the supervisor.
 
-Exit codes: 0 when told to stop, 2 where the configuration and the model do not fit, else 1.
+Exit codes: 0 when told to stop, 2 where the configuration and the model do not fit, 3 where the
+model does not fit into memory, else 1.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from pathlib import Path
 import msgspec
 from transformers.utils import logging as transformers_logging
 
-from core.errors import ConfigurationError
+from core.errors import ConfigurationError, InsufficientMemoryError
 from core.messages import Dead, Launch
 from core.processes import die_with_parent
 from engine.build import build_engine
 from engine.connection import Connection
+from engine.device import is_out_of_memory
 from engine.engine import Engine
 from engine.server import Server
 from engine.tasks.build import build_task_engine
@@ -56,7 +58,7 @@ def _serve() -> int:
         except ConfigurationError as error:
             connection.broadcast(Dead(str(error)))
             print(f"longshore: {error}", file=sys.stderr)
-            return 2
+            return error.exit_code
         except Exception as error:
             connection.broadcast(Dead(f"{type(error).__name__}: {error}"))
             logger.exception("the engine ends")
@@ -68,9 +70,15 @@ def _build(launch: Launch) -> Engine | TaskEngine:
     model_dir = Path(launch.model_dir)
     if launch.library_dir:
         sys.path.insert(0, launch.library_dir)
-    if launch.task.kind == "generation":
-        return build_engine(model_dir, launch.options)
-    return build_task_engine(launch.task, model_dir, launch.options)
+    try:
+        if launch.task.kind == "generation":
+            return build_engine(model_dir, launch.options)
+        return build_task_engine(launch.task, model_dir, launch.options)
+    except Exception as error:
+        if isinstance(error, InsufficientMemoryError) or not is_out_of_memory(error):
+            raise
+        reason = str(error).strip() or type(error).__name__
+        raise InsufficientMemoryError(f"no memory is left to load the model: {reason}") from error
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import torch
@@ -71,6 +72,18 @@ def cpu_has_bf16() -> bool:
     except OSError:
         return False
     return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether it, or what caused it, is an allocation that failed on a device or on the host."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    # torch has no class of its own for an allocation that the host refuses.
+    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    return error.__cause__ is not None and is_out_of_memory(error.__cause__)
 
 
 def check_tensor_parallel(options: Options, device: torch.device) -> tuple[str, ...]:

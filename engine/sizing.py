@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from core.errors import ConfigurationError
+from core.errors import InsufficientMemoryError
 from core.options import Batching, Options
 from core.sizing import (
     LENGTH_NAMES,
@@ -85,7 +85,7 @@ def _activation_bytes(model: PackedModel, step_tokens: int, max_sequences: int) 
             for num_tokens in (step_tokens, max_sequences)
         )
     except torch.OutOfMemoryError as error:
-        raise ConfigurationError(
+        raise InsufficientMemoryError(
             f"a step of {step_tokens} tokens does not fit into the device's memory beside the "
             "weights; lower option.max_rolling_batch_prefill_tokens"
         ) from error

@@ -53,7 +53,10 @@ def test_imports_follow_the_arrows(package):
 
 
 def test_the_front_end_loads_without_torch():
-    modules = "container.worker, container.app, container.frontend, container.engine_client"
+    modules = (
+        "container.worker, container.app, container.frontend, container.engine_client, "
+        "container.multi_model.server"
+    )
     code = f"import sys, {modules}; sys.exit(any(name in sys.modules for name in {HEAVY}))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 

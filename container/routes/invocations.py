@@ -39,7 +39,8 @@ class Invocations:
         app.add_url_rule("/ping", view_func=self.ping, methods=["GET", "POST"])
         app.add_url_rule("/metrics", view_func=self.metrics)
         app.add_url_rule("/invocations", view_func=self.invoke, methods=["POST"])
-        app.add_url_rule("/predictions/<model>", view_func=self.predict, methods=["POST"])
+        for path in ("/predictions/<model>", "/models/<model>/invoke"):
+            app.add_url_rule(path, view_func=self.predict, methods=["POST"])
 
     def ping(self) -> Response:
         """200 while requests would be answered."""
@@ -55,7 +56,7 @@ class Invocations:
         return Response(text, content_type=METRICS_MIMETYPE)
 
     def predict(self, model: str) -> Response:
-        """DJL Serving's path for a model by its name."""
+        """DJL Serving's paths for a model by its name."""
         if model != self._host.model_name:
             abort(404, f"no model '{model}'; this container serves '{self._host.model_name}'")
         return self.invoke()

@@ -1,12 +1,16 @@
-"""OpenAI's list of models, which here has one."""
+"""The list of models, which here has one, as OpenAI and as DJL Serving give it."""
 
 from __future__ import annotations
 
 import time
+from typing import NoReturn
 
-from flask import Flask, Response, abort
+from flask import Flask, Response, abort, request
+from werkzeug.exceptions import MethodNotAllowed
 
 from container.host import Host, json_response
+from container.model_status import ModelStatus, list_models
+from container.schemas.models import read_page_request
 
 
 class ModelRoutes:
@@ -20,6 +24,10 @@ class ModelRoutes:
         """Adds the routes."""
         app.add_url_rule("/v1/models", view_func=self.models)
         app.add_url_rule("/v1/models/<path:name>", view_func=self.model)
+        app.add_url_rule("/models", view_func=self.list)
+        app.add_url_rule("/models", view_func=self.refuse, methods=["POST"])
+        app.add_url_rule("/models/<name>", view_func=self.describe)
+        app.add_url_rule("/models/<name>", view_func=self.refuse, methods=["DELETE"])
 
     def models(self) -> Response:
         """The list."""
@@ -27,9 +35,33 @@ class ModelRoutes:
 
     def model(self, name: str) -> Response:
         """The model, by its name."""
+        self._require(name)
+        return json_response(self._model())
+
+    def list(self) -> Response:
+        """DJL Serving's list."""
+        asked = read_page_request(request.args)
+        return json_response(list_models([self._status()], asked))
+
+    def describe(self, name: str) -> Response:
+        """DJL Serving's description of the model, by its name."""
+        self._require(name)
+        return json_response(self._status().whole())
+
+    def refuse(self, name: str = "") -> NoReturn:
+        """Loading and unloading are for a container of several models."""
+        raise MethodNotAllowed(
+            ["GET"],
+            f"this container serves '{self._host.model_name}' alone; start it with "
+            "SAGEMAKER_MULTI_MODEL=true to load and unload models",
+        )
+
+    def _require(self, name: str) -> None:
         if name != self._host.model_name:
             abort(404, f"no model '{name}'; this server has '{self._host.model_name}'")
-        return json_response(self._model())
+
+    def _status(self) -> ModelStatus:
+        return ModelStatus(self._host.model_name, self._host.client.facts.model, "READY")
 
     def _model(self) -> dict[str, object]:
         model: dict[str, object] = {

@@ -24,14 +24,16 @@ def is_served_type(content_type: str) -> bool:
     return is_json_type(content_type) or content_type in ("text/plain", "text/csv")
 
 
-def read_body(body: bytes, content_type: str) -> dict[str, object]:
+def read_body(
+    body: bytes, content_type: str, example: str = '{"inputs": "..."}'
+) -> dict[str, object]:
     """The fields of a body of a served type. Raises RequestError where it is not of that type."""
     text = _decoded(body)
     if content_type == "text/plain":
         return {"inputs": text}
     if content_type == "text/csv":
         return {"inputs": _csv_inputs(text)}
-    return _json_object(body)
+    return _json_object(body, example)
 
 
 def _decoded(body: bytes) -> str:
@@ -55,9 +57,9 @@ def _csv_inputs(text: str) -> list[str]:
     return [row[0] for row in rows[1:]]
 
 
-def _json_object(body: bytes) -> dict[str, object]:
+def _json_object(body: bytes, example: str) -> dict[str, object]:
     if not body.strip():
-        raise RequestError("body", 'is empty; send {"inputs": "..."}')
+        raise RequestError("body", f"is empty; send {example}")
     try:
         value: object = msgspec.json.decode(body)
     except RecursionError:
@@ -65,5 +67,5 @@ def _json_object(body: bytes) -> dict[str, object]:
     except ValueError as error:
         raise RequestError("body", f"is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise RequestError("body", 'expected a JSON object such as {"inputs": "..."}')
+        raise RequestError("body", f"expected a JSON object such as {example}")
     return cast(dict[str, object], value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -15,7 +16,9 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
 from container.engine_client import EngineClient
-from container.openapi import openapi_document
+from container.multi_model.app import create_front
+from container.multi_model.models import Models
+from container.openapi import multi_model_document, openapi_document
 from container.task_app import create_task_app
 from core.messages import Perform, Performed
 from core.options import Options
@@ -23,6 +26,14 @@ from core.task import Kind, Task
 from core.task_bodies import EmbeddingAnswer
 from tests.container.conftest import Serve
 from tests.container.fake_engine import FakeEngine, performs
+
+SETTINGS = hypothesis.settings(
+    max_examples=20,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 
 
 @pytest.fixture
@@ -45,6 +56,10 @@ def serve_task(client: EngineClient, engine: FakeEngine) -> Serve:
     return serve
 
 
+NOT_DESCRIBED = {("/ping", "post"), ("/models", "post"), ("/models/{name}", "delete")}
+"""The last two say what they are not for."""
+
+
 def check_routes(http: FlaskClient) -> None:
     """The document has every route that is served, and no other."""
     served = {
@@ -54,7 +69,7 @@ def check_routes(http: FlaskClient) -> None:
     }
     document = http.get("/openapi.json").get_json()
     described = {(path, method) for path, item in document["paths"].items() for method in item}
-    assert served - {("/ping", "post")} == described
+    assert served - NOT_DESCRIBED == described
 
 
 @pytest.mark.parametrize("with_runtime", [False, True])
@@ -66,6 +81,31 @@ def test_every_route_is_in_the_document(
     check_routes(http)
     for kind in TASKS:
         check_routes(serve_task(kind, local_runtime_api=with_runtime))
+
+
+def test_the_document_in_front_of_several_models(tmp_path: Path) -> None:
+    app = create_front(Models(tmp_path, {}))
+    document = app.test_client().get("/openapi.json").get_json()
+    assert document == multi_model_document()
+    adapter = app.url_map.bind("localhost")
+    for path, item in document["paths"].items():
+        for method in item:
+            adapter.match(path.replace("{name}", "x"), method.upper())
+    assert document["components"]["schemas"]["Load"]["required"] == ["model_name", "url"]
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+def test_no_request_to_load_is_a_server_error(tmp_path: Path, mode: GenerationMode) -> None:
+    schema = schemathesis.openapi.from_wsgi("/openapi.json", create_front(Models(tmp_path, {})))
+
+    @SETTINGS
+    @hypothesis.given(case=schema["/models"]["POST"].as_strategy(generation_mode=mode))
+    def check(case: schemathesis.Case) -> None:
+        statuses.add(case.call_and_validate(checks=[not_a_server_error]).status_code)
+
+    statuses: set[int] = set()
+    check()
+    assert 400 in statuses, "there is no such directory, nor such a body"
 
 
 def test_it_says_what_the_tables_say(http: FlaskClient) -> None:
@@ -96,13 +136,7 @@ def test_no_request_is_a_server_error(
         app = serve_task(kind).application
     schema = schemathesis.openapi.from_wsgi("/openapi.json", app)
 
-    @hypothesis.settings(
-        max_examples=20,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @SETTINGS
     @hypothesis.given(case=schema[path][method].as_strategy(generation_mode=mode))
     def check(case: schemathesis.Case) -> None:
         statuses.add(case.call_and_validate(checks=[not_a_server_error]).status_code)
@@ -114,6 +148,6 @@ def test_no_request_is_a_server_error(
         takes_nothing_or_all = method == "get" or kind == "handler"
         assert takes_nothing_or_all, "elsewhere something can be wrong"
     else:
-        names_a_model = "{model}" in path or path == "/v1/models/{name}"
+        names_a_model = "{model}" in path or path.endswith("/models/{name}")
         expects_success = mode == GenerationMode.POSITIVE and not names_a_model
         assert 200 in statuses or not expects_success, "the document allows what is served"

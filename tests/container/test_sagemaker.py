@@ -175,3 +175,26 @@ def test_a_framed_stream_that_is_not_read_is_aborted(
 
 def test_the_runtime_routes_are_off(http: FlaskClient) -> None:
     assert http.post("/endpoints/any/invocations", json=ASK).status_code == 404
+
+
+def test_the_one_model_as_one_of_several(http: FlaskClient) -> None:
+    """LMI's own client counts workers so."""
+    entry = {"modelName": "demo", "modelUrl": "fake", "status": "READY"}
+    assert http.get("/models").get_json() == {"models": [entry]}
+    assert http.get("/models?next_page_token=demo").get_json() == {"models": []}
+    (workflow,) = http.get("/models/demo").get_json()
+    assert workflow.items() >= entry.items()
+    (model,) = workflow["models"]
+    assert len(model["workerGroups"][0]["workers"]) == 1
+    assert http.get("/models/other").status_code == 404
+    headers = {"X-Amzn-SageMaker-Target-Model": "demo.tar.gz"}
+    answer = http.post("/models/demo/invoke", json=ASK, headers=headers)
+    assert answer.get_json() == {"generated_text": "Hi there"}
+    assert http.post("/models/other/invoke", json=ASK).status_code == 404
+
+
+def test_one_model_is_neither_loaded_nor_unloaded(http: FlaskClient) -> None:
+    body = {"model_name": "b", "url": "/opt/ml/models/b/model"}
+    for response in (http.post("/models", json=body), http.delete("/models/demo")):
+        assert (response.status_code, response.headers["Allow"]) == (405, "GET")
+        assert "SAGEMAKER_MULTI_MODEL=true" in response.get_json()["error"]

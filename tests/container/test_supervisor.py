@@ -82,7 +82,7 @@ def test_it_serves_until_it_is_asked_to_stop(
 def test_a_lost_engine_ends_everything(start: Start, run_dirs: Path) -> None:
     with start("crash") as process:
         _, errors = process.communicate(timeout=20)
-    assert process.returncode == 1
+    assert process.returncode == 3, "only the kernel kills what loads: for want of memory"
     assert "engine was ended by SIGKILL" in errors
     assert list(run_dirs.iterdir()) == []
 

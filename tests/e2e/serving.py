@@ -28,6 +28,9 @@ START_S = 60
 IMAGE = os.environ.get("LONGSHORE_IMAGE")
 MODEL_NAME = "model" if IMAGE else "demo"
 """As clients see it: the name of its directory."""
+_MODELS = Path("/opt/ml/models")
+_COMMAND = (sys.executable, "-m", "container", "serve")
+_VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 BUILDAH = shlex.split(os.environ.get("BUILDAH", "buildah"))
 
 
@@ -43,10 +46,12 @@ class Container:
     def log(self) -> str:
         return self._log.read_text()
 
-    def request(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
+    def request(
+        self, method: str, path: str, body: object = None, **headers: str
+    ) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         payload = body if body is None or isinstance(body, bytes) else json.dumps(body)
-        connection.request(method, path, payload)
+        connection.request(method, path, payload, headers)
         response = connection.getresponse()
         status, data = response.status, response.read()
         connection.close()
@@ -60,11 +65,13 @@ class Container:
         return json.loads(data)
 
     @contextmanager
-    def stream(self, inputs: str, **parameters: object) -> Iterator[Iterator[dict]]:
+    def stream(
+        self, inputs: str, *, path: str = "/invocations", **parameters: object
+    ) -> Iterator[Iterator[dict]]:
         """The lines of a streamed answer as they come; leaving the block hangs up."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         body = {"inputs": inputs, "parameters": parameters, "stream": True}
-        connection.request("POST", "/invocations", json.dumps(body))
+        connection.request("POST", path, json.dumps(body))
         response = connection.getresponse()
         assert response.status == 200, response.read()
         try:
@@ -98,12 +105,43 @@ def serve(
     tmp_path: Path, properties: str = "", *, model: Path = DEMO, **environment: str
 ) -> Iterator[Container]:
     """The model with this serving.properties; killed where the test does not stop it."""
-    log = tmp_path / "log"
     port = free_port()
-    variables = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | environment
-    command = (_image_command if IMAGE else _checkout_command)(
-        tmp_path, properties, model, port, variables
-    )
+    variables = _VARIABLES | environment
+    if IMAGE:
+        mounted = shutil.copytree(model, tmp_path / "model", dirs_exist_ok=True)
+        (mounted / "serving.properties").write_text(properties)
+        command = _image_command(mounted, Path("/opt/ml/model"), port, variables)
+    else:
+        path = tmp_path / "serving.properties"
+        path.write_text(properties)
+        files = ["--properties", str(path), "--model-dir", str(model)]
+        command = [*_COMMAND, "--port", str(port), *files]
+    with _running(tmp_path, command, port, variables) as it:
+        yield it
+
+
+@contextmanager
+def serve_models(tmp_path: Path, models: Path, **environment: str) -> Iterator[Container]:
+    """A multi-model endpoint to which these models may be loaded, from `model_url`."""
+    port = free_port()
+    variables = _VARIABLES | {"SAGEMAKER_MULTI_MODEL": "true"} | environment
+    command = [*_COMMAND, "--port", str(port)]
+    if IMAGE:
+        command = _image_command(models, _MODELS, port, variables)
+    with _running(tmp_path, command, port, variables) as it:
+        yield it
+
+
+def model_url(models: Path, name: str) -> str:
+    """Where the container sees it."""
+    return str((_MODELS if IMAGE else models) / name / "model")
+
+
+@contextmanager
+def _running(
+    tmp_path: Path, command: list[str], port: int, variables: dict[str, str]
+) -> Iterator[Container]:
+    log = tmp_path / "log"
     with log.open("w") as out:
         process = subprocess.Popen(
             command,
@@ -123,24 +161,11 @@ def serve(
             process.wait()
 
 
-def _checkout_command(
-    tmp_path: Path, properties: str, model: Path, port: int, variables: dict[str, str]
-) -> list[str]:
-    path = tmp_path / "serving.properties"
-    path.write_text(properties)
-    files = ["--properties", str(path), "--model-dir", str(model)]
-    return [sys.executable, "-m", "container", "serve", "--port", str(port), *files]
-
-
-def _image_command(
-    tmp_path: Path, properties: str, model: Path, port: int, variables: dict[str, str]
-) -> list[str]:
-    mounted = shutil.copytree(model, tmp_path / "model", dirs_exist_ok=True)
-    (mounted / "serving.properties").write_text(properties)
+def _image_command(mounted: Path, inside: Path, port: int, variables: dict[str, str]) -> list[str]:
     variables = {**variables, "SAGEMAKER_BIND_TO_PORT": str(port)}
     variables.pop("TMPDIR", None)  # the image has its own
     settings = [f"--env={name}={value}" for name, value in variables.items()]
-    mount = f"--volume={mounted}:/opt/ml/model:ro"
+    mount = f"--volume={mounted}:{inside}:ro"
     run = [*BUILDAH, "run", "--isolation=chroot", mount, *settings, IMAGE, "--"]
     return [*run, *image_configuration()["Entrypoint"], "serve"]
 

@@ -14,8 +14,9 @@ def test_sagemaker_may_start_it_as_it_does():
     assert configuration["Entrypoint"] == ["python", "-m", "container"]
     assert configuration["Cmd"] == ["serve"]
     assert "8080/tcp" in configuration["ExposedPorts"]
-    label = "com.amazonaws.sagemaker.capabilities.accept-bind-to-port"
-    assert configuration["Labels"][label] == "true"
+    for capability in ("accept-bind-to-port", "multi-models"):
+        label = f"com.amazonaws.sagemaker.capabilities.{capability}"
+        assert configuration["Labels"][label] == "true"
     variables = dict(each.split("=", 1) for each in configuration["Env"])
     assert variables["HF_HOME"].startswith("/tmp/")
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from core.errors import ConfigurationError, RequestError
+from core.errors import ConfigurationError, InsufficientMemoryError, RequestError
+from core.host_memory import available_host_memory
 from core.options import Options
+from core.sizing import fit_length
 from engine import LLM, SamplingParams, build
 from engine.attention_backend import TorchBackend
 from engine.device import (
@@ -18,9 +21,10 @@ from engine.device import (
     choose_dtype,
     choose_kv_dtype,
     cpu_has_bf16,
+    is_out_of_memory,
 )
 from engine.largest_step import run_step
-from engine.memory_budget import available_host_memory, kv_budget
+from engine.memory_budget import kv_budget
 from engine.packed_model import MAX_RELATIVE_ERROR
 
 
@@ -120,12 +124,35 @@ def test_the_largest_step_draws_a_token_for_every_sequence(llama):
 
 def test_a_container_leaves_what_its_limit_leaves(tmp_path, monkeypatch):
     """File cache that gives way is not used up."""
-    monkeypatch.setattr("engine.memory_budget.CGROUP", tmp_path)
+    monkeypatch.setattr("core.host_memory.CGROUP", tmp_path)
     for name, text in (("max", "1000"), ("current", "900"), ("stat", "anon 1\ninactive_file 400")):
         (tmp_path / f"memory.{name}").write_text(text)
     assert available_host_memory() == 500
     (tmp_path / "memory.max").write_text("max")
     assert available_host_memory() > 2**20
+
+
+def test_an_allocation_that_fails_is_known_below_other_errors():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    wrapped = ConfigurationError("cannot be loaded")
+    wrapped.__cause__ = caught.value
+    for error in (wrapped, MemoryError(), OSError(errno.ENOMEM, "x"), torch.OutOfMemoryError()):
+        assert is_out_of_memory(error)
+    for error in (RuntimeError("x"), OSError(errno.ENOENT, "x"), ConfigurationError("x")):
+        assert not is_out_of_memory(error)
+
+
+def test_too_little_memory_is_not_the_fault_of_the_options():
+    for options, kind in (
+        (Options(), InsufficientMemoryError),
+        (Options(max_model_len=50), InsufficientMemoryError),
+        (Options(num_kv_blocks=1), ConfigurationError),
+        (Options(kv_cache_memory_bytes=1), ConfigurationError),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            fit_length(options, max_len=50, num_slots=1)
+        assert type(caught.value) is kind
 
 
 def test_all_end_of_sequence_tokens_count(llama, tmp_path):

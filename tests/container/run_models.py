@@ -1,0 +1,26 @@
+"""`serve` of several models that are fakes: `python -m tests.container.run_models PORT [STORE]`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from container.multi_model.server import serve_models
+from container.multi_model.store import store_entries
+from container.report import refuse
+from core.errors import ConfigurationError
+from tests.container.test_multi_model import FAKE
+
+
+def main(port: str, *stores: str) -> int:
+    """Returns the exit code."""
+    try:
+        entries = store_entries(Path(stores[0])) if stores else {}
+        return serve_models(entries, int(port), os.environ, FAKE)
+    except ConfigurationError as error:
+        return refuse(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,144 @@
+"""Which directories are stores of several models, and what the command line makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from container.__main__ import main
+from container.configuration import load_configuration
+from container.multi_model.child import beside_others
+from container.multi_model.needs import visible_gpus
+from container.multi_model.store import store_entries
+from core.errors import ConfigurationError
+
+Tree = Callable[..., Path]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    """Makes files below a directory."""
+
+    def make(*files: str) -> Path:
+        for name in files:
+            path = tmp_path / "store" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("")
+        return tmp_path / "store"
+
+    return make
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Path] | Path]:
+    """What the command line would serve: several models, or the directory of one."""
+    seen: list[Any] = []
+
+    def several(models: Mapping[str, Path], port: int, variables: Mapping[str, str]) -> int:
+        seen.append(models)
+        return 0
+
+    def one(configuration: object, model_dir: Path, port: int) -> int:
+        seen.append(model_dir)
+        return 0
+
+    monkeypatch.setattr("container.multi_model.server.serve_models", several)
+    monkeypatch.setattr("container.__main__._serve", one)
+    return seen
+
+
+def test_every_entry_is_a_model(tree: Tree, served: list[Any]) -> None:
+    store = tree("a/config.json", "b/serving.properties", "c/only/model.py", "d.tar.gz", "e.zip")
+    paths = {name: store / name for name in ("a", "b", "c", "d.tar.gz", "e.zip")}
+    assert store_entries(store) == {Path(name).name.split(".")[0]: p for name, p in paths.items()}
+    assert main(["serve", "--model-dir", str(store)]) == 0
+    assert served == [store_entries(store)]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("a/config.json", "b/config.json", "README.md"),
+        ("a/config.json", "b/config.json", ".hidden"),
+        ("code/model.py",),
+        ("code/notes.txt", "weights/model.bin"),
+        ("config.json",),
+    ],
+)
+def test_what_is_no_store(tree: Tree, served: list[Any], files: tuple[str, ...]) -> None:
+    store = tree(*files)
+    assert store_entries(store) == {}
+    assert main(["serve", "--model-dir", str(store)]) == 0
+    assert served == [store / "code" if files == ("code/model.py",) else store]
+
+
+def test_a_directory_without_a_model_among_models(tree: Tree) -> None:
+    store = tree("a/config.json", "code/notes.txt", ".cache/x")
+    with pytest.raises(ConfigurationError, match=r"but \.cache, code holds no model"):
+        store_entries(store)
+
+
+def test_two_models_of_one_name(tree: Tree) -> None:
+    with pytest.raises(ConfigurationError, match="two models of one name"):
+        store_entries(tree("a/config.json", "a.zip"))
+
+
+def test_there_is_no_directory(tmp_path: Path) -> None:
+    assert store_entries(tmp_path / "none") == {}
+
+
+def test_a_named_model_is_served_alone(
+    tree: Tree, served: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with SageMaker's directory that holds nothing but what belongs to the model."""
+    monkeypatch.setenv("HF_MODEL_ID", "org/model")
+    store = tree("a/config.json", "b/config.json")
+    assert main(["serve", "--model-dir", str(store)]) == 0
+    assert served == [store]
+
+
+def test_a_multi_model_endpoint_begins_with_none(
+    served: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SAGEMAKER_MULTI_MODEL", "true")
+    assert main(["serve"]) == 0
+    assert served == [{}]
+    monkeypatch.setenv("HF_MODEL_ID", "org/model")
+    assert main(["serve"]) == 2
+    assert "name none with HF_MODEL_ID" in capsys.readouterr().err
+    monkeypatch.delenv("HF_MODEL_ID")
+    monkeypatch.setenv("OPTION_BATCHIN", "paged")
+    assert main(["serve"]) == 2
+    assert "OPTION_BATCHIN" in capsys.readouterr().err
+    assert served == [{}]
+
+
+def test_explain_tells_of_each_model(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
+    store = tree("a/serving.properties", "b/serving.properties")
+    (store / "b" / "serving.properties").write_text("option.batching=dynamic\n")
+    assert main(["explain", "--model-dir", str(store)]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("several models: a, b\n")
+    assert "batching: dynamic" in told.split("model b:")[1]
+    assert "batching: dynamic" not in told.split("model b:")[0]
+
+
+def test_visible_gpus(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert visible_gpus({}, tmp_path) == ("0", "1")
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1, GPU-ab"}, tmp_path) == ("1", "GPU-ab")
+    for nothing in ("", "-1"):
+        assert visible_gpus({"CUDA_VISIBLE_DEVICES": nothing}, tmp_path) == ()
+
+
+def test_the_shares_of_others_come_on_top() -> None:
+    configuration = load_configuration(None, {"OPTION_GPU_MEMORY_UTILIZATION": "0.4"})
+    assert beside_others(configuration, 0.0) is configuration
+    beside = beside_others(configuration, 0.35)
+    assert beside.options.gpu_memory_utilization == pytest.approx(0.75)
+    assert "0.4 of this model comes on top of 0.35" in beside.warnings[-1]
+    assert beside_others(configuration, 0.6000001).options.gpu_memory_utilization == 1.0

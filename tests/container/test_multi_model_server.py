@@ -1,0 +1,306 @@
+"""The process in front of several models: streams, lost clients, signals, and no process left."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.container.processes import Caller, descendants, free_port, is_gone, running, wait_until
+
+Start = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
+Model = Callable[..., Path]
+
+
+@pytest.fixture
+def caller() -> Caller:
+    return Caller(free_port())
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Model:
+    """Makes a model in the store of the test."""
+
+    def make(name: str, mode: str = "well") -> Path:
+        path = tmp_path / "store" / name
+        path.mkdir(parents=True)
+        (path / "serving.properties").touch()
+        (path / "mode").write_text(mode)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def run_dirs() -> Iterator[Path]:
+    """Where the process makes its directory; short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="ls-") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def start(caller: Caller, run_dirs: Path) -> Start:
+    """Starts the process; all that it has started must be gone in the end."""
+
+    @contextmanager
+    def start(*stores: Path) -> Iterator[subprocess.Popen[str]]:
+        arguments = ["-m", "tests.container.run_models", str(caller.port), *map(str, stores)]
+        environment = {**os.environ, "TMPDIR": str(run_dirs)}
+        with running(arguments, env=environment, start_new_session=True) as process:
+            pids: list[int] = []
+            try:
+                yield process
+            finally:
+                pids += [process.pid, *descendants(process.pid)]
+                process.kill()
+                wait_until(lambda: all(map(is_gone, pids)))
+
+    return start
+
+
+def ask(caller: Caller, method: str, path: str, body: object = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", caller.port, timeout=20)
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body))
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def load(caller: Caller, name: str, path: Path) -> None:
+    assert ask(caller, "POST", "/models", {"model_name": name, "url": str(path)})[0] == 200
+
+
+def send(caller: Caller, path: str, *headers: str) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", caller.port), timeout=20)
+    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Length: 0", *headers, "", ""]
+    connection.sendall("\r\n".join(lines).encode())
+    return connection
+
+
+def read_until(connection: socket.socket, end: bytes) -> bytes:
+    data = b""
+    while not data.endswith(end):
+        part = connection.recv(4096)
+        assert part, data
+        data += part
+    return data
+
+
+def read_all(connection: socket.socket) -> bytes:
+    return b"".join(iter(lambda: connection.recv(4096), b""))
+
+
+def test_streams_come_as_they_are_made(start: Start, caller: Caller, model: Model) -> None:
+    path = model("a")
+    with start() as process:
+        wait_until(caller.is_healthy)
+        load(caller, "a", path)
+        with send(caller, "/models/a/stream") as connection:
+            head = read_until(connection, b"6\r\nfirst\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 OK")
+            assert b"text/event-stream" in head
+            (path / "end").write_text("last\n")
+            assert read_until(connection, b"0\r\n\r\n") == b"5\r\nlast\n\r\n0\r\n\r\n"
+        assert process.poll() is None
+
+
+def test_chunked_bodies_are_passed_on(start: Start, caller: Caller, model: Model) -> None:
+    with start():
+        wait_until(caller.is_healthy)
+        load(caller, "a", model("a"))
+        connection = http.client.HTTPConnection("127.0.0.1", caller.port, timeout=20)
+        connection.request("POST", "/models/a/invoke", iter([b"one ", b"two"]))
+        assert json.loads(connection.getresponse().read())["body"] == "one two"
+        connection.close()
+
+
+def test_odd_requests_are_passed_on_too(start: Start, caller: Caller, model: Model) -> None:
+    with start() as process:
+        wait_until(caller.is_healthy)
+        load(caller, "a", model("a"))
+        with send(caller, "/models/a/x%20y?q=%20\u00e9[]", "Connection: close") as connection:
+            _, body = read_all(connection).split(b"\r\n\r\n", 1)
+            assert json.loads(body)["path"] == "/x%20y?q=%20%C3%A9%5B%5D"
+        headers = ("Connection: close", "Expect: 100-continue")
+        with send(caller, "/models/a/no-content", *headers) as connection:
+            answer = read_all(connection)
+            assert b"HTTP/1.1 204" in answer, "after 100 Continue"
+            assert b"Content-Length" not in answer
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        _, errors = process.communicate()
+    assert "Traceback" not in errors
+
+
+def test_a_client_that_hangs_up_takes_its_request_along(
+    start: Start, caller: Caller, model: Model
+) -> None:
+    path = model("a")
+    with start() as process:
+        wait_until(caller.is_healthy)
+        load(caller, "a", path)
+        with send(caller, "/models/a/wait"):
+            wait_until((path / "waits").exists)
+            assert not (path / "gone").exists()
+        wait_until((path / "gone").exists)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        _, errors = process.communicate()
+    assert "Traceback" not in errors
+
+
+def test_a_stream_whose_model_crashes_is_cut_off(
+    start: Start, caller: Caller, model: Model
+) -> None:
+    with start() as process:
+        wait_until(caller.is_healthy)
+        load(caller, "a", model("a"))
+        with send(caller, "/models/a/stream") as connection:
+            read_until(connection, b"first\n\r\n")
+            assert ask(caller, "POST", "/models/a/crash")[0] == 503
+            assert connection.recv(4096) == b"", "no last chunk, so the client knows"
+        assert caller.is_healthy()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        _, errors = process.communicate()
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_what_runs_may_end(
+    start: Start, caller: Caller, model: Model, run_dirs: Path, signum: signal.Signals
+) -> None:
+    path = model("a")
+    with start() as process:
+        wait_until(caller.is_healthy)
+        load(caller, "a", path)
+        load(caller, "b", model("b"))
+        with send(caller, "/models/a/stream") as connection, send(caller, "/ping") as idle:
+            read_until(connection, b"first\n\r\n")
+            read_until(idle, b"}")
+            os.killpg(process.pid, signum)  # as a terminal's Ctrl-C, which models do not get
+            wait_until(lambda: caller.ping() is None)
+            assert process.poll() is None
+            (path / "end").write_text("last\n")
+            read_until(connection, b"0\r\n\r\n")
+            assert process.wait(10) == 0
+        output, errors = process.communicate()
+    assert list(run_dirs.iterdir()) == []
+    assert "Traceback" not in errors
+    assert "stopping: what runs may end" in output
+
+
+def test_a_stop_while_a_model_is_unloaded(start: Start, caller: Caller, model: Model) -> None:
+    """It has been asked to end already, and a second time would mean haste."""
+    path = model("a")
+    with start() as process, ThreadPoolExecutor(1) as pool:
+        wait_until(caller.is_healthy)
+        load(caller, "a", path)
+        with send(caller, "/models/a/stream") as connection:
+            read_until(connection, b"first\n\r\n")
+            unloading = pool.submit(ask, caller, "DELETE", "/models/a")
+            wait_until(lambda: b"UNLOADING" in ask(caller, "GET", "/models")[1])
+            wait_until(lambda: (path / "asked").exists())
+            process.send_signal(signal.SIGTERM)
+            wait_until(lambda: caller.ping() is None)
+            (path / "end").write_text("last\n")
+            read_until(connection, b"0\r\n\r\n")
+        assert unloading.result()[0] == 200
+        assert process.wait(10) == 0
+
+
+def test_a_second_signal_does_not_wait(start: Start, caller: Caller, model: Model) -> None:
+    with start() as process:
+        wait_until(caller.is_healthy)
+        load(caller, "a", model("a"))
+        with send(caller, "/models/a/stream") as connection:
+            read_until(connection, b"first\n\r\n")
+            process.send_signal(signal.SIGINT)
+            wait_until(lambda: caller.ping() is None)
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 0
+
+
+def test_models_die_with_the_process(start: Start, caller: Caller, model: Model) -> None:
+    with start() as process:
+        wait_until(caller.is_healthy)
+        load(caller, "a", model("a"))
+        pids = descendants(process.pid)
+        assert len(pids) == 1
+        process.kill()
+        process.wait()
+        wait_until(lambda: all(map(is_gone, pids)), 5)
+
+
+def test_a_stop_while_a_model_loads(start: Start, caller: Caller, model: Model) -> None:
+    body = {"model_name": "a", "url": str(model("a", "never-ready"))}
+    with start() as process, ThreadPoolExecutor(1) as pool:
+        wait_until(caller.is_healthy)
+        loading = pool.submit(ask, caller, "POST", "/models", body)
+        wait_until(lambda: descendants(process.pid))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        status, answer = loading.result()
+    assert (status, json.loads(answer)["error"]) == (503, "the server is stopping")
+
+
+def test_a_store_is_loaded_before_it_is_healthy(
+    start: Start, caller: Caller, model: Model, tmp_path: Path
+) -> None:
+    model("a")
+    model("b")
+    with start(tmp_path / "store"):
+        wait_until(caller.is_healthy)
+        assert json.loads(ask(caller, "POST", "/models/b/invoke")[1])["name"] == "b"
+        assert ask(caller, "DELETE", "/models/a")[0] == 200
+
+
+def test_a_store_with_a_model_that_does_not_load(
+    start: Start, caller: Caller, model: Model, tmp_path: Path
+) -> None:
+    for name, mode, code in (("b", "refuse", 2), ("c", "short", 3)):
+        model("a" + name)
+        path = model(name, mode)
+        with start(tmp_path / "store") as process:
+            _, errors = process.communicate(timeout=20)
+        assert process.returncode == code
+        assert f"longshore: model '{name}' cannot be loaded: " in errors
+        assert "Traceback" not in errors
+        (path / "mode").write_text("well")
+
+
+def test_a_stop_while_a_store_is_loaded(
+    start: Start, caller: Caller, model: Model, tmp_path: Path
+) -> None:
+    model("a", "never-ready")
+    model("b")
+    with start(tmp_path / "store") as process:
+        wait_until(lambda: descendants(process.pid))
+        assert caller.ping() == 503
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        _, errors = process.communicate()
+    assert "Traceback" not in errors
+
+
+def test_a_taken_port(start: Start, caller: Caller) -> None:
+    with start() as process:
+        wait_until(caller.is_healthy)
+        with start() as second:
+            _, errors = second.communicate(timeout=20)
+        assert process.poll() is None
+    assert second.returncode == 2
+    assert f"port {caller.port}: Address already in use" in errors
