@@ -10,6 +10,7 @@ from container.headers import register_headers
 from container.host import json_response
 from container.openapi import openapi_document
 from container.prompting import Prompting
+from container.routes.adapters import AdapterRoutes
 from container.routes.generation import GenerationApi
 from container.routes.invocations import Invocations
 from container.routes.models import ModelRoutes
@@ -33,6 +34,7 @@ def create_app(
     app = begin_app(options)
     service = Service(client, Prompting(tokenizer, template), options, model_name)
     ModelRoutes(service).add_to(app)
+    AdapterRoutes(service).add_to(app)
     OpenAIRoutes(service).add_to(app)
     complete_app(app, Invocations(service, GenerationApi(service)), options, "generation")
     return app

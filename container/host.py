@@ -8,8 +8,12 @@ from collections.abc import Sequence
 import msgspec
 from flask import Response, abort, g, request
 
+from container.disconnect import disconnect_check
 from container.engine_client import EngineClient
+from container.patience import Patience
 from container.schemas.body import is_json_type, is_served_type, read_body
+from container.task_reply import TaskReply
+from core.messages import Performed
 from core.options import Options
 
 logger = logging.getLogger(__name__)
@@ -44,6 +48,17 @@ class Host:
         if request.content_length is None and len(body) >= self.options.max_request_size:
             abort(413)  # a chunked body is cut there without a word
         return body
+
+    def wait_for(self, reply: TaskReply) -> Performed:
+        """The engine's answer, which it has forgotten when this returns or raises.
+
+        Raises what `TaskReply.get` raises, and what `Patience.wait` does.
+        """
+        patience = Patience(disconnect_check(request.environ), self.options.predict_timeout)
+        try:
+            return patience.wait(reply.get)
+        finally:
+            reply.abort()
 
     def warn(self, warnings: Sequence[str]) -> None:
         """Says in the log and in a header what of the request was passed over."""

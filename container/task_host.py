@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flask import request
-
-from container.disconnect import disconnect_check
 from container.host import Host
-from container.patience import Patience
 from core.messages import Performed
 
 
@@ -21,9 +17,4 @@ class TaskHost(Host):
         Raises RequestError, OverloadedError, GenerationError, EngineUnavailableError or
         ClientGoneError; the engine has forgotten the request then.
         """
-        patience = Patience(disconnect_check(request.environ), self.options.predict_timeout)
-        reply = self.client.perform(body, headers or {})
-        try:
-            return patience.wait(reply.get)
-        finally:
-            reply.abort()
+        return self.wait_for(self.client.perform(body, headers or {}))
