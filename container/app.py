@@ -6,6 +6,7 @@ from flask import Flask
 
 from container.engine_client import EngineClient
 from container.failures import register_failures
+from container.formatters import Formatters, FormatterTokenizer, Functions
 from container.headers import register_headers
 from container.host import json_response
 from container.openapi import openapi_document
@@ -29,14 +30,20 @@ def create_app(
     options: Options,
     model_name: str,
     template: ChatTemplate | None = None,
+    formatters: Functions | None = None,
 ) -> Flask:
     """All routes over one engine that generates text; `container.task_app` is for other tasks."""
     app = begin_app(options)
-    service = Service(client, Prompting(tokenizer, template), options, model_name)
+    prompting = Prompting(tokenizer, template)
+    service = Service(client, prompting, options, model_name)
     ModelRoutes(service).add_to(app)
     AdapterRoutes(service).add_to(app)
     OpenAIRoutes(service).add_to(app)
-    complete_app(app, Invocations(service, GenerationApi(service)), options, "generation")
+    formatted = service  # as in LMI, formatters have to do with SageMaker's door alone
+    if formatters is not None:
+        applied = Formatters(formatters, FormatterTokenizer(tokenizer, template))
+        formatted = Service(client, prompting, options, model_name, applied)
+    complete_app(app, Invocations(service, GenerationApi(formatted)), options, "generation")
     return app
 
 

@@ -262,9 +262,12 @@ class EngineClient:
             del self._streams[message.id]
 
     def _reply(self, message: Performed | Failed) -> None:
-        reply = self._replies.pop(message.id, None)
-        if reply is not None:
-            reply.push(message)
+        reply = self._replies.get(message.id)
+        if reply is None:
+            return  # aborted while this was on its way
+        reply.push(message)
+        if isinstance(message, Failed) or message.is_last:
+            del self._replies[message.id]
 
     def _say_hello(self) -> float:
         """Makes the client known when it is time to; returns how long to wait for messages."""

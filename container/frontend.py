@@ -10,7 +10,7 @@ import os
 import resource
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from flask import Flask
@@ -21,6 +21,9 @@ from container.report import refuse
 from core.errors import ConfigurationError
 from core.messages import Launch
 from core.processes import die_with_parent
+
+if TYPE_CHECKING:
+    from container.formatters import Functions
 
 GRACEFUL_TIMEOUT_S = 25
 KEEPALIVE_S = 75
@@ -63,7 +66,14 @@ class FrontEnd(BaseApplication):
             options,
             name,
             load_chat_template(model_dir, options.chat_template),
+            self._formatters(),
         )
+
+    def _formatters(self) -> Functions | None:
+        from container.formatters import load_formatters
+
+        path = self._launch.formatters
+        return load_formatters(Path(path), self._launch.library_dir) if path else None
 
     def end_requests(self, reason: str) -> None:
         """Ends every running request with an error; called in a worker that must stop."""

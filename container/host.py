@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import msgspec
 from flask import Response, abort, g, request
@@ -50,13 +50,23 @@ class Host:
         return body
 
     def wait_for(self, reply: TaskReply) -> Performed:
-        """The engine's answer, which it has forgotten when this returns or raises.
+        """The engine's answer, of one part. Raises what `parts_of` raises."""
+        (answer,) = self.parts_of(reply)
+        return answer
 
-        Raises what `TaskReply.get` raises, and what `Patience.wait` does.
+    def parts_of(self, reply: TaskReply) -> Generator[Performed]:
+        """The parts of the engine's answer as they come, up to the one that is last.
+
+        Raises what `TaskReply.get` raises, and what `Patience.wait` does. However it ends, also by
+        being closed, the engine has then forgotten the request.
         """
         patience = Patience(disconnect_check(request.environ), self.options.predict_timeout)
         try:
-            return patience.wait(reply.get)
+            while True:
+                part = patience.wait(reply.get)
+                yield part
+                if part.is_last:
+                    return
         finally:
             reply.abort()
 
@@ -69,4 +79,7 @@ class Host:
 
 
 def json_response(body: object) -> Response:
+    """Of a text that is JSON already, or of what is to become it."""
+    if isinstance(body, str):
+        return Response(body, mimetype="application/json")
     return Response(msgspec.json.encode(body), mimetype="application/json")

@@ -156,7 +156,11 @@ _OWN_PATHS: Mapping[Kind, Json] = {
         "/detokenize": _post("The text of tokens.", _body("Detokenize")),
         "/adapters": {
             **_get("The LoRA adapters that are loaded."),
-            **_post("Load one.", _body("Adapter")),
+            **_post(
+                "Load one; answered when requests may use it.",
+                _body("Adapter"),
+                **{"507": {"description": "option.max_loras are loaded: unload another one."}},
+            ),
         },
         "/adapters/{name}": {
             **_get("The adapter of that name.", "name"),

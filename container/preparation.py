@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from container.configuration import Configuration
-from container.handler_file import find_handler
+from container.handler_file import find_formatters, find_handler
 from container.model_directory import named_path, open_model_dir, resolve_model_dir
 from container.report import format_value
 from container.requirements import installed_requirements
 from container.s3 import downloaded
+from core.errors import ConfigurationError
 from core.task import Task, check_options, choose_task
 from core.text.template_files import load_chat_template
 from core.text.tokenizer import tokenizer_file
@@ -25,6 +28,8 @@ class Prepared:
     """For a handler, where its file lies."""
     task: Task
     library_dir: Path | None = None
+    formatters: Path | None = None
+    """The file of the user's formatters, where the model itself is served."""
 
 
 def prepare(configuration: Configuration, model_dir: Path) -> Prepared:
@@ -40,11 +45,42 @@ def prepare(configuration: Configuration, model_dir: Path) -> Prepared:
         if task.kind == "generation":
             tokenizer_file(path)
             load_chat_template(path, options.chat_template)
-        return Prepared(path, task)
+        return _with_formatters(configuration, model_dir, Prepared(path, task))
     task = handler_task(configuration, handler, _model_id(configuration, model_dir))
-    requirements = handler.parent / "requirements.txt"
-    library_dir = installed_requirements(requirements) if options.install_requirements else None
-    return Prepared(handler.parent, task, library_dir)
+    return Prepared(handler.parent, task, _library_dir(configuration, handler))
+
+
+def _with_formatters(configuration: Configuration, model_dir: Path, model: Prepared) -> Prepared:
+    path = find_formatters(configuration, model_dir)
+    if path is None:
+        return model
+    _check_formatted(configuration, path, model.task)
+    library_dir = _library_dir(configuration, path)
+    # In a process of its own: this one has nothing to do with the user's code.
+    command = [sys.executable, "-m", "container.formatters", str(path), str(library_dir or "")]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise ConfigurationError(done.stderr.strip())
+    return replace(model, formatters=path, library_dir=library_dir)
+
+
+def _check_formatted(configuration: Configuration, path: Path, task: Task) -> None:
+    if task.kind != "generation":
+        raise ConfigurationError(
+            f"{path}: formatters are for text generation, and this is {task.name} ({task.reason}); "
+            "write handle(inputs)"
+        )
+    if configuration.handler_options:
+        raise ConfigurationError(
+            f"unknown option.{next(iter(configuration.handler_options))}: only handle(inputs) "
+            f"gets options of its own, and {path} has none"
+        )
+
+
+def _library_dir(configuration: Configuration, code: Path) -> Path | None:
+    if not configuration.options.install_requirements:
+        return None
+    return installed_requirements(code.parent / "requirements.txt")
 
 
 def handler_task(
@@ -71,7 +107,13 @@ def expected_task(configuration: Configuration, model_dir: Path) -> Task | None:
         return handler_task(configuration, handler)
     path = open_model_dir(named_path(configuration, model_dir))
     is_here = (path / "config.json").is_file() or configuration.options.task is not None
-    return choose_task(path, configuration.options) if is_here else None
+    if not is_here:
+        return None
+    task = choose_task(path, configuration.options)
+    formatters = find_formatters(configuration, model_dir)
+    if formatters is not None:
+        _check_formatted(configuration, formatters, task)
+    return task
 
 
 def _model_id(configuration: Configuration, model_dir: Path) -> Mapping[str, str]:

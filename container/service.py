@@ -10,9 +10,11 @@ import msgspec
 from flask import Response, g, request
 
 from container.answers.answer import Answer
+from container.answers.formatted import FormattedAnswer
 from container.answers.stream import MIMETYPES, StreamFormat, stream_lines
 from container.disconnect import disconnect_check
 from container.engine_client import EngineClient
+from container.formatters import Formatters
 from container.generation import Generation
 from container.host import Host, json_response
 from container.patience import Patience
@@ -32,10 +34,22 @@ class Service(Host):
     """A host that generates."""
 
     def __init__(
-        self, client: EngineClient, prompting: Prompting, options: Options, model_name: str
+        self,
+        client: EngineClient,
+        prompting: Prompting,
+        options: Options,
+        model_name: str,
+        formatters: Formatters | None = None,
     ) -> None:
+        """`formatters` are the user's own, for the requests of all that use this service."""
         super().__init__(client, options, model_name)
         self.prompting = prompting
+        self._formatters = formatters
+
+    def read(self) -> dict[str, object]:
+        """The fields of a body of any served type. Raises GenerationError of a formatter."""
+        body = super().read()
+        return body if self._formatters is None else self._formatters.request(body)
 
     def adapter(self, named: str | None, model: object = None) -> str:
         """The adapter to answer the current request with, '' for none: the one `named` in its
@@ -111,6 +125,8 @@ class Service(Host):
 
     def respond(self, answer: Answer, *, stream: bool, form: StreamFormat) -> Response:
         """Sends the answer; what goes wrong before the first token raises."""
+        if self._formatters is not None:
+            answer = FormattedAnswer(answer, self._formatters)
         try:
             return self._streamed(answer, form) if stream else json_response(answer.whole())
         except BaseException:

@@ -195,12 +195,15 @@ def supervise(
             options=configuration.options,
             task=prepared.task,
             library_dir=str(prepared.library_dir or ""),
+            formatters=str(prepared.formatters or ""),
         )
         launch_path = run_dir / "launch.json"
         launch_path.write_bytes(msgspec.json.encode(launch))
         address = str(socket or f"port {port}")
         for line in banner_lines(configuration, launch.model_dir, address, launch.task):
             _say(line)
+        if launch.formatters:
+            _say(f"  formatters: {launch.formatters}")
         supervisor = Supervisor(launch, launch_path, commands or Commands(), _say)
         with _signals_to(supervisor.ask_to_stop):
             return supervisor.run()

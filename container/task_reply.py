@@ -1,4 +1,4 @@
-"""What the engine says of a request that has one answer: a task, or a change of adapters."""
+"""What the engine says of a performed task, whole or in parts, or of a change of adapters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TaskReply:
         self._arrived: gevent.queue.SimpleQueue[Performed | Failed] = gevent.queue.SimpleQueue()
 
     def get(self, timeout_s: float) -> Performed | None:
-        """None where it did not come in time.
+        """The next part; None where it did not come in time.
 
         Raises what `failure_of` makes of the engine's refusal.
         """

@@ -9,7 +9,7 @@ front end                                engine
   Submit(id, ...)              ->
                                <-  Step([Generated(id, ...), ...]) after every step
   Perform(id, ...)             ->  where the task is not to generate
-                               <-  Performed(id, ...)
+                               <-  Performed(id, ...), several where it is sent in parts
   LoadAdapter(id, ...)         ->
   UnloadAdapter(id, ...)       ->
                                <-  Adapters([...]) to every client, then Performed(id)
@@ -19,7 +19,7 @@ front end                                engine
 
 Every answer of a submitted id gets exactly one `Generated` with `finish`, and the id is over with
 its last answer; or it gets one `Failed`. Its client may abort it, or one of its answers, first.
-Any other id gets one `Performed` or one `Failed`, unless it is aborted.
+Any other id gets one `Performed` with `is_last`, or one `Failed`, unless it is aborted.
 """
 
 from __future__ import annotations
@@ -159,7 +159,10 @@ class Step(Message, frozen=True):
 
 
 class Performed(Message, frozen=True):
-    """Terminal: the answer to a Perform, or that an adapter is loaded or unloaded."""
+    """The answer to a Perform, or a part of it; what is beside the body counts in the first.
+
+    Or that an adapter is loaded or unloaded.
+    """
 
     id: str
     body: bytes = b""
@@ -167,6 +170,8 @@ class Performed(Message, frozen=True):
     code: int = 200
     """HTTP status."""
     headers: dict[str, str] = {}
+    is_last: bool = True
+    """Terminal; in an answer of several parts its body is empty."""
 
 
 class Failed(Message, frozen=True):
@@ -212,4 +217,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     options: Options
     task: Task = Task()
     library_dir: str = ""
-    """Where the packages of a handler's requirements.txt lie."""
+    """Where the packages of the requirements.txt beside the user's code lie."""
+    formatters: str = ""
+    """The file of the user's formatters, for the front end."""

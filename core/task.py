@@ -20,6 +20,9 @@ GENERATION = ("text-generation", "text2text-generation")
 IMAGE_TASKS = ("image-classification", "image-feature-extraction", "object-detection",
                "zero-shot-image-classification", "zero-shot-object-detection")  # fmt: skip
 """Pipelines whose input is one image and whose answer is JSON."""
+SPEECH_RECOGNITION = "automatic-speech-recognition"
+SOUND_TASKS = ("audio-classification", SPEECH_RECOGNITION)
+"""Pipelines whose input is one sound and whose answer is JSON."""
 
 _ALIASES = {
     "generate": "text-generation",  # vLLM
@@ -30,7 +33,11 @@ _ALIASES = {
     "sentiment-analysis": "text-classification",
     "ner": "token-classification",
 }
+_SPEECH_ENCODERS = ("Data2VecAudio", "Hubert", "SEW", "UniSpeech", "Wav2Vec2", "WavLM")
 _BY_ARCHITECTURE = {
+    "ForCTC": SPEECH_RECOGNITION,
+    "WhisperForConditionalGeneration": SPEECH_RECOGNITION,
+    "ForAudioClassification": "audio-classification",
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": QUESTION_ANSWERING,
@@ -109,6 +116,8 @@ def _found(model_dir: Path) -> Task:
         return Task(kind="embedding", name=EMBEDDING, reason=reason)
     architecture = _architecture(model_dir / "config.json")
     reason = f"the model is a {architecture}"
+    if architecture.startswith(_SPEECH_ENCODERS):
+        architecture = architecture.replace("ForSequence", "ForAudio")
     for ending, name in _BY_ARCHITECTURE.items():
         if architecture.endswith(ending):
             return Task(kind="pipeline", name=name, reason=reason)

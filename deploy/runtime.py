@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from botocore.exceptions import EventStreamError
 
 from deploy.aws import Aws
 from deploy.errors import DeployError
+from deploy.lines import whole_lines
 
 
 class Runtime:
@@ -37,14 +38,3 @@ class Runtime:
             raise DeployError(f"the stream broke: {error}") from error
         finally:
             answer["Body"].close()
-
-
-def whole_lines(parts: Iterable[bytes]) -> Iterator[str]:
-    """Lines of a stream that is cut anywhere, also within a character."""
-    pending = b""
-    for part in parts:
-        *whole, pending = (pending + part).split(b"\n")
-        for line in whole:
-            yield line.decode()
-    if pending:
-        yield pending.decode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
 from djl_python.pair_list import PairList
@@ -26,6 +27,7 @@ class Output:
         """Of each content."""
         self.content_types: list[str] = []
         """Of each content, as its form suggests."""
+        self.stream_content: Iterable[Any] | AsyncIterable[Any] | None = None
 
     def set_code(self, code: int) -> Output:
         self.code = code
@@ -71,9 +73,13 @@ class Output:
         numpy.savez(file, *np_list)
         return self._add(file.getvalue(), "tensor/npz", key, batch_index)
 
-    def add_stream_content(self, *_: object, **__: object) -> Output:
-        """Raises: a handler's answer is sent whole here."""
-        raise TypeError("a handler's answer is not streamed by this version; add it whole")
+    def add_stream_content(self, stream_content: Iterable[Any] | AsyncIterable[Any]) -> Output:
+        """The parts of an answer that is sent as they come: text and bytes as they are, anything
+        else as a line of JSON."""
+        if not isinstance(stream_content, Iterable | AsyncIterable):
+            raise TypeError(f"{type(stream_content).__name__} has no parts to be streamed")
+        self.stream_content = stream_content
+        return self
 
     def _add(self, data: bytes, kind: str, key: str | None, batch_index: int | None) -> Output:
         self.content.add(key, data)

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from core.errors import EngineUnavailableError, LongshoreError, RequestError
 from core.messages import (
@@ -163,7 +164,7 @@ class Server:
         try:
             if self._compiling.take(client, message, arrival):
                 return None
-            request_id = self._add(message, arrival)
+            request_id = self._add(client, message, arrival)
         except LongshoreError as error:
             return refusal(message.id, error)
         num_answers, num_prompt_tokens = 1, 0
@@ -175,15 +176,27 @@ class Server:
         self._request_ids[client, message.id] = request_id
         return None
 
-    def _add(self, message: Submit | Perform, now: float) -> int:
+    def _add(self, client: bytes, message: Submit | Perform, now: float) -> int:
         """The request's id. Raises RequestError or NotFoundError for what cannot run here."""
         match message, self._engine:
             case Submit(), Engine() as engine:
                 return engine.add(message.prompt_token_ids, message.params, now, message.adapter)
             case Perform(), TaskEngine() as engine:
-                return engine.add(Job(message.body, message.headers), now)
+                send = partial(self._send_part, client, message.id)
+                return engine.add(Job(message.body, message.headers, send), now)
             case _:
                 raise RequestError("task", f"this container serves {self._engine.facts.task}")
+
+    def _send_part(self, client: bytes, id: str, part: Answer) -> bool:
+        """Called within a step, which may last as long as the answer. Whether it is still wanted.
+
+        What has come meanwhile is taken in first: the client may have gone.
+        """
+        self._between_tokens()
+        if (client, id) not in self._request_ids:
+            return False
+        self._connection.send(client, _part(id, part, is_last=False))
+        return True
 
     def _is_full(self) -> bool:
         """Whether one more would wait behind `max_waiting` others, once every slot is taken."""
@@ -234,10 +247,15 @@ class Server:
 
 def _performed(id: str, output: TaskOutput) -> Performed | Failed:
     match output.outcome:
-        case Answer(body, content_type, code, headers):
-            return Performed(id, body, content_type, code, dict(headers))
+        case Answer() as answer:
+            return _part(id, answer, is_last=True)
         case error:
             return refusal(id, error)
+
+
+def _part(id: str, answer: Answer, *, is_last: bool) -> Performed:
+    headers = dict(answer.headers)
+    return Performed(id, answer.body, answer.content_type, answer.code, headers, is_last)
 
 
 def _generated(id: str, output: Output, timing: Timing | None) -> Generated:

@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "loadtest": set(),  # it speaks HTTP, to any server
     "models": set(),
     "deploy": set(),  # it runs the load test as a command
+    "examples": {"deploy"},  # the lines of SageMaker's streams
     "image": set(),
 }
 HEAVY = {"torch", "transformers", "triton"}

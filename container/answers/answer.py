@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from container.failures import Failure
@@ -21,8 +21,11 @@ class Answer(Protocol):
         """The document, once all is generated. Raises what `Generation.batches` raises."""
         ...
 
-    def pieces(self) -> Iterator[list[Record]]:
-        """The records, as tokens come. Raises what `Generation.batches` raises."""
+    def pieces(self) -> Iterator[Sequence[Record | str]]:
+        """The records, as tokens come; one that is text is sent as it is.
+
+        Raises what `Generation.batches` raises.
+        """
         ...
 
     def failure(self, failure: Failure) -> Record:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -20,9 +20,12 @@ _DONE = b"data: [DONE]\n\n"
 
 
 def stream_lines(
-    answer: Answer, pieces: Iterable[list[Record]], form: StreamFormat, request_id: str
+    answer: Answer, pieces: Iterable[Sequence[Record | str]], form: StreamFormat, request_id: str
 ) -> Iterator[bytes]:
-    """The body of a stream. A failure is its last record, since the status has been sent."""
+    """The body of a stream; a record that is text is sent as it is, as a line.
+
+    A failure is its last record, since the status has been sent.
+    """
     try:
         for records in pieces:
             if records:
@@ -35,6 +38,8 @@ def stream_lines(
         yield _DONE
 
 
-def _encode(record: Record, form: StreamFormat) -> bytes:
+def _encode(record: Record | str, form: StreamFormat) -> bytes:
+    if isinstance(record, str):
+        return record.rstrip("\n").encode() + (b"\n\n" if form == "sse" else b"\n")
     data = msgspec.json.encode(record)
     return b"data: " + data + b"\n\n" if form == "sse" else data + b"\n"

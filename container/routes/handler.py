@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
-from flask import Response, request
+import msgspec
+from flask import Response, g, request
 
+from container.failures import describe
+from container.patience import ClientGoneError
 from container.task_host import TaskHost
+from core.messages import Performed
 
 _OF_THE_SERVER = ("connection", "content-length", "date", "server", "transfer-encoding")
 """Headers that say how an answer is sent, which is not the handler's to decide."""
@@ -28,10 +33,28 @@ class HandlerApi:
         headers = dict(request.headers.items())
         if accept is not None:
             headers["Accept"] = accept
-        answer = self._host.perform(self._host.data(), headers)
-        response = Response(answer.body, answer.code, content_type=answer.content_type or None)
-        response.headers.extend(_sendable(answer.headers))
+        parts = self._host.parts(self._host.data(), headers)
+        first = next(parts)  # no status is sent before, so that an early failure has its own
+        said = first.body if first.is_last else _stream(first, parts, g.request_id)
+        response = Response(said, first.code, content_type=first.content_type or None)
+        response.headers.extend(_sendable(first.headers))
+        response.call_on_close(parts.close)
         return response
+
+
+def _stream(first: Performed, others: Iterable[Performed], request_id: str) -> Iterator[bytes]:
+    """The bodies. A failure is a line of its own, the last, since the status has been sent."""
+    ends_line = True
+    try:
+        for part in chain([first], others):
+            if part.body:
+                yield part.body
+                ends_line = part.body.endswith(b"\n")
+    except ClientGoneError:
+        return
+    except Exception as error:
+        record = msgspec.json.encode(describe(error, request_id).as_lmi())
+        yield (b"" if ends_line else b"\n") + record + b"\n"
 
 
 def _sendable(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Tasks of transformers' pipelines: `inputs` and `parameters`, or the bytes of an image."""
+"""Tasks of transformers' pipelines: `inputs` and `parameters`, or the bytes of a file."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import msgspec
 from flask import Response, request
 
-from container.schemas.pipeline import is_image_type, read_pipeline_request
+from container.schemas.pipeline import is_file_type, read_pipeline_request
 from container.task_host import TaskHost
-from core.task import IMAGE_TASKS, Task
+from core.task import Task
 
 
 class PipelineApi:
@@ -20,8 +20,8 @@ class PipelineApi:
         self._task = task
 
     def read(self) -> Mapping[str, object]:
-        """The fields of a body; an image is `inputs`."""
-        if self._task.name in IMAGE_TASKS and is_image_type(request.mimetype):
+        """The fields of a body; an image, or a sound, is `inputs`."""
+        if is_file_type(request.mimetype, self._task.name):
             return {"inputs": self._host.data()}
         return self._host.read()
 

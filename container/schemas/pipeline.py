@@ -12,7 +12,7 @@ from container.schemas.fields import Field, Fields, ignored, read_fields
 from container.schemas.kinds import OBJECT, Kind, is_list
 from core.errors import RequestError
 from core.suggest import did_you_mean
-from core.task import IMAGE_TASKS
+from core.task import IMAGE_TASKS, SOUND_TASKS, SPEECH_RECOGNITION
 from core.task_bodies import PipelineBody
 
 MAX_BATCH = 1024
@@ -26,7 +26,7 @@ _INPUTS = Kind(
 PIPELINE_FIELDS: Fields = {
     "inputs": Field(
         _INPUTS, "A text, an object such as a question with its context, or a list of them; images "
-        "in base64."
+        "and sounds in base64."
     ),
     "parameters": Field(OBJECT, "Parameters of the task, as transformers' pipeline names them."),
     "options": ignored("Options of Hugging Face's hosted API."),
@@ -46,16 +46,23 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "zero-shot-image-classification": ("candidate_labels", "hypothesis_template"),
     "object-detection": ("threshold",),
     "zero-shot-object-detection": ("candidate_labels", "threshold", "top_k"),
+    "audio-classification": ("top_k", "function_to_apply"),
+    SPEECH_RECOGNITION: ("return_timestamps", "return_language", "chunk_length_s",
+                         "stride_length_s"),
 }  # fmt: skip
 """By task. Another task takes whatever its pipeline does, but how it is computed is not for a
 request to say."""
 _OF_THE_SERVER = ("batch_size", "num_workers", "timeout")
-_IMAGE_URI = re.compile("data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
+_FILES = {**dict.fromkeys(IMAGE_TASKS, "image"), **dict.fromkeys(SOUND_TASKS, "audio")}
+"""What the inputs of a task are files of, as Content-Types say it."""
+_DATA_URI = re.compile("data:(image|audio)/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 
 
-def is_image_type(content_type: str) -> bool:
-    """Whether a body of this Content-Type is an image, or may be one."""
-    return content_type.startswith("image/") or content_type == "application/octet-stream"
+def is_file_type(content_type: str, task: str) -> bool:
+    """Whether a body of this Content-Type is what the task works on, or may be."""
+    kind = _FILES.get(task)
+    is_one = kind is not None and content_type.startswith(f"{kind}/")
+    return is_one or (kind is not None and content_type == "application/octet-stream")
 
 
 def read_pipeline_request(
@@ -71,9 +78,11 @@ def read_pipeline_request(
     inputs = given if is_list(given) else [given]
     if not 0 < len(inputs) <= MAX_BATCH:
         raise RequestError("inputs", f"a batch has 1 to {MAX_BATCH} inputs, not {len(inputs)}")
-    read = _image if task in IMAGE_TASKS else _text_or_object
+    kind = _FILES.get(task)
     checked = [
-        read(each, f"inputs[{at}]" if is_batch else "inputs") for at, each in enumerate(inputs)
+        _text_or_object(each, field) if kind is None else _file(each, field, kind)
+        for at, each in enumerate(inputs)
+        for field in [f"inputs[{at}]" if is_batch else "inputs"]
     ]
     parameters: Mapping[str, object] = values.get("parameters", {})
     _check_parameters(parameters, task)
@@ -95,15 +104,15 @@ def _text_or_object(value: object, field: str) -> object:
     return cast(object, value)
 
 
-def _image(value: object, field: str) -> object:
-    """The bytes of an image's file."""
+def _file(value: object, field: str, kind: str) -> object:
+    """The bytes of an image's or a sound's file."""
     if isinstance(value, bytes):
         return value
     if not value or not isinstance(value, str):
-        raise RequestError(field, "expected an image in base64")
+        raise RequestError(field, f"expected an {kind} in base64")
     if value.lower().startswith(("http://", "https://")):
-        raise RequestError(field, "addresses are not fetched; send the image itself, in base64")
+        raise RequestError(field, f"addresses are not fetched; send the {kind} itself, in base64")
     try:
-        return base64.b64decode(_IMAGE_URI.sub("", value, count=1), validate=True)
+        return base64.b64decode(_DATA_URI.sub("", value, count=1), validate=True)
     except (binascii.Error, ValueError):
         raise RequestError(field, "is not base64") from None

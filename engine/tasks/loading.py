@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from transformers import AutoTokenizer
+from transformers import AutoFeatureExtractor, AutoTokenizer
 
 from core.errors import ConfigurationError
 from engine.model_source import ModelSource
 from engine.tasks.performer import Description
+
+logger = logging.getLogger(__name__)
 
 
 def load_with_head(source: ModelSource, kind: Any, task: str) -> Any:
@@ -41,6 +44,24 @@ def load_tokenizer(source: ModelSource, task: str) -> Any:
         )
     except Exception as error:  # of several libraries
         raise _cannot_load(source, task, error) from error
+
+
+def load_feature_extractor(source: ModelSource, task: str) -> Any:
+    """What makes a sound a model's input. Raises ConfigurationError where there is none."""
+    try:
+        extractor: Any = AutoFeatureExtractor.from_pretrained(
+            source.model_dir, trust_remote_code=source.trust_remote_code
+        )
+    except Exception as error:  # of several libraries
+        raise _cannot_load(source, task, error) from error
+    settings, _ = extractor.get_feature_extractor_dict(source.model_dir)
+    if str(settings.get("processor_class")).endswith("WithLM"):
+        logger.warning(
+            "%s has a language model to choose words with, which is not used: each letter is the "
+            "likeliest one",
+            source.model_dir,
+        )
+    return extractor
 
 
 def describe(model: Any, *, max_model_len: int = 0, notes: tuple[str, ...] = ()) -> Description:

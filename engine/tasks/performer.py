@@ -18,14 +18,6 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A request, as `core.messages.Perform` carries it."""
-
-    body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """What its client gets, as `core.messages.Performed` carries it."""
 
@@ -33,6 +25,16 @@ class Answer:
     content_type: str = "application/json"
     code: int = 200
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request, as `core.messages.Perform` carries it."""
+
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    send: Callable[[Answer], bool] = lambda part: False
+    """Sends a part of the answer before its end; whether anybody still wants more."""
 
 
 Outcome = Answer | Exception

@@ -1,9 +1,9 @@
-"""transformers' pipelines for texts and images."""
+"""transformers' pipelines for texts, images and sounds."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from transformers import pipeline
@@ -11,12 +11,21 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from core.errors import ConfigurationError, RequestError
 from core.suggest import did_you_mean
-from core.task import IMAGE_TASKS, QUESTION_ANSWERING
+from core.task import IMAGE_TASKS, QUESTION_ANSWERING, SOUND_TASKS, SPEECH_RECOGNITION
 from engine.model_source import ModelSource
-from engine.tasks.loading import load_tokenizer, load_with_head, longest_text
+from engine.tasks.loading import (
+    load_feature_extractor,
+    load_tokenizer,
+    load_with_head,
+    longest_text,
+)
+from engine.tasks.sound import read_wav
 
 _CUT_BY_REQUEST = ("text-classification", "fill-mask", "feature-extraction")
 """Pipelines that take a text as long as it is, unless they are asked to cut it."""
+_WITHOUT_TEXT = (*IMAGE_TASKS, "audio-classification")
+_NEVER_PADDED = ("feature-extraction", *SOUND_TASKS)
+"""What pads a batch would be among the vectors of all tokens, and many models of sounds hear it."""
 
 Parameters = Mapping[str, Any]
 
@@ -51,9 +60,11 @@ class PipelineModel:
         if task in IMAGE_TASKS:
             _require_pillow(task)
             parts["image_processor"] = str(source.model_dir)
-        if task not in IMAGE_TASKS or task.startswith("zero-shot"):
+        if task in SOUND_TASKS:
+            parts["feature_extractor"] = load_feature_extractor(source, task)
+        if task not in _WITHOUT_TEXT or task.startswith("zero-shot"):
             parts["tokenizer"] = load_tokenizer(source, task)
-        self.model = load_with_head(source, _model_class(task), task)
+        self.model = load_with_head(source, _model_class(task, source), task)
         try:
             make: Any = pipeline  # its types know every task by name
             self._pipeline = make(task, model=self.model, device=source.device, **parts)
@@ -68,6 +79,8 @@ class PipelineModel:
             raise RequestError("parameters.candidate_labels", "expected the labels to choose from")
         if self._task in IMAGE_TASKS:
             return _image(given)
+        if self._task in SOUND_TASKS:
+            return read_wav(given, self._pipeline.feature_extractor.sampling_rate)
         if self._task in _CUT_BY_REQUEST:
             self._check_length(_texts(given), parameters)
         return given
@@ -75,8 +88,7 @@ class PipelineModel:
     def run(self, inputs: list[Any], parameters: Parameters) -> list[Any]:
         if len(inputs) == 1 and self._task != "text-classification":
             return [self._pipeline(inputs[0], **parameters)]  # some unpack a list of one
-        # What pads a batch would be part of the answers if they are the vectors of all tokens.
-        batch_size = 1 if self._task == "feature-extraction" else len(inputs)
+        batch_size = 1 if self._task in _NEVER_PADDED else len(inputs)
         return self._pipeline(inputs, batch_size=batch_size, **parameters)
 
     def alone(self, result: Any, given: Any, parameters: Parameters) -> Any:
@@ -109,7 +121,7 @@ class PipelineModel:
             self.model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
 
 
-def _model_class(task: str) -> Any:
+def _model_class(task: str, source: ModelSource) -> Any:
     """The Auto class of a task. Raises ConfigurationError for one that is not served."""
     names = [*PIPELINE_REGISTRY.get_supported_tasks(), QUESTION_ANSWERING]
     if task not in names:
@@ -117,12 +129,23 @@ def _model_class(task: str) -> Any:
             f"option.task={task}: transformers has no such pipeline{did_you_mean(task, names)}"
         )
     entry = PIPELINE_REGISTRY.check_task(task)[1]
-    if task not in IMAGE_TASKS and (entry["type"] != "text" or len(entry["pt"]) != 1):
+    if task == SPEECH_RECOGNITION:
+        return _speech_class(entry["pt"], source)
+    is_text = entry["type"] == "text" and len(entry["pt"]) == 1
+    if task not in IMAGE_TASKS and task not in SOUND_TASKS and not is_text:
         raise ConfigurationError(
-            f"option.task={task}: requests carry texts or single images, and answers are JSON, "
-            "which is not what it works on; serve it by a model.py of your own"
+            f"option.task={task}: requests carry texts, single images or sounds, and answers are "
+            "JSON, which is not what it works on; serve it by a model.py of your own"
         )
     return entry["pt"][0]
+
+
+def _speech_class(kinds: Sequence[Any], source: ModelSource) -> Any:
+    """The one that ends as the model does: AutoModelForCTC, ..., else encoder and decoder."""
+    (architecture, *_) = source.config.architectures or [""]
+    endings = {kind.__name__.removeprefix("AutoModel"): kind for kind in kinds}
+    found = (kind for ending, kind in endings.items() if architecture.endswith(ending))
+    return next(found, endings["ForSpeechSeq2Seq"])
 
 
 def _texts(given: Any) -> dict[str, str]:

@@ -95,7 +95,10 @@ def test_the_document_in_front_of_several_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
-def test_no_request_to_load_is_a_server_error(tmp_path: Path, mode: GenerationMode) -> None:
+def test_no_request_to_load_is_a_server_error(
+    tmp_path: Path, mode: GenerationMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # hypothesis also tries texts of our sources, such as models/demo
     schema = schemathesis.openapi.from_wsgi("/openapi.json", create_front(Models(tmp_path, {})))
 
     @SETTINGS

@@ -15,7 +15,7 @@ from flask.testing import FlaskClient
 
 from container.engine_client import EngineClient
 from container.task_app import create_task_app
-from core.messages import Abort, Dead, Hello, Perform, Performed
+from core.messages import Abort, Dead, Failed, FromEngine, Hello, Perform, Performed
 from core.options import Options
 from core.task import Task
 from core.task_bodies import EmbeddingAnswer, EmbeddingBody, PipelineBody
@@ -192,6 +192,22 @@ class TestImages:
         assert message in response.get_json()["error"]
         assert not engine.of_type(Perform)
 
+    def test_sounds_are_sent_alike(self, serve: MakeApp, engine: FakeEngine) -> None:
+        engine.script = performs(lambda asked: Performed(asked.id, b"{}", "application/json"))
+        http = serve("pipeline", "automatic-speech-recognition")
+        uri = f"data:audio/wav;base64,{base64.b64encode(b'RIFF').decode()}"
+        for sent in (
+            {"data": b"RIFF", "content_type": "audio/wav"},
+            {"json": {"inputs": uri, "parameters": {"return_timestamps": "word"}}},
+        ):
+            assert http.post("/invocations", **sent).status_code == 200  # pyright: ignore
+            body = msgspec.msgpack.decode(last(engine).body, type=PipelineBody)
+            assert body.inputs == [b"RIFF"]
+        wrong = http.post("/invocations", json={"inputs": {"raw": [0.5]}})
+        assert "audio in base64" in wrong.get_json()["error"]
+        image = http.post("/invocations", data=b"x", content_type="image/png")
+        assert image.status_code == 415
+
     def test_elsewhere_an_image_is_no_body(self, serve: MakeApp) -> None:
         response = serve("pipeline").post("/invocations", data=b"x", content_type="image/png")
         assert response.status_code == 415
@@ -347,3 +363,50 @@ class TestHandlers:
         headers = {"X-Amzn-SageMaker-Accept": "e/f"}
         streamed = http.post(f"{path}-response-stream", data=b"x", headers=headers)
         assert b'"e/f"' in streamed.get_data()
+
+    def test_parts_as_they_come(self, http: FlaskClient, engine: FakeEngine) -> None:
+        def script(asked: Perform) -> Iterator[FromEngine]:
+            for part in (b"a\n", b"", b"b\n"):
+                headers = {"X-Of": part.decode().strip()}
+                yield Performed(asked.id, part, "text/x", 201, headers, is_last=False)
+            yield Performed(asked.id, b"", "text/x")
+
+        engine.script = script
+        response = http.post("/invocations", data=b"x", buffered=False)
+        assert (response.status_code, response.content_type) == (201, "text/x")
+        assert response.headers["X-Of"] == "a"
+        assert list(response.iter_encoded()) == [b"a\n", b"b\n"]
+        assert not engine.of_type(Abort)
+
+    def test_a_stream_that_fails_says_so_in_its_last_line(
+        self, http: FlaskClient, engine: FakeEngine
+    ) -> None:
+        for begun in (b"a\n", b"a"):
+
+            def script(asked: Perform, begun: bytes = begun) -> Iterator[FromEngine]:
+                yield Performed(asked.id, begun, "text/x", is_last=False)
+                yield Failed(asked.id, "failed", "ValueError: bad")
+
+            engine.script = script
+            first, last = http.post("/invocations", data=b"x").data.splitlines()
+            assert first == b"a"
+            assert json.loads(last) == {"error": "ValueError: bad", "code": 424}
+
+    def test_a_client_that_leaves_a_stream(self, http: FlaskClient, engine: FakeEngine) -> None:
+        def script(asked: Perform) -> Iterator[FromEngine]:
+            yield Performed(asked.id, b"a", "text/x", is_last=False)
+
+        engine.script = script
+        response = http.post("/invocations", data=b"x", buffered=False)
+        assert next(response.iter_encoded()) == b"a"
+        response.close()
+        eventually(lambda: engine.of_type(Abort) == [Abort(last(engine).id)])
+
+    def test_a_late_end(self, serve: MakeApp, engine: FakeEngine) -> None:
+        def script(asked: Perform) -> Iterator[FromEngine]:
+            yield Performed(asked.id, b"a\n", "text/x", is_last=False)
+
+        engine.script = script
+        response = serve("handler", "/m.py", predict_timeout=1).post("/invocations", data=b"x")
+        assert b"option.predict_timeout" in response.data.splitlines()[1]
+        eventually(lambda: engine.of_type(Abort))

@@ -35,6 +35,10 @@ def model(tmp_path: Path):
         ("BertForQuestionAnswering", "pipeline", "question-answering"),
         ("BertForMaskedLM", "pipeline", "fill-mask"),
         ("ViTForImageClassification", "pipeline", "image-classification"),
+        ("Wav2Vec2ForCTC", "pipeline", "automatic-speech-recognition"),
+        ("WhisperForConditionalGeneration", "pipeline", "automatic-speech-recognition"),
+        ("ASTForAudioClassification", "pipeline", "audio-classification"),
+        ("HubertForSequenceClassification", "pipeline", "audio-classification"),
         ("BertModel", "embedding", "text-embedding"),
     ],
 )

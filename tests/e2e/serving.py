@@ -69,8 +69,14 @@ class Container:
         self, inputs: str, *, path: str = "/invocations", **parameters: object
     ) -> Iterator[Iterator[dict]]:
         """The lines of a streamed answer as they come; leaving the block hangs up."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         body = {"inputs": inputs, "parameters": parameters, "stream": True}
+        with self.post_lines(body, path=path) as lines:
+            yield lines
+
+    @contextmanager
+    def post_lines(self, body: object, *, path: str = "/invocations") -> Iterator[Iterator[dict]]:
+        """The same of any body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("POST", path, json.dumps(body))
         response = connection.getresponse()
         assert response.status == 200, response.read()

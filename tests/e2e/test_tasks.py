@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import http.client
+import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
+import wave
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -18,7 +22,7 @@ from transformers import pipeline
 
 from tests.container.processes import free_port
 from tests.container.test_preparation import wheel
-from tests.e2e.serving import ROOT, serve
+from tests.e2e.serving import DEMO, IMAGE, ROOT, serve
 from tests.engine.tasks.models import save_task_model
 
 TEXTS = ["the cat sat", "a dog ran on it", "who is it"]
@@ -140,6 +144,114 @@ def test_a_handler_of_ones_own(tmp_path, batching):
         assert it.request("POST", "/invocations", bodies[0])[0] == 200
         assert it.stop() == 0
     assert "Traceback" in it.log, "the lines of the error are in the log"
+
+
+def test_speech(tmp_path):
+    """A WAV file as it is, at another rate than the model's, and two in base64."""
+    path = save_task_model("listener", tmp_path)
+    data = io.BytesIO()
+    with wave.open(data, "wb") as file:
+        file.setnchannels(2)
+        file.setsampwidth(2)
+        file.setframerate(44_100)
+        file.writeframes(np.random.default_rng(1).bytes(40_000))
+    sound = data.getvalue()
+    with serve(tmp_path, "max_batch_delay=5\n", model=path) as it:
+        assert "task: automatic-speech-recognition (the model is a Wav2Vec2ForCTC)" in it.log
+        connection = http.client.HTTPConnection("127.0.0.1", it.port, timeout=60)
+        connection.request("POST", "/invocations", sound, {"Content-Type": "audio/wav"})
+        answer = connection.getresponse()
+        said = json.loads(answer.read())
+        connection.close()
+        assert (answer.status, list(said)) == (200, ["text"])
+        encoded = base64.b64encode(sound).decode()
+        body = {"inputs": [encoded, encoded[:80]]}
+        status, listed = it.request("POST", "/invocations", body)
+        first, second = json.loads(listed)
+        assert (status, first) == (200, said)
+        assert (second["code"], second["field"]) == (400, "inputs")
+        assert "lasts 0.00 s" in second["error"]
+        assert it.stop() == 0
+
+
+STREAMING = """
+import pathlib, time
+
+def handle(inputs):
+    if inputs.is_empty():
+        return
+    seen = pathlib.Path(inputs.get_as_json()["seen"])
+    try:
+        yield {"part": 1}
+        while not seen.exists():
+            yield b""
+            time.sleep(0.01)
+        yield {"part": 2}
+        if seen.read_text() == "fail":
+            raise ValueError("half way")
+    finally:
+        seen.with_suffix(".closed").touch()
+"""
+
+
+@pytest.mark.parametrize("batching", ["none", "dynamic"])
+def test_a_handler_that_streams(tmp_path, batching):
+    """Its second part waits until the client has seen the first."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "model.py").write_text(STREAMING)
+    options = f"option.batching={batching}\nbatch_size=4\nmax_batch_delay=5\n"
+    with serve(tmp_path, options, model=directory) as it:
+        for end, lines in (("end", []), ("fail", [{"error": "ValueError: half way", "code": 424}])):
+            seen = tmp_path / end
+            with it.post_lines({"seen": str(seen)}) as answer:
+                assert next(answer) == {"part": 1}
+                seen.write_text(end)
+                assert list(answer) == [{"part": 2}, *lines]
+            assert seen.with_suffix(".closed").exists()
+        with it.post_lines({"seen": str(tmp_path / "never")}) as answer:
+            assert next(answer) == {"part": 1}
+        status, _ = it.request("POST", "/invocations", {"seen": str(tmp_path / "end")})
+        assert status == 200, "the client that hung up holds nobody up"
+        assert (tmp_path / "never.closed").exists()
+        assert it.stop() == 0
+
+
+FORMATTERS = """
+import pathlib
+from djl_python.input_parser import input_formatter
+from djl_python.output_formatter import output_formatter
+
+@input_formatter
+def ask(decoded_payload, **kwargs):
+    inputs = pathlib.Path("before.txt").read_text() + decoded_payload.pop("who")
+    return {"inputs": inputs, "parameters": {"max_new_tokens": 5}, **decoded_payload}
+
+@output_formatter
+def say(response_data):
+    return {"mine": response_data}
+"""
+
+
+def test_formatters_around_the_model(tmp_path):
+    directory = tmp_path / "model"
+    shutil.copytree(DEMO, directory)
+    (directory / "before.txt").write_text("ROM")
+    (directory / "model.py").write_text(FORMATTERS)
+    with serve(tmp_path, "option.dtype=fp32\n", model=directory) as it:
+        if not IMAGE:
+            assert f"formatters: {directory / 'model.py'}" in it.log
+        status, data = it.request(
+            "POST", "/v1/completions", {"prompt": "ROMEO:", "max_tokens": 5, "temperature": 0}
+        )
+        assert status == 200, data
+        text = json.loads(data)["choices"][0]["text"]
+        status, data = it.request("POST", "/invocations", {"who": "EO:"})
+        assert (status, json.loads(data)) == (200, {"mine": {"generated_text": text}})
+        with it.post_lines({"who": "EO:", "stream": True}) as lines:
+            assert "".join(line["mine"]["token"]["text"] for line in lines) == text
+        assert it.request("POST", "/invocations", {"inputs": "a"})[0] == 424
+        assert it.stop() == 0
 
 
 @pytest.mark.parametrize(

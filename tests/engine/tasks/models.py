@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -9,12 +10,19 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     CONFIG_MAPPING,
     AutoModel,
+    AutoModelForAudioClassification,
+    AutoModelForCTC,
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForSpeechSeq2Seq,
     AutoModelForTokenClassification,
     PreTrainedTokenizerFast,
+    Wav2Vec2CTCTokenizer,
+    Wav2Vec2FeatureExtractor,
+    WhisperFeatureExtractor,
+    WhisperTokenizer,
 )
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
@@ -24,6 +32,13 @@ MAX_LENGTH = 32
 _BERT = {"vocab_size": len(WORDS), "hidden_size": 16, "num_hidden_layers": 2,
          "num_attention_heads": 2, "intermediate_size": 32,
          "max_position_embeddings": MAX_LENGTH, "pad_token_id": 0}  # fmt: skip
+RATE = 8000
+LETTERS = ["<pad>", "<s>", "</s>", "<unk>", "|", "A", "B", "C"]
+_SOUND = {"vocab_size": len(LETTERS), "hidden_size": 16, "num_hidden_layers": 1,
+          "num_attention_heads": 2, "intermediate_size": 16, "conv_dim": (8, 8),
+          "conv_stride": (5, 4), "conv_kernel": (10, 8), "num_feat_extract_layers": 2,
+          "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "num_labels": 3,
+          "classifier_proj_size": 8}  # fmt: skip
 _NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
 _MODELS = {
     "classifier": (AutoModelForSequenceClassification, "bert", _BERT | {"num_labels": 3}),
@@ -46,6 +61,17 @@ _MODELS = {
         {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
          "intermediate_size": 16, "image_size": 8, "patch_size": 4, "num_labels": 3},
     ),
+    "hearer": (AutoModelForAudioClassification, "wav2vec2", _SOUND),
+    "listener": (AutoModelForCTC, "wav2vec2", _SOUND),
+    "whisper": (
+        AutoModelForSpeechSeq2Seq,
+        "whisper",
+        {"vocab_size": 17, "num_mel_bins": 8, "d_model": 16, "encoder_layers": 1,
+         "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+         "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_source_positions": 50,
+         "max_target_positions": 300, "decoder_start_token_id": 9, "pad_token_id": 8,
+         "eos_token_id": 8, "bos_token_id": 8},
+    ),
 }  # fmt: skip
 
 
@@ -62,11 +88,32 @@ def save_task_model(name: str, folder: Path) -> Path:
             if weight.dim() >= 2:
                 weight.normal_(0, 1.4 / weight.shape[-1] ** 0.5)
     model.save_pretrained(path)
-    if architecture == "vit":
-        ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(path)
-    else:
-        tokenizer().save_pretrained(path)
+    match architecture:
+        case "vit":
+            ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(path)
+        case "wav2vec2":
+            Wav2Vec2FeatureExtractor(sampling_rate=RATE).save_pretrained(path)
+            letters = {letter: id for id, letter in enumerate(LETTERS)}
+            (path / "vocab.json").write_text(json.dumps(letters))
+            Wav2Vec2CTCTokenizer(str(path / "vocab.json")).save_pretrained(path)
+        case "whisper":
+            WhisperFeatureExtractor(feature_size=8, chunk_length=1).save_pretrained(path)
+            _whisper_tokenizer().save_pretrained(path)
+            model.generation_config.max_new_tokens = 8
+            model.generation_config.save_pretrained(path)
+        case _:
+            tokenizer().save_pretrained(path)
     return path
+
+
+def _whisper_tokenizer() -> WhisperTokenizer:
+    """Eight letters, and the tokens that steer Whisper."""
+    letters = {letter: id for id, letter in enumerate("abcdefgh")}
+    names = ("endoftext", "startoftranscript", "en", "translate", "transcribe", "startoflm",
+             "startofprev", "nospeech", "notimestamps")  # fmt: skip
+    tokenizer = WhisperTokenizer(vocab=letters, merges=[])
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{each}|>" for each in names]})
+    return tokenizer
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

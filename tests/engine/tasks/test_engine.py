@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -35,10 +36,14 @@ class Echo:
         self.batches.append([job.body.decode() for job in jobs])
         between_runs()
         self.between()
-        return list(map(self.outcome, self.batches[-1]))
+        return [self.outcome(job, job.body.decode()) for job in jobs]
 
-    def outcome(self, body):
+    def outcome(self, job, body):
         match body:
+            case "endless":
+                while job.send(Answer(b"part", "text/plain")):
+                    time.sleep(0.001)
+                return Answer(b"")
             case "wrong":
                 return RequestError("inputs", "are wrong")
             case "fail":
@@ -163,6 +168,17 @@ def test_over_the_socket(client):
     assert client.receive(Failed).kind == "rejected", "nothing generates here"
     client.send(Perform("1", b"again"))
     assert client.receive(Performed).id == "1", "ids are free once they have ended"
+
+
+def test_parts_until_nobody_wants_more(client):
+    client.send(Perform("1", b"endless"))
+    part = Performed("1", b"part", "text/plain", is_last=False)
+    assert [client.receive(Performed) for _ in range(3)] == [part] * 3
+    client.send(Perform("2", b"hello"))
+    client.send(Abort("1"))
+    while (answer := client.receive(Performed)) == part:
+        pass
+    assert (answer.id, answer.body) == ("2", b"hello"), "no end is told of what was aborted"
 
 
 def test_a_full_queue_refuses_and_an_abort_makes_room(client, echo):

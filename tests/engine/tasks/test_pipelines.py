@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import wave
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -13,6 +15,7 @@ from transformers import pipeline
 from core.errors import ConfigurationError, RequestError
 from core.task_bodies import PipelineBody
 from tests.engine.tasks.conftest import decoded, engine_of, perform
+from tests.engine.tasks.models import RATE
 
 LONG = " ".join(["cat"] * 50)
 
@@ -27,6 +30,30 @@ def image(color, size=(10, 12)):
     data = io.BytesIO()
     Image.new("RGB", size, color).save(data, "PNG")
     return data.getvalue()
+
+
+def samples(seed, count):
+    """A sound as 16-bit integers."""
+    return np.random.default_rng(seed).integers(-20_000, 20_000, count, dtype=np.int16)
+
+
+def wav(seed, count=2000, rate=RATE):
+    data = io.BytesIO()
+    with wave.open(data, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(samples(seed, count).tobytes())
+    return data.getvalue()
+
+
+def as_transformers_wants_it(given):
+    """What a file says, read in another way than ours."""
+    if not isinstance(given, bytes):
+        return given
+    if given.startswith(b"RIFF"):
+        return np.frombuffer(given[44:], np.int16).astype(np.float32) / 2**15
+    return Image.open(io.BytesIO(given))
 
 
 def close(got, expected):
@@ -66,6 +93,15 @@ REQUESTS = [
     ("viewer", "image-classification", [
         body(image("red")), body([image("blue"), image("green", (30, 9))], top_k=1),
     ]),
+    ("hearer", "audio-classification", [
+        body(wav(1)), body([wav(2), wav(3, 900)], top_k=1), body([wav(4)]),
+    ]),
+    ("listener", "automatic-speech-recognition", [
+        body(wav(1)), body([wav(2), wav(3, 900)]), body(wav(1), return_timestamps="char"),
+    ]),
+    ("whisper", "automatic-speech-recognition", [
+        body(wav(1, 12_000, 16_000)), body([wav(2, 3000, 16_000), wav(3, 9000, 16_000)]),
+    ]),
 ]  # fmt: skip
 
 
@@ -76,8 +112,7 @@ def test_a_batch_of_all_is_answered_as_transformers_answers_each(task_model, nam
     reference = pipeline(task, model=str(path), dtype=torch.float32, device="cpu")
 
     def expected(request):
-        read = [Image.open(io.BytesIO(each)) if isinstance(each, bytes) else each
-                for each in request.inputs]  # fmt: skip
+        read = list(map(as_transformers_wants_it, request.inputs))
         if len(read) == 1 and request.is_batch:  # some pipelines unpack a list of one
             (alone,) = reference([read[0], read[0]], **request.parameters)[:1]
             return [alone]
@@ -192,7 +227,9 @@ def test_a_lost_device_ends_the_engine(failing):
     [
         ("classifier", {"task": "text-clasification"}, "did you mean 'text-classification'"),
         ("classifier", {"task": "summarization"}, "no such pipeline"),
-        ("classifier", {"task": "automatic-speech-recognition"}, "model.py"),
+        ("classifier", {"task": "video-classification"}, "model.py"),
+        ("classifier", {"task": "automatic-speech-recognition"}, "cannot load bert"),
+        ("hearer", {"task": "automatic-speech-recognition"}, "cannot load wav2vec2"),
         ("encoder", {"task": "text-classification"}, "was not trained for text-classification"),
         ("encoder", {"task": "question-answering"}, "was not trained for question-answering"),
         ("viewer", {"task": "text-classification"}, "cannot load vit"),
@@ -219,3 +256,19 @@ def test_what_is_no_image_is_refused(task_model):
     whole = image("red", (64, 64))
     outcomes = perform(engine, body(b"GIF"), body(whole[: len(whole) // 2]), body(whole))
     assert [getattr(each, "field", "") for each in outcomes] == ["inputs", "inputs", ""]
+
+
+def test_sounds(task_model, tmp_path, caplog):
+    engine = engine_of(task_model("listener"))
+    assert engine.facts.task == "automatic-speech-recognition"
+    text, wrong = perform(engine, body(wav(1)), body(b"OggS"))
+    assert decoded(text)["text"], "of whatever letters"
+    assert wrong.field == "inputs"
+    for each in task_model("listener").iterdir():
+        (tmp_path / each.name).write_bytes(each.read_bytes())
+    path = tmp_path / "preprocessor_config.json"
+    settings = json.loads(path.read_text()) | {"processor_class": "Wav2Vec2ProcessorWithLM"}
+    path.write_text(json.dumps(settings))
+    assert "language model" not in caplog.text
+    assert perform(engine_of(tmp_path), body(wav(1))) == [text]
+    assert "has a language model to choose words with, which is not used" in caplog.text

@@ -1,0 +1,23 @@
+"""A request's content in the form that a Content-Type names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from djl_python.inputs import Input
+
+
+def decode(inputs: Input, content_type: str | None, key: str | None = None) -> Any:
+    """JSON as it is; of any other type a dict whose `inputs` are the content."""
+    kind = content_type or "application/json"
+    if kind.startswith("application/json"):
+        return inputs.get_as_json(key)
+    if kind.startswith("text/csv"):
+        rows = inputs.get_as_csv(key)
+        is_column = bool(rows) and "inputs" in rows[0]
+        return {"inputs": [row["inputs"] for row in rows] if is_column else rows}
+    if kind.startswith("text/plain"):
+        return {"inputs": [inputs.get_as_string(key)]}
+    if kind.startswith("image/"):
+        return {"inputs": inputs.get_as_image(key)}
+    return {"inputs": inputs.get_as_npz(key) if kind == "tensor/npz" else inputs.get_as_bytes(key)}

@@ -1,0 +1,14 @@
+#!/bin/sh
+# One request whole, and one as it comes: curl.sh [URL] [PROMPT, of which JSON needs no escapes]
+set -eu
+url=${1:-http://localhost:8080}
+prompt=${2:-ROMEO:}
+
+curl --fail-with-body --silent --show-error "$url/invocations" \
+    --header 'Content-Type: application/json' \
+    --data "{\"inputs\": \"$prompt\", \"parameters\": {\"max_new_tokens\": 20}}"
+echo
+
+curl --fail-with-body --silent --show-error --no-buffer "$url/invocations" \
+    --header 'Content-Type: application/json' \
+    --data "{\"inputs\": \"$prompt\", \"parameters\": {\"max_new_tokens\": 20}, \"stream\": true}"
