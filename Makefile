@@ -9,7 +9,7 @@ TRITON_FLOOR := 3.6.0
 COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties examples/compare/cpu.properties --requests 120
 EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
-.PHONY: help setup serve compare test check image-check variants kernels gpu format docs clean
+.PHONY: help setup serve compare test check asan image-check variants kernels gpu format docs clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -38,6 +38,11 @@ check: setup  ## Lint, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	test ! -x $(BIN)/hadolint || $(BIN)/hadolint Dockerfile
+
+asan: setup  ## Run the tests of the CPU's C++ kernels under AddressSanitizer (with g++)
+	LONGSHORE_CACHE=build/asan CXX=tests/kernels/cpu/asan-g++ ASAN_OPTIONS=detect_leaks=0 \
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	$(BIN)/python -m pytest tests/kernels/cpu $(ARGS)
 
 image-check: setup  ## Build the image without Docker (as root, with buildah and debootstrap) and test it
 	image/check

@@ -11,6 +11,7 @@ from container.headers import register_headers
 from container.host import json_response
 from container.openapi import openapi_document
 from container.prompting import Prompting
+from container.routes.adapters import AdapterRoutes
 from container.routes.generation import GenerationApi
 from container.routes.invocations import Invocations
 from container.routes.models import ModelRoutes
@@ -36,6 +37,7 @@ def create_app(
     prompting = Prompting(tokenizer, template)
     service = Service(client, prompting, options, model_name)
     ModelRoutes(service).add_to(app)
+    AdapterRoutes(service).add_to(app)
     OpenAIRoutes(service).add_to(app)
     formatted = service  # as in LMI, formatters have to do with SageMaker's door alone
     if formatters is not None:

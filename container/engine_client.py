@@ -20,9 +20,11 @@ import zmq.green as zmq
 
 from container.task_reply import TaskReply
 from container.token_stream import TokenStream
+from core.adapter import Adapter
 from core.errors import EngineUnavailableError
 from core.messages import (
     Abort,
+    Adapters,
     Dead,
     Facts,
     Failed,
@@ -30,12 +32,14 @@ from core.messages import (
     Generated,
     Heartbeat,
     Hello,
+    LoadAdapter,
     Perform,
     Performed,
     Ready,
     Step,
     Submit,
     ToEngine,
+    UnloadAdapter,
 )
 from core.sampling import SamplingParams
 from core.stats import Stats
@@ -91,6 +95,11 @@ class EngineClient:
         """What the engine last said of itself, at most a heartbeat ago while it is healthy."""
         return self._stats
 
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """Those that are loaded, as the engine last said; none while it is not ready."""
+        return self._adapters
+
     def health(self) -> Health:
         """Healthy means that the engine was ready, is heard of, and moves."""
         if self._facts is None:
@@ -103,19 +112,26 @@ class EngineClient:
             return Health(False, f"the engine is stuck: no step ended for {age:.0f} s")
         return Health(True, "")
 
-    def submit(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> TokenStream:
+    def submit(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, adapter: str = ""
+    ) -> TokenStream:
         """Starts a request. Raises EngineUnavailableError where nobody would answer."""
         stream = TokenStream(self._new_id(), params.num_answers, self.abort)
-        self._send(Submit(stream.id, list(prompt_token_ids), params))
+        self._send(Submit(stream.id, list(prompt_token_ids), params, adapter))
         self._streams[stream.id] = stream
         return stream
 
     def perform(self, body: bytes, headers: Mapping[str, str]) -> TaskReply:
         """Starts a request of a task. Raises EngineUnavailableError where nobody would answer."""
-        reply = TaskReply(self._new_id(), self.forget)
-        self._send(Perform(reply.id, body, dict(headers)))
-        self._replies[reply.id] = reply
-        return reply
+        return self._ask(Perform(self._new_id(), body, dict(headers)))
+
+    def load_adapter(self, name: str, src: str) -> TaskReply:
+        """Has an adapter loaded; likewise."""
+        return self._ask(LoadAdapter(self._new_id(), name, src))
+
+    def unload_adapter(self, name: str) -> TaskReply:
+        """Has it unloaded; likewise."""
+        return self._ask(UnloadAdapter(self._new_id(), name))
 
     def forget(self, id: str) -> None:
         """Aborts a request of a task, unless it has its answer."""
@@ -138,6 +154,12 @@ class EngineClient:
         for each in running:
             each.push(Failed(each.id, "failed", reason))
 
+    def _ask(self, message: Perform | LoadAdapter | UnloadAdapter) -> TaskReply:
+        reply = TaskReply(message.id, self.forget)
+        self._send(message)
+        self._replies[reply.id] = reply
+        return reply
+
     @property
     def _num_running(self) -> int:
         return len(self._streams) + len(self._replies)
@@ -156,6 +178,7 @@ class EngineClient:
 
     def _connect(self) -> None:
         self._facts: Facts | None = None
+        self._adapters: tuple[Adapter, ...] = ()
         self._step_age_s = 0.0
         self._stats = Stats()
         self._last_heard = self._clock()
@@ -222,8 +245,11 @@ class EngineClient:
             case Heartbeat(step_age_s, stats):
                 self._last_heard, self._step_age_s = self._clock(), step_age_s
                 self._stats = stats
-            case Ready(facts):
+            case Ready(facts, adapters):
                 self._last_heard, self._facts = self._clock(), facts
+                self._adapters = adapters
+            case Adapters(loaded):
+                self._adapters = loaded
             case Dead(reason):
                 self._lost(f"the engine has ended: {reason}")
 

@@ -11,9 +11,12 @@ from werkzeug.exceptions import HTTPException, NotFound, RequestEntityTooLarge
 
 from container.patience import ClientGoneError
 from core.errors import (
+    ConflictError,
     EngineUnavailableError,
     GenerationError,
     LongshoreError,
+    NoRoomError,
+    NotFoundError,
     OverloadedError,
     RequestError,
 )
@@ -70,6 +73,12 @@ def describe(error: Exception, request_id: str) -> Failure:
     match error:
         case RequestError():
             return Failure(400, str(error), error.field)
+        case NotFoundError():
+            return Failure(404, str(error))
+        case ConflictError():
+            return Failure(409, str(error))
+        case NoRoomError():
+            return Failure(507, str(error))
         case OverloadedError() | EngineUnavailableError():
             return Failure(503, str(error))
         case ClientGoneError():

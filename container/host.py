@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import msgspec
 from flask import Response, abort, g, request
 
+from container.disconnect import disconnect_check
 from container.engine_client import EngineClient
+from container.patience import Patience
 from container.schemas.body import is_json_type, is_served_type, read_body
+from container.task_reply import TaskReply
+from core.messages import Performed
 from core.options import Options
 
 logger = logging.getLogger(__name__)
@@ -44,6 +48,27 @@ class Host:
         if request.content_length is None and len(body) >= self.options.max_request_size:
             abort(413)  # a chunked body is cut there without a word
         return body
+
+    def wait_for(self, reply: TaskReply) -> Performed:
+        """The engine's answer, of one part. Raises what `parts_of` raises."""
+        (answer,) = self.parts_of(reply)
+        return answer
+
+    def parts_of(self, reply: TaskReply) -> Generator[Performed]:
+        """The parts of the engine's answer as they come, up to the one that is last.
+
+        Raises what `TaskReply.get` raises, and what `Patience.wait` does. However it ends, also by
+        being closed, the engine has then forgotten the request.
+        """
+        patience = Patience(disconnect_check(request.environ), self.options.predict_timeout)
+        try:
+            while True:
+                part = patience.wait(reply.get)
+                yield part
+                if part.is_last:
+                    return
+        finally:
+            reply.abort()
 
     def warn(self, warnings: Sequence[str]) -> None:
         """Says in the log and in a header what of the request was passed over."""

@@ -13,7 +13,6 @@ ALIASES: Mapping[str, str] = {"max_dynamic_batch_size": "batch_size"}
 _ONE_COPY = "one engine process runs one copy of the model; scale out with more containers"
 _FORMAT = "a request's own fields choose its schema; option.output_formatter the form of a stream"
 _HANDLERS = "name the file of your handler with option.entryPoint"
-_LORA = "LoRA adapters are not served; merge the adapter into the model"
 _QUANTIZED = "weights are not quantized; option.dtype chooses the precision"
 _SPECULATIVE = "speculative decoding is not part of this container; leave it out"
 _FIXED_CODE = "status codes are fixed: 400, 404, 413, 424 and 503"
@@ -66,11 +65,10 @@ ADVICE: Mapping[str, str] = {
     "option.multi_gpu": "the model runs on one device; leave it out",
     "option.max_sparsity": "leave it out",
     "option.max_splits": "leave it out",
-    "option.enable_lora": _LORA,
-    "option.max_loras": _LORA,
-    "option.max_lora_rank": _LORA,
-    "option.max_cpu_loras": _LORA,
-    "option.adapters": _LORA,
+    "option.max_cpu_loras": "all loaded adapters lie on the device; use option.max_loras",
+    "option.fully_sharded_loras": "the model runs on one device; leave it out",
+    "option.lora_dtype": "adapters have the model's type; leave it out",
+    "option.lora_extra_vocab_size": "adapters bring no tokens of their own; leave it out",
     "option.draft_model_id": _SPECULATIVE,
     "option.spec_length": _SPECULATIVE,
     "option.speculative_draft_model": _SPECULATIVE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 
+from container.schemas.adapters import ADAPTER_FIELDS
 from container.schemas.chat import CHAT_FIELDS
 from container.schemas.completions import COMPLETION_FIELDS
 from container.schemas.embeddings import EMBEDDING_FIELDS, INPUTS_FIELDS
@@ -66,6 +67,7 @@ def _generation_schemas() -> Json:
         "Completion": _object(COMPLETION_FIELDS, ["prompt"]),
         "Tokenize": _object(TOKENIZE_FIELDS),
         "Detokenize": _object(DETOKENIZE_FIELDS, ["tokens"]),
+        "Adapter": _object(ADAPTER_FIELDS, ["name", "src"]),
     }
 
 
@@ -152,6 +154,18 @@ _OWN_PATHS: Mapping[Kind, Json] = {
         "/v1/completions": _post("OpenAI's completions.", _body("Completion")),
         "/tokenize": _post("The tokens of a text or a conversation.", _body("Tokenize")),
         "/detokenize": _post("The text of tokens.", _body("Detokenize")),
+        "/adapters": {
+            **_get("The LoRA adapters that are loaded."),
+            **_post(
+                "Load one; answered when requests may use it.",
+                _body("Adapter"),
+                **{"507": {"description": "option.max_loras are loaded: unload another one."}},
+            ),
+        },
+        "/adapters/{name}": {
+            **_get("The adapter of that name.", "name"),
+            **_delete("Unload it.", "name"),
+        },
     },
     "embedding": {"/v1/embeddings": _post("OpenAI's embeddings.", _body("Embedding"))},
     "pipeline": {},
@@ -160,7 +174,7 @@ _OWN_PATHS: Mapping[Kind, Json] = {
 _MODEL_PATHS: Json = {
     "/models": _get("The one model, as DJL Serving lists it."),
     "/models/{name}": _get("The same, as DJL Serving describes it.", "name"),
-    "/v1/models": _get("The one model."),
+    "/v1/models": _get("The one model, and its adapters."),
     "/v1/models/{name}": _get("The model of that name.", "name"),
     "/metrics": _get("What the engine is doing, in Prometheus' form."),
     "/openapi.json": _get("This document."),

@@ -62,7 +62,7 @@ def make_plan(
         for num_tokens in (budget_tokens, max_sequences)
     )
     block_bytes = bytes_per_block(decoder.shapes, options.block_size, kv_itemsize(decoder, options))
-    used = weights_bytes(decoder) + CONTEXT_BYTES
+    used = weights_bytes(decoder) + adapter_bytes(decoder, options) + CONTEXT_BYTES
     budget = gpu_kv_budget(options, instance.gpu_mib * 2**20, used, activations)
     usable = max_sequences * blocks_for(max_len, options.block_size)
     num_blocks = options.num_kv_blocks or min(usable, budget // block_bytes)
@@ -94,6 +94,8 @@ def plan_lines(
         f"  weights: {_mib(weights_bytes(decoder))}, "
         f"{decoder.num_parameters / 1e6:,.0f} million numbers in {decoder.dtype}{how}"
     )
+    if options.enable_lora:
+        yield f"  adapters: {_mib(adapter_bytes(decoder, options))} for option.max_loras"
     usable = int(instance.gpu_mib * 2**20 * options.gpu_memory_utilization)
     yield f"  usable: {_mib(usable)}, {options.gpu_memory_utilization:.0%} of the GPU's memory"
     yield (
@@ -113,6 +115,17 @@ def plan_lines(
 
 def weights_bytes(decoder: Decoder) -> int:
     return decoder.num_parameters * DTYPE_BYTES[decoder.dtype]
+
+
+def adapter_bytes(decoder: Decoder, options: Options) -> int:
+    """Of the slots for LoRA adapters, where the linear layers are those of a Llama."""
+    if not options.enable_lora:
+        return 0
+    hidden, inner = decoder.hidden_size, decoder.intermediate_size
+    queries, keys = (num * decoder.head_dim for num in (decoder.num_heads, decoder.num_kv_heads))
+    widths = 2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
+    num_columns = options.max_loras * options.max_lora_rank
+    return decoder.num_layers * num_columns * widths * DTYPE_BYTES[decoder.dtype]
 
 
 def _tokens_held(options: Options, batching: Batching, request: Request, max_len: int) -> int:

@@ -27,6 +27,8 @@ from core.text.answers import Answers
 from core.text.bad_words import with_bad_word_ids
 from core.text.grammar import checked
 
+ADAPTER_HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
+
 
 class Service(Host):
     """A host that generates."""
@@ -48,6 +50,26 @@ class Service(Host):
         """The fields of a body of any served type. Raises GenerationError of a formatter."""
         body = super().read()
         return body if self._formatters is None else self._formatters.request(body)
+
+    def adapter(self, named: str | None, model: object = None) -> str:
+        """The adapter to answer the current request with, '' for none: the one `named` in its
+        body, or by SageMaker's header, or by OpenAI's `model` where that is not the model's own.
+
+        Whether it is loaded is for the engine to say. Raises RequestError where none can be.
+        """
+        by_header = request.headers.get(ADAPTER_HEADER)
+        if not self.options.enable_lora:
+            for field, value in (("adapters", named), (ADAPTER_HEADER, by_header)):
+                if value:
+                    raise RequestError(field, "needs option.enable_lora=true")
+            return ""
+        if named is not None:
+            return named
+        if by_header or model is None or model == self.model_name:
+            return by_header or ""
+        if not isinstance(model, str):
+            raise RequestError("model", "expected a text")
+        return model
 
     def checked(self, decoding: Decoding) -> Decoding:
         """The same with a form of the answer as a grammar that is known to be right.
@@ -71,27 +93,30 @@ class Service(Host):
         decoding: Decoding,
         *,
         keep: Collection[int] = (),
+        adapter: str = "",
     ) -> Generation:
         """Submits a prompt. Raises RequestError where it is too long, or not of this model.
 
-        `keep`: special tokens that are part of the answers' text.
+        `keep`: special tokens that are part of the answers' text. `adapter`: '' for none.
         """
         tokenizer = self.prompting.tokenizer
         params = with_bad_word_ids(self._params(prompt_token_ids, decoding), tokenizer)
         return Generation(
-            self.client.submit(prompt_token_ids, params),
+            self.client.submit(prompt_token_ids, params, adapter),
             Answers(params, tokenizer, prompt_token_ids, keep=keep),
             decoding.dialect,
             prompt_token_ids,
             Patience(disconnect_check(request.environ), self.options.predict_timeout),
         )
 
-    def start_all(self, prompts: Sequence[Sequence[int]], decoding: Decoding) -> list[Generation]:
+    def start_all(
+        self, prompts: Sequence[Sequence[int]], decoding: Decoding, adapter: str
+    ) -> list[Generation]:
         """Submits all of them, or none. Raises what `start` raises."""
         generations: list[Generation] = []
         try:
             for prompt_token_ids in prompts:
-                generations.append(self.start(prompt_token_ids, decoding))
+                generations.append(self.start(prompt_token_ids, decoding, adapter=adapter))
         except BaseException:
             for generation in generations:
                 generation.abort()

@@ -1,4 +1,4 @@
-"""What the engine says of one performed request: its answer, whole or in parts."""
+"""What the engine says of a performed task, whole or in parts, or of a change of adapters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TaskReply:
     def get(self, timeout_s: float) -> Performed | None:
         """The next part; None where it did not come in time.
 
-        Raises RequestError, OverloadedError or GenerationError where the engine says so.
+        Raises what `failure_of` makes of the engine's refusal.
         """
         try:
             message = self._arrived.get(timeout=timeout_s)

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterable
 
 import gevent.queue
 
-from core.errors import GenerationError, LongshoreError, OverloadedError, RequestError
+from core.errors import (
+    ConflictError,
+    GenerationError,
+    LongshoreError,
+    NoRoomError,
+    NotFoundError,
+    OverloadedError,
+    RequestError,
+)
 from core.messages import Failed, Generated
 
 
@@ -32,7 +40,8 @@ class TokenStream:
     def get(self, timeout_s: float) -> list[Generated]:
         """All that has arrived, as one message for each answer; nothing where nothing did in time.
 
-        Raises RequestError, OverloadedError or GenerationError where the engine says so.
+        Raises RequestError, NotFoundError, OverloadedError or GenerationError where the engine
+        says so.
         """
         generated: list[Generated] = []
         for message in [] if self._failed else self._waiting(timeout_s):
@@ -95,6 +104,16 @@ def _joined(parts: list[Generated]) -> Generated:
 
 def failure_of(failed: Failed) -> LongshoreError:
     """The error to raise for what the engine said."""
-    if failed.kind == "rejected":
-        return RequestError(failed.field, failed.message)
-    return {"overloaded": OverloadedError, "failed": GenerationError}[failed.kind](failed.message)
+    match failed.kind:
+        case "rejected":
+            return RequestError(failed.field, failed.message)
+        case "overloaded":
+            return OverloadedError(failed.message)
+        case "not_found":
+            return NotFoundError(failed.message)
+        case "conflict":
+            return ConflictError(failed.message)
+        case "no_room":
+            return NoRoomError(failed.message)
+        case "failed":
+            return GenerationError(failed.message)

@@ -29,6 +29,18 @@ class RequestError(LongshoreError):
         self.message = message
 
 
+class NotFoundError(LongshoreError):
+    """What a request names is not here."""
+
+
+class ConflictError(LongshoreError):
+    """What is to be made under a name is here already."""
+
+
+class NoRoomError(LongshoreError):
+    """There is no memory left for what is to be loaded."""
+
+
 class OverloadedError(LongshoreError):
     """The queue is full; the same request may succeed later."""
 

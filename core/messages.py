@@ -10,13 +10,16 @@ front end                                engine
                                <-  Step([Generated(id, ...), ...]) after every step
   Perform(id, ...)             ->  where the task is not to generate
                                <-  Performed(id, ...), several where it is sent in parts
+  LoadAdapter(id, ...)         ->
+  UnloadAdapter(id, ...)       ->
+                               <-  Adapters([...]) to every client, then Performed(id)
   Abort(id), at any time       ->  (silence about that id from then on)
                                <-  Dead(reason), where it ends by itself
 ```
 
 Every answer of a submitted id gets exactly one `Generated` with `finish`, and the id is over with
 its last answer; or it gets one `Failed`. Its client may abort it, or one of its answers, first.
-A performed id gets one `Performed` with `is_last`, or one `Failed`, unless it is aborted.
+Any other id gets one `Performed` with `is_last`, or one `Failed`, unless it is aborted.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import Literal
 
 import msgspec
 
+from core.adapter import Adapter
 from core.options import Batching, Options
 from core.sampling import Finish, SamplingParams, TopLogprobs
 from core.stats import Stats, Timing
@@ -45,6 +49,8 @@ class Submit(Message, frozen=True):
     id: str
     prompt_token_ids: list[int]
     params: SamplingParams
+    adapter: str = ""
+    """Name of a loaded one; '' is the model itself."""
 
 
 class Perform(Message, frozen=True):
@@ -55,6 +61,21 @@ class Perform(Message, frozen=True):
     """As `core.task_bodies` says, or for a handler that of the HTTP request."""
     headers: dict[str, str] = {}
     """For a handler: those of the HTTP request."""
+
+
+class LoadAdapter(Message, frozen=True):
+    """Read a LoRA adapter from the directory `src`, for requests to use under `name`."""
+
+    id: str
+    name: str
+    src: str
+
+
+class UnloadAdapter(Message, frozen=True):
+    """No new request may use the adapter; those that run end as they would."""
+
+    id: str
+    name: str
 
 
 class Abort(Message, frozen=True):
@@ -105,6 +126,13 @@ class Ready(Message, frozen=True):
     """The model has passed a real forward; requests are welcome."""
 
     facts: Facts
+    adapters: tuple[Adapter, ...] = ()
+
+
+class Adapters(Message, frozen=True):
+    """All that are loaded, whenever one comes or goes."""
+
+    loaded: tuple[Adapter, ...]
 
 
 class Generated(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -131,10 +159,13 @@ class Step(Message, frozen=True):
 
 
 class Performed(Message, frozen=True):
-    """The answer to a Perform, or a part of it; what is beside the body counts in the first."""
+    """The answer to a Perform, or a part of it; what is beside the body counts in the first.
+
+    Or that an adapter is loaded or unloaded.
+    """
 
     id: str
-    body: bytes
+    body: bytes = b""
     content_type: str = ""
     code: int = 200
     """HTTP status."""
@@ -144,10 +175,10 @@ class Performed(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """Terminal: the request was refused (`rejected`, `overloaded`) or failed while it ran."""
+    """Terminal: the request was refused, or (`failed`) failed while it ran."""
 
     id: str
-    kind: Literal["rejected", "overloaded", "failed"]
+    kind: Literal["rejected", "overloaded", "not_found", "conflict", "no_room", "failed"]
     message: str
     field: str = ""
     """For `rejected`: the field of SamplingParams, or `prompt`, or what the body names."""
@@ -167,8 +198,8 @@ class Dead(Message, frozen=True):
     reason: str
 
 
-ToEngine = Hello | Submit | Perform | Abort
-FromEngine = Ready | Step | Performed | Failed | Heartbeat | Dead
+ToEngine = Hello | Submit | Perform | LoadAdapter | UnloadAdapter | Abort
+FromEngine = Ready | Adapters | Step | Performed | Failed | Heartbeat | Dead
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):

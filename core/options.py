@@ -140,6 +140,25 @@ class Options:
         "prompt and the next power of two of max_new_tokens; oracle: exactly what it may use.",
     )
 
+    # LoRA adapters
+    enable_lora: bool = _option(
+        False,
+        "Serve LoRA adapters beside the model, each request with the one that it names. Packed "
+        "executor.",
+    )
+    max_loras: int = _option(
+        4, "enable_lora: most adapters that are loaded at once; all lie on the device.", minimum=1
+    )
+    max_lora_rank: int = _option(
+        16, "enable_lora: highest rank of an adapter; memory is reserved for it.", minimum=1
+    )
+    adapters: str | None = _option(
+        None,
+        "enable_lora: directory, in the model's or absolute, of the adapters to load at start, "
+        "each a directory in PEFT's form, by whose name requests choose it. Default: adapters, "
+        "where there is one.",
+    )
+
     # Memory, precision, device
     max_model_len: int | None = _option(
         None, "Most tokens of a prompt and its answer together. Default: the model's own.",

@@ -8,6 +8,7 @@ from itertools import islice
 
 import msgspec
 
+from core.adapter import Adapter
 from core.beams import Hypothesis
 from core.plan import Output
 from core.sampling import SamplingParams, TopLogprobs
@@ -29,9 +30,11 @@ class Request:
         *,
         arrival: float = 0.0,
         eos_token_ids: Collection[int] = (),
+        adapter: Adapter | None = None,
     ) -> None:
         self.id = id
         self.params = params
+        self.adapter = adapter
         self.arrival = arrival
         self.admitted: float | None = None
         """When it was scheduled for the first time."""
@@ -42,6 +45,7 @@ class Request:
                 _params_of_sample(params, index),
                 index=index,
                 eos_token_ids=eos_token_ids,
+                adapter=adapter,
             )
             for index in range(1 if params.beam_width else params.num_samples)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from copy import copy
 
+from core.adapter import Adapter
 from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
 
 
@@ -22,6 +23,7 @@ class Sequence:
 
     __slots__ = (
         "__weakref__",
+        "adapter",
         "end_token_ids",
         "finish",
         "id",
@@ -46,6 +48,7 @@ class Sequence:
         *,
         index: int = 0,
         eos_token_ids: Collection[int] = (),
+        adapter: Adapter | None = None,
     ) -> None:
         self.id = id
         self.index = index
@@ -56,6 +59,8 @@ class Sequence:
         self.num_in_flight = 0
         self.num_scored_rows = 0
         self.params = params
+        self.adapter = adapter
+        """What is added to the model's weights for it."""
         self.needs_newest_token = params.needs_newest_token
         self.logprobs: list[float] = []
         """Of the generated tokens, in nats."""
@@ -87,6 +92,12 @@ class Sequence:
     def max_length(self) -> int:
         """Tokens of the prompt and of the longest answer it may get."""
         return self.num_prompt_tokens + self.params.max_tokens
+
+    @property
+    def prefix_salt(self) -> str:
+        """Sequences share K and V of equal tokens only where this is equal too."""
+        generation = self.adapter.generation if self.adapter else 0
+        return f"{generation}/{self.params.cache_salt}"
 
     def rows_to_score(self, start: int, end: int) -> range:
         """Of the positions `start : end`, those whose logits score the prompt token after them.

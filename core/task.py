@@ -80,6 +80,11 @@ def check_options(task: Task, options: Options) -> None:
             f"{choice.reason} chooses {choice.name}, which schedules the tokens of a generation; "
             f"{task.name} ({task.reason}) is served by option.batching=none or dynamic"
         )
+    if options.enable_lora:
+        raise ConfigurationError(
+            f"option.enable_lora adapts a model that generates text; leave it out for {task.name} "
+            f"({task.reason})"
+        )
     if options.executor == "packed":
         raise ConfigurationError(
             f"option.executor=packed generates text; leave it out for {task.name} ({task.reason})"

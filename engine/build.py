@@ -26,12 +26,14 @@ from engine.device import (
     choose_dtype,
     choose_fusion,
     choose_kv_dtype,
+    choose_panels,
 )
 from engine.engine import Engine
 from engine.executor import Executor
 from engine.grammars import Grammars
 from engine.kv_cache import KVCache
 from engine.library import LibraryExecutor, LibraryModel, load_library_model
+from engine.lora.start import start_adapters
 from engine.model_source import ModelSource
 from engine.packed import PackedExecutor
 from engine.packed_model import PackedModel, load_packed_model
@@ -61,7 +63,8 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
     )
     model, executor_reason = _load(source, options)
     batching, batching_reason = _batching(options, model, executor_reason)
-    notes += _compile(options, model)
+    adapters, adapter_notes = start_adapters(model_dir, options, model, executor_reason)
+    notes += _compile(options, model) + adapter_notes
     sizes = choose_sizes(options, batching, model)
     eos_token_ids = _eos_token_ids(model_dir, config)
     grammars = Grammars(model_dir, eos_token_ids)
@@ -106,7 +109,14 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
         scores_prompts=not config.is_encoder_decoder,
         notes=notes + source.notes + sizes.notes + executor_notes,
     )
-    return Engine(strategy, executor, facts, overlaps=_overlaps(options, model), grammars=grammars)
+    return Engine(
+        strategy,
+        executor,
+        facts,
+        overlaps=_overlaps(options, model),
+        grammars=grammars,
+        adapters=adapters,
+    )
 
 
 def read_config(model_dir: Path, options: Options) -> PreTrainedConfig:
@@ -137,8 +147,11 @@ def _load(source: ModelSource, options: Options) -> tuple[PackedModel | LibraryM
         try:
             if config.is_encoder_decoder:
                 raise UnsupportedModelError("it is an encoder-decoder model")
-            is_fused = choose_fusion(options, source.device)
-            model = load_packed_model(source, is_fused=is_fused)
+            model = load_packed_model(
+                source,
+                is_fused=choose_fusion(options, source.device),
+                in_panels=choose_panels(options, source.device),
+            )
         except UnsupportedModelError as error:
             reason = f"{config.model_type} cannot run packed: {error}"
             if options.executor == "packed":

@@ -14,6 +14,7 @@ import zmq
 
 from core.messages import FromEngine, Heartbeat, Message, Submit, ToEngine
 from core.stats import Stats
+from engine.lora.files import AdapterWeights
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,16 @@ class Broken(Message, frozen=True):
     """The socket's thread has ended; never on the wire."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRead:
+    """What reading the files of a LoadAdapter came to; never on the wire."""
+
+    id: str
+    name: str
+    src: str
+    outcome: AdapterWeights | Exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +61,7 @@ class Pulse:
     stats: Stats = field(default_factory=Stats)
 
 
-Inbound = ToEngine | ClientGone | Broken | Compiled
+Inbound = ToEngine | ClientGone | Broken | AdapterRead | Compiled
 
 
 class Connection:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from core.plan import StepPlan
 from engine.attention_backend import AttentionBackend
-from engine.inputs import PADDING_SLOT, StepInputs
+from engine.inputs import NO_ADAPTER, PADDING_SLOT, StepInputs
 from engine.kv_cache import KVCache
 from engine.packed_model import PackedModel
 from engine.paged_step import PagedStep
@@ -66,7 +66,7 @@ class DecodeGraph:
 
 
 class DecodeGraphs:
-    """The graphs of all buckets."""
+    """The graphs of all buckets; where the model has adapters, of steps with and without them."""
 
     def __init__(
         self,
@@ -90,13 +90,17 @@ class DecodeGraphs:
             model.device,
         )
         # From the largest on, whose memory then serves the others.
-        graphs = [self._record(size, recorder) for size in progress(buckets(max_rows)[::-1])]
-        self._graphs = graphs[::-1]
-        self._sizes = [graph.num_rows for graph in self._graphs]
+        self._sizes = buckets(max_rows)
+        kinds = (False, True) if model.adapter_memory is not None else (False,)
+        self._graphs = {
+            (size, adapts): self._record(size, recorder, adapts=adapts)
+            for size in progress(self._sizes[::-1])
+            for adapts in kinds
+        }
 
     @torch.inference_mode()
-    def _record(self, num_rows: int, recorder: Recorder) -> DecodeGraph:
-        inputs = self._buffers.inputs(num_rows)
+    def _record(self, num_rows: int, recorder: Recorder, *, adapts: bool) -> DecodeGraph:
+        inputs = self._buffers.inputs(num_rows, adapts=adapts)
         step = PagedStep(inputs.batch, self._cache, self._backend)
         logits = self._buffers.logits[:num_rows]
         replay = recorder.record(lambda: logits.copy_(self._model.forward(inputs, step)))
@@ -107,7 +111,10 @@ class DecodeGraphs:
         if not all(chunk.length == 1 and chunk.samples for chunk in plan.chunks):
             return None
         place = bisect_left(self._sizes, len(plan.chunks))
-        return self._graphs[place] if place < len(self._graphs) else None
+        if place == len(self._sizes):
+            return None
+        adapts = any(chunk.sequence.adapter for chunk in plan.chunks)
+        return self._graphs[self._sizes[place], adapts]
 
 
 def buckets(max_rows: int) -> list[int]:
@@ -129,8 +136,9 @@ class _Buffers:
         self._tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device)
         self._rows = torch.arange(max_rows, device=device)
         self._query_starts = torch.zeros(1, dtype=torch.int32, device=device)
+        self._adapter_slots = torch.full((max_rows,), NO_ADAPTER, device=device)
 
-    def inputs(self, num_rows: int) -> StepInputs:
+    def inputs(self, num_rows: int, *, adapts: bool) -> StepInputs:
         """The first rows as the inputs of a step."""
         tokens = self._tokens[:, :num_rows]
         batch = PagedBatch(
@@ -141,7 +149,8 @@ class _Buffers:
             spans=None,
             num_decodes=num_rows,
         )
-        return StepInputs(tokens, self._rows[:num_rows], batch, ())
+        slots = self._adapter_slots[:num_rows] if adapts else None
+        return StepInputs(tokens, self._rows[:num_rows], batch, (), adapter_slots=slots)
 
     def fill(self, inputs: StepInputs) -> None:
         """Tables keep old entries past a context's end, which nobody reads."""
@@ -149,3 +158,5 @@ class _Buffers:
         self._tokens[:, :num_rows].copy_(inputs.tokens)
         self._context_lens[:num_rows].copy_(inputs.batch.context_lens)
         self._tables[:num_rows, :num_blocks].copy_(inputs.batch.block_tables)
+        if inputs.adapter_slots is not None:
+            self._adapter_slots[:num_rows].copy_(inputs.adapter_slots)

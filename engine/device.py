@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 
 from core.errors import ConfigurationError
 from core.options import Options
+from kernels.cpu import linear
 from kernels.cpu.library import what_is_lacking
 
 DTYPES = {
@@ -63,6 +64,11 @@ def choose_fusion(options: Options, device: torch.device) -> bool:
     if options.fuse is not None:
         return options.fuse
     return device.type == "cuda" or (not options.torch_compile and what_is_lacking() is None)
+
+
+def choose_panels(options: Options, device: torch.device) -> bool:
+    """Whether a fused model's products are ours; torch.compile could not look into them."""
+    return device.type == "cpu" and not options.torch_compile and linear.is_faster()
 
 
 def cpu_has_bf16() -> bool:

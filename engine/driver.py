@@ -25,11 +25,13 @@ class OfflineRequest:
         prompt_token_ids: list[int],
         params: SamplingParams,
         tokenizer: Tokenizer | None,
+        adapter: str = "",
     ) -> None:
-        """number: which of its caller's prompts."""
+        """number: which of its caller's prompts; adapter: the name of a loaded one."""
         self.number = number
         self.prompt_token_ids = prompt_token_ids
         self.params = params
+        self.adapter = adapter
         self.answers = Answers(params, tokenizer, prompt_token_ids)
         self.id = -1
         """The engine's, once it runs."""
@@ -87,7 +89,7 @@ class Driver:
         try:
             for request in requests:
                 request.id = self.engine.add(
-                    request.prompt_token_ids, request.params, time.monotonic()
+                    request.prompt_token_ids, request.params, time.monotonic(), request.adapter
                 )
                 self._running[request.id] = request, arrivals
             num_open = sum(request.params.n for request in requests)

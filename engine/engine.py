@@ -19,6 +19,7 @@ from collections.abc import Sequence as Tokens
 
 import msgspec
 
+from core.adapter import Adapter
 from core.errors import RequestError
 from core.messages import Facts
 from core.plan import Output, StepPlan
@@ -26,6 +27,7 @@ from core.request import Request
 from core.sampling import MAX_SEED, NO_LIMIT, SamplingParams
 from engine.executor import Executor, SubmittedStep
 from engine.grammars import Grammars
+from engine.lora.adapters import Adapters
 from strategies.base import Strategy
 
 logger = logging.getLogger(__name__)
@@ -45,11 +47,14 @@ class Engine:
         *,
         overlaps: bool = False,
         grammars: Grammars | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         """grammars: the executor's; without them no answer can be constrained."""
         self.strategy = strategy
         self.facts = facts
         self.grammars = grammars
+        self.adapters = adapters
+        """None where `option.enable_lora` is false."""
         self._executor = executor
         self._overlaps = overlaps
         self._in_flight: tuple[StepPlan, SubmittedStep] | None = None
@@ -61,11 +66,16 @@ class Engine:
         self.num_step_tokens = 0
         self._num_failed_steps = 0
 
-    def add(self, prompt_token_ids: Tokens[int], params: SamplingParams, now: float) -> int:
+    def add(
+        self, prompt_token_ids: Tokens[int], params: SamplingParams, now: float, adapter: str = ""
+    ) -> int:
         """Accepts a request and returns its id. Waits for a grammar that it does not know yet.
+        adapter: the name of one, or '' for none.
 
-        Raises RequestError for what can never run; nothing is changed then.
+        Raises RequestError for what can never run, NotFoundError for an adapter that is not
+        loaded; nothing is changed then.
         """
+        chosen = self._adapter(adapter) if adapter else None
         prompt_token_ids = params.truncated(prompt_token_ids, self.facts.max_model_len)
         params = self._resolved(params, len(prompt_token_ids))
         self._check(prompt_token_ids, params)
@@ -75,6 +85,7 @@ class Engine:
             params,
             arrival=now,
             eos_token_ids=self.facts.eos_token_ids,
+            adapter=chosen,
         )
         if not self.strategy.fits(request):
             raise RequestError(
@@ -89,6 +100,12 @@ class Engine:
     def abort(self, request_id: int, index: int | None = None) -> None:
         """Nothing more is heard of it, or of one of its answers. Unknown ids are no error."""
         self.strategy.abort(request_id, index)
+
+    def adapter_slots_in_use(self) -> set[int]:
+        """Of requests that run or wait. A step in flight needs none of the others: whatever is
+        written into a slot is written after it."""
+        groups = (*self.strategy.running, *self.strategy.waiting)
+        return {each.request.adapter.slot for each in groups if each.request.adapter}
 
     def has_work(self) -> bool:
         return self.strategy.has_work() or self._in_flight is not None
@@ -136,6 +153,11 @@ class Engine:
         if self._num_failed_steps >= MAX_FAILED_STEPS:
             raise error
         return self.strategy.fail(plan, f"{type(error).__name__}: {error}")
+
+    def _adapter(self, name: str) -> Adapter:
+        if self.adapters is None:
+            raise RequestError("adapters", "needs option.enable_lora=true")
+        return self.adapters.find(name)
 
     def _resolved(self, params: SamplingParams, num_prompt: int) -> SamplingParams:
         """With what the request has left open."""

@@ -2,8 +2,9 @@
 
 A Llama layer in bf16 is 37 operations beside attention: 7 products, and 30 that only read and write
 activations. Here it is 10: one product for q, k and v and one for gate and up, and one kernel for
-each norm, each gated activation and each rotary embedding. No class and no module of transformers
-is patched: single layers get a `forward` of their own, which `Fusion.undo` takes away again.
+each norm, each gated activation and each rotary embedding; in fp32 on some CPUs the products are
+ours too (`engine.panels`). No class and no module of transformers is patched: single layers get a
+`forward` of their own, which `Fusion.undo` takes away again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from engine.elementwise import make_elementwise
+from engine.panels import propose_panels, take_out_of_panels
 from engine.proposal import Function, Proposal
 from engine.replacements import PROPOSE
 
@@ -47,7 +49,7 @@ class Fusion:
             module.forward = forward
 
     def undo(self) -> None:
-        """Every layer computes as before, though weights that were merged stay together."""
+        """Every layer computes as before, if slowly where its weight lies in panels."""
         for module in self._forwards:
             del module.forward
 
@@ -61,8 +63,11 @@ class Fusion:
 
 
 @torch.no_grad()
-def fuse(model: nn.Module) -> Fusion:
-    """Replaces, in place, what it finds in a decoder and what on trial computes the same."""
+def fuse(model: nn.Module, *, in_panels: bool = False) -> Fusion:
+    """Replaces, in place, what it finds in a decoder and what on trial computes the same.
+
+    in_panels: the weights of products too are laid out anew, for the C++ of a CPU.
+    """
     fusion = Fusion()
     embedding = next(model.parameters())
     elementwise = make_elementwise(embedding.device)
@@ -73,8 +78,16 @@ def fuse(model: nn.Module) -> Fusion:
             proposal = propose(layer, elementwise, embedding.dtype)
             if proposal is not None:
                 fusion.consider(proposal)
+    for proposal in propose_panels(model) if in_panels else ():
+        fusion.consider(proposal)
     fusion.apply()
     return fusion
+
+
+def unfuse(model: nn.Module, fusion: Fusion) -> None:
+    """For good: every layer computes as before, though weights that were merged stay together."""
+    fusion.undo()
+    take_out_of_panels(model)
 
 
 def _listed(counts: Counter[str]) -> str:

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from core.plan import Chunk, StepPlan
-from engine.staging import Parcel, Staging
+from engine.staging import Parcel, Sent, Staging
 from kernels.batch import PagedBatch
 
 PADDING_SLOT = -1
+NO_ADAPTER = -1
 NOWHERE: Mapping[int, int] = {}
 Fill = Callable[[Tensor, Tensor], None]
 """Writes tokens in flight among the ids [T] of a step, out of those that the one before sampled."""
@@ -44,6 +45,8 @@ class StepInputs:
     sampled: tuple[Chunk, ...]
     """The chunk of each of the S rows."""
     scored: Scored | None = None
+    adapter_slots: Tensor | None = None
+    """[T] int64: the slot of each token's adapter, NO_ADAPTER without; None where none has one."""
 
     @property
     def logit_rows(self) -> Tensor:
@@ -103,6 +106,7 @@ class InputBuilder:
         query_starts = [end - in_front for end in (in_front, *ends[in_front:])]
         starts = parcel.put(np.array(query_starts, np.int32))
         tables = parcel.put(self._block_tables(chunks, padding))
+        adapter_slots = _adapter_slots(chunks, padding, parcel)
         fill = _plan_late_tokens(chunks, ends, newest_rows, parcel)
         parcel.send()
         if fill is not None:
@@ -122,6 +126,7 @@ class InputBuilder:
             batch,
             tuple(chunk for chunk in chunks if chunk.samples),
             _scored(chunks, scored()),
+            adapter_slots() if adapter_slots is not None else None,
         )
 
     def _tokens(self, chunks: Sequence[Chunk], num_decodes: int, padding: int) -> NDArray[np.int64]:
@@ -181,6 +186,16 @@ def _plan_late_tokens(
         ids.index_copy_(0, places(), newest.index_select(0, rows()))
 
     return fill
+
+
+def _adapter_slots(chunks: Sequence[Chunk], padding: int, parcel: Parcel) -> Sent | None:
+    """None where no sequence has an adapter."""
+    if not any(chunk.sequence.adapter for chunk in chunks):
+        return None
+    adapters = [chunk.sequence.adapter for chunk in chunks]
+    slots = [each.slot if each else NO_ADAPTER for each in adapters] + [NO_ADAPTER] * padding
+    lengths = [chunk.length for chunk in chunks] + [1] * padding
+    return parcel.put(np.repeat(np.array(slots, int), lengths))
 
 
 def _sampled_rows(chunks: Sequence[Chunk], ends: Sequence[int]) -> NDArray[np.int64]:

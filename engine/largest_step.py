@@ -40,7 +40,8 @@ def run_step(model: PackedModel, num_tokens: int, num_sequences: int) -> Tensor:
     rows = torch.arange(num_sequences, device=device)
     nothing = torch.empty(0, dtype=torch.int32, device=device)
     batch = PagedBatch(nothing, nothing, nothing, tokens[2], spans=())
-    inputs = StepInputs(tokens, rows, batch, ())
+    slots = None if model.adapter_memory is None else tokens[0]
+    inputs = StepInputs(tokens, rows, batch, (), adapter_slots=slots)
     logits = model.forward(inputs, _NoMemory())
     params = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
     drawn = [Row(Sequence(id, [0], params), 1) for id in range(num_sequences)]

@@ -32,6 +32,7 @@ from core.text.tokenizer import Tokenizer
 from engine.build import build_engine
 from engine.driver import Driver, OfflineRequest
 from engine.engine import Engine
+from engine.lora.requests import LoRARequest, LoRARequests, load_requested, one_each
 from engine.outputs import OutputDelta, RequestOutput, output_delta
 from engine.prompts import Prompt, TokensPrompt, as_list, encoded
 from engine.tasks.build import build_task_engine
@@ -98,13 +99,16 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRARequests = None,
     ) -> list[RequestOutput]:
         """Answers all prompts, batched as the strategy says; results in the order of prompts.
+
+        lora_request: the adapter of all prompts, or of each; needs option enable_lora.
 
         Raises RequestError if one of them cannot run (none is run then), GenerationError if one
         fails while it runs.
         """
-        requests = self._requests(prompts, sampling_params)
+        requests = self._requests(prompts, sampling_params, lora_request)
         num_answers = sum(request.params.n for request in requests)
         with tqdm(total=num_answers, desc="Answers", disable=not use_tqdm) as bar:
             for _, news in self._generating.run(requests):
@@ -117,6 +121,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRARequests = None,
         tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -135,19 +140,21 @@ class LLM:
             )
             for each in conversations
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: LoRARequests = None,
     ) -> Iterator[OutputDelta]:
         """The answers to all prompts as they come; the texts of each in order are its text.
 
         Nothing is computed but while it is iterated over. Closing it, as leaving the loop does,
         ends what still runs. Raises what `generate` raises.
         """
-        requests = self._requests(prompts, sampling_params)
+        requests = self._requests(prompts, sampling_params, lora_request)
         for request, news in self._generating.run(requests):
             yield output_delta(request.number, news, request.params, self._tokenizer)
 
@@ -230,22 +237,28 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        lora_request: LoRARequests,
     ) -> list[OfflineRequest]:
         all_prompts = as_list(prompts)
         all_params = _one_each(sampling_params, len(all_prompts))
+        adapters = one_each(lora_request, len(all_prompts))
+        load_requested(self._engine, adapters)
         return [
-            self._request(number, prompt, params)
-            for number, (prompt, params) in enumerate(zip(all_prompts, all_params, strict=True))
+            self._request(number, *each)
+            for number, each in enumerate(zip(all_prompts, all_params, adapters, strict=True))
         ]
 
-    def _request(self, number: int, prompt: Prompt, params: SamplingParams) -> OfflineRequest:
+    def _request(
+        self, number: int, prompt: Prompt, params: SamplingParams, adapter: LoRARequest | None
+    ) -> OfflineRequest:
         if self._tokenizer is not None:
             params = with_bad_word_ids(params, self._tokenizer)
         elif params.stop:
             raise RequestError("stop", "needs the model's tokenizer.json")
         text, token_ids = encoded(prompt, self._tokenizer)
         kept = list(params.truncated(token_ids, self.facts.max_model_len))
-        return OfflineRequest(number, text, kept, params, self._tokenizer)
+        name = adapter.key if adapter else ""
+        return OfflineRequest(number, text, kept, params, self._tokenizer, name)
 
 
 def _local(model: str | Path, options: Options) -> Path:

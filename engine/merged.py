@@ -11,7 +11,6 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -25,15 +24,21 @@ class MergedLinear(nn.Module):
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         super().__init__()
         self.sizes = [each.out_features for each in linears]
-        self.weight = _below_each_other([each.weight for each in linears])
-        biases = [each.bias for each in linears if each.bias is not None]
-        self.bias = _below_each_other(biases) if biases else None
+        self.whole = _below_each_other(linears)
         self._input: Tensor | None = None
         self._waiting: dict[int, Tensor] = {}
 
+    @property
+    def weight(self) -> Tensor:
+        return self.whole.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.whole.bias
+
     def forward(self, x: Tensor) -> Tensor:
         """All outputs side by side."""
-        return F.linear(x, self.weight, self.bias)
+        return self.whole(x)
 
     def take(self, index: int, x: Tensor) -> Tensor | None:
         """Output `index`, a view of the whole product; None if that was of another input.
@@ -58,7 +63,7 @@ class MergedPart(nn.Linear):
         self.index = index
         end = list(accumulate(merged.sizes))[index]
         self.rows = slice(end - merged.sizes[index], end)
-        self.in_features, self.out_features = merged.weight.shape[1], merged.sizes[index]
+        self.in_features, self.out_features = merged.whole.in_features, merged.sizes[index]
 
     @property
     def weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -66,7 +71,8 @@ class MergedPart(nn.Linear):
 
     @property
     def bias(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return None if self.merged.bias is None else self.merged.bias[self.rows]
+        bias = self.merged.whole.bias
+        return None if bias is None else bias[self.rows]
 
     def take(self, x: Tensor) -> Tensor:
         """What `forward` computes, out of the common product where that is of the same input."""
@@ -82,5 +88,14 @@ def can_merge(linears: Sequence[Any]) -> bool:
     return len(kinds) == 1 and len({each.bias is None for each in linears}) == 1
 
 
-def _below_each_other(tensors: Sequence[Tensor]) -> nn.Parameter:
+def _below_each_other(linears: Sequence[nn.Linear]) -> nn.Linear:
+    sizes = linears[0].in_features, sum(each.out_features for each in linears)
+    whole = nn.Linear(*sizes, bias=False, device="meta")  # of what follows
+    whole.weight = _joined([each.weight for each in linears])
+    biases = [each.bias for each in linears if each.bias is not None]
+    whole.register_parameter("bias", _joined(biases) if biases else None)
+    return whole
+
+
+def _joined(tensors: Sequence[Tensor]) -> nn.Parameter:
     return nn.Parameter(torch.cat(list(tensors)), requires_grad=False)

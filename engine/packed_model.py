@@ -33,9 +33,11 @@ from engine.attention import (
 )
 from engine.attention_backend import make_backend
 from engine.compiled import CompiledForward, Forward
-from engine.fusion import Fusion, fuse
+from engine.fusion import Fusion, fuse, unfuse
 from engine.inputs import InputBuilder, StepInputs
 from engine.kv_cache import KVCache
+from engine.lora.memory import AdapterMemory
+from engine.lora.products import find_products
 from engine.model_source import ModelSource
 from engine.paged_step import PagedStep
 from engine.staging import Staging
@@ -58,6 +60,8 @@ class PackedModel:
         self._model = model
         self._can_keep_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._logits: Forward = self._eager_logits
+        self.adapter_memory: AdapterMemory | None = None
+        """Once `adapt` was called."""
 
     @property
     def config(self) -> PreTrainedConfig:
@@ -75,12 +79,29 @@ class PackedModel:
     def weights_bytes(self) -> int:
         return self._model.get_memory_footprint()
 
+    @torch.inference_mode()
+    def adapt(self, num_slots: int, max_rank: int) -> AdapterMemory:
+        """Gives the linear layers room for adapters; to be called once.
+
+        Raises UnsupportedModelError where the model has no such layers.
+        """
+        head = self._model.get_output_embeddings()
+        products = find_products(
+            self._model, head, lambda: _forward_probe(self._model, paged=_Survey()), PROBE_LENGTH
+        )
+        if not products:
+            raise UnsupportedModelError("it has no linear layers that see each token once")
+        self.adapter_memory = AdapterMemory(products, num_slots, max_rank, self.device)
+        return self.adapter_memory
+
     def compile(self, backend: str = "inductor") -> None:
         """From now on `forward` runs compiled. Takes minutes; raises what the compiler raises."""
         self._logits = CompiledForward(self._eager_logits, self.device, backend)
 
     def forward(self, inputs: StepInputs, paged: AttendsPaged) -> Tensor:
         """Logits [S + R, vocabulary] of the rows to sample after and of those that score."""
+        if self.adapter_memory is not None:
+            self.adapter_memory.choose(inputs.adapter_slots)
         return self._logits(inputs.input_ids, inputs.position_ids, inputs.logit_rows, paged)
 
     def _eager_logits(
@@ -98,8 +119,10 @@ class PackedModel:
         return logits if self._can_keep_rows else logits[rows]
 
 
-def load_packed_model(source: ModelSource, *, is_fused: bool = False) -> PackedModel:
-    """Loads, surveys, fuses its layers if asked to, and probes.
+def load_packed_model(
+    source: ModelSource, *, is_fused: bool = False, in_panels: bool = False
+) -> PackedModel:
+    """Loads, surveys, fuses its layers if asked to (`engine.fusion.fuse`), and probes.
 
     Raises UnsupportedModelError with the reason.
     """
@@ -107,7 +130,7 @@ def load_packed_model(source: ModelSource, *, is_fused: bool = False) -> PackedM
     _check_architecture(model)
     packed = PackedModel(model, _survey(model))
     if is_fused:
-        packed.notes = (_fuse(packed, model),)
+        packed.notes = (_fuse(packed, model, in_panels),)
     else:
         _check_logits(packed, model, Fusion())
     if source.device.type == "cuda":
@@ -127,13 +150,13 @@ def _load(source: ModelSource) -> Any:
         raise ConfigurationError(f"transformers cannot read {source.model_dir}: {error}") from error
 
 
-def _fuse(packed: PackedModel, model: Any) -> str:
+def _fuse(packed: PackedModel, model: Any, in_panels: bool) -> str:
     """Fuses the model's layers, or leaves them where the logits differ; the note on either."""
-    fusion = fuse(model)
+    fusion = fuse(model, in_panels=in_panels)
     try:
         _check_logits(packed, model, fusion)
     except Exception as error:  # whatever fused layers may raise where they do not fit
-        fusion.undo()
+        unfuse(model, fusion)
         _check_logits(packed, model, Fusion())
         return f"nothing fused: on trial, {error}"
     return str(fusion)

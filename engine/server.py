@@ -10,17 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from core.errors import EngineUnavailableError, RequestError
+from core.errors import EngineUnavailableError, LongshoreError, RequestError
 from core.messages import (
     Abort,
     Failed,
     Generated,
     Hello,
+    LoadAdapter,
     Perform,
     Performed,
     Ready,
     Step,
     Submit,
+    UnloadAdapter,
 )
 from core.plan import Output
 from core.sampling import Finish
@@ -28,6 +30,7 @@ from core.stats import Timing
 from engine.compiling import Compiling
 from engine.connection import (
     HEARTBEAT_INTERVAL_S,
+    AdapterRead,
     Broken,
     ClientGone,
     Compiled,
@@ -36,7 +39,9 @@ from engine.connection import (
     Pulse,
 )
 from engine.engine import Engine
+from engine.lora.desk import AdapterDesk
 from engine.meter import Course, Meter
+from engine.refusal import refusal
 from engine.tasks.engine import TaskEngine, TaskOutput
 from engine.tasks.performer import Answer, Job
 
@@ -68,6 +73,7 @@ class Server:
         self._asked: dict[int, _Asked] = {}
         """By the engine's request id."""
         self._request_ids: dict[tuple[bytes, str], int] = {}
+        self._adapters = AdapterDesk(engine, connection)
         grammars = engine.grammars if isinstance(engine, Engine) else None
         self._compiling = Compiling(grammars, connection.inbox)
         self._meter = Meter()
@@ -113,11 +119,14 @@ class Server:
     def _handle(self, client: bytes, message: Inbound) -> None:
         match message:
             case Hello():
-                self._connection.send(client, Ready(self._engine.facts))
+                ready = Ready(self._engine.facts, self._adapters.loaded)
+                self._connection.send(client, ready)
             case Submit() | Perform():
                 self._submit(client, message, time.monotonic())
             case Compiled():
                 self._go_on(client, message)
+            case LoadAdapter() | UnloadAdapter() | AdapterRead():
+                self._adapters.handle(client, message)
             case Abort():
                 self._abort(client, message.id, message.index)
             case Broken(reason):
@@ -132,14 +141,14 @@ class Server:
         """Takes a request in, or refuses it."""
         key = client, message.id
         if key in self._request_ids or key in self._compiling:
-            refusal = Failed(message.id, "rejected", "this id is in use", "id")
+            refused = Failed(message.id, "rejected", "this id is in use", "id")
         elif self._is_full():
             reason = f"{self._max_waiting} requests are waiting already"
-            refusal = Failed(message.id, "overloaded", reason)
+            refused = Failed(message.id, "overloaded", reason)
         else:
-            refusal = self._accept(client, message, arrival)
-        if refusal is not None:
-            self._connection.send(client, refusal)
+            refused = self._accept(client, message, arrival)
+        if refused is not None:
+            self._connection.send(client, refused)
 
     def _go_on(self, client: bytes, compiled: Compiled) -> None:
         """With a request whose grammar is there, unless it was aborted meanwhile."""
@@ -149,15 +158,15 @@ class Server:
         if error is None:
             self._submit(client, message, compiled.arrival)
         else:
-            self._connection.send(client, _failed(message.id, error))
+            self._connection.send(client, refusal(message.id, error))
 
     def _accept(self, client: bytes, message: Submit | Perform, arrival: float) -> Failed | None:
         try:
             if self._compiling.take(client, message, arrival):
                 return None
             request_id = self._add(client, message, arrival)
-        except RequestError as error:
-            return _failed(message.id, error)
+        except LongshoreError as error:
+            return refusal(message.id, error)
         num_answers, num_prompt_tokens = 1, 0
         if isinstance(message, Submit):
             num_answers = message.params.num_answers
@@ -168,10 +177,10 @@ class Server:
         return None
 
     def _add(self, client: bytes, message: Submit | Perform, now: float) -> int:
-        """The request's id. Raises RequestError for what can never run here."""
+        """The request's id. Raises RequestError or NotFoundError for what cannot run here."""
         match message, self._engine:
             case Submit(), Engine() as engine:
-                return engine.add(message.prompt_token_ids, message.params, now)
+                return engine.add(message.prompt_token_ids, message.params, now, message.adapter)
             case Perform(), TaskEngine() as engine:
                 send = partial(self._send_part, client, message.id)
                 return engine.add(Job(message.body, message.headers, send), now)
@@ -241,13 +250,7 @@ def _performed(id: str, output: TaskOutput) -> Performed | Failed:
         case Answer() as answer:
             return _part(id, answer, is_last=True)
         case error:
-            return _failed(id, error)
-
-
-def _failed(id: str, error: BaseException) -> Failed:
-    if isinstance(error, RequestError):
-        return Failed(id, "rejected", error.message, error.field)
-    return Failed(id, "failed", f"{type(error).__name__}: {error}")
+            return refusal(id, error)
 
 
 def _part(id: str, answer: Answer, *, is_last: bool) -> Performed:

@@ -65,6 +65,8 @@ class Models:
                 raise RefusedError(409, f"model '{name}' is {WORDS[known.status]}", "model_name")
             self.unload(name)
         path = Path(url.removeprefix("file://"))
+        if not path.is_absolute():
+            raise RefusedError(400, f"url: {url!r} is no absolute path of the container", "url")
         if not os.path.exists(path):  # Path's own raises for names that are too long
             raise RefusedError(400, f"url: there is no {url}; name a directory or archive", "url")
         model = self._models[name] = Model(name, url)

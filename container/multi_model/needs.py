@@ -10,7 +10,7 @@ from pathlib import Path
 from container.configuration import load_configuration
 from container.decoder import Decoder, decoder_in
 from container.model_directory import named_path, open_model_dir, properties_beside
-from container.plan import kv_itemsize, weights_bytes
+from container.plan import adapter_bytes, kv_itemsize, weights_bytes
 from core.errors import ConfigurationError
 from core.options import Options
 from core.sizing import bytes_per_block
@@ -24,7 +24,8 @@ class Needs:
     """option.gpu_memory_utilization."""
     may_use_gpu: bool
     least_bytes: int
-    """Of weights and of KV memory that the options fix; 0 where the files do not tell."""
+    """Of weights, and of adapters and KV memory as far as the options fix them; 0 where the files
+    do not tell."""
 
 
 def needs_of(url: Path, variables: Mapping[str, str]) -> Needs:
@@ -36,6 +37,7 @@ def needs_of(url: Path, variables: Mapping[str, str]) -> Needs:
     with suppress(ConfigurationError, OSError, ValueError, TypeError, KeyError, AttributeError):
         decoder = decoder_in(open_model_dir(named_path(configuration, model_dir)), options)
         least_bytes = weights_bytes(decoder) + _fixed_kv_bytes(decoder, options)
+        least_bytes += adapter_bytes(decoder, options)
     return Needs(options.gpu_memory_utilization, options.device != "cpu", least_bytes)
 
 

@@ -33,17 +33,18 @@ class ChatApi:
         """The answer to a body with `messages`."""
         asked = read_chat_request(body)
         self._service.warn(asked.warnings)
+        adapter = self._service.adapter(None, asked.model)
         parsers = self._tool_parsers(asked)
         prompting = self._service.prompting
         prompt = prompting.encode_chat(asked.conversation, size=len(request.get_data()))
         marks = prompting.tokenizer.ids_of(parsers[0].special_tokens) if parsers[0] else {}
         decoding = self._service.checked(self._decoding(asked, parsers[0], marks))
-        generation = self._service.start(prompt, decoding, keep=marks.values())
+        generation = self._service.start(prompt, decoding, keep=marks.values(), adapter=adapter)
         id = f"chatcmpl-{g.request_id}"
         answer = ChatAnswer(
             generation,
             asked,
-            Envelope(id, int(time.time()), self._service.model_name),
+            Envelope(id, int(time.time()), adapter or self._service.model_name),
             prompting.tokenizer,
             [Message(parser, f"{id} {index}") for index, parser in enumerate(parsers)],
         )

@@ -24,10 +24,12 @@ class CompletionsApi:
         """The answer to a body with `prompt`."""
         asked = read_completion_request(body)
         self._service.warn(asked.warnings)
+        adapter = self._service.adapter(None, asked.model)
         prompts = self._encoded(asked)
         decoding = self._service.checked(asked.decoding)
-        generations = self._service.start_all(prompts, decoding)
-        envelope = Envelope(f"cmpl-{g.request_id}", int(time.time()), self._service.model_name)
+        generations = self._service.start_all(prompts, decoding, adapter)
+        model = adapter or self._service.model_name
+        envelope = Envelope(f"cmpl-{g.request_id}", int(time.time()), model)
         echoes = self._echoes(asked) if asked.echo else [""] * len(prompts)
         tokenizer = self._service.prompting.tokenizer
         answer = CompletionsAnswer(generations, asked, envelope, echoes, tokenizer)

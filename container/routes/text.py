@@ -34,7 +34,7 @@ class TextApi:
             items = [self._item(asked, at, prompt) for at, prompt in enumerate(prompts)]
             answer = BatchAnswer(items, g.request_id)
         else:
-            answer = self._start(asked, texts[0], prompts[0], asked.decoding)
+            answer = self._start(asked, 0, texts[0], prompts[0], asked.decoding)
         return self._service.respond(answer, stream=asked.stream, form=form)
 
     def _item(self, asked: TextRequest, at: int, prompt: Sequence[int]) -> Item:
@@ -43,11 +43,13 @@ class TextApi:
             return text
         dialect = replace(asked.decoding.dialect, prompt=f"inputs[{at}]")
         try:
-            return self._start(asked, text, prompt, replace(asked.decoding, dialect=dialect))
+            return self._start(asked, at, text, prompt, replace(asked.decoding, dialect=dialect))
         except LongshoreError as error:
             return error
 
     def _start(
-        self, asked: TextRequest, text: str, prompt: Sequence[int], decoding: Decoding
+        self, asked: TextRequest, at: int, text: str, prompt: Sequence[int], decoding: Decoding
     ) -> TextAnswer:
-        return TextAnswer(self._service.start(prompt, decoding), text, asked, self._style)
+        adapter = self._service.adapter(asked.adapters[at])
+        generation = self._service.start(prompt, decoding, adapter=adapter)
+        return TextAnswer(generation, text, asked, self._style)

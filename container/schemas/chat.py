@@ -97,6 +97,7 @@ class ChatRequest:
 
     conversation: Conversation
     decoding: Decoding
+    model: object
     forced_calls: ForcedCalls | None
     """The calls of which the answer must consist."""
     stream: bool
@@ -129,6 +130,7 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
     return ChatRequest(
         conversation=read_conversation(values, uses_tools=choice != "none"),
         decoding=decoding,
+        model=values.get("model", None),
         forced_calls=forced,
         stream=values.get("stream", False),
         include_usage=includes_usage(values),

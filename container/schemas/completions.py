@@ -53,6 +53,7 @@ class CompletionRequest:
 
     prompts: tuple[Prompt, ...]
     decoding: Decoding
+    model: object
     stream: bool
     include_usage: bool
     echo: bool
@@ -78,6 +79,7 @@ def read_completion_request(body: Mapping[str, object]) -> CompletionRequest:
     return CompletionRequest(
         prompts=_prompts(values.get("prompt", "")),
         decoding=decoding,
+        model=values.get("model", None),
         stream=values.get("stream", False),
         include_usage=includes_usage(values),
         echo=values.get("echo", False),

@@ -19,7 +19,7 @@ LOAD_FIELDS: Fields = {
     "model_name": Field(
         shaped(TEXT, {"pattern": f"^{_NAME}$"}), "What the other routes are to call the model."
     ),
-    "url": Field(TEXT, "The model's directory or archive, a path of the container."),
+    "url": Field(TEXT, "The model's directory or archive, an absolute path of the container."),
 }
 
 

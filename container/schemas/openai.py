@@ -19,7 +19,11 @@ OPENAI_FIELDS: Fields = {
     "stream": Field(BOOLEAN, "Send the answer in pieces, as server-sent events."),
     "stream_options": Field(_STREAM_OPTIONS, "include_usage: count the tokens in a last piece."),
     "response_format": RESPONSE_FORMAT,
-    "model": Field(ANYTHING, "Passed over: one model is served, whatever its name here."),
+    "model": Field(
+        ANYTHING,
+        "With option.enable_lora the model's name or an adapter's; else passed over: one model is "
+        "served, whatever its name here.",
+    ),
     "user": ignored(),
     "metadata": ignored(),
     "store": ignored(),

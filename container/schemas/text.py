@@ -74,8 +74,8 @@ PARAMETERS: Fields = {
     "grammar": TGI_GRAMMAR,
     "watermark": unserved(BOOLEAN, False),
     "penalty_alpha": unserved(ANYTHING, 0),
-    "adapter_id": unserved(ANYTHING, instead="merge the adapter into the model"),
-    "adapters": unserved(ANYTHING, instead="merge the adapter into the model"),
+    "adapter_id": unserved(ANYTHING, instead="put adapters beside inputs"),
+    "adapters": unserved(ANYTHING, instead="put adapters beside inputs"),
     "max_length": unserved(INTEGER, instead="use max_new_tokens"),
     "min_length": unserved(INTEGER, 0),
     "eos_token_id": unserved(ANYTHING, instead="use stop_token_ids"),
@@ -91,7 +91,9 @@ TEXT_FIELDS: Fields = {
     "inputs": Field(TEXT_OR_TEXTS, "The prompt, or several, each with an answer of its own."),
     "parameters": Field(OBJECT, "How to answer."),
     "stream": Field(BOOLEAN, "Send tokens as they come."),
-    "adapters": unserved(ANYTHING, instead="merge the adapter into the model"),
+    "adapters": Field(
+        TEXT_OR_TEXTS, "The LoRA adapter to answer with, or one for each of inputs; '' is none."
+    ),
     "options": ignored("Options of Hugging Face's hosted API."),
     "model": ignored("One model is served."),
 }
@@ -104,6 +106,8 @@ class TextRequest:
     inputs: tuple[str | RequestError, ...]
     """An error stands for an input of a batch that is no prompt; the others are answered."""
     is_batch: bool
+    adapters: tuple[str | None, ...]
+    """For each of the inputs; None where the body names none."""
     decoding: Decoding
     stream: bool
     details: bool
@@ -139,6 +143,7 @@ def read_text_request(body: Mapping[str, object], *, always_details: bool = Fals
     return TextRequest(
         inputs=inputs,
         is_batch=is_batch,
+        adapters=_adapters(top.get("adapters", None), len(inputs), is_batch=is_batch),
         decoding=decoding,
         stream=stream,
         details=details,
@@ -157,6 +162,16 @@ def _inputs(value: object) -> tuple[tuple[str | RequestError, ...], bool]:
     if not 0 < len(value) <= MAX_BATCH:
         raise RequestError("inputs", f"a batch has 1 to {MAX_BATCH} texts, not {len(value)}")
     return tuple(_text_or_error(each, f"inputs[{at}]") for at, each in enumerate(value)), True
+
+
+def _adapters(
+    given: str | list[str] | None, count: int, *, is_batch: bool
+) -> tuple[str | None, ...]:
+    if not isinstance(given, list):
+        return (given,) * count
+    if not is_batch or len(given) != count:
+        raise RequestError("adapters", f"a list has one for each of a list of inputs, {count}")
+    return tuple(given)
 
 
 def _text_or_error(value: object, field: str) -> str | RequestError:

@@ -64,7 +64,7 @@ class PagedMemory(KVMemory):
         """
         assert sequence.id not in self._tables, "it would lose its blocks"
         known = sequence.token_ids[: sequence.num_skippable_tokens]
-        blocks = self._prefixes.find(known, sequence.params.cache_salt)
+        blocks = self._prefixes.find(known, sequence.prefix_salt)
         if blocks:
             self._pool.share(blocks)
             self._tables[sequence.id] = tuple(blocks)
@@ -95,7 +95,7 @@ class PagedMemory(KVMemory):
         if index > 0:
             parent = self._prefixes.digest(table[index - 1])
         else:
-            parent = self._prefixes.root(sequence.params.cache_salt)
+            parent = self._prefixes.root(sequence.prefix_salt)
         start = index * self.block_size
         tokens = sequence.token_ids[start : start + self.block_size]
         known = self._prefixes.add(table[index], parent, tokens)

@@ -20,7 +20,9 @@ import msgspec
 import zmq
 
 from container.frontend import read_launch
+from core.adapter import Adapter
 from core.messages import (
+    Adapters,
     Dead,
     Facts,
     Failed,
@@ -28,12 +30,14 @@ from core.messages import (
     Generated,
     Heartbeat,
     Hello,
+    LoadAdapter,
     Perform,
     Performed,
     Ready,
     Step,
     Submit,
     ToEngine,
+    UnloadAdapter,
 )
 from core.processes import die_with_parent
 from core.sampling import Finish, TopLogprobs
@@ -157,6 +161,8 @@ class FakeEngine:
         self.step_age_s = 0.0
         self.stats = Stats()
         self.heartbeats = True
+        self.adapters: dict[str, Adapter] = {}
+        self.max_loras = 2
         self.received: list[ToEngine] = []
         self._endpoint = endpoint
         self._clients: set[bytes] = set()
@@ -217,10 +223,34 @@ class FakeEngine:
         self.received.append(message)
         if isinstance(message, Hello) and self.ready:
             self._clients.add(client)
-            socket.send_multipart([client, msgspec.msgpack.encode(Ready(self.facts))])
-        if isinstance(message, Submit | Perform):
-            for answer in self.script(message):
-                socket.send_multipart([client, msgspec.msgpack.encode(answer)])
+            ready = Ready(self.facts, tuple(self.adapters.values()))
+            socket.send_multipart([client, msgspec.msgpack.encode(ready)])
+        if isinstance(message, LoadAdapter | UnloadAdapter):
+            answers = self._about_adapters(message)
+        elif isinstance(message, Submit) and message.adapter not in ("", *self.adapters):
+            answers = iter([Failed(message.id, "not_found", f"no adapter '{message.adapter}'")])
+        elif isinstance(message, Submit | Perform):
+            answers = self.script(message)
+        else:
+            return
+        for answer in answers:
+            socket.send_multipart([client, msgspec.msgpack.encode(answer)])
+
+    def _about_adapters(self, message: LoadAdapter | UnloadAdapter) -> Answer:
+        """As the real engine answers, by its registry's rules."""
+        name, is_load = message.name, isinstance(message, LoadAdapter)
+        if is_load == (name in self.adapters):
+            yield Failed(message.id, "conflict" if is_load else "not_found", f"adapter '{name}'")
+            return
+        if is_load and len(self.adapters) == self.max_loras:
+            yield Failed(message.id, "no_room", "option.max_loras is 2")
+            return
+        if isinstance(message, LoadAdapter):
+            self.adapters[name] = Adapter(name, message.src, 4, len(self.adapters), 1)
+        else:
+            del self.adapters[name]
+        yield Adapters(tuple(self.adapters.values()))
+        yield Performed(message.id)
 
     def _obey(self, socket: zmq.Socket[bytes]) -> bool:
         while not self._commands.empty():

@@ -162,6 +162,7 @@ def test_who_is_asked(front: FlaskClient, model_dir: MakeModel) -> None:
         (b'{"model_name": "a/b", "url": "/x"}', "model_name"),
         (b'{"model_name": "../a", "url": "/x"}', "model_name"),
         (b'{"model_name": "a", "url": "/there/is/none"}', "url"),
+        (b'{"model_name": "a", "url": "."}', "url"),
         (b'{"model_name": "a", "url": "s3://bucket/model"}', "url"),
         (b'{"model_name": "a", "url": "/%s"}' % (b"x" * 300), "url"),
         (b'{"model_name": "a", "url": "/\\u0000"}', "url"),

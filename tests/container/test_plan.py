@@ -82,6 +82,9 @@ def test_the_budget(model: Path) -> None:
     free = usable - 2 * 8_030_261_248 - CONTEXT_BYTES - plan.activation_bytes
     assert plan.num_blocks == free // plan.block_bytes
     assert plan.at_once == min(256, plan.num_blocks // 45)
+    adapters = 32 * 64 * (2 * 8192 + 2 * 5120 + 3 * 18432) * 2  # of the seven layers, in and out
+    with_lora = planned(model, "paged", enable_lora=True)
+    assert with_lora.num_blocks == (free - adapters) // plan.block_bytes
     half = planned(model, "paged", gpu_memory_utilization=0.5)
     assert half.num_blocks < plan.num_blocks
     assert planned(model, "paged", kv_cache_dtype="fp8").block_bytes == plan.block_bytes // 2

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+from container.app import create_app
+from container.engine_client import EngineClient
 from core.messages import Submit
+from core.options import Options
 from core.structured_outputs import StructuredOutputsParams
+from core.text.chat_template import ChatTemplate
 from core.text.grammar import grammar_text
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import EOS, Serve
@@ -241,6 +247,27 @@ def test_forced_calls(
     deltas = [each["choices"][0]["delta"] for each in events(ask(http, **fields, stream=True))]
     (calls,) = [each["tool_calls"] for each in deltas if "tool_calls" in each]
     assert calls[0]["function"] == call["function"]
+
+
+def test_a_mark_that_is_a_token(
+    client: EngineClient,
+    engine: FakeEngine,
+    tokenizer_dir: Path,
+    tmp_path: Path,
+    template: ChatTemplate,
+) -> None:
+    """Is that token in the grammar, and kept in the text in which calls are looked for."""
+    own = tokenizers.Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
+    own.add_special_tokens(["[TOOL_CALLS]"])
+    own.save(str(tmp_path / "tokenizer.json"))
+    tokenizer, options = Tokenizer(tmp_path), Options(tool_call_parser="mistral")
+    http = create_app(client, tokenizer, options, "demo", template).test_client()
+    mark, *_ = answer = tokenizer.encode(WRITTEN["mistral"])
+    assert mark > EOS
+    engine.script = says([*answer, EOS])
+    choice = ask(http, tools=TOOLS, tool_choice="required").get_json()["choices"][0]
+    assert [each["function"]["name"] for each in choice["message"]["tool_calls"]] == ["f"]
+    assert grammar(engine).startswith(f'start: <[{mark}]> "[" call')
 
 
 def test_one_call_where_only_one_is_wanted(http: FlaskClient, engine: FakeEngine) -> None:

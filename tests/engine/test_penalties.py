@@ -13,6 +13,7 @@ from core.sequence import Sequence
 from engine.sampler import Sampler
 from engine.sampling.allowed import Allowed
 from engine.sampling.edits import Edits
+from engine.sampling.ngrams import Ngrams
 from engine.sampling.penalties import Penalties
 from engine.sampling.rows import Row
 from engine.staging import Parcel, Staging
@@ -144,7 +145,7 @@ def test_the_order_of_writes_does_not_matter(monkeypatch):
 
 
 def test_what_is_kept_of_a_sequence_goes_with_it():
-    penalties, edits = Penalties(), Edits()
+    penalties, edits = Penalties(), Edits(Ngrams(with_prompt=True))
     one = sequence_of([1, 2], [3], repetition_penalty=2.0, logit_bias={1: 1.0})
     changed([edits, penalties], random_logits(1), [one])
     assert (len(penalties._counts), len(edits._biases)) == (1, 1)
@@ -155,7 +156,10 @@ def test_what_is_kept_of_a_sequence_goes_with_it():
 def banned(*sequences, in_flight=False):
     """Which tokens each row cannot have."""
     scores = changed(
-        [Edits()], torch.zeros(len(sequences), VOCABULARY), sequences, in_flight=in_flight
+        [Edits(Ngrams(with_prompt=True))],
+        torch.zeros(len(sequences), VOCABULARY),
+        sequences,
+        in_flight=in_flight,
     )
     assert torch.equal(scores, torch.zeros_like(scores).masked_fill(scores.isneginf(), -torch.inf))
     return [set(row.isneginf().nonzero()[:, 0].tolist()) for row in scores]
@@ -172,7 +176,7 @@ def test_logit_bias_is_added():
     expected[0, 3] += 2.5
     expected[0, 7] -= 1.0
     expected[2, 3] -= 9.0
-    assert torch.equal(changed([Edits()], logits, rows), expected)
+    assert torch.equal(changed([Edits(Ngrams(with_prompt=True))], logits, rows), expected)
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
@@ -243,7 +247,7 @@ def test_only_allowed_tokens_are_possible():
     logits = random_logits(3)
     free, few = sequence_of([1, 2]), sequence_of([3], allowed_token_ids=[5, 9, 9])
     biased = sequence_of([4], allowed_token_ids=[7, 8], logit_bias={8: 2.0, 9: 50.0})
-    scores = changed([Allowed(), Edits()], logits, [free, few, biased])
+    scores = changed([Allowed(), Edits(Ngrams(with_prompt=True))], logits, [free, few, biased])
     assert torch.equal(scores[0], logits[0])
     assert scores[1].isfinite().nonzero()[:, 0].tolist() == [5, 9]
     assert torch.equal(scores[1, [5, 9]], logits[1, [5, 9]])

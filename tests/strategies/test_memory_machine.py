@@ -28,6 +28,7 @@ class PagedMemoryMachine(RuleBasedStateMachine):
         self.host = [[None] * BLOCK_SIZE for _ in range(NUM_HOST_BLOCKS)]
         self.sequences = {}
         self.next_id = 0
+        self.salt = Sequence(0, [], SamplingParams()).prefix_salt
 
     def _new(self, token_ids):
         sequence = Sequence(self.next_id, token_ids, SamplingParams(max_tokens=99))
@@ -146,7 +147,7 @@ class PagedMemoryMachine(RuleBasedStateMachine):
     def what_is_known_is_true(self):
         prefixes = self.memory._prefixes
         for block, digest in prefixes._digests.items():
-            tokens, chained = self.device[block][-1], prefixes.root("")
+            tokens, chained = self.device[block][-1], prefixes.root(self.salt)
             first = len(tokens) - BLOCK_SIZE + 1
             assert self.device[block] == [tokens[: first + slot] for slot in range(BLOCK_SIZE)]
             for start in range(0, len(tokens), BLOCK_SIZE):

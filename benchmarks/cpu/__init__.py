@@ -1,0 +1,1 @@
+"""Our server on a CPU against others: same model, same requests, each alone on the machine."""

@@ -1,0 +1,115 @@
+"""A server in a process of its own, alone on the machine, under the load test's clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.cpu.work import Result, Sent, Work
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 900.0
+STOP_S = 30.0
+LOOK_S = 0.2
+
+
+class MeasurementError(Exception):
+    """Something did not start, or failed; the message ends with what it said last."""
+
+
+def measure_server(
+    command: Sequence[str], environment: Mapping[str, str], ready: str, work: Work, folder: Path
+) -> Result:
+    """Starts a server, has it answer many users and then one, and stops it.
+
+    command: with {port} where the port belongs; ready: the path that answers 200 once it serves.
+    Raises MeasurementError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    with _server(command, environment, ready, folder / "server.log") as url:
+        start_s = time.perf_counter() - started
+        many = _load(url, folder / "users", work.users, work.requests, work.seed)
+        one = _load(url, folder / "one-user", 1, work.requests_of_one, work.seed + 1)
+    return Result(
+        tokens_per_s=many["measures"]["tokens_per_s"],
+        tokens_per_s_of_one=one["measures"]["tokens_per_s"],
+        start_s=start_s,
+        sent=[Sent(each["prompt_tokens"], each["asked_tokens"]) for each in many["records"]],
+    )
+
+
+def _load(url: str, folder: Path, users: int, requests: int, seed: int) -> dict:
+    """The one run of a load test: 16 requests to warm up (or one), then those that count."""
+    command = [sys.executable, "-m", "loadtest", "compare", "--target", url, "--schema", "openai"]
+    command += ["--workload", "aws", "--users", str(users), "--requests", str(requests)]
+    command += ["--seed", str(seed), "--warm-up", str(min(16, users)), "--out", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    if done.returncode:
+        raise MeasurementError(f"{' '.join(command)} ended with {done.returncode}")
+    (run,) = json.loads((folder / "results.json").read_text())["runs"]
+    if run["measures"]["num_errors"] or run["measures"]["num_short"]:
+        raise MeasurementError(f"{folder}/results.json: not every answer is whole")
+    return run
+
+
+@contextmanager
+def _server(
+    command: Sequence[str], environment: Mapping[str, str], ready: str, log: Path
+) -> Iterator[str]:
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [part.format(port=port) for part in command],
+            cwd=ROOT,
+            env=os.environ | environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that all of it can be ended
+        )
+    try:
+        _wait_until_ready(process, url + ready, log)
+        yield url
+    finally:
+        _stop(process)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(LOOK_S)
+    lines = log.read_text(errors="replace").splitlines()[-15:]
+    raise MeasurementError("\n".join([f"the server is not ready: {log}", *lines]))
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Its whole session: servers start processes of their own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(STOP_S)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,52 @@
+"""A model of a shape, with random weights, as a directory in Hugging Face form."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from pathlib import Path
+from string import ascii_lowercase
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from benchmarks.cpu.shapes import SHAPES
+from engine.device import DTYPES
+
+SEED = 0
+
+
+def write_model(shape: str, dtype: str, folder: Path) -> None:
+    """Config, weights and tokenizer; whoever loads them computes the same."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(SHAPES[shape], indent=1) + "\n")
+    config = AutoConfig.from_pretrained(folder)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(SEED)
+        AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).save_pretrained(folder)
+    make_tokenizer(SHAPES[shape]["vocab_size"]).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}) + "\n"
+    )
+
+
+def make_tokenizer(vocab_size: int) -> Tokenizer:
+    """Byte-level BPE that knows every byte, and then beginnings of words, the shortest first.
+
+    So each id of the vocabulary has a text of its own, and no corpus is needed.
+    """
+    vocab = {byte: id for id, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    space = "Ġ"  # as byte-level BPE writes it
+    merges: list[tuple[str, str]] = []
+    stems = deque([space])
+    while len(vocab) < vocab_size:
+        stem = stems.popleft()
+        for letter in ascii_lowercase[: vocab_size - len(vocab)]:
+            merges.append((stem, letter))
+            vocab[stem + letter] = len(vocab)
+            stems.append(stem + letter)
+    tokenizer = Tokenizer(models.BPE(vocab, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer

@@ -1,0 +1,74 @@
+"""`PEER_PYTHON -m benchmarks.cpu.openvino_peer MODEL WORK`: OpenVINO GenAI, offline.
+
+Its continuous batching, given all requests at once, of which as many run as there are users.
+Converts the model first, once. Runs in an environment of its own, which has openvino_genai and
+optimum-intel and nothing of this project. Prints what it found as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import openvino as ov  # pyright: ignore[reportMissingImports]
+import openvino_genai as genai  # pyright: ignore[reportMissingImports]
+
+CACHE_GIB = 4
+TYPES = {"float32": ("fp32", "f32"), "bfloat16": ("fp16", "bf16")}
+"""By dtype: what weights are converted to, and what is computed in."""
+
+
+def main(model_dir: str, work_file: str) -> None:
+    work = json.loads(Path(work_file).read_text())
+    weights, precision = TYPES[work["dtype"]]
+    converted = Path(f"{model_dir}-openvino")
+    if not (converted / "openvino_model.xml").exists():
+        _convert(model_dir, converted, weights)
+    started = time.perf_counter()
+    scheduler = genai.SchedulerConfig()
+    scheduler.cache_size = CACHE_GIB
+    scheduler.max_num_seqs = work["users"]
+    properties = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
+    pipeline = genai.ContinuousBatchingPipeline(
+        str(converted), scheduler, "CPU", properties=properties
+    )
+    _rate(pipeline, [[[0] * 8, 4]])
+    start_s = time.perf_counter() - started
+    many = _rate(pipeline, work["requests"])
+    one_by_one = work["requests"][: work["requests_of_one"]]
+    seconds = sum(length / _rate(pipeline, [[prompt, length]]) for prompt, length in one_by_one)
+    one = sum(length for _, length in one_by_one) / seconds
+    print(json.dumps({"tokens_per_s": many, "tokens_per_s_of_one": one, "start_s": start_s}))
+
+
+def _convert(model_dir: str, to: Path, weights: str) -> None:
+    command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino"]
+    command += ["--model", model_dir, "--task", "text-generation-with-past"]
+    subprocess.run([*command, "--weight-format", weights, str(to)], check=True, stdout=sys.stderr)
+
+
+def _rate(pipeline: genai.ContinuousBatchingPipeline, requests: list) -> float:
+    """Tokens per second."""
+    prompts = [ov.Tensor(np.array([prompt])) for prompt, _ in requests]
+    started = time.perf_counter()
+    answers = pipeline.generate(prompts, [_greedy(length) for _, length in requests])
+    seconds = time.perf_counter() - started
+    lengths = [len(answer.m_generation_ids[0]) for answer in answers]
+    if lengths != [length for _, length in requests]:
+        raise RuntimeError(f"answers of other lengths than were asked for: {lengths}")
+    return sum(lengths) / seconds
+
+
+def _greedy(length: int) -> genai.GenerationConfig:
+    config = genai.GenerationConfig()
+    config.max_new_tokens = config.min_new_tokens = length
+    config.ignore_eos = True
+    return config
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,57 @@
+"""The shapes that are measured: small models, as a CPU serves them."""
+
+from __future__ import annotations
+
+from benchmarks.shapes import Config
+
+MAX_LENGTH = 2048
+"""Positions that a model knows."""
+
+LLAMA_88M: Config = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 8192,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "hidden_act": "silu",
+    "max_position_embeddings": MAX_LENGTH,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+QWEN_0_5B: Config = {  # Qwen2.5-0.5B
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "max_position_embeddings": MAX_LENGTH,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+SHAPES: dict[str, Config] = {
+    "llama-88m": LLAMA_88M,
+    "llama-88m-12kv": LLAMA_88M | {"num_key_value_heads": 12},
+    "llama-88m-dim128": LLAMA_88M | {"num_attention_heads": 6, "num_key_value_heads": 2},
+    "qwen-0.5b": QWEN_0_5B,
+    "dry": LLAMA_88M
+    | {
+        "vocab_size": 400,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+}

@@ -1,0 +1,94 @@
+"""The systems that are compared, and how each is run."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.cpu.http_server import ROOT, MeasurementError, measure_server
+from benchmarks.cpu.work import DTYPES, Result, Sent, Work
+
+MAX_LENGTH = 1024
+MAX_SEQUENCES = 64
+KV_GIB = 4
+Measure = Callable[[Path, Work, Sequence[Sent], Path], Result]
+"""Takes a model's directory, the work, what our server was sent, and a folder for files of the run.
+
+Raises MeasurementError.
+"""
+OURS = "paged"
+PEERS = ("vllm", "openvino", "transformers")
+WHAT = {
+    OURS: "paged, over HTTP",
+    "vllm": "vLLM's CPU build, over HTTP",
+    "openvino": "OpenVINO GenAI, offline",
+    "transformers": "transformers' generate, offline",
+}
+
+
+def make_systems(pythons: Mapping[str, Path]) -> dict[str, Measure]:
+    """By name, with the Python of the environment that each runs in."""
+    return {name: _make(name, python) for name, python in pythons.items()}
+
+
+def _make(name: str, python: Path) -> Measure:
+    if name == OURS:
+        return _ours
+    return _vllm(python) if name == "vllm" else _offline(python, f"benchmarks.cpu.{name}_peer")
+
+
+def _ours(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result:
+    settings = {
+        "OPTION_BATCHING": "paged",
+        "OPTION_DTYPE": work.dtype,
+        "OPTION_MAX_MODEL_LEN": str(MAX_LENGTH),
+        "OPTION_MAX_ROLLING_BATCH_SIZE": str(MAX_SEQUENCES),
+        "OPTION_KV_CACHE_MEMORY_BYTES": str(KV_GIB * 2**30),
+    }
+    command = [sys.executable, "-m", "container", "serve", "--port", "{port}"]
+    return measure_server([*command, "--model-dir", str(model)], settings, "/ping", work, folder)
+
+
+def _vllm(python: Path) -> Measure:
+    def measure(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result:
+        # By itself it would leave one of two cores to its front end, and so be slower.
+        settings = {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--port", "{port}"]
+        command += ["--model", str(model), "--dtype", DTYPES[work.dtype]]
+        command += ["--max-model-len", str(MAX_LENGTH), "--max-num-seqs", str(MAX_SEQUENCES)]
+        return measure_server(command, settings, "/health", work, folder)
+
+    return measure
+
+
+def _offline(python: Path, module: str) -> Measure:
+    """A module of this package, given requests of the sizes that our server was sent."""
+
+    def measure(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result:
+        rng = random.Random(work.seed)
+        size = json.loads((model / "config.json").read_text())["vocab_size"]
+        requests = [(rng.choices(range(size), k=each.prompt), each.answer) for each in sent]
+        asked = {
+            "requests": requests,
+            "users": work.users,
+            "requests_of_one": work.requests_of_one,
+            "dtype": DTYPES[work.dtype],
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "work.json"
+        file.write_text(json.dumps(asked))
+        command = [str(python), "-m", module, str(model), str(file)]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise MeasurementError(f"{' '.join(command)} ended with {done.returncode}")
+        return Result(**json.loads(done.stdout.splitlines()[-1]), sent=list(sent))
+
+    return measure

@@ -1,0 +1,43 @@
+"""`python -m benchmarks.cpu.transformers_peer MODEL WORK`: transformers' own `generate`, offline.
+
+Batches of as many requests as there are users, padded to the longest prompt and run to the longest
+answer, as a handler in Python does it. Prints what it found as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.generate import Serve, padded_batches
+from benchmarks.workload import Request
+
+
+def main(model_dir: str, work_file: str) -> None:
+    started = time.perf_counter()
+    work = json.loads(Path(work_file).read_text())
+    requests = [Request(prompt, length) for prompt, length in work["requests"]]
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, work["dtype"]))
+    with padded_batches(model.eval(), work["users"]) as serve:
+        serve([Request([0] * 8, 4)], float("inf"))
+        start_s = time.perf_counter() - started
+        many = _rate(serve, requests)
+    with padded_batches(model, 1) as serve:
+        one = _rate(serve, requests[: work["requests_of_one"]])
+    print(json.dumps({"tokens_per_s": many, "tokens_per_s_of_one": one, "start_s": start_s}))
+
+
+@torch.inference_mode()
+def _rate(serve: Serve, requests: list[Request]) -> float:
+    """Tokens that were asked for, per second."""
+    journal = serve(requests, float("inf"))
+    return sum(each.max_tokens for each in requests) / (journal.end - journal.begin)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""LoRA adapters: low-rank additions to linear layers, several of them in one batch."""

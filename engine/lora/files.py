@@ -1,0 +1,182 @@
+"""Reads an adapter in PEFT's form: adapter_config.json and adapter_model.safetensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from core.errors import RequestError
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+_TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<side>[AB])\.weight")
+_CHANGES_THE_MODEL = ("pissa", "olora", "corda")
+"""Ways to begin training that subtract the first A and B from the model's own weights."""
+
+
+class _Config(msgspec.Struct):
+    """Of adapter_config.json, what changes the result; the rest is about training."""
+
+    lora_alpha: float
+    peft_type: str = "LORA"
+    use_rslora: bool = False
+    use_dora: bool = False
+    bias: str = "none"
+    lora_bias: bool = False
+    modules_to_save: list[str] | None = None
+    alpha_pattern: dict[str, float] | None = None
+    layer_replication: Any = None
+    target_parameters: Any = None
+    trainable_token_indices: Any = None
+    alora_invocation_tokens: Any = None
+    init_lora_weights: Any = True
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """What an adapter adds to one linear layer, `b @ a`, in that layer's type."""
+
+    a: Tensor
+    """[rank, in]."""
+    b: Tensor
+    """[out, rank], times the adapter's scale."""
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """On the host."""
+
+    layers: Mapping[str, LayerWeights]
+    """By the names of linear layers in the model."""
+
+    @property
+    def rank(self) -> int:
+        """The highest."""
+        return max(layer.rank for layer in self.layers.values())
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSize:
+    """Of a linear layer."""
+
+    in_features: int
+    out_features: int
+    dtype: torch.dtype
+
+
+def read_adapter(folder: Path, sizes: Mapping[str, LayerSize], max_rank: int) -> AdapterWeights:
+    """sizes: of the layers that an adapter may have.
+
+    Raises RequestError, whose field is `src`, for what is no adapter, or none of this model.
+    """
+    config = _read_config(folder)
+    tensors = _read_tensors(folder)
+    sides: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        match = _TENSOR.fullmatch(key)
+        if match is None:
+            raise _refused(
+                folder, f"'{key}' is not of a linear layer; adapters of embeddings are not served"
+            )
+        sides.setdefault(match["layer"], {})[match["side"]] = tensor
+    if not sides:
+        raise _refused(folder, f"{WEIGHTS} holds no tensors")
+    for name, pair in sides.items():
+        _check_layer(folder, name, pair, sizes, max_rank)
+    return AdapterWeights(
+        {name: _layer(folder, name, pair, config, sizes[name]) for name, pair in sides.items()}
+    )
+
+
+def _read_config(folder: Path) -> _Config:
+    try:
+        config = msgspec.json.decode((folder / CONFIG).read_bytes(), type=_Config)
+    except OSError as error:
+        raise _refused(folder, f"{CONFIG} cannot be read: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise _refused(folder, f"{CONFIG}: {error}") from None
+    unserved = {
+        f"peft_type {config.peft_type}": config.peft_type != "LORA",
+        "DoRA (use_dora)": config.use_dora,
+        "biases (bias, lora_bias)": config.bias != "none" or config.lora_bias,
+        "whole modules (modules_to_save)": config.modules_to_save,
+        "alpha_pattern": config.alpha_pattern,
+        "layer_replication": config.layer_replication,
+        "target_parameters": config.target_parameters,
+        "new tokens (trainable_token_indices)": config.trainable_token_indices,
+        "alora_invocation_tokens": config.alora_invocation_tokens,
+    }
+    for what, has_it in unserved.items():
+        if has_it:
+            raise _refused(folder, f"{what} cannot be served; merge the adapter into the model")
+    if str(config.init_lora_weights).startswith(_CHANGES_THE_MODEL):
+        raise _refused(
+            folder,
+            f"init_lora_weights={config.init_lora_weights} has changed the model's weights; save "
+            "it with PEFT's path_initial_model_for_weight_conversion",
+        )
+    return config
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise _refused(folder, f"{WEIGHTS} cannot be read: {error}") from None
+
+
+def _check_layer(
+    folder: Path,
+    name: str,
+    pair: Mapping[str, Tensor],
+    sizes: Mapping[str, LayerSize],
+    max_rank: int,
+) -> None:
+    size = sizes.get(name)
+    if size is None:
+        known = ", ".join(sorted({each.rpartition(".")[2] for each in sizes}))
+        raise _refused(
+            folder, f"this model has no layer '{name}' to adapt; its linear layers are {known}"
+        )
+    if len(pair) < 2 or any(each.ndim != 2 for each in pair.values()):
+        raise _refused(folder, f"{name} needs lora_A and lora_B, two matrices")
+    (rank, in_features), (out_features, rank_of_b) = pair["A"].shape, pair["B"].shape
+    if (in_features, out_features) != (size.in_features, size.out_features) or rank != rank_of_b:
+        raise _refused(
+            folder,
+            f"{name} is {out_features} x {rank_of_b} times {rank} x {in_features}, and in this "
+            f"model {size.out_features} x {size.in_features}: it was made for another model",
+        )
+    if not 1 <= rank <= max_rank:
+        raise _refused(
+            folder, f"{name} has rank {rank}, and option.max_lora_rank is {max_rank}; raise it"
+        )
+
+
+def _layer(
+    folder: Path, name: str, pair: Mapping[str, Tensor], config: _Config, size: LayerSize
+) -> LayerWeights:
+    rank = pair["A"].shape[0]
+    scale = config.lora_alpha / (rank**0.5 if config.use_rslora else rank)
+    a, b = pair["A"].to(size.dtype), (pair["B"].float() * scale).to(size.dtype)
+    # Multiplied by the zeros of other adapters' tokens they would still be no zeros.
+    if not (a.isfinite().all() and b.isfinite().all()):
+        raise _refused(folder, f"{name} holds numbers that are not finite")
+    return LayerWeights(a, b)
+
+
+def _refused(folder: Path, why: str) -> RequestError:
+    return RequestError("src", f"{folder}: {why}")

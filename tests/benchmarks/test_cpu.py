@@ -1,0 +1,121 @@
+"""The comparison on a CPU: the model that it makes, its figures, and that it runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.cpu.http_server import MeasurementError, measure_server
+from benchmarks.cpu.model import make_tokenizer, write_model
+from benchmarks.cpu.shapes import SHAPES
+from benchmarks.cpu.systems import make_systems
+from benchmarks.cpu.table import table
+from benchmarks.cpu.work import Result, Sent, Work
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = Work(users=2, requests=3, requests_of_one=1, dtype="fp32", seed=0)
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "benchmarks.cpu", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_every_id_of_the_tokenizer_is_a_text_of_its_own():
+    size = 1000
+    tokenizer = make_tokenizer(size)
+    assert tokenizer.get_vocab_size() == size
+    words = [tokenizer.decode([id]) for id in range(256, size)]
+    assert len(set(words)) == len(words)
+    for text in ("the and of it", "Ünï, 42!"):
+        ids = tokenizer.encode(text).ids
+        assert tokenizer.decode(ids) == f" {text}"
+    assert len(tokenizer.encode("a to of it by").ids) == 5, "words of two letters are a token each"
+
+
+def test_a_model_is_the_same_each_time_and_transformers_reads_it(tmp_path):
+    for name in ("one", "two"):
+        write_model("dry", "fp32", tmp_path / name)
+    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
+    assert one == two
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
+    attention, mlp, norms = 2 * 64 * 64 + 2 * 64 * 32, 3 * 64 * 128, 2 * 64
+    assert model.num_parameters() == 2 * 400 * 64 + 2 * (attention + mlp + norms) + 64
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "one")) == SHAPES["dry"]["vocab_size"]
+
+
+def result(many, one):
+    return Result(many, one, 1.0, [Sent(10, 5)])
+
+
+def test_ratios_are_medians_over_pairs():
+    ours = [result(100, 10), result(300, 30), result(90, 9)]
+    theirs = [result(50, 20), result(100, 15), result(60, 9)]  # ratios 2, 3, 1.5 and 0.5, 2, 1
+    *_, first, second = table({"paged": ours, "vllm": theirs})
+    assert first == "| paged, over HTTP | 100 (90 to 300) | 1.00× | 10 (9 to 30) | 1.00× |"
+    assert second.endswith("| 60 (50 to 100) | 2.00× | 15 (9 to 20) | 1.00× |")
+    (*_, only) = table({"paged": ours[:1]})
+    assert only == "| paged, over HTTP | 100 | 1.00× | 10 | 1.00× |"
+
+
+def test_offline_systems_are_given_requests_of_the_sizes_that_ours_was_sent(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"vocab_size": 7}')
+    said = json.dumps({"tokens_per_s": 5.0, "tokens_per_s_of_one": 2.0, "start_s": 1.0})
+
+    def run(command, **_):
+        asked.append(json.loads(Path(command[-1]).read_text()))
+        return subprocess.CompletedProcess(command, 0, f"a warning\n{said}\n")
+
+    asked = []
+    monkeypatch.setattr("benchmarks.cpu.systems.subprocess.run", run)
+    sent = [Sent(3, 9), Sent(2, 4)]
+    measure = make_systems({"transformers": Path()})["transformers"]
+    for _ in range(2):
+        found = measure(tmp_path, WORK, sent, tmp_path / "run")
+        assert found == Result(5.0, 2.0, 1.0, sent)
+    assert asked[0] == asked[1], "in every round the same"
+    (first, first_answer), (second, second_answer) = asked[0]["requests"]
+    assert (len(first), first_answer, len(second), second_answer) == (3, 9, 2, 4)
+    assert set(first + second) <= set(range(7))
+    assert (asked[0]["dtype"], asked[0]["users"]) == ("float32", 2)
+
+
+def test_a_server_that_does_not_start_is_told_with_its_last_words(tmp_path):
+    command = [sys.executable, "-c", "import sys; print('no memory'); sys.exit(3)"]
+    with pytest.raises(MeasurementError, match="no memory"):
+        measure_server(command, {}, "/ping", WORK, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--vs", "vlm"], "no system vlm; there are vllm, openvino, transformers"),
+        (["--vs", "transformers", "--peer-python", "x"], "--peer-python is for one system"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, message):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.timeout(300)  # starts a server
+def test_it_runs(tmp_path):
+    done = run("--dry", "--vs", "transformers", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "cpu.json").read_text())
+    assert list(found["runs"]) == ["paged", "transformers"]
+    (ours,), (theirs,) = found["runs"].values()
+    assert ours["sent"] == theirs["sent"]
+    assert len(ours["sent"]) == 4
+    assert {each["answer"] for each in ours["sent"]} <= {64, 128, 256}
+    assert min(each["prompt"] for each in ours["sent"]) >= 60
+    assert ours["tokens_per_s"] > 0
+    assert theirs["tokens_per_s_of_one"] > 0
+    assert "torch" in found["versions"]["paged"]
+    assert len(done.stdout.splitlines()) == 5, "a table of two systems, and where it was measured"

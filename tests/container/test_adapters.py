@@ -1,0 +1,227 @@
+"""LoRA adapters over HTTP, over an engine that keeps a list of them and loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from container.engine_client import EngineClient
+from core.adapter import Adapter
+from core.messages import Adapters, LoadAdapter, Submit, UnloadAdapter
+from tests.container.conftest import Serve, eventually
+from tests.container.fake_engine import FakeEngine
+
+HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
+A = {"name": "a", "src": "/opt/ml/model/a"}
+DESCRIBED = {**A, "preload": True, "pin": True}
+
+
+@pytest.fixture
+def lora(serve: Serve) -> FlaskClient:
+    return serve(enable_lora=True)
+
+
+def load(http: FlaskClient, name: str, **fields: object) -> TestResponse:
+    return http.post("/adapters", json={"name": name, "src": f"/opt/ml/model/{name}", **fields})
+
+
+def test_load_list_unload(lora: FlaskClient, engine: FakeEngine) -> None:
+    assert lora.get("/adapters").get_json() == {"adapters": []}
+    loaded = load(lora, "a", preload=False, pin=True)
+    assert (loaded.status_code, loaded.get_json()) == (200, {"status": "Adapter a registered"})
+    [asked] = engine.of_type(LoadAdapter)
+    assert isinstance(asked, LoadAdapter)
+    assert (asked.name, asked.src) == ("a", "/opt/ml/model/a")
+    assert lora.get("/adapters").get_json() == {"adapters": [DESCRIBED]}
+    assert lora.get("/adapters/a").get_json() == DESCRIBED
+    unloaded = lora.delete("/adapters/a")
+    assert (unloaded.status_code, unloaded.get_json()) == (
+        200,
+        {"status": "Adapter a unregistered"},
+    )
+    assert lora.get("/adapters").get_json() == {"adapters": []}
+    assert len(engine.of_type(UnloadAdapter)) == 1
+
+
+def test_the_fields_may_be_a_query_as_djl_serving_writes_it(lora: FlaskClient) -> None:
+    query = "/adapters?name=a&src=/opt/ml/model/a&pin=true"
+    assert lora.post(query).get_json() == {"status": "Adapter a registered"}
+    assert lora.post("/adapters?name=b&src=/b&pin=maybe").get_json()["field"] == "pin"
+
+
+def test_names_may_have_slashes(lora: FlaskClient) -> None:
+    assert load(lora, "team/a").status_code == 200
+    assert lora.get("/adapters/team/a").get_json()["name"] == "team/a"
+    assert lora.delete("/adapters/team/a").status_code == 200
+
+
+def test_statuses(lora: FlaskClient) -> None:
+    assert lora.get("/adapters/a").status_code == 404
+    assert lora.delete("/adapters/a").status_code == 404
+    assert load(lora, "a").status_code == 200
+    assert load(lora, "a").status_code == 409
+    assert load(lora, "b").status_code == 200
+    full = load(lora, "c")
+    assert (full.status_code, full.get_json()["code"]) == (507, 507)
+    assert "option.max_loras" in full.get_json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"src": "/a"}, "name"),
+        ({"name": "", "src": "/a"}, "name"),
+        ({"name": "a" * 257, "src": "/a"}, "name"),
+        ({"name": "demo", "src": "/a"}, "name"),
+        ({"name": "a"}, "src"),
+        ({"name": "a", "src": 1}, "src"),
+        ({"name": "a", "src": "/a", "pin": "yes"}, "pin"),
+        ({"name": "a", "src": "/a", "rank": 4}, "rank"),
+    ],
+)
+def test_what_is_wrong_with_a_load(
+    lora: FlaskClient, engine: FakeEngine, body: object, field: str
+) -> None:
+    response = lora.post("/adapters", json=body)
+    assert (response.status_code, response.get_json()["field"]) == (400, field)
+    assert not engine.of_type(LoadAdapter)
+
+
+def test_what_another_worker_or_the_start_loaded(
+    lora: FlaskClient, client: EngineClient, engine: FakeEngine
+) -> None:
+    adapter = Adapter("b", "/b", 4, 0, 1)
+    engine.adapters["b"] = adapter
+    engine.send(Adapters((adapter,)))
+    eventually(lambda: client.adapters)
+    assert [each["name"] for each in lora.get("/adapters").get_json()["adapters"]] == ["b"]
+    newcomer = EngineClient(client._endpoint, heartbeat_timeout_s=60)  # pyright: ignore[reportPrivateUsage]
+    try:
+        eventually(lambda: newcomer.health().healthy)
+        assert newcomer.adapters == (adapter,)
+    finally:
+        newcomer.close()
+
+
+def chosen(engine: FakeEngine) -> list[str]:
+    """The adapters of all requests that the engine was asked, in order."""
+    return [each.adapter for each in engine.of_type(Submit) if isinstance(each, Submit)]
+
+
+CHAT = {"messages": [{"role": "user", "content": "Q"}], "max_tokens": 9}
+PROMPT = {"prompt": "Q", "max_tokens": 9}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "header", "expected"),
+    [
+        ("/invocations", {"inputs": "Q"}, None, [""]),
+        ("/invocations", {"inputs": "Q", "adapters": "a"}, None, ["a"]),
+        ("/invocations", {"inputs": "Q", "adapters": ""}, "a", [""]),
+        ("/invocations", {"inputs": "Q"}, "a", ["a"]),
+        ("/invocations", {"inputs": "Q", "adapters": "b"}, "a", ["b"]),
+        ("/invocations", {"inputs": "Q", "model": "a"}, None, [""]),
+        ("/invocations", {"inputs": ["Q", "R"], "adapters": "a"}, None, ["a", "a"]),
+        ("/invocations", {"inputs": ["Q", "R", "S"], "adapters": ["a", "", "b"]}, None,
+         ["a", "", "b"]),
+        ("/invocations", {**CHAT, "model": "a"}, None, ["a"]),
+        ("/invocations", {**PROMPT, "model": "demo"}, "a", ["a"]),
+        ("/v1/completions", {**PROMPT, "model": "demo"}, None, [""]),
+        ("/v1/completions", {**PROMPT, "model": "a"}, None, ["a"]),
+        ("/v1/completions", {**PROMPT, "model": "a"}, "b", ["b"]),
+        ("/v1/completions", {**PROMPT, "prompt": ["Q", "R"], "model": "a"}, None, ["a", "a"]),
+        ("/v1/chat/completions", {**CHAT, "model": "b"}, None, ["b"]),
+        ("/v1/chat/completions", CHAT, None, [""]),
+    ],
+)  # fmt: skip
+def test_ways_to_choose(
+    lora: FlaskClient,
+    engine: FakeEngine,
+    path: str,
+    body: Mapping[str, object],
+    header: str | None,
+    expected: list[str],
+) -> None:
+    load(lora, "a")
+    load(lora, "b")
+    response = lora.post(path, json=body, headers={} if header is None else {HEADER: header})
+    assert response.status_code == 200
+    assert chosen(engine) == expected
+
+
+def test_an_answer_says_which_model_gave_it(lora: FlaskClient) -> None:
+    load(lora, "a")
+    for path, body in (("/v1/completions", PROMPT), ("/v1/chat/completions", CHAT)):
+        assert lora.post(path, json={**body, "model": "a"}).get_json()["model"] == "a"
+        assert lora.post(path, json={**body, "model": "demo"}).get_json()["model"] == "demo"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/invocations", {"inputs": "Q", "adapters": "x"}),
+        ("/v1/completions", {**PROMPT, "model": "x"}),
+        ("/v1/chat/completions", {**CHAT, "model": "x"}),
+    ],
+)
+def test_an_adapter_that_is_not_loaded(
+    lora: FlaskClient, path: str, body: Mapping[str, object], stream: bool
+) -> None:
+    response = lora.post(path, json={**body, "stream": stream})
+    assert response.status_code == 404
+    assert "no adapter 'x'" in response.get_data(as_text=True)
+
+
+def test_of_a_batch_only_the_input_whose_adapter_is_missing_fails(lora: FlaskClient) -> None:
+    load(lora, "a")
+    body = {"inputs": ["Q", "R"], "adapters": ["a", "x"]}
+    good, bad = lora.post("/invocations", json=body).get_json()
+    assert good == {"generated_text": "Hi there"}
+    assert bad["code"] == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"inputs": "Q", "adapters": ["a"]}, "adapters"),
+        ({"inputs": ["Q", "R"], "adapters": ["a"]}, "adapters"),
+        ({"inputs": "Q", "adapters": 1}, "adapters"),
+        ({"inputs": "Q", "parameters": {"adapter_id": "a"}}, "parameters.adapter_id"),
+        ({**PROMPT, "model": 1}, "model"),
+    ],
+)
+def test_wrong_ways_to_choose(lora: FlaskClient, body: Mapping[str, object], field: str) -> None:
+    response = lora.post("/invocations", json=body)
+    assert (response.status_code, response.get_json()["field"]) == (400, field)
+
+
+def test_models_are_listed_with_their_adapters(lora: FlaskClient) -> None:
+    load(lora, "a")
+    model, adapter = lora.get("/v1/models").get_json()["data"]
+    assert (model["id"], adapter["id"]) == ("demo", "a")
+    assert (adapter["root"], adapter["parent"]) == ("/opt/ml/model/a", "demo")
+    assert lora.get("/v1/models/a").get_json() == adapter
+    assert lora.get("/v1/models/x").status_code == 404
+
+
+def test_without_lora_it_is_refused_and_names_of_models_pass(
+    http: FlaskClient, engine: FakeEngine
+) -> None:
+    def field(response: TestResponse) -> Any:
+        assert response.status_code == 400
+        assert "option.enable_lora=true" in response.get_json()["error"]
+        return response.get_json()["field"]
+
+    assert field(load(http, "a")) == "adapters"
+    assert field(http.get("/adapters")) == "adapters"
+    assert field(http.delete("/adapters/a")) == "adapters"
+    assert field(http.post("/invocations", json={"inputs": "Q", "adapters": "a"})) == "adapters"
+    by_header = http.post("/invocations", json={"inputs": "Q"}, headers={HEADER: "a"})
+    assert field(by_header) == HEADER
+    assert http.post("/v1/completions", json={**PROMPT, "model": "x"}).status_code == 200
+    assert chosen(engine) == [""]

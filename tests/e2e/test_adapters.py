@@ -1,0 +1,111 @@
+"""LoRA adapters as a user meets them: beside the model, loaded and unloaded over HTTP, chosen."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+
+import pytest
+
+from engine import LLM, LoRARequest, SamplingParams
+from tests.e2e.serving import DEMO, IMAGE, MODEL_NAME, serve
+from tests.engine.adapters import write_adapter
+
+PROMPT = "ROMEO:"
+NUM_NEW = 16
+OPTIONS = """option.dtype=fp32
+option.enable_lora=true
+option.max_loras=2
+option.http_workers=2
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    """The demo model with the adapter `a` to be loaded at start, and two others elsewhere."""
+    folder = shutil.copytree(DEMO, tmp_path / "adapted" / "demo")
+    write_adapter(DEMO, folder / "adapters" / "a", rank=4, seed=1)
+    write_adapter(DEMO, folder / "more" / "b", rank=8, seed=2)
+    write_adapter(DEMO, folder / "more" / "large", rank=32, seed=3)
+    return folder
+
+
+@pytest.fixture
+def expected(model):
+    """The answers of the offline engine; its equality with merged weights is tested elsewhere."""
+    params = SamplingParams(temperature=0, max_tokens=NUM_NEW)
+    wanted = [None, model / "adapters" / "a", model / "more" / "b"]
+    requests = [each and LoRARequest(each.name, 1, str(each)) for each in wanted]
+    with LLM(DEMO, dtype="fp32", enable_lora=True) as llm:
+        outputs = llm.generate([PROMPT] * 3, params, use_tqdm=False, lora_request=requests)
+    texts = dict(zip(("", "a", "b"), (each.outputs[0].text for each in outputs), strict=True))
+    assert len(set(texts.values())) == 3
+    return texts
+
+
+def test_all_of_it(tmp_path, model, expected):
+    where = "/opt/ml/model" if IMAGE else str(model)
+    with serve(tmp_path, OPTIONS, model=model) as it:
+
+        def ask(method, path, body=None, **headers):
+            connection = http.client.HTTPConnection("127.0.0.1", it.port, timeout=60)
+            connection.request(method, path, body and json.dumps(body), headers)
+            response = connection.getresponse()
+            status, answer = response.status, json.loads(response.read())
+            connection.close()
+            return status, answer
+
+        def load(name, src):
+            return ask("POST", "/adapters", {"name": name, "src": f"{where}/{src}"})
+
+        assert load("b", "more/large")[0] == 400
+        assert "option.max_lora_rank is 16" in load("b", "more/large")[1]["error"]
+        assert load("b", "more/b") == (200, {"status": "Adapter b registered"})
+        assert load("b", "more/b")[0] == 409
+        assert load("c", "more/b")[0] == 507
+        check_choosing(ask, expected)
+        check_unloading(it, ask, load, expected)
+        assert "loaded: a\n" in it.log
+        assert it.stop() == 0
+
+
+def check_choosing(ask, expected):
+    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_NEW}}
+    for _ in range(3):  # of whichever worker
+        for name, text in expected.items():
+            asked = {**body, **({"adapters": name} if name else {})}
+            assert ask("POST", "/invocations", asked)[1] == {"generated_text": text}
+    header = {"X-Amzn-SageMaker-Adapter-Identifier": "a"}
+    assert ask("POST", "/invocations", body, **header)[1] == {"generated_text": expected["a"]}
+    names = ["b", "", "a"]
+    together = ask("POST", "/invocations", {**body, "inputs": [PROMPT] * 3, "adapters": names})[1]
+    assert [each["generated_text"] for each in together] == [expected[name] for name in names]
+    for name in ("a", MODEL_NAME):
+        asked = {"prompt": PROMPT, "max_tokens": NUM_NEW, "temperature": 0, "model": name}
+        answer = ask("POST", "/v1/completions", asked)[1]
+        assert answer["choices"][0]["text"] == expected[name if name == "a" else ""]
+        assert answer["model"] == name
+    models = ask("GET", "/v1/models")[1]["data"]
+    assert [each["id"] for each in models] == [MODEL_NAME, "a", "b"]
+
+
+def check_unloading(it, ask, load, expected):
+    """A stream under way ends as it would; then its slot is free."""
+    connection = http.client.HTTPConnection("127.0.0.1", it.port, timeout=60)
+    asked = {
+        "inputs": PROMPT, "adapters": "a", "stream": True,
+        "parameters": {"max_new_tokens": 400, "ignore_eos": True},
+    }  # fmt: skip
+    connection.request("POST", "/invocations", json.dumps(asked))
+    lines = connection.getresponse()
+    next(lines)
+    assert ask("DELETE", "/adapters/a") == (200, {"status": "Adapter a unregistered"})
+    assert ask("DELETE", "/adapters/a")[0] == 404
+    assert ask("POST", "/invocations", {"inputs": PROMPT, "adapters": "a"})[0] == 404
+    last = json.loads(list(lines)[-1])
+    connection.close()
+    assert last["generated_text"].startswith(expected["a"])
+    assert load("c", "more/b")[0] == 200
+    body = {"inputs": PROMPT, "adapters": "c", "parameters": {"max_new_tokens": NUM_NEW}}
+    assert ask("POST", "/invocations", body)[1] == {"generated_text": expected["b"]}

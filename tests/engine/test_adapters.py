@@ -1,0 +1,441 @@
+"""Adapters: greedy fp32 tokens equal those of a model that each is merged into by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from container.decoder import decoder_in
+from container.plan import adapter_bytes
+from core.errors import ConfigurationError, ConflictError, NoRoomError, NotFoundError, RequestError
+from core.options import Options
+from engine import LLM, LoRARequest, SamplingParams
+from engine.decode_graphs import DecodeGraphs
+from engine.packed import PackedExecutor
+from tests.e2e.serving import DEMO
+from tests.engine.adapters import TARGETS, merged, read_files, write_adapter, write_files
+from tests.engine.test_decode_graphs import Imitation
+from tests.engine.test_equality import NUM_NEW, STRATEGIES, generate, prompts, tokens
+
+KINDS = ("a", "b", None)
+"""Adapters of the prompts, over and over; None is the model itself."""
+
+
+@pytest.fixture(scope="module")
+def adapted(tiny_model, tmp_path_factory):
+    """architecture → (model, folders of adapters a and b by name, greedy answers by name)."""
+    known = {}
+
+    def of(architecture, targets=TARGETS, *, is_wide=False):
+        if (architecture, targets, is_wide) not in known:
+            folder = tmp_path_factory.mktemp("adapted")
+            model = tiny_model(architecture, is_wide=is_wide)
+            some = {"a": (3, 1, targets), "b": (5, 2, targets[1:])}
+            folders = {
+                name: write_adapter(
+                    model, folder / "adapters" / name, rank=rank, seed=seed, targets=names
+                )
+                for name, (rank, seed, names) in some.items()
+            }
+            answers = {
+                name: generate(merged(model, each, folder / "merged" / name))
+                for name, each in folders.items()
+            }
+            answers[None] = generate(model)
+            known[architecture, targets, is_wide] = model, folders, answers
+        return known[architecture, targets, is_wide]
+
+    return of
+
+
+def adapted_llm(path, **options):
+    return LLM(path, enable_lora=True, **{"dtype": "fp32", "block_size": 4} | options)
+
+
+def requests(folders, names):
+    return [
+        name and LoRARequest(name, 1 + list(folders).index(name), str(folders[name]))
+        for name in names
+    ]
+
+
+def greedy(llm, folders, names, **changes):
+    """The answer to each of the prompts by the adapter of that name."""
+    params = SamplingParams(temperature=0, max_tokens=NUM_NEW, **changes)
+    outputs = llm.generate(prompts(), params, use_tqdm=False, lora_request=requests(folders, names))
+    return [each.outputs[0].token_ids for each in outputs]
+
+
+def each_with(names, answers):
+    """What each of the prompts is to be answered, by the adapter of that name."""
+    return [answers[name][place] for place, name in enumerate(names)]
+
+
+def mixtures():
+    """Every prompt once with every adapter, three batches in all."""
+    return [[KINDS[(place + turn) % 3] for place in range(len(prompts()))] for turn in range(3)]
+
+
+def test_adapters_matter(adapted):
+    """Otherwise nothing below could fail."""
+    _, _, answers = adapted("llama")
+    for one, other in (("a", "b"), ("a", None), ("b", None)):
+        pairs = zip(answers[one], answers[other], strict=True)
+        assert sum(left != right for left, right in pairs) >= 4
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("batching", STRATEGIES)
+def test_a_mixed_batch_equals_each_alone(adapted, batching, fuse):
+    """Prompts in chunks, mixed with decodes; in `paged` with preemption."""
+    model, folders, answers = adapted("llama", is_wide=fuse)
+    llm = adapted_llm(
+        model,
+        batching=batching,
+        fuse=fuse,
+        num_kv_blocks=14 if batching == "paged" else 40,
+        max_rolling_batch_prefill_tokens=10,
+        **STRATEGIES[batching],
+    )
+    assert any(note.startswith("fused: ") for note in llm.facts.notes) == fuse
+    for names in mixtures():
+        assert greedy(llm, folders, names) == each_with(names, answers)
+    if batching == "paged":
+        assert llm._engine.strategy.num_preemptions > 0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "targets"),
+    [
+        ("phi3", ("qkv_proj", "gate_up_proj", "down_proj")),
+        ("gpt2", ("c_attn", "c_proj", "c_fc")),
+        ("qwen2", ("q_proj", "v_proj")),
+        ("mixtral", ("q_proj", "k_proj", "v_proj", "o_proj")),
+    ],
+)
+def test_layers_of_other_models(adapted, architecture, targets):
+    """One layer for q, k and v; weights that lie transposed; biases; beside experts."""
+    model, folders, answers = adapted(architecture, targets, is_wide=True)
+    llm = adapted_llm(model, fuse=True)
+    for names in mixtures()[:2]:
+        assert greedy(llm, folders, names) == each_with(names, answers)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_through_graphs(adapted, overlaps):
+    """Steps with adapters and without them have graphs of their own."""
+    model, folders, answers = adapted("llama")
+    llm = adapted_llm(
+        model,
+        num_kv_blocks=14,
+        max_rolling_batch_prefill_tokens=10,
+        async_scheduling=overlaps,
+    )
+    executor, recorder = llm._engine._executor, Imitation()
+    parts = executor._model, executor._cache, executor._backend
+    graphs = DecodeGraphs(*parts, recorder, max_rows=4, max_model_len=llm.facts.max_model_len)
+    llm._engine._executor = PackedExecutor(*parts, graphs)
+    assert recorder.num_recorded == 2 * 3
+    for names in [*mixtures(), [None] * len(prompts())]:
+        num_replays = recorder.num_replays
+        assert greedy(llm, folders, names) == each_with(names, answers)
+        assert recorder.num_replays > num_replays + NUM_NEW / 2
+    assert llm._engine.strategy.num_preemptions > 0
+
+
+def test_without_adapters_nothing_is_added(adapted, monkeypatch):
+    model, folders, answers = adapted("llama")
+    llm = adapted_llm(model)
+    assert greedy(llm, folders, mixtures()[0]) == each_with(mixtures()[0], answers)
+    monkeypatch.setattr("engine.lora.memory._Factors.add", None)
+    assert tokens(llm) == answers[None]
+
+
+def test_the_prefix_cache_tells_adapters_apart(adapted):
+    """Also an adapter from another one that had its name and its slot before it."""
+    model, folders, answers = adapted("llama")
+    llm = adapted_llm(model, max_loras=1)
+    adapters, strategy = llm._engine.adapters, llm._engine.strategy
+    prompt, params = prompts()[3], SamplingParams(temperature=0, max_tokens=NUM_NEW)
+
+    def answer(adapter):
+        """Its tokens, and whether the beginning of the prompt was known."""
+        before = strategy.num_cached_tokens
+        id, answered = llm._engine.add(prompt, params, 0.0, adapter), []
+        while llm._engine.has_work():
+            answered += [t for each in llm._engine.step(0.0) for t in each.token_ids]
+            assert id is not None
+        return answered, strategy.num_cached_tokens > before
+
+    for name in ("a", "b"):
+        adapters.load("same", str(folders[name]))
+        assert answer("same") == (answers[name][3], False)
+        assert answer("same") == (answers[name][3], True)
+        assert answer("") == (answers[None][3], name == "b")
+        adapters.unload("same")
+
+
+def test_an_adapter_that_is_unloaded_serves_the_requests_that_run(adapted):
+    model, folders, answers = adapted("llama")
+    llm = adapted_llm(model, max_loras=1)
+    engine, adapters = llm._engine, llm._engine.adapters
+    adapters.load("one", str(folders["a"]))
+    params = SamplingParams(temperature=0, max_tokens=NUM_NEW)
+    id = engine.add(prompts()[1], params, 0.0, "one")
+    answered = [each.token_ids for each in engine.step(0.0)]
+    adapters.unload("one")
+    with pytest.raises(NotFoundError, match="no adapter 'one' is loaded; those that are: none"):
+        engine.add(prompts()[1], params, 0.0, "one")
+    with pytest.raises(NoRoomError, match="1 unloaded but in use"):
+        adapters.load("two", str(folders["b"]), engine.adapter_slots_in_use())
+    while engine.has_work():
+        answered += [each.token_ids for each in engine.step(0.0) if each.request_id == id]
+    assert [token for ids in answered for token in ids] == answers["a"][1]
+    adapters.load("two", str(folders["b"]), engine.adapter_slots_in_use())
+    assert [each.name for each in adapters.loaded] == ["two"]
+
+
+def test_several_answers_and_beams_have_the_adapter(adapted, tmp_path):
+    model, folders, _ = adapted("llama")
+    whole = LLM(merged(model, folders["a"], tmp_path), dtype="fp32", block_size=4)
+    llm = adapted_llm(model)
+    for params in (
+        SamplingParams(temperature=0.8, seed=3, n=3, max_tokens=8),
+        SamplingParams(num_beams=3, max_tokens=8),
+    ):
+        expected = whole.generate(prompts(), params, use_tqdm=False)
+        found = llm.generate(
+            prompts(), params, use_tqdm=False, lora_request=LoRARequest("a", 1, folders["a"])
+        )
+        for left, right in zip(found, expected, strict=True):
+            pairs = zip(left.outputs, right.outputs, strict=True)
+            assert all(one.token_ids == other.token_ids for one, other in pairs)
+
+
+def test_rslora_scales_by_the_root_of_the_rank(tiny_model, tmp_path):
+    model = tiny_model("llama")
+    folder = write_adapter(model, tmp_path / "a", rank=4, alpha=3, use_rslora=True)
+    llm = adapted_llm(model)
+    names = ["a"] * len(prompts())
+    assert greedy(llm, {"a": folder}, names) == generate(merged(model, folder, tmp_path / "m"))
+
+
+def test_layers_may_have_ranks_of_their_own(tiny_model, tmp_path):
+    """Each is scaled by its own, as PEFT does where there is a rank_pattern."""
+    model, ranks = tiny_model("llama"), {"q_proj": 2, "v_proj": 5}
+    one_each = [
+        write_adapter(model, tmp_path / name, rank=rank, targets=(name,), alpha=3)
+        for name, rank in ranks.items()
+    ]
+    both = {key: each for folder in one_each for key, each in read_files(folder)[0].items()}
+    folder = write_files(tmp_path / "both", both, r=2, lora_alpha=3, rank_pattern={"v_proj": 5})
+    by_turns = merged(merged(model, one_each[0], tmp_path / "m"), one_each[1], tmp_path / "m2")
+    llm = adapted_llm(model)
+    assert greedy(llm, {"a": folder}, ["a"] * len(prompts())) == generate(by_turns)
+
+
+def test_in_bf16_the_logprobs_are_near_those_in_fp32(adapted):
+    """A bias forces the same tokens on both, and no logprob sees it."""
+    model, folders, _ = adapted("llama", is_wide=True)
+    params = SamplingParams(
+        temperature=0, max_tokens=8, ignore_eos=True, logit_bias={7: 1e5}, logprobs=0
+    )
+
+    def logprobs(dtype, names):
+        llm = adapted_llm(model, dtype=dtype, fuse=True)
+        wanted = requests(folders, names)
+        outputs = llm.generate(prompts(), params, use_tqdm=False, lora_request=wanted)
+        return torch.tensor(
+            [[place[7].logprob for place in each.outputs[0].logprobs] for each in outputs]
+        )
+
+    names = mixtures()[0]
+    exact, low = logprobs("fp32", names), logprobs("bf16", names)
+    without = logprobs("fp32", [None] * len(names))
+    torch.testing.assert_close(low, exact, atol=0.25, rtol=0)
+    assert (exact - without).abs().max() > 1
+
+
+def test_the_plan_counts_what_the_engine_reserves():
+    options = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8, "dtype": "fp32"}
+    decoder = decoder_in(DEMO, Options(**options))
+    model = LLM(DEMO, **options)._engine._executor._model
+    assert adapter_bytes(decoder, Options(**options)) == model.adapter_memory.num_bytes > 0
+    assert adapter_bytes(decoder, Options()) == 0
+
+
+def test_a_slot_forgets_what_it_held(adapted, tmp_path):
+    """The next adapter has a lower rank and fewer layers."""
+    model, folders, _ = adapted("llama")
+    small = write_adapter(model, tmp_path / "s", rank=1, targets=("v_proj",), seed=9)
+    llm = adapted_llm(model, max_loras=1)
+    greedy(llm, folders, ["a"] * len(prompts()))
+    names = ["s"] * len(prompts())
+    assert greedy(llm, {"s": small}, names) == generate(merged(model, small, tmp_path / "m"))
+
+
+def test_offline_adapters_make_room_for_others(adapted):
+    """One slot: batches of different adapters, one after the other, as vLLM's scripts run them."""
+    model, folders, answers = adapted("llama")
+    llm = adapted_llm(model, max_loras=1)
+    for name in ("a", "b", "a"):
+        names = [name] * len(prompts())
+        assert greedy(llm, folders, names) == each_with(names, answers)
+    with pytest.raises(RequestError, match="2 adapters in one call are more than max_loras=1"):
+        greedy(llm, folders, mixtures()[0])
+    with pytest.raises(RequestError, match="2 given for 1 prompts"):
+        llm.generate([[1, 2]], lora_request=requests(folders, ("a", "b")))
+    with pytest.raises(RequestError, match="enable_lora=True"):
+        greedy(LLM(model, dtype="fp32"), folders, mixtures()[0])
+
+
+def test_what_lies_beside_the_model_is_loaded_at_start(adapted, tmp_path):
+    model, folders, answers = adapted("llama")
+    llm = adapted_llm(model, adapters=str(folders["a"].parent), max_loras=2)
+    assert [each.name for each in llm._engine.adapters.loaded] == ["a", "b"]
+    assert any(note.endswith("loaded: a, b") for note in llm.facts.notes)
+    id = llm._engine.add(prompts()[0], SamplingParams(temperature=0, max_tokens=1), 0.0, "b")
+    assert llm._engine.step(0.0)[0].token_ids == (answers["b"][0][0],)
+    assert id == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"adapters": "/nowhere"}, "option.adapters=/nowhere: no such directory"),
+        ({"executor": "library", "batching": "none"}, "needs the packed executor, but option.exec"),
+        ({"torch_compile": True}, "does not go with option.torch_compile"),
+        ({"enable_lora": False, "adapters": "x"}, "needs option.enable_lora=true"),
+        ({"max_loras": 1}, "option.max_loras is 1"),
+        ({"max_lora_rank": 4}, "rank 5, and option.max_lora_rank is 4; raise it"),
+    ],
+)
+def test_refused_at_start(adapted, options, reason):
+    model, folders, _ = adapted("llama")
+    with pytest.raises(ConfigurationError) as caught:
+        LLM(model, **{"enable_lora": True, "adapters": str(folders["a"].parent)} | options)
+    assert reason in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def adapters(tiny_model):
+    return adapted_llm(tiny_model("llama"), max_loras=1)._engine.adapters
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"use_dora": True}, "DoRA (use_dora) cannot be served; merge the adapter"),
+        ({"bias": "all"}, "biases (bias, lora_bias) cannot"),
+        ({"modules_to_save": ["lm_head"]}, "whole modules (modules_to_save) cannot"),
+        ({"peft_type": "IA3"}, "peft_type IA3 cannot"),
+        ({"alpha_pattern": {"q_proj": 1}}, "alpha_pattern cannot"),
+        ({"init_lora_weights": "pissa_niter_4"}, "has changed the model's weights"),
+        ({"lora_alpha": "x"}, "adapter_config.json: Expected `float`"),
+    ],
+)
+def test_configurations_that_are_not_served(adapters, tiny_model, tmp_path, config, reason):
+    folder = write_adapter(tiny_model("llama"), tmp_path / "a", **{"alpha": 1})
+    tensors, whole = read_files(folder)
+    write_files(folder, tensors, **whole | config)
+    with pytest.raises(RequestError) as caught:
+        adapters.load("a", str(folder))
+    assert reason in str(caught.value)
+    assert caught.value.field == "src"
+    assert not adapters.loaded
+
+
+LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ({}, "holds no tensors"),
+        ({"base_model.model.model.embed_tokens.lora_embedding_A": (2, 3)}, "of embeddings"),
+        ({f"{LAYER}.lora_A.weight": (2, 32)}, "needs lora_A and lora_B"),
+        (
+            {f"{LAYER}.lora_A.weight": (2, 31), f"{LAYER}.lora_B.weight": (32, 2)},
+            "it was made for another model",
+        ),
+        (
+            {f"{LAYER}.lora_A.weight": (2, 32), f"{LAYER}.lora_B.weight": (32, 3)},
+            "it was made for another model",
+        ),
+        (
+            {f"{LAYER}.lora_A.weight": (17, 32), f"{LAYER}.lora_B.weight": (32, 17)},
+            "has rank 17, and option.max_lora_rank is 16; raise it",
+        ),
+        (
+            {"base_model.model.lm_head.lora_A.weight": (2, 32),
+             "base_model.model.lm_head.lora_B.weight": (97, 2)},
+            "no layer 'lm_head' to adapt; its linear layers are down_proj, gate_proj, k_proj",
+        ),
+    ],
+)  # fmt: skip
+def test_weights_that_do_not_fit(adapters, tmp_path, tensors, reason):
+    shaped = {key: torch.ones(shape) for key, shape in tensors.items()}
+    folder = write_files(tmp_path / "a", shaped, r=2, lora_alpha=2)
+    with pytest.raises(RequestError) as caught:
+        adapters.load("a", str(folder))
+    assert reason in str(caught.value)
+
+
+def test_numbers_that_are_not_finite_would_reach_other_requests(tiny_model, tmp_path):
+    """Also those that are not in the type of the model's layers."""
+    tensors, config = read_files(write_adapter(tiny_model("llama"), tmp_path / "a", rank=1))
+    key = f"{LAYER}.lora_B.weight"
+    tensors[key][0] = 7e4
+    folder = write_files(tmp_path / "a", tensors, **config)
+    adapted_llm(tiny_model("llama"), dtype="bf16")._engine.adapters.load("a", str(folder))
+    llm = adapted_llm(tiny_model("llama"), dtype="fp16")
+    with pytest.raises(RequestError, match=r"layers\.0\.self_attn\.q_proj holds numbers that are"):
+        llm._engine.adapters.load("a", str(folder))
+
+
+def test_what_overflows_in_one_adapter_does_not_reach_another(adapted):
+    model, folders, answers = adapted("llama")
+    llm = adapted_llm(model)
+    assert greedy(llm, folders, mixtures()[0]) == each_with(mixtures()[0], answers)
+    memory = llm._engine._executor._model.adapter_memory
+    slots = {each.name[0]: each.slot for each in llm._engine.adapters.loaded}
+    with torch.inference_mode():
+        for factors in memory._factors:
+            down = factors.down.view(len(factors.up), memory.num_slots, memory.max_rank, -1)
+            down[:, slots["b"]] = 1e38  # most inputs make that infinite
+    names = ["a" if name == "b" else name for name in mixtures()[0]]
+    assert greedy(llm, folders, names, cache_salt="new") == each_with(names, answers)
+
+
+def test_a_directory_without_an_adapter(adapters, tmp_path):
+    with pytest.raises(RequestError, match=r"adapter_config\.json cannot be read: No such file"):
+        adapters.load("a", str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 1}')
+    with pytest.raises(RequestError, match=r"adapter_model\.safetensors cannot be read"):
+        adapters.load("a", str(tmp_path))
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(RequestError, match=r"adapter_model\.safetensors cannot be read"):
+        adapters.load("a", str(tmp_path))
+
+
+def test_names_and_slots(adapted):
+    model, folders, _ = adapted("llama")
+    adapters = adapted_llm(model, max_loras=2)._engine.adapters
+    first = adapters.load("a", str(folders["a"]))
+    assert (first.rank, first.src) == (3, str(folders["a"]))
+    with pytest.raises(ConflictError, match="'a' is loaded already; unload it first"):
+        adapters.load("a", str(folders["b"]))
+    adapters.reserve("b")
+    with pytest.raises(ConflictError):
+        adapters.reserve("b")
+    with pytest.raises(NoRoomError, match=r"option\.max_loras is 2; unload one, or raise it"):
+        adapters.reserve("c")
+    adapters.cancel("b")
+    second = adapters.load("b", str(folders["b"]))
+    assert first.slot != second.slot
+    with pytest.raises(NotFoundError, match="no adapter 'c' is loaded; those that are: a, b"):
+        adapters.unload("c")
+    adapters.unload("a")
+    again = adapters.load("a", str(folders["a"]))
+    assert again.slot == first.slot
+    assert again != first

@@ -1,0 +1,89 @@
+"""Products with weights in panels against fp64, at every edge of tiles, panels and blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.cpu.linear import from_panels, linear, panel_columns, to_panels
+
+BLOCK_ROWS, BLOCK_DEPTH, TILE_ROWS = 96, 768, 6
+"""As in linear.cpp."""
+
+
+def make(num_rows, num_columns, depth):
+    generator = torch.Generator().manual_seed(num_rows * depth + num_columns)
+    sizes = (num_rows, depth), (num_columns, depth), (num_columns,)
+    return [torch.randn(*size, generator=generator) for size in sizes]
+
+
+def check(num_rows, num_columns, depth, with_bias=True):
+    rows, weight, bias = make(num_rows, num_columns, depth)
+    got = linear(rows, to_panels(weight), num_columns, bias if with_bias else None)
+    expected = rows.double() @ weight.double().T + (bias.double() if with_bias else 0)
+    assert got.shape == expected.shape
+    assert (got - expected).abs().max() <= 1e-6 * depth**0.5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("num_rows", [*range(2 * TILE_ROWS + 2), BLOCK_ROWS, BLOCK_ROWS + 1, 250])
+def test_any_number_of_rows(num_rows, with_bias):
+    if num_rows:
+        check(num_rows, 40, 50, with_bias)
+    else:
+        assert linear(torch.ones(0, 50), to_panels(torch.ones(40, 50)), 40).shape == (0, 40)
+
+
+@pytest.mark.parametrize("depth", [1, 7, 8, 9, BLOCK_DEPTH - 1, BLOCK_DEPTH, 2 * BLOCK_DEPTH + 2])
+def test_any_depth(depth):
+    check(7, 40, depth)
+
+
+@pytest.mark.parametrize("panels", [0, 1, 3, 4, 5, 9])
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_any_number_of_columns(panels, more):
+    num_columns = panels * panel_columns() + more
+    if num_columns > 0:
+        check(7, num_columns, 50)
+
+
+def test_a_row_has_the_same_bits_whatever_it_is_among():
+    rows, weight, bias = make(131, 70, 800)
+    panels = to_panels(weight)
+    whole = linear(rows, panels, 70, bias)
+    for start, end in ((0, 1), (3, 5), (50, 131), (90, 97)):
+        assert torch.equal(linear(rows[start:end], panels, 70, bias), whole[start:end])
+
+
+def test_rows_of_any_shape_and_stride():
+    rows, weight, _ = make(24, 20, 32)
+    panels, expected = to_panels(weight), rows @ weight.T
+    torch.testing.assert_close(linear(rows.view(2, 3, 4, 32), panels, 20).view(24, 20), expected)
+    torch.testing.assert_close(linear(rows[::2], panels, 20), expected[::2])
+    apart = rows.T.contiguous().T
+    torch.testing.assert_close(linear(apart, panels, 20), expected)
+    assert linear(rows[0], panels, 20).shape == (20,)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (16, 5), (37, 11)])
+def test_panels_hold_the_weight(size):
+    weight = torch.randn(size)
+    panels = to_panels(weight)
+    assert panels.shape == (-(-size[0] // panel_columns()), size[1], panel_columns())
+    assert torch.equal(from_panels(panels, size[0]), weight)
+
+
+def test_what_does_not_fit_is_refused():
+    rows, weight, bias = make(3, 20, 8)
+    panels = to_panels(weight)
+    wrong = [
+        (rows[:, :7], panels, 20, bias),
+        (rows, panels, 200, bias),
+        (rows, panels, 20, bias[:19]),
+        (rows, panels.transpose(1, 2), 20, bias),
+        (rows.double(), panels, 20, None),
+        (rows.bfloat16(), panels.bfloat16(), 20, None),
+    ]
+    for arguments in wrong:
+        with pytest.raises(ValueError, match="do not fit together"):
+            linear(*arguments)
