@@ -88,3 +88,9 @@ def test_what_is_no_sound(data: bytes, message: str) -> None:
 def test_a_file_that_is_cut_off_has_what_is_there() -> None:
     whole = wav(integers([100, 200, 300] * LONG_ENOUGH, 2))
     assert len(read_wav(whole[:-3], 8000)) == 3 * LONG_ENOUGH - 2
+
+
+def test_there_is_no_click_at_either_end() -> None:
+    ramp = np.linspace(0.25, 1, 4500)
+    got = resampled(ramp, 44_100, 16_000)
+    np.testing.assert_allclose(got, np.linspace(0.25, 1, len(got)), atol=0.02)
