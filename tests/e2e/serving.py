@@ -114,7 +114,7 @@ def serve(
     port = free_port()
     variables = _VARIABLES | environment
     if IMAGE:
-        mounted = shutil.copytree(model, tmp_path / "model", dirs_exist_ok=True)
+        mounted = shutil.copytree(model, tmp_path / "mounted", dirs_exist_ok=True)
         (mounted / "serving.properties").write_text(properties)
         command = _image_command(mounted, Path("/opt/ml/model"), port, variables)
     else:

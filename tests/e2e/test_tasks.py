@@ -22,7 +22,7 @@ from transformers import pipeline
 
 from tests.container.processes import free_port
 from tests.container.test_preparation import wheel
-from tests.e2e.serving import DEMO, IMAGE, ROOT, serve
+from tests.e2e.serving import DEMO, IMAGE, MODEL_NAME, ROOT, serve
 from tests.engine.tasks.models import save_task_model
 
 TEXTS = ["the cat sat", "a dog ran on it", "who is it"]
@@ -103,7 +103,7 @@ def test_embeddings_with_the_openai_client(tmp_path):
         with pytest.raises(BadRequestError, match="has 52 tokens") as caught:
             client.embeddings.create(model="any", input=["a", "cat " * 50])
         assert caught.value.param == "input[1]"
-        assert client.models.list().data[0].id == path.name
+        assert client.models.list().data[0].id == (MODEL_NAME if IMAGE else path.name)
         assert it.stop() == 0
 
 
