@@ -27,7 +27,7 @@ def test_it_serves_a_model_that_it_may_not_write_to(tmp_path):
         assert "compiler" not in it.log, "the kernels are there, the compiler is not"
         assert it.invoke("ROMEO:", max_new_tokens=4)["generated_text"]
         assert it.stop() == 0
-    assert {each.name for each in (tmp_path / "model").iterdir()} == {
+    assert {each.name for each in (tmp_path / "mounted").iterdir()} == {
         "README.md",
         "chat_template.jinja",
         "config.json",
