@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gevent
+import msgspec
 import pytest
 import tokenizers
 import zmq
@@ -18,10 +19,12 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from container.app import create_app
 from container.engine_client import EngineClient
+from container.task_app import create_task_app
 from core.options import Options
+from core.task import Task
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
-from tests.container.fake_engine import FakeEngine, says
+from tests.container.fake_engine import FACTS, FakeEngine, says
 
 EOS = 256
 
@@ -120,3 +123,18 @@ def serve(client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate) ->
 @pytest.fixture
 def http(serve: Serve) -> FlaskClient:
     return serve()
+
+
+@pytest.fixture
+def task_app(endpoint: str, engine: FakeEngine) -> Iterator[Serve]:
+    """Makes the application of a task, called in this process."""
+    engine.facts = msgspec.structs.replace(FACTS, executor="task", max_model_len=0)
+    client = EngineClient(endpoint, heartbeat_timeout_s=60)
+    eventually(lambda: client.health().healthy)
+
+    def make(kind: str, name: str = "text-classification", **options: Any) -> FlaskClient:
+        task = Task(kind=kind, name=name)  # pyright: ignore[reportArgumentType]
+        return create_task_app(client, Options(**options), "demo", task).test_client()
+
+    yield make
+    client.close()

@@ -286,3 +286,10 @@ def main(mode: str, launch_path: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2])
+
+
+def last_performed(engine: FakeEngine) -> Perform:
+    """What the engine was last asked to perform."""
+    message = engine.of_type(Perform)[-1]
+    assert isinstance(message, Perform)
+    return message

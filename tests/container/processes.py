@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -44,6 +45,22 @@ def running(arguments: list[str], **options: object) -> Iterator[subprocess.Pope
     finally:
         process.kill()
         process.communicate()
+
+
+@contextmanager
+def running_alone(
+    arguments: list[str], run_dirs: Path, **variables: str
+) -> Iterator[subprocess.Popen[str]]:
+    """The same as the leader of a session, with its own directories in `run_dirs`; all that it has
+    started must be gone in the end."""
+    environment = {**os.environ, **variables, "TMPDIR": str(run_dirs)}
+    with running(arguments, env=environment, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            pids = [process.pid, *descendants(process.pid)]
+            process.kill()
+            wait_until(lambda: all(map(is_gone, pids)))
 
 
 def is_gone(pid: int) -> bool:

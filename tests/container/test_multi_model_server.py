@@ -11,12 +11,19 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from tests.container.processes import Caller, descendants, free_port, is_gone, running, wait_until
+from tests.container.processes import (
+    Caller,
+    descendants,
+    free_port,
+    is_gone,
+    running_alone,
+    wait_until,
+)
 
 Start = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
 Model = Callable[..., Path]
@@ -52,18 +59,9 @@ def run_dirs() -> Iterator[Path]:
 def start(caller: Caller, run_dirs: Path) -> Start:
     """Starts the process; all that it has started must be gone in the end."""
 
-    @contextmanager
-    def start(*stores: Path) -> Iterator[subprocess.Popen[str]]:
+    def start(*stores: Path) -> AbstractContextManager[subprocess.Popen[str]]:
         arguments = ["-m", "tests.container.run_models", str(caller.port), *map(str, stores)]
-        environment = {**os.environ, "TMPDIR": str(run_dirs)}
-        with running(arguments, env=environment, start_new_session=True) as process:
-            pids: list[int] = []
-            try:
-                yield process
-            finally:
-                pids += [process.pid, *descendants(process.pid)]
-                process.kill()
-                wait_until(lambda: all(map(is_gone, pids)))
+        return running_alone(arguments, run_dirs)
 
     return start
 

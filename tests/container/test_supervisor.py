@@ -7,12 +7,19 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from tests.container.processes import Caller, descendants, free_port, is_gone, running, wait_until
+from tests.container.processes import (
+    Caller,
+    descendants,
+    free_port,
+    is_gone,
+    running_alone,
+    wait_until,
+)
 
 Start = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
 
@@ -39,19 +46,10 @@ def run_dirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def start(tokenizer_dir: Path, caller: Caller, run_dirs: Path) -> Start:
     """Starts a supervisor whose engine behaves as `mode` says."""
 
-    @contextmanager
-    def start(mode: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    def start(mode: str, **variables: str) -> AbstractContextManager[subprocess.Popen[str]]:
         arguments = [str(tokenizer_dir), str(caller.port), mode]
-        environment = {**os.environ, **variables, "TMPDIR": str(run_dirs)}
         command = ["-m", "tests.container.run_supervisor", *arguments]
-        with running(command, env=environment, start_new_session=True) as process:
-            pids: list[int] = []
-            try:
-                yield process
-            finally:
-                pids += [process.pid, *descendants(process.pid)]
-                process.kill()
-                wait_until(lambda: all(map(is_gone, pids)))
+        return running_alone(command, run_dirs, **variables)
 
     return start
 

@@ -11,9 +11,15 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from engine import LLM
+
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SIZE = 0.3
 """Of B @ A: enough to change most greedy tokens of a tiny model."""
+
+
+def adapted_llm(path, **options):
+    return LLM(path, enable_lora=True, **{"dtype": "fp32", "block_size": 4} | options)
 
 
 def layers_of(model, targets):

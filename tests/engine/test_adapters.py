@@ -13,7 +13,14 @@ from engine import LLM, LoRARequest, SamplingParams
 from engine.decode_graphs import DecodeGraphs
 from engine.packed import PackedExecutor
 from tests.e2e.serving import DEMO
-from tests.engine.adapters import TARGETS, merged, read_files, write_adapter, write_files
+from tests.engine.adapters import (
+    TARGETS,
+    adapted_llm,
+    merged,
+    read_files,
+    write_adapter,
+    write_files,
+)
 from tests.engine.test_decode_graphs import Imitation
 from tests.engine.test_equality import NUM_NEW, STRATEGIES, generate, prompts, tokens
 
@@ -46,10 +53,6 @@ def adapted(tiny_model, tmp_path_factory):
         return known[architecture, targets, is_wide]
 
     return of
-
-
-def adapted_llm(path, **options):
-    return LLM(path, enable_lora=True, **{"dtype": "fp32", "block_size": 4} | options)
 
 
 def requests(folders, names):
@@ -317,82 +320,6 @@ def test_refused_at_start(adapted, options, reason):
     assert reason in str(caught.value)
 
 
-@pytest.fixture(scope="module")
-def adapters(tiny_model):
-    return adapted_llm(tiny_model("llama"), max_loras=1)._engine.adapters
-
-
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        ({"use_dora": True}, "DoRA (use_dora) cannot be served; merge the adapter"),
-        ({"bias": "all"}, "biases (bias, lora_bias) cannot"),
-        ({"modules_to_save": ["lm_head"]}, "whole modules (modules_to_save) cannot"),
-        ({"peft_type": "IA3"}, "peft_type IA3 cannot"),
-        ({"alpha_pattern": {"q_proj": 1}}, "alpha_pattern cannot"),
-        ({"init_lora_weights": "pissa_niter_4"}, "has changed the model's weights"),
-        ({"lora_alpha": "x"}, "adapter_config.json: Expected `float`"),
-    ],
-)
-def test_configurations_that_are_not_served(adapters, tiny_model, tmp_path, config, reason):
-    folder = write_adapter(tiny_model("llama"), tmp_path / "a", **{"alpha": 1})
-    tensors, whole = read_files(folder)
-    write_files(folder, tensors, **whole | config)
-    with pytest.raises(RequestError) as caught:
-        adapters.load("a", str(folder))
-    assert reason in str(caught.value)
-    assert caught.value.field == "src"
-    assert not adapters.loaded
-
-
-LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
-
-
-@pytest.mark.parametrize(
-    ("tensors", "reason"),
-    [
-        ({}, "holds no tensors"),
-        ({"base_model.model.model.embed_tokens.lora_embedding_A": (2, 3)}, "of embeddings"),
-        ({f"{LAYER}.lora_A.weight": (2, 32)}, "needs lora_A and lora_B"),
-        (
-            {f"{LAYER}.lora_A.weight": (2, 31), f"{LAYER}.lora_B.weight": (32, 2)},
-            "it was made for another model",
-        ),
-        (
-            {f"{LAYER}.lora_A.weight": (2, 32), f"{LAYER}.lora_B.weight": (32, 3)},
-            "it was made for another model",
-        ),
-        (
-            {f"{LAYER}.lora_A.weight": (17, 32), f"{LAYER}.lora_B.weight": (32, 17)},
-            "has rank 17, and option.max_lora_rank is 16; raise it",
-        ),
-        (
-            {"base_model.model.lm_head.lora_A.weight": (2, 32),
-             "base_model.model.lm_head.lora_B.weight": (97, 2)},
-            "no layer 'lm_head' to adapt; its linear layers are down_proj, gate_proj, k_proj",
-        ),
-    ],
-)  # fmt: skip
-def test_weights_that_do_not_fit(adapters, tmp_path, tensors, reason):
-    shaped = {key: torch.ones(shape) for key, shape in tensors.items()}
-    folder = write_files(tmp_path / "a", shaped, r=2, lora_alpha=2)
-    with pytest.raises(RequestError) as caught:
-        adapters.load("a", str(folder))
-    assert reason in str(caught.value)
-
-
-def test_numbers_that_are_not_finite_would_reach_other_requests(tiny_model, tmp_path):
-    """Also those that are not in the type of the model's layers."""
-    tensors, config = read_files(write_adapter(tiny_model("llama"), tmp_path / "a", rank=1))
-    key = f"{LAYER}.lora_B.weight"
-    tensors[key][0] = 7e4
-    folder = write_files(tmp_path / "a", tensors, **config)
-    adapted_llm(tiny_model("llama"), dtype="bf16")._engine.adapters.load("a", str(folder))
-    llm = adapted_llm(tiny_model("llama"), dtype="fp16")
-    with pytest.raises(RequestError, match=r"layers\.0\.self_attn\.q_proj holds numbers that are"):
-        llm._engine.adapters.load("a", str(folder))
-
-
 def test_what_overflows_in_one_adapter_does_not_reach_another(adapted):
     model, folders, answers = adapted("llama")
     llm = adapted_llm(model)
@@ -405,17 +332,6 @@ def test_what_overflows_in_one_adapter_does_not_reach_another(adapted):
             down[:, slots["b"]] = 1e38  # most inputs make that infinite
     names = ["a" if name == "b" else name for name in mixtures()[0]]
     assert greedy(llm, folders, names, cache_salt="new") == each_with(names, answers)
-
-
-def test_a_directory_without_an_adapter(adapters, tmp_path):
-    with pytest.raises(RequestError, match=r"adapter_config\.json cannot be read: No such file"):
-        adapters.load("a", str(tmp_path))
-    (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 1}')
-    with pytest.raises(RequestError, match=r"adapter_model\.safetensors cannot be read"):
-        adapters.load("a", str(tmp_path))
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(RequestError, match=r"adapter_model\.safetensors cannot be read"):
-        adapters.load("a", str(tmp_path))
 
 
 def test_names_and_slots(adapted):

@@ -1,7 +1,9 @@
-"""Tiny models for tasks, built once a session."""
+"""Tiny models for tasks, built once a session, and engines of them and of handlers."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from core.options import Options
-from core.task import choose_task
+from core.task import Task, choose_task
 from core.task_bodies import EmbeddingBody, PipelineBody
 from engine.tasks.build import build_task_engine
 from engine.tasks.engine import TaskEngine
@@ -50,3 +52,33 @@ def decoded(outcome: Outcome) -> object:
     """The JSON of an answer."""
     assert isinstance(outcome, Answer), outcome
     return msgspec.json.decode(outcome.body)
+
+
+@pytest.fixture
+def handler(monkeypatch, tmp_path):
+    """Writes a model.py and makes an engine of it.
+
+    A handler changes the path and the directory of its process; here that is ours.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+
+    def make(code, properties=None, **options):
+        path = tmp_path / "model.py"
+        path.write_text(code)
+        task = Task(kind="handler", name=str(path), properties=properties or {})
+        options = {"max_batch_delay": 0, "device": "cpu"} | options
+        return build_task_engine(task, tmp_path, Options(**options))
+
+    yield make
+    for name in set(sys.modules) - before:
+        if name in ("model", "helper"):
+            del sys.modules[name]
+
+
+def job(body, send=None, **headers):
+    """A request to a handler."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"} | headers
+    return Job(data, headers) if send is None else Job(data, headers, send)
