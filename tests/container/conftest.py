@@ -25,6 +25,7 @@ from core.task import Task
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from tests.container.fake_engine import FACTS, FakeEngine, says
+from tests.container.processes import Caller, free_port
 
 EOS = 256
 
@@ -75,6 +76,12 @@ def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(tokenizer_dir: Path) -> Tokenizer:
     return Tokenizer(tokenizer_dir)
+
+
+@pytest.fixture
+def caller() -> Caller:
+    """A client of a server that is yet to be started."""
+    return Caller(free_port())
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ import pytest
 from tests.container.processes import (
     Caller,
     descendants,
-    free_port,
     is_gone,
     running_alone,
     wait_until,
@@ -27,11 +26,6 @@ from tests.container.processes import (
 
 Start = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
 Model = Callable[..., Path]
-
-
-@pytest.fixture
-def caller() -> Caller:
-    return Caller(free_port())
 
 
 @pytest.fixture
@@ -64,6 +58,14 @@ def start(caller: Caller, run_dirs: Path) -> Start:
         return running_alone(arguments, run_dirs)
 
     return start
+
+
+def ends_well(process: subprocess.Popen[str]) -> None:
+    """Asked to stop, it does, and nothing has gone wrong before that."""
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    _, errors = process.communicate()
+    assert "Traceback" not in errors
 
 
 def ask(caller: Caller, method: str, path: str, body: object = None) -> tuple[int, bytes]:
@@ -136,10 +138,7 @@ def test_odd_requests_are_passed_on_too(start: Start, caller: Caller, model: Mod
             answer = read_all(connection)
             assert b"HTTP/1.1 204" in answer, "after 100 Continue"
             assert b"Content-Length" not in answer
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-        _, errors = process.communicate()
-    assert "Traceback" not in errors
+        ends_well(process)
 
 
 def test_a_client_that_hangs_up_takes_its_request_along(
@@ -153,10 +152,7 @@ def test_a_client_that_hangs_up_takes_its_request_along(
             wait_until((path / "waits").exists)
             assert not (path / "gone").exists()
         wait_until((path / "gone").exists)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-        _, errors = process.communicate()
-    assert "Traceback" not in errors
+        ends_well(process)
 
 
 def test_a_stream_whose_model_crashes_is_cut_off(
@@ -170,10 +166,7 @@ def test_a_stream_whose_model_crashes_is_cut_off(
             assert ask(caller, "POST", "/models/a/crash")[0] == 503
             assert connection.recv(4096) == b"", "no last chunk, so the client knows"
         assert caller.is_healthy()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-        _, errors = process.communicate()
-    assert "Traceback" not in errors
+        ends_well(process)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -288,10 +281,7 @@ def test_a_stop_while_a_store_is_loaded(
     with start(tmp_path / "store") as process:
         wait_until(lambda: descendants(process.pid))
         assert caller.ping() == 503
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-        _, errors = process.communicate()
-    assert "Traceback" not in errors
+        ends_well(process)
 
 
 def test_a_taken_port(start: Start, caller: Caller) -> None:

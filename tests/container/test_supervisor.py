@@ -15,18 +15,12 @@ import pytest
 from tests.container.processes import (
     Caller,
     descendants,
-    free_port,
     is_gone,
     running_alone,
     wait_until,
 )
 
 Start = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
-
-
-@pytest.fixture
-def caller() -> Caller:
-    return Caller(free_port())
 
 
 @pytest.fixture
