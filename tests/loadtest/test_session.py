@@ -88,7 +88,8 @@ def test_times_are_those_of_arrival(stub: Stub) -> None:
     assert record.first_token_s is not None
     assert record.first_token_s >= 0.05
     assert record.stall_s is not None
-    assert record.stall_s >= 0.1
+    # Not 0.1 alone: the first record may be read late, by which the gap after it is shorter.
+    assert record.first_token_s + record.stall_s >= 0.15
     assert record.latency_s >= record.first_token_s + record.stall_s
     assert max(session.gaps_s) == record.stall_s
 
