@@ -6,6 +6,7 @@ model does not fit into memory, else 1.
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import sys
@@ -54,6 +55,8 @@ def _serve() -> int:
     with Connection(launch.endpoint) as connection:
         try:
             engine = _build(launch)
+            gc.collect()
+            gc.freeze()  # what is there stays; collections need not look at it between two steps
             Server(engine, connection, launch.options.job_queue_size).serve_forever()
         except ConfigurationError as error:
             connection.broadcast(Dead(str(error)))
