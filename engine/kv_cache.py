@@ -13,8 +13,9 @@ from core.sizing import LayerShape, bytes_per_block
 class KVCache:
     """Per layer two tensors [num_blocks, block_size, kv_heads, head_dim], uninitialized.
 
-    dtype: the model's, or fp8 e4m3 as float8_e4m3fn or as its bytes in uint8. `host` are blocks of
-    all layers in the host's memory, [num_host_blocks, words] int64, pinned beside a GPU.
+    On a CPU a head's part of a block is one run of memory. dtype: the model's, or fp8 e4m3 as
+    float8_e4m3fn or as its bytes in uint8. `host` are blocks of all layers in the host's memory,
+    [num_host_blocks, words] int64, pinned beside a GPU.
     """
 
     def __init__(
@@ -27,6 +28,9 @@ class KVCache:
         num_host_blocks: int = 0,
     ) -> None:
         def allocate(num_heads: int, dim: int) -> Tensor:
+            if device.type == "cpu":
+                block = torch.empty(num_blocks, num_heads, block_size, dim, dtype=dtype)
+                return block.transpose(1, 2)
             return torch.empty(num_blocks, block_size, num_heads, dim, dtype=dtype, device=device)
 
         self.block_size = block_size

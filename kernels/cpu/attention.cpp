@@ -39,6 +39,7 @@ constexpr int64_t MAX_ROWS = 32;
 constexpr int64_t MAX_DIM = 256;
 constexpr int64_t TILE = 64;           // keys
 constexpr int64_t MIN_SPLIT = 256;     // keys
+constexpr int64_t LINE_BYTES = 64;
 constexpr int64_t ITEMS_A_THREAD = 4;  // so that none is left waiting for another's last
 constexpr float NOTHING_SEEN = -1e30f;  // finite: the difference of two of them is a number
 constexpr float HIDDEN = -3e38f;
@@ -61,8 +62,7 @@ struct Scratch {
     float scores[MAX_ROWS][TILE];
     float top[MAX_ROWS];    // the largest score so far
     float total[MAX_ROWS];  // the sum of e^(score - top) so far
-    float keys[TILE * MAX_DIM];  // those that are not floats where they lie
-    float values[TILE * MAX_DIM];
+    float floats[TILE * MAX_DIM];  // keys, then values, that are no floats where they lie
 };
 
 // Rows of splits: out, top, total.
@@ -79,6 +79,19 @@ const float* as_floats(const BFloat16* row, float* scratch, int64_t size) {
     for (int64_t dim = 0; dim < size; dim += LANES) store(scratch + dim, load(row + dim));
     return scratch;
 }
+
+// Rows of keys or values that are wanted soon, where they lie. They are asked for a few at a time, while
+// others are computed with: all at once would have to wait for each other.
+struct Ahead {
+    const void* rows[TILE];
+    int64_t num_rows, row_bytes;
+
+    void fetch(int64_t first, int64_t count) const {
+        for (int64_t row = first; row < std::min(first + count, num_rows); row++)
+            for (int64_t byte = 0; byte < row_bytes; byte += LINE_BYTES)
+                __builtin_prefetch((const char*)rows[row] + byte);
+    }
+};
 
 // scores[r][k] = query r · key k, of R rows and 8 / R keys.
 template <int R>
@@ -100,9 +113,12 @@ inline void score_eight(float (*scores)[TILE], int64_t at, const float* query,
 }
 
 template <int R>
-void score_rows(Scratch& my, int64_t row, const float* const* keys, int64_t num_keys, int64_t size) {
-    for (int64_t key = 0; key < num_keys; key += 8 / R)
+void score_rows(Scratch& my, int64_t row, const float* const* keys, int64_t num_keys, int64_t size,
+                const Ahead& ahead) {
+    for (int64_t key = 0; key < num_keys; key += 8 / R) {
+        if (row == 0) ahead.fetch(key, 8 / R);
         score_eight<R>(my.scores + row, key, my.query + row * size, keys + key, size);
+    }
 }
 
 // Turns scores into weights, and what the row has so far into what it is at the new maximum.
@@ -128,29 +144,33 @@ void weigh(Scratch& my, int64_t row, int64_t num_keys, int64_t value_dim) {
 // out r += weights r @ values, of R rows and V vectors from `dim` on.
 template <int R, int V>
 inline void accumulate(float* out, const float (*weights)[TILE], const float* const* values,
-                       int64_t num_keys, int64_t size, int64_t dim) {
+                       int64_t num_keys, int64_t size, int64_t dim, const Ahead* ahead) {
     Floats sums[R][V];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < V; v++) sums[r][v] = load(out + r * size + dim + v * LANES);
-    for (int64_t key = 0; key < num_keys; key++)
+    for (int64_t key = 0; key < num_keys; key++) {
+        if (ahead) ahead->fetch(key, 1);
         for (int v = 0; v < V; v++) {
             Floats value = load(values[key] + dim + v * LANES);
             for (int r = 0; r < R; r++) sums[r][v] += weights[r][key] * value;
         }
+    }
     for (int r = 0; r < R; r++)
         for (int v = 0; v < V; v++) store(out + r * size + dim + v * LANES, sums[r][v]);
 }
 
 template <int R>
 void accumulate_rows(Scratch& my, int64_t row, const float* const* values, int64_t num_keys,
-                     int64_t size) {
+                     int64_t size, const Ahead& ahead) {
     constexpr int V = 8 / R;
     float* out = my.out + row * size;
     int64_t dim = 0;
     for (; dim + V * LANES <= size; dim += V * LANES)
-        accumulate<R, V>(out, my.scores + row, values, num_keys, size, dim);
+        accumulate<R, V>(out, my.scores + row, values, num_keys, size, dim,
+                         row + dim == 0 ? &ahead : nullptr);
     for (; dim < size; dim += LANES)
-        accumulate<R, 1>(out, my.scores + row, values, num_keys, size, dim);
+        accumulate<R, 1>(out, my.scores + row, values, num_keys, size, dim,
+                         row + dim == 0 ? &ahead : nullptr);
 }
 
 // Rows in pairs, so that a key or value that was loaded serves twice.
@@ -208,29 +228,36 @@ __attribute__((noinline)) void run(const Attention& a, const Span& span, const I
     }
     const int32_t* table = a.block_tables + item.sequence * a.table_stride;
     const int64_t first_position = span.context - span.num_queries;
-    const float *keys[TILE], *values[TILE];
-    for (int64_t first = item.first_key; first < item.last_key; first += TILE) {
-        const int64_t num_keys = std::min(TILE, item.last_key - first);
-        const int64_t num_scores = (num_keys + LANES - 1) / LANES * LANES;
+    const auto find = [&](Ahead& rows, const void* cache, const int64_t* strides, int64_t first) {
+        rows.num_rows = std::clamp<int64_t>(item.last_key - first, 0, TILE);
         int64_t place = first / a.block_size, slot = first % a.block_size;
-        for (int64_t key = 0; key < num_keys; key++, slot++) {
+        for (int64_t row = 0; row < rows.num_rows; row++, slot++) {
             if (slot == a.block_size) place++, slot = 0;
-            keys[key] = as_floats((const T*)a.keys + table[place] * a.key_strides[0] +
-                                      slot * a.key_strides[1] + item.kv_head * a.key_strides[2],
-                                  my.keys + key * a.key_dim, a.key_dim);
-            values[key] = as_floats((const T*)a.values + table[place] * a.value_strides[0] +
-                                        slot * a.value_strides[1] + item.kv_head * a.value_strides[2],
-                                    my.values + key * a.value_dim, a.value_dim);
+            rows.rows[row] = (const T*)cache + table[place] * strides[0] + slot * strides[1] +
+                             item.kv_head * strides[2];
         }
-        std::fill(keys + num_keys, keys + num_scores, keys[0]);  // scored in eights, then hidden
-        IN_PAIRS(score_rows, my, item.num_rows, keys, num_scores, a.key_dim);
+    };
+    Ahead key_rows{{}, 0, a.key_dim * (int64_t)sizeof(T)}, value_rows{{}, 0, a.value_dim * (int64_t)sizeof(T)};
+    const float* rows[TILE];
+    find(key_rows, a.keys, a.key_strides, item.first_key);
+    for (int64_t first = item.first_key; first < item.last_key; first += TILE) {
+        const int64_t num_keys = key_rows.num_rows;
+        const int64_t num_scores = (num_keys + LANES - 1) / LANES * LANES;
+        find(value_rows, a.values, a.value_strides, first);
+        for (int64_t key = 0; key < num_keys; key++)
+            rows[key] = as_floats((const T*)key_rows.rows[key], my.floats + key * a.key_dim, a.key_dim);
+        std::fill(rows + num_keys, rows + num_scores, rows[0]);  // scored in eights, then hidden
+        IN_PAIRS(score_rows, my, item.num_rows, rows, num_scores, a.key_dim, value_rows);
         for (int64_t row = 0; row < item.num_rows; row++) {
             if (a.softcap != 0) cap(my.scores[row], num_scores, a.softcap);
             const int64_t position = first_position + (item.first_row + row) / group;
             hide(my.scores[row], first, num_keys, position, a.window);
             weigh(my, row, num_scores, a.value_dim);
         }
-        IN_PAIRS(accumulate_rows, my, item.num_rows, values, num_keys, a.value_dim);
+        find(key_rows, a.keys, a.key_strides, first + TILE);
+        for (int64_t key = 0; key < num_keys; key++)
+            rows[key] = as_floats((const T*)value_rows.rows[key], my.floats + key * a.value_dim, a.value_dim);
+        IN_PAIRS(accumulate_rows, my, item.num_rows, rows, num_keys, a.value_dim, key_rows);
     }
     for (int64_t row = 0; row < item.num_rows; row++) {
         const float* out = my.out + row * a.value_dim;
