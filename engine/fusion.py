@@ -2,7 +2,7 @@
 
 A Llama layer in bf16 is 37 operations beside attention: 7 products, and 30 that only read and write
 activations. Here it is 10: one product for q, k and v and one for gate and up, and one kernel for
-each norm, each gated activation and each rotary embedding; in fp32 on some CPUs the products are
+each norm, each gated activation and each rotary embedding; on some CPUs the products are
 ours too (`engine.panels`). No class and no module of transformers is patched: single layers get a
 `forward` of their own, which `Fusion.undo` takes away again.
 """

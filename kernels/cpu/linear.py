@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.library import LibraryError, function, host_target, load_library
+from kernels.cpu.library import SUFFIXES, LibraryError, function, host_target, load_library
 
 FASTER_ON = ("avx2",)
 """Targets on which it was measured against torch's own product (docs/benchmarks.md)."""
@@ -52,22 +52,26 @@ def from_panels(panels: Tensor, num_columns: int) -> Tensor:
 
 
 def linear(rows: Tensor, panels: Tensor, num_columns: int, bias: Tensor | None = None) -> Tensor:
-    """rows [..., in] -> [..., num_columns], all of it fp32; a row's bits depend on it alone.
+    """rows [..., in] -> [..., num_columns], computed in fp32; a row's bits depend on it alone.
 
-    bias: [num_columns]. Raises ValueError for others.
+    panels: fp32 or bf16. bias: [num_columns]. Rows and bias are both fp32, or both bf16 as panels
+    then are, and so is the result. Raises ValueError for others.
     """
+    if rows.dtype == torch.bfloat16 and panels.dtype == torch.bfloat16:
+        bias = None if bias is None else bias.float()
+        return linear(rows.float(), panels, num_columns, bias).bfloat16()
     num_panels, depth, width = panels.shape
-    tensors = [each for each in (rows, panels, bias) if each is not None]
     if (
         rows.shape[-1] != depth
         or (width, num_panels) != (panel_columns(), -(-num_columns // width))
         or not panels.is_contiguous()
         or (bias is not None and (bias.shape != (num_columns,) or not bias.is_contiguous()))
-        or any(each.dtype != torch.float32 for each in tensors)
+        or any(each.dtype != torch.float32 for each in (rows, bias) if each is not None)
+        or panels.dtype not in SUFFIXES
     ):
         raise ValueError(
             f"rows {list(rows.shape)}, panels {list(panels.shape)} and {num_columns} columns do "
-            "not fit together, or are not fp32"
+            "not fit together, or are neither fp32 nor bf16"
         )
     flat = rows.reshape(-1, depth)
     if flat.stride(-1) != 1:
@@ -83,5 +87,5 @@ def linear(rows: Tensor, panels: Tensor, num_columns: int, bias: Tensor | None =
         depth=depth,
         row_stride=flat.stride(0),
     )
-    function("linear", rows.dtype)(ctypes.byref(arguments))
+    function("linear", panels.dtype)(ctypes.byref(arguments))
     return out

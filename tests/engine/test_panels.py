@@ -10,7 +10,7 @@ from core.options import Options
 from engine import LLM
 from engine.device import choose_panels
 from engine.fusion import fuse, unfuse
-from engine.packed_model import PROBE_CHUNKS
+from engine.packed_model import PROBE_CHUNKS, _in_fp32
 from engine.panels import PanelLinear
 from kernels.cpu.library import Target, what_is_lacking
 from kernels.cpu.linear import is_faster, to_panels
@@ -61,14 +61,58 @@ def test_all_of_it_is_undone(tiny_model):
     torch.testing.assert_close(logits(model), expected)
 
 
-def test_what_stays_as_it_is(tiny_model):
-    """A head tied to the embedding, and what is not fp32."""
+def test_weights_that_bf16_holds_are_bf16_in_panels(tiny_model):
+    """The fp32 logits stay the same, and so does all that a look at the layers shows."""
+    model = load(tiny_model("qwen2")).bfloat16().float()
+    expected, num_bytes = logits(model), model.get_memory_footprint()
+    num_linear = sum(each.weight.nbytes for each in model.modules() if type(each) is nn.Linear)
+    fusion = fuse(model, in_panels=True)
+    assert fusion.replaced["product in panels of bf16"] == len(in_panels(model)) > 0
+    assert not fusion.left
+    torch.testing.assert_close(logits(model), expected)
+    with fusion.undone():
+        torch.testing.assert_close(logits(model), expected)
+    assert model.get_memory_footprint() < num_bytes - 0.4 * num_linear
+    unfuse(model, fusion)
+    assert not in_panels(model)
+    assert {each.dtype for each in model.parameters()} == {torch.float32}
+    torch.testing.assert_close(logits(model), expected)
+
+
+def test_a_head_that_is_tied_to_the_embedding_leaves_it_its_weight(tiny_model):
+    model = load(tiny_model("llama")).bfloat16().float()
+    model.lm_head.weight = model.model.embed_tokens.weight
+    expected = logits(model)
+    fusion = fuse(model, in_panels=True)
+    assert fusion.replaced["product in panels of bf16"] == len(in_panels(model)) + 1 == 13
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.lm_head.panels.dtype == torch.bfloat16
+    torch.testing.assert_close(logits(model), expected)
+    unfuse(model, fusion)
+    assert not hasattr(model.lm_head, "panels")
+    torch.testing.assert_close(logits(model), expected)
+
+
+def test_a_tied_head_stays_as_it_is_where_its_weight_would_be_held_twice_over(tiny_model):
     model = load(tiny_model("llama"))
     model.lm_head.weight = model.model.embed_tokens.weight
     fuse(model, in_panels=True)
-    assert type(model.lm_head) is nn.Linear
+    assert not hasattr(model.lm_head, "panels")
     assert len(in_panels(model)) == 12
+
+
+def test_models_in_bf16_have_panels_too(tiny_model):
     model = load(tiny_model("llama"), torch.bfloat16)
+    expected = logits(model)
+    fusion = fuse(model, in_panels=True)
+    assert fusion.replaced["product in panels"] == len(in_panels(model)) == 13
+    got = logits(model)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got, expected, atol=0.05, rtol=0.05)
+
+
+def test_models_in_fp16_stay_as_they_are(tiny_model):
+    model = load(tiny_model("llama"), torch.float16)
     fuse(model, in_panels=True)
     assert not in_panels(model)
 
@@ -112,3 +156,19 @@ def test_where_they_were_measured_to_be_faster(monkeypatch):
     assert not choose_panels(Options(), torch.device("cuda"))
     pretend("avx512")
     assert not is_faster()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_they_follow_a_model_that_is_fp32_for_a_while(tiny_model, dtype):
+    """As the gate makes it, where low precision alone would explain what differs."""
+    model = load(tiny_model("qwen2")).bfloat16().to(dtype)
+    expected = logits(model)
+    fusion = fuse(model, in_panels=True)
+    assert in_panels(model)
+    with _in_fp32(model):
+        fused = logits(model)
+        with fusion.undone():
+            torch.testing.assert_close(fused, logits(model))
+        assert fused.dtype == torch.float32
+    assert logits(model).dtype == dtype
+    torch.testing.assert_close(logits(model), expected, atol=0.05, rtol=0.05)

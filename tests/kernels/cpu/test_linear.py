@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -17,9 +19,18 @@ def make(num_rows, num_columns, depth):
     return [torch.randn(*size, generator=generator) for size in sizes]
 
 
-def check(num_rows, num_columns, depth, with_bias=True):
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def check(request):
+    return partial(check_panels_of, request.param)
+
+
+def check_panels_of(dtype, num_rows, num_columns, depth, with_bias=True):
+    """Weights that `dtype` holds to the bit, so that the same is expected of panels of either."""
     rows, weight, bias = make(num_rows, num_columns, depth)
-    got = linear(rows, to_panels(weight), num_columns, bias if with_bias else None)
+    weight = weight.to(dtype).float()
+    panels = to_panels(weight.to(dtype))
+    assert panels.dtype == dtype
+    got = linear(rows, panels, num_columns, bias if with_bias else None)
     expected = rows.double() @ weight.double().T + (bias.double() if with_bias else 0)
     assert got.shape == expected.shape
     assert (got - expected).abs().max() <= 1e-6 * depth**0.5 * expected.abs().max()
@@ -27,7 +38,7 @@ def check(num_rows, num_columns, depth, with_bias=True):
 
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("num_rows", [*range(2 * TILE_ROWS + 2), BLOCK_ROWS, BLOCK_ROWS + 1, 250])
-def test_any_number_of_rows(num_rows, with_bias):
+def test_any_number_of_rows(check, num_rows, with_bias):
     if num_rows:
         check(num_rows, 40, 50, with_bias)
     else:
@@ -35,24 +46,34 @@ def test_any_number_of_rows(num_rows, with_bias):
 
 
 @pytest.mark.parametrize("depth", [1, 7, 8, 9, BLOCK_DEPTH - 1, BLOCK_DEPTH, 2 * BLOCK_DEPTH + 2])
-def test_any_depth(depth):
+def test_any_depth(check, depth):
     check(7, 40, depth)
 
 
 @pytest.mark.parametrize("panels", [0, 1, 3, 4, 5, 9])
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_any_number_of_columns(panels, more):
+def test_any_number_of_columns(check, panels, more):
     num_columns = panels * panel_columns() + more
     if num_columns > 0:
         check(7, num_columns, 50)
 
 
-def test_a_row_has_the_same_bits_whatever_it_is_among():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_has_the_same_bits_whatever_it_is_among(dtype):
     rows, weight, bias = make(131, 70, 800)
-    panels = to_panels(weight)
+    panels = to_panels(weight.to(dtype))
     whole = linear(rows, panels, 70, bias)
     for start, end in ((0, 1), (3, 5), (50, 131), (90, 97)):
         assert torch.equal(linear(rows[start:end], panels, 70, bias), whole[start:end])
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_rows_in_bf16_are_computed_in_fp32_and_rounded_once(with_bias):
+    rows, weight, bias = (each.bfloat16() for each in make(9, 40, 900))
+    panels = to_panels(weight)
+    got = linear(rows, panels, 40, bias if with_bias else None)
+    whole = linear(rows.float(), panels, 40, bias.float() if with_bias else None)
+    assert torch.equal(got, whole.bfloat16())
 
 
 def test_rows_of_any_shape_and_stride():
@@ -82,7 +103,9 @@ def test_what_does_not_fit_is_refused():
         (rows, panels, 20, bias[:19]),
         (rows, panels.transpose(1, 2), 20, bias),
         (rows.double(), panels, 20, None),
-        (rows.bfloat16(), panels.bfloat16(), 20, None),
+        (rows.bfloat16(), panels, 20, None),
+        (rows, panels.half(), 20, None),
+        (rows.bfloat16(), panels.bfloat16(), 20, bias.bfloat16()[:19]),
     ]
     for arguments in wrong:
         with pytest.raises(ValueError, match="do not fit together"):
