@@ -8,6 +8,11 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
+SPINS = "10000"
+"""Looks that a thread of OpenMP's takes for the next task, before it sleeps: about 0.2 ms, as long
+as Python takes from one product to the next. Waking it each time costs up to a third of an engine's
+speed on a CPU (docs/benchmarks.md); spinning for long keeps its core from the front end."""
+
 
 class Child:
     """A process in a session of its own, so that a terminal's Ctrl-C does not reach it.
@@ -25,11 +30,12 @@ class Child:
     ) -> None:
         """`output`: a file descriptor for all that it says; None: where this process says it."""
         self.name = name
-        # OpenMP's threads would spin while they wait for each other; where anything else runs, such
-        # as the front end beside an engine on the CPU, that costs tens of times what it saves.
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", **variables}
         self._process = subprocess.Popen(
-            list(command), env=environment, stdout=output, stderr=output, start_new_session=True
+            list(command),
+            env=_with_patience(variables),
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
 
     @property
@@ -56,3 +62,10 @@ class Child:
             return f"ended with exit code {code}"
         hint = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
         return f"was ended by {signal.Signals(-code).name}{hint}"
+
+
+def _with_patience(variables: Mapping[str, str]) -> Mapping[str, str]:
+    """How long OpenMP's threads spin while they wait, unless that has been said."""
+    if "OMP_WAIT_POLICY" in variables:
+        return variables
+    return {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": SPINS, **variables}
