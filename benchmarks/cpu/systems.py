@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -58,6 +59,7 @@ def _vllm(python: Path) -> Measure:
         # By itself it would leave one of two cores to its front end, and so be slower.
         settings = {
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(os.cpu_count()),
             "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
             "VLLM_NO_USAGE_STATS": "1",
         }
