@@ -14,8 +14,15 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from core.errors import GenerationError, RequestError
-from engine import LLM, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
+from engine import (
+    LLM,
+    GuidedDecodingParams,
+    LoRARequest,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from engine.grammars import MAX_KEPT, Grammars
+from tests.engine.adapters import merged, write_adapter
 from tests.engine.test_equality import STRATEGIES
 
 EOS = 256
@@ -133,6 +140,23 @@ def test_a_mixed_batch_is_its_rows(model_dir, alone, batching, overlaps):
         assert [each.token_ids for each in answers(llm, mixed())] == alone
         assert (llm._engine.strategy.num_preemptions > 0) == (batching == "paged")
         assert llm._engine.strategy.memory.num_held_blocks == 0
+
+
+def test_an_adapted_model_is_held_to_it_too(model_dir, tmp_path):
+    """Beside the model itself, in one batch; greedy, so as the model that it is merged into."""
+    adapter = write_adapter(model_dir, tmp_path / "adapter", seed=3)
+    whole = merged(model_dir, adapter, tmp_path / "merged")
+    shutil.copy(model_dir / "tokenizer.json", whole)
+    params = SamplingParams(temperature=0, max_tokens=24, **form(regex="[a-f]{8}-[0-9x]{4,12}!"))
+    with LLM(whole, **SMALL) as llm:
+        expected = answers(llm, [params] * 3)
+    with LLM(model_dir, enable_lora=True, **SMALL) as llm:
+        adapters = [LoRARequest("one", 1, str(adapter)), None, None]
+        prompts = [PROMPTS[0], PROMPTS[0], PROMPTS[1]]
+        said = llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
+    adapted, own, _ = (each.outputs[0].text for each in said)
+    assert adapted == expected[0].text != own
+    assert all(re.fullmatch("[a-f]{8}-[0-9x]{4,12}!", text) for text in (adapted, own))
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
