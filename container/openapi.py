@@ -14,6 +14,7 @@ from container.schemas.models import LOAD_FIELDS
 from container.schemas.pipeline import PIPELINE_FIELDS
 from container.schemas.text import PARAMETERS, TEXT_FIELDS
 from container.schemas.tokens import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from core.pipeline_tasks import FILES
 from core.task import Kind
 
 Json = Mapping[str, object]
@@ -97,8 +98,9 @@ def _ref(name: str) -> Json:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _body(*names: str, plain: bool = False) -> Json:
+def _body(*names: str, plain: bool = False, files: Sequence[str] = ()) -> Json:
     content: dict[str, object] = {"application/json": {"schema": {"anyOf": list(map(_ref, names))}}}
+    content |= {f"{kind}/*": {"schema": {"type": "string", "format": "binary"}} for kind in files}
     if plain:
         for kind in ("text/plain", "text/csv"):
             content[kind] = {"schema": {"type": "string"}}
@@ -145,7 +147,7 @@ _ANYTHING: Json = {"content": {"*/*": {"schema": {}}}}
 _BODIES: Mapping[Kind, Json] = {
     "generation": _body("Text", "Chat", "Completion", plain=True),
     "embedding": _body("Inputs", "Embedding", plain=True),
-    "pipeline": _body("Pipeline", plain=True),
+    "pipeline": _body("Pipeline", plain=True, files=tuple(FILES.values())),
     "handler": _ANYTHING,
 }
 _OWN_PATHS: Mapping[Kind, Json] = {

@@ -72,8 +72,8 @@ class Options:
     task: str | None = _option(
         None,
         "What the container does: text-generation, text2text-generation, text-embedding, "
-        "question-answering, or a task of transformers' pipeline on texts, images or sounds, such "
-        "as text-classification. Default: what the model is for.",
+        "question-answering, or a task of transformers' pipelines (of texts, tables, images, "
+        "sounds, videos), such as text-classification. Default: what the model is for.",
     )
     pooling: Pooling | None = _option(
         None,

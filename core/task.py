@@ -11,18 +11,12 @@ import msgspec
 from core.batching import Choice, choose_batching
 from core.errors import ConfigurationError
 from core.options import Options
+from core.pipeline_tasks import QUESTION_ANSWERING, SPEECH_RECOGNITION, VIDEO_CLASSIFICATION
 
 Kind = Literal["generation", "embedding", "pipeline", "handler"]
 
 EMBEDDING = "text-embedding"
-QUESTION_ANSWERING = "question-answering"
 GENERATION = ("text-generation", "text2text-generation")
-IMAGE_TASKS = ("image-classification", "image-feature-extraction", "object-detection",
-               "zero-shot-image-classification", "zero-shot-object-detection")  # fmt: skip
-"""Pipelines whose input is one image and whose answer is JSON."""
-SPEECH_RECOGNITION = "automatic-speech-recognition"
-SOUND_TASKS = ("audio-classification", SPEECH_RECOGNITION)
-"""Pipelines whose input is one sound and whose answer is JSON."""
 
 _ALIASES = {
     "generate": "text-generation",  # vLLM
@@ -32,18 +26,36 @@ _ALIASES = {
     "sentence-similarity": EMBEDDING,  # the Hugging Face hub's label of such models
     "sentiment-analysis": "text-classification",
     "ner": "token-classification",
+    "text-to-speech": "text-to-audio",
 }
 _SPEECH_ENCODERS = ("Data2VecAudio", "Hubert", "SEW", "UniSpeech", "Wav2Vec2", "WavLM")
+_DOCUMENTS = "document-question-answering"
 _BY_ARCHITECTURE = {
     "ForCTC": SPEECH_RECOGNITION,
     "WhisperForConditionalGeneration": SPEECH_RECOGNITION,
     "ForAudioClassification": "audio-classification",
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
+    "LayoutLMForQuestionAnswering": _DOCUMENTS,
+    "LayoutLMv2ForQuestionAnswering": _DOCUMENTS,
+    "LayoutLMv3ForQuestionAnswering": _DOCUMENTS,
+    "TapasForQuestionAnswering": "table-question-answering",
     "ForQuestionAnswering": QUESTION_ANSWERING,
     "ForMaskedLM": "fill-mask",
     "ForImageClassification": "image-classification",
     "ForObjectDetection": "object-detection",
+    "ForSegmentation": "image-segmentation",
+    "ForSemanticSegmentation": "image-segmentation",
+    "ForInstanceSegmentation": "image-segmentation",
+    "ForUniversalSegmentation": "image-segmentation",
+    "ForDepthEstimation": "depth-estimation",
+    "ForKeypointMatching": "keypoint-matching",
+    "ForVideoClassification": VIDEO_CLASSIFICATION,
+    "SamModel": "mask-generation",
+    "SamHQModel": "mask-generation",
+    "Sam2Model": "mask-generation",
+    "BarkModel": "text-to-audio",
+    "VitsModel": "text-to-audio",
 }
 _GENERATING_MODELS = ("LMHeadModel", "DoubleHeadsModel", "EncoderDecoderModel")
 """Endings of classes that are called models, but are more than their layers."""

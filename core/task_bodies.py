@@ -11,13 +11,15 @@ import msgspec
 
 
 class PipelineBody(msgspec.Struct, frozen=True):
-    """The inputs of a request; the answer is JSON, as transformers' pipelines give it."""
+    """The inputs of a request; the answer is what transformers' pipelines give."""
 
     inputs: list[object]
-    """Texts or objects, or for a task on images the bytes of their files."""
+    """As `core.pipeline_tasks` says of the task, checked; a file is its bytes."""
     is_batch: bool
     """Whether the client sent a list, and so wants one."""
     parameters: Mapping[str, object]
+    wants_sound: bool = False
+    """Whether the answer shall be the sound's file; else it is JSON."""
 
 
 class EmbeddingBody(msgspec.Struct, frozen=True):

@@ -20,14 +20,14 @@ class PipelineApi:
         self._task = task
 
     def read(self) -> Mapping[str, object]:
-        """The fields of a body; an image, or a sound, is `inputs`."""
+        """The fields of a body; an image, a sound or a video is `inputs`."""
         if is_file_type(request.mimetype, self._task.name):
             return {"inputs": self._host.data()}
         return self._host.read()
 
     def answer(self, body: Mapping[str, object], accept: str | None) -> Response:
         """The answer to `inputs`."""
-        asked, warnings = read_pipeline_request(body, self._task.name)
+        asked, warnings = read_pipeline_request(body, self._task.name, accept)
         self._host.warn(warnings)
         answer = self._host.perform(msgspec.msgpack.encode(asked))
         return Response(answer.body, answer.code, content_type=answer.content_type)

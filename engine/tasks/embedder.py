@@ -19,7 +19,8 @@ from core.task import EMBEDDING
 from core.task_bodies import EmbeddingAnswer, EmbeddingBody
 from engine.model_source import ModelSource
 from engine.tasks.embedding_settings import read_embedding_settings
-from engine.tasks.loading import describe, load_tokenizer, longest_text
+from engine.tasks.lengths import longest_text
+from engine.tasks.loading import describe, load_tokenizer
 from engine.tasks.performer import Answer, Description, Job, Outcome, run_apart
 from engine.tasks.pooling import pool
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 from typing import Any
 
-from transformers import AutoFeatureExtractor, AutoTokenizer
+from transformers import AutoFeatureExtractor, AutoProcessor, AutoTokenizer, ProcessorMixin
+
+# By its module: transformers 5.17 has the short name only where torchvision is installed.
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from core.errors import ConfigurationError
 from engine.model_source import ModelSource
@@ -38,22 +42,12 @@ def load_with_head(source: ModelSource, kind: Any, task: str) -> Any:
 
 def load_tokenizer(source: ModelSource, task: str) -> Any:
     """Raises ConfigurationError where there is none."""
-    try:
-        return AutoTokenizer.from_pretrained(
-            source.model_dir, trust_remote_code=source.trust_remote_code
-        )
-    except Exception as error:  # of several libraries
-        raise _cannot_load(source, task, error) from error
+    return _load_part(AutoTokenizer, source, task)
 
 
 def load_feature_extractor(source: ModelSource, task: str) -> Any:
     """What makes a sound a model's input. Raises ConfigurationError where there is none."""
-    try:
-        extractor: Any = AutoFeatureExtractor.from_pretrained(
-            source.model_dir, trust_remote_code=source.trust_remote_code
-        )
-    except Exception as error:  # of several libraries
-        raise _cannot_load(source, task, error) from error
+    extractor = _load_part(AutoFeatureExtractor, source, task)
     settings, _ = extractor.get_feature_extractor_dict(source.model_dir)
     if str(settings.get("processor_class")).endswith("WithLM"):
         logger.warning(
@@ -62,6 +56,26 @@ def load_feature_extractor(source: ModelSource, task: str) -> Any:
             source.model_dir,
         )
     return extractor
+
+
+def load_image_processor(source: ModelSource, task: str) -> Any:
+    """What makes an image a model's input. Raises ConfigurationError where there is none."""
+    return _load_part(AutoImageProcessor, source, task)
+
+
+def load_processor(source: ModelSource, task: str) -> Any:
+    """What makes several kinds of inputs a model's; None where its tokenizer is all it has.
+
+    Raises ConfigurationError where it cannot be loaded.
+    """
+    processor = _load_part(AutoProcessor, source, task)
+    return processor if isinstance(processor, ProcessorMixin) else None
+
+
+def require(package: str, task: str, cure: str) -> None:
+    """Raises ConfigurationError where a package is missing that the task needs."""
+    if find_spec(package) is None:
+        raise ConfigurationError(f"option.task={task} needs the package {package}: {cure}")
 
 
 def describe(model: Any, *, max_model_len: int = 0, notes: tuple[str, ...] = ()) -> Description:
@@ -75,15 +89,12 @@ def describe(model: Any, *, max_model_len: int = 0, notes: tuple[str, ...] = ())
     )
 
 
-def longest_text(tokenizer: Any, model: Any) -> int:
-    """The most tokens that tokenizer and model take; more would read beyond a table's end."""
-    positions: Any = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    embeddings = getattr(model.base_model, "embeddings", None)
-    padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
-    if positions and padding is not None:
-        positions -= padding + 1  # RoBERTa begins to count after it
-    # Without a limit of its own a tokenizer has one of 10^30.
-    return min(positions or tokenizer.model_max_length, tokenizer.model_max_length)
+def _load_part(kind: Any, source: ModelSource, task: str) -> Any:
+    """What one of transformers' Auto classes reads beside the weights."""
+    try:
+        return kind.from_pretrained(source.model_dir, trust_remote_code=source.trust_remote_code)
+    except Exception as error:  # of several libraries
+        raise _cannot_load(source, task, error) from error
 
 
 def _cannot_load(source: ModelSource, task: str, error: Exception) -> ConfigurationError:

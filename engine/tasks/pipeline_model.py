@@ -1,33 +1,48 @@
-"""transformers' pipelines for texts, images and sounds."""
+"""transformers' pipelines, whatever their inputs and answers are."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Protocol
 
-from transformers import pipeline
+import torch
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoModelForInstanceSegmentation,
+    AutoModelForTextToSpectrogram,
+    AutoModelForUniversalSegmentation,
+    pipeline,
+)
+from transformers import __version__ as transformers_version
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from core.errors import ConfigurationError, RequestError
-from core.suggest import did_you_mean
-from core.task import IMAGE_TASKS, QUESTION_ANSWERING, SOUND_TASKS, SPEECH_RECOGNITION
-from engine.model_source import ModelSource
-from engine.tasks.loading import (
-    load_feature_extractor,
-    load_tokenizer,
-    load_with_head,
-    longest_text,
+from core.pipeline_tasks import (
+    CHAT_TASKS,
+    PIPELINE_TASKS,
+    QUESTION_ANSWERING,
+    VIDEO_CLASSIFICATION,
 )
-from engine.tasks.sound import read_wav
+from core.suggest import did_you_mean
+from engine.model_source import ModelSource
+from engine.tasks.answers import answers_of
+from engine.tasks.inputs import InputReader, Parameters
+from engine.tasks.lengths import check_length, longest_text
+from engine.tasks.loading import load_with_head
+from engine.tasks.pipeline_parts import check_packages, load_parts
+from engine.tasks.video import FramesPipeline
+
+logger = logging.getLogger(__name__)
 
 _CUT_BY_REQUEST = ("text-classification", "fill-mask", "feature-extraction")
 """Pipelines that take a text as long as it is, unless they are asked to cut it."""
-_WITHOUT_TEXT = (*IMAGE_TASKS, "audio-classification")
-_NEVER_PADDED = ("feature-extraction", *SOUND_TASKS)
-"""What pads a batch would be among the vectors of all tokens, and many models of sounds hear it."""
-
-Parameters = Mapping[str, Any]
+_CUTTING = {"truncation", "tokenizer_kwargs", "tokenize_kwargs"}
+_CURE = ", unless parameters.truncation=true cuts it"
+_WITHOUT_BF16 = ("depth-estimation", "table-question-answering")
+"""Pipelines that have numpy read the model's output, which knows no bf16."""
 
 
 class TaskModel(Protocol):
@@ -36,6 +51,11 @@ class TaskModel(Protocol):
     @property
     def model(self) -> Any:
         """transformers' own."""
+        ...
+
+    @property
+    def together(self) -> bool:
+        """Whether `run` is for more than one input."""
         ...
 
     def prepare(self, given: Any, parameters: Parameters) -> Any:
@@ -55,65 +75,63 @@ class PipelineModel:
     """Raises ConfigurationError where the task or the model cannot be served."""
 
     def __init__(self, task: str, source: ModelSource) -> None:
+        kind = _chosen(_model_classes(task, source), source)
+        check_packages(task)
         self._task = task
-        parts: dict[str, Any] = {}
-        if task in IMAGE_TASKS:
-            _require_pillow(task)
-            parts["image_processor"] = str(source.model_dir)
-        if task in SOUND_TASKS:
-            parts["feature_extractor"] = load_feature_extractor(source, task)
-        if task not in _WITHOUT_TEXT or task.startswith("zero-shot"):
-            parts["tokenizer"] = load_tokenizer(source, task)
-        self.model = load_with_head(source, _model_class(task, source), task)
+        self.together = PIPELINE_TASKS[task].together
+        if task in _WITHOUT_BF16 and source.dtype == torch.bfloat16:
+            logger.warning("%s is computed in fp32: its pipeline cannot read bf16", task)
+            source = replace(source, dtype=torch.float32)
+        parts = load_parts(task, source)
+        self.model = load_with_head(source, kind, task)
+        if task == VIDEO_CLASSIFICATION:
+            parts["pipeline_class"] = FramesPipeline
         try:
             make: Any = pipeline  # its types know every task by name
             self._pipeline = make(task, model=self.model, device=source.device, **parts)
+            if PIPELINE_TASKS[task].writes_sound:
+                self._pipeline.preprocess("a")  # which transformers 5.17 cannot, of tokenizers
         except Exception as error:  # of several libraries
-            raise ConfigurationError(f"transformers cannot make a {task} pipeline: {error}") from (
-                error
-            )
+            raise ConfigurationError(
+                f"transformers {transformers_version} cannot make a {task} pipeline: {error}"
+            ) from error
         self._make_paddable()
+        self._reader = InputReader(task, PIPELINE_TASKS[task], self._pipeline)
+        self._answer = answers_of(task)
 
     def prepare(self, given: Any, parameters: Parameters) -> Any:
-        if self._task.startswith("zero-shot") and not parameters.get("candidate_labels"):
-            raise RequestError("parameters.candidate_labels", "expected the labels to choose from")
-        if self._task in IMAGE_TASKS:
-            return _image(given)
-        if self._task in SOUND_TASKS:
-            return read_wav(given, self._pipeline.feature_extractor.sampling_rate)
         if self._task in _CUT_BY_REQUEST:
-            self._check_length(_texts(given), parameters)
-        return given
+            texts = _texts(given)
+            if not parameters.keys() & _CUTTING:
+                check_length(texts, self._pipeline.tokenizer, self.model, "inputs", _CURE)
+        return self._reader.read(given, parameters)
 
     def run(self, inputs: list[Any], parameters: Parameters) -> list[Any]:
+        parameters = self._settled(deepcopy(parameters))  # some pipelines write into them
         if len(inputs) == 1 and self._task != "text-classification":
-            return [self._pipeline(inputs[0], **parameters)]  # some unpack a list of one
-        batch_size = 1 if self._task in _NEVER_PADDED else len(inputs)
-        return self._pipeline(inputs, batch_size=batch_size, **parameters)
+            results = [self._pipeline(inputs[0], **parameters)]  # some unpack a list of one
+        else:
+            results = self._pipeline(inputs, batch_size=len(inputs), **parameters)
+        return list(map(self._answer, results))
 
     def alone(self, result: Any, given: Any, parameters: Parameters) -> Any:
         is_text_classification = self._task == "text-classification"
         is_listed = is_text_classification and isinstance(given, str) and "top_k" not in parameters
         return [result] if is_listed else result
 
-    def _check_length(self, texts: Mapping[str, str], parameters: Parameters) -> None:
-        """On a GPU a text that is too long would take the whole process with it."""
-        if {"truncation", "tokenizer_kwargs", "tokenize_kwargs"} & parameters.keys():
-            return
-        tokenizer = self._pipeline.tokenizer
-        num_tokens = len(tokenizer(**texts, verbose=False)["input_ids"])
-        limit = longest_text(tokenizer, self.model)
-        if num_tokens > limit:
-            raise RequestError(
-                "inputs",
-                f"has {num_tokens} tokens; the model takes {limit}, unless "
-                "parameters.truncation=true cuts it",
-            )
+    def _settled(self, parameters: Parameters) -> Parameters:
+        """With what is not transformers' own default."""
+        if self._task in CHAT_TASKS:
+            return {"return_full_text": False, **parameters}  # as of texts
+        if self._task == "document-question-answering":
+            limit = longest_text(self._pipeline.tokenizer, self.model)
+            return {**parameters, "max_seq_len": min(limit, parameters.get("max_seq_len", limit))}
+        return parameters
 
     def _make_paddable(self) -> None:
         """A decoder without a token for padding gets its last one, so that it can be batched."""
         tokenizer = self._pipeline.tokenizer
-        if tokenizer is None:
+        if tokenizer is None or not self.together:
             return
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -121,31 +139,43 @@ class PipelineModel:
             self.model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
 
 
-def _model_class(task: str, source: ModelSource) -> Any:
-    """The Auto class of a task. Raises ConfigurationError for one that is not served."""
+def _model_classes(task: str, source: ModelSource) -> Sequence[Any]:
+    """The Auto classes of a task. Raises ConfigurationError for one that is not served."""
     names = [*PIPELINE_REGISTRY.get_supported_tasks(), QUESTION_ANSWERING]
     if task not in names:
         raise ConfigurationError(
             f"option.task={task}: transformers has no such pipeline{did_you_mean(task, names)}"
         )
-    entry = PIPELINE_REGISTRY.check_task(task)[1]
-    if task == SPEECH_RECOGNITION:
-        return _speech_class(entry["pt"], source)
-    is_text = entry["type"] == "text" and len(entry["pt"]) == 1
-    if task not in IMAGE_TASKS and task not in SOUND_TASKS and not is_text:
+    if task not in PIPELINE_TASKS:
         raise ConfigurationError(
-            f"option.task={task}: requests carry texts, single images or sounds, and answers are "
-            "JSON, which is not what it works on; serve it by a model.py of your own"
+            f"option.task={task}: this version knows no form of request for that pipeline; serve "
+            "it by a model.py of your own"
         )
-    return entry["pt"][0]
+    kinds = PIPELINE_REGISTRY.check_task(task)[1]["pt"]
+    match task, source.config.model_type:  # what pipelines run beside
+        case "image-segmentation", _:
+            return (*kinds, AutoModelForUniversalSegmentation, AutoModelForInstanceSegmentation)
+        case "document-question-answering", "vision-encoder-decoder":  # Donut
+            return (AutoModelForImageTextToText,)
+        case _:
+            return kinds
 
 
-def _speech_class(kinds: Sequence[Any], source: ModelSource) -> Any:
-    """The one that ends as the model does: AutoModelForCTC, ..., else encoder and decoder."""
+def _chosen(kinds: Sequence[Any], source: ModelSource) -> Any:
+    """The class that makes the model what its files say it is; else one that has such a model.
+
+    Raises ConfigurationError for one that is not served.
+    """
+    mine = type(source.config)
+    if mine in AutoModelForTextToSpectrogram._model_mapping:
+        raise ConfigurationError(
+            f"{source.config.model_type} makes spectrograms, which another model makes sounds of; "
+            "serve both by a model.py of your own"
+        )
+    fitting = [kind for kind in kinds if mine in kind._model_mapping]
     (architecture, *_) = source.config.architectures or [""]
-    endings = {kind.__name__.removeprefix("AutoModel"): kind for kind in kinds}
-    found = (kind for ending, kind in endings.items() if architecture.endswith(ending))
-    return next(found, endings["ForSpeechSeq2Seq"])
+    named = [kind for kind in fitting if kind._model_mapping[mine].__name__ == architecture]
+    return next(iter([*named, *fitting, *kinds]))
 
 
 def _texts(given: Any) -> dict[str, str]:
@@ -156,21 +186,3 @@ def _texts(given: Any) -> dict[str, str]:
             return given
         case _:
             raise RequestError("inputs", 'expected a text, or {"text": "...", "text_pair": "..."}')
-
-
-def _image(data: bytes) -> Any:
-    from PIL import Image, UnidentifiedImageError  # there, says _require_pillow
-
-    try:
-        return Image.open(io.BytesIO(data)).convert("RGB")
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError):
-        raise RequestError("inputs", "is no image of a known format, or not a whole one") from None
-
-
-def _require_pillow(task: str) -> None:
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError:
-        raise ConfigurationError(
-            f"option.task={task}: reading images needs Pillow; pip install 'longshore[images]'"
-        ) from None

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 import torch
 
 from core.errors import RequestError
-from core.task import QUESTION_ANSWERING
+from core.pipeline_tasks import QUESTION_ANSWERING
 from core.task_bodies import PipelineBody
 from engine.model_source import ModelSource
+from engine.tasks.answers import encoded
 from engine.tasks.loading import describe
 from engine.tasks.performer import Answer, Description, Job, Outcome, run_apart
 from engine.tasks.pipeline_model import PipelineModel, TaskModel
@@ -32,7 +32,8 @@ class _Item(NamedTuple):
 
 
 class PipelinePerformer:
-    """Runs inputs with equal parameters together, whichever requests they belong to."""
+    """Runs inputs with equal parameters together, where the model can, whichever requests they
+    belong to."""
 
     def __init__(self, task: str, source: ModelSource) -> None:
         self._model: TaskModel = (
@@ -54,7 +55,10 @@ class PipelinePerformer:
             for place, prepared in enumerate(results[job]):
                 if not isinstance(prepared, Exception):
                     alike[key].append(_Item(job, place, prepared))
-        for items in alike.values():
+        groups = alike.values()
+        if not self._model.together:
+            groups = [[item] for items in groups for item in items]
+        for items in groups:
             parameters = bodies[items[0].job].parameters
 
             def run(some: list[_Item], parameters: Any = parameters) -> list[Any]:
@@ -80,8 +84,10 @@ class PipelinePerformer:
         if all(isinstance(each, Exception) for each in results):
             return results[0]
         if body.is_batch:
-            return _encoded([_described(each) for each in results])
-        return _encoded(self._model.alone(results[0], body.inputs[0], body.parameters))
+            return _answer([_described(each) for each in results])
+        if body.wants_sound:
+            return Answer(results[0]["audio"], "audio/wav")
+        return _answer(self._model.alone(results[0], body.inputs[0], body.parameters))
 
 
 def _explained(result: Any, body: PipelineBody) -> Any:
@@ -103,15 +109,8 @@ def _described(result: Any) -> Any:
             return result
 
 
-def _encoded(results: object) -> Outcome:
+def _answer(results: object) -> Outcome:
     try:
-        return Answer(msgspec.json.encode(results, enc_hook=_plain))
+        return Answer(encoded(results))
     except TypeError as error:
         return error
-
-
-def _plain(value: object) -> object:
-    """Numbers and arrays of numpy and torch as Python's own."""
-    if isinstance(value, np.generic | np.ndarray | torch.Tensor):
-        return value.tolist()
-    raise TypeError(f"the pipeline answers with {type(value).__name__}, which is no JSON")

@@ -14,9 +14,10 @@ from torch import Tensor
 from transformers import AutoModelForQuestionAnswering
 
 from core.errors import ConfigurationError, RequestError
-from core.task import QUESTION_ANSWERING
+from core.pipeline_tasks import QUESTION_ANSWERING
 from engine.model_source import ModelSource
-from engine.tasks.loading import load_tokenizer, load_with_head, longest_text
+from engine.tasks.lengths import longest_text
+from engine.tasks.loading import load_tokenizer, load_with_head
 from engine.tasks.pipeline_model import Parameters
 
 _MASKED = -1e4
@@ -34,6 +35,8 @@ class _Span(NamedTuple):
 
 class QuestionAnswering:
     """Raises ConfigurationError where the model has no head for it, or no fast tokenizer."""
+
+    together = True
 
     def __init__(self, source: ModelSource) -> None:
         self._tokenizer = load_tokenizer(source, QUESTION_ANSWERING)

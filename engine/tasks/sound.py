@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import wave
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,13 @@ MIN_SECONDS, MAX_SECONDS = 0.05, 600
 Samples = NDArray[np.float32]
 
 
-def read_wav(data: bytes, rate: int) -> Samples:
+def read_wav(data: object, rate: int) -> Samples:
     """The samples of a WAV file, -1 to 1, the mean of its channels, at so many a second.
 
     Raises RequestError where it is none of PCM, too short or too long.
     """
+    if not isinstance(data, bytes):  # a text would be a path
+        raise RequestError("inputs", "expected the bytes of a WAV file")
     try:
         with wave.open(io.BytesIO(data)) as file:
             width, channels, its_rate = (
@@ -45,6 +48,18 @@ def read_wav(data: bytes, rate: int) -> Samples:
         )
     mono = _floats(frames, width).reshape(-1, channels).mean(axis=1)
     return resampled(mono, its_rate, rate).astype(np.float32)
+
+
+def write_wav(samples: NDArray[Any], rate: int) -> bytes:
+    """A WAV file of 16 bits a sample: [samples] or [channels, samples], of -1 to 1."""
+    channels = samples if samples.ndim == 2 else samples[None]
+    data = io.BytesIO()
+    with wave.open(data, "wb") as file:
+        file.setnchannels(len(channels))
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((channels.T.clip(-1, 1) * (2**15 - 1)).round().astype("<i2").tobytes())
+    return data.getvalue()
 
 
 def resampled(samples: NDArray[np.float64], rate: int, wanted: int) -> NDArray[np.float64]:

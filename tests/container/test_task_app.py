@@ -62,11 +62,26 @@ class TestPipelines:
         response = http.post("/invocations", json=body)
         assert (response.status_code, response.get_json()["field"]) == (400, field)
 
-    def test_how_it_is_computed_is_never_for_a_request_to_say(self, task_app: Serve) -> None:
-        http = task_app("pipeline", "table-question-answering")
-        for name in ("batch_size", "num_workers", "timeout"):
-            body = {"inputs": {"query": "q"}, "parameters": {name: 1}}
-            assert http.post("/invocations", json=body).status_code == 400
+    def test_what_is_not_for_a_request_to_say(self, task_app: Serve, engine: FakeEngine) -> None:
+        """How it is computed, and whatever has transformers load a file or code."""
+        engine.script = performs(lambda asked: Performed(asked.id, b"[]", "application/json"))
+        for task, inputs in (
+            ("table-question-answering", {"table": {"a": ["1"]}, "query": "q"}),
+            ("image-text-to-text", {"text": "a"}),
+            ("text-to-audio", "a"),
+        ):
+            http = task_app("pipeline", task)
+            assert http.post("/invocations", json={"inputs": inputs}).status_code == 200
+            for name, value in (
+                ("batch_size", 1), ("num_workers", 1), ("timeout", 1), ("tokenizer", "/etc"),
+                ("preprocess_params", {"voice_preset": "/etc/passwd"}), ("chat_template", "{}"),
+                ("generate_kwargs", {"custom_generate": "/tmp"}), ("generate_kwargs", 1),
+                ("generate_kwargs", {"max_new_tokens": 10**9}),
+            ):  # fmt: skip
+                body = {"inputs": inputs, "parameters": {name: value}}
+                response = http.post("/invocations", json=body)
+                assert response.status_code == 400
+                assert response.get_json()["field"].startswith(f"parameters.{name}")
 
     def test_errors_of_the_engine(self, http: FlaskClient, engine: FakeEngine) -> None:
         for script, status, field in (

@@ -174,6 +174,21 @@ def test_speech(tmp_path):
         assert it.stop() == 0
 
 
+def test_an_answer_that_is_a_sound(tmp_path):
+    """As the file that it is, or in base64."""
+    path = save_task_model("speaker", tmp_path)
+    with serve(tmp_path, "option.task=text-to-speech\n", model=path) as it:
+        body = {"inputs": "ab c"}
+        status, answer = it.request("POST", "/invocations", body)
+        assert status == 200
+        assert json.loads(answer)["sampling_rate"] == 8000
+        status, sound = it.request("POST", "/invocations", body, Accept="audio/wav")
+        assert (status, sound) == (200, base64.b64decode(json.loads(answer)["audio"]))
+        with wave.open(io.BytesIO(sound)) as file:
+            assert (file.getframerate(), file.getnframes() > 100) == (8000, True)
+        assert it.stop() == 0
+
+
 STREAMING = """
 import pathlib, time
 

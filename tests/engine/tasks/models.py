@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     CONFIG_MAPPING,
     AutoModel,
@@ -18,7 +17,6 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForSpeechSeq2Seq,
     AutoModelForTokenClassification,
-    PreTrainedTokenizerFast,
     Wav2Vec2CTCTokenizer,
     Wav2Vec2FeatureExtractor,
     WhisperFeatureExtractor,
@@ -26,12 +24,9 @@ from transformers import (
 )
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "on", "a", "mat",
-         "and", "dog", "ran", "who", "where", "is", "it"]  # fmt: skip
-MAX_LENGTH = 32
-_BERT = {"vocab_size": len(WORDS), "hidden_size": 16, "num_hidden_layers": 2,
-         "num_attention_heads": 2, "intermediate_size": 32,
-         "max_position_embeddings": MAX_LENGTH, "pad_token_id": 0}  # fmt: skip
+from tests.engine.tasks.media_models import MEDIA_MODELS
+from tests.engine.tasks.words import BERT, WORDS, tokenizer
+
 RATE = 8000
 LETTERS = ["<pad>", "<s>", "</s>", "<unk>", "|", "A", "B", "C"]
 _SOUND = {"vocab_size": len(LETTERS), "hidden_size": 16, "num_hidden_layers": 1,
@@ -41,20 +36,20 @@ _SOUND = {"vocab_size": len(LETTERS), "hidden_size": 16, "num_hidden_layers": 1,
           "classifier_proj_size": 8}  # fmt: skip
 _NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
 _MODELS = {
-    "classifier": (AutoModelForSequenceClassification, "bert", _BERT | {"num_labels": 3}),
-    "tagger": (AutoModelForTokenClassification, "bert", _BERT | {"num_labels": 3}),
-    "reader": (AutoModelForQuestionAnswering, "bert", _BERT),
-    "filler": (AutoModelForMaskedLM, "bert", _BERT),
+    "classifier": (AutoModelForSequenceClassification, "bert", BERT | {"num_labels": 3}),
+    "tagger": (AutoModelForTokenClassification, "bert", BERT | {"num_labels": 3}),
+    "reader": (AutoModelForQuestionAnswering, "bert", BERT),
+    "filler": (AutoModelForMaskedLM, "bert", BERT),
     "entailer": (
         AutoModelForSequenceClassification,
         "bert",
-        _BERT | {"id2label": _NLI, "label2id": {name: id for id, name in _NLI.items()}},
+        BERT | {"id2label": _NLI, "label2id": {name: id for id, name in _NLI.items()}},
     ),
-    "encoder": (AutoModel, "bert", _BERT),
-    "roberta": (AutoModel, "roberta", _BERT | {"max_position_embeddings": 20}),
+    "encoder": (AutoModel, "bert", BERT),
+    "roberta": (AutoModel, "roberta", BERT | {"max_position_embeddings": 20}),
     "t5": (AutoModel, "t5", {"vocab_size": len(WORDS), "d_model": 16, "d_kv": 8, "d_ff": 32,
                              "num_layers": 2, "num_heads": 2, "pad_token_id": 0}),
-    "llama": (AutoModel, "llama", _BERT | {"num_key_value_heads": 1}),
+    "llama": (AutoModel, "llama", BERT | {"num_key_value_heads": 1}),
     "viewer": (
         AutoModelForImageClassification,
         "vit",
@@ -79,6 +74,10 @@ def save_task_model(name: str, folder: Path) -> Path:
     """Writes the model unless it is there; weights are spread so that answers differ."""
     path = folder / name
     if path.exists():
+        return path
+    if name in MEDIA_MODELS:
+        torch.manual_seed(3)
+        MEDIA_MODELS[name](path)
         return path
     kind, architecture, settings = _MODELS[name]
     torch.manual_seed(3)
@@ -114,23 +113,3 @@ def _whisper_tokenizer() -> WhisperTokenizer:
     tokenizer = WhisperTokenizer(vocab=letters, merges=[])
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{each}|>" for each in names]})
     return tokenizer
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    """A word is a token; a text stands between [CLS] and [SEP]."""
-    words = Tokenizer(models.WordLevel({word: id for id, word in enumerate(WORDS)}, "[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-        model_max_length=MAX_LENGTH,
-    )

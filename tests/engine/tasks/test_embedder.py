@@ -16,7 +16,7 @@ from core.errors import ConfigurationError, GenerationError, RequestError
 from core.task_bodies import EmbeddingAnswer, EmbeddingBody
 from engine import LLM
 from tests.engine.tasks.conftest import engine_of, perform
-from tests.engine.tasks.models import MAX_LENGTH, tokenizer
+from tests.engine.tasks.words import MAX_LENGTH, tokenizer
 
 TEXTS = ["the cat", "a dog ran on it", "who", "the cat sat on a mat and the dog ran"]
 LONG = " ".join(["cat"] * 50)

@@ -10,7 +10,7 @@ import torch
 from core.errors import RequestError
 from core.task_bodies import PipelineBody
 from tests.engine.tasks.conftest import decoded, engine_of, perform
-from tests.engine.tasks.models import WORDS
+from tests.engine.tasks.words import WORDS
 
 CONTEXT = "the cat sat on a mat and the dog ran"
 

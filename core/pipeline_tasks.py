@@ -1,0 +1,118 @@
+"""The pipelines of transformers that are served, and what a request to each of them carries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+QUESTION_ANSWERING = "question-answering"
+SPEECH_RECOGNITION = "automatic-speech-recognition"
+VIDEO_CLASSIFICATION = "video-classification"
+CHAT_TASKS = ("image-text-to-text", "any-to-any")
+"""Of texts and images, a text."""
+
+Content = Literal[
+    "any text", "text", "image", "audio", "video", "images", "table", "word boxes", "messages"
+]
+"""What an input, or a field of one, is. «any text» may also be an object, as its pipeline wants
+it; «images» is a list of them; «word boxes» are words with their places; «messages» a conversation
+in OpenAI's form, with images in it."""
+FILES: Mapping[Content, str] = {"image": "image", "audio": "audio", "video": "video"}
+"""What is a file, with the main type of its Content-Type."""
+
+
+class PipelineTask(msgspec.Struct, frozen=True):
+    """What the front end reads, and the engine hands to a pipeline."""
+
+    reads: Content | Mapping[str, Content] = "any text"
+    """One thing, or an object of named ones."""
+    parameters: tuple[str, ...] = ()
+    """How it is computed is not for a request to say, nor what a file or code is loaded for."""
+    optional: tuple[str, ...] = ()
+    """Fields of the object that may be left out."""
+    together: bool = False
+    """Whether several inputs are computed at once, with the results they would have alone."""
+    writes_maps: bool = False
+    """Whether an answer has numbers for each pixel of its image, and so the memory it takes grows
+    with that."""
+    writes_sound: bool = False
+    """Whether an answer is a sound, and may be sent as the file that it is."""
+
+    @property
+    def contents(self) -> tuple[Content, ...]:
+        """All that is in an input."""
+        return (self.reads,) if isinstance(self.reads, str) else tuple(self.reads.values())
+
+
+_LABELS = ("candidate_labels", "hypothesis_template")
+_TOP = ("top_k", "function_to_apply")
+_CHAT = PipelineTask(
+    {"text": "text", "image": "image", "images": "images", "messages": "messages"},
+    ("max_new_tokens", "generate_kwargs", "return_full_text", "stop_sequence",
+     "continue_final_message", "skip_special_tokens"),
+    optional=("text", "image", "images", "messages"),
+)  # fmt: skip
+
+PIPELINE_TASKS: Mapping[str, PipelineTask] = {
+    "text-classification": PipelineTask(
+        parameters=(*_TOP, "truncation", "max_length"), together=True
+    ),
+    "token-classification": PipelineTask(
+        parameters=("aggregation_strategy", "ignore_labels", "stride", "is_split_into_words",
+                    "delimiter"),
+        together=True,
+    ),
+    "fill-mask": PipelineTask(parameters=("top_k", "targets", "tokenizer_kwargs"), together=True),
+    "feature-extraction": PipelineTask(parameters=("truncation", "tokenize_kwargs")),
+    "zero-shot-classification": PipelineTask(parameters=(*_LABELS, "multi_label"), together=True),
+    QUESTION_ANSWERING: PipelineTask(
+        parameters=("top_k", "doc_stride", "max_answer_len", "max_seq_len",
+                    "handle_impossible_answer"),
+        together=True,
+    ),
+    "table-question-answering": PipelineTask(
+        {"table": "table", "query": "text"}, ("sequential", "padding", "truncation")
+    ),
+    "document-question-answering": PipelineTask(
+        {"image": "image", "question": "text", "word_boxes": "word boxes"},
+        ("top_k", "doc_stride", "max_answer_len", "max_seq_len", "max_question_len",
+         "handle_impossible_answer"),
+        optional=("word_boxes",),
+    ),
+    "image-classification": PipelineTask("image", _TOP, together=True),
+    "image-feature-extraction": PipelineTask("image", ("pool",), together=True),
+    "object-detection": PipelineTask("image", ("threshold",), together=True),
+    "zero-shot-image-classification": PipelineTask("image", _LABELS, together=True),
+    "zero-shot-object-detection": PipelineTask(
+        "image", ("candidate_labels", "threshold", "top_k"), together=True
+    ),
+    "image-segmentation": PipelineTask(
+        "image",
+        ("subtask", "threshold", "mask_threshold", "overlap_mask_area_threshold"),
+        writes_maps=True,
+    ),
+    "depth-estimation": PipelineTask("image", writes_maps=True),
+    "mask-generation": PipelineTask(
+        "image",
+        ("points_per_batch", "points_per_crop", "crops_n_layers", "crop_overlap_ratio",
+         "crop_n_points_downscale_factor", "crops_nms_thresh", "pred_iou_thresh",
+         "stability_score_thresh", "stability_score_offset", "mask_threshold", "max_hole_area",
+         "max_sprinkle_area", "output_rle_mask", "output_bboxes_mask"),
+        writes_maps=True,
+    ),
+    "keypoint-matching": PipelineTask({"images": "images"}, ("threshold",)),
+    **dict.fromkeys(CHAT_TASKS, _CHAT),
+    VIDEO_CLASSIFICATION: PipelineTask(
+        "video", (*_TOP, "num_frames", "frame_sampling_rate"), together=True
+    ),
+    "audio-classification": PipelineTask("audio", _TOP),
+    SPEECH_RECOGNITION: PipelineTask(
+        "audio", ("return_timestamps", "return_language", "chunk_length_s", "stride_length_s")
+    ),
+    "zero-shot-audio-classification": PipelineTask("audio", _LABELS),
+    "text-to-audio": PipelineTask(
+        "text", ("forward_params", "generate_kwargs"), writes_sound=True
+    ),
+}  # fmt: skip
