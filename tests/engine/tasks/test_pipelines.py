@@ -31,8 +31,9 @@ REQUESTS = [
         body(["the [MASK]"], top_k=1),
     ]),
     ("entailer", "zero-shot-classification", [
-        body("the cat sat", candidate_labels=["cat", "dog"]),
-        body(["a dog", "the mat"], candidate_labels=["cat", "dog"]),
+        # In the usual template a label is followed by a full stop, and so no word that is known.
+        body("the cat sat", candidate_labels=["cat", "dog"], hypothesis_template="it is {}"),
+        body(["a dog", "the mat"], candidate_labels=["cat", "dog"], hypothesis_template="a {}"),
         body("it ran", candidate_labels=["mat"], multi_label=True),
     ]),
     ("encoder", "feature-extraction", [body("the cat"), body(["a dog ran", "it"])]),
