@@ -1,7 +1,8 @@
 """Linear layers with their weights in panels, as the C++ product of a CPU reads them.
 
 A model that was saved in bf16 has weights that bf16 holds to the bit. In panels they stay bf16
-where fp32 is computed with: half the memory to read, and the same numbers.
+where fp32 is computed with: half the memory to read, and the same numbers. A model in bf16 has them
+in pairs on CPUs that multiply those.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from engine.proposal import Function, Proposal
 from kernels.cpu.library import SUFFIXES
-from kernels.cpu.linear import from_panels, linear, to_panels
+from kernels.cpu.linear import from_panels, has_pairs, linear, to_pairs, to_panels
 
 PROBE_ROWS = 7
 
@@ -75,8 +76,10 @@ def _narrowed(weight: Tensor) -> Tensor:
 
 
 def _proposal(layer: nn.Linear, weight: Tensor, place: Callable[[nn.Parameter], None]) -> Proposal:
-    panels = nn.Parameter(to_panels(weight), requires_grad=False)
-    bias, like = layer.bias, layer.weight
+    like = layer.weight
+    is_paired = like.dtype == torch.bfloat16 and layer.in_features % 2 == 0 and has_pairs()
+    panels = nn.Parameter((to_pairs if is_paired else to_panels)(weight), requires_grad=False)
+    bias = None if layer.bias is None else layer.bias.float()
 
     def install(candidate: Function) -> Mapping[nn.Module, Function]:
         place(panels)

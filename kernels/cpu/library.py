@@ -37,17 +37,16 @@ class Target:
     name: str
     features: frozenset[str]
     """What /proc/cpuinfo calls what they must have."""
-    flag: str
+    flags: tuple[str, ...]
 
 
+AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
+AVX2 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
 TARGETS = (
-    Target(
-        "avx512",
-        frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
-        "-march=x86-64-v4",
-    ),
-    Target("avx2", frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}), "-march=x86-64-v3"),
-    Target("neon", frozenset({"asimd"}), "-march=armv8-a"),
+    Target("avx512bf16", AVX512 | {"avx512_bf16"}, ("-march=x86-64-v4", "-mavx512bf16")),
+    Target("avx512", AVX512, ("-march=x86-64-v4",)),
+    Target("avx2", AVX2, ("-march=x86-64-v3",)),
+    Target("neon", frozenset({"asimd"}), ("-march=armv8-a",)),
 )
 """The best first."""
 
@@ -104,7 +103,7 @@ def build(target: Target, directory: Path) -> Path:
     sources = [Path(__file__).with_name(name) for name in SOURCES]
     headers = sorted(Path(__file__).parent.glob("*.h"))
     content = b"".join(path.read_bytes() for path in [*sources, *headers])
-    flags = [*FLAGS, target.flag]
+    flags = [*FLAGS, *target.flags]
     digest = hashlib.sha256(content + " ".join(flags).encode()).hexdigest()[:16]
     library = directory / f"kernels-{target.name}-{digest}.so"
     if library.exists():

@@ -1,5 +1,6 @@
-// Products of rows with weights that lie in panels (linear.py), in fp32. Weights in bf16 become fp32 as
-// they are read: in registers for one tile, once in a buffer for several.
+// Products of rows with weights that lie in panels (linear.py). Sums are fp32. Weights in bf16 become fp32
+// as they are read: in registers for one tile, once in a buffer for several. Where rows are bf16 too and
+// the CPU has an instruction for it (vdpbf16ps), pairs of both are multiplied and added up at once.
 //
 // A tile is a few rows times one panel. Its sums stay in registers while the panel is read from end to
 // end: the inner kernel of Goto's and BLIS's products, with the weights packed once, when the model is
@@ -8,13 +9,15 @@
 // rows it is among.
 
 #include <algorithm>
+#include <type_traits>
+#include <utility>
 
 #include "vectors.h"
 
-// The same fields as in linear.py.
+// The same fields as in linear.py. Depth and stride count what is multiplied at once: numbers, or pairs.
 struct Linear {
-    float* out;           // [rows, columns], dense
-    const float* rows;    // [rows, depth]
+    void* out;            // [rows, columns], dense
+    const void* rows;     // [rows, depth]
     const void* panels;   // [panels, depth, PANEL], dense
     const float* bias;    // [columns] or null
     int64_t num_rows, num_columns, depth, row_stride;
@@ -23,34 +26,37 @@ struct Linear {
 namespace {
 
 constexpr int64_t PANEL = 2 * LANES;  // columns
-constexpr int TILE_ROWS = 6;          // 12 sums, 2 vectors of weights and 1 number fill AVX2's registers
+#if defined(__AVX512F__)
+constexpr int TILE_ROWS = 12;  // 24 sums, 2 vectors of weights and 1 number, of 32 registers
+#else
+constexpr int TILE_ROWS = 6;   // of AVX2's 16 registers 12, 2 and 1
+#endif
 constexpr int64_t BLOCK_ROWS = 96;
 constexpr int64_t BLOCK_DEPTH = 768;
 constexpr int64_t PORTION = 4;  // panels that a thread takes at once; it may have to share its core
 constexpr int64_t LINE_BYTES = 64;
 constexpr int64_t STEPS = 8;  // of depth at once
-constexpr int64_t AHEAD = 4;  // lines that are fetched ahead in each of these
+constexpr int64_t AHEAD = PANEL / 4;  // lines that are fetched ahead in each of these
 
-template <class T>
+template <class Row, class Weight>
 struct Tile {
-    float* out;
-    const float* rows;
-    const T* panel;
+    float* sums;  // [rows, PANEL], dense
+    const Row* rows;
+    const Weight* panel;
     const char* next;  // weights that are wanted soon
-    const float* bias;  // null: none, or it is in `out` already
-    int64_t num_columns, depth, out_stride, row_stride;
-    bool adds;  // to what is in `out`
+    int64_t depth, row_stride;
+    bool adds;  // to what is in `sums`
 };
 
-template <class T, int R>
-void multiply(const Tile<T>& t) {
+template <class Row, class Weight, int R>
+void multiply(const Tile<Row, Weight>& t) {
     Floats sums[R][2] = {};
     const auto add = [&](int64_t k) __attribute__((always_inline)) {
-        const Floats left = load(t.panel + k * PANEL), right = load(t.panel + k * PANEL + LANES);
+        const auto left = load(t.panel + k * PANEL), right = load(t.panel + k * PANEL + LANES);
         for (int r = 0; r < R; r++) {
-            const float number = t.rows[r * t.row_stride + k];
-            sums[r][0] += number * left;
-            sums[r][1] += number * right;
+            const Row number = t.rows[r * t.row_stride + k];
+            sums[r][0] = multiplied_and_added(number, left, sums[r][0]);
+            sums[r][1] = multiplied_and_added(number, right, sums[r][1]);
         }
     };
     int64_t k = 0;
@@ -60,75 +66,95 @@ void multiply(const Tile<T>& t) {
         for (int64_t i = 0; i < STEPS; i++) add(k + i);
     }
     for (; k < t.depth; k++) add(k);
-    for (int r = 0; r < R; r++) {
-        float row[PANEL];
-        store(row, sums[r][0]);
-        store(row + LANES, sums[r][1]);
-        float* out = t.out + r * t.out_stride;
-        for (int64_t column = 0; column < t.num_columns; column++)
-            out[column] = row[column] + (t.adds ? out[column] : t.bias ? t.bias[column] : 0.0f);
-    }
+    for (int r = 0; r < R; r++)
+        for (int half = 0; half < 2; half++) {
+            float* to = t.sums + r * PANEL + half * LANES;
+            store(to, t.adds ? load(to) + sums[r][half] : sums[r][half]);
+        }
 }
 
-template <class T>
-constexpr void (*MULTIPLY[])(const Tile<T>&) = {multiply<T, 1>, multiply<T, 2>, multiply<T, 3>,
-                                                multiply<T, 4>, multiply<T, 5>, multiply<T, 6>};
+template <class Row, class Weight, int... R>
+void multiply_rows(const Tile<Row, Weight>& t, int num_rows, std::integer_sequence<int, R...>) {
+    constexpr void (*TABLE[])(const Tile<Row, Weight>&) = {multiply<Row, Weight, R + 1>...};
+    TABLE[num_rows - 1](t);
+}
 
 // Some rows times some depth of a panel.
+template <class Row>
 struct Block {
-    int64_t panel, first_row, num_rows, first, depth;
+    const Row* rows;
+    int64_t num_rows, row_stride, depth;
+    float* sums;  // [num_rows, PANEL], dense
+    bool adds;
 };
 
-// `weights` are the block's; `next` is what will be wanted then, `next_bytes` of it.
-template <class T>
-void multiply_tiles(const Linear& a, const Block& b, const T* weights, const char* next, int64_t next_bytes) {
+// `next` is what will be wanted then, `next_bytes` of it.
+template <class Row, class Weight>
+void multiply_tiles(const Block<Row>& b, const Weight* weights, const char* next, int64_t next_bytes) {
     const int64_t num_tiles = (b.num_rows + TILE_ROWS - 1) / TILE_ROWS;
-    Tile<T> t;
-    t.panel = weights;
-    t.num_columns = std::min(PANEL, a.num_columns - b.panel * PANEL);
-    t.depth = b.depth;
-    t.out_stride = a.num_columns;
-    t.row_stride = a.row_stride;
-    t.adds = b.first > 0;
-    t.bias = a.bias ? a.bias + b.panel * PANEL : nullptr;
     for (int64_t tile = 0; tile < num_tiles; tile++) {  // of as many rows each as can be
         const int64_t row = b.num_rows * tile / num_tiles, end = b.num_rows * (tile + 1) / num_tiles;
-        t.next = next + next_bytes * tile / num_tiles;
-        t.out = a.out + (b.first_row + row) * t.out_stride + b.panel * PANEL;
-        t.rows = a.rows + (b.first_row + row) * t.row_stride + b.first;
-        MULTIPLY<T>[end - row - 1](t);
+        const Tile<Row, Weight> t{b.sums + row * PANEL, b.rows + row * b.row_stride, weights,
+                                  next + next_bytes * tile / num_tiles, b.depth, b.row_stride, b.adds};
+        multiply_rows(t, end - row, std::make_integer_sequence<int, TILE_ROWS>());
     }
 }
 
-void multiply_block(const Linear& a, const Block& b, const float* weights, const float* next) {
-    multiply_tiles(a, b, weights, (const char*)next, b.depth * PANEL * sizeof(float));
+template <class Row, class Weight>
+void multiply_block(const Block<Row>& b, const Weight* weights, const Weight* next) {
+    const int64_t size = b.depth * PANEL, next_bytes = size * sizeof(Weight);
+    if constexpr (!std::is_same_v<Row, float> || std::is_same_v<Weight, float>) {
+        multiply_tiles(b, weights, (const char*)next, next_bytes);
+    } else if (b.num_rows <= TILE_ROWS) {
+        multiply_tiles(b, weights, (const char*)next, next_bytes);
+    } else {
+        alignas(64) float floats[BLOCK_DEPTH * PANEL];
+        for (int64_t i = 0; i < size; i += LANES) store(floats + i, load(weights + i));
+        multiply_tiles(b, (const float*)floats, (const char*)next, next_bytes);
+    }
 }
 
-void multiply_block(const Linear& a, const Block& b, const BFloat16* weights, const BFloat16* next) {
-    const int64_t size = b.depth * PANEL, next_bytes = size * sizeof(BFloat16);
-    if (b.num_rows <= TILE_ROWS) return multiply_tiles(a, b, weights, (const char*)next, next_bytes);
-    alignas(64) float floats[BLOCK_DEPTH * PANEL];
-    for (int64_t i = 0; i < size; i += LANES) store(floats + i, load(weights + i));
-    multiply_tiles(a, b, (const float*)floats, (const char*)next, next_bytes);
+// Puts the sums of some rows of a panel, from `row` on, where they belong.
+template <class Out>
+void write(const Linear& a, int64_t row, int64_t num_rows, int64_t panel, const float* sums) {
+    const int64_t first = panel * PANEL, count = std::min(PANEL, a.num_columns - first);
+    float bias[PANEL] = {};
+    if (a.bias) std::copy_n(a.bias + first, count, bias);
+    for (int64_t r = 0; r < num_rows; r++, sums += PANEL) {
+        Out numbers[PANEL];
+        for (int64_t half = 0; half < PANEL; half += LANES)
+            store(numbers + half, load(sums + half) + load(bias + half));
+        std::copy_n(numbers, count, (Out*)a.out + (row + r) * a.num_columns + first);
+    }
 }
 
-template <class T>
+template <class Row, class Weight, class Out>
 void multiply_all(const Linear& a) {
     const int64_t num_panels = (a.num_columns + PANEL - 1) / PANEL;
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t portion = 0; portion < num_panels; portion += PORTION)
-        for (int64_t row = 0; row < a.num_rows; row += BLOCK_ROWS)
+    for (int64_t portion = 0; portion < num_panels; portion += PORTION) {
+        const int64_t end = std::min(portion + PORTION, num_panels);
+        for (int64_t row = 0; row < a.num_rows; row += BLOCK_ROWS) {
+            alignas(64) float sums[PORTION][BLOCK_ROWS * PANEL];
+            const int64_t num_rows = std::min(BLOCK_ROWS, a.num_rows - row);
             for (int64_t first = 0; first < a.depth; first += BLOCK_DEPTH)
-                for (int64_t panel = portion; panel < std::min(portion + PORTION, num_panels); panel++) {
-                    const Block block{panel, row, std::min(BLOCK_ROWS, a.num_rows - row), first,
-                                      std::min(BLOCK_DEPTH, a.depth - first)};
-                    const T* weights = (const T*)a.panels + (panel * a.depth + first) * PANEL;
-                    multiply_block(a, block, weights, panel + 1 < num_panels ? weights + a.depth * PANEL : weights);
+                for (int64_t panel = portion; panel < end; panel++) {
+                    const Block<Row> block{(const Row*)a.rows + row * a.row_stride + first, num_rows, a.row_stride,
+                                           std::min(BLOCK_DEPTH, a.depth - first), sums[panel - portion], first > 0};
+                    const Weight* weights = (const Weight*)a.panels + (panel * a.depth + first) * PANEL;
+                    multiply_block(block, weights, panel + 1 < num_panels ? weights + a.depth * PANEL : weights);
                 }
+            for (int64_t panel = portion; panel < end; panel++)
+                write<Out>(a, row, num_rows, panel, sums[panel - portion]);
+        }
+    }
 }
 
 }  // namespace
 
 extern "C" int64_t panel_columns() { return PANEL; }
-extern "C" void linear_fp32(const Linear* arguments) { multiply_all<float>(*arguments); }
-extern "C" void linear_bf16(const Linear* arguments) { multiply_all<BFloat16>(*arguments); }
+extern "C" void linear_fp32(const Linear* arguments) { multiply_all<float, float, float>(*arguments); }
+extern "C" void linear_bf16(const Linear* arguments) { multiply_all<float, BFloat16, float>(*arguments); }
+#if defined(__AVX512BF16__)
+extern "C" void linear_pairs(const Linear* arguments) { multiply_all<Pair, Pair, BFloat16>(*arguments); }
+#endif

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.library import SUFFIXES, LibraryError, function, host_target, load_library
+from kernels.cpu.library import SUFFIXES, LibraryError, host_target, load_library
 
-FASTER_ON = ("avx2",)
+FASTER_ON = ("avx512bf16", "avx512", "avx2")
 """Targets on which it was measured against torch's own product (docs/benchmarks.md)."""
 
 
@@ -46,35 +46,52 @@ def to_panels(weight: Tensor) -> Tensor:
     return padded.view(-1, panel_columns(), depth).transpose(1, 2).contiguous()
 
 
+def to_pairs(weight: Tensor) -> Tensor:
+    """bf16 [out, in] -> [panels, in / 2, panel_columns(), 2]: two inputs of an output together."""
+    panels = to_panels(weight)
+    return panels.unflatten(1, (-1, 2)).transpose(2, 3).contiguous()
+
+
+def has_pairs() -> bool:
+    """Whether the CPU multiplies pairs of bf16; the library must be there."""
+    return hasattr(load_library(), "linear_pairs")
+
+
 def from_panels(panels: Tensor, num_columns: int) -> Tensor:
-    """The weight [num_columns, in] that `to_panels` took."""
+    """The weight [num_columns, in] that `to_panels` or `to_pairs` took."""
+    if panels.dim() == 4:
+        panels = panels.transpose(2, 3).flatten(1, 2)
     return panels.transpose(1, 2).reshape(-1, panels.shape[1])[:num_columns]
 
 
 def linear(rows: Tensor, panels: Tensor, num_columns: int, bias: Tensor | None = None) -> Tensor:
-    """rows [..., in] -> [..., num_columns], computed in fp32; a row's bits depend on it alone.
+    """rows [..., in] -> [..., num_columns], summed in fp32; a row's bits depend on it alone.
 
-    panels: fp32 or bf16. bias: [num_columns]. Rows and bias are both fp32, or both bf16 as panels
-    then are, and so is the result. Raises ValueError for others.
+    rows: fp32 or, where panels are, bf16; the result is of their type. Products in bf16 are
+    computed with panels in pairs, or in fp32. bias: fp32 [num_columns]. Raises ValueError for
+    others.
     """
-    if rows.dtype == torch.bfloat16 and panels.dtype == torch.bfloat16:
-        bias = None if bias is None else bias.float()
+    if panels.dim() == 4 and rows.dtype != torch.bfloat16:  # a model that is fp32 for a while
+        return F.linear(rows, from_panels(panels, num_columns).to(rows.dtype), bias)
+    if panels.dim() == 3 and rows.dtype == panels.dtype == torch.bfloat16:
         return linear(rows.float(), panels, num_columns, bias).bfloat16()
-    num_panels, depth, width = panels.shape
+    num_panels, depth, width, at_once = *panels.shape[:3], panels[0, 0, 0].numel()
     if (
-        rows.shape[-1] != depth
+        rows.shape[-1] != depth * at_once
         or (width, num_panels) != (panel_columns(), -(-num_columns // width))
+        or (rows.dtype == torch.bfloat16) != (at_once == 2)
+        or (at_once == 2 and panels.dtype != torch.bfloat16)
         or not panels.is_contiguous()
         or (bias is not None and (bias.shape != (num_columns,) or not bias.is_contiguous()))
-        or any(each.dtype != torch.float32 for each in (rows, bias) if each is not None)
-        or panels.dtype not in SUFFIXES
+        or (bias is not None and bias.dtype != torch.float32)
+        or any(each.dtype not in SUFFIXES for each in (rows, panels))
     ):
         raise ValueError(
             f"rows {list(rows.shape)}, panels {list(panels.shape)} and {num_columns} columns do "
             "not fit together, or are neither fp32 nor bf16"
         )
-    flat = rows.reshape(-1, depth)
-    if flat.stride(-1) != 1:
+    flat = rows.reshape(-1, rows.shape[-1])
+    if flat.stride(-1) != 1 or flat.stride(0) % at_once:
         flat = flat.contiguous()
     out = rows.new_empty(*rows.shape[:-1], num_columns)
     arguments = Linear(
@@ -85,7 +102,8 @@ def linear(rows: Tensor, panels: Tensor, num_columns: int, bias: Tensor | None =
         num_rows=flat.shape[0],
         num_columns=num_columns,
         depth=depth,
-        row_stride=flat.stride(0),
+        row_stride=flat.stride(0) // at_once,
     )
-    function("linear", panels.dtype)(ctypes.byref(arguments))
+    name = "linear_pairs" if at_once == 2 else f"linear_{SUFFIXES[panels.dtype]}"
+    getattr(load_library(), name)(ctypes.byref(arguments))
     return out

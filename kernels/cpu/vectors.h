@@ -5,6 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 constexpr int64_t LANES = 16;
 #else
@@ -50,6 +54,25 @@ inline Floats rounded(Floats numbers) {
     store(rounded, numbers);
     return load(rounded);
 }
+
+inline Floats multiplied_and_added(float number, Floats vector, Floats sum) { return sum + number * vector; }
+
+#if defined(__AVX512BF16__)
+struct Pair {  // of bf16
+    uint32_t bits;
+};
+
+inline Words load(const Pair* from) {
+    Words pairs;
+    std::memcpy(&pairs, from, sizeof pairs);
+    return pairs;
+}
+
+// To each number of `sum` both products of two pairs.
+inline Floats multiplied_and_added(Pair pair, Words pairs, Floats sum) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair.bits), (__m512bh)pairs);
+}
+#endif
 
 inline Floats all(float number) { return number - Floats{}; }
 

@@ -147,14 +147,14 @@ def test_the_gate_takes_out_what_fails(tiny_model, monkeypatch):
 
 def test_where_they_were_measured_to_be_faster(monkeypatch):
     def pretend(name):
-        target = Target(name, frozenset(), "")
+        target = Target(name, frozenset(), ())
         monkeypatch.setattr("kernels.cpu.linear.host_target", lambda: target)
 
     pretend("avx2")
     assert choose_panels(Options(), CPU)
     assert not choose_panels(Options(torch_compile=True), CPU), "it could not look into them"
     assert not choose_panels(Options(), torch.device("cuda"))
-    pretend("avx512")
+    pretend("neon")
     assert not is_faster()
 
 

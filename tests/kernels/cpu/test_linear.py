@@ -7,10 +7,18 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.cpu.linear import from_panels, linear, panel_columns, to_panels
+from kernels.cpu.linear import (
+    from_panels,
+    has_pairs,
+    linear,
+    panel_columns,
+    to_pairs,
+    to_panels,
+)
 
-BLOCK_ROWS, BLOCK_DEPTH, TILE_ROWS = 96, 768, 6
-"""As in linear.cpp."""
+BLOCK_ROWS, BLOCK_DEPTH, TILE_ROWS = 96, 768, 12
+"""As in linear.cpp, with as many rows of a tile as there ever are."""
+needs_pairs = pytest.mark.skipif(not has_pairs(), reason="the CPU does not multiply pairs of bf16")
 
 
 def make(num_rows, num_columns, depth):
@@ -19,9 +27,14 @@ def make(num_rows, num_columns, depth):
     return [torch.randn(*size, generator=generator) for size in sizes]
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.fixture(params=["fp32", "bf16", pytest.param("pairs", marks=needs_pairs)])
 def check(request):
-    return partial(check_panels_of, request.param)
+    if request.param == "pairs":
+        return check_pairs
+    return partial(check_panels_of, DTYPES[request.param])
+
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def check_panels_of(dtype, num_rows, num_columns, depth, with_bias=True):
@@ -34,6 +47,18 @@ def check_panels_of(dtype, num_rows, num_columns, depth, with_bias=True):
     expected = rows.double() @ weight.double().T + (bias.double() if with_bias else 0)
     assert got.shape == expected.shape
     assert (got - expected).abs().max() <= 1e-6 * depth**0.5 * expected.abs().max()
+
+
+def check_pairs(num_rows, num_columns, depth, with_bias=True):
+    """Rows are bf16 too. All of it is rounded once, at the end."""
+    depth += depth % 2
+    rows, weight, bias = make(num_rows, num_columns, depth)
+    rows, weight = rows.bfloat16(), weight.bfloat16()
+    got = linear(rows, to_pairs(weight), num_columns, bias if with_bias else None)
+    expected = rows.double() @ weight.double().T + (bias.double() if with_bias else 0)
+    assert (got.shape, got.dtype) == (expected.shape, torch.bfloat16)
+    error = (got.double() - expected).abs()
+    assert (error <= 2**-8 * expected.abs() + 1e-6 * depth**0.5 * expected.abs().max()).all()
 
 
 @pytest.mark.parametrize("with_bias", [True, False])
@@ -67,12 +92,21 @@ def test_a_row_has_the_same_bits_whatever_it_is_among(dtype):
         assert torch.equal(linear(rows[start:end], panels, 70, bias), whole[start:end])
 
 
+@needs_pairs
+def test_so_has_a_row_of_pairs():
+    rows, weight, bias = make(131, 70, 1700)
+    rows, panels = rows.bfloat16(), to_pairs(weight.bfloat16())
+    whole = linear(rows, panels, 70, bias)
+    for start, end in ((0, 1), (3, 5), (50, 131), (90, 97)):
+        assert torch.equal(linear(rows[start:end], panels, 70, bias), whole[start:end])
+
+
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_rows_in_bf16_are_computed_in_fp32_and_rounded_once(with_bias):
-    rows, weight, bias = (each.bfloat16() for each in make(9, 40, 900))
-    panels = to_panels(weight)
+    rows, weight, bias = make(9, 40, 900)
+    rows, panels = rows.bfloat16(), to_panels(weight.bfloat16())
     got = linear(rows, panels, 40, bias if with_bias else None)
-    whole = linear(rows.float(), panels, 40, bias.float() if with_bias else None)
+    whole = linear(rows.float(), panels, 40, bias if with_bias else None)
     assert torch.equal(got, whole.bfloat16())
 
 
@@ -86,11 +120,31 @@ def test_rows_of_any_shape_and_stride():
     assert linear(rows[0], panels, 20).shape == (20,)
 
 
+@needs_pairs
+def test_rows_whose_pairs_lie_anywhere():
+    rows, weight, _ = (each.bfloat16() for each in make(6, 20, 32))
+    panels, expected = to_pairs(weight), linear(rows, to_pairs(weight), 20)
+    odd = torch.zeros(6, 33, dtype=torch.bfloat16)[:, 1:].copy_(rows)
+    assert torch.equal(linear(odd, panels, 20), expected)
+    assert torch.equal(linear(rows.T.contiguous().T, panels, 20), expected)
+    torch.testing.assert_close(
+        linear(rows.float(), panels, 20).bfloat16(), expected, atol=0.05, rtol=0.02
+    )
+
+
 @pytest.mark.parametrize("size", [(1, 1), (16, 5), (37, 11)])
 def test_panels_hold_the_weight(size):
     weight = torch.randn(size)
     panels = to_panels(weight)
     assert panels.shape == (-(-size[0] // panel_columns()), size[1], panel_columns())
+    assert torch.equal(from_panels(panels, size[0]), weight)
+
+
+@pytest.mark.parametrize("size", [(1, 2), (16, 6), (37, 10)])
+def test_pairs_hold_the_weight(size):
+    weight = torch.randn(size)
+    panels = to_pairs(weight)
+    assert panels.shape == (-(-size[0] // panel_columns()), size[1] // 2, panel_columns(), 2)
     assert torch.equal(from_panels(panels, size[0]), weight)
 
 
@@ -105,7 +159,10 @@ def test_what_does_not_fit_is_refused():
         (rows.double(), panels, 20, None),
         (rows.bfloat16(), panels, 20, None),
         (rows, panels.half(), 20, None),
-        (rows.bfloat16(), panels.bfloat16(), 20, bias.bfloat16()[:19]),
+        (rows.bfloat16(), panels.bfloat16(), 20, bias[:19]),
+        (rows.bfloat16(), panels.bfloat16(), 20, bias.bfloat16()),
+        (rows.bfloat16(), to_pairs(weight), 20, bias),
+        (rows.bfloat16()[:, :6], to_pairs(weight.bfloat16()), 20, bias),
     ]
     for arguments in wrong:
         with pytest.raises(ValueError, match="do not fit together"):
