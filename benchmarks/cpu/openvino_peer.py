@@ -25,7 +25,7 @@ TYPES = {"float32": ("fp32", "f32"), "bfloat16": ("fp16", "bf16")}
 def main(model_dir: str, work_file: str) -> None:
     work = json.loads(Path(work_file).read_text())
     weights, precision = TYPES[work["dtype"]]
-    converted = Path(f"{model_dir}-openvino")
+    converted = Path(f"{model_dir}-openvino-{weights}")
     if not (converted / "openvino_model.xml").exists():
         _convert(model_dir, converted, weights)
     started = time.perf_counter()
