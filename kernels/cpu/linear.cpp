@@ -103,15 +103,13 @@ void multiply_tiles(const Block<Row>& b, const Weight* weights, const char* next
 template <class Row, class Weight>
 void multiply_block(const Block<Row>& b, const Weight* weights, const Weight* next) {
     const int64_t size = b.depth * PANEL, next_bytes = size * sizeof(Weight);
-    if constexpr (!std::is_same_v<Row, float> || std::is_same_v<Weight, float>) {
-        multiply_tiles(b, weights, (const char*)next, next_bytes);
-    } else if (b.num_rows <= TILE_ROWS) {
-        multiply_tiles(b, weights, (const char*)next, next_bytes);
-    } else {
-        alignas(64) float floats[BLOCK_DEPTH * PANEL];
-        for (int64_t i = 0; i < size; i += LANES) store(floats + i, load(weights + i));
-        multiply_tiles(b, (const float*)floats, (const char*)next, next_bytes);
-    }
+    if constexpr (std::is_same_v<Row, float> && std::is_same_v<Weight, BFloat16>)
+        if (b.num_rows > TILE_ROWS) {
+            alignas(64) float floats[BLOCK_DEPTH * PANEL];
+            for (int64_t i = 0; i < size; i += LANES) store(floats + i, load(weights + i));
+            return multiply_tiles(b, (const float*)floats, (const char*)next, next_bytes);
+        }
+    multiply_tiles(b, weights, (const char*)next, next_bytes);
 }
 
 // Puts the sums of some rows of a panel, from `row` on, where they belong.
