@@ -5,11 +5,16 @@
 // few sequences decode far into their context, over one split of them. An item keeps a running
 // maximum (the online softmax of Milakov and Gimelshein, in tiles as in FlashAttention), and splits
 // are combined at the end, as in Flash-Decoding.
+//
+// Both products are those of linear layers: some keys at a time become panels, whose columns are keys,
+// then their values, whose columns are dims. Even for one row that is quicker than to add up the lanes
+// of each of its scores. Where the CPU multiplies pairs of bf16, so are K and V in bf16, and the
+// weights are rounded to it as in FlashAttention; sums are fp32.
 
 #include <algorithm>
 #include <vector>
 
-#include "vectors.h"
+#include "tiles.h"
 
 extern "C" int omp_get_max_threads();
 
@@ -39,10 +44,30 @@ constexpr int64_t MAX_ROWS = 32;
 constexpr int64_t MAX_DIM = 256;
 constexpr int64_t TILE = 64;           // keys
 constexpr int64_t MIN_SPLIT = 256;     // keys
-constexpr int64_t LINE_BYTES = 64;
 constexpr int64_t ITEMS_A_THREAD = 4;  // so that none is left waiting for another's last
+constexpr int64_t CHUNKS_A_THREAD = 16;  // of items that follow each other
 constexpr float NOTHING_SEEN = -1e30f;  // finite: the difference of two of them is a number
 constexpr float HIDDEN = -3e38f;
+
+// What T becomes in a panel, and what of it is multiplied at once.
+template <class T>
+struct Packed {
+    using Number = float;
+    using Unit = float;
+};
+#if defined(__AVX512BF16__)
+template <>
+struct Packed<BFloat16> {
+    using Number = BFloat16;
+    using Unit = Pair;
+};
+#endif
+template <class T>
+using Number = typename Packed<T>::Number;
+template <class T>
+using Unit = typename Packed<T>::Unit;
+template <class T>
+constexpr int64_t AT_ONCE = sizeof(Unit<T>) / sizeof(Number<T>);
 
 struct Span {
     int64_t first_token, num_queries, context;
@@ -55,14 +80,16 @@ struct Item {
     int64_t partial;  // where its first row goes in Partials; -1: straight to `out`
 };
 
-// One thread's. Rows lie one after the other, of key_dim or value_dim numbers.
-struct Scratch {
-    float query[MAX_ROWS * MAX_DIM];
-    float out[MAX_ROWS * MAX_DIM];
+// One thread's.
+template <class T>
+struct alignas(64) Scratch {
+    Number<T> panels[TILE * MAX_DIM];  // of keys, then of values
+    Number<T> query[MAX_ROWS][MAX_DIM];
+    Number<T> weights[MAX_ROWS][TILE];
     float scores[MAX_ROWS][TILE];
+    float out[MAX_ROWS][MAX_DIM];
     float top[MAX_ROWS];    // the largest score so far
     float total[MAX_ROWS];  // the sum of e^(score - top) so far
-    float floats[TILE * MAX_DIM];  // keys, then values, that are no floats where they lie
 };
 
 // Rows of splits: out, top, total.
@@ -73,117 +100,99 @@ struct Partials {
     float* row(int64_t index) { return &numbers[index * (value_dim + 2)]; }
 };
 
-const float* as_floats(const float* row, float*, int64_t) { return row; }
+// Keys or values of some positions, where they lie; the last again up to a multiple of LANES.
+template <class T>
+struct Rows {
+    const T* rows[TILE];
+    int64_t num_rows, dim;
 
-const float* as_floats(const BFloat16* row, float* scratch, int64_t size) {
-    for (int64_t dim = 0; dim < size; dim += LANES) store(scratch + dim, load(row + dim));
-    return scratch;
-}
-
-// Rows of keys or values that are wanted soon, where they lie. They are asked for a few at a time, while
-// others are computed with: all at once would have to wait for each other.
-struct Ahead {
-    const void* rows[TILE];
-    int64_t num_rows, row_bytes;
-
+    // They are asked for a few at a time, while others are packed: all at once would wait for each other.
     void fetch(int64_t first, int64_t count) const {
         for (int64_t row = first; row < std::min(first + count, num_rows); row++)
-            for (int64_t byte = 0; byte < row_bytes; byte += LINE_BYTES)
-                __builtin_prefetch((const char*)rows[row] + byte);
+            for (int64_t byte = 0; byte < dim * (int64_t)sizeof(T); byte += LINE_BYTES)
+                __builtin_prefetch((const char*)rows[row] + byte, 0, 2);
     }
 };
 
-// scores[r][k] = query r · key k, of R rows and 8 / R keys.
-template <int R>
-inline void score_eight(float (*scores)[TILE], int64_t at, const float* query,
-                        const float* const* keys, int64_t size) {
-    constexpr int K = 8 / R;
-    Floats products[8] = {};
-    for (int64_t dim = 0; dim < size; dim += LANES) {
-        Floats queries[R];
-        for (int r = 0; r < R; r++) queries[r] = load(query + r * size + dim);
-        for (int k = 0; k < K; k++) {
-            Floats key = load(keys[k] + dim);
-            for (int r = 0; r < R; r++) products[r * K + k] += queries[r] * key;
-        }
-    }
-    EightFloats eight = sums(products);
-    for (int r = 0; r < R; r++)
-        std::memcpy(scores[r] + at, (const float*)&eight + r * K, K * sizeof(float));
+// As many units of a row as a vector has, from its `first` on; zeros where `depth` of them end.
+template <class T>
+inline Words units(const T* row, int64_t first, int64_t) { return (Words)load(row + first); }
+
+// What a panel has of two rows (of the first alone where only one number is multiplied at once).
+template <class T>
+inline Words joined(const T* row, const T*) { return (Words)load(row); }
+
+#if defined(__AVX512BF16__)
+inline Words units(const BFloat16* row, int64_t first, int64_t depth) {
+    return load((const Pair*)row + first, depth - first);
 }
 
-template <int R>
-void score_rows(Scratch& my, int64_t row, const float* const* keys, int64_t num_keys, int64_t size,
-                const Ahead& ahead) {
-    for (int64_t key = 0; key < num_keys; key += 8 / R) {
-        if (row == 0) ahead.fetch(key, 8 / R);
-        score_eight<R>(my.scores + row, key, my.query + row * size, keys + key, size);
+inline Words joined(const BFloat16* first, const BFloat16* second) {
+    return alternating(first, second, std::make_integer_sequence<int, 2 * LANES>());
+}
+#endif
+
+// To columns of panels that are `depth` units deep.
+template <class T>
+void pack_keys(const Rows<T>& keys, Unit<T>* panels, const Rows<T>& ahead) {
+    const int64_t depth = keys.dim / AT_ONCE<T>;
+    for (int64_t key = 0; key < keys.num_rows; key += LANES) {
+        ahead.fetch(key, LANES);
+        Unit<T>* columns = panels + key / PANEL * depth * PANEL + key % PANEL;
+        for (int64_t unit = 0; unit < depth; unit += LANES) {
+            Words square[LANES];
+            for (int64_t i = 0; i < LANES; i++)
+                square[i] = units(keys.rows[key + i], unit, depth);
+            transpose(square);
+            for (int64_t i = 0; i < LANES; i++)  // what is too much lies in the next panel, which comes then
+                std::memcpy(columns + (unit + i) * PANEL, &square[i], sizeof square[i]);
+        }
+    }
+}
+
+// To rows of panels that are as deep as there are units of values; what lacks is zero.
+template <class T>
+void pack_values(const Rows<T>& values, Unit<T>* panels, const Rows<T>& ahead) {
+    static constexpr T ZEROS[MAX_DIM] = {};
+    const int64_t depth = (values.num_rows + AT_ONCE<T> - 1) / AT_ONCE<T>;
+    for (int64_t unit = 0; unit < depth; unit++) {
+        const int64_t value = unit * AT_ONCE<T>;
+        ahead.fetch(value, AT_ONCE<T>);
+        const T* first = values.rows[value];
+        const T* second = value + 1 < values.num_rows ? values.rows[value + 1] : ZEROS;
+        for (int64_t dim = 0; dim < values.dim; dim += LANES) {
+            const Words numbers = joined(first + dim, second + dim);
+            std::memcpy(panels + (dim / PANEL * depth + unit) * PANEL + dim % PANEL, &numbers, sizeof numbers);
+        }
     }
 }
 
 // Turns scores into weights, and what the row has so far into what it is at the new maximum.
-void weigh(Scratch& my, int64_t row, int64_t num_keys, int64_t value_dim) {
-    float* scores = my.scores[row];
+template <class T>
+void weigh(Scratch<T>& my, int64_t row, int64_t num_keys, int64_t value_dim) {
+    const float* scores = my.scores[row];
     Floats tops = all(my.top[row]);
     for (int64_t key = 0; key < num_keys; key += LANES) tops = maximum(tops, load(scores + key));
     const float top = largest(tops);
     Floats totals = {};
     for (int64_t key = 0; key < num_keys; key += LANES) {
         Floats weights = exponential(load(scores + key) - top);
-        store(scores + key, weights);
+        store(my.weights[row] + key, weights);
         totals += weights;
     }
     const float shrink = exponential(all(my.top[row] - top))[0];
     my.total[row] = my.total[row] * shrink + sum(totals);
     my.top[row] = top;
     if (shrink == 1.0f) return;
-    float* out = my.out + row * value_dim;
+    float* out = my.out[row];
     for (int64_t dim = 0; dim < value_dim; dim += LANES) store(out + dim, load(out + dim) * shrink);
 }
 
-// out r += weights r @ values, of R rows and V vectors from `dim` on.
-template <int R, int V>
-inline void accumulate(float* out, const float (*weights)[TILE], const float* const* values,
-                       int64_t num_keys, int64_t size, int64_t dim, const Ahead* ahead) {
-    Floats sums[R][V];
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++) sums[r][v] = load(out + r * size + dim + v * LANES);
-    for (int64_t key = 0; key < num_keys; key++) {
-        if (ahead) ahead->fetch(key, 1);
-        for (int v = 0; v < V; v++) {
-            Floats value = load(values[key] + dim + v * LANES);
-            for (int r = 0; r < R; r++) sums[r][v] += weights[r][key] * value;
-        }
+void scale(float* scores, int64_t num_keys, float scale, float softcap) {
+    for (int64_t key = 0; key < num_keys; key += LANES) {
+        const Floats scaled = load(scores + key) * scale;
+        store(scores + key, softcap == 0 ? scaled : softcap * hyperbolic_tangent(scaled / softcap));
     }
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++) store(out + r * size + dim + v * LANES, sums[r][v]);
-}
-
-template <int R>
-void accumulate_rows(Scratch& my, int64_t row, const float* const* values, int64_t num_keys,
-                     int64_t size, const Ahead& ahead) {
-    constexpr int V = 8 / R;
-    float* out = my.out + row * size;
-    int64_t dim = 0;
-    for (; dim + V * LANES <= size; dim += V * LANES)
-        accumulate<R, V>(out, my.scores + row, values, num_keys, size, dim,
-                         row + dim == 0 ? &ahead : nullptr);
-    for (; dim < size; dim += LANES)
-        accumulate<R, 1>(out, my.scores + row, values, num_keys, size, dim,
-                         row + dim == 0 ? &ahead : nullptr);
-}
-
-// Rows in pairs, so that a key or value that was loaded serves twice.
-#define IN_PAIRS(function, my, num_rows, ...)                                 \
-    do {                                                                      \
-        int64_t row = 0;                                                      \
-        for (; row + 2 <= (num_rows); row += 2) function<2>(my, row, __VA_ARGS__); \
-        if (row < (num_rows)) function<1>(my, row, __VA_ARGS__);              \
-    } while (false)
-
-void cap(float* scores, int64_t num_keys, float softcap) {
-    for (int64_t key = 0; key < num_keys; key += LANES)
-        store(scores + key, softcap * hyperbolic_tangent(load(scores + key) / softcap));
 }
 
 // Of a tile of keys that starts at position `first`, leaves what the query at `position` may see.
@@ -212,55 +221,66 @@ T* out_row(const Attention& a, const Span& span, int64_t kv_head, int64_t row, i
     return (T*)a.out + ((span.first_token + row / group) * a.num_heads + *head) * a.value_dim;
 }
 
-// Not inlined, or the compiler asks for the address of what is thread_local in the innermost loop.
+// Of up to TILE keys of an item, from position `first` on; none without an item.
 template <class T>
-__attribute__((noinline)) void run(const Attention& a, const Span& span, const Item& item, Scratch& my, Partials& partials) {
+void find(const Attention& a, const Item* item, int64_t first, const void* cache, const int64_t* strides,
+          Rows<T>& rows) {
+    rows.num_rows = item ? std::clamp<int64_t>(item->last_key - first, 0, TILE) : 0;
+    if (rows.num_rows == 0) return;
+    const int32_t* table = a.block_tables + item->sequence * a.table_stride;
+    int64_t place = first / a.block_size, slot = first % a.block_size;
+    for (int64_t row = 0; row < rows.num_rows; row++, slot++) {
+        if (slot == a.block_size) place++, slot = 0;
+        rows.rows[row] = (const T*)cache + table[place] * strides[0] + slot * strides[1] + item->kv_head * strides[2];
+    }
+    std::fill_n(rows.rows + rows.num_rows, -rows.num_rows & (LANES - 1), rows.rows[rows.num_rows - 1]);
+}
+
+// `next` is what the thread probably runs then, or null. Nothing is known of the caller (noipa), or the compiler
+// asks for the address of what is thread_local in the innermost loops.
+template <class T>
+__attribute__((noipa)) void run(const Attention& a, const Span& span, const Item& item, const Item* next,
+                                Scratch<T>& my, Partials& partials) {
     const int64_t group = a.num_heads / a.num_kv_heads;
     for (int64_t row = 0; row < item.num_rows; row++) {
         const int64_t token = span.first_token + (item.first_row + row) / group;
         const int64_t head = item.kv_head * group + (item.first_row + row) % group;
         const T* query = (const T*)a.query + token * a.query_strides[0] + head * a.query_strides[1];
-        for (int64_t dim = 0; dim < a.key_dim; dim += LANES)
-            store(my.query + row * a.key_dim + dim, load(query + dim) * a.scale);
-        std::fill_n(my.out + row * a.value_dim, a.value_dim, 0.0f);
+        for (int64_t dim = 0; dim < a.key_dim; dim += LANES) store(my.query[row] + dim, load(query + dim));
+        std::fill_n(my.out[row], a.value_dim, 0.0f);
         my.top[row] = NOTHING_SEEN;
         my.total[row] = 0.0f;
     }
-    const int32_t* table = a.block_tables + item.sequence * a.table_stride;
-    const int64_t first_position = span.context - span.num_queries;
-    const auto find = [&](Ahead& rows, const void* cache, const int64_t* strides, int64_t first) {
-        rows.num_rows = std::clamp<int64_t>(item.last_key - first, 0, TILE);
-        int64_t place = first / a.block_size, slot = first % a.block_size;
-        for (int64_t row = 0; row < rows.num_rows; row++, slot++) {
-            if (slot == a.block_size) place++, slot = 0;
-            rows.rows[row] = (const T*)cache + table[place] * strides[0] + slot * strides[1] +
-                             item.kv_head * strides[2];
-        }
+    // Rows of `from` times each panel, to rows of `to`.
+    const auto multiply_panels = [&](auto* to, const auto* from, int64_t num_columns, int64_t depth, bool adds) {
+        const auto* panel = (const Unit<T>*)my.panels;
+        for (int64_t column = 0; column < num_columns; column += PANEL, panel += depth * PANEL)
+            multiply(Product<Unit<T>, Unit<T>>{
+                to[0] + column, (const Unit<T>*)from[0], panel, item.num_rows, depth,
+                sizeof to[0] / sizeof(float), sizeof from[0] / sizeof(Unit<T>), adds});
     };
-    Ahead key_rows{{}, 0, a.key_dim * (int64_t)sizeof(T)}, value_rows{{}, 0, a.value_dim * (int64_t)sizeof(T)};
-    const float* rows[TILE];
-    find(key_rows, a.keys, a.key_strides, item.first_key);
+    Rows<T> keys{{}, 0, a.key_dim}, values{{}, 0, a.value_dim};
+    find(a, &item, item.first_key, a.keys, a.key_strides, keys);
     for (int64_t first = item.first_key; first < item.last_key; first += TILE) {
-        const int64_t num_keys = key_rows.num_rows;
-        const int64_t num_scores = (num_keys + LANES - 1) / LANES * LANES;
-        find(value_rows, a.values, a.value_strides, first);
-        for (int64_t key = 0; key < num_keys; key++)
-            rows[key] = as_floats((const T*)key_rows.rows[key], my.floats + key * a.key_dim, a.key_dim);
-        std::fill(rows + num_keys, rows + num_scores, rows[0]);  // scored in eights, then hidden
-        IN_PAIRS(score_rows, my, item.num_rows, rows, num_scores, a.key_dim, value_rows);
+        const int64_t num_keys = keys.num_rows;
+        find(a, &item, first, a.values, a.value_strides, values);
+        pack_keys(keys, (Unit<T>*)my.panels, values);
+        multiply_panels(my.scores, my.query, num_keys, a.key_dim / AT_ONCE<T>, false);
         for (int64_t row = 0; row < item.num_rows; row++) {
-            if (a.softcap != 0) cap(my.scores[row], num_scores, a.softcap);
-            const int64_t position = first_position + (item.first_row + row) / group;
+            scale(my.scores[row], num_keys, a.scale, a.softcap);
+            const int64_t position = span.context - span.num_queries + (item.first_row + row) / group;
             hide(my.scores[row], first, num_keys, position, a.window);
-            weigh(my, row, num_scores, a.value_dim);
+            weigh(my, row, num_keys, a.value_dim);
         }
-        find(key_rows, a.keys, a.key_strides, first + TILE);
-        for (int64_t key = 0; key < num_keys; key++)
-            rows[key] = as_floats((const T*)value_rows.rows[key], my.floats + key * a.value_dim, a.value_dim);
-        IN_PAIRS(accumulate_rows, my, item.num_rows, rows, num_keys, a.value_dim, key_rows);
+        if (first + TILE < item.last_key)
+            find(a, &item, first + TILE, a.keys, a.key_strides, keys);
+        else
+            find(a, next, next ? next->first_key : 0, a.keys, a.key_strides, keys);
+        pack_values(values, (Unit<T>*)my.panels, keys);
+        multiply_panels(my.out, my.weights, a.value_dim, (num_keys + AT_ONCE<T> - 1) / AT_ONCE<T>, true);
     }
     for (int64_t row = 0; row < item.num_rows; row++) {
-        const float* out = my.out + row * a.value_dim;
+        const float* out = my.out[row];
         if (item.partial >= 0) {
             float* partial = partials.row(item.partial + row);
             std::copy_n(out, a.value_dim, partial);
@@ -354,12 +374,14 @@ void attend(const Attention& a) {
     partials.numbers.resize(num_partials * (a.value_dim + 2));
 
     const int64_t num_items = items.size(), num_combined = combined.size();
+    const int64_t chunk = std::max<int64_t>(1, num_items / (CHUNKS_A_THREAD * num_threads));
 #pragma omp parallel
     {
-        static thread_local Scratch my;
-#pragma omp for schedule(dynamic, 1)
+        static thread_local Scratch<T> my;
+#pragma omp for schedule(dynamic, chunk)
         for (int64_t i = 0; i < num_items; i++)
-            run<T>(a, spans[items[i].sequence], items[i], my, partials);
+            run<T>(a, spans[items[i].sequence], items[i], i + 1 < num_items ? &items[i + 1] : nullptr, my,
+                   partials);
 #pragma omp for
         for (int64_t i = 0; i < num_combined; i++) {
             const Combined& row = combined[i];

@@ -2,17 +2,13 @@
 // as they are read: in registers for one tile, once in a buffer for several. Where rows are bf16 too and
 // the CPU has an instruction for it (vdpbf16ps), pairs of both are multiplied and added up at once.
 //
-// A tile is a few rows times one panel. Its sums stay in registers while the panel is read from end to
-// end: the inner kernel of Goto's and BLIS's products, with the weights packed once, when the model is
-// loaded, and not with every product. Rows and depth are taken in blocks that a core's second-level
-// cache holds. The order of a sum depends on the depth alone, so a row gives the same bits whatever
-// rows it is among.
+// Weights are packed once, when the model is loaded, and not with every product. Rows and depth are
+// taken in blocks that a core's second-level cache holds.
 
 #include <algorithm>
 #include <type_traits>
-#include <utility>
 
-#include "vectors.h"
+#include "tiles.h"
 
 // The same fields as in linear.py. Depth and stride count what is multiplied at once: numbers, or pairs.
 struct Linear {
@@ -25,91 +21,21 @@ struct Linear {
 
 namespace {
 
-constexpr int64_t PANEL = 2 * LANES;  // columns
-#if defined(__AVX512F__)
-constexpr int TILE_ROWS = 12;  // 24 sums, 2 vectors of weights and 1 number, of 32 registers
-#else
-constexpr int TILE_ROWS = 6;   // of AVX2's 16 registers 12, 2 and 1
-#endif
 constexpr int64_t BLOCK_ROWS = 96;
 constexpr int64_t BLOCK_DEPTH = 768;
 constexpr int64_t PORTION = 4;  // panels that a thread takes at once; it may have to share its core
-constexpr int64_t LINE_BYTES = 64;
-constexpr int64_t STEPS = 8;  // of depth at once
-constexpr int64_t AHEAD = PANEL / 4;  // lines that are fetched ahead in each of these
 
 template <class Row, class Weight>
-struct Tile {
-    float* sums;  // [rows, PANEL], dense
-    const Row* rows;
-    const Weight* panel;
-    const char* next;  // weights that are wanted soon
-    int64_t depth, row_stride;
-    bool adds;  // to what is in `sums`
-};
-
-template <class Row, class Weight, int R>
-void multiply(const Tile<Row, Weight>& t) {
-    Floats sums[R][2] = {};
-    const auto add = [&](int64_t k) __attribute__((always_inline)) {
-        const auto left = load(t.panel + k * PANEL), right = load(t.panel + k * PANEL + LANES);
-        for (int r = 0; r < R; r++) {
-            const Row number = t.rows[r * t.row_stride + k];
-            sums[r][0] = multiplied_and_added(number, left, sums[r][0]);
-            sums[r][1] = multiplied_and_added(number, right, sums[r][1]);
-        }
-    };
-    int64_t k = 0;
-    for (; k + STEPS <= t.depth; k += STEPS) {
-        for (int64_t i = 0; i < AHEAD; i++)
-            __builtin_prefetch(t.next + (k / STEPS * AHEAD + i) * LINE_BYTES, 0, 2);
-        for (int64_t i = 0; i < STEPS; i++) add(k + i);
-    }
-    for (; k < t.depth; k++) add(k);
-    for (int r = 0; r < R; r++)
-        for (int half = 0; half < 2; half++) {
-            float* to = t.sums + r * PANEL + half * LANES;
-            store(to, t.adds ? load(to) + sums[r][half] : sums[r][half]);
-        }
-}
-
-template <class Row, class Weight, int... R>
-void multiply_rows(const Tile<Row, Weight>& t, int num_rows, std::integer_sequence<int, R...>) {
-    constexpr void (*TABLE[])(const Tile<Row, Weight>&) = {multiply<Row, Weight, R + 1>...};
-    TABLE[num_rows - 1](t);
-}
-
-// Some rows times some depth of a panel.
-template <class Row>
-struct Block {
-    const Row* rows;
-    int64_t num_rows, row_stride, depth;
-    float* sums;  // [num_rows, PANEL], dense
-    bool adds;
-};
-
-// `next` is what will be wanted then, `next_bytes` of it.
-template <class Row, class Weight>
-void multiply_tiles(const Block<Row>& b, const Weight* weights, const char* next, int64_t next_bytes) {
-    const int64_t num_tiles = (b.num_rows + TILE_ROWS - 1) / TILE_ROWS;
-    for (int64_t tile = 0; tile < num_tiles; tile++) {  // of as many rows each as can be
-        const int64_t row = b.num_rows * tile / num_tiles, end = b.num_rows * (tile + 1) / num_tiles;
-        const Tile<Row, Weight> t{b.sums + row * PANEL, b.rows + row * b.row_stride, weights,
-                                  next + next_bytes * tile / num_tiles, b.depth, b.row_stride, b.adds};
-        multiply_rows(t, end - row, std::make_integer_sequence<int, TILE_ROWS>());
-    }
-}
-
-template <class Row, class Weight>
-void multiply_block(const Block<Row>& b, const Weight* weights, const Weight* next) {
-    const int64_t size = b.depth * PANEL, next_bytes = size * sizeof(Weight);
+void multiply_block(const Product<Row, Weight>& block) {
     if constexpr (std::is_same_v<Row, float> && std::is_same_v<Weight, BFloat16>)
-        if (b.num_rows > TILE_ROWS) {
+        if (block.num_rows > TILE_ROWS) {
             alignas(64) float floats[BLOCK_DEPTH * PANEL];
-            for (int64_t i = 0; i < size; i += LANES) store(floats + i, load(weights + i));
-            return multiply_tiles(b, (const float*)floats, (const char*)next, next_bytes);
+            for (int64_t i = 0; i < block.depth * PANEL; i += LANES) store(floats + i, load(block.panel + i));
+            return multiply(Product<float, float>{block.sums, block.rows, floats, block.num_rows, block.depth,
+                                                  block.sum_stride, block.row_stride, block.adds, block.next,
+                                                  block.next_bytes});
         }
-    multiply_tiles(b, weights, (const char*)next, next_bytes);
+    multiply(block);
 }
 
 // Puts the sums of some rows of a panel, from `row` on, where they belong.
@@ -135,13 +61,17 @@ void multiply_all(const Linear& a) {
         for (int64_t row = 0; row < a.num_rows; row += BLOCK_ROWS) {
             alignas(64) float sums[PORTION][BLOCK_ROWS * PANEL];
             const int64_t num_rows = std::min(BLOCK_ROWS, a.num_rows - row);
-            for (int64_t first = 0; first < a.depth; first += BLOCK_DEPTH)
+            for (int64_t first = 0; first < a.depth; first += BLOCK_DEPTH) {
+                const Row* rows = (const Row*)a.rows + row * a.row_stride + first;
+                const int64_t depth = std::min(BLOCK_DEPTH, a.depth - first);
                 for (int64_t panel = portion; panel < end; panel++) {
-                    const Block<Row> block{(const Row*)a.rows + row * a.row_stride + first, num_rows, a.row_stride,
-                                           std::min(BLOCK_DEPTH, a.depth - first), sums[panel - portion], first > 0};
                     const Weight* weights = (const Weight*)a.panels + (panel * a.depth + first) * PANEL;
-                    multiply_block(block, weights, panel + 1 < num_panels ? weights + a.depth * PANEL : weights);
+                    const Weight* next = panel + 1 < num_panels ? weights + a.depth * PANEL : weights;
+                    multiply_block(Product<Row, Weight>{
+                        sums[panel - portion], rows, weights, num_rows, depth, PANEL, a.row_stride, first > 0,
+                        (const char*)next, depth * PANEL * (int64_t)sizeof(Weight)});
                 }
+            }
             for (int64_t panel = portion; panel < end; panel++)
                 write<Out>(a, row, num_rows, panel, sums[panel - portion]);
         }

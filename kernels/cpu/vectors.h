@@ -4,8 +4,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -20,7 +21,6 @@ typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 typedef float EightFloats __attribute__((vector_size(32)));
-typedef float FourFloats __attribute__((vector_size(16)));
 
 struct BFloat16 {
     uint16_t bits;
@@ -35,15 +35,23 @@ inline Floats load(const float* from) {
 inline Floats load(const BFloat16* from) {
     Halves bits;
     std::memcpy(&bits, from, sizeof bits);
+#if defined(__AVX512F__)  // of the portable line GCC 12 makes five instructions
+    return (Floats)(_mm512_cvtepu16_epi32((__m256i)bits) << 16);
+#else
     return (Floats)(__builtin_convertvector(bits, Words) << 16);
+#endif
 }
 
 inline void store(float* to, Floats numbers) { std::memcpy(to, &numbers, sizeof numbers); }
 
 inline void store(BFloat16* to, Floats numbers) {  // rounds to nearest, ties to even, as torch does
+#if defined(__AVX512BF16__)
+    const __m256bh halves = _mm512_cvtneps_pbh((__m512)numbers);
+#else
     Words bits = (Words)numbers;
     Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     Halves halves = __builtin_convertvector(numbers == numbers ? rounded : bits >> 16 | 0x40, Halves);
+#endif
     std::memcpy(to, &halves, sizeof halves);
 }
 
@@ -57,10 +65,26 @@ inline Floats rounded(Floats numbers) {
 
 inline Floats multiplied_and_added(float number, Floats vector, Floats sum) { return sum + number * vector; }
 
-#if defined(__AVX512BF16__)
 struct Pair {  // of bf16
     uint32_t bits;
 };
+
+#if defined(__AVX512BF16__)
+// What there is of them; zeros for the rest.
+inline Words load(const Pair* from, int64_t count) {
+    const __mmask16 known = count < LANES ? (1 << count) - 1 : -1;
+    return (Words)_mm512_maskz_loadu_epi32(known, from);
+}
+
+// Pairs of a number of each.
+template <int... LANE>
+inline Words alternating(const BFloat16* first, const BFloat16* second, std::integer_sequence<int, LANE...>) {
+    typedef uint16_t Both __attribute__((vector_size(4 * LANES)));
+    Halves a, b;
+    std::memcpy(&a, first, sizeof a);
+    std::memcpy(&b, second, sizeof b);
+    return (Words)(Both)__builtin_shufflevector(a, b, (LANE / 2 + LANE % 2 * LANES)...);
+}
 
 inline Words load(const Pair* from) {
     Words pairs;
@@ -73,6 +97,22 @@ inline Floats multiplied_and_added(Pair pair, Words pairs, Floats sum) {
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair.bits), (__m512bh)pairs);
 }
 #endif
+
+// Halves of vectors a and b, of parts of STEP lanes: what lies off the diagonal changes places.
+template <int STEP, int... LANE>
+inline void exchange(Words& a, Words& b, std::integer_sequence<int, LANE...>) {
+    const Words first = __builtin_shufflevector(a, b, (LANE & STEP ? LANES + LANE - STEP : LANE)...);
+    b = __builtin_shufflevector(a, b, (LANE & STEP ? LANES + LANE : LANE + STEP)...);
+    a = first;
+}
+
+// Rows become columns: of halves, quarters, eighths …
+template <int STEP = LANES / 2>
+inline void transpose(Words (&square)[LANES]) {
+    for (int i = 0; i < LANES; i++)
+        if (!(i & STEP)) exchange<STEP>(square[i], square[i + STEP], std::make_integer_sequence<int, LANES>());
+    if constexpr (STEP > 1) transpose<STEP / 2>(square);
+}
 
 inline Floats all(float number) { return number - Floats{}; }
 
@@ -87,20 +127,6 @@ inline EightFloats folded(Floats numbers) {  // whose sum is the same
 #else
     return numbers;
 #endif
-}
-
-inline EightFloats sums_of_pairs(EightFloats a, EightFloats b) {
-    return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
-           __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
-}
-
-// The sum of each of eight vectors, in 21 instructions and not 8 times 6.
-inline EightFloats sums(const Floats* eight) {
-    EightFloats pairs[4], fours[2];
-    for (int i = 0; i < 4; i++) pairs[i] = sums_of_pairs(folded(eight[2 * i]), folded(eight[2 * i + 1]));
-    for (int i = 0; i < 2; i++) fours[i] = sums_of_pairs(pairs[2 * i], pairs[2 * i + 1]);
-    return __builtin_shufflevector(fours[0], fours[1], 0, 1, 2, 3, 8, 9, 10, 11) +
-           __builtin_shufflevector(fours[0], fours[1], 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
 inline float sum(Floats numbers) {
