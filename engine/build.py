@@ -27,6 +27,7 @@ from engine.device import (
     choose_fusion,
     choose_kv_dtype,
     choose_panels,
+    choose_prepared,
 )
 from engine.engine import Engine
 from engine.executor import Executor
@@ -151,6 +152,7 @@ def _load(source: ModelSource, options: Options) -> tuple[PackedModel | LibraryM
                 source,
                 is_fused=choose_fusion(options, source.device),
                 in_panels=choose_panels(options, source.device),
+                is_prepared=choose_prepared(options, source.device),
             )
         except UnsupportedModelError as error:
             reason = f"{config.model_type} cannot run packed: {error}"

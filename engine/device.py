@@ -71,6 +71,11 @@ def choose_panels(options: Options, device: torch.device) -> bool:
     return device.type == "cpu" and not options.torch_compile and linear.is_faster()
 
 
+def choose_prepared(options: Options, device: torch.device) -> bool:
+    """Whether a model in panels is prepared; adapters add to products one by one."""
+    return choose_panels(options, device) and not options.enable_lora
+
+
 def cpu_has_bf16() -> bool:
     """Whether the CPU multiplies bf16 in hardware (x86 AVX-512 or AMX, Arm)."""
     try:

@@ -29,7 +29,8 @@ class Fusion:
         self.replaced: Counter[str] = Counter()
         self.left: Counter[str] = Counter()
         """Layers that only looked as if they could be replaced."""
-        self._forwards: dict[nn.Module, Function] = {}
+        self.forwards: dict[nn.Module, Function] = {}
+        """Of the layers that were replaced."""
 
     def __str__(self) -> str:
         text = f"fused: {_listed(self.replaced)}"
@@ -42,15 +43,15 @@ class Fusion:
             self.left[proposal.what] += 1
         else:
             self.replaced[proposal.what] += 1
-            self._forwards |= proposal.install(candidate)
+            self.forwards |= proposal.install(candidate)
 
     def apply(self) -> None:
-        for module, forward in self._forwards.items():
+        for module, forward in self.forwards.items():
             module.forward = forward
 
     def undo(self) -> None:
         """Every layer computes as before, if slowly where its weight lies in panels."""
-        for module in self._forwards:
+        for module in self.forwards:
             del module.forward
 
     @contextmanager

@@ -40,6 +40,7 @@ from engine.lora.memory import AdapterMemory
 from engine.lora.products import find_products
 from engine.model_source import ModelSource
 from engine.paged_step import PagedStep
+from engine.prepared import prepare
 from engine.staging import Staging
 
 PROBE_LENGTH = 40
@@ -120,9 +121,16 @@ class PackedModel:
 
 
 def load_packed_model(
-    source: ModelSource, *, is_fused: bool = False, in_panels: bool = False
+    source: ModelSource,
+    *,
+    is_fused: bool = False,
+    in_panels: bool = False,
+    is_prepared: bool = False,
 ) -> PackedModel:
     """Loads, surveys, fuses its layers if asked to (`engine.fusion.fuse`), and probes.
+
+    is_prepared: what is fused and in panels is prepared too (`engine.prepared`).
+
 
     Raises UnsupportedModelError with the reason.
     """
@@ -130,7 +138,7 @@ def load_packed_model(
     _check_architecture(model)
     packed = PackedModel(model, _survey(model))
     if is_fused:
-        packed.notes = (_fuse(packed, model, in_panels),)
+        packed.notes = (_fuse(packed, model, in_panels, is_prepared),)
     else:
         _check_logits(packed, model, Fusion())
     if source.device.type == "cuda":
@@ -150,10 +158,13 @@ def _load(source: ModelSource) -> Any:
         raise ConfigurationError(f"transformers cannot read {source.model_dir}: {error}") from error
 
 
-def _fuse(packed: PackedModel, model: Any, in_panels: bool) -> str:
+def _fuse(packed: PackedModel, model: Any, in_panels: bool, is_prepared: bool) -> str:
     """Fuses the model's layers, or leaves them where the logits differ; the note on either."""
     fusion = fuse(model, in_panels=in_panels)
     try:
+        if is_prepared:
+            with torch.inference_mode():
+                prepare(fusion, lambda paged: _forward_probe(model, paged=paged))
         _check_logits(packed, model, fusion)
     except Exception as error:  # whatever fused layers may raise where they do not fit
         unfuse(model, fusion)

@@ -14,12 +14,12 @@ class PagedStep:
     """Travels to every layer as the keyword `paged`."""
 
     def __init__(self, batch: PagedBatch, cache: KVCache, backend: AttentionBackend) -> None:
-        self._batch = batch
-        self._cache = cache
-        self._backend = backend
+        self.batch = batch
+        self.cache = cache
+        self.backend = backend
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Writes the K and V of these tokens, then attends to all so far of each sequence."""
-        keys, values = self._cache.keys[call.layer], self._cache.values[call.layer]
-        self._backend.write(call, keys, values, self._batch.slot_mapping)
-        return self._backend.attend(call, keys, values, self._batch)
+        keys, values = self.cache.keys[call.layer], self.cache.values[call.layer]
+        self.backend.write(call, keys, values, self.batch.slot_mapping)
+        return self.backend.attend(call, keys, values, self.batch)

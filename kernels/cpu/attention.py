@@ -100,6 +100,11 @@ def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: PagedBa
         raise ValueError(f"queries of {query.dtype}, K/V of {key_cache.dtype}: use fp32 or bf16")
     if any(each.stride(-1) != 1 for each in (query, *caches)):
         raise ValueError("the last dim of queries, keys and values must be contiguous")
+    check_ids(batch)
+
+
+def check_ids(batch: PagedBatch) -> None:
+    """Raises ValueError for tensors that the C++ would misread."""
     for ids in (batch.block_tables, batch.query_starts, batch.context_lens):
         if ids.dtype != torch.int32 or ids.stride(-1) != 1:
             raise ValueError("block tables, starts and lengths must be int32, and contiguous")

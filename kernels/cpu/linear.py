@@ -104,6 +104,11 @@ def linear(rows: Tensor, panels: Tensor, num_columns: int, bias: Tensor | None =
         depth=depth,
         row_stride=flat.stride(0) // at_once,
     )
-    name = "linear_pairs" if at_once == 2 else f"linear_{SUFFIXES[panels.dtype]}"
-    getattr(load_library(), name)(ctypes.byref(arguments))
+    product_function(panels)(ctypes.byref(arguments))
     return out
+
+
+def product_function(panels: Tensor) -> ctypes._NamedFuncPointer:
+    """Of the library: takes a `Linear` by reference."""
+    name = "linear_pairs" if panels.dim() == 4 else f"linear_{SUFFIXES[panels.dtype]}"
+    return getattr(load_library(), name)

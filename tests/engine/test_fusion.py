@@ -130,6 +130,7 @@ def test_the_gate_undoes_what_would_change_the_answer(tiny_model, monkeypatch):
     monkeypatch.setattr("engine.proposal._error", lambda *_: 0.0)
     wrong = replace(own, gated_activation=lambda rows, _: own.gated_activation(rows, "gelu_tanh"))
     monkeypatch.setattr("engine.fusion.make_elementwise", lambda _: wrong)
+    monkeypatch.setattr("engine.build.choose_prepared", lambda *_: False)
     llm = LLM(path, dtype="fp32", fuse=True)
     (note,) = llm.facts.notes
     assert note.startswith("nothing fused: on trial, paged and eager attention give different")
@@ -148,6 +149,7 @@ def test_the_gate_undoes_what_fails(tiny_model, monkeypatch):
 
     failing = replace(own, rms_norm=fail_on_19_rows)
     monkeypatch.setattr("engine.fusion.make_elementwise", lambda _: failing)
+    monkeypatch.setattr("engine.build.choose_prepared", lambda *_: False)
     llm = LLM(tiny_model("llama", is_wide=True), dtype="fp32", fuse=True)
     assert llm.facts.notes == ("nothing fused: on trial, rows must be contiguous",)
     assert len(tokens(llm)[0]) == 9

@@ -122,6 +122,7 @@ def test_the_engine_takes_them_and_answers_the_same(tiny_model, monkeypatch):
     answers = []
     for has_panels in (False, True):
         monkeypatch.setattr("engine.build.choose_panels", lambda *_, has=has_panels: has)
+        monkeypatch.setattr("engine.build.choose_prepared", lambda *_: False)
         llm = LLM(path, dtype="fp32", fuse=True)
         assert ("product in panels" in llm.facts.notes[0]) is has_panels
         answers.append(tokens(llm))
@@ -139,6 +140,7 @@ def test_the_gate_takes_out_what_fails(tiny_model, monkeypatch):
     own = panels.linear
     monkeypatch.setattr("engine.panels.linear", fail_on_19_rows)
     monkeypatch.setattr("engine.build.choose_panels", lambda *_: True)
+    monkeypatch.setattr("engine.build.choose_prepared", lambda *_: False)
     llm = LLM(tiny_model("llama", is_wide=True), dtype="fp32", fuse=True)
     assert llm.facts.notes == ("nothing fused: on trial, a wrong tile",)
     assert not in_panels(llm._engine._executor._model._model)

@@ -65,25 +65,31 @@ LIBRARY: dict[str, dict[str, object]] = {
 """What the gate must refuse: ALiBi, an attention class of its own, a state, an encoder, chunks."""
 
 
-HEADS_OF_16 = {
+HEADS_OF_32 = {
     architecture: {
-        "gpt2": {"n_embd": 64},
-        "opt": {"hidden_size": 64, "word_embed_proj_dim": 64},
-    }.get(architecture, {"head_dim": 16})
+        "gpt2": {"n_embd": 128},
+        "opt": {"hidden_size": 128, "word_embed_proj_dim": 128},
+        "phi3": {
+            "head_dim": 64,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+            },
+        },
+    }.get(architecture, {"head_dim": 32})
     for architecture in PACKED
-}
-"""What makes each a model whose attention the C++ kernels compute."""
+}  # fmt: skip
+"""What makes each a model that the C++ kernels compute, halves of what is rotated included."""
 
 
 def save_tiny_model(architecture: str, folder: Path, *, is_wide: bool = False) -> Path:
     """Writes the model unless it is there; weights are spread so that outputs are diverse.
 
-    is_wide: with HEADS_OF_16.
+    is_wide: with HEADS_OF_32.
     """
     path = folder / (f"{architecture}-wide" if is_wide else architecture)
     if path.exists():
         return path
-    settings = (PACKED | LIBRARY)[architecture] | (HEADS_OF_16[architecture] if is_wide else {})
+    settings = (PACKED | LIBRARY)[architecture] | (HEADS_OF_32[architecture] if is_wide else {})
     config = CONFIG_MAPPING[architecture](**settings)
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     torch.manual_seed(7)
