@@ -30,6 +30,10 @@ KEEPALIVE_S = 75
 """Longer than the 60 s for which AWS's load balancers keep idle connections."""
 STUCK_WORKER_S = 120
 """A worker whose event loop stands still this long is replaced; streams do not count as that."""
+NICENESS = 10
+"""Below the engine's. Where they share cores, on a CPU above all, a thread of the engine that is
+interrupted keeps the others waiting, and they leave time enough between their products; a front
+end that comes late sends several tokens at once."""
 CONNECTIONS_BESIDE_REQUESTS = 1000
 """Idle connections and pings, beside requests that run or wait."""
 
@@ -110,6 +114,7 @@ def read_launch(path: Path) -> Launch:
 def main(launch_path: str) -> int:
     """Serves until SIGTERM; gunicorn ends the process. Returns only where it cannot start."""
     die_with_parent()
+    os.nice(NICENESS)
     launch = read_launch(Path(launch_path))
     logging.basicConfig(
         level="INFO",

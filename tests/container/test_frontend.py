@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from container.frontend import NICENESS
 from core.messages import Abort, Launch, Submit
 from core.options import Options
 from tests.container.fake_engine import FakeEngine, says, stalls
@@ -49,6 +51,14 @@ def front_end(
         pids = [process.pid, *descendants(process.pid)]
         process.kill()
         wait_until(lambda: all(map(is_gone, pids)))
+
+
+def test_it_leaves_the_cores_to_the_engine(front_end: subprocess.Popen[str]) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    workers = descendants(front_end.pid)
+    assert workers
+    for pid in (front_end.pid, *workers):
+        assert os.getpriority(os.PRIO_PROCESS, pid) == min(own + NICENESS, 19)
 
 
 def test_streams_lost_clients_and_the_end(
