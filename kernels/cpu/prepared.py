@@ -172,7 +172,6 @@ class PreparedAttention:
             scale=heads.scale,
             softcap=heads.softcap or 0.0,
         )
-        self._normalize = function("rms_norm", dtype)
         self._rotate = function("rotary", dtype)
         self._write_kv = function("write_kv", dtype)
         self._attend = function("attend", dtype)
