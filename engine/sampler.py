@@ -19,6 +19,9 @@ from engine.sampling.penalties import Penalties
 from engine.sampling.ranking import Ranking, plan_ranking
 from engine.sampling.rows import Row
 from engine.staging import HostCopy, Parcel, Staging
+from kernels import torch_logits
+from kernels.cpu import logits as cpu_logits
+from kernels.cpu.library import what_is_lacking
 
 __all__ = ["Choices", "HostChoices", "Row", "Sampler"]
 
@@ -84,11 +87,12 @@ class Sampler:
         self._edits = Edits(Ngrams(with_prompt=with_prompt))
         self._penalties = Penalties()
         self._grammar = Grammar(grammars)
+        is_cpp = staging.device.type == "cpu" and what_is_lacking() is None
+        self._best_tokens = (cpu_logits if is_cpp else torch_logits).best_tokens
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[Row], newest: Tensor) -> Choices:
         """logits: [N, vocabulary], left as they are; newest: [N] int64, the token each follows."""
-        logits = logits.float()
         vocab_size = logits.shape[1]
         parcel = Parcel(self._staging)
         mask = self._grammar.plan(rows, vocab_size, parcel)
@@ -101,17 +105,23 @@ class Sampler:
         draws = plan_draws(rows, vocab_size, parcel)
         rank = plan_ranking(rows, parcel)
         parcel.send()
-        scores = logits.clone() if any(changes) else logits
-        for change in changes:
-            if change is not None:
-                change(scores, newest)
-        token_ids = scores.argmax(-1)
+        if any(changes) or draws or rank is not None:
+            logits = logits.float()
+        if any(changes):
+            scores = logits.clone()
+            for change in changes:
+                if change is not None:
+                    change(scores, newest)
+            token_ids, normalizers = scores.argmax(-1), logits.logsumexp(-1)
+        else:
+            scores = logits
+            token_ids, normalizers = self._best_tokens(logits)
         for draw in draws:
             draw(scores, token_ids)
-        picked = logits.gather(-1, token_ids[:, None])[:, 0]
+        picked = logits.gather(-1, token_ids[:, None])[:, 0].float()
         return Choices(
             token_ids,
-            picked - logits.logsumexp(-1),
+            picked - normalizers,
             rank(logits, token_ids) if rank is not None else None,
             tuple(row.params.logprobs for row in rows),
             mask,

@@ -1,0 +1,72 @@
+// The likeliest token of each row of logits and the logarithm of the sum of their exponentials, in one call
+// without a copy in fp32: over a large vocabulary torch takes longer for these two than a layer takes.
+
+#include <algorithm>
+#include <cmath>
+
+#include "vectors.h"
+
+// The same fields as in logits.py.
+struct Logits {
+    int64_t* best;  // [num_rows]; of several the first
+    float* normalizers;
+    const void* rows;
+    int64_t num_rows, width, stride;
+};
+
+namespace {
+
+float number(float number) { return number; }
+
+float number(BFloat16 number) {
+    const uint32_t bits = (uint32_t)number.bits << 16;
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+template <class T>
+void summarize(const T* row, int64_t width, int64_t& best, float& normalizer) {
+    const int64_t whole = width / LANES * LANES;
+    Floats tops = all(-__builtin_inff()), totals = {};
+    Ints places = {}, here, is_nan = {};
+    for (int lane = 0; lane < LANES; lane++) here[lane] = lane;
+    for (int64_t i = 0; i < whole; i += LANES, here += (int32_t)LANES) {
+        const Floats numbers = load(row + i);
+        const Ints is_more = numbers > tops;
+        tops = is_more ? numbers : tops;
+        places = is_more ? here : places;
+        is_nan |= numbers != numbers;
+    }
+    float top = largest(tops);
+    best = width;
+    for (int lane = 0; lane < LANES; lane++)
+        if (tops[lane] == top) best = std::min<int64_t>(best, places[lane]);
+    bool has_nan = false;
+    for (int lane = 0; lane < LANES; lane++) has_nan |= is_nan[lane];
+    for (int64_t i = whole; i < width; i++) {
+        if (number(row[i]) > top) top = number(row[i]), best = i;
+        has_nan |= std::isnan(number(row[i]));
+    }
+    if (has_nan) {  // counts as the largest, as in torch
+        best = std::find_if(row, row + width, [](T each) { return std::isnan(number(each)); }) - row;
+        normalizer = number(row[best]);
+        return;
+    }
+    for (int64_t i = 0; i < whole; i += LANES) totals += exponential(load(row + i) - top);
+    float total = sum(totals);
+    for (int64_t i = whole; i < width; i++) total += exponential(all(number(row[i]) - top))[0];
+    normalizer = std::isinf(top) ? top : top + std::log(total);
+}
+
+template <class T>
+void summarize_all(const Logits& a) {
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t row = 0; row < a.num_rows; row++)
+        summarize((const T*)a.rows + row * a.stride, a.width, a.best[row], a.normalizers[row]);
+}
+
+}  // namespace
+
+extern "C" void logits_fp32(const Logits* arguments) { summarize_all<float>(*arguments); }
+extern "C" void logits_bf16(const Logits* arguments) { summarize_all<BFloat16>(*arguments); }
