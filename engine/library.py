@@ -156,8 +156,8 @@ class LibraryExecutor:
             rows = torch.tensor(scored[start - scored.start :][:at_once], device=ids.device)
             keywords = {"logits_to_keep": rows} if can_keep_rows else {}
             logits = self._model(input_ids=ids, use_cache=False, **keywords).logits[0]
-            logits = logits if can_keep_rows else logits[rows]
-            ranking = rank(logits.float(), ids[0, rows + 1], width)
+            logits = (logits if can_keep_rows else logits[rows]).float()
+            ranking = rank(logits, ids[0, rows + 1], logits.logsumexp(-1), width)
             yield from ranking.to_host().wait([width] * len(rows))
 
     def _generation_config(self, answers: Rows[_Row]) -> Any:

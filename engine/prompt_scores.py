@@ -52,7 +52,9 @@ class PromptScores:
         """logits: [R, vocabulary] of the rows that score."""
         self._chunks = scored.chunks
         width = max(_width(chunk) for chunk in self._chunks)
-        self._ranking = rank(logits.float(), scored.next_tokens, width).to_host()
+        logits = logits.float()
+        normalizers = logits.logsumexp(-1)
+        self._ranking = rank(logits, scored.next_tokens, normalizers, width).to_host()
 
     def wait(self) -> dict[int, tuple[TopLogprobs, ...]]:
         """By sequence id."""

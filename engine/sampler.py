@@ -107,22 +107,21 @@ class Sampler:
         parcel.send()
         if any(changes) or draws or rank is not None:
             logits = logits.float()
+        scores = logits
+        token_ids, normalizers = self._best_tokens(logits)
         if any(changes):
             scores = logits.clone()
             for change in changes:
                 if change is not None:
                     change(scores, newest)
-            token_ids, normalizers = scores.argmax(-1), logits.logsumexp(-1)
-        else:
-            scores = logits
-            token_ids, normalizers = self._best_tokens(logits)
+            token_ids = scores.argmax(-1)
         for draw in draws:
             draw(scores, token_ids)
         picked = logits.gather(-1, token_ids[:, None])[:, 0].float()
         return Choices(
             token_ids,
             picked - normalizers,
-            rank(logits, token_ids) if rank is not None else None,
+            rank(logits, token_ids, normalizers) if rank is not None else None,
             tuple(row.params.logprobs for row in rows),
             mask,
         )

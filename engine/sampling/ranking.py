@@ -11,8 +11,9 @@ from core.sampling import TopLogprobs
 from engine.sampling.rows import Row, integers
 from engine.staging import HostCopy, Parcel
 
-Rank = Callable[[Tensor, Tensor], "Ranking"]
-"""Takes logits [N, vocabulary] and token ids [N]; ranks those of the rows that want it."""
+Rank = Callable[[Tensor, Tensor, Tensor], "Ranking"]
+"""Takes logits [N, vocabulary], token ids [N] and normalizers [N]; ranks those of the rows that
+want it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,11 @@ class HostRanking:
             yield TopLogprobs(logprob, rank, tuple(token_ids[:width]), tuple(logprobs[:width]))
 
 
-def rank(logits: Tensor, token_ids: Tensor, width: int) -> Ranking:
-    """logits: [Q, vocabulary] fp32; token_ids: [Q] int64; width: K, at most the vocabulary's."""
+def rank(logits: Tensor, token_ids: Tensor, normalizers: Tensor, width: int) -> Ranking:
+    """logits: [Q, vocabulary] fp32; token_ids: [Q] int64; normalizers: [Q] fp32, the logarithm of
+    the sum of a row's exponentials; width: K, at most the vocabulary's."""
     own = logits.gather(1, token_ids[:, None])
-    log_total = logits.logsumexp(1, keepdim=True)
+    log_total = normalizers[:, None]
     top, top_token_ids = logits.topk(min(width, logits.shape[1]))
     return Ranking(
         logprobs=(own - log_total)[:, 0],
@@ -70,7 +72,7 @@ def plan_ranking(rows: Sequence[Row], parcel: Parcel) -> Rank | None:
     place = parcel.put(integers([*wanted]))
     width = max(wanted.values())
 
-    def apply(logits: Tensor, token_ids: Tensor) -> Ranking:
-        return rank(logits[place()], token_ids[place()], width)
+    def apply(logits: Tensor, token_ids: Tensor, normalizers: Tensor) -> Ranking:
+        return rank(logits[place()], token_ids[place()], normalizers[place()], width)
 
     return apply
