@@ -23,7 +23,7 @@ from engine.merged import MergedPart
 from engine.paged_step import PagedStep
 from engine.panels import PanelLinear
 from engine.proposal import Function, Proposal
-from engine.replacements import COS_PARTS
+from engine.replacements import COS_PARTS, norm_eps
 from kernels.batch import PagedBatch
 from kernels.cpu.prepared import (
     Heads,
@@ -223,8 +223,7 @@ def _head_norms(norms: list[Any], forwards: Forwards) -> tuple[PreparedNorm, Pre
 def _prepared_norm(layer: Any, form: Mapping[str, Any]) -> PreparedNorm:
     if "rounds_first" not in form:
         raise UnpreparedError("its norm is not replaced")
-    eps: Any = getattr(layer, "variance_epsilon", getattr(layer, "eps", None))
-    return PreparedNorm(layer.weight, eps, **form)
+    return PreparedNorm(layer.weight, norm_eps(layer), **form)
 
 
 def _trial_step(call: AttentionCall) -> PagedStep:

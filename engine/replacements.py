@@ -57,8 +57,7 @@ def merged_linears(
 
 
 def rms_norm(layer: nn.Module, elementwise: Elementwise, dtype: torch.dtype) -> Proposal | None:
-    weight = getattr(layer, "weight", None)
-    eps = getattr(layer, "variance_epsilon", getattr(layer, "eps", None))
+    weight, eps = getattr(layer, "weight", None), norm_eps(layer)
     if not type(layer).__name__.endswith("RMSNorm") or weight is None or eps is None:
         return None
 
@@ -77,6 +76,11 @@ def rms_norm(layer: nn.Module, elementwise: Elementwise, dtype: torch.dtype) -> 
         samples=samples,
         install=lambda forward: {layer: forward},
     )
+
+
+def norm_eps(layer: nn.Module) -> Any:
+    """None where there is none, under either of the names it has."""
+    return getattr(layer, "variance_epsilon", getattr(layer, "eps", None))
 
 
 def gated_mlp(layer: nn.Module, elementwise: Elementwise, dtype: torch.dtype) -> Proposal | None:

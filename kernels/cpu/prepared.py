@@ -37,7 +37,7 @@ class PreparedProduct:
         self.depth = panels.shape[1] * panels[0, 0, 0].numel()
         """Numbers of a row."""
         self._panels, self._bias = panels, bias
-        depth = panels.shape[1]
+        depth = panels.shape[1]  # of what is multiplied at once
         self._arguments = Linear(
             bias=None if bias is None else bias.data_ptr(),
             num_columns=num_columns,
@@ -180,6 +180,7 @@ class PreparedAttention:
 
     @staticmethod
     def computes(qkv: PreparedProduct, out: PreparedProduct, heads: Heads) -> bool:
+        """Whether the products fit the heads, and the C++ has kernels for those."""
         dims = heads.key_dim, heads.value_dim
         widths = (*dims, heads.rotary_dim // 2)
         num_columns = (heads.num_heads + heads.num_kv_heads) * heads.key_dim
