@@ -1,6 +1,7 @@
 // Products of rows with weights that lie in panels (linear.py). Sums are fp32. Weights in bf16 become fp32
-// as they are read: in registers for one tile, once in a buffer for several. Where rows are bf16 too and
-// the CPU has an instruction for it (vdpbf16ps), pairs of both are multiplied and added up at once.
+// as they are read: in registers for one tile, which leaves them in a buffer for those after it. Where
+// rows are bf16 too and the CPU has an instruction for it (vdpbf16ps), pairs of both are multiplied and
+// added up at once.
 //
 // Weights are packed once, when the model is loaded, and not with every product. Rows and depth are
 // taken in blocks that a core's second-level cache holds.
@@ -30,10 +31,14 @@ void multiply_block(const Product<Row, Weight>& block) {
     if constexpr (std::is_same_v<Row, float> && std::is_same_v<Weight, BFloat16>)
         if (block.num_rows > TILE_ROWS) {
             alignas(64) float floats[BLOCK_DEPTH * PANEL];
-            for (int64_t i = 0; i < block.depth * PANEL; i += LANES) store(floats + i, load(block.panel + i));
-            return multiply(Product<float, float>{block.sums, block.rows, floats, block.num_rows, block.depth,
-                                                  block.sum_stride, block.row_stride, block.adds, block.next,
-                                                  block.next_bytes});
+            const int64_t end = block.num_rows / num_tiles(block.num_rows);
+            Product<Row, Weight> first = block.part(0, end);
+            first.widened = floats;
+            multiply(first);
+            const Product<Row, Weight> rest = block.part(end, block.num_rows);
+            return multiply(Product<float, float>{rest.sums, rest.rows, floats, rest.num_rows, rest.depth,
+                                                  rest.sum_stride, rest.row_stride, rest.adds, rest.next,
+                                                  rest.next_bytes});
         }
     multiply(block);
 }

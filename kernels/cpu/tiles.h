@@ -5,6 +5,7 @@
 // the same bits whatever rows it is among.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "vectors.h"
@@ -18,8 +19,7 @@ constexpr int TILE_ROWS = 12;  // 24 sums, 2 vectors of the panel and 1 number, 
 constexpr int TILE_ROWS = 6;   // of AVX2's 16 registers 12, 2 and 1
 #endif
 constexpr int64_t LINE_BYTES = 64;
-constexpr int64_t STEPS = 8;  // of depth at once
-constexpr int64_t AHEAD = PANEL / 4;  // lines that are fetched ahead in each of these
+constexpr int64_t AHEAD = 32;  // steps of depth
 
 // Depth and strides count what is multiplied at once: numbers, or pairs.
 template <class Row, class Column>
@@ -31,27 +31,43 @@ struct Product {
     bool adds = false;  // to what is in `sums`
     const char* next = nullptr;  // what will be wanted then, `next_bytes` of it
     int64_t next_bytes = 0;
+    float* widened = nullptr;  // where the panel's bf16 is left in fp32
+
+    Product part(int64_t first, int64_t end) const {  // of the rows
+        Product part = *this;
+        part.sums += first * sum_stride;
+        part.rows += first * row_stride;
+        part.num_rows = end - first;
+        if (next) part.next += next_bytes * first / num_rows;
+        part.next_bytes = next_bytes * (end - first) / num_rows;
+        return part;
+    }
 };
+
+inline int64_t num_tiles(int64_t num_rows) { return (num_rows + TILE_ROWS - 1) / TILE_ROWS; }
 
 template <class Row, class Column, int R>
 void multiply_tile(const Product<Row, Column>& t) {
     Floats sums[R][2] = {};
-    const auto add = [&](int64_t k) __attribute__((always_inline)) {
+    const char* next = t.next ? t.next : (const char*)t.panel;
+    for (int64_t k = 0; k < t.depth; k++) {
+        // What comes then, into the second-level cache, and what comes here, into the first: a line or two
+        // with each step, as more at once keep the sums waiting.
+        __builtin_prefetch(next + k * LINE_BYTES, 0, 2);
+        for (int64_t byte = 0; byte < PANEL * (int64_t)sizeof(Column); byte += LINE_BYTES)
+            __builtin_prefetch((const char*)(t.panel + (k + AHEAD) * PANEL) + byte);
         const auto left = load(t.panel + k * PANEL), right = load(t.panel + k * PANEL + LANES);
+        if constexpr (std::is_same_v<Column, BFloat16>)
+            if (t.widened) {
+                store(t.widened + k * PANEL, left);
+                store(t.widened + k * PANEL + LANES, right);
+            }
         for (int r = 0; r < R; r++) {
             const Row number = t.rows[r * t.row_stride + k];
             sums[r][0] = multiplied_and_added(number, left, sums[r][0]);
             sums[r][1] = multiplied_and_added(number, right, sums[r][1]);
         }
-    };
-    int64_t k = 0;
-    for (; k + STEPS <= t.depth; k += STEPS) {
-        if (t.next)
-            for (int64_t i = 0; i < AHEAD; i++)
-                __builtin_prefetch(t.next + (k / STEPS * AHEAD + i) * LINE_BYTES, 0, 2);
-        for (int64_t i = 0; i < STEPS; i++) add(k + i);
     }
-    for (; k < t.depth; k++) add(k);
     for (int r = 0; r < R; r++)
         for (int half = 0; half < 2; half++) {
             float* to = t.sums + r * t.sum_stride + half * LANES;
@@ -67,14 +83,10 @@ void multiply_tile_of(int64_t num_rows, const Product<Row, Column>& t, std::inte
 
 template <class Row, class Column>
 void multiply(const Product<Row, Column>& p) {
-    const int64_t num_tiles = (p.num_rows + TILE_ROWS - 1) / TILE_ROWS;
-    for (int64_t i = 0; i < num_tiles; i++) {  // of as many rows each as can be
-        const int64_t row = p.num_rows * i / num_tiles, end = p.num_rows * (i + 1) / num_tiles;
-        Product<Row, Column> tile = p;
-        tile.sums += row * p.sum_stride;
-        tile.rows += row * p.row_stride;
-        if (p.next) tile.next += p.next_bytes * i / num_tiles;
-        multiply_tile_of(end - row, tile, std::make_integer_sequence<int, TILE_ROWS>());
+    const int64_t count = num_tiles(p.num_rows);
+    for (int64_t i = 0; i < count; i++) {  // of as many rows each as can be
+        const Product<Row, Column> tile = p.part(p.num_rows * i / count, p.num_rows * (i + 1) / count);
+        multiply_tile_of(tile.num_rows, tile, std::make_integer_sequence<int, TILE_ROWS>());
     }
 }
 
