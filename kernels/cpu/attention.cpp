@@ -103,14 +103,13 @@ struct Partials {
 // Keys or values of some positions, where they lie; the last again up to a multiple of LANES.
 template <class T>
 struct Rows {
-    const T* rows[TILE];
     int64_t num_rows, dim;
+    const T* rows[TILE] = {};
 
-    // They are asked for a few at a time, while others are packed: all at once would wait for each other.
-    void fetch(int64_t first, int64_t count) const {
-        for (int64_t row = first; row < std::min(first + count, num_rows); row++)
-            for (int64_t byte = 0; byte < dim * (int64_t)sizeof(T); byte += LINE_BYTES)
-                __builtin_prefetch((const char*)rows[row] + byte, 0, 2);
+    // The line that starts at a number of a row, if one does. They are asked for one at a time, while others
+    // are packed: several at once would wait for each other. There may be no such row; then it is no matter.
+    void fetch(int64_t row, int64_t number) const {
+        if (number * sizeof(T) % LINE_BYTES == 0) __builtin_prefetch(rows[row] + number, 0, 2);
     }
 };
 
@@ -137,12 +136,13 @@ template <class T>
 void pack_keys(const Rows<T>& keys, Unit<T>* panels, const Rows<T>& ahead) {
     const int64_t depth = keys.dim / AT_ONCE<T>;
     for (int64_t key = 0; key < keys.num_rows; key += LANES) {
-        ahead.fetch(key, LANES);
         Unit<T>* columns = panels + key / PANEL * depth * PANEL + key % PANEL;
         for (int64_t unit = 0; unit < depth; unit += LANES) {
             Words square[LANES];
-            for (int64_t i = 0; i < LANES; i++)
+            for (int64_t i = 0; i < LANES; i++) {
+                ahead.fetch(key + i, unit * AT_ONCE<T>);
                 square[i] = units(keys.rows[key + i], unit, depth);
+            }
             transpose(square);
             for (int64_t i = 0; i < LANES; i++)  // what is too much lies in the next panel, which comes then
                 std::memcpy(columns + (unit + i) * PANEL, &square[i], sizeof square[i]);
@@ -157,10 +157,10 @@ void pack_values(const Rows<T>& values, Unit<T>* panels, const Rows<T>& ahead) {
     const int64_t depth = (values.num_rows + AT_ONCE<T> - 1) / AT_ONCE<T>;
     for (int64_t unit = 0; unit < depth; unit++) {
         const int64_t value = unit * AT_ONCE<T>;
-        ahead.fetch(value, AT_ONCE<T>);
         const T* first = values.rows[value];
         const T* second = value + 1 < values.num_rows ? values.rows[value + 1] : ZEROS;
         for (int64_t dim = 0; dim < values.dim; dim += LANES) {
+            for (int64_t i = 0; i < AT_ONCE<T>; i++) ahead.fetch(value + i, dim);
             const Words numbers = joined(first + dim, second + dim);
             std::memcpy(panels + (dim / PANEL * depth + unit) * PANEL + dim % PANEL, &numbers, sizeof numbers);
         }
@@ -259,7 +259,7 @@ __attribute__((noipa)) void run(const Attention& a, const Span& span, const Item
                 to[0] + column, (const Unit<T>*)from[0], panel, item.num_rows, depth,
                 sizeof to[0] / sizeof(float), sizeof from[0] / sizeof(Unit<T>), adds});
     };
-    Rows<T> keys{{}, 0, a.key_dim}, values{{}, 0, a.value_dim};
+    Rows<T> keys{0, a.key_dim}, values{0, a.value_dim};
     find(a, &item, item.first_key, a.keys, a.key_strides, keys);
     for (int64_t first = item.first_key; first < item.last_key; first += TILE) {
         const int64_t num_keys = keys.num_rows;
