@@ -24,6 +24,9 @@ namespace {
 
 constexpr int64_t BLOCK_ROWS = 96;
 constexpr int64_t BLOCK_DEPTH = 768;
+constexpr int64_t COPY_STRIDE = BLOCK_DEPTH + 16;  // a line more
+constexpr int64_t SET_BYTES = 4096;  // what lies so far apart shares the few places of a first-level cache's set,
+constexpr int64_t WAYS = 8;          // of which there are so many
 constexpr int64_t PORTION = 4;  // panels that a thread takes at once; it may have to share its core
 
 template <class Row, class Weight>
@@ -60,20 +63,28 @@ void write(const Linear& a, int64_t row, int64_t num_rows, int64_t panel, const 
 template <class Row, class Weight, class Out>
 void multiply_all(const Linear& a) {
     const int64_t num_panels = (a.num_columns + PANEL - 1) / PANEL;
+    const bool collide = a.num_rows >= WAYS && a.row_stride * (int64_t)sizeof(Row) % SET_BYTES == 0;
 #pragma omp parallel for schedule(dynamic, 1)
     for (int64_t portion = 0; portion < num_panels; portion += PORTION) {
         const int64_t end = std::min(portion + PORTION, num_panels);
         for (int64_t row = 0; row < a.num_rows; row += BLOCK_ROWS) {
             alignas(64) float sums[PORTION][BLOCK_ROWS * PANEL];
+            alignas(64) Row copies[BLOCK_ROWS * COPY_STRIDE];  // of rows that would put each other out of the cache
             const int64_t num_rows = std::min(BLOCK_ROWS, a.num_rows - row);
             for (int64_t first = 0; first < a.depth; first += BLOCK_DEPTH) {
                 const Row* rows = (const Row*)a.rows + row * a.row_stride + first;
+                int64_t row_stride = a.row_stride;
                 const int64_t depth = std::min(BLOCK_DEPTH, a.depth - first);
+                if (collide) {
+                    for (int64_t r = 0; r < num_rows; r++)
+                        std::copy_n(rows + r * row_stride, depth, copies + r * COPY_STRIDE);
+                    rows = copies, row_stride = COPY_STRIDE;
+                }
                 for (int64_t panel = portion; panel < end; panel++) {
                     const Weight* weights = (const Weight*)a.panels + (panel * a.depth + first) * PANEL;
                     const Weight* next = panel + 1 < num_panels ? weights + a.depth * PANEL : weights;
                     multiply_block(Product<Row, Weight>{
-                        sums[panel - portion], rows, weights, num_rows, depth, PANEL, a.row_stride, first > 0,
+                        sums[panel - portion], rows, weights, num_rows, depth, PANEL, row_stride, first > 0,
                         (const char*)next, depth * PANEL * (int64_t)sizeof(Weight)});
                 }
             }

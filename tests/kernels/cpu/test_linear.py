@@ -75,6 +75,11 @@ def test_any_depth(check, depth):
     check(7, 40, depth)
 
 
+@pytest.mark.parametrize("num_rows", [7, 8, BLOCK_ROWS, BLOCK_ROWS + 8])
+def test_rows_that_would_put_each_other_out_of_the_cache(check, num_rows):
+    check(num_rows, 40, 2048)  # multiples of 4 KB apart, as numbers and as pairs
+
+
 @pytest.mark.parametrize("panels", [0, 1, 3, 4, 5, 9])
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_any_number_of_columns(check, panels, more):
@@ -83,9 +88,10 @@ def test_any_number_of_columns(check, panels, more):
         check(7, num_columns, 50)
 
 
+@pytest.mark.parametrize("depth", [800, 2048])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_has_the_same_bits_whatever_it_is_among(dtype):
-    rows, weight, bias = make(131, 70, 800)
+def test_a_row_has_the_same_bits_whatever_it_is_among(dtype, depth):
+    rows, weight, bias = make(131, 70, depth)
     panels = to_panels(weight.to(dtype))
     whole = linear(rows, panels, 70, bias)
     for start, end in ((0, 1), (3, 5), (50, 131), (90, 97)):
