@@ -164,7 +164,7 @@ def _fuse(packed: PackedModel, model: Any, in_panels: bool, is_prepared: bool) -
     try:
         if is_prepared:
             with torch.inference_mode():
-                prepare(fusion, lambda paged: _forward_probe(model, paged=paged))
+                prepare(fusion, model, lambda paged: _forward_probe(model, paged=paged))
         _check_logits(packed, model, fusion)
     except Exception as error:  # whatever fused layers may raise where they do not fit
         unfuse(model, fusion)

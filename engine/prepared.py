@@ -1,13 +1,15 @@
-"""Norms, attention blocks and gated MLPs of a decoder as a few calls; see `kernels.cpu.prepared`.
+"""Norms, attention blocks, gated MLPs and whole layers of a decoder as a few calls.
 
-They are proposed like what is fused, and after it: a layer whose products lie in panels, and whose
-norms, activation and rotary embedding were replaced, loses its own code to what on trial computes
-the same. A call that has what the trial had not, such as a mask, goes the old way.
+They are proposed like what is fused, and after it: what has its products in panels, and its norms,
+activation and rotary embedding replaced, loses its own code to what on trial computes the same;
+then so do layers that are nothing but these. A call that has what the trial had not, such as a
+mask, goes the old way. See `kernels.cpu.prepared`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -28,6 +30,7 @@ from kernels.batch import PagedBatch
 from kernels.cpu.prepared import (
     Heads,
     PreparedAttention,
+    PreparedLayer,
     PreparedMLP,
     PreparedNorm,
     PreparedProduct,
@@ -36,41 +39,57 @@ from kernels.cpu.prepared import (
 
 Forwards = Mapping[nn.Module, Function]
 """What layers have got instead of their own."""
+Parts = dict[nn.Module, Any]
+"""By module: the prepared norm, MLP, attention or layer that takes its place."""
+LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+"""The children of a layer as Llama's is; whether it computes the same shows on trial."""
+HIDDEN, ANGLES = "hidden_states", "position_embeddings"
 PROBE_ROWS = 7
 BLOCK_SIZE = 16
 ABSENT = ("attention_mask", "past_key_values")
 """Keywords that must be None."""
 
 
-def prepare(fusion: Fusion, probe: Callable[[AttendsPaged], object]) -> None:
+def prepare(fusion: Fusion, model: nn.Module, probe: Callable[[AttendsPaged], object]) -> None:
     """Has the layers that were fused run prepared, where that computes the same.
 
-    probe: does a forward pass over a prompt.
+    probe: does a forward pass of the model over a prompt.
     """
-    for proposal in _proposals(fusion.forwards, probe):
+    layers = [layer for layer in model.modules() if _children(layer) == LAYER_PARTS]
+    watch = _watched([*fusion.forwards, *layers], probe)
+    parts: Parts = {}
+    for proposal in _part_proposals(fusion.forwards, watch, parts):
         fusion.consider(proposal)
+    for layer in layers:
+        with suppress(KeyError, UnpreparedError):  # of one that is not there
+            fusion.consider(_layer(layer, watch, parts))
     fusion.apply()
 
 
-def _proposals(forwards: Forwards, probe: Callable[[AttendsPaged], object]) -> Iterator[Proposal]:
+def _children(layer: nn.Module) -> set[str]:
+    """Names, but of what does nothing in inference."""
+    return {name for name, each in layer.named_children() if not isinstance(each, nn.Dropout)}
+
+
+def _watched(modules: list[nn.Module], probe: Callable[[AttendsPaged], object]) -> _Watch:
     watch = _Watch()
-    hooks = [
-        layer.register_forward_pre_hook(watch.note, with_kwargs=True)
-        for layer in forwards
-        if hasattr(layer, "layer_idx")
-    ]
+    hooks = [each.register_forward_hook(watch.note, with_kwargs=True) for each in modules]
     probe(watch)
     for hook in hooks:
         hook.remove()
+    return watch
+
+
+def _part_proposals(forwards: Forwards, watch: _Watch, parts: Parts) -> Iterator[Proposal]:
     for layer, own in list(forwards.items()):
         form = own.keywords if isinstance(own, partial) else {}
         try:
-            if layer in watch.keywords:
-                yield _attention(layer, own, watch, forwards)
+            if "paged" in watch.keywords.get(layer, ()):
+                yield _attention(layer, own, watch, forwards, parts)
             elif "name" in form:
-                yield _mlp(layer, own, form["name"])
+                yield _mlp(layer, own, form["name"], parts)
             elif "rounds_first" in form:
-                yield _norm(layer, own, form)
+                yield _norm(layer, own, form, parts)
         except UnpreparedError:
             continue
 
@@ -80,47 +99,63 @@ class _Watch:
 
     def __init__(self) -> None:
         self.keywords: dict[nn.Module, dict[str, Any]] = {}
+        self.results: dict[nn.Module, Any] = {}
         self.calls: dict[int, AttentionCall] = {}
         """By layer index."""
 
-    def note(self, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if not arguments:
-            self.keywords[layer] = keywords
+    def note(
+        self, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], result: Any
+    ) -> None:
+        if len(arguments) <= 1:
+            self.keywords[layer] = _named(arguments, keywords)
+            self.results[layer] = result
 
     def attend(self, call: AttentionCall) -> Tensor:
         self.calls[call.layer] = call
         return call.query.new_zeros(*call.query.shape[:2], call.value.shape[-1])
 
 
-def _norm(layer: Any, own: Function, form: Mapping[str, Any]) -> Proposal:
-    return _rows_proposal("RMSNorm", layer, own, _prepared_norm(layer, form), len(layer.weight))
+def _norm(layer: Any, own: Function, form: Mapping[str, Any], parts: Parts) -> Proposal:
+    prepared = _prepared_norm(layer, form)
+    return _rows_proposal("RMSNorm", layer, own, prepared, len(layer.weight), parts)
 
 
-def _mlp(layer: Any, own: Function, activation: Any) -> Proposal:
+def _mlp(layer: Any, own: Function, activation: Any, parts: Parts) -> Proposal:
     gate_up = _product(_whole(layer, "gate_proj", "gate_up_proj"))
     prepared = PreparedMLP(gate_up, _product(layer.down_proj), activation)
-    return _rows_proposal("gated MLP", layer, own, prepared, layer.down_proj.out_features)
+    width = layer.down_proj.out_features
+    return _rows_proposal("gated MLP", layer, own, prepared, width, parts)
 
 
 def _rows_proposal(
-    what: str, layer: nn.Module, own: Function, prepared: PreparedNorm | PreparedMLP, width: int
+    what: str,
+    layer: nn.Module,
+    own: Function,
+    prepared: PreparedNorm | PreparedMLP,
+    width: int,
+    parts: Parts,
 ) -> Proposal:
     def forward(x: Tensor) -> Tensor:
         return prepared(x) if _fits(x, prepared.dtype) else own(x)
+
+    def install(_: Function) -> Mapping[nn.Module, Function]:
+        parts[layer] = prepared
+        return {layer: forward}
 
     return Proposal(
         what=f"prepared {what}",
         own=own,
         candidates=[prepared],
         samples=[(torch.randn(1, PROBE_ROWS, width).to(prepared.dtype),)],
-        install=lambda _: {layer: forward},
+        install=install,
     )
 
 
-def _attention(layer: Any, own: Function, watch: _Watch, forwards: Forwards) -> Proposal:
-    keywords, call = watch.keywords[layer], watch.calls.get(layer.layer_idx)
-    hidden, angles = keywords.get("hidden_states"), keywords.get("position_embeddings")
-    if call is None or hidden is None or angles is None or "paged" not in keywords:
+def _attention(
+    layer: Any, own: Function, watch: _Watch, forwards: Forwards, parts: Parts
+) -> Proposal:
+    call, angles = watch.calls.get(layer.layer_idx), watch.keywords[layer].get(ANGLES)
+    if call is None or angles is None:
         raise UnpreparedError("its attention is called otherwise")
     norms = [getattr(layer, name, None) for name in ("q_norm", "k_norm")]
     heads = partial(
@@ -135,9 +170,8 @@ def _attention(layer: Any, own: Function, watch: _Watch, forwards: Forwards) -> 
         sinks=None if call.sinks is None else call.sinks.float().clone(),
         norms=None if norms == [None, None] else _head_norms(norms, forwards),
     )
-    names, index = frozenset(keywords), call.layer  # all that is kept of the trial
     qkv, out = _product(_whole(layer, "q_proj", "qkv_proj")), _product(layer.o_proj)
-    choices = [heads(rotary_dim=parts * angles[0].shape[-1]) for parts in COS_PARTS]
+    choices = [heads(rotary_dim=repeats * angles[0].shape[-1]) for repeats in COS_PARTS]
     candidates = [
         PreparedAttention(qkv, out, each)
         for each in choices
@@ -145,31 +179,58 @@ def _attention(layer: Any, own: Function, watch: _Watch, forwards: Forwards) -> 
     ]
     if not candidates:
         raise UnpreparedError("the C++ does not compute such heads")
-    step, (cos, sin) = _trial_step(call), angles
-    keys, values = step.cache.keys[index], step.cache.values[index]
+    return _paged_proposal("attention", layer, own, candidates, call, watch, parts)
 
-    def try_own(hidden: Tensor) -> Tensor:
-        return own(**{**keywords, "hidden_states": hidden, "paged": step})[0]
 
-    def try_candidate(hidden: Tensor, prepared: PreparedAttention) -> Tensor:
-        return prepared(hidden, cos, sin, keys, values, step.batch)
+def _layer(layer: Any, watch: _Watch, parts: Parts) -> Proposal:
+    norms = parts[layer.input_layernorm], parts[layer.post_attention_layernorm]
+    prepared = PreparedLayer(norms, parts[layer.self_attn], parts[layer.mlp])
+    call = watch.calls[layer.self_attn.layer_idx]
+    return _paged_proposal("decoder layer", layer, layer.forward, [prepared], call, watch, parts)
+
+
+def _paged_proposal(
+    what: str,
+    layer: nn.Module,
+    own: Function,
+    candidates: Sequence[PreparedAttention | PreparedLayer],
+    call: AttentionCall,
+    watch: _Watch,
+    parts: Parts,
+) -> Proposal:
+    """Of what takes hidden states and a paged step, and gives hidden states, or those first."""
+    keywords, index = watch.keywords[layer], call.layer
+    names = frozenset(keywords)
+    if not {HIDDEN, ANGLES, "paged"} <= names:
+        raise UnpreparedError(f"its {what} is called otherwise")
+    step, hidden = _trial_step(call), keywords[HIDDEN]
+    is_first = isinstance(watch.results[layer], tuple)
+
+    def try_own(hidden: Tensor) -> Any:
+        result = own(**{**keywords, HIDDEN: hidden, "paged": step})
+        return result[0] if is_first else result
+
+    def try_candidate(hidden: Tensor, prepared: Function) -> Tensor:
+        keys, values = step.cache.keys[index], step.cache.values[index]
+        return prepared(hidden, *keywords[ANGLES], keys, values, step.batch)
 
     def install(candidate: Function) -> Mapping[nn.Module, Function]:
         assert isinstance(candidate, partial)
-        prepared: PreparedAttention = candidate.keywords["prepared"]
+        prepared = parts[layer] = candidate.keywords["prepared"]
 
-        def forward(*arguments: Any, **given: Any) -> Any:
-            if arguments or given.keys() != names or not _is_plain(given, qkv.dtype):
-                return own(*arguments, **given)
+        def forward(*arguments: Any, **others: Any) -> Any:
+            given = _named(arguments, others)
+            if len(arguments) > 1 or given.keys() != names or not _is_plain(given, prepared.dtype):
+                return own(*arguments, **others)
             paged: PagedStep = given["paged"]
             keys, values = paged.cache.keys[index], paged.cache.values[index]
-            cos, sin = given["position_embeddings"]
-            return prepared(given["hidden_states"], cos, sin, keys, values, paged.batch), None
+            result = prepared(given[HIDDEN], *given[ANGLES], keys, values, paged.batch)
+            return (result, None) if is_first else result
 
         return {layer: forward}
 
     return Proposal(
-        what="prepared attention",
+        what=f"prepared {what}",
         own=try_own,
         candidates=[partial(try_candidate, prepared=each) for each in candidates],
         samples=[(torch.randn(hidden.shape).to(hidden.dtype),)],
@@ -177,10 +238,15 @@ def _attention(layer: Any, own: Function, watch: _Watch, forwards: Forwards) -> 
     )
 
 
+def _named(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of a call that may have given its hidden states, and nothing else, without one."""
+    return {**dict(zip((HIDDEN,), arguments, strict=False)), **keywords}
+
+
 def _is_plain(keywords: Mapping[str, Any], dtype: torch.dtype) -> bool:
     """Whether attention is called as the engine's steps do."""
     paged = keywords["paged"]
-    tensors = keywords["hidden_states"], *keywords["position_embeddings"]
+    tensors = keywords[HIDDEN], *keywords[ANGLES]
     return (
         isinstance(paged, PagedStep)
         and isinstance(paged.backend, CpuBackend)

@@ -13,10 +13,11 @@
 
 // The same fields as in linear.py. Depth and stride count what is multiplied at once: numbers, or pairs.
 struct Linear {
-    void* out;            // [rows, columns], dense
-    const void* rows;     // [rows, depth]
-    const void* panels;   // [panels, depth, PANEL], dense
-    const float* bias;    // [columns] or null
+    void* out;             // [rows, columns], dense
+    const void* rows;      // [rows, depth]
+    const void* panels;    // [panels, depth, PANEL], dense
+    const float* bias;     // [columns] or null
+    const void* residual;  // [rows, columns], dense, what the product is added to, or null
     int64_t num_rows, num_columns, depth, row_stride;
 };
 
@@ -53,10 +54,14 @@ void write(const Linear& a, int64_t row, int64_t num_rows, int64_t panel, const 
     float bias[PANEL] = {};
     if (a.bias) std::copy_n(a.bias + first, count, bias);
     for (int64_t r = 0; r < num_rows; r++, sums += PANEL) {
-        Out numbers[PANEL];
-        for (int64_t half = 0; half < PANEL; half += LANES)
-            store(numbers + half, load(sums + half) + load(bias + half));
-        std::copy_n(numbers, count, (Out*)a.out + (row + r) * a.num_columns + first);
+        const int64_t place = (row + r) * a.num_columns + first;
+        Out numbers[PANEL], residual[PANEL] = {};
+        if (a.residual) std::copy_n((const Out*)a.residual + place, count, residual);
+        for (int64_t half = 0; half < PANEL; half += LANES) {
+            const Floats product = load(sums + half) + load(bias + half);
+            store(numbers + half, a.residual ? rounded<Out>(product) + load(residual + half) : product);
+        }
+        std::copy_n(numbers, count, (Out*)a.out + place);
     }
 }
 

@@ -19,7 +19,7 @@ class Linear(ctypes.Structure):
     """The same fields as in linear.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("out", "rows", "panels", "bias")),
+        *((name, ctypes.c_void_p) for name in ("out", "rows", "panels", "bias", "residual")),
         *((name, ctypes.c_int64) for name in ("num_rows", "num_columns", "depth", "row_stride")),
     )
 

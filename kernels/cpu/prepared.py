@@ -1,4 +1,4 @@
-"""Parts of a decoder layer (norms, attention, the gated MLP) as kernels called one after another.
+"""A decoder layer and its parts (norms, attention, the gated MLP) as kernels called one by one.
 
 Between the modules and views of a model's own code a kernel's arguments are checked and gathered
 anew for each call, which takes Python longer than a step of few tokens takes to compute. Here
@@ -47,9 +47,11 @@ class PreparedProduct:
         self._reference = ctypes.byref(self._arguments)
         self._function = product_function(panels)
 
-    def __call__(self, rows: int, num_rows: int, out: int) -> None:
-        """rows, out: addresses; both are dense, and of the type that `linear` takes and returns."""
+    def __call__(self, rows: int, num_rows: int, out: int, residual: int | None = None) -> None:
+        """rows, out, residual: addresses; all are dense, and of the type that `linear` takes and
+        returns. residual: what the product, rounded to that type, is added to."""
         arguments = self._arguments
+        arguments.residual = residual
         arguments.panels = self._panels.data_ptr()  # which moves when a model is cast
         arguments.rows, arguments.num_rows, arguments.out = rows, num_rows, out
         self._function(self._reference)
@@ -111,8 +113,8 @@ class PreparedMLP:
         self._reference = ctypes.byref(self._arguments)
         self._activate = function("gated_activation", gate_up.dtype)
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """[1, T, hidden], dense."""
+    def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[1, T, hidden], dense, like the residual that it is added to."""
         num_tokens, arguments = hidden.shape[1], self._arguments
         gates = hidden.new_empty(num_tokens, 2 * self._width)
         product, out = hidden.new_empty(num_tokens, self._width), torch.empty_like(hidden)
@@ -120,7 +122,7 @@ class PreparedMLP:
         arguments.num_tokens = num_tokens
         self._gate_up(hidden.data_ptr(), num_tokens, arguments.gate_up)
         self._activate(self._reference)
-        self._down(arguments.out, num_tokens, out.data_ptr())
+        self._down(arguments.out, num_tokens, out.data_ptr(), _address(residual))
         return out
 
 
@@ -147,7 +149,7 @@ class PreparedAttention:
 
     def __init__(self, qkv: PreparedProduct, out: PreparedProduct, heads: Heads) -> None:
         """Heads are such as this `computes`."""
-        dtype = qkv.dtype
+        dtype = self.dtype = qkv.dtype
         self._heads, self._qkv, self._out, self._itemsize = heads, qkv, out, dtype.itemsize
         self._sizes = heads.num_heads * heads.key_dim, heads.num_kv_heads * heads.key_dim
         dims, width = (heads.key_dim, heads.value_dim), qkv.num_columns
@@ -201,9 +203,11 @@ class PreparedAttention:
         keys: Tensor,
         values: Tensor,
         batch: PagedBatch,
+        residual: Tensor | None = None,
     ) -> Tensor:
-        """hidden [1, T, hidden], cos and sin [1, T, width], all dense and of one type; keys,
-        values and batch as `kernels.cpu.attention.paged_attention` takes them."""
+        """hidden, and the residual that it is added to, [1, T, hidden], cos and sin
+        [1, T, width], all dense and of one type; keys, values and batch as
+        `kernels.cpu.attention.paged_attention` takes them."""
         if self._caches is None or self._caches[0] is not keys or self._caches[1] is not values:
             self._bind_caches(keys, values)
         if self._batch is not batch:
@@ -239,7 +243,7 @@ class PreparedAttention:
         attention = self._attention
         attention.query, attention.out = query, attended.data_ptr()
         self._attend(ctypes.byref(attention))
-        self._out(attention.out, num_tokens, out.data_ptr())
+        self._out(attention.out, num_tokens, out.data_ptr(), _address(residual))
         return out
 
     def _bind_caches(self, keys: Tensor, values: Tensor) -> None:
@@ -260,6 +264,41 @@ class PreparedAttention:
         attention.num_sequences = batch.context_lens.shape[0]
         attention.num_decodes = batch.num_decodes
         attention.table_stride = batch.block_tables.stride(0)
+
+
+class PreparedLayer:
+    """Attention of what is normed, added to what came in, and the MLP of that, likewise."""
+
+    def __init__(
+        self,
+        norms: tuple[PreparedNorm, PreparedNorm],
+        attention: PreparedAttention,
+        mlp: PreparedMLP,
+    ) -> None:
+        """norms: before attention, and before the MLP. Raises UnpreparedError for parts of
+        several types."""
+        self.dtype = attention.dtype
+        if any(each.dtype != self.dtype for each in (*norms, mlp)):
+            raise UnpreparedError("its parts are of several types")
+        self._norms, self._attention, self._mlp = norms, attention, mlp
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        batch: PagedBatch,
+    ) -> Tensor:
+        """As PreparedAttention takes them."""
+        first, second = self._norms
+        hidden = self._attention(first(hidden), cos, sin, keys, values, batch, hidden)
+        return self._mlp(second(hidden), hidden)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _check(width: int, dtype: torch.dtype) -> None:

@@ -11,18 +11,19 @@ from engine.device import choose_prepared
 from engine.packed_model import _in_fp32
 from kernels.cpu.library import what_is_lacking
 from kernels.cpu.linear import has_pairs
-from kernels.cpu.prepared import PreparedAttention, PreparedMLP, PreparedNorm
+from kernels.cpu.prepared import PreparedAttention, PreparedLayer, PreparedMLP, PreparedNorm
 from tests.engine.test_fusion import tokens
 
 CPU = torch.device("cpu")
 BOTH = {"attention": 3, "gated MLP": 3}
+WHOLE = BOTH | {"decoder layer": 3}
 PREPARED = {
-    "llama": BOTH | {"RMSNorm": 7},
-    "mistral": BOTH | {"RMSNorm": 7},
-    "qwen2": BOTH | {"RMSNorm": 7},
-    "qwen3": BOTH | {"RMSNorm": 13},
+    "llama": WHOLE | {"RMSNorm": 7},
+    "mistral": WHOLE | {"RMSNorm": 7},
+    "qwen2": WHOLE | {"RMSNorm": 7},
+    "qwen3": WHOLE | {"RMSNorm": 13},
     "gemma2": BOTH | {"RMSNorm": 13},
-    "phi3": BOTH | {"RMSNorm": 7},
+    "phi3": WHOLE | {"RMSNorm": 7},
     "mixtral": {"attention": 3, "RMSNorm": 7},
     "gpt_oss": {"attention": 3, "RMSNorm": 7},
     "qwen2_moe": BOTH | {"RMSNorm": 7},
@@ -43,7 +44,7 @@ def _needs_a_compiler():
 def runs(monkeypatch):
     """Which prepared parts ran, in order."""
     ran = []
-    for kind in (PreparedAttention, PreparedMLP, PreparedNorm):
+    for kind in (PreparedAttention, PreparedLayer, PreparedMLP, PreparedNorm):
 
         def call(self, *arguments, own=kind.__call__):
             ran.append(type(self))
@@ -98,13 +99,19 @@ def test_a_call_with_anything_else_goes_the_old_way(tiny_model, monkeypatch, run
         torch.testing.assert_close(layer.input_layernorm(rows[row : row + 1])[0], norms[row])
     assert runs == [PreparedMLP, PreparedNorm] * 2
     runs.clear()
+    angles = model_of(llm).model.rotary_emb(rows, torch.arange(5)[None])
+    with pytest.raises(Exception, match="do not pass keywords on to attention"):
+        layer(rows[:1], position_embeddings=angles, attention_mask=None)
+    assert PreparedLayer not in runs
+    assert PreparedAttention not in runs
+    runs.clear()
     columns = torch.randn(1, 32, 5).transpose(1, 2)
     torch.testing.assert_close(layer.mlp(columns), layer.mlp(columns.contiguous()))
     assert runs == [PreparedMLP], "rows must be dense"
     with pytest.raises(Exception, match="do not pass keywords on to attention"):
         layer.self_attn(
             hidden_states=rows[:1],
-            position_embeddings=model_of(llm).model.rotary_emb(rows, torch.arange(5)[None]),
+            position_embeddings=angles,
             attention_mask=None,
         )
     assert runs == [PreparedMLP]
@@ -124,7 +131,7 @@ def test_they_follow_weights_that_move(tiny_model, monkeypatch, runs, dtype):
     runs.clear()
     assert tokens(llm) == before
     are_widened = dtype == "bf16" and not has_pairs()  # by each product, so norms alone
-    assert (PreparedNorm if are_widened else PreparedAttention) in runs
+    assert (PreparedNorm if are_widened else PreparedLayer) in runs
 
 
 def test_not_beside_adapters(monkeypatch):

@@ -15,6 +15,7 @@ from kernels.cpu.linear import has_pairs, linear, to_pairs, to_panels
 from kernels.cpu.prepared import (
     Heads,
     PreparedAttention,
+    PreparedLayer,
     PreparedMLP,
     PreparedNorm,
     PreparedProduct,
@@ -23,6 +24,7 @@ from kernels.cpu.prepared import (
 
 HIDDEN = 48
 SIZES = (1, 7, 50)
+OTHER = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32}
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16])
@@ -62,6 +64,18 @@ def test_gated_mlp(make, dtype, activation):
         x = rows(size, HIDDEN, dtype)
         expected = own_down(gated_activation(own_gate_up(x)[0], activation))
         assert torch.equal(prepared(x)[0], expected)
+
+
+@pytest.mark.parametrize("num_columns", [33, 64])
+def test_a_residual_is_added_to_what_is_rounded(make, dtype, num_columns):
+    product, own = make(HIDDEN, num_columns)
+    for size in SIZES:
+        x, residual = rows(size, HIDDEN, dtype), rows(size, num_columns, dtype)
+        out = torch.empty_like(residual)
+        product(x.data_ptr(), size, out.data_ptr(), residual.data_ptr())
+        assert torch.equal(out, own(x) + residual)
+        product(x.data_ptr(), size, out.data_ptr())
+        assert torch.equal(out, own(x))
 
 
 def test_norm(dtype):
@@ -120,6 +134,31 @@ def test_attention(make, dtype, extras):
         attended = paged_attention(query, *caches[1], batch, sinks=sinks, **options)
         assert torch.equal(caches[0], caches[1])
         assert torch.equal(got[0], own_out(attended.flatten(1)))
+
+
+def test_layer(make, dtype):
+    dim, num_tokens = 32, 5
+    batch = PagedBatch(
+        query_starts=torch.tensor([0, num_tokens], dtype=torch.int32),
+        context_lens=torch.tensor([num_tokens], dtype=torch.int32),
+        block_tables=torch.tensor([[1]], dtype=torch.int32),
+        slot_mapping=torch.arange(8, 8 + num_tokens),
+        spans=None,
+    )
+    heads = Heads(2, 1, dim, dim, dim, scale=0.2)
+    attention = PreparedAttention(make(HIDDEN, 4 * dim)[0], make(2 * dim, HIDDEN)[0], heads)
+    mlp = PreparedMLP(make(HIDDEN, 2 * 64)[0], make(64, HIDDEN)[0], "silu")
+    norms = [PreparedNorm(rows(1, HIDDEN, dtype)[0, 0] + each, 1e-5) for each in (0.5, 1.5)]
+    layer = PreparedLayer((norms[0], norms[1]), attention, mlp)
+    x, cos, sin = (rows(num_tokens, width, dtype) for width in (HIDDEN, dim, dim))
+    caches = [torch.zeros(2, 2, 8, 1, dim, dtype=dtype) for _ in range(2)]
+    hidden = x + attention(norms[0](x), cos, sin, *caches[0], batch)
+    expected = hidden + mlp(norms[1](hidden))
+    assert torch.equal(layer(x, cos, sin, *caches[1], batch), expected)
+    assert torch.equal(caches[0], caches[1])
+    other = PreparedNorm(torch.ones(HIDDEN, dtype=OTHER[dtype]), 1e-5)
+    with pytest.raises(UnpreparedError, match="of several types"):
+        PreparedLayer((norms[0], other), attention, mlp)
 
 
 def test_what_is_not_computed(make, dtype):
