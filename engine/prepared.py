@@ -56,7 +56,8 @@ def prepare(fusion: Fusion, model: nn.Module, probe: Callable[[AttendsPaged], ob
     probe: does a forward pass of the model over a prompt.
     """
     layers = [layer for layer in model.modules() if _children(layer) == LAYER_PARTS]
-    watch = _watched([*fusion.forwards, *layers], probe)
+    attentions = [layer for layer in fusion.forwards if hasattr(layer, "layer_idx")]
+    watch = _watched([*attentions, *layers], probe)
     parts: Parts = {}
     for proposal in _part_proposals(fusion.forwards, watch, parts):
         fusion.consider(proposal)
@@ -84,7 +85,7 @@ def _part_proposals(forwards: Forwards, watch: _Watch, parts: Parts) -> Iterator
     for layer, own in list(forwards.items()):
         form = own.keywords if isinstance(own, partial) else {}
         try:
-            if "paged" in watch.keywords.get(layer, ()):
+            if layer in watch.keywords:
                 yield _attention(layer, own, watch, forwards, parts)
             elif "name" in form:
                 yield _mlp(layer, own, form["name"], parts)
@@ -95,11 +96,11 @@ def _part_proposals(forwards: Forwards, watch: _Watch, parts: Parts) -> Iterator
 
 
 class _Watch:
-    """Attends to nothing, and notes how attention layers are called and what they ask for."""
+    """Attends to nothing, and notes how layers are called and what their attention asks for."""
 
     def __init__(self) -> None:
         self.keywords: dict[nn.Module, dict[str, Any]] = {}
-        self.results: dict[nn.Module, Any] = {}
+        self.gives_tuple: dict[nn.Module, bool] = {}
         self.calls: dict[int, AttentionCall] = {}
         """By layer index."""
 
@@ -108,7 +109,7 @@ class _Watch:
     ) -> None:
         if len(arguments) <= 1:
             self.keywords[layer] = _named(arguments, keywords)
-            self.results[layer] = result
+            self.gives_tuple[layer] = isinstance(result, tuple)
 
     def attend(self, call: AttentionCall) -> Tensor:
         self.calls[call.layer] = call
@@ -204,7 +205,7 @@ def _paged_proposal(
     if not {HIDDEN, ANGLES, "paged"} <= names:
         raise UnpreparedError(f"its {what} is called otherwise")
     step, hidden = _trial_step(call), keywords[HIDDEN]
-    is_first = isinstance(watch.results[layer], tuple)
+    is_first = watch.gives_tuple[layer]
 
     def try_own(hidden: Tensor) -> Any:
         result = own(**{**keywords, HIDDEN: hidden, "paged": step})
@@ -244,7 +245,7 @@ def _named(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str,
 
 
 def _is_plain(keywords: Mapping[str, Any], dtype: torch.dtype) -> bool:
-    """Whether attention is called as the engine's steps do."""
+    """Whether a layer is called as the engine's steps call it."""
     paged = keywords["paged"]
     tensors = keywords[HIDDEN], *keywords[ANGLES]
     return (
