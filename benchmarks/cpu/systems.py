@@ -22,12 +22,13 @@ Measure = Callable[[Path, Work, Sequence[Sent], Path], Result]
 Raises MeasurementError.
 """
 OURS = "paged"
-PEERS = ("vllm", "openvino", "transformers")
+PEERS = ("vllm", "openvino", "transformers", "offline")
 WHAT = {
     OURS: "paged, over HTTP",
     "vllm": "vLLM's CPU build, over HTTP",
     "openvino": "OpenVINO GenAI, offline",
     "transformers": "transformers' generate, offline",
+    "offline": "paged, offline",
 }
 
 

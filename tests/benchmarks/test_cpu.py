@@ -94,7 +94,7 @@ def test_a_server_that_does_not_start_is_told_with_its_last_words(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--vs", "vlm"], "no system vlm; there are vllm, openvino, transformers"),
+        (["--vs", "vlm"], "no system vlm; there are vllm, openvino, transformers, offline"),
         (["--vs", "transformers", "--peer-python", "x"], "--peer-python is for one system"),
     ],
 )
@@ -106,16 +106,17 @@ def test_what_makes_no_sense_is_refused(arguments, message):
 
 @pytest.mark.timeout(300)  # starts a server
 def test_it_runs(tmp_path):
-    done = run("--dry", "--vs", "transformers", "--out", tmp_path)
+    done = run("--dry", "--vs", "transformers,offline", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "cpu.json").read_text())
-    assert list(found["runs"]) == ["paged", "transformers"]
-    (ours,), (theirs,) = found["runs"].values()
-    assert ours["sent"] == theirs["sent"]
+    assert list(found["runs"]) == ["paged", "transformers", "offline"]
+    (ours,), (theirs,), (offline,) = found["runs"].values()
+    assert ours["sent"] == theirs["sent"] == offline["sent"]
     assert len(ours["sent"]) == 4
     assert {each["answer"] for each in ours["sent"]} <= {64, 128, 256}
     assert min(each["prompt"] for each in ours["sent"]) >= 60
     assert ours["tokens_per_s"] > 0
-    assert theirs["tokens_per_s_of_one"] > 0
+    for each in (theirs, offline):
+        assert min(each["tokens_per_s"], each["tokens_per_s_of_one"]) > 0
     assert "torch" in found["versions"]["paged"]
-    assert len(done.stdout.splitlines()) == 5, "a table of two systems, and where it was measured"
+    assert len(done.stdout.splitlines()) == 6, "a table of three systems, and where it was measured"
