@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.cpu.systems import KV_GIB, MAX_LENGTH
 from engine import LLM, SamplingParams
+from engine.prompts import TokensPrompt
 
 
 def main(model_dir: str, work_file: str) -> None:
@@ -38,7 +39,7 @@ def main(model_dir: str, work_file: str) -> None:
 
 def _rate(llm: LLM, requests: list[tuple[list[int], int]]) -> float:
     """Tokens per second; each prompt is of ids, with the number of tokens to answer."""
-    prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests]
+    prompts: list[TokensPrompt] = [{"prompt_token_ids": prompt} for prompt, _ in requests]
     params = [
         SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for _, length in requests
     ]
