@@ -88,7 +88,8 @@ class PackedExecutor:
         return _Part(inputs.sampled, choices.token_ids, choices.to_host(), scores, candidates)
 
     def _forward(self, inputs: StepInputs) -> Tensor:
-        return self._model.forward(inputs, PagedStep(inputs.batch, self._cache, self._backend))
+        step = PagedStep(inputs.batch, self._cache, self._backend, inputs.logit_rows)
+        return self._model.forward(inputs, step)
 
 
 @dataclass(frozen=True, slots=True)

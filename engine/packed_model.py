@@ -243,7 +243,8 @@ def _probe(packed: PackedModel, model: Any, fusion: Fusion) -> float:
     for start, length in PROBE_CHUNKS:
         is_last = start + length == PROBE_LENGTH
         inputs = builder.build(StepPlan((Chunk(sequence, start, length, blocks, is_last),)))
-        logits = packed.forward(inputs, PagedStep(inputs.batch, cache, backend))
+        step = PagedStep(inputs.batch, cache, backend, inputs.logit_rows)
+        logits = packed.forward(inputs, step)
     assert logits is not None
     model.set_attn_implementation("eager")
     try:

@@ -223,9 +223,13 @@ def _paged_proposal(
             given = _named(arguments, others)
             if len(arguments) > 1 or given.keys() != names or not _is_plain(given, prepared.dtype):
                 return own(*arguments, **others)
-            paged: PagedStep = given["paged"]
+            (cos, sin), paged = given[ANGLES], given["paged"]
             keys, values = paged.cache.keys[index], paged.cache.values[index]
-            result = prepared(given[HIDDEN], *given[ANGLES], keys, values, paged.batch)
+            taken = given[HIDDEN], cos, sin, keys, values, paged.batch
+            if isinstance(prepared, PreparedLayer):
+                result = prepared(*taken, paged.rows_after(index))
+            else:
+                result = prepared(*taken)
             return (result, None) if is_first else result
 
         return {layer: forward}

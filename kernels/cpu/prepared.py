@@ -203,11 +203,21 @@ class PreparedAttention:
         keys: Tensor,
         values: Tensor,
         batch: PagedBatch,
-        residual: Tensor | None = None,
     ) -> Tensor:
-        """hidden, and the residual that it is added to, [1, T, hidden], cos and sin
-        [1, T, width], all dense and of one type; keys, values and batch as
-        `kernels.cpu.attention.paged_attention` takes them."""
+        """hidden [1, T, hidden], cos and sin [1, T, width], all dense and of one type; keys,
+        values and batch as `kernels.cpu.attention.paged_attention` takes them."""
+        return self.project(self.attend(hidden, cos, sin, keys, values, batch))
+
+    def attend(
+        self,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        batch: PagedBatch,
+    ) -> Tensor:
+        """All but the last product: [T, heads * value_dim]."""
         if self._caches is None or self._caches[0] is not keys or self._caches[1] is not values:
             self._bind_caches(keys, values)
         if self._batch is not batch:
@@ -215,7 +225,6 @@ class PreparedAttention:
         heads, num_tokens = self._heads, hidden.shape[1]
         qkv = hidden.new_empty(num_tokens, self._qkv.num_columns)
         attended = hidden.new_empty(num_tokens, heads.num_heads * heads.value_dim)
-        out = torch.empty_like(hidden)
         query = qkv.data_ptr()
         self._qkv(hidden.data_ptr(), num_tokens, query)
         key = query + self._sizes[0] * self._itemsize
@@ -243,7 +252,13 @@ class PreparedAttention:
         attention = self._attention
         attention.query, attention.out = query, attended.data_ptr()
         self._attend(ctypes.byref(attention))
-        self._out(attention.out, num_tokens, out.data_ptr(), _address(residual))
+        return attended
+
+    def project(self, attended: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The last product, [1, T, hidden], added to a dense residual if there is one."""
+        num_tokens = len(attended)
+        out = attended.new_empty(1, num_tokens, self._out.num_columns)
+        self._out(attended.data_ptr(), num_tokens, out.data_ptr(), _address(residual))
         return out
 
     def _bind_caches(self, keys: Tensor, values: Tensor) -> None:
@@ -290,11 +305,20 @@ class PreparedLayer:
         keys: Tensor,
         values: Tensor,
         batch: PagedBatch,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """As PreparedAttention takes them."""
-        first, second = self._norms
-        hidden = self._attention(first(hidden), cos, sin, keys, values, batch, hidden)
-        return self._mlp(second(hidden), hidden)
+        """As PreparedAttention takes them. rows: of hidden, int64, those that are wanted of the
+        result; the others are 0 then."""
+        attended = self._attention.attend(self._norms[0](hidden), cos, sin, keys, values, batch)
+        if rows is None or len(rows) >= hidden.shape[1]:
+            return self._finish(attended, hidden)
+        out = torch.zeros_like(hidden)
+        out[:, rows] = self._finish(attended[rows], hidden[:, rows])
+        return out
+
+    def _finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
+        hidden = self._attention.project(attended, hidden)
+        return self._mlp(self._norms[1](hidden), hidden)
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from core.options import Options
-from engine import LLM
+from engine import LLM, SamplingParams
 from engine.device import choose_prepared
 from engine.packed_model import _in_fp32
 from kernels.cpu.library import what_is_lacking
@@ -60,6 +60,11 @@ def load(monkeypatch, path, dtype, is_prepared=True):
     return LLM(path, dtype=dtype, fuse=True, block_size=4)
 
 
+def answer(llm, prompt, params):
+    (told,) = llm.generate(prompt, params, use_tqdm=False)
+    return told.outputs[0].token_ids
+
+
 def model_of(llm):
     return llm._engine._executor._model._model
 
@@ -77,6 +82,30 @@ def test_what_is_prepared_and_that_the_answers_stay(tiny_model, monkeypatch, run
     runs.clear()
     assert tokens(llm) == plain
     assert bool(runs) == bool(expected)
+
+
+def test_the_last_layer_finishes_the_rows_that_have_logits(tiny_model, monkeypatch):
+    path = tiny_model("llama", is_wide=True)
+    plain, llm = (load(monkeypatch, path, "fp32", is_prepared=each) for each in (False, True))
+    rows, own = [], PreparedMLP.__call__
+
+    def call(self, hidden, *others):
+        rows.append(hidden.shape[1])
+        return own(self, hidden, *others)
+
+    monkeypatch.setattr(PreparedMLP, "__call__", call)
+    prompt = {"prompt_token_ids": list(range(3, 12))}
+    ask = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    assert answer(llm, prompt, ask) == answer(plain, prompt, ask)
+    assert rows == [9, 9, 1, 1, 1, 1]
+    rows.clear()
+    ask = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+    (told,), (expected,) = (each.generate(prompt, ask, use_tqdm=False) for each in (llm, plain))
+    assert rows == [9, 9, 9], "each scores the one after it"
+    for got, wanted in zip(told.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
+        assert {id: each.logprob for id, each in got.items()} == pytest.approx(
+            {id: each.logprob for id, each in wanted.items()}, abs=1e-4
+        )
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])

@@ -156,6 +156,13 @@ def test_layer(make, dtype):
     expected = hidden + mlp(norms[1](hidden))
     assert torch.equal(layer(x, cos, sin, *caches[1], batch), expected)
     assert torch.equal(caches[0], caches[1])
+    for wanted in ([], [4], [3, 0, 3], [4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 4]):
+        caches[1].zero_()
+        kept = torch.zeros_like(x)
+        kept[:, wanted] = expected[:, wanted]
+        ids = torch.tensor(wanted, dtype=torch.int64)
+        assert torch.equal(layer(x, cos, sin, *caches[1], batch, ids), kept)
+        assert torch.equal(caches[0], caches[1])
     other = PreparedNorm(torch.ones(HIDDEN, dtype=OTHER[dtype]), 1e-5)
     with pytest.raises(UnpreparedError, match="of several types"):
         PreparedLayer((norms[0], other), attention, mlp)
