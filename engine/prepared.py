@@ -2,14 +2,16 @@
 
 They are proposed like what is fused, and after it: what has its products in panels, and its norms,
 activation and rotary embedding replaced, loses its own code to what on trial computes the same;
-then so do layers that are nothing but these. A call that has what the trial had not, such as a
-mask, goes the old way. See `kernels.cpu.prepared`.
+then so do layers that are nothing but these, and of layers that follow one another the first
+computes all. A call that has what the trial had not, such as a mask, goes the old way. See
+`kernels.cpu.prepared`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,9 +30,11 @@ from engine.proposal import Function, Proposal
 from engine.replacements import COS_PARTS, norm_eps
 from kernels.batch import PagedBatch
 from kernels.cpu.prepared import (
+    AttentionInputs,
     Heads,
     PreparedAttention,
     PreparedLayer,
+    PreparedLayers,
     PreparedMLP,
     PreparedNorm,
     PreparedProduct,
@@ -64,6 +68,8 @@ def prepare(fusion: Fusion, model: nn.Module, probe: Callable[[AttendsPaged], ob
     for layer in layers:
         with suppress(KeyError, UnpreparedError):  # of one that is not there
             fusion.consider(_layer(layer, watch, parts))
+    for chain in _chains([each for each in layers if each in parts], watch, parts):
+        fusion.forwards.update(chain.forwards())
     fusion.apply()
 
 
@@ -100,7 +106,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self.keywords: dict[nn.Module, dict[str, Any]] = {}
-        self.gives_tuple: dict[nn.Module, bool] = {}
+        self.results: dict[nn.Module, Any] = {}
         self.calls: dict[int, AttentionCall] = {}
         """By layer index."""
 
@@ -109,7 +115,21 @@ class _Watch:
     ) -> None:
         if len(arguments) <= 1:
             self.keywords[layer] = _named(arguments, keywords)
-            self.gives_tuple[layer] = isinstance(result, tuple)
+            self.results[layer] = result
+
+    def form(self, layer: nn.Module) -> _Form:
+        """Raises UnpreparedError."""
+        names = frozenset(self.keywords[layer])
+        if not {HIDDEN, ANGLES, "paged"} <= names:
+            raise UnpreparedError("it is called otherwise")
+        return _Form(names, isinstance(self.results[layer], tuple))
+
+    def follows(self, layer: nn.Module, before: nn.Module) -> bool:
+        """Whether it was given what the one before returned, and else the same."""
+        (hidden, angles), (_, others) = (
+            [self.keywords[each][name] for name in (HIDDEN, ANGLES)] for each in (layer, before)
+        )
+        return hidden is self.form(before).hidden(self.results[before]) and angles is others
 
     def attend(self, call: AttentionCall) -> Tensor:
         self.calls[call.layer] = call
@@ -180,67 +200,139 @@ def _attention(
     ]
     if not candidates:
         raise UnpreparedError("the C++ does not compute such heads")
-    return _paged_proposal("attention", layer, own, candidates, call, watch, parts)
+    form, index = watch.form(layer), call.layer
+
+    def install(candidate: Function) -> Mapping[nn.Module, Function]:
+        assert isinstance(candidate, partial)
+        prepared = parts[layer] = candidate.keywords["run"]
+
+        def forward(*arguments: Any, **keywords: Any) -> Any:
+            given = form.plain(arguments, keywords, prepared.dtype)
+            if given is None:
+                return own(*arguments, **keywords)
+            return form.returned(prepared(given[HIDDEN], _inputs(given, index)))
+
+        return {layer: forward}
+
+    return _paged_proposal("attention", layer, own, candidates, call, watch, install)
 
 
 def _layer(layer: Any, watch: _Watch, parts: Parts) -> Proposal:
     norms = parts[layer.input_layernorm], parts[layer.post_attention_layernorm]
     prepared = PreparedLayer(norms, parts[layer.self_attn], parts[layer.mlp])
+    alone = PreparedLayers([prepared])
+
+    def run(hidden: Tensor, inputs: AttentionInputs) -> Tensor:
+        return alone(hidden, [inputs])
+
+    def install(_: Function) -> Mapping[nn.Module, Function]:
+        parts[layer] = prepared
+        return {}  # but with those beside it
+
     call = watch.calls[layer.self_attn.layer_idx]
-    return _paged_proposal("decoder layer", layer, layer.forward, [prepared], call, watch, parts)
+    return _paged_proposal("decoder layer", layer, layer.forward, [run], call, watch, install)
 
 
 def _paged_proposal(
     what: str,
     layer: nn.Module,
     own: Function,
-    candidates: Sequence[PreparedAttention | PreparedLayer],
+    candidates: Sequence[Callable[[Tensor, AttentionInputs], Tensor]],
     call: AttentionCall,
     watch: _Watch,
-    parts: Parts,
+    install: Callable[[Function], Mapping[nn.Module, Function]],
 ) -> Proposal:
     """Of what takes hidden states and a paged step, and gives hidden states, or those first."""
-    keywords, index = watch.keywords[layer], call.layer
-    names = frozenset(keywords)
-    if not {HIDDEN, ANGLES, "paged"} <= names:
-        raise UnpreparedError(f"its {what} is called otherwise")
-    step, hidden = _trial_step(call), keywords[HIDDEN]
-    is_first = watch.gives_tuple[layer]
+    keywords, form, step = watch.keywords[layer], watch.form(layer), _trial_step(call)
+    hidden = keywords[HIDDEN]
 
     def try_own(hidden: Tensor) -> Any:
-        result = own(**{**keywords, HIDDEN: hidden, "paged": step})
-        return result[0] if is_first else result
+        return form.hidden(own(**{**keywords, HIDDEN: hidden, "paged": step}))
 
-    def try_candidate(hidden: Tensor, prepared: Function) -> Tensor:
-        keys, values = step.cache.keys[index], step.cache.values[index]
-        return prepared(hidden, *keywords[ANGLES], keys, values, step.batch)
-
-    def install(candidate: Function) -> Mapping[nn.Module, Function]:
-        assert isinstance(candidate, partial)
-        prepared = parts[layer] = candidate.keywords["prepared"]
-
-        def forward(*arguments: Any, **others: Any) -> Any:
-            given = _named(arguments, others)
-            if len(arguments) > 1 or given.keys() != names or not _is_plain(given, prepared.dtype):
-                return own(*arguments, **others)
-            (cos, sin), paged = given[ANGLES], given["paged"]
-            keys, values = paged.cache.keys[index], paged.cache.values[index]
-            taken = given[HIDDEN], cos, sin, keys, values, paged.batch
-            if isinstance(prepared, PreparedLayer):
-                result = prepared(*taken, paged.rows_after(index))
-            else:
-                result = prepared(*taken)
-            return (result, None) if is_first else result
-
-        return {layer: forward}
+    def try_candidate(hidden: Tensor, run: Function) -> Tensor:
+        return run(hidden, _inputs({**keywords, "paged": step}, call.layer))
 
     return Proposal(
         what=f"prepared {what}",
         own=try_own,
-        candidates=[partial(try_candidate, prepared=each) for each in candidates],
+        candidates=[partial(try_candidate, run=each) for each in candidates],
         samples=[(torch.randn(hidden.shape).to(hidden.dtype),)],
         install=install,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a layer is called, and returns."""
+
+    names: frozenset[str]
+    gives_tuple: bool
+
+    def plain(
+        self, arguments: tuple[Any, ...], keywords: Mapping[str, Any], dtype: torch.dtype
+    ) -> dict[str, Any] | None:
+        """All by name, if it is called as the engine's steps call it."""
+        given = _named(arguments, keywords)
+        if len(arguments) > 1 or given.keys() != self.names:
+            return None
+        return given if _is_plain(given, dtype) else None
+
+    def returned(self, hidden: Tensor) -> Any:
+        return (hidden, None) if self.gives_tuple else hidden
+
+    def hidden(self, returned: Any) -> Any:
+        return returned[0] if self.gives_tuple else returned
+
+
+class _Chain:
+    """Layers that follow one another. The first computes all, and each of the others gives on what
+    it is given."""
+
+    def __init__(self, layers: Sequence[Any], watch: _Watch, parts: Parts) -> None:
+        self._layers = [(each, each.forward, watch.form(each)) for each in layers]
+        self._indices = [each.self_attn.layer_idx for each in layers]
+        self._prepared = PreparedLayers([parts[each] for each in layers])
+        self._result: Tensor | None = None
+
+    def forwards(self) -> Iterator[tuple[nn.Module, Function]]:
+        (first, own, form), *others = self._layers
+        yield first, partial(self._compute, own, form)
+        for layer, own, form in others:
+            yield layer, partial(self._give_on, own, form)
+
+    def _compute(self, own: Function, form: _Form, *arguments: Any, **keywords: Any) -> Any:
+        self._result = None
+        given = form.plain(arguments, keywords, self._prepared.dtype)
+        if given is None:
+            return own(*arguments, **keywords)
+        inputs = [_inputs(given, index) for index in self._indices]
+        rows = given["paged"].rows_after(self._indices[-1])
+        self._result = self._prepared(given[HIDDEN], inputs, rows)
+        return form.returned(self._result)
+
+    def _give_on(self, own: Function, form: _Form, *arguments: Any, **keywords: Any) -> Any:
+        hidden = _named(arguments, keywords).get(HIDDEN)
+        if hidden is None or hidden is not self._result:
+            return own(*arguments, **keywords)
+        return form.returned(hidden)
+
+
+def _chains(layers: Sequence[nn.Module], watch: _Watch, parts: Parts) -> Iterator[_Chain]:
+    """Of layers in their order, as long as can be."""
+    chain: list[nn.Module] = []
+    for layer in layers:
+        if chain and not watch.follows(layer, chain[-1]):
+            yield _Chain(chain, watch, parts)
+            chain = []
+        chain.append(layer)
+    if chain:
+        yield _Chain(chain, watch, parts)
+
+
+def _inputs(keywords: Mapping[str, Any], layer: int) -> AttentionInputs:
+    step: PagedStep = keywords["paged"]
+    (cos, sin), cache = keywords[ANGLES], step.cache
+    return AttentionInputs(cos, sin, cache.keys[layer], cache.values[layer], step.batch)
 
 
 def _named(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:

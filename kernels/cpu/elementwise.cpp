@@ -17,9 +17,9 @@ struct Norm {
 };
 
 struct Activation {
-    void* out;  // [T, width], dense
+    void* out;  // [T, width]; it may be where the gates are
     const void* gate_up;
-    int64_t num_tokens, width, stride;
+    int64_t num_tokens, width, stride, out_stride;
     int32_t is_gelu;
 };
 
@@ -76,7 +76,7 @@ void activation(const Activation& a) {
 #pragma omp parallel for if (a.num_tokens * a.width > MIN_PARALLEL)
     for (int64_t token = 0; token < a.num_tokens; token++) {
         const T *gate = (const T*)a.gate_up + token * a.stride, *up = gate + a.width;
-        T* out = (T*)a.out + token * a.width;
+        T* out = (T*)a.out + token * a.out_stride;
         for (int64_t dim = 0; dim < a.width; dim += LANES)
             store(out + dim, rounded<T>(activated(load(gate + dim), a.is_gelu)) * load(up + dim));
     }

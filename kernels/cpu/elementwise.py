@@ -31,7 +31,7 @@ class Norm(ctypes.Structure):
 class Activation(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("out", "gate_up")),
-        *((name, ctypes.c_int64) for name in ("num_tokens", "width", "stride")),
+        *((name, ctypes.c_int64) for name in ("num_tokens", "width", "stride", "out_stride")),
         ("is_gelu", ctypes.c_int32),
     )
 
@@ -87,6 +87,7 @@ def gated_activation(gate_up: Tensor, activation: Literal["silu", "gelu_tanh"]) 
         num_tokens=num_tokens,
         width=width,
         stride=gate_up.stride(0),
+        out_stride=width,
         is_gelu=activation == "gelu_tanh",
     )
     function("gated_activation", gate_up.dtype)(ctypes.byref(arguments))

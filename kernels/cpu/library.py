@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-SOURCES = ("attention.cpp", "elementwise.cpp", "linear.cpp", "logits.cpp")
+SOURCES = ("attention.cpp", "calls.cpp", "elementwise.cpp", "linear.cpp", "logits.cpp")
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fopenmp", "-fPIC")
 COMPILE_SECONDS = 120
 WIDTH = 16

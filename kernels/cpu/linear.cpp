@@ -11,6 +11,8 @@
 
 #include "tiles.h"
 
+extern "C" int omp_get_max_threads();
+
 // The same fields as in linear.py. Depth and stride count what is multiplied at once: numbers, or pairs.
 struct Linear {
     void* out;             // [rows, columns], dense
@@ -69,6 +71,7 @@ template <class Row, class Weight, class Out>
 void multiply_all(const Linear& a) {
     const int64_t num_panels = (a.num_columns + PANEL - 1) / PANEL;
     const bool collide = a.num_rows >= WAYS && a.row_stride * (int64_t)sizeof(Row) % SET_BYTES == 0;
+    const int64_t ahead = omp_get_max_threads() * PORTION;  // to what a thread probably takes then
 #pragma omp parallel for schedule(dynamic, 1)
     for (int64_t portion = 0; portion < num_panels; portion += PORTION) {
         const int64_t end = std::min(portion + PORTION, num_panels);
@@ -87,7 +90,8 @@ void multiply_all(const Linear& a) {
                 }
                 for (int64_t panel = portion; panel < end; panel++) {
                     const Weight* weights = (const Weight*)a.panels + (panel * a.depth + first) * PANEL;
-                    const Weight* next = panel + 1 < num_panels ? weights + a.depth * PANEL : weights;
+                    const int64_t then = panel + 1 < end ? panel + 1 : portion + ahead;
+                    const Weight* next = then < num_panels ? weights + (then - panel) * a.depth * PANEL : weights;
                     multiply_block(Product<Row, Weight>{
                         sums[panel - portion], rows, weights, num_rows, depth, PANEL, row_stride, first > 0,
                         (const char*)next, depth * PANEL * (int64_t)sizeof(Weight)});

@@ -1,15 +1,16 @@
-"""A decoder layer and its parts (norms, attention, the gated MLP) as kernels called one by one.
+"""Decoder layers and their parts (norms, attention, the gated MLP) as lists of kernels.
 
 Between the modules and views of a model's own code a kernel's arguments are checked and gathered
 anew for each call, which takes Python longer than a step of few tokens takes to compute. Here
-what stays the same is gathered once, and a call fills in the addresses of what is new.
+what stays the same is gathered once; `bind` fills in the addresses of what is new, and then all
+kernels run in one call. Addresses are of dense rows, of one type within a part.
 """
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch import Tensor
 from kernels.batch import PagedBatch
 from kernels.cpu.attention import MAX_DIM, Attention, check_ids
 from kernels.cpu.cache import Write
+from kernels.cpu.calls import Calls, Kernel
 from kernels.cpu.elementwise import Activation, Norm, Rotary
 from kernels.cpu.library import SUFFIXES, WIDTH, function
 from kernels.cpu.linear import Linear, product_function
@@ -34,27 +36,32 @@ class PreparedProduct:
         self.num_columns = num_columns
         self.dtype = panels.dtype if panels.dim() == 4 else torch.float32
         """Of rows and results."""
-        self.depth = panels.shape[1] * panels[0, 0, 0].numel()
+        self._at_once = panels[0, 0, 0].numel()
+        self.depth = panels.shape[1] * self._at_once
         """Numbers of a row."""
         self._panels, self._bias = panels, bias
-        depth = panels.shape[1]  # of what is multiplied at once
         self._arguments = Linear(
             bias=None if bias is None else bias.data_ptr(),
             num_columns=num_columns,
-            depth=depth,
-            row_stride=depth,
+            depth=panels.shape[1],
         )
-        self._reference = ctypes.byref(self._arguments)
-        self._function = product_function(panels)
+        self.kernel = Kernel(product_function(panels), self._arguments)
 
-    def __call__(self, rows: int, num_rows: int, out: int, residual: int | None = None) -> None:
-        """rows, out, residual: addresses; all are dense, and of the type that `linear` takes and
-        returns. residual: what the product, rounded to that type, is added to."""
+    def bind(
+        self,
+        rows: int,
+        num_rows: int,
+        out: int,
+        residual: int | None = None,
+        stride: int | None = None,
+    ) -> None:
+        """rows, out: of the type that `linear` takes and returns. residual: what the product,
+        rounded to that type, is added to; it may be `out`. stride: numbers between rows."""
         arguments = self._arguments
         arguments.residual = residual
+        arguments.row_stride = (stride or self.depth) // self._at_once
         arguments.panels = self._panels.data_ptr()  # which moves when a model is cast
         arguments.rows, arguments.num_rows, arguments.out = rows, num_rows, out
-        self._function(self._reference)
 
 
 class PreparedNorm:
@@ -71,25 +78,30 @@ class PreparedNorm:
         self._arguments = Norm(
             num_heads=1, width=self.width, eps=eps, offset=offset, rounds_first=rounds_first
         )
-        self._reference = ctypes.byref(self._arguments)
-        self._function = function("rms_norm", weight.dtype)
+        self.kernel = Kernel(function("rms_norm", weight.dtype), self._arguments)
+        self._run = Calls([self.kernel])
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[..., width], dense."""
         out = torch.empty_like(rows)
-        num_rows = rows.numel() // self.width
-        self.run(rows.data_ptr(), (self.width, 0), num_rows, 1, out.data_ptr())
+        self.bind(rows.data_ptr(), rows.numel() // self.width, out.data_ptr())
+        self._run()
         return out
 
-    def run(
-        self, rows: int, strides: tuple[int, int], num_tokens: int, num_heads: int, out: int
+    def bind(
+        self,
+        rows: int,
+        num_tokens: int,
+        out: int,
+        num_heads: int = 1,
+        strides: tuple[int, int] | None = None,
     ) -> None:
-        """Of heads side by side; strides: of tokens and heads, in numbers; rows, out: addresses."""
+        """Of heads side by side; strides: of tokens and heads, in numbers."""
         arguments = self._arguments
-        arguments.rows, arguments.out, arguments.strides[:] = rows, out, strides
+        arguments.rows, arguments.out = rows, out
+        arguments.strides[:] = strides or (self.width, 0)
         arguments.num_tokens, arguments.num_heads = num_tokens, num_heads
         arguments.weight = self._weight.data_ptr()  # which moves when a model is cast
-        self._function(self._reference)
 
 
 class PreparedMLP:
@@ -106,24 +118,34 @@ class PreparedMLP:
         if gate_up.num_columns != 2 * down.depth or gate_up.dtype != down.dtype:
             raise UnpreparedError("its products do not fit together")
         self.dtype = gate_up.dtype
-        self._gate_up, self._down, self._width = gate_up, down, gate_up.num_columns // 2
+        self.scratch_width = gate_up.num_columns
+        """Numbers that a token needs on the way."""
+        self._gate_up, self._down = gate_up, down
+        stride = self.scratch_width
         self._arguments = Activation(
-            width=self._width, stride=gate_up.num_columns, is_gelu=activation == "gelu_tanh"
+            width=down.depth, stride=stride, out_stride=stride, is_gelu=activation == "gelu_tanh"
         )
-        self._reference = ctypes.byref(self._arguments)
-        self._activate = function("gated_activation", gate_up.dtype)
+        activate = Kernel(function("gated_activation", gate_up.dtype), self._arguments)
+        self.kernels = [gate_up.kernel, activate, down.kernel]
+        self._run = Calls(self.kernels)
 
-    def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[1, T, hidden], dense, like the residual that it is added to."""
-        num_tokens, arguments = hidden.shape[1], self._arguments
-        gates = hidden.new_empty(num_tokens, 2 * self._width)
-        product, out = hidden.new_empty(num_tokens, self._width), torch.empty_like(hidden)
-        arguments.gate_up, arguments.out = gates.data_ptr(), product.data_ptr()
-        arguments.num_tokens = num_tokens
-        self._gate_up(hidden.data_ptr(), num_tokens, arguments.gate_up)
-        self._activate(self._reference)
-        self._down(arguments.out, num_tokens, out.data_ptr(), _address(residual))
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[1, T, hidden], dense."""
+        num_tokens, out = hidden.shape[1], torch.empty_like(hidden)
+        scratch = hidden.new_empty(num_tokens, self.scratch_width)
+        self.bind(hidden.data_ptr(), num_tokens, out.data_ptr(), scratch.data_ptr())
+        self._run()
         return out
+
+    def bind(
+        self, hidden: int, num_tokens: int, out: int, scratch: int, residual: int | None = None
+    ) -> None:
+        """residual: what the result is added to; it may be `out`."""
+        arguments = self._arguments
+        arguments.gate_up = arguments.out = scratch  # a gate makes room for its product
+        arguments.num_tokens = num_tokens
+        self._gate_up.bind(hidden, num_tokens, scratch)
+        self._down.bind(scratch, num_tokens, out, residual, self.scratch_width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +165,18 @@ class Heads:
     """Of queries and of keys."""
 
 
+class AttentionInputs(NamedTuple):
+    """What attention takes beside hidden states."""
+
+    cos: Tensor
+    """[1, T, width], dense, like `sin`; of one type with hidden states."""
+    sin: Tensor
+    keys: Tensor
+    """The cache, like `values` and `batch` as `kernels.cpu.attention.paged_attention` takes it."""
+    values: Tensor
+    batch: PagedBatch
+
+
 class PreparedAttention:
     """A product for q, k and v, norms of heads, rotary embedding, the cache write, attention over
     the cache, and a product of what comes out."""
@@ -150,11 +184,14 @@ class PreparedAttention:
     def __init__(self, qkv: PreparedProduct, out: PreparedProduct, heads: Heads) -> None:
         """Heads are such as this `computes`."""
         dtype = self.dtype = qkv.dtype
-        self._heads, self._qkv, self._out, self._itemsize = heads, qkv, out, dtype.itemsize
+        self.out = out
+        self._heads, self._qkv, self._itemsize = heads, qkv, dtype.itemsize
         self._sizes = heads.num_heads * heads.key_dim, heads.num_kv_heads * heads.key_dim
         dims, width = (heads.key_dim, heads.value_dim), qkv.num_columns
-        widths = (width, width) if heads.norms is None else self._sizes
-        strides = [(each, heads.key_dim) for each in widths]
+        norms = heads.norms or ()
+        self.scratch_width = width + (sum(self._sizes) if norms else 0)
+        """Numbers that a token needs on the way."""
+        strides = [(each, heads.key_dim) for each in (self._sizes if norms else (width, width))]
         self._rotary = Rotary(
             num_heads=(heads.num_heads, heads.num_kv_heads),
             half=heads.rotary_dim // 2,
@@ -174,11 +211,17 @@ class PreparedAttention:
             scale=heads.scale,
             softcap=heads.softcap or 0.0,
         )
-        self._rotate = function("rotary", dtype)
-        self._write_kv = function("write_kv", dtype)
-        self._attend = function("attend", dtype)
         self._caches: tuple[Tensor, Tensor] | None = None
         self._batch: PagedBatch | None = None
+        self.kernels = [
+            qkv.kernel,
+            *(norm.kernel for norm in norms),
+            Kernel(function("rotary", dtype), self._rotary),
+            Kernel(function("write_kv", dtype), self._write),
+            Kernel(function("attend", dtype), self._attention),
+        ]
+        """All but that of `out`, which `bind` leaves alone."""
+        self._run = Calls([*self.kernels, out.kernel])
 
     @staticmethod
     def computes(qkv: PreparedProduct, out: PreparedProduct, heads: Heads) -> bool:
@@ -195,71 +238,43 @@ class PreparedAttention:
             and heads.rotary_dim <= heads.key_dim
         )
 
-    def __call__(
-        self,
-        hidden: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        batch: PagedBatch,
-    ) -> Tensor:
-        """hidden [1, T, hidden], cos and sin [1, T, width], all dense and of one type; keys,
-        values and batch as `kernels.cpu.attention.paged_attention` takes them."""
-        return self.project(self.attend(hidden, cos, sin, keys, values, batch))
+    def __call__(self, hidden: Tensor, inputs: AttentionInputs) -> Tensor:
+        """[1, T, hidden], dense."""
+        num_tokens, width = hidden.shape[1], self.scratch_width
+        attended = hidden.new_empty(num_tokens, self.out.depth)
+        scratch = hidden.new_empty(num_tokens, width)
+        out = hidden.new_empty(1, num_tokens, self.out.num_columns)
+        self.bind(hidden.data_ptr(), inputs, attended.data_ptr(), scratch.data_ptr())
+        self.out.bind(attended.data_ptr(), num_tokens, out.data_ptr())
+        self._run()
+        return out
 
-    def attend(
-        self,
-        hidden: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        batch: PagedBatch,
-    ) -> Tensor:
-        """All but the last product: [T, heads * value_dim]."""
+    def bind(self, hidden: int, inputs: AttentionInputs, attended: int, scratch: int) -> None:
+        """attended: where [T, heads * value_dim] goes, of which `out` makes hidden states."""
+        cos, sin, keys, values, batch = inputs
         if self._caches is None or self._caches[0] is not keys or self._caches[1] is not values:
             self._bind_caches(keys, values)
         if self._batch is not batch:
             self._bind_batch(batch)
-        heads, num_tokens = self._heads, hidden.shape[1]
-        qkv = hidden.new_empty(num_tokens, self._qkv.num_columns)
-        attended = hidden.new_empty(num_tokens, heads.num_heads * heads.value_dim)
-        query = qkv.data_ptr()
-        self._qkv(hidden.data_ptr(), num_tokens, query)
-        key = query + self._sizes[0] * self._itemsize
+        heads, (_, num_tokens, width) = self._heads, cos.shape
+        self._qkv.bind(hidden, num_tokens, scratch)
+        query, key = scratch, scratch + self._sizes[0] * self._itemsize
         value = key + self._sizes[1] * self._itemsize
         if heads.norms is not None:
-            normed = [hidden.new_empty(num_tokens, size) for size in self._sizes]
+            normed = scratch + num_tokens * self._qkv.num_columns * self._itemsize
+            to = normed, normed + num_tokens * self._sizes[0] * self._itemsize
             strides = self._qkv.num_columns, heads.key_dim
-            numbers = heads.num_heads, heads.num_kv_heads
-            to = [each.data_ptr() for each in normed]
-            for norm, rows, number, out_rows in zip(
-                heads.norms, (query, key), numbers, to, strict=True
-            ):
-                norm.run(rows, strides, num_tokens, number, out_rows)
+            heads.norms[0].bind(query, num_tokens, to[0], heads.num_heads, strides)
+            heads.norms[1].bind(key, num_tokens, to[1], heads.num_kv_heads, strides)
             query, key = to
-        rotary, width = self._rotary, cos.shape[-1]
+        rotary, write, attention = self._rotary, self._write, self._attention
         rotary.rows[:] = query, key
         rotary.cos, rotary.sin, rotary.num_tokens = cos.data_ptr(), sin.data_ptr(), num_tokens
         rotary.cos_stride = rotary.sin_stride = width
         rotary.second_half = width - rotary.half
-        self._rotate(ctypes.byref(rotary))
-        write = self._write
         write.rows[:] = key, value
         write.num_tokens = num_tokens
-        self._write_kv(ctypes.byref(write))
-        attention = self._attention
-        attention.query, attention.out = query, attended.data_ptr()
-        self._attend(ctypes.byref(attention))
-        return attended
-
-    def project(self, attended: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The last product, [1, T, hidden], added to a dense residual if there is one."""
-        num_tokens = len(attended)
-        out = attended.new_empty(1, num_tokens, self._out.num_columns)
-        self._out(attended.data_ptr(), num_tokens, out.data_ptr(), _address(residual))
-        return out
+        attention.query, attention.out = query, attended
 
     def _bind_caches(self, keys: Tensor, values: Tensor) -> None:
         self._caches = keys, values
@@ -281,6 +296,14 @@ class PreparedAttention:
         attention.table_stride = batch.block_tables.stride(0)
 
 
+class Memory(NamedTuple):
+    """Addresses of what the parts of a layer leave for each other."""
+
+    normed: int
+    attended: int
+    scratch: int
+
+
 class PreparedLayer:
     """Attention of what is normed, added to what came in, and the MLP of that, likewise."""
 
@@ -296,33 +319,70 @@ class PreparedLayer:
         if any(each.dtype != self.dtype for each in (*norms, mlp)):
             raise UnpreparedError("its parts are of several types")
         self._norms, self._attention, self._mlp = norms, attention, mlp
+        self.attended_width = attention.out.depth
+        self.scratch_width = max(attention.scratch_width, mlp.scratch_width)
+        self.attending = [norms[0].kernel, *attention.kernels]
+        """The kernels that tokens need of each other."""
+        self.finishing = [attention.out.kernel, norms[1].kernel, *mlp.kernels]
+        """The others, after them."""
+
+    def bind_attending(
+        self, hidden: int, num_tokens: int, inputs: AttentionInputs, memory: Memory
+    ) -> None:
+        self._norms[0].bind(hidden, num_tokens, memory.normed)
+        self._attention.bind(memory.normed, inputs, memory.attended, memory.scratch)
+
+    def bind_finishing(self, hidden: int, num_tokens: int, out: int, memory: Memory) -> None:
+        """out: it may be `hidden`, what the layer was given of these tokens."""
+        self._attention.out.bind(memory.attended, num_tokens, out, residual=hidden)
+        self._norms[1].bind(out, num_tokens, memory.normed)
+        self._mlp.bind(memory.normed, num_tokens, out, memory.scratch, residual=out)
+
+
+class PreparedLayers:
+    """Layers of which each takes what the one before it gives, all in one call."""
+
+    def __init__(self, layers: Sequence[PreparedLayer]) -> None:
+        """Raises UnpreparedError for layers of several types."""
+        self.layers, self.dtype = layers, layers[0].dtype
+        if any(each.dtype != self.dtype for each in layers):
+            raise UnpreparedError("layers are of several types")
+        self._attended_width = max(each.attended_width for each in layers)
+        self._scratch_width = max(each.scratch_width for each in layers)
+        kernels = [kernel for each in layers for kernel in (*each.attending, *each.finishing)]
+        finishing = layers[-1].finishing
+        self._run, self._finish = Calls(kernels), Calls(finishing)
+        self._attend = Calls(kernels[: -len(finishing)])
 
     def __call__(
-        self,
-        hidden: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        batch: PagedBatch,
-        rows: Tensor | None = None,
+        self, hidden: Tensor, inputs: Sequence[AttentionInputs], rows: Tensor | None = None
     ) -> Tensor:
-        """As PreparedAttention takes them. rows: of hidden, int64, those that are wanted of the
-        result; the others are 0 then."""
-        attended = self._attention.attend(self._norms[0](hidden), cos, sin, keys, values, batch)
-        if rows is None or len(rows) >= hidden.shape[1]:
-            return self._finish(attended, hidden)
-        out = torch.zeros_like(hidden)
-        out[:, rows] = self._finish(attended[rows], hidden[:, rows])
-        return out
-
-    def _finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
-        hidden = self._attention.project(attended, hidden)
-        return self._mlp(self._norms[1](hidden), hidden)
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+        """[1, T, hidden], dense. inputs: of each layer. rows: of hidden, int64, those that are
+        wanted of the result; the others are 0 then."""
+        num_tokens, last = hidden.shape[1], self.layers[-1]
+        out, normed = torch.empty_like(hidden), torch.empty_like(hidden)
+        attended = hidden.new_empty(num_tokens * self._attended_width)
+        scratch = hidden.new_empty(num_tokens * self._scratch_width)
+        memory = Memory(normed.data_ptr(), attended.data_ptr(), scratch.data_ptr())
+        given = hidden
+        for layer, each in zip(self.layers, inputs, strict=True):
+            came, to = given.data_ptr(), out.data_ptr()
+            layer.bind_attending(came, num_tokens, each, memory)
+            if layer is not last:
+                layer.bind_finishing(came, num_tokens, to, memory)
+                given = out
+        if rows is None or len(rows) >= num_tokens:
+            last.bind_finishing(given.data_ptr(), num_tokens, out.data_ptr(), memory)
+            self._run()
+            return out
+        self._attend()
+        width = last.attended_width
+        kept = given[:, rows]
+        attended = attended[: num_tokens * width].view(num_tokens, width)[rows]
+        memory = memory._replace(attended=attended.data_ptr())
+        last.bind_finishing(kept.data_ptr(), len(rows), kept.data_ptr(), memory)
+        self._finish()
+        return torch.zeros_like(hidden).index_copy_(1, rows, kept)
 
 
 def _check(width: int, dtype: torch.dtype) -> None:

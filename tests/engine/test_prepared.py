@@ -11,7 +11,7 @@ from engine.device import choose_prepared
 from engine.packed_model import _in_fp32
 from kernels.cpu.library import what_is_lacking
 from kernels.cpu.linear import has_pairs
-from kernels.cpu.prepared import PreparedAttention, PreparedLayer, PreparedMLP, PreparedNorm
+from kernels.cpu.prepared import PreparedAttention, PreparedLayers, PreparedMLP, PreparedNorm
 from tests.engine.test_fusion import tokens
 
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ def _needs_a_compiler():
 def runs(monkeypatch):
     """Which prepared parts ran, in order."""
     ran = []
-    for kind in (PreparedAttention, PreparedLayer, PreparedMLP, PreparedNorm):
+    for kind in (PreparedAttention, PreparedLayers, PreparedMLP, PreparedNorm):
 
         def call(self, *arguments, own=kind.__call__):
             ran.append(type(self))
@@ -87,13 +87,13 @@ def test_what_is_prepared_and_that_the_answers_stay(tiny_model, monkeypatch, run
 def test_the_last_layer_finishes_the_rows_that_have_logits(tiny_model, monkeypatch):
     path = tiny_model("llama", is_wide=True)
     plain, llm = (load(monkeypatch, path, "fp32", is_prepared=each) for each in (False, True))
-    rows, own = [], PreparedMLP.__call__
+    rows, own = [], PreparedMLP.bind
 
-    def call(self, hidden, *others):
-        rows.append(hidden.shape[1])
-        return own(self, hidden, *others)
+    def bind(self, hidden, num_tokens, *others, **keywords):
+        rows.append(num_tokens)
+        return own(self, hidden, num_tokens, *others, **keywords)
 
-    monkeypatch.setattr(PreparedMLP, "__call__", call)
+    monkeypatch.setattr(PreparedMLP, "bind", bind)
     prompt = {"prompt_token_ids": list(range(3, 12))}
     ask = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     assert answer(llm, prompt, ask) == answer(plain, prompt, ask)
@@ -131,7 +131,7 @@ def test_a_call_with_anything_else_goes_the_old_way(tiny_model, monkeypatch, run
     angles = model_of(llm).model.rotary_emb(rows, torch.arange(5)[None])
     with pytest.raises(Exception, match="do not pass keywords on to attention"):
         layer(rows[:1], position_embeddings=angles, attention_mask=None)
-    assert PreparedLayer not in runs
+    assert PreparedLayers not in runs
     assert PreparedAttention not in runs
     runs.clear()
     columns = torch.randn(1, 32, 5).transpose(1, 2)
@@ -160,7 +160,7 @@ def test_they_follow_weights_that_move(tiny_model, monkeypatch, runs, dtype):
     runs.clear()
     assert tokens(llm) == before
     are_widened = dtype == "bf16" and not has_pairs()  # by each product, so norms alone
-    assert (PreparedNorm if are_widened else PreparedLayer) in runs
+    assert (PreparedNorm if are_widened else PreparedLayers) in runs
 
 
 def test_not_beside_adapters(monkeypatch):

@@ -10,12 +10,15 @@ import torch
 from kernels.batch import PagedBatch
 from kernels.cpu.attention import paged_attention
 from kernels.cpu.cache import write_kv
+from kernels.cpu.calls import Calls
 from kernels.cpu.elementwise import gated_activation, rms_norm, rotary
 from kernels.cpu.linear import has_pairs, linear, to_pairs, to_panels
 from kernels.cpu.prepared import (
+    AttentionInputs,
     Heads,
     PreparedAttention,
     PreparedLayer,
+    PreparedLayers,
     PreparedMLP,
     PreparedNorm,
     PreparedProduct,
@@ -72,10 +75,25 @@ def test_a_residual_is_added_to_what_is_rounded(make, dtype, num_columns):
     for size in SIZES:
         x, residual = rows(size, HIDDEN, dtype), rows(size, num_columns, dtype)
         out = torch.empty_like(residual)
-        product(x.data_ptr(), size, out.data_ptr(), residual.data_ptr())
+        run = Calls([product.kernel])
+        product.bind(x.data_ptr(), size, out.data_ptr(), residual.data_ptr())
+        run()
         assert torch.equal(out, own(x) + residual)
-        product(x.data_ptr(), size, out.data_ptr())
+        product.bind(x.data_ptr(), size, out.data_ptr())
+        run()
         assert torch.equal(out, own(x))
+        product.bind(x.data_ptr(), size, residual.data_ptr(), residual.data_ptr())
+        expected = own(x) + residual
+        run()
+        assert torch.equal(residual, expected)
+
+
+def test_rows_that_lie_apart(make, dtype):
+    product, own = make(HIDDEN, 64)
+    x, out = rows(7, 3 * HIDDEN, dtype), torch.empty(1, 7, 64, dtype=dtype)
+    product.bind(x.data_ptr(), 7, out.data_ptr(), stride=3 * HIDDEN)
+    Calls([product.kernel])()
+    assert torch.equal(out, own(x[..., :HIDDEN]))
 
 
 def test_norm(dtype):
@@ -119,7 +137,8 @@ def test_attention(make, dtype, extras):
             rows(2 * num_tokens, rotary_dim, dtype)[0].chunk(2),
         )
         caches = [torch.zeros(2, 4, 8, num_kv_heads, dim, dtype=dtype) for _ in range(2)]
-        got = prepared(x, cos[None].contiguous(), sin[None].contiguous(), *caches[0], batch)
+        angles = cos[None].contiguous(), sin[None].contiguous()
+        got = prepared(x, AttentionInputs(*angles, *caches[0], batch))
         sizes = [num_heads * dim, num_kv_heads * dim, num_kv_heads * dim]
         query, key, value = (
             each.view(num_tokens, -1, dim) for each in own_qkv(x)[0].split(sizes, -1)
@@ -136,8 +155,9 @@ def test_attention(make, dtype, extras):
         assert torch.equal(got[0], own_out(attended.flatten(1)))
 
 
-def test_layer(make, dtype):
-    dim, num_tokens = 32, 5
+def test_layers(make, dtype):
+    """Three, of several widths, against their parts; and the first alone."""
+    num_tokens = 5
     batch = PagedBatch(
         query_starts=torch.tensor([0, num_tokens], dtype=torch.int32),
         context_lens=torch.tensor([num_tokens], dtype=torch.int32),
@@ -145,27 +165,52 @@ def test_layer(make, dtype):
         slot_mapping=torch.arange(8, 8 + num_tokens),
         spans=None,
     )
-    heads = Heads(2, 1, dim, dim, dim, scale=0.2)
-    attention = PreparedAttention(make(HIDDEN, 4 * dim)[0], make(2 * dim, HIDDEN)[0], heads)
-    mlp = PreparedMLP(make(HIDDEN, 2 * 64)[0], make(64, HIDDEN)[0], "silu")
-    norms = [PreparedNorm(rows(1, HIDDEN, dtype)[0, 0] + each, 1e-5) for each in (0.5, 1.5)]
-    layer = PreparedLayer((norms[0], norms[1]), attention, mlp)
-    x, cos, sin = (rows(num_tokens, width, dtype) for width in (HIDDEN, dim, dim))
-    caches = [torch.zeros(2, 2, 8, 1, dim, dtype=dtype) for _ in range(2)]
-    hidden = x + attention(norms[0](x), cos, sin, *caches[0], batch)
-    expected = hidden + mlp(norms[1](hidden))
-    assert torch.equal(layer(x, cos, sin, *caches[1], batch), expected)
-    assert torch.equal(caches[0], caches[1])
-    for wanted in ([], [4], [3, 0, 3], [4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 4]):
-        caches[1].zero_()
-        kept = torch.zeros_like(x)
-        kept[:, wanted] = expected[:, wanted]
-        ids = torch.tensor(wanted, dtype=torch.int64)
-        assert torch.equal(layer(x, cos, sin, *caches[1], batch, ids), kept)
-        assert torch.equal(caches[0], caches[1])
-    other = PreparedNorm(torch.ones(HIDDEN, dtype=OTHER[dtype]), 1e-5)
+    x = rows(num_tokens, HIDDEN, dtype)
+    caches, layers, inputs, expected = [], [], [], [x]
+    for dim, width in ((32, 64), (64, 32), (32, 256)):
+        heads = Heads(2, 1, dim, dim, dim, scale=0.2)
+        attention = PreparedAttention(make(HIDDEN, 4 * dim)[0], make(2 * dim, HIDDEN)[0], heads)
+        mlp = PreparedMLP(make(HIDDEN, 2 * width)[0], make(width, HIDDEN)[0], "silu")
+        norms = [PreparedNorm(rows(1, HIDDEN, dtype)[0, 0] + each, 1e-5) for each in (0.5, 1.5)]
+        layers.append(PreparedLayer((norms[0], norms[1]), attention, mlp))
+        own, ours = (torch.zeros(2, 2, 8, 1, dim, dtype=dtype) for _ in range(2))
+        caches.append((own, ours))
+        angles = [rows(num_tokens, dim, dtype) for _ in range(2)]
+        inputs.append(AttentionInputs(*angles, *ours, batch))
+        given = expected[-1]
+        hidden = given + attention(norms[0](given), AttentionInputs(*angles, *own, batch))
+        expected.append(hidden + mlp(norms[1](hidden)))
+    given = x.clone()
+    for count in (1, 3):
+        run = PreparedLayers(layers[:count])
+        for wanted in (None, [], [4], [3, 0, 3], [4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 4]):
+            for _, ours in caches:
+                ours.zero_()
+            kept, ids = expected[count], None
+            if wanted is not None:
+                kept, ids = torch.zeros_like(x), torch.tensor(wanted, dtype=torch.int64)
+                kept[:, wanted] = expected[count][:, wanted]
+            assert torch.equal(run(given, inputs[:count], ids), kept)
+            assert torch.equal(given, x), "whoever gave it may still need it"
+            assert all(torch.equal(own, ours) for own, ours in caches[:count])
+
+
+def test_layers_of_several_types(make, dtype):
+    def layer(norms):
+        heads = Heads(2, 1, 32, 32, 32, scale=0.2)
+        attention = PreparedAttention(make(HIDDEN, 128)[0], make(64, HIDDEN)[0], heads)
+        mlp = PreparedMLP(make(HIDDEN, 64)[0], make(32, HIDDEN)[0], "silu")
+        return PreparedLayer(norms, attention, mlp)
+
+    fitting, other = (
+        PreparedNorm(torch.ones(HIDDEN, dtype=each), 1e-5) for each in (dtype, OTHER[dtype])
+    )
     with pytest.raises(UnpreparedError, match="of several types"):
-        PreparedLayer((norms[0], other), attention, mlp)
+        layer((fitting, other))
+    layers = [layer((fitting, fitting)) for _ in range(2)]
+    layers[1].dtype = OTHER[dtype]
+    with pytest.raises(UnpreparedError, match="of several types"):
+        PreparedLayers(layers)
 
 
 def test_what_is_not_computed(make, dtype):

@@ -1,0 +1,13 @@
+// Kernels one after another, in one call.
+
+#include <cstdint>
+
+// The same fields as in calls.py.
+struct Call {
+    void (*kernel)(const void*);
+    const void* arguments;
+};
+
+extern "C" void run_calls(const Call* calls, int64_t count) {
+    for (int64_t i = 0; i < count; i++) calls[i].kernel(calls[i].arguments);
+}
