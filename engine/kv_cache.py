@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -11,11 +13,11 @@ from core.sizing import LayerShape, bytes_per_block
 
 
 class KVCache:
-    """Per layer two tensors [num_blocks, block_size, kv_heads, head_dim], uninitialized.
+    """Per layer two tensors [num_blocks, block_size, kv_heads, head_dim].
 
-    On a CPU a head's part of a block is one run of memory. dtype: the model's, or fp8 e4m3 as
-    float8_e4m3fn or as its bytes in uint8. `host` are blocks of all layers in the host's memory,
-    [num_host_blocks, words] int64, pinned beside a GPU.
+    On a GPU they are uninitialized. On a CPU they are zero, and a head's part of a block is one run
+    of memory. dtype: the model's, or fp8 e4m3 as float8_e4m3fn or as its bytes in uint8. `host` are
+    blocks of all layers in the host's memory, [num_host_blocks, words] int64, pinned beside a GPU.
     """
 
     def __init__(
@@ -29,8 +31,9 @@ class KVCache:
     ) -> None:
         def allocate(num_heads: int, dim: int) -> Tensor:
             if device.type == "cpu":
-                block = torch.empty(num_blocks, num_heads, block_size, dim, dtype=dtype)
-                return block.transpose(1, 2)
+                shape = num_blocks, num_heads, block_size, dim
+                memory = _resident(math.prod(shape) * dtype.itemsize)
+                return memory.view(dtype).view(shape).transpose(1, 2)
             return torch.empty(num_blocks, block_size, num_heads, dim, dtype=dtype, device=device)
 
         self.block_size = block_size
@@ -40,3 +43,12 @@ class KVCache:
         self.host = torch.empty(
             num_host_blocks, words, dtype=torch.int64, pin_memory=device.type == "cuda"
         )
+
+
+def _resident(num_bytes: int) -> Tensor:
+    """Bytes of the host's memory, in huge pages where there are any, all of which are written once:
+    no step waits for the kernel to find and clear pages, and what is lacking shows at the start."""
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # on Linux
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8).zero_()
