@@ -80,6 +80,10 @@ struct Item {
     int64_t partial;  // where its first row goes in Partials; -1: straight to `out`
 };
 
+// Keys at a time. What fetches a tile is the one before it: with few rows there is little else to do
+// meanwhile, and less is asked for at once.
+inline int64_t tile_of(const Item& item) { return item.num_rows > TILE_ROWS ? TILE : TILE / 2; }
+
 // One thread's.
 template <class T>
 struct alignas(64) Scratch {
@@ -111,6 +115,12 @@ struct Rows {
     void fetch(int64_t row, int64_t number) const {
         if (number * sizeof(T) % LINE_BYTES == 0) __builtin_prefetch(rows[row] + number, 0, 2);
     }
+};
+
+// Some positions of an item: as many as are packed at once.
+template <class T>
+struct Tile {
+    Rows<T> keys, values;
 };
 
 // As many units of a row as a vector has, from its `first` on; zeros where `depth` of them end.
@@ -221,11 +231,11 @@ T* out_row(const Attention& a, const Span& span, int64_t kv_head, int64_t row, i
     return (T*)a.out + ((span.first_token + row / group) * a.num_heads + *head) * a.value_dim;
 }
 
-// Of up to TILE keys of an item, from position `first` on; none without an item.
+// Of an item, from position `first` on; none without an item.
 template <class T>
 void find(const Attention& a, const Item* item, int64_t first, const void* cache, const int64_t* strides,
           Rows<T>& rows) {
-    rows.num_rows = item ? std::clamp<int64_t>(item->last_key - first, 0, TILE) : 0;
+    rows.num_rows = item ? std::clamp<int64_t>(item->last_key - first, 0, tile_of(*item)) : 0;
     if (rows.num_rows == 0) return;
     const int32_t* table = a.block_tables + item->sequence * a.table_stride;
     int64_t place = first / a.block_size, slot = first % a.block_size;
@@ -234,6 +244,12 @@ void find(const Attention& a, const Item* item, int64_t first, const void* cache
         rows.rows[row] = (const T*)cache + table[place] * strides[0] + slot * strides[1] + item->kv_head * strides[2];
     }
     std::fill_n(rows.rows + rows.num_rows, -rows.num_rows & (LANES - 1), rows.rows[rows.num_rows - 1]);
+}
+
+template <class T>
+void find(const Attention& a, const Item* item, int64_t first, Tile<T>& tile) {
+    find(a, item, first, a.keys, a.key_strides, tile.keys);
+    find(a, item, first, a.values, a.value_strides, tile.values);
 }
 
 // `next` is what the thread probably runs then, or null. Nothing is known of the caller (noipa), or the compiler
@@ -259,12 +275,19 @@ __attribute__((noipa)) void run(const Attention& a, const Span& span, const Item
                 to[0] + column, (const Unit<T>*)from[0], panel, item.num_rows, depth,
                 sizeof to[0] / sizeof(float), sizeof from[0] / sizeof(Unit<T>), adds});
     };
-    Rows<T> keys{0, a.key_dim}, values{0, a.value_dim};
-    find(a, &item, item.first_key, a.keys, a.key_strides, keys);
-    for (int64_t first = item.first_key; first < item.last_key; first += TILE) {
-        const int64_t num_keys = keys.num_rows;
-        find(a, &item, first, a.values, a.value_strides, values);
-        pack_keys(keys, (Unit<T>*)my.panels, values);
+    const Tile<T> none{{0, a.key_dim}, {0, a.value_dim}};
+    Tile<T> tiles[] = {none, none};
+    find(a, &item, item.first_key, tiles[0]);
+    int turn = 0;
+    for (int64_t first = item.first_key; first < item.last_key; first += tile_of(item), turn = !turn) {
+        const Tile<T>& tile = tiles[turn];
+        Tile<T>& ahead = tiles[!turn];
+        const int64_t num_keys = tile.keys.num_rows;
+        if (first + num_keys < item.last_key)
+            find(a, &item, first + num_keys, ahead);
+        else
+            find(a, next, next ? next->first_key : 0, ahead);
+        pack_keys(tile.keys, (Unit<T>*)my.panels, ahead.keys);
         multiply_panels(my.scores, my.query, num_keys, a.key_dim / AT_ONCE<T>, false);
         for (int64_t row = 0; row < item.num_rows; row++) {
             scale(my.scores[row], num_keys, a.scale, a.softcap);
@@ -272,11 +295,7 @@ __attribute__((noipa)) void run(const Attention& a, const Span& span, const Item
             hide(my.scores[row], first, num_keys, position, a.window);
             weigh(my, row, num_keys, a.value_dim);
         }
-        if (first + TILE < item.last_key)
-            find(a, &item, first + TILE, a.keys, a.key_strides, keys);
-        else
-            find(a, next, next ? next->first_key : 0, a.keys, a.key_strides, keys);
-        pack_values(values, (Unit<T>*)my.panels, keys);
+        pack_values(tile.values, (Unit<T>*)my.panels, ahead.values);
         multiply_panels(my.out, my.weights, a.value_dim, (num_keys + AT_ONCE<T> - 1) / AT_ONCE<T>, true);
     }
     for (int64_t row = 0; row < item.num_rows; row++) {
