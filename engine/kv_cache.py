@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -49,6 +50,6 @@ def _resident(num_bytes: int) -> Tensor:
     """Bytes of the host's memory, in huge pages where there are any, all of which are written once:
     no step waits for the kernel to find and clear pages, and what is lacking shows at the start."""
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # on Linux
+    with suppress(AttributeError, OSError):  # where the system, or its kernel, has none
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8).zero_()

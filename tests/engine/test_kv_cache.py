@@ -32,3 +32,13 @@ def test_on_a_cpu_its_memory_is_there_from_the_start():
     cache = KVCache([LayerShape(2, 64, 64)] * 2, 512, 16, torch.float32, torch.device("cpu"))
     num_bytes = sum(each.numel() * each.element_size() for each in cache.keys + cache.values)
     assert resident() - before > 0.9 * num_bytes
+
+
+def test_a_kernel_without_huge_pages_is_no_error(monkeypatch):
+    def cache():
+        return KVCache([LayerShape(2, 64, 64)], 8, 16, torch.float32, torch.device("cpu"))
+
+    monkeypatch.setattr("mmap.MADV_HUGEPAGE", 9999, raising=False)
+    assert not cache().keys[0].any()
+    monkeypatch.delattr("mmap.MADV_HUGEPAGE")
+    assert not cache().keys[0].any()
