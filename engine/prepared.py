@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from core.sizing import LayerShape
 from engine.attention import AttendsPaged, AttentionCall
 from engine.attention_backend import CpuBackend
+from engine.call_form import ANGLES, HIDDEN, CallForm, attention_inputs, by_name, fits
 from engine.fusion import Fusion
 from engine.kv_cache import KVCache
 from engine.merged import MergedPart
@@ -47,11 +47,8 @@ Parts = dict[nn.Module, Any]
 """By module: the prepared norm, MLP, attention or layer that takes its place."""
 LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 """The children of a layer as Llama's is; whether it computes the same shows on trial."""
-HIDDEN, ANGLES = "hidden_states", "position_embeddings"
 PROBE_ROWS = 7
 BLOCK_SIZE = 16
-ABSENT = ("attention_mask", "past_key_values")
-"""Keywords that must be None."""
 
 
 def prepare(fusion: Fusion, model: nn.Module, probe: Callable[[AttendsPaged], object]) -> None:
@@ -114,15 +111,15 @@ class _Watch:
         self, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], result: Any
     ) -> None:
         if len(arguments) <= 1:
-            self.keywords[layer] = _named(arguments, keywords)
+            self.keywords[layer] = by_name(arguments, keywords)
             self.results[layer] = result
 
-    def form(self, layer: nn.Module) -> _Form:
+    def form(self, layer: nn.Module) -> CallForm:
         """Raises UnpreparedError."""
         names = frozenset(self.keywords[layer])
         if not {HIDDEN, ANGLES, "paged"} <= names:
             raise UnpreparedError("it is called otherwise")
-        return _Form(names, isinstance(self.results[layer], tuple))
+        return CallForm(names, isinstance(self.results[layer], tuple))
 
     def follows(self, layer: nn.Module, before: nn.Module) -> bool:
         """Whether it was given what the one before returned, and else the same."""
@@ -157,7 +154,7 @@ def _rows_proposal(
     parts: Parts,
 ) -> Proposal:
     def forward(x: Tensor) -> Tensor:
-        return prepared(x) if _fits(x, prepared.dtype) else own(x)
+        return prepared(x) if fits(x, prepared.dtype) else own(x)
 
     def install(_: Function) -> Mapping[nn.Module, Function]:
         parts[layer] = prepared
@@ -210,7 +207,7 @@ def _attention(
             given = form.plain(arguments, keywords, prepared.dtype)
             if given is None:
                 return own(*arguments, **keywords)
-            return form.returned(prepared(given[HIDDEN], _inputs(given, index)))
+            return form.returned(prepared(given[HIDDEN], attention_inputs(given, index)))
 
         return {layer: forward}
 
@@ -250,7 +247,7 @@ def _paged_proposal(
         return form.hidden(own(**{**keywords, HIDDEN: hidden, "paged": step}))
 
     def try_candidate(hidden: Tensor, run: Function) -> Tensor:
-        return run(hidden, _inputs({**keywords, "paged": step}, call.layer))
+        return run(hidden, attention_inputs({**keywords, "paged": step}, call.layer))
 
     return Proposal(
         what=f"prepared {what}",
@@ -259,29 +256,6 @@ def _paged_proposal(
         samples=[(torch.randn(hidden.shape).to(hidden.dtype),)],
         install=install,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """How a layer is called, and returns."""
-
-    names: frozenset[str]
-    gives_tuple: bool
-
-    def plain(
-        self, arguments: tuple[Any, ...], keywords: Mapping[str, Any], dtype: torch.dtype
-    ) -> dict[str, Any] | None:
-        """All by name, if it is called as the engine's steps call it."""
-        given = _named(arguments, keywords)
-        if len(arguments) > 1 or given.keys() != self.names:
-            return None
-        return given if _is_plain(given, dtype) else None
-
-    def returned(self, hidden: Tensor) -> Any:
-        return (hidden, None) if self.gives_tuple else hidden
-
-    def hidden(self, returned: Any) -> Any:
-        return returned[0] if self.gives_tuple else returned
 
 
 class _Chain:
@@ -300,18 +274,18 @@ class _Chain:
         for layer, own, form in others:
             yield layer, partial(self._give_on, own, form)
 
-    def _compute(self, own: Function, form: _Form, *arguments: Any, **keywords: Any) -> Any:
+    def _compute(self, own: Function, form: CallForm, *arguments: Any, **keywords: Any) -> Any:
         self._result = None
         given = form.plain(arguments, keywords, self._prepared.dtype)
         if given is None:
             return own(*arguments, **keywords)
-        inputs = [_inputs(given, index) for index in self._indices]
+        inputs = [attention_inputs(given, index) for index in self._indices]
         rows = given["paged"].rows_after(self._indices[-1])
         self._result = self._prepared(given[HIDDEN], inputs, rows)
         return form.returned(self._result)
 
-    def _give_on(self, own: Function, form: _Form, *arguments: Any, **keywords: Any) -> Any:
-        hidden = _named(arguments, keywords).get(HIDDEN)
+    def _give_on(self, own: Function, form: CallForm, *arguments: Any, **keywords: Any) -> Any:
+        hidden = by_name(arguments, keywords).get(HIDDEN)
         if hidden is None or hidden is not self._result:
             return own(*arguments, **keywords)
         return form.returned(hidden)
@@ -327,39 +301,6 @@ def _chains(layers: Sequence[nn.Module], watch: _Watch, parts: Parts) -> Iterato
         chain.append(layer)
     if chain:
         yield _Chain(chain, watch, parts)
-
-
-def _inputs(keywords: Mapping[str, Any], layer: int) -> AttentionInputs:
-    step: PagedStep = keywords["paged"]
-    (cos, sin), cache = keywords[ANGLES], step.cache
-    return AttentionInputs(cos, sin, cache.keys[layer], cache.values[layer], step.batch)
-
-
-def _named(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of a call that may have given its hidden states, and nothing else, without one."""
-    return {**dict(zip((HIDDEN,), arguments, strict=False)), **keywords}
-
-
-def _is_plain(keywords: Mapping[str, Any], dtype: torch.dtype) -> bool:
-    """Whether a layer is called as the engine's steps call it."""
-    paged = keywords["paged"]
-    tensors = keywords[HIDDEN], *keywords[ANGLES]
-    return (
-        isinstance(paged, PagedStep)
-        and isinstance(paged.backend, CpuBackend)
-        and all(_fits(each, dtype) for each in tensors)
-        and all(keywords.get(name) is None for name in ABSENT)
-    )
-
-
-def _fits(rows: Tensor, dtype: torch.dtype) -> bool:
-    return (
-        rows.dtype == dtype
-        and rows.ndim == 3
-        and rows.shape[0] == 1
-        and rows.is_contiguous()
-        and not torch.compiler.is_compiling()
-    )
 
 
 def _product(layer: Any) -> PreparedProduct:
