@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from core.options import REMOVED_OPTIONS
+
 ALIASES: Mapping[str, str] = {"max_dynamic_batch_size": "batch_size"}
 
 _ONE_COPY = "one engine process runs one copy of the model; scale out with more containers"
@@ -18,6 +20,7 @@ _SPECULATIVE = "speculative decoding is not part of this container; leave it out
 _FIXED_CODE = "status codes are fixed: 400, 404, 413, 424 and 503"
 
 ADVICE: Mapping[str, str] = {
+    **{f"option.{name}": advice for name, advice in REMOVED_OPTIONS.items()},
     "minWorkers": _ONE_COPY,
     "maxWorkers": _ONE_COPY,
     "gpu.minWorkers": _ONE_COPY,

@@ -43,6 +43,9 @@ def banner_lines(
 def facts_lines(facts: Facts) -> Iterator[str]:
     """What the engine decided: the layout, the limits and the memory budget."""
     yield f"ready: {facts.model} ({facts.architecture}) loaded in {facts.load_seconds:.1f} s"
+    if facts.phases:
+        phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in facts.phases.items())
+        yield f"  start: {phases}"
     yield f"  layout: 1 copy x 1 rank on {facts.device}{facts.dtype and ', '}{facts.dtype}"
     yield f"  batching: {facts.batching} ({facts.batching_reason})"
     if facts.executor == "task":
@@ -50,6 +53,8 @@ def facts_lines(facts: Facts) -> Iterator[str]:
         yield from _task_limits(facts)
     else:
         yield f"  executor: {facts.executor} ({facts.executor_reason})"
+        if facts.decoder:
+            yield f"  decoder: {facts.decoder}"
         yield from _limits(facts)
     yield from (f"  note: {note}" for note in facts.notes)
 

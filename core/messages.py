@@ -99,6 +99,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     batching_reason: str
     executor: Literal["packed", "library", "task"]
     executor_reason: str
+    decoder: str = ""
+    """packed: whose code computes the layers, and why not ours."""
     device: str
     dtype: str
     kv_dtype: str = ""
@@ -116,6 +118,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int = 0
     eos_token_ids: tuple[int, ...] = ()
     load_seconds: float
+    phases: dict[str, float] = {}
+    """What start-up spent its time on, in seconds, in order."""
     scores_prompts: bool = True
     """Whether requests may ask for `prompt_logprobs`."""
     notes: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,9 +28,16 @@ KVReservation = Literal["max", "pow2", "oracle"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy"]
+DecoderChoice = Literal["auto", "own", "transformers"]
 DType = Literal["auto", "fp32", "fp16", "bf16", "float32", "float16", "bfloat16"]
 Pooling = Literal["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 ToolCallParser = Literal["hermes", "llama3_json", "mistral"]
+REMOVED_OPTIONS = {
+    "fuse": "Longshore's own layers are fused by construction; option.decoder=transformers has "
+    "layers that are not",
+    "torch_compile": "Longshore's own layers are faster than torch.compile made transformers'",
+}
+"""Options of earlier versions, and what became of them; they are warned of and ignored."""
 BATCHING_NAMES: tuple[Batching, ...] = typing.get_args(Batching)
 
 
@@ -101,11 +109,11 @@ class Options:
         "packed: decoders, with our KV memory and attention. library: transformers' generate on "
         "padded batches (none and dynamic only). auto: packed where the architecture allows it.",
     )
-    fuse: bool | None = _option(
-        None,
-        "packed: compute q, k and v as one product, gate and up likewise, and norms, activations "
-        "and rotary embeddings as one kernel each, where that gives the same results. "
-        "Default: true, but on a CPU with torch_compile or without a C++ compiler.",
+    decoder: DecoderChoice = _option(
+        "auto",
+        "packed: whose code computes the layers. own: Longshore's, for the families in "
+        "docs/models.md. transformers: transformers', with attention replaced. auto: own where "
+        "there is one that gives the same logits.",
     )
 
     # Which batching strategy, and how much at once
@@ -200,11 +208,6 @@ class Options:
     device: Literal["auto", "cpu", "cuda"] = _option("auto", "auto: CUDA where there is one.")
     enforce_eager: bool = _option(
         False, "packed, CUDA: launch each kernel of a decode step by itself, without CUDA graphs."
-    )
-    torch_compile: bool = _option(
-        False,
-        "Compile the model's forward with torch.compile: fuses what lies between the matrix "
-        "products. Start-up takes minutes longer. Packed executor.",
     )
     async_scheduling: bool | None = _option(
         None,
@@ -351,8 +354,12 @@ def option_table() -> Mapping[str, Option]:
 def make_options(values: Mapping[str, Value]) -> Options:
     """Options from keyword-style names.
 
-    Raises ConfigurationError for a name that is not an option, with the nearest one.
+    Warns of those that were options once. Raises ConfigurationError for a name that is not an
+    option, with the nearest one.
     """
+    for name in values.keys() & REMOVED_OPTIONS.keys():
+        warnings.warn(f"option.{name} has no effect: {REMOVED_OPTIONS[name]}", stacklevel=2)
+    values = {name: value for name, value in values.items() if name not in REMOVED_OPTIONS}
     for name in values:
         if name not in option_table():
             raise ConfigurationError(f"unknown option '{name}'{did_you_mean(name, option_table())}")

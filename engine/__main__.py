@@ -11,20 +11,18 @@ import logging
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-from transformers.utils import logging as transformers_logging
 
 from core.errors import ConfigurationError, InsufficientMemoryError
 from core.messages import Dead, Launch
 from core.processes import die_with_parent
-from engine.build import build_engine
-from engine.connection import Connection
-from engine.device import is_out_of_memory
-from engine.engine import Engine
-from engine.server import Server
-from engine.tasks.build import build_task_engine
-from engine.tasks.engine import TaskEngine
+from engine.phases import Phases
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+    from engine.tasks.engine import TaskEngine
 
 logger = logging.getLogger("engine")
 
@@ -48,13 +46,20 @@ def _stop(*_: object) -> None:
 
 def _serve() -> int:
     die_with_parent()
+    phases = Phases()
+    # Imported here, and not above, so that a start can say how long it takes.
+    from transformers.utils import logging as transformers_logging
+
+    from engine.connection import Connection
+    from engine.server import Server
+
     launch = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Launch)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()  # a log is no place for one
     with Connection(launch.endpoint) as connection:
         try:
-            engine = _build(launch)
+            engine = _build(launch, phases)
             gc.collect()
             gc.freeze()  # what is there stays; collections need not look at it between two steps
             Server(engine, connection, launch.options.job_queue_size).serve_forever()
@@ -69,13 +74,20 @@ def _serve() -> int:
     return 0
 
 
-def _build(launch: Launch) -> Engine | TaskEngine:
+def _build(launch: Launch, phases: Phases) -> Engine | TaskEngine:
+    from engine.device import is_out_of_memory
+
     model_dir = Path(launch.model_dir)
     if launch.library_dir:
         sys.path.insert(0, launch.library_dir)
     try:
         if launch.task.kind == "generation":
-            return build_engine(model_dir, launch.options)
+            from engine.build import build_engine
+
+            phases.end("imports")
+            return build_engine(model_dir, launch.options, phases)
+        from engine.tasks.build import build_task_engine
+
         return build_task_engine(launch.task, model_dir, launch.options)
     except Exception as error:
         if isinstance(error, InsufficientMemoryError) or not is_out_of_memory(error):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 from tqdm import tqdm
@@ -24,10 +23,7 @@ from engine.device import (
     check_tensor_parallel,
     choose_device,
     choose_dtype,
-    choose_fusion,
     choose_kv_dtype,
-    choose_panels,
-    choose_prepared,
 )
 from engine.engine import Engine
 from engine.executor import Executor
@@ -35,20 +31,21 @@ from engine.grammars import Grammars
 from engine.kv_cache import KVCache
 from engine.library import LibraryExecutor, LibraryModel, load_library_model
 from engine.lora.start import start_adapters
+from engine.model.packed import PackedModel, load_packed_model
 from engine.model_source import ModelSource
 from engine.packed import PackedExecutor
-from engine.packed_model import PackedModel, load_packed_model
-from engine.sizing import Sizes, choose_sizes
+from engine.phases import Phases
+from engine.sizing import Sizes, choose_sizes, max_model_len
 from strategies.base import Limits
 from strategies.factory import StrategySettings, make_strategy
 
 
-def build_engine(model_dir: Path, options: Options) -> Engine:
-    """Loads the model and sizes everything.
+def build_engine(model_dir: Path, options: Options, phases: Phases | None = None) -> Engine:
+    """Loads the model and sizes everything. phases: what the start has spent its time on so far.
 
     Raises ConfigurationError where the options and the model do not fit together.
     """
-    started = time.monotonic()
+    phases = phases or Phases()
     device = choose_device(options)
     notes = check_tensor_parallel(options, device)
     config = read_config(model_dir, options)
@@ -62,15 +59,17 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
         is_dummy=options.load_format == "dummy",
         trust_remote_code=options.trust_remote_code,
     )
-    model, executor_reason = _load(source, options)
+    model, executor_reason = _load(source, options, phases)
     batching, batching_reason = _batching(options, model, executor_reason)
     adapters, adapter_notes = start_adapters(model_dir, options, model, executor_reason)
-    notes += _compile(options, model) + adapter_notes
+    notes += adapter_notes
     sizes = choose_sizes(options, batching, model)
     eos_token_ids = _eos_token_ids(model_dir, config)
     grammars = Grammars(model_dir, eos_token_ids)
     executor, kv_bytes, executor_notes = _executor(model, options, sizes, grammars)
+    phases.end("K and V, graphs" if device.type == "cuda" else "K and V")
     _check_forward(executor, options.block_size, sizes)
+    phases.end("first steps")
     strategy = make_strategy(
         StrategySettings(
             batching=batching,
@@ -92,6 +91,7 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
         batching_reason=batching_reason,
         executor="packed" if isinstance(model, PackedModel) else "library",
         executor_reason=executor_reason,
+        decoder=model.description if isinstance(model, PackedModel) else "",
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         kv_dtype=_kv_dtype_name(options, model),
@@ -106,7 +106,8 @@ def build_engine(model_dir: Path, options: Options) -> Engine:
         activation_bytes=sizes.activation_bytes,
         vocab_size=config.get_text_config().vocab_size,
         eos_token_ids=eos_token_ids,
-        load_seconds=time.monotonic() - started,
+        load_seconds=sum(phases.seconds.values()),
+        phases=phases.seconds,
         scores_prompts=not config.is_encoder_decoder,
         notes=notes + source.notes + sizes.notes + executor_notes,
     )
@@ -140,7 +141,9 @@ def _check_task(options: Options, config: PreTrainedConfig) -> None:
         )
 
 
-def _load(source: ModelSource, options: Options) -> tuple[PackedModel | LibraryModel, str]:
+def _load(
+    source: ModelSource, options: Options, phases: Phases
+) -> tuple[PackedModel | LibraryModel, str]:
     """The model for the executor the options and the architecture allow, and the reason."""
     config = source.config
     reason = "option.executor=library"
@@ -148,12 +151,8 @@ def _load(source: ModelSource, options: Options) -> tuple[PackedModel | LibraryM
         try:
             if config.is_encoder_decoder:
                 raise UnsupportedModelError("it is an encoder-decoder model")
-            model = load_packed_model(
-                source,
-                is_fused=choose_fusion(options, source.device),
-                in_panels=choose_panels(options, source.device),
-                is_prepared=choose_prepared(options, source.device),
-            )
+            max_length = max_model_len(options, config)
+            model = load_packed_model(source, max_length, options.decoder, phases)
         except UnsupportedModelError as error:
             reason = f"{config.model_type} cannot run packed: {error}"
             if options.executor == "packed":
@@ -168,21 +167,8 @@ def _load(source: ModelSource, options: Options) -> tuple[PackedModel | LibraryM
         raise ConfigurationError(
             f"transformers cannot load {config.model_type} for text generation: {error}"
         ) from error
+    phases.end("weights")
     return library, reason
-
-
-def _compile(options: Options, model: PackedModel | LibraryModel) -> tuple[str, ...]:
-    """Compiles the forward where that is asked for; a note where it does not work."""
-    if not options.torch_compile:
-        return ()
-    if isinstance(model, LibraryModel):
-        return ("option.torch_compile: the library executor runs as it is",)
-    try:
-        model.compile()
-    except Exception as error:  # of the tracer, the compiler, or the system's C++ compiler
-        reason = str(error).strip().partition("\n")[0]
-        return (f"option.torch_compile: the model runs uncompiled: {reason}",)
-    return ()
 
 
 def _batching(
@@ -219,7 +205,7 @@ def _executor(
     return (
         PackedExecutor(model, cache, backend, graphs, grammars),
         kv_bytes,
-        model.notes + notes + graph_notes,
+        notes + graph_notes,
     )
 
 

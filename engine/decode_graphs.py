@@ -18,7 +18,7 @@ from core.plan import StepPlan
 from engine.attention_backend import AttentionBackend
 from engine.inputs import NO_ADAPTER, PADDING_SLOT, StepInputs
 from engine.kv_cache import KVCache
-from engine.packed_model import PackedModel
+from engine.model.packed import PackedModel
 from engine.paged_step import PagedStep
 from kernels.batch import PagedBatch
 

@@ -10,8 +10,6 @@ from transformers import PreTrainedConfig
 
 from core.errors import ConfigurationError
 from core.options import Options
-from kernels.cpu import linear
-from kernels.cpu.library import what_is_lacking
 
 DTYPES = {
     "fp32": torch.float32,
@@ -54,26 +52,6 @@ def choose_kv_dtype(options: Options, dtype: torch.dtype, device: torch.device) 
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         return torch.uint8
     return torch.float8_e4m3fn
-
-
-def choose_fusion(options: Options, device: torch.device) -> bool:
-    """Whether to fuse a model's layers: by default where there are kernels to fuse them with.
-
-    On a CPU torch.compile does it better by itself.
-    """
-    if options.fuse is not None:
-        return options.fuse
-    return device.type == "cuda" or (not options.torch_compile and what_is_lacking() is None)
-
-
-def choose_panels(options: Options, device: torch.device) -> bool:
-    """Whether a fused model's products are ours; torch.compile could not look into them."""
-    return device.type == "cpu" and not options.torch_compile and linear.is_faster()
-
-
-def choose_prepared(options: Options, device: torch.device) -> bool:
-    """Whether a model in panels is prepared; adapters add to products one by one."""
-    return choose_panels(options, device) and not options.enable_lora
 
 
 def cpu_has_bf16() -> bool:

@@ -11,7 +11,7 @@ from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.attention import AttentionCall
 from engine.inputs import StepInputs
-from engine.packed_model import PackedModel
+from engine.model.packed import PackedModel
 from engine.sampler import Row, Sampler
 from engine.staging import Staging
 from kernels.batch import PagedBatch

@@ -7,7 +7,7 @@ on the numbers that are multiplied.
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +50,25 @@ class ModelSource:
         random = "the weights are random, and so are the answers: option.load_format=dummy"
         return (random,) if self.is_dummy else ()
 
+    def with_config(self, config: PreTrainedConfig) -> ModelSource:
+        return replace(self, config=config)
+
+    def in_fp32(self) -> ModelSource:
+        return replace(self, dtype=torch.float32)
+
     def load(self, kind: Any, **keywords: object) -> Any:
         """A model of one of transformers' Auto classes; raises what transformers raises.
 
         It lies on the device already if the weights are random, else still on the CPU.
         """
         keywords |= {"dtype": self.dtype, "trust_remote_code": self.trust_remote_code}
+        # Copies, because transformers writes its keywords into the configuration.
         if not self.is_dummy:
-            return kind.from_pretrained(self.model_dir, **keywords)
+            config = deepcopy(self.config)
+            return kind.from_pretrained(self.model_dir, config=config, **keywords)
         cuda = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(cuda), self.device:
             torch.manual_seed(SEED)
-            # A copy, because from_config writes its keywords into the configuration.
             model = kind.from_config(deepcopy(self.config), **keywords)
         if (self.model_dir / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(self.model_dir)

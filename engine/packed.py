@@ -1,4 +1,4 @@
-"""The packed executor: decoders, over transformers' own model code and our KV memory."""
+"""The packed executor: decoders, over our KV memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine.executor import FinishedStep, SubmittedStep
 from engine.grammars import Grammars
 from engine.inputs import InputBuilder, StepInputs
 from engine.kv_cache import KVCache
-from engine.packed_model import PackedModel
+from engine.model.packed import PackedModel
 from engine.paged_step import PagedStep
 from engine.prompt_scores import MAX_SCORED_ROWS, PromptScores, in_parts, joined
 from engine.sampler import HostChoices, Row, Sampler
@@ -88,7 +88,7 @@ class PackedExecutor:
         return _Part(inputs.sampled, choices.token_ids, choices.to_host(), scores, candidates)
 
     def _forward(self, inputs: StepInputs) -> Tensor:
-        step = PagedStep(inputs.batch, self._cache, self._backend, inputs.logit_rows)
+        step = PagedStep(inputs.batch, self._cache, self._backend)
         return self._model.forward(inputs, step)
 
 

@@ -24,7 +24,7 @@ from engine.device import choose_kv_dtype
 from engine.largest_step import peak_bytes, run_step
 from engine.library import LibraryModel
 from engine.memory_budget import kv_budget, swap_budget
-from engine.packed_model import PackedModel
+from engine.model.packed import PackedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Sizes:
 def choose_sizes(options: Options, batching: Batching, model: PackedModel | LibraryModel) -> Sizes:
     """Limits and number of blocks, each lowered to what the others allow."""
     is_packed = isinstance(model, PackedModel)
-    max_len = _max_model_len(options, model.config)
+    max_len = max_model_len(options, model.config)
     max_sequences = sequence_limit(options, batching)
     if is_packed:
         step_tokens = step_token_budget(options, model.device.type)
@@ -91,7 +91,8 @@ def _activation_bytes(model: PackedModel, step_tokens: int, max_sequences: int) 
         ) from error
 
 
-def _max_model_len(options: Options, config: PreTrainedConfig) -> int:
+def max_model_len(options: Options, config: PreTrainedConfig) -> int:
+    """Most tokens of a sequence, before memory may lower it."""
     text_config: Any = config.get_text_config()
     lengths = (getattr(text_config, name, None) or 0 for name in LENGTH_NAMES)
     own = next((length for length in lengths if length > 0), None)

@@ -18,32 +18,49 @@ all slots together are far less than a layer is wide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.lora.files import AdapterWeights, LayerSize, LayerWeights
-from engine.lora.products import Product, Rows
+from engine.model.linear import Add, Part
+
+
+class Adaptable(Protocol):
+    """A linear layer that sees each token of a step once, such as `engine.model.linear.Linear`."""
+
+    in_features: int
+    dtype: torch.dtype
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        """By the names of the model's layers, which are PEFT's too."""
+        ...
+
+    def attach(self, add: Add) -> None:
+        """From now on `add` is called with each product: rows [T, in], outputs [T, out]."""
+        ...
 
 
 class AdapterMemory:
     """Buffers of fixed size for `num_slots` adapters of at most `max_rank`."""
 
     def __init__(
-        self, products: Sequence[Product], num_slots: int, max_rank: int, device: torch.device
+        self, linears: Sequence[Adaptable], num_slots: int, max_rank: int, device: torch.device
     ) -> None:
-        """From now on the products add what `choose` chooses."""
+        """From now on the layers add what `choose` chooses."""
         self.num_slots = num_slots
         self.max_rank = max_rank
         self._foreign: Tensor | None = None
         """[T, num_slots * max_rank]: whether a column is of another adapter than the token's. It
         lies here because linear layers, unlike attention, are handed nothing but their input."""
         self._slot_of_column = torch.arange(num_slots, device=device).repeat_interleave(max_rank)
-        self._factors = [_Factors(each, num_slots * max_rank, device) for each in products]
-        for product, factors in zip(products, self._factors, strict=True):
-            product.module.forward = self._with_adapters(product.module.forward, factors)
+        self._factors = [_Factors(linear, num_slots * max_rank, device) for linear in linears]
+        for linear, factors in zip(linears, self._factors, strict=True):
+            linear.attach(self._adder(factors))
 
     @property
     def sizes(self) -> Mapping[str, LayerSize]:
@@ -69,31 +86,27 @@ class AdapterMemory:
         """Which adapter each token of the next forward has, [T] int64; None: no token has one."""
         self._foreign = None if slots is None else slots[:, None] != self._slot_of_column
 
-    def _with_adapters(
-        self, own: Callable[[Tensor], Tensor], factors: _Factors
-    ) -> Callable[[Tensor], Tensor]:
-        def forward(x: Tensor) -> Tensor:
-            output = own(x)
+    def _adder(self, factors: _Factors) -> Add:
+        def add(rows: Tensor, outputs: Tensor) -> None:
             if self._foreign is not None:
-                factors.add(x.flatten(0, -2), self._foreign, output.view(-1, output.shape[-1]))
-            return output
+                factors.add(rows, self._foreign, outputs)
 
-        return forward
+        return add
 
 
 class _Factors:
-    """A and B of all slots, for the layers of one product."""
+    """A and B of all slots, for the parts of one linear layer."""
 
-    def __init__(self, product: Product, num_columns: int, device: torch.device) -> None:
-        options = {"dtype": product.dtype, "device": device}
-        self._rows: Mapping[str, Rows] = product.layers
+    def __init__(self, linear: Adaptable, num_columns: int, device: torch.device) -> None:
+        options = {"dtype": linear.dtype, "device": device}
+        self._parts = linear.parts
         self._num_columns = num_columns
-        height = len(product.layers) * num_columns
-        self.down = torch.zeros(height, product.in_features, **options)
+        height = len(self._parts) * num_columns
+        self.down = torch.zeros(height, linear.in_features, **options)
         """The A of the first layer, then those of the next: they have the same input."""
         self.up = {
-            name: torch.zeros(num_columns, rows.stop - rows.start, **options)
-            for name, rows in product.layers.items()
+            name: torch.zeros(num_columns, part.rows.stop - part.rows.start, **options)
+            for name, part in self._parts.items()
         }
         """The B of each layer, transposed."""
 
@@ -102,7 +115,7 @@ class _Factors:
         inner = F.linear(x, self.down).view(len(x), len(self.up), self._num_columns)
         inner.masked_fill_(foreign[:, None], 0)  # not times 0: one may have overflowed
         for place, (name, up) in enumerate(self.up.items()):
-            output[:, self._rows[name]].addmm_(inner[:, place], up)
+            output[:, self._parts[name].rows].addmm_(inner[:, place], up)
 
     def write(self, columns: slice, layers: Mapping[str, LayerWeights]) -> None:
         down = self.down.view(len(self.up), self._num_columns, -1)
@@ -113,4 +126,5 @@ class _Factors:
             if name in layers:
                 layer = layers[name]
                 a[: layer.rank].copy_(layer.a)
-                b[: layer.rank].copy_(layer.b.T)
+                order = self._parts[name].order
+                b[: layer.rank].copy_((layer.b if order is None else layer.b[order]).T)

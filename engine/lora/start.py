@@ -9,7 +9,7 @@ from core.options import Options
 from engine.attention import UnsupportedModelError
 from engine.library import LibraryModel
 from engine.lora.adapters import Adapters
-from engine.packed_model import PackedModel
+from engine.model.packed import PackedModel
 
 DEFAULT_DIRECTORY = "adapters"
 MIB = 2**20
@@ -31,8 +31,6 @@ def start_adapters(
             f"option.enable_lora needs the packed executor, but {executor_reason}; merge the "
             "adapter into the model, and leave option.enable_lora out"
         )
-    if options.torch_compile:
-        raise ConfigurationError("option.enable_lora does not go with option.torch_compile")
     try:
         memory = model.adapt(options.max_loras, options.max_lora_rank)
     except UnsupportedModelError as error:

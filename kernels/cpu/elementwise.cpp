@@ -10,6 +10,7 @@ struct Norm {
     void* out;  // [T, heads, width], dense
     const void* rows;
     const void* weight;
+    const void* residual;  // laid out as `out`, and added to it; it may be `out`; or null
     int64_t num_tokens, num_heads, width;
     int64_t strides[2];  // of tokens, heads
     float eps, offset;
@@ -54,13 +55,15 @@ void norm(const Norm& a) {
     for (int64_t i = 0; i < num_rows; i++) {
         const T* row = (const T*)a.rows + i / a.num_heads * a.strides[0] + i % a.num_heads * a.strides[1];
         T* out = (T*)a.out + i * a.width;
+        const T* residual = a.residual ? (const T*)a.residual + i * a.width : nullptr;
         Floats squares = {};
         for (int64_t dim = 0; dim < a.width; dim += LANES) squares += load(row + dim) * load(row + dim);
         const float scale = 1.0f / __builtin_sqrtf(sum(squares) / a.width + a.eps);
         for (int64_t dim = 0; dim < a.width; dim += LANES) {
             Floats numbers = load(row + dim) * scale;
             if (a.rounds_first) numbers = rounded<T>(numbers);
-            store(out + dim, numbers * (load(weight + dim) + a.offset));
+            numbers *= load(weight + dim) + a.offset;
+            store(out + dim, residual ? load(residual + dim) + rounded<T>(numbers) : numbers);
         }
     }
 }

@@ -20,7 +20,7 @@ class Norm(ctypes.Structure):
     """The same fields as in elementwise.cpp; so for those below."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("out", "rows", "weight")),
+        *((name, ctypes.c_void_p) for name in ("out", "rows", "weight", "residual")),
         *((name, ctypes.c_int64) for name in ("num_tokens", "num_heads", "width")),
         ("strides", ctypes.c_int64 * 2),
         *((name, ctypes.c_float) for name in ("eps", "offset")),
@@ -121,8 +121,7 @@ def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int
 def _computes(width: int, *tensors: Tensor) -> bool:
     dtypes = {each.dtype for each in tensors}
     return (
-        not torch.compiler.is_compiling()  # torch.compile fuses what it can look into
-        and len(dtypes) == 1
+        len(dtypes) == 1
         and dtypes <= SUFFIXES.keys()
         and width % WIDTH == 0
         and all(each.stride(-1) == 1 for each in tensors)

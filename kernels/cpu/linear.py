@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -41,27 +42,41 @@ def panel_columns() -> int:
 
 def to_panels(weight: Tensor) -> Tensor:
     """[out, in] -> [panels, in, panel_columns()]: outputs side by side, the last panel padded."""
-    num_columns, depth = weight.shape
-    padded = F.pad(weight, (0, 0, 0, -num_columns % panel_columns()))
-    return padded.view(-1, panel_columns(), depth).transpose(1, 2).contiguous()
+    return fill_panels([weight], weight.dtype)
 
 
 def to_pairs(weight: Tensor) -> Tensor:
     """bf16 [out, in] -> [panels, in / 2, panel_columns(), 2]: two inputs of an output together."""
-    panels = to_panels(weight)
-    return panels.unflatten(1, (-1, 2)).transpose(2, 3).contiguous()
+    return fill_panels([weight], weight.dtype, in_pairs=True)
+
+
+def fill_panels(parts: Sequence[Tensor], dtype: torch.dtype, *, in_pairs: bool = False) -> Tensor:
+    """The panels (or pairs) of a weight whose parts [out_i, in] lie below each other.
+
+    Each part is copied straight to its place where it begins with a panel.
+    """
+    columns, at_once = panel_columns(), 2 if in_pairs else 1
+    if any(len(part) % columns for part in parts[:-1]):
+        parts = [torch.cat(list(parts))]
+    num_rows, depth = sum(len(part) for part in parts), parts[0].shape[1]
+    num_panels = -(-num_rows // columns)
+    panels = torch.empty(num_panels, depth // at_once, columns, at_once, dtype=dtype)
+    start = 0
+    for part in parts:
+        whole, rest = divmod(len(part), columns)
+        by_panel = part[: whole * columns].reshape(whole, columns, depth // at_once, at_once)
+        panels[start : start + whole].copy_(by_panel.transpose(1, 2))
+        if rest:
+            padded = F.pad(part[-rest:], (0, 0, 0, columns - rest))
+            padded = padded.view(columns, depth // at_once, at_once)
+            panels[start + whole].copy_(padded.transpose(0, 1))
+        start += whole
+    return panels if in_pairs else panels.squeeze(-1)
 
 
 def has_pairs() -> bool:
     """Whether the CPU multiplies pairs of bf16; the library must be there."""
     return hasattr(load_library(), "linear_pairs")
-
-
-def from_panels(panels: Tensor, num_columns: int) -> Tensor:
-    """The weight [num_columns, in] that `to_panels` or `to_pairs` took."""
-    if panels.dim() == 4:
-        panels = panels.transpose(2, 3).flatten(1, 2)
-    return panels.transpose(1, 2).reshape(-1, panels.shape[1])[:num_columns]
 
 
 def linear(rows: Tensor, panels: Tensor, num_columns: int, bias: Tensor | None = None) -> Tensor:
@@ -71,8 +86,6 @@ def linear(rows: Tensor, panels: Tensor, num_columns: int, bias: Tensor | None =
     computed with panels in pairs, or in fp32. bias: fp32 [num_columns]. Raises ValueError for
     others.
     """
-    if panels.dim() == 4 and rows.dtype != torch.bfloat16:  # a model that is fp32 for a while
-        return F.linear(rows, from_panels(panels, num_columns).to(rows.dtype), bias)
     if panels.dim() == 3 and rows.dtype == panels.dtype == torch.bfloat16:
         return linear(rows.float(), panels, num_columns, bias).bfloat16()
     num_panels, depth, width, at_once = *panels.shape[:3], panels[0, 0, 0].numel()

@@ -39,8 +39,9 @@ class PreparedProduct:
         self._at_once = panels[0, 0, 0].numel()
         self.depth = panels.shape[1] * self._at_once
         """Numbers of a row."""
-        self._panels, self._bias = panels, bias
+        self._panels, self._bias = panels, bias  # whose memory the arguments point to
         self._arguments = Linear(
+            panels=panels.data_ptr(),
             bias=None if bias is None else bias.data_ptr(),
             num_columns=num_columns,
             depth=panels.shape[1],
@@ -60,7 +61,6 @@ class PreparedProduct:
         arguments = self._arguments
         arguments.residual = residual
         arguments.row_stride = (stride or self.depth) // self._at_once
-        arguments.panels = self._panels.data_ptr()  # which moves when a model is cast
         arguments.rows, arguments.num_rows, arguments.out = rows, num_rows, out
 
 
@@ -74,19 +74,16 @@ class PreparedNorm:
         _check(weight.shape[0], weight.dtype)
         self.dtype = weight.dtype
         self.width = weight.shape[0]
-        self._weight = weight
+        self._weight = weight  # whose memory the arguments point to
         self._arguments = Norm(
-            num_heads=1, width=self.width, eps=eps, offset=offset, rounds_first=rounds_first
+            weight=weight.data_ptr(),
+            num_heads=1,
+            width=self.width,
+            eps=eps,
+            offset=offset,
+            rounds_first=rounds_first,
         )
         self.kernel = Kernel(function("rms_norm", weight.dtype), self._arguments)
-        self._run = Calls([self.kernel])
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """[..., width], dense."""
-        out = torch.empty_like(rows)
-        self.bind(rows.data_ptr(), rows.numel() // self.width, out.data_ptr())
-        self._run()
-        return out
 
     def bind(
         self,
@@ -95,13 +92,14 @@ class PreparedNorm:
         out: int,
         num_heads: int = 1,
         strides: tuple[int, int] | None = None,
+        residual: int | None = None,
     ) -> None:
-        """Of heads side by side; strides: of tokens and heads, in numbers."""
+        """Of heads side by side; strides: of tokens and heads, in numbers. residual: dense, what
+        the result is added to; it may be `out`."""
         arguments = self._arguments
-        arguments.rows, arguments.out = rows, out
+        arguments.rows, arguments.out, arguments.residual = rows, out, residual
         arguments.strides[:] = strides or (self.width, 0)
         arguments.num_tokens, arguments.num_heads = num_tokens, num_heads
-        arguments.weight = self._weight.data_ptr()  # which moves when a model is cast
 
 
 class PreparedMLP:
@@ -127,20 +125,11 @@ class PreparedMLP:
         )
         activate = Kernel(function("gated_activation", gate_up.dtype), self._arguments)
         self.kernels = [gate_up.kernel, activate, down.kernel]
-        self._run = Calls(self.kernels)
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """[1, T, hidden], dense."""
-        num_tokens, out = hidden.shape[1], torch.empty_like(hidden)
-        scratch = hidden.new_empty(num_tokens, self.scratch_width)
-        self.bind(hidden.data_ptr(), num_tokens, out.data_ptr(), scratch.data_ptr())
-        self._run()
-        return out
 
     def bind(
         self, hidden: int, num_tokens: int, out: int, scratch: int, residual: int | None = None
     ) -> None:
-        """residual: what the result is added to; it may be `out`."""
+        """out: it may be `hidden`. residual: what the result is added to; it may be `out`."""
         arguments = self._arguments
         arguments.gate_up = arguments.out = scratch  # a gate makes room for its product
         arguments.num_tokens = num_tokens
@@ -157,20 +146,20 @@ class Heads:
     key_dim: int
     value_dim: int
     rotary_dim: int
+    """0: nothing is rotated."""
     scale: float
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
     norms: tuple[PreparedNorm, PreparedNorm] | None = None
-    """Of queries and of keys."""
+    """Of queries and of keys: of each head, or of all heads as one row."""
 
 
 class AttentionInputs(NamedTuple):
     """What attention takes beside hidden states."""
 
-    cos: Tensor
-    """[1, T, width], dense, like `sin`; of one type with hidden states."""
-    sin: Tensor
+    angles: tuple[Tensor, Tensor] | None
+    """cos, sin: [T, half] or [T, rotary_dim], dense, of one type with hidden states."""
     keys: Tensor
     """The cache, like `values` and `batch` as `kernels.cpu.attention.paged_attention` takes it."""
     values: Tensor
@@ -216,12 +205,11 @@ class PreparedAttention:
         self.kernels = [
             qkv.kernel,
             *(norm.kernel for norm in norms),
-            Kernel(function("rotary", dtype), self._rotary),
+            *([Kernel(function("rotary", dtype), self._rotary)] if heads.rotary_dim else []),
             Kernel(function("write_kv", dtype), self._write),
             Kernel(function("attend", dtype), self._attention),
         ]
         """All but that of `out`, which `bind` leaves alone."""
-        self._run = Calls([*self.kernels, out.kernel])
 
     @staticmethod
     def computes(qkv: PreparedProduct, out: PreparedProduct, heads: Heads) -> bool:
@@ -238,43 +226,42 @@ class PreparedAttention:
             and heads.rotary_dim <= heads.key_dim
         )
 
-    def __call__(self, hidden: Tensor, inputs: AttentionInputs) -> Tensor:
-        """[1, T, hidden], dense."""
-        num_tokens, width = hidden.shape[1], self.scratch_width
-        attended = hidden.new_empty(num_tokens, self.out.depth)
-        scratch = hidden.new_empty(num_tokens, width)
-        out = hidden.new_empty(1, num_tokens, self.out.num_columns)
-        self.bind(hidden.data_ptr(), inputs, attended.data_ptr(), scratch.data_ptr())
-        self.out.bind(attended.data_ptr(), num_tokens, out.data_ptr())
-        self._run()
-        return out
-
-    def bind(self, hidden: int, inputs: AttentionInputs, attended: int, scratch: int) -> None:
+    def bind(
+        self, hidden: int, num_tokens: int, inputs: AttentionInputs, attended: int, scratch: int
+    ) -> None:
         """attended: where [T, heads * value_dim] goes, of which `out` makes hidden states."""
-        cos, sin, keys, values, batch = inputs
+        angles, keys, values, batch = inputs
         if self._caches is None or self._caches[0] is not keys or self._caches[1] is not values:
             self._bind_caches(keys, values)
         if self._batch is not batch:
             self._bind_batch(batch)
-        heads, (_, num_tokens, width) = self._heads, cos.shape
+        heads = self._heads
         self._qkv.bind(hidden, num_tokens, scratch)
         query, key = scratch, scratch + self._sizes[0] * self._itemsize
         value = key + self._sizes[1] * self._itemsize
         if heads.norms is not None:
             normed = scratch + num_tokens * self._qkv.num_columns * self._itemsize
             to = normed, normed + num_tokens * self._sizes[0] * self._itemsize
-            strides = self._qkv.num_columns, heads.key_dim
-            heads.norms[0].bind(query, num_tokens, to[0], heads.num_heads, strides)
-            heads.norms[1].bind(key, num_tokens, to[1], heads.num_kv_heads, strides)
+            for norm, rows, size, out in zip(
+                heads.norms, (query, key), self._sizes, to, strict=True
+            ):
+                strides = self._qkv.num_columns, norm.width
+                norm.bind(rows, num_tokens, out, size // norm.width, strides)
             query, key = to
-        rotary, write, attention = self._rotary, self._write, self._attention
+        if angles is not None:
+            self._bind_angles(*angles, query, key)
+        write, attention = self._write, self._attention
+        write.rows[:] = key, value
+        write.num_tokens = num_tokens
+        attention.query, attention.out = query, attended
+
+    def _bind_angles(self, cos: Tensor, sin: Tensor, query: int, key: int) -> None:
+        rotary = self._rotary
+        num_tokens, width = cos.shape
         rotary.rows[:] = query, key
         rotary.cos, rotary.sin, rotary.num_tokens = cos.data_ptr(), sin.data_ptr(), num_tokens
         rotary.cos_stride = rotary.sin_stride = width
         rotary.second_half = width - rotary.half
-        write.rows[:] = key, value
-        write.num_tokens = num_tokens
-        attention.query, attention.out = query, attended
 
     def _bind_caches(self, keys: Tensor, values: Tensor) -> None:
         self._caches = keys, values
@@ -304,39 +291,57 @@ class Memory(NamedTuple):
     scratch: int
 
 
-class PreparedLayer:
-    """Attention of what is normed, added to what came in, and the MLP of that, likewise."""
+LayerNorms = tuple[
+    PreparedNorm | None, PreparedNorm | None, PreparedNorm | None, PreparedNorm | None
+]
+"""Before attention, after it, before the MLP, after it."""
 
-    def __init__(
-        self,
-        norms: tuple[PreparedNorm, PreparedNorm],
-        attention: PreparedAttention,
-        mlp: PreparedMLP,
-    ) -> None:
-        """norms: before attention, and before the MLP. Raises UnpreparedError for parts of
-        several types."""
+
+class PreparedLayer:
+    """`x += norm(attention(norm(x))); x += norm(mlp(norm(x)))`, with the norms that there are."""
+
+    def __init__(self, norms: LayerNorms, attention: PreparedAttention, mlp: PreparedMLP) -> None:
+        """Raises UnpreparedError for parts of several types."""
         self.dtype = attention.dtype
-        if any(each.dtype != self.dtype for each in (*norms, mlp)):
+        if any(part.dtype != self.dtype for part in (*norms, mlp) if part is not None):
             raise UnpreparedError("its parts are of several types")
         self._norms, self._attention, self._mlp = norms, attention, mlp
         self.attended_width = attention.out.depth
         self.scratch_width = max(attention.scratch_width, mlp.scratch_width)
-        self.attending = [norms[0].kernel, *attention.kernels]
+        before, after, before_mlp, after_mlp = ([norm.kernel] if norm else [] for norm in norms)
+        self.attending = [*before, *attention.kernels]
         """The kernels that tokens need of each other."""
-        self.finishing = [attention.out.kernel, norms[1].kernel, *mlp.kernels]
+        self.finishing = [
+            attention.out.kernel, *after, *before_mlp, *mlp.kernels, *after_mlp
+        ]  # fmt: skip
         """The others, after them."""
 
     def bind_attending(
         self, hidden: int, num_tokens: int, inputs: AttentionInputs, memory: Memory
     ) -> None:
-        self._norms[0].bind(hidden, num_tokens, memory.normed)
-        self._attention.bind(memory.normed, inputs, memory.attended, memory.scratch)
+        given, before = hidden, self._norms[0]
+        if before is not None:
+            given = memory.normed
+            before.bind(hidden, num_tokens, given)
+        self._attention.bind(given, num_tokens, inputs, memory.attended, memory.scratch)
 
     def bind_finishing(self, hidden: int, num_tokens: int, out: int, memory: Memory) -> None:
         """out: it may be `hidden`, what the layer was given of these tokens."""
-        self._attention.out.bind(memory.attended, num_tokens, out, residual=hidden)
-        self._norms[1].bind(out, num_tokens, memory.normed)
-        self._mlp.bind(memory.normed, num_tokens, out, memory.scratch, residual=out)
+        _, after, before_mlp, after_mlp = self._norms
+        product, given = self._attention.out, out
+        if after is None:
+            product.bind(memory.attended, num_tokens, out, residual=hidden)
+        else:
+            product.bind(memory.attended, num_tokens, memory.normed)
+            after.bind(memory.normed, num_tokens, out, residual=hidden)
+        if before_mlp is not None:
+            given = memory.normed
+            before_mlp.bind(out, num_tokens, given)
+        if after_mlp is None:
+            self._mlp.bind(given, num_tokens, out, memory.scratch, residual=out)
+        else:
+            self._mlp.bind(given, num_tokens, memory.normed, memory.scratch)
+            after_mlp.bind(memory.normed, num_tokens, out, residual=out)
 
 
 class PreparedLayers:
@@ -345,11 +350,11 @@ class PreparedLayers:
     def __init__(self, layers: Sequence[PreparedLayer]) -> None:
         """Raises UnpreparedError for layers of several types."""
         self.layers, self.dtype = layers, layers[0].dtype
-        if any(each.dtype != self.dtype for each in layers):
+        if any(layer.dtype != self.dtype for layer in layers):
             raise UnpreparedError("layers are of several types")
-        self._attended_width = max(each.attended_width for each in layers)
-        self._scratch_width = max(each.scratch_width for each in layers)
-        kernels = [kernel for each in layers for kernel in (*each.attending, *each.finishing)]
+        self._attended_width = max(layer.attended_width for layer in layers)
+        self._scratch_width = max(layer.scratch_width for layer in layers)
+        kernels = [kernel for layer in layers for kernel in (*layer.attending, *layer.finishing)]
         finishing = layers[-1].finishing
         self._run, self._finish = Calls(kernels), Calls(finishing)
         self._attend = Calls(kernels[: -len(finishing)])
@@ -357,32 +362,32 @@ class PreparedLayers:
     def __call__(
         self, hidden: Tensor, inputs: Sequence[AttentionInputs], rows: Tensor | None = None
     ) -> Tensor:
-        """[1, T, hidden], dense. inputs: of each layer. rows: of hidden, int64, those that are
-        wanted of the result; the others are 0 then."""
-        num_tokens, last = hidden.shape[1], self.layers[-1]
+        """hidden: [T, width], dense. inputs: of each layer. Returns the same shape; or [R, width]
+        of the tokens `rows` [R] int64, at most T, which are all that the last layer finishes."""
+        num_tokens, last = hidden.shape[0], self.layers[-1]
         out, normed = torch.empty_like(hidden), torch.empty_like(hidden)
         attended = hidden.new_empty(num_tokens * self._attended_width)
         scratch = hidden.new_empty(num_tokens * self._scratch_width)
         memory = Memory(normed.data_ptr(), attended.data_ptr(), scratch.data_ptr())
         given = hidden
-        for layer, each in zip(self.layers, inputs, strict=True):
-            came, to = given.data_ptr(), out.data_ptr()
-            layer.bind_attending(came, num_tokens, each, memory)
+        for layer, layer_inputs in zip(self.layers, inputs, strict=True):
+            source, target = given.data_ptr(), out.data_ptr()
+            layer.bind_attending(source, num_tokens, layer_inputs, memory)
             if layer is not last:
-                layer.bind_finishing(came, num_tokens, to, memory)
+                layer.bind_finishing(source, num_tokens, target, memory)
                 given = out
-        if rows is None or len(rows) >= num_tokens:
+        if rows is None:
             last.bind_finishing(given.data_ptr(), num_tokens, out.data_ptr(), memory)
             self._run()
             return out
         self._attend()
+        kept = given[rows]
         width = last.attended_width
-        kept = given[:, rows]
         attended = attended[: num_tokens * width].view(num_tokens, width)[rows]
         memory = memory._replace(attended=attended.data_ptr())
         last.bind_finishing(kept.data_ptr(), len(rows), kept.data_ptr(), memory)
         self._finish()
-        return torch.zeros_like(hidden).index_copy_(1, rows, kept)
+        return kept
 
 
 def _check(width: int, dtype: torch.dtype) -> None:

@@ -87,20 +87,20 @@ def test_adapters_matter(adapted):
         assert sum(left != right for left, right in pairs) >= 4
 
 
-@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("decoder", ["own", "transformers"])
 @pytest.mark.parametrize("batching", STRATEGIES)
-def test_a_mixed_batch_equals_each_alone(adapted, batching, fuse):
+def test_a_mixed_batch_equals_each_alone(adapted, batching, decoder):
     """Prompts in chunks, mixed with decodes; in `paged` with preemption."""
-    model, folders, answers = adapted("llama", is_wide=fuse)
+    model, folders, answers = adapted("llama", is_wide=decoder == "own")
     llm = adapted_llm(
         model,
         batching=batching,
-        fuse=fuse,
+        decoder=decoder,
         num_kv_blocks=14 if batching == "paged" else 40,
         max_rolling_batch_prefill_tokens=10,
         **STRATEGIES[batching],
     )
-    assert any(note.startswith("fused: ") for note in llm.facts.notes) == fuse
+    assert llm.facts.decoder.startswith(decoder)
     for names in mixtures():
         assert greedy(llm, folders, names) == each_with(names, answers)
     if batching == "paged":
@@ -114,12 +114,17 @@ def test_a_mixed_batch_equals_each_alone(adapted, batching, fuse):
         ("gpt2", ("c_attn", "c_proj", "c_fc")),
         ("qwen2", ("q_proj", "v_proj")),
         ("mixtral", ("q_proj", "k_proj", "v_proj", "o_proj")),
+        ("qwen2_moe", ("q_proj", "gate_proj", "up_proj", "down_proj")),
+        ("ernie4_5", ("q_proj", "k_proj", "v_proj", "o_proj")),
+        ("gpt_neox", ("query_key_value", "dense", "dense_h_to_4h")),
+        ("phi", ("q_proj", "k_proj", "v_proj", "fc1")),
     ],
 )
 def test_layers_of_other_models(adapted, architecture, targets):
-    """One layer for q, k and v; weights that lie transposed; biases; beside experts."""
+    """One layer for q, k and v; weights that lie transposed; biases; beside experts; rows that are
+    put in another order; transformers' code."""
     model, folders, answers = adapted(architecture, targets, is_wide=True)
-    llm = adapted_llm(model, fuse=True)
+    llm = adapted_llm(model)
     for names in mixtures()[:2]:
         assert greedy(llm, folders, names) == each_with(names, answers)
 
@@ -245,7 +250,7 @@ def test_in_bf16_the_logprobs_are_near_those_in_fp32(adapted):
     )
 
     def logprobs(dtype, names):
-        llm = adapted_llm(model, dtype=dtype, fuse=True)
+        llm = adapted_llm(model, dtype=dtype)
         wanted = requests(folders, names)
         outputs = llm.generate(prompts(), params, use_tqdm=False, lora_request=wanted)
         return torch.tensor(
@@ -307,7 +312,6 @@ def test_what_lies_beside_the_model_is_loaded_at_start(adapted, tmp_path):
     [
         ({"adapters": "/nowhere"}, "option.adapters=/nowhere: no such directory"),
         ({"executor": "library", "batching": "none"}, "needs the packed executor, but option.exec"),
-        ({"torch_compile": True}, "does not go with option.torch_compile"),
         ({"enable_lora": False, "adapters": "x"}, "needs option.enable_lora=true"),
         ({"max_loras": 1}, "option.max_loras is 1"),
         ({"max_lora_rank": 4}, "rank 5, and option.max_lora_rank is 4; raise it"),

@@ -25,7 +25,7 @@ from engine.device import (
 )
 from engine.largest_step import run_step
 from engine.memory_budget import kv_budget
-from engine.packed_model import MAX_RELATIVE_ERROR
+from engine.model.gate import MAX_RELATIVE_ERROR
 
 
 @pytest.fixture
@@ -202,13 +202,15 @@ def test_ready_means_that_blocks_can_be_moved(llama, monkeypatch, options, moves
     assert called == moves
 
 
-def test_low_precision_alone_is_no_reason_to_refuse(llama, monkeypatch):
+@pytest.mark.parametrize("decoder", ["own", "transformers"])
+def test_low_precision_alone_is_no_reason_to_refuse(llama, monkeypatch, decoder):
     """Where bf16 differs by chance, as a router's near ties do, fp32 decides."""
+    plain = LLM(llama, dtype="bf16", decoder=decoder).facts
     monkeypatch.setitem(MAX_RELATIVE_ERROR, torch.bfloat16, -1.0)
-    llm = LLM(llama, dtype="bf16")
-    assert (llm.facts.executor, llm.facts.dtype) == ("packed", "bfloat16")
-    dtypes = {weight.dtype for weight in llm._engine._executor._model._model.parameters()}
-    assert dtypes == {torch.bfloat16}
+    facts = LLM(llama, dtype="bf16", decoder=decoder).facts
+    assert facts.decoder.startswith(decoder)
+    assert (facts.executor, facts.dtype) == ("packed", "bfloat16")
+    assert facts.weights_bytes == plain.weights_bytes
 
 
 def test_requests_without_a_seed_differ(llama):

@@ -18,7 +18,7 @@ from core.options import Options
 from engine import LLM, SamplingParams
 from engine.build import build_engine
 from engine.model_source import ModelSource
-from tests.engine.tiny_models import LIBRARY, PACKED
+from tests.engine.tiny_models import MODELS, UNTIED
 
 PROMPTS = [[3, 5, 7], [11, 2], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -31,7 +31,7 @@ def folder(tmp_path):
     """architecture → folder with a config.json and nothing else."""
 
     def make(architecture):
-        settings = (PACKED | LIBRARY)[architecture] | SPREAD
+        settings = MODELS[architecture] | UNTIED | SPREAD
         path = tmp_path / architecture
         CONFIG_MAPPING[architecture](**settings).save_pretrained(path)
         assert [each.name for each in path.iterdir()] == ["config.json"]

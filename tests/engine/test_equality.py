@@ -14,8 +14,9 @@ from core.errors import ConfigurationError
 from engine import LLM, SamplingParams
 from engine.attention import UnsupportedModelError, paged_attention_forward
 from engine.attention_backend import CpuBackend
+from engine.model.families import FAMILIES
 from kernels.cpu.library import what_is_lacking
-from tests.engine.tiny_models import LIBRARY, PACKED, VOCABULARY
+from tests.engine.tiny_models import FOREIGN, LIBRARY, OWN, VOCABULARY
 
 STRATEGIES = {
     "none": {},
@@ -54,10 +55,11 @@ def generate(path, **changes):
 def expected(tiny_model):
     known = {}
 
-    def of(architecture):
-        if architecture not in known:
-            known[architecture] = generate(tiny_model(architecture))
-        return known[architecture]
+    def of(architecture, **changes):
+        key = architecture, *changes
+        if key not in known:
+            known[key] = generate(tiny_model(architecture), **changes)
+        return known[key]
 
     return of
 
@@ -67,8 +69,12 @@ def tokens(llm, **changes):
     return [each.outputs[0].token_ids for each in llm.generate(prompts(), params, use_tqdm=False)]
 
 
+def test_every_family_is_tried():
+    assert OWN.keys() == FAMILIES.keys()
+
+
 @pytest.mark.parametrize("batching", STRATEGIES)
-@pytest.mark.parametrize("architecture", PACKED)
+@pytest.mark.parametrize("architecture", [*OWN, *FOREIGN])
 def test_packed(tiny_model, expected, architecture, batching):
     """Prompts in chunks of 10 tokens, mixed with decodes; in `paged` with preemption."""
     llm = LLM(
@@ -81,22 +87,33 @@ def test_packed(tiny_model, expected, architecture, batching):
         max_rolling_batch_prefill_tokens=10,
         **STRATEGIES[batching],
     )
-    assert tokens(llm) == expected(architecture)
+    assert llm.facts.decoder.startswith("own" if architecture in OWN else "transformers' code")
+    assert tokens(llm, ignore_eos=True) == expected(architecture, eos_token_id=None)
     if batching == "paged":
         assert llm._engine.strategy.num_preemptions > 0
     assert llm._engine.strategy.memory.num_held_blocks == 0
 
 
-@pytest.mark.parametrize("architecture", PACKED)
-def test_fused_and_on_the_kernels_of_the_cpu(tiny_model, architecture):
+@pytest.mark.parametrize("architecture", [*OWN, *FOREIGN])
+def test_on_the_kernels_of_the_cpu(tiny_model, architecture):
     path = tiny_model(architecture, is_wide=True)
     llm = LLM(
-        path, fuse=True, executor="packed", dtype="fp32", block_size=4, num_kv_blocks=14,
+        path, executor="packed", dtype="fp32", block_size=4, num_kv_blocks=14,
         max_rolling_batch_prefill_tokens=10,
     )  # fmt: skip
     assert tokens(llm) == generate(path)
-    assert any(note.startswith("fused: ") for note in llm.facts.notes)
     assert isinstance(llm._engine._executor._backend, CpuBackend) or what_is_lacking()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2", "qwen2_moe"])
+def test_transformers_code_in_place_of_ours(tiny_model, expected, architecture):
+    llm = LLM(
+        tiny_model(architecture), decoder="transformers", dtype="fp32", block_size=4,
+        num_kv_blocks=14, max_rolling_batch_prefill_tokens=10,
+    )  # fmt: skip
+    reason = "option.decoder=transformers"
+    assert llm.facts.decoder == f"transformers' code ({architecture}): {reason}"
+    assert tokens(llm) == expected(architecture)
 
 
 @pytest.mark.parametrize("batching", ["none", "dynamic"])
@@ -174,7 +191,7 @@ def test_the_gate_counts_calls(tiny_model, monkeypatch, times):
         return result
 
     monkeypatch.setattr(LlamaAttention, "forward", repeated)
-    facts = LLM(tiny_model("llama"), batching="none", dtype="fp32").facts
+    facts = LLM(tiny_model("llama"), batching="none", dtype="fp32", decoder="transformers").facts
     assert facts.executor == "library"
     assert ("never call" if times == 0 else "exactly once") in facts.executor_reason
 

@@ -198,7 +198,7 @@ def test_no_chat_without_a_template(tiny_model):
 
 @pytest.mark.parametrize(
     "options",
-    [{"batching": "paged", "async_scheduling": True, "fuse": True}, {"executor": "library"}],
+    [{"batching": "paged", "async_scheduling": True}, {"executor": "library"}],
     ids=str,
 )
 def test_nothing_is_left_after_close(model_dir, options):

@@ -18,35 +18,72 @@ WINDOW = {"sliding_window": 8}
 UNTIED = {"tie_word_embeddings": False}
 """With tied embeddings a random model repeats its newest token for ever."""
 
-PACKED: dict[str, dict[str, object]] = {
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+FOUR_LAYERS = {"num_hidden_layers": 4}
+"""One of each kind, where every fourth layer is another."""
+MULTIPLIERS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,
+               "attention_multiplier": 0.4}  # fmt: skip
+ONE_KIND_OF_HEAD = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}
+
+OWN: dict[str, dict[str, object]] = {
     "llama": SMALL,
-    "qwen2": SMALL,
-    "qwen3": SMALL,
     "mistral": SMALL | WINDOW,
-    "gemma2": SMALL | WINDOW | UNTIED | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0},
-    "gpt2": GPT2 | UNTIED,
-    "opt": SMALL | UNTIED | {"ffn_dim": 48, "word_embed_proj_dim": 32},
-    "gpt_oss": SMALL | WINDOW | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "ministral": SMALL | WINDOW,
+    "qwen2": SMALL | WINDOW | {"use_sliding_window": True, "max_window_layers": 2},
+    "smollm3": SMALL | FOUR_LAYERS,
+    "seed_oss": SMALL,
+    "granite": SMALL | MULTIPLIERS,
+    "qwen3": SMALL,
+    "phi3": SMALL | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
+                                         "partial_rotary_factor": 0.75}},
+    "gemma": SMALL,
+    "gemma2": SMALL | WINDOW | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0},
+    "gemma3_text": SMALL | WINDOW | {"query_pre_attn_scalar": 8, "sliding_window_pattern": 2},
+    "olmo2": SMALL,
+    "olmo3": SMALL | WINDOW | FOUR_LAYERS,
+    "exaone4": SMALL | WINDOW | FOUR_LAYERS,
+    "helium": SMALL,
+    "ernie4_5": SMALL,
+    "glm": SMALL,
+    "glm4": SMALL,
+    "hunyuan_v1_dense": SMALL,
+    "arcee": SMALL,
+    "apertus": SMALL,
+    "nemotron": SMALL,
+    "starcoder2": SMALL | WINDOW,
+    "stablelm": SMALL | {"use_qkv_bias": True},
+    "cohere": SMALL | {"use_qk_norm": True},
+    "cohere2": SMALL | WINDOW | FOUR_LAYERS,
+    "gpt2": GPT2,
+    "gpt_neox": ONE_KIND_OF_HEAD | {"rotary_pct": 0.5},
+    "opt": ONE_KIND_OF_HEAD | {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "mixtral": SMALL | LOCAL_EXPERTS,
     "qwen2_moe": SMALL
     | WINDOW
+    | EXPERTS
     | {
         "use_sliding_window": True,
         "max_window_layers": 1,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
         "shared_expert_intermediate_size": 16,
+        "mlp_only_layers": [1],
     },
-    "mixtral": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "phi3": SMALL | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
-                                         "partial_rotary_factor": 0.75}},
+    "qwen3_moe": SMALL | EXPERTS | {"norm_topk_prob": True},
+    "olmoe": SMALL | {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 1.0},
+    "granitemoe": SMALL | LOCAL_EXPERTS | MULTIPLIERS,
+    "gpt_oss": SMALL | WINDOW | LOCAL_EXPERTS,
 }  # fmt: skip
-"""What must run packed, each with its own trait: GQA, biases, norms on q and k, a window, softcap,
-learned positions, sinks, a window that is in the mask alone, experts, q, k and v from one layer."""
+"""Every family of `engine.model.families`, small, with the traits that it may have."""
+
+FOREIGN: dict[str, dict[str, object]] = {
+    "phi": SMALL,
+    "phimoe": SMALL | WINDOW | LOCAL_EXPERTS,
+}
+"""What runs packed by transformers' own code: the second has a window in its mask alone."""
 
 LIBRARY: dict[str, dict[str, object]] = {
     "bloom": {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4,
-              "bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 0} | UNTIED,
+              "bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 0},
     "gpt_neo": {"vocab_size": VOCABULARY, "hidden_size": 32, "num_layers": 2, "num_heads": 4,
                 "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 128,
                 "bos_token_id": 1, "eos_token_id": 0},
@@ -64,42 +101,48 @@ LIBRARY: dict[str, dict[str, object]] = {
 }  # fmt: skip
 """What the gate must refuse: ALiBi, an attention class of its own, a state, an encoder, chunks."""
 
+MODELS = OWN | FOREIGN | LIBRARY
+KNOWN = {"llama", "mistral", *LIBRARY}
+"""Their answers are known to other tests, by their texts and lengths."""
 
-HEADS_OF_32 = {
-    architecture: {
+
+def _wide(architecture: str) -> dict[str, object]:
+    """What makes it a model that the C++ kernels compute, halves of what is rotated included."""
+    partial = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    settings: dict[str, dict[str, object]] = {
         "gpt2": {"n_embd": 128},
-        "opt": {"hidden_size": 128, "word_embed_proj_dim": 128},
-        "phi3": {
-            "head_dim": 64,
-            "rope_parameters": {
-                "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
-            },
-        },
-    }.get(architecture, {"head_dim": 32})
-    for architecture in PACKED
-}  # fmt: skip
-"""What makes each a model that the C++ kernels compute, halves of what is rotated included."""
+        "opt": {"hidden_size": 128, "word_embed_proj_dim": 128, "head_dim": 32},
+        "gpt_neox": {"hidden_size": 256, "head_dim": 64, "rope_parameters": partial},
+        "phi3": {"head_dim": 64, "rope_parameters": partial},
+        "glm": {"head_dim": 64},
+        "glm4": {"head_dim": 64},
+        "nemotron": {"head_dim": 64},
+        "stablelm": {"hidden_size": 512, "head_dim": 128},
+    }
+    return settings.get(architecture, {"hidden_size": 128, "head_dim": 32})
 
 
 def save_tiny_model(architecture: str, folder: Path, *, is_wide: bool = False) -> Path:
     """Writes the model unless it is there; weights are spread so that outputs are diverse.
 
-    is_wide: with HEADS_OF_32.
+    is_wide: with heads that the C++ kernels compute.
     """
     path = folder / (f"{architecture}-wide" if is_wide else architecture)
     if path.exists():
         return path
-    settings = (PACKED | LIBRARY)[architecture] | (HEADS_OF_32[architecture] if is_wide else {})
+    settings = MODELS[architecture] | UNTIED | (_wide(architecture) if is_wide else {})
     config = CONFIG_MAPPING[architecture](**settings)
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     torch.manual_seed(7)
     model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.dim() >= 2 and "norm" not in name:
+            if weight.dim() >= 2 and "norm" not in name and not name.endswith("_bias"):
                 weight.normal_(0, 1.4 / weight.shape[-1] ** 0.5)
             elif name.endswith("proj.bias"):  # all 0 until here
                 weight.normal_(0, 0.2)
+            elif architecture not in KNOWN:  # norms are 1 and biases 0
+                weight.add_(torch.randn_like(weight), alpha=0.2)
     model.generation_config.eos_token_id = 0
     model.save_pretrained(path)
     return path

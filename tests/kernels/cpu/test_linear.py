@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from kernels.cpu.linear import (
-    from_panels,
     has_pairs,
     linear,
     panel_columns,
@@ -19,6 +18,13 @@ from kernels.cpu.linear import (
 BLOCK_ROWS, BLOCK_DEPTH, TILE_ROWS = 96, 768, 12
 """As in linear.cpp, with as many rows of a tile as there ever are."""
 needs_pairs = pytest.mark.skipif(not has_pairs(), reason="the CPU does not multiply pairs of bf16")
+
+
+def from_panels(panels, num_columns):
+    """The weight [num_columns, in] that `to_panels` or `to_pairs` took."""
+    if panels.dim() == 4:
+        panels = panels.transpose(2, 3).flatten(1, 2)
+    return panels.transpose(1, 2).reshape(-1, panels.shape[1])[:num_columns]
 
 
 def make(num_rows, num_columns, depth):

@@ -1,4 +1,4 @@
-"""Prepared parts against the same kernels called one by one, to the bit."""
+"""Prepared parts against the same kernels called one by one, to the bit where they round alike."""
 
 from __future__ import annotations
 
@@ -55,7 +55,31 @@ def make(dtype):
 
 
 def rows(num_rows, width, dtype):
-    return torch.randn(1, num_rows, width, generator=torch.Generator().manual_seed(5)).to(dtype)
+    return torch.randn(num_rows, width, generator=torch.Generator().manual_seed(5)).to(dtype)
+
+
+def run_norm(norm, x, residual=None):
+    out = torch.empty_like(x)
+    at = None if residual is None else residual.data_ptr()
+    norm.bind(x.data_ptr(), len(x), out.data_ptr(), residual=at)
+    Calls([norm.kernel])()
+    return out
+
+
+def run_mlp(mlp, x):
+    out, scratch = torch.empty_like(x), x.new_empty(len(x), mlp.scratch_width)
+    mlp.bind(x.data_ptr(), len(x), out.data_ptr(), scratch.data_ptr())
+    Calls(mlp.kernels)()
+    return out
+
+
+def run_attention(attention, x, inputs):
+    attended = x.new_empty(len(x), attention.out.depth)
+    scratch, out = x.new_empty(len(x), attention.scratch_width), torch.empty_like(x)
+    attention.bind(x.data_ptr(), len(x), inputs, attended.data_ptr(), scratch.data_ptr())
+    attention.out.bind(attended.data_ptr(), len(x), out.data_ptr())
+    Calls([*attention.kernels, attention.out.kernel])()
+    return out
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
@@ -65,8 +89,8 @@ def test_gated_mlp(make, dtype, activation):
     assert prepared.dtype == dtype
     for size in SIZES:
         x = rows(size, HIDDEN, dtype)
-        expected = own_down(gated_activation(own_gate_up(x)[0], activation))
-        assert torch.equal(prepared(x)[0], expected)
+        expected = own_down(gated_activation(own_gate_up(x), activation))
+        assert torch.equal(run_mlp(prepared, x), expected)
 
 
 @pytest.mark.parametrize("num_columns", [33, 64])
@@ -90,30 +114,41 @@ def test_a_residual_is_added_to_what_is_rounded(make, dtype, num_columns):
 
 def test_rows_that_lie_apart(make, dtype):
     product, own = make(HIDDEN, 64)
-    x, out = rows(7, 3 * HIDDEN, dtype), torch.empty(1, 7, 64, dtype=dtype)
+    x, out = rows(7, 3 * HIDDEN, dtype), torch.empty(7, 64, dtype=dtype)
     product.bind(x.data_ptr(), 7, out.data_ptr(), stride=3 * HIDDEN)
     Calls([product.kernel])()
     assert torch.equal(out, own(x[..., :HIDDEN]))
 
 
 def test_norm(dtype):
-    weight = rows(1, HIDDEN, dtype)[0, 0]
+    weight = rows(1, HIDDEN, dtype)[0]
     for form in ({}, {"rounds_first": False}, {"offset": 1.0, "rounds_first": False}):
         prepared = PreparedNorm(weight, 1e-5, **form)
         for size in SIZES:
             x = rows(size, HIDDEN, dtype)
-            assert torch.equal(prepared(x)[0], rms_norm(x[0], weight, 1e-5, **form))
+            expected = rms_norm(x, weight, 1e-5, **form)
+            assert torch.equal(run_norm(prepared, x), expected)
+            residual = x.flip(0).contiguous()
+            torch.testing.assert_close(run_norm(prepared, x, residual), residual + expected)
 
 
 @pytest.mark.parametrize(
-    "extras", [{}, {"window": 3}, {"softcap": 2.0}, {"sinks": True}, {"norms": True}]
-)
+    "extras",
+    [
+        {}, {"window": 3}, {"softcap": 2.0}, {"sinks": True},
+        {"norms": "head"}, {"norms": "row"}, {"rotary_dim": 0},
+    ],
+)  # fmt: skip
 def test_attention(make, dtype, extras):
     """A decode and a chunk, twice, in two caches."""
-    num_heads, num_kv_heads, dim, rotary_dim = 4, 2, 64, 32
+    num_heads, num_kv_heads, dim, rotary_dim = 4, 2, 64, extras.get("rotary_dim", 32)
     width = (num_heads + 2 * num_kv_heads) * dim
     (qkv, own_qkv), (out, own_out) = make(HIDDEN, width), make(num_heads * dim, HIDDEN)
-    weights = [rows(1, dim, dtype)[0, 0] + each for each in (0.5, 1.5)]
+    spread = [4, 2] if extras.get("norms") == "row" else [1, 1]
+    weights = [
+        rows(1, dim * count, dtype)[0] + shift
+        for count, shift in zip(spread, (0.5, 1.5), strict=True)
+    ]
     sinks = torch.randn(num_heads) if "sinks" in extras else None
     options = {"scale": 0.2, **{k: v for k, v in extras.items() if k in ("window", "softcap")}}
     norms = tuple(PreparedNorm(each, 1e-5) for each in weights) if "norms" in extras else None
@@ -132,31 +167,37 @@ def test_attention(make, dtype, extras):
             spans=None,
             num_decodes=1,
         )
-        x, (cos, sin) = (
-            rows(num_tokens, HIDDEN, dtype),
-            rows(2 * num_tokens, rotary_dim, dtype)[0].chunk(2),
-        )
+        x = rows(num_tokens, HIDDEN, dtype)
+        cos, sin = (each.contiguous() for each in rows(2 * num_tokens, 32, dtype).chunk(2))
         caches = [torch.zeros(2, 4, 8, num_kv_heads, dim, dtype=dtype) for _ in range(2)]
-        angles = cos[None].contiguous(), sin[None].contiguous()
-        got = prepared(x, AttentionInputs(*angles, *caches[0], batch))
+        angles = (cos, sin) if rotary_dim else None
+        got = run_attention(prepared, x, AttentionInputs(angles, *caches[0], batch))
         sizes = [num_heads * dim, num_kv_heads * dim, num_kv_heads * dim]
-        query, key, value = (
-            each.view(num_tokens, -1, dim) for each in own_qkv(x)[0].split(sizes, -1)
-        )
+        query, key, value = own_qkv(x).split(sizes, -1)
         if norms is not None:
             query, key = (
-                rms_norm(each, weight, 1e-5)
+                rms_norm(each.reshape(num_tokens, -1, len(weight)), weight, 1e-5)
                 for each, weight in zip((query, key), weights, strict=True)
             )
-        rotary(query, key, cos, sin, rotary_dim)
+        query, key, value = (each.reshape(num_tokens, -1, dim) for each in (query, key, value))
+        if rotary_dim:
+            rotary(query, key, cos, sin, rotary_dim)
         write_kv(key, value, *caches[1], batch.slot_mapping)
         attended = paged_attention(query, *caches[1], batch, sinks=sinks, **options)
         assert torch.equal(caches[0], caches[1])
-        assert torch.equal(got[0], own_out(attended.flatten(1)))
+        assert torch.equal(got, own_out(attended.flatten(1)))
 
 
-def test_layers(make, dtype):
+@pytest.mark.parametrize(
+    "has_norms", [(1, 0, 1, 0), (1, 1, 1, 1), (0, 1, 0, 1)], ids=["before", "around", "after"]
+)
+def test_layers(make, dtype, has_norms):
     """Three, of several widths, against their parts; and the first alone."""
+    places = list(zip((0.5, 0.7, 1.5, 1.7), has_norms, strict=True))
+
+    def make_norm(shift):
+        return PreparedNorm(rows(1, HIDDEN, dtype)[0] + shift, 1e-5)
+
     num_tokens = 5
     batch = PagedBatch(
         query_starts=torch.tensor([0, num_tokens], dtype=torch.int32),
@@ -171,28 +212,37 @@ def test_layers(make, dtype):
         heads = Heads(2, 1, dim, dim, dim, scale=0.2)
         attention = PreparedAttention(make(HIDDEN, 4 * dim)[0], make(2 * dim, HIDDEN)[0], heads)
         mlp = PreparedMLP(make(HIDDEN, 2 * width)[0], make(width, HIDDEN)[0], "silu")
-        norms = [PreparedNorm(rows(1, HIDDEN, dtype)[0, 0] + each, 1e-5) for each in (0.5, 1.5)]
-        layers.append(PreparedLayer((norms[0], norms[1]), attention, mlp))
+        norms = [make_norm(shift) if has_norm else None for shift, has_norm in places]
+        layers.append(PreparedLayer(tuple(norms), attention, mlp))
         own, ours = (torch.zeros(2, 2, 8, 1, dim, dtype=dtype) for _ in range(2))
         caches.append((own, ours))
-        angles = [rows(num_tokens, dim, dtype) for _ in range(2)]
-        inputs.append(AttentionInputs(*angles, *ours, batch))
+        angles = rows(num_tokens, dim, dtype), rows(num_tokens, dim, dtype)
+        inputs.append(AttentionInputs(angles, *ours, batch))
+        before, after, before_mlp, after_mlp = (
+            (lambda x: x) if norm is None else partial(run_norm, norm) for norm in norms
+        )
         given = expected[-1]
-        hidden = given + attention(norms[0](given), AttentionInputs(*angles, *own, batch))
-        expected.append(hidden + mlp(norms[1](hidden)))
+        attended = run_attention(attention, before(given), AttentionInputs(angles, *own, batch))
+        hidden = given + after(attended)
+        expected.append(hidden + after_mlp(run_mlp(mlp, before_mlp(hidden))))
     given = x.clone()
     for count in (1, 3):
         run = PreparedLayers(layers[:count])
-        for wanted in (None, [], [4], [3, 0, 3], [4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 4]):
+        for wanted in (None, [], [4], [3, 0, 3], [4, 3, 2, 1, 0]):
             for _, ours in caches:
                 ours.zero_()
             kept, ids = expected[count], None
             if wanted is not None:
-                kept, ids = torch.zeros_like(x), torch.tensor(wanted, dtype=torch.int64)
-                kept[:, wanted] = expected[count][:, wanted]
-            assert torch.equal(run(given, inputs[:count], ids), kept)
+                ids = torch.tensor(wanted, dtype=torch.int64)
+                kept = expected[count][ids]
+            got = run(given, inputs[:count], ids)
+            if has_norms[1]:  # which is multiplied and added to the residual in one rounding
+                torch.testing.assert_close(got, kept)
+            else:
+                assert torch.equal(got, kept)
             assert torch.equal(given, x), "whoever gave it may still need it"
-            assert all(torch.equal(own, ours) for own, ours in caches[:count])
+            for own, ours in caches[:count]:
+                torch.testing.assert_close(own, ours)
 
 
 def test_layers_of_several_types(make, dtype):
@@ -200,7 +250,7 @@ def test_layers_of_several_types(make, dtype):
         heads = Heads(2, 1, 32, 32, 32, scale=0.2)
         attention = PreparedAttention(make(HIDDEN, 128)[0], make(64, HIDDEN)[0], heads)
         mlp = PreparedMLP(make(HIDDEN, 64)[0], make(32, HIDDEN)[0], "silu")
-        return PreparedLayer(norms, attention, mlp)
+        return PreparedLayer((norms[0], None, norms[1], None), attention, mlp)
 
     fitting, other = (
         PreparedNorm(torch.ones(HIDDEN, dtype=each), 1e-5) for each in (dtype, OTHER[dtype])

@@ -1,4 +1,4 @@
-"""The engine on the Triton kernels gives the tokens that it gives on torch, unfused."""
+"""The engine on the Triton kernels gives the tokens that it gives on torch."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PROMPTS = [[1 + (7 * n + k) % 60 for k in range(length)] for n, length in enumer
 
 
 @pytest.mark.parametrize(
-    ("architecture", "fuse"), [("llama", True), ("gemma2", True), ("mistral", False)]
+    ("architecture", "decoder"), [("llama", "own"), ("gemma2", "own"), ("mistral", "transformers")]
 )
-def test_same_tokens_as_on_torch(architecture, fuse, tmp_path, monkeypatch):
+def test_same_tokens_as_on_torch(architecture, decoder, tmp_path, monkeypatch):
     torch.manual_seed(5)
     model = AutoModelForCausalLM.from_config(CONFIGS[architecture], dtype=torch.float32)
     for weight in model.parameters():
@@ -41,18 +41,18 @@ def test_same_tokens_as_on_torch(architecture, fuse, tmp_path, monkeypatch):
         return backends[-1], ()
 
     monkeypatch.setattr("engine.build.make_backend", triton)
-    monkeypatch.setattr("engine.packed_model.make_backend", triton)
-    monkeypatch.setattr("engine.fusion.make_elementwise", lambda _: make_elementwise(CUDA))
-    assert answers(tmp_path, fuse) == expected
+    monkeypatch.setattr("engine.model.gate.make_backend", triton)
+    monkeypatch.setattr("engine.model.loader.make_elementwise", lambda _: make_elementwise(CUDA))
+    assert answers(tmp_path, decoder) == expected
     assert len(backends) == 2, "one for the gate's probe, one for the engine"
 
 
-def answers(path, fuse=False):
+def answers(path, decoder="transformers"):
     """Chunked prompts of two sequences beside decode steps, then decode steps alone."""
-    llm = LLM(path, dtype="fp32", num_kv_blocks=8, max_rolling_batch_prefill_tokens=16, fuse=fuse)
+    limits = {"num_kv_blocks": 8, "max_rolling_batch_prefill_tokens": 16}
+    llm = LLM(path, dtype="fp32", decoder=decoder, **limits)
     assert llm.facts.executor == "packed"
-    assert not fuse or "RMSNorm" in llm.facts.notes[-1]
-    assert "left" not in "".join(llm.facts.notes)
+    assert llm.facts.decoder.startswith(decoder)
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     return [each.outputs[0].token_ids for each in outputs]

@@ -1,0 +1,125 @@
+"""A model's tensors by name, out of safetensors files that are mapped into memory, not read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from core.errors import ConfigurationError
+from engine.attention import UnsupportedModelError
+from engine.model.families import Family
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+NOT_WEIGHTS = (
+    "rotary_emb.inv_freq",
+    "attn.bias",
+    "attn.masked_bias",
+    "attention.bias",
+    "attention.masked_bias",
+    "act_fn.beta",
+    "act_fn.eps",
+)
+"""Ends of names: constants that older versions of transformers saved beside the weights."""
+Entry = tuple[str, Callable[[], Tensor]]
+"""The file of a tensor, for messages, and what reads it."""
+CURE = "option.decoder=transformers loads it by transformers' rules"
+
+
+class Checkpoint:
+    """Each tensor can be taken once; what is left at the end was forgotten by somebody."""
+
+    def __init__(self, tensors: Mapping[str, Entry], origin: str) -> None:
+        """tensors: by name. origin: where they are from, for messages."""
+        self._tensors = dict(tensors)
+        self._origin = origin
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A view of the mapped file. Raises ConfigurationError where it is missing or misshapen."""
+        if name not in self._tensors:
+            raise ConfigurationError(f"{self._origin} has no tensor '{name}'; {CURE}")
+        file, read = self._tensors.pop(name)
+        try:
+            tensor = read()
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ConfigurationError(f"cannot read '{name}' in {file}: {error}") from error
+        if tensor.shape != shape:
+            raise ConfigurationError(
+                f"{file}: tensor '{name}' is {list(tensor.shape)}, and by config.json it is "
+                f"{list(shape)}; {CURE}"
+            )
+        if not tensor.is_floating_point():
+            raise ConfigurationError(f"{file}: tensor '{name}' is {tensor.dtype}, not a float")
+        return tensor
+
+    def require_nothing_left(self, *, but: str) -> None:
+        """but: a tensor that may be there. Raises ConfigurationError for any other."""
+        for name, (file, _) in self._tensors.items():
+            if name != but and not name.endswith(NOT_WEIGHTS):
+                raise ConfigurationError(
+                    f"{file}: tensor '{name}' belongs to no layer of this model; {CURE}"
+                )
+
+
+def open_checkpoint(model_dir: Path, family: Family) -> Checkpoint:
+    """The files that transformers would read.
+
+    Raises UnsupportedModelError where the weights are in another form, ConfigurationError where a
+    file is missing or broken.
+    """
+    tensors: dict[str, Entry] = {}
+    for path in _files(model_dir):
+        try:
+            file = safe_open(path, "pt")
+        except (SafetensorError, OSError) as error:
+            raise ConfigurationError(f"cannot read {path}: {error}") from error
+        for name in file.keys():  # noqa: SIM118 - it is no mapping
+            tensors[name] = str(path), _reader(file, name)
+    return Checkpoint(_renamed(tensors, family), str(model_dir))
+
+
+def checkpoint_of(state: Mapping[str, Tensor], family: Family, origin: str) -> Checkpoint:
+    """Of tensors that are in memory already, such as random ones."""
+
+    def reader(tensor: Tensor) -> Callable[[], Tensor]:
+        return lambda: tensor
+
+    return Checkpoint(
+        _renamed({name: (origin, reader(tensor)) for name, tensor in state.items()}, family), origin
+    )
+
+
+def _files(model_dir: Path) -> list[Path]:
+    if (model_dir / SINGLE_FILE).is_file():
+        return [model_dir / SINGLE_FILE]
+    if not (model_dir / INDEX_FILE).is_file():
+        raise UnsupportedModelError(f"its weights are not in {SINGLE_FILE}, nor in shards of it")
+    try:
+        names = json.loads((model_dir / INDEX_FILE).read_text())["weight_map"].values()
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigurationError(f"cannot read {model_dir / INDEX_FILE}: {error!r}") from error
+    return [model_dir / name for name in sorted(set(names))]
+
+
+def _reader(file: safe_open, name: str) -> Callable[[], Tensor]:
+    return lambda: file.get_tensor(name)
+
+
+def _renamed(tensors: dict[str, Entry], family: Family) -> dict[str, Entry]:
+    """By the names that transformers' modules have; some are published without the first word."""
+    base = family.prefix.partition(".")[0] + "."
+    if not any(name.startswith(base) for name in tensors):
+        tensors = {
+            name if name.startswith(family.head) else base + name: each
+            for name, each in tensors.items()
+        }
+    for published, own in family.renames:
+        tensors = {name.replace(published, own): each for name, each in tensors.items()}
+    return tensors

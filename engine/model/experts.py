@@ -1,0 +1,115 @@
+"""A mixture of experts: a router chooses some MLPs for each token, and all run grouped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.model.activations import make_gated
+from engine.model.families import ExpertNames
+from engine.model.loader import Loader, Source
+from engine.model.spec import DecoderSpec
+
+
+class Experts:
+    """The tokens are sorted by expert, so that each product is one call over all experts.
+
+    Nothing waits for the device, and no shape depends on what the router chooses.
+    """
+
+    def __init__(self, loader: Loader, spec: DecoderSpec, block: str, names: ExpertNames) -> None:
+        config: Any = spec.config
+        count = getattr(config, "num_local_experts", None) or config.num_experts
+        width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+        hidden = spec.hidden_size
+        self._top_k: int = config.num_experts_per_tok
+        self._names = names
+        self._normalizes = names.always_normalizes or getattr(config, "norm_topk_prob", False)
+        self._router = loader.linear(
+            [Source(f"{block}.{names.router}", count)], hidden, is_adaptable=False
+        )
+        self._ids = torch.arange(count, device=loader.device)
+        weights = _Weights(loader, block, names, count, hidden, width)
+        self._gate_up, self._down = weights.gate_up, weights.down
+        self._gate_up_bias, self._down_bias = weights.gate_up_bias, weights.down_bias
+        self._activate = make_gated(spec.activation, loader)
+        if names.interleaved:
+            self._alpha, self._limit = config.swiglu_alpha, config.swiglu_limit
+            self._activate = self._clamped_swiglu
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[T, hidden] → [T, hidden]."""
+        scores, chosen = self._route(rows)
+        by_expert, order = chosen.flatten().sort(stable=True)
+        ends = torch.searchsorted(by_expert, self._ids, right=True, out_int32=True)
+        gathered = rows.index_select(0, order // self._top_k)
+        gate_up = F.grouped_mm(gathered, self._gate_up.transpose(1, 2), offs=ends)
+        if self._gate_up_bias is not None:
+            gate_up = gate_up + self._gate_up_bias[by_expert]
+        outputs = F.grouped_mm(self._activate(gate_up), self._down.transpose(1, 2), offs=ends)
+        if self._down_bias is not None:
+            outputs = outputs + self._down_bias[by_expert]
+        outputs = outputs * scores.flatten().index_select(0, order)[:, None]
+        by_token = torch.empty_like(outputs).index_copy_(0, order, outputs)
+        return by_token.view(len(rows), self._top_k, rows.shape[1]).sum(1)
+
+    def _route(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores [T, top_k], of the rows' type, and experts [T, top_k] int64."""
+        logits = self._router(rows)
+        if self._names.scores == "of chosen":
+            best, chosen = logits.float().topk(self._top_k, -1)
+            return best.softmax(-1).to(rows.dtype), chosen
+        scores, chosen = logits.float().softmax(-1).topk(self._top_k, -1)
+        if self._normalizes:
+            scores = scores / scores.sum(-1, keepdim=True)
+        return scores.to(rows.dtype), chosen
+
+    def _clamped_swiglu(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        gate, up = gate.clamp(max=self._limit), up.clamp(-self._limit, self._limit)
+        return (up + 1) * gate * torch.sigmoid(gate * self._alpha)
+
+
+class _Weights:
+    """gate_up [experts, 2 * width, hidden], gates first; down [experts, hidden, width]."""
+
+    def __init__(
+        self, loader: Loader, block: str, names: ExpertNames, count: int, hidden: int, width: int
+    ) -> None:
+        self.gate_up_bias: Tensor | None = None
+        self.down_bias: Tensor | None = None
+        gate_up, down = (f"{block}.{name}" for name in names.merged)
+        if names.interleaved:
+            weight = loader.checkpoint.take(gate_up, count, hidden, 2 * width)
+            self.gate_up = loader.place(_gates_first(weight).transpose(1, 2))
+            weight = loader.checkpoint.take(down, count, width, hidden)
+            self.down = loader.place(weight.transpose(1, 2))
+            bias = loader.checkpoint.take(f"{gate_up}_bias", count, 2 * width)
+            self.gate_up_bias = loader.place(_gates_first(bias))
+            self.down_bias = loader.tensor(f"{down}_bias", count, hidden)
+        elif gate_up in loader.checkpoint:
+            self.gate_up = loader.tensor(gate_up, count, 2 * width, hidden)
+            self.down = loader.tensor(down, count, hidden, width)
+        else:
+            self.gate_up, self.down = (
+                torch.empty(count, *shape, device=loader.device, dtype=loader.dtype)
+                for shape in ((2 * width, hidden), (hidden, width))
+            )
+            loader.num_bytes += self.gate_up.nbytes + self.down.nbytes
+            for index in range(count):
+                places = {
+                    names.gate: self.gate_up[index, :width],
+                    names.up: self.gate_up[index, width:],
+                    names.down: self.down[index],
+                }
+                for name, place in places.items():
+                    full_name = f"{block}.experts.{index}.{name}.weight"
+                    place.copy_(loader.checkpoint.take(full_name, *place.shape))
+
+
+def _gates_first(pairs: Tensor) -> Tensor:
+    """[..., 2 * width], gate and up in turns → all gates, then all ups."""
+    return torch.cat([pairs[..., ::2], pairs[..., 1::2]], -1)

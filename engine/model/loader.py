@@ -1,0 +1,136 @@
+"""Makes the parts of a decoder out of a checkpoint: each tensor goes straight to its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.elementwise import Elementwise, make_elementwise
+from engine.model.checkpoint import Checkpoint
+from engine.model.families import NormKind
+from engine.model.linear import Dense, Linear, Panels, Part, choose_format, uses_panels
+from engine.model.norms import LayerNorm, Norm, RMSNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One of the checkpoint's linear layers."""
+
+    name: str
+    size: int
+    """Of its outputs."""
+    order: Tensor | None = None
+    """[size] int64: which of its rows become the outputs; None: all as they are."""
+
+
+class Loader:
+    """What has been made is on the device, in the type that is computed with."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        is_transposed: bool = False,
+    ) -> None:
+        """is_transposed: the checkpoint's linear layers are [in, out]."""
+        self.checkpoint = checkpoint
+        self.device, self.dtype = device, dtype
+        self.elementwise: Elementwise = make_elementwise(device)
+        self.linears: list[Linear] = []
+        """All that see each token once, and may be adapted."""
+        self.num_bytes = 0
+        self._is_transposed = is_transposed
+        self._format = choose_format(device, dtype)
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        return self.place(self.checkpoint.take(name, *shape))
+
+    def optional(self, name: str, *shape: int) -> Tensor | None:
+        return self.tensor(name, *shape) if name in self.checkpoint else None
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """A copy, never a view of a mapped file."""
+        placed = torch.empty(tensor.shape, device=self.device, dtype=self.dtype).copy_(tensor)
+        self.num_bytes += placed.nbytes
+        return placed
+
+    def linear(
+        self, sources: Sequence[Source], in_features: int, *, is_adaptable: bool = True
+    ) -> Linear:
+        """One `Linear` of several layers that have the same input."""
+        weights, biases, parts, start = [], [], {}, 0
+        for source in sources:
+            weights.append(self._weight(source, in_features))
+            biases.append(self._bias(source))
+            parts[source.name] = Part(slice(start, start + source.size), source.order)
+            start += source.size
+        format = self._format(weights)
+        self.num_bytes += format.num_bytes
+        linear = Linear(format, self._joined(biases), parts, in_features, self.dtype)
+        if is_adaptable:
+            self.linears.append(linear)
+        return linear
+
+    def head(self, name: str, vocab_size: int, embedding: Tensor, *, is_tied: bool) -> Linear:
+        """Multiplies by the embedding where both are one tensor; in panels only as bf16, where
+        that holds it, since it lies there twice."""
+        sources = [Source(name, vocab_size)]
+        width = embedding.shape[1]
+        if not is_tied:
+            weights = [self.checkpoint.take(f"{name}.weight", vocab_size, width)]
+            format = self._format(weights)
+            self.num_bytes += format.num_bytes
+        else:
+            format = Dense(embedding)
+            if uses_panels(self.device, self.dtype):
+                panels = Panels.of([embedding], self.dtype)
+                if panels.panels.dtype == torch.bfloat16:
+                    format = panels
+                    self.num_bytes += format.num_bytes
+        return Linear(format, self._bias(sources[0]), {}, width, self.dtype)
+
+    def norm(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        kind: NormKind,
+        eps: float,
+        order: Tensor | None = None,
+    ) -> Norm:
+        """order: int64, of the last dim."""
+        weight = self.tensor(f"{name}.weight", *shape)
+        if order is not None:
+            weight = weight[..., order].contiguous()
+        if kind.subtracts_mean:
+            return LayerNorm(weight + kind.offset, self.optional(f"{name}.bias", *shape), eps)
+        return RMSNorm(weight, eps, kind, self.elementwise)
+
+    def _weight(self, source: Source, in_features: int) -> Tensor:
+        name = f"{source.name}.weight"
+        if self._is_transposed:
+            weight = self.checkpoint.take(name, in_features, source.size).T
+        else:
+            weight = self.checkpoint.take(name, source.size, in_features)
+        return weight if source.order is None else weight[source.order.to(weight.device)]
+
+    def _bias(self, source: Source) -> Tensor | None:
+        if f"{source.name}.bias" not in self.checkpoint:
+            return None
+        bias = self.checkpoint.take(f"{source.name}.bias", source.size)
+        return bias if source.order is None else bias[source.order.to(bias.device)]
+
+    def _joined(self, biases: Sequence[Tensor | None]) -> Tensor | None:
+        """The C++ of a CPU takes biases in fp32."""
+        given = [bias for bias in biases if bias is not None]
+        if not given:
+            return None
+        assert len(given) == len(biases), "all layers of a product have a bias, or none"
+        dtype = torch.float32 if uses_panels(self.device, self.dtype) else self.dtype
+        joined = torch.cat(given).to(self.device, dtype)
+        self.num_bytes += joined.nbytes
+        return joined

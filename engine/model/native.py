@@ -1,0 +1,108 @@
+"""All layers of a decoder in one call of the C++ library, on a CPU (`kernels.cpu.prepared`)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from engine.attention_backend import CpuBackend
+from engine.model.activations import FUSED
+from engine.model.decoder import MLP, AnglesByRope, Attention, Decoder, Layer
+from engine.model.linear import Linear, Panels
+from engine.model.norms import Norm, RMSNorm
+from engine.paged_step import PagedStep
+from kernels.cpu.prepared import (
+    AttentionInputs,
+    Heads,
+    LayerNorms,
+    PreparedAttention,
+    PreparedLayer,
+    PreparedLayers,
+    PreparedMLP,
+    PreparedNorm,
+    PreparedProduct,
+    UnpreparedError,
+)
+
+
+class NativeLayers:
+    """Computes what `Decoder.layers` compute, without adapters. Raises UnpreparedError with the
+    reason where the library has no kernel for a part of a layer."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._ropes = [layer.attention.layer.rope for layer in decoder.layers]
+        self._layers = PreparedLayers([_layer(layer) for layer in decoder.layers])
+
+    def computes(self, paged: object) -> bool:
+        return isinstance(paged, PagedStep) and isinstance(paged.backend, CpuBackend)
+
+    def __call__(
+        self, hidden: Tensor, angles: AnglesByRope, paged: PagedStep, rows: Tensor | None
+    ) -> Tensor:
+        """[T, hidden] → the same, or [R, hidden] of the tokens `rows`, fewer than T."""
+        cache = paged.cache
+        inputs = [
+            AttentionInputs(None if rope is None else angles[rope], keys, values, paged.batch)
+            for rope, keys, values in zip(self._ropes, cache.keys, cache.values, strict=True)
+        ]
+        return self._layers(hidden, inputs, rows)
+
+
+def _layer(layer: Layer) -> PreparedLayer:
+    if layer.is_parallel or layer.residual_scale != 1.0:
+        raise UnpreparedError("residuals are parallel, or scaled")
+    if not isinstance(layer.mlp, MLP):
+        raise UnpreparedError("it has experts")
+    before, after, before_mlp, after_mlp = (
+        None if norm is None else _norm(norm) for norm in layer.norms
+    )
+    norms: LayerNorms = before, after, before_mlp, after_mlp
+    return PreparedLayer(norms, _attention(layer.attention), _mlp(layer.mlp))
+
+
+def _norm(norm: Norm) -> PreparedNorm:
+    if not isinstance(norm, RMSNorm):
+        raise UnpreparedError("its norms subtract the mean")
+    kind = norm.kind
+    return PreparedNorm(norm.weight, norm.eps, offset=kind.offset, rounds_first=kind.rounds_first)
+
+
+def _mlp(mlp: MLP) -> PreparedMLP:
+    activation = FUSED.get(mlp.activation)
+    if activation is None or not mlp.is_gated:
+        raise UnpreparedError(f"{mlp.activation} is not computed, or not gated")
+    return PreparedMLP(_product(mlp.gate_up), _product(mlp.down), activation)
+
+
+def _attention(attention: Attention) -> PreparedAttention:
+    spec = attention.spec
+    if spec.family.qk_norm == "after rotary" or spec.qkv_clip is not None:
+        raise UnpreparedError("queries and keys are normalized after rotation, or clipped")
+    norms = None
+    if attention.norms:
+        norms = _norm(attention.norms[0]), _norm(attention.norms[1])
+    heads = Heads(
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        key_dim=spec.head_dim,
+        value_dim=spec.head_dim,
+        rotary_dim=attention.rotary_dim,
+        scale=attention.layer.scale,
+        window=attention.layer.window,
+        softcap=spec.softcap,
+        sinks=None if attention.sinks is None else attention.sinks.float(),
+        norms=norms,
+    )
+    qkv, out = _product(attention.qkv), _product(attention.out)
+    if not PreparedAttention.computes(qkv, out, heads):
+        raise UnpreparedError("there is no kernel for such heads")
+    return PreparedAttention(qkv, out, heads)
+
+
+def _product(linear: Linear) -> PreparedProduct:
+    format = linear.format
+    if not isinstance(format, Panels):
+        raise UnpreparedError("its weights are not in panels")
+    product = PreparedProduct(format.panels, format.num_columns, linear.bias)
+    if product.dtype != linear.dtype:
+        raise UnpreparedError("its rows become fp32 for each product")
+    return product

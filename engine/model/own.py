@@ -1,0 +1,102 @@
+"""Loads our decoder, after a trial of its first layers beside transformers' own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from engine.model.checkpoint import Checkpoint, checkpoint_of, open_checkpoint
+from engine.model.decoder import Decoder
+from engine.model.gate import (
+    MAX_RELATIVE_ERROR,
+    eager_logits,
+    load_reference,
+    paged_logits,
+    refuse,
+    relative_error,
+)
+from engine.model.loader import Loader
+from engine.model.native import NativeLayers
+from engine.model.spec import DecoderSpec, read_spec
+from engine.model_source import ModelSource
+from engine.phases import Phases
+from kernels.cpu.prepared import UnpreparedError
+
+
+@torch.inference_mode()
+def load_own(source: ModelSource, max_length: int, phases: Phases) -> Decoder:
+    """max_length: most tokens of a sequence.
+
+    Raises UnsupportedModelError where the table has no row for the model or the trial fails,
+    ConfigurationError where a tensor is missing, left over, misshapen or broken.
+    """
+    spec = read_spec(source.config, max_length)
+    _check(source, spec)
+    phases.end("trial of the first layers")
+    checkpoint = _checkpoint(source, spec)
+    decoder = _decoder(checkpoint, source, spec, len(spec.layers), shows_progress=True)
+    checkpoint.require_nothing_left(but=f"{spec.family.head}.weight" if spec.is_tied else "")
+    phases.end("weights")
+    return decoder
+
+
+def _check(source: ModelSource, spec: DecoderSpec) -> None:
+    error = _trial(source, spec)
+    if error > MAX_RELATIVE_ERROR[source.dtype]:
+        # In low precision a router's near ties may fall either way; in fp32 they do not.
+        error = _trial(source.in_fp32(), spec)
+        if error > MAX_RELATIVE_ERROR[torch.float32]:
+            raise refuse(error)
+
+
+def _trial(source: ModelSource, spec: DecoderSpec) -> float:
+    """The relative error of as many layers as have one of each kind, with these weights."""
+    num_layers = spec.sample_layers
+    first = source.with_config(spec.config_of_first(num_layers))
+    if source.is_dummy:
+        reference = load_reference(first)
+        checkpoint = checkpoint_of(reference.state_dict(), spec.family, "random weights")
+        return relative_error(
+            _logits(checkpoint, source, spec), eager_logits(reference, spec.vocab_size)
+        )
+    # One after the other, so that neither is there twice.
+    logits = _logits(open_checkpoint(source.model_dir, spec.family), source, spec)
+    return relative_error(logits, eager_logits(load_reference(first), spec.vocab_size))
+
+
+def _logits(checkpoint: Checkpoint, source: ModelSource, spec: DecoderSpec) -> Tensor:
+    num_layers = spec.sample_layers
+    decoder = _decoder(checkpoint, source, spec, num_layers)
+    shapes = spec.shapes[:num_layers]
+    return paged_logits(decoder, spec.vocab_size, shapes, source.device, source.dtype)
+
+
+def _checkpoint(source: ModelSource, spec: DecoderSpec) -> Checkpoint:
+    if not source.is_dummy:
+        return open_checkpoint(source.model_dir, spec.family)
+    return checkpoint_of(load_reference(source).state_dict(), spec.family, "random weights")
+
+
+def _decoder(
+    checkpoint: Checkpoint,
+    source: ModelSource,
+    spec: DecoderSpec,
+    num_layers: int,
+    *,
+    shows_progress: bool = False,
+) -> Decoder:
+    def progress(layers: Sequence[int]) -> Iterable[int]:
+        is_hidden = not shows_progress or not sys.stderr.isatty()
+        return tqdm(layers, desc="loading layers", disable=is_hidden)
+
+    is_transposed = spec.family.is_transposed
+    loader = Loader(checkpoint, source.device, source.dtype, is_transposed=is_transposed)
+    decoder = Decoder(loader, spec, num_layers, progress)
+    with suppress(UnpreparedError):
+        decoder.native = NativeLayers(decoder)
+    return decoder

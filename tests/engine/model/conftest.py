@@ -1,0 +1,59 @@
+"""Decoders of tiny models, without an engine around them."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from engine.model.gate import eager_logits, paged_logits
+from engine.model.own import load_own
+from engine.model_source import ModelSource
+from engine.phases import Phases
+
+
+@pytest.fixture
+def source():
+    """(folder, **changes) → the source of a model."""
+
+    def make(folder, **changes):
+        settings = {"dtype": torch.float32, "device": torch.device("cpu")} | changes
+        return ModelSource(model_dir=folder, config=AutoConfig.from_pretrained(folder), **settings)
+
+    return make
+
+
+@pytest.fixture
+def load(source):
+    """(folder, max_length=128, **changes) → our decoder."""
+
+    def make(folder, max_length=128, **changes):
+        return load_own(source(folder, **changes), max_length, Phases())
+
+    return make
+
+
+@pytest.fixture
+def copied(tiny_model, tmp_path):
+    """(architecture, **options of tiny_model) → a copy of its folder that may be spoilt."""
+
+    def make(architecture, **options):
+        folder = tiny_model(architecture, **options)
+        return shutil.copytree(folder, tmp_path / folder.name)
+
+    return make
+
+
+def logits(decoder, dtype=torch.float32):
+    """After the last token of the gate's probe."""
+    spec = decoder.spec
+    return paged_logits(decoder, spec.vocab_size, decoder.shapes, torch.device("cpu"), dtype)
+
+
+def expected_logits(folder):
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    return eager_logits(model, model.config.vocab_size)

@@ -1,0 +1,95 @@
+"""The gate: what it compares, and what happens where a decoder computes something else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from core.errors import ConfigurationError
+from engine import LLM
+from engine.model import own
+from engine.model.decoder import MLP, Decoder
+from engine.model.spec import read_spec
+from tests.engine.tiny_models import FOREIGN, OWN
+
+REASON = "paged and eager attention give different logits"
+
+
+def test_a_decoder_that_computes_something_else_is_not_served(tiny_model, monkeypatch):
+    monkeypatch.setattr(MLP, "__call__", lambda self, hidden: hidden)
+    monkeypatch.setattr(own, "NativeLayers", lambda decoder: None)
+    facts = LLM(tiny_model("llama"), dtype="fp32").facts
+    assert facts.executor == "packed"
+    assert facts.decoder.startswith(f"transformers' code (llama): {REASON}")
+    with pytest.raises(ConfigurationError, match=f"option.decoder=own: llama has none: {REASON}"):
+        LLM(tiny_model("llama"), dtype="fp32", decoder="own")
+
+
+def test_a_decoder_that_gives_no_numbers_is_not_served(tiny_model, monkeypatch):
+    logits = Decoder.logits
+    monkeypatch.setattr(Decoder, "logits", lambda *_: logits(*_) * float("nan"))
+    assert f"{REASON} (relative error inf)" in LLM(tiny_model("llama"), dtype="fp32").facts.decoder
+
+
+@pytest.mark.parametrize("architecture", FOREIGN)
+def test_the_reason_is_said_where_there_is_no_row(tiny_model, architecture):
+    facts = LLM(tiny_model(architecture), dtype="fp32").facts
+    reason = f"there is no row for {architecture} in the table"
+    assert facts.decoder == f"transformers' code ({architecture}): {reason}"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "setting", "reason"),
+    [
+        ("opt", {"do_layer_norm_before": False}, "norms come after the residuals"),
+        ("stablelm", {"qk_layernorm": True}, "normalizes each head by weights of its own"),
+        ("llama", {"quantization_config": {"quant_method": "gptq"}}, r"quantized \(gptq\)"),
+    ],
+)
+def test_rare_members_of_a_family_are_refused(tiny_model, source, architecture, setting, reason):
+    config = source(tiny_model(architecture)).config
+    read_spec(config, 128)
+    for name, value in setting.items():
+        setattr(config, name, value)
+    with pytest.raises(Exception, match=reason):
+        read_spec(config, 128)
+
+
+@pytest.mark.parametrize("architecture", OWN)
+def test_the_trial_has_a_layer_of_every_kind(tiny_model, source, architecture):
+    spec = read_spec(source(tiny_model(architecture)).config, 128)
+    count = spec.sample_layers
+    assert set(spec.layers[:count]) == set(spec.layers)
+    config = spec.config_of_first(count)
+    assert config.num_hidden_layers == count
+    first = read_spec(config, 128)
+    assert first.layers == spec.layers[:count]
+    assert spec.config.num_hidden_layers == len(spec.layers), "which others still read"
+
+
+def test_no_more_layers_than_that_are_loaded_twice(copied, monkeypatch):
+    """Of six alike, two."""
+    folder = copied("llama")
+    config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 6}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").unlink()
+    loaded, make = [], own._decoder
+
+    def watch(checkpoint, source, spec, num_layers, **options):
+        loaded.append(num_layers)
+        return make(checkpoint, source, spec, num_layers, **options)
+
+    monkeypatch.setattr(own, "_decoder", watch)
+    LLM(folder, dtype="fp32", load_format="dummy")
+    assert loaded == [2, 6]
+
+
+def test_fp32_decides_where_low_precision_differs(tiny_model, monkeypatch):
+    monkeypatch.setitem(own.MAX_RELATIVE_ERROR, torch.bfloat16, -1.0)
+    assert LLM(tiny_model("llama"), dtype="bf16").facts.decoder == "own (llama)"
+    monkeypatch.setitem(own.MAX_RELATIVE_ERROR, torch.float32, -1.0)
+    facts = LLM(tiny_model("llama"), dtype="bf16", batching="none").facts
+    assert facts.executor == "library"
+    assert REASON in facts.executor_reason

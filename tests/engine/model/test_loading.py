@@ -1,0 +1,162 @@
+"""Files of weights: shards, ties, older names, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from core.errors import ConfigurationError
+from engine import LLM
+from tests.engine.model.conftest import expected_logits, logits
+
+FILE = "model.safetensors"
+
+
+def edited(folder, edit):
+    """Its tensors, after `edit` has changed them in place, written again."""
+    with safe_open(folder / FILE, "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(folder / FILE)
+    edit(tensors)
+    save_file(tensors, folder / FILE, metadata)
+    return folder
+
+
+def test_shards_are_found_by_their_index(copied, load):
+    folder = copied("llama")
+    expected, model = logits(load(folder)), AutoModelForCausalLM.from_pretrained(folder)
+    (folder / FILE).unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    shards = sorted(folder.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    assert torch.equal(logits(load(folder)), expected)
+    shards[1].unlink()
+    with pytest.raises(ConfigurationError, match=f"cannot read .*{shards[1].name}"):
+        load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tied_head_multiplies_by_the_embedding(copied, load, dtype):
+    """Whether the file has a second copy of it or not."""
+    folder = copied("llama")
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+
+    def tie(tensors):
+        for name, tensor in tensors.items():
+            tensors[name] = tensor.to(dtype)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    edited(folder, tie)
+    both = load(folder)
+    torch.testing.assert_close(logits(both), expected_logits(folder))
+    edited(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    assert torch.equal(logits(load(folder)), logits(both))
+
+
+def test_a_gpt2_as_it_is_published(copied, load):
+    """Without the first word of its names, and with masks among its weights."""
+    folder = copied("gpt2")
+    expected = logits(load(folder))
+
+    def publish(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+        tensors["h.0.attn.bias"] = torch.ones(1, 1, 128, 128)
+
+    assert torch.equal(logits(load(edited(folder, publish))), expected)
+
+
+def test_files_of_another_form_are_for_transformers(copied, tmp_path):
+    folder = copied("llama")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    (folder / FILE).unlink()
+    decoder = LLM(folder, dtype="fp32").facts.decoder
+    assert decoder.startswith(
+        "transformers' code (llama): its weights are not in model.safetensors"
+    )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "edit", "message"),
+    [
+        (
+            "llama",
+            lambda tensors: tensors.pop("model.layers.2.mlp.up_proj.weight"),
+            "has no tensor 'model.layers.2.mlp.up_proj.weight'",
+        ),
+        (
+            "llama",
+            lambda tensors: tensors.update({"model.layers.1.mlp.extra.weight": torch.ones(2)}),
+            "model.safetensors: tensor 'model.layers.1.mlp.extra.weight' belongs to no layer",
+        ),
+        (
+            "llama",
+            lambda tensors: tensors.update({"model.norm.weight": torch.ones(31)}),
+            r"model.safetensors: tensor 'model.norm.weight' is \[31\], and by config.json it is "
+            r"\[32\]",
+        ),
+        (
+            "llama",
+            lambda tensors: tensors.update({"model.norm.weight": torch.ones(32).to(torch.int8)}),
+            "tensor 'model.norm.weight' is torch.int8, not a float",
+        ),
+        (
+            "mixtral",
+            lambda tensors: tensors.pop("model.layers.0.block_sparse_moe.experts.3.w2.weight"),
+            "has no tensor 'model.layers.0.mlp.experts.3.w2.weight'",
+        ),
+    ],
+    ids=["missing", "left over", "misshapen", "of integers", "of an expert"],
+)
+def test_what_is_wrong_with_a_tensor_ends_the_start(copied, architecture, edit, message):
+    with pytest.raises(ConfigurationError, match=message):
+        LLM(edited(copied(architecture), edit), dtype="fp32")
+
+
+def test_a_file_that_was_cut_off_ends_the_start(copied):
+    folder = copied("llama")
+    data = (folder / FILE).read_bytes()
+    (folder / FILE).write_bytes(data[: len(data) // 2])
+    with pytest.raises(ConfigurationError, match=r"cannot read .*model\.safetensors: .*incomplete"):
+        LLM(folder, dtype="fp32")
+    (folder / FILE).unlink()
+    (folder / "model.safetensors.index.json").write_text("{")
+    (folder / "other.safetensors").write_bytes(data)
+    with pytest.raises(ConfigurationError, match=r"cannot read .*index\.json"):
+        LLM(folder, dtype="fp32")
+
+
+def test_nothing_is_a_view_of_the_file(tiny_model, load):
+    """Else a file that is replaced would change the model, or end the process."""
+    decoder = load(tiny_model("gpt2"))
+    before = logits(decoder)
+    path = tiny_model("gpt2") / FILE
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + bytes(len(data) - 4096))
+    try:
+        assert torch.equal(logits(decoder), before)
+    finally:
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "mixtral", "gpt_oss", "ernie4_5"])
+def test_bytes_are_those_of_what_is_kept(tiny_model, load, architecture):
+    """In fp32, which bf16 does not hold: each weight of the file once."""
+    folder = tiny_model(architecture)
+    with safe_open(folder / FILE, "pt") as file:
+        total = sum(file.get_tensor(name).nbytes for name in file.keys())  # noqa: SIM118
+    padding = load(folder).num_bytes - total
+    assert 0 <= padding < 0.5 * total, "of panels that are not full"
+
+
+def test_layers_show_their_progress(tiny_model, load, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    load(tiny_model("llama"))
+    assert "loading layers: 100%" in capsys.readouterr().err

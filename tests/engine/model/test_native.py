@@ -1,0 +1,93 @@
+"""Layers in one native call: of which families, that the answers stay, and when they step aside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.model.native import NativeLayers
+from kernels.cpu.library import what_is_lacking
+from kernels.cpu.linear import has_pairs
+from kernels.cpu.prepared import PreparedMLP, UnpreparedError
+from tests.engine.model.conftest import expected_logits, logits
+from tests.engine.tiny_models import OWN
+
+NATIVE = {
+    "llama", "mistral", "ministral", "qwen2", "smollm3", "seed_oss", "qwen3", "phi3", "gemma",
+    "gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4", "helium", "ernie4_5", "glm", "glm4",
+}  # fmt: skip
+"""The other families have LayerNorm, experts, scaled residuals, or no gate."""
+
+
+@pytest.fixture(autouse=True)
+def in_panels(monkeypatch):
+    reason = what_is_lacking()
+    if reason is not None:
+        pytest.skip(reason)
+    monkeypatch.setattr("kernels.cpu.linear.is_faster", lambda: True)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """How many rows each layer's MLP had, in native calls."""
+    rows, bind = [], PreparedMLP.bind
+
+    def watch(self, hidden, num_tokens, *others, **keywords):
+        rows.append(num_tokens)
+        return bind(self, hidden, num_tokens, *others, **keywords)
+
+    monkeypatch.setattr(PreparedMLP, "bind", watch)
+    return rows
+
+
+@pytest.mark.parametrize("architecture", OWN)
+def test_which_families_and_that_the_logits_stay(tiny_model, load, runs, architecture):
+    folder = tiny_model(architecture, is_wide=True)
+    decoder = load(folder)
+    assert (decoder.native is not None) == (architecture in NATIVE)
+    runs.clear()
+    native = logits(decoder)
+    assert bool(runs) == (architecture in NATIVE)
+    decoder.native = None
+    runs.clear()
+    torch.testing.assert_close(logits(decoder), native, atol=1e-4, rtol=1e-4)
+    assert not runs
+    torch.testing.assert_close(native, expected_logits(folder), atol=1e-3, rtol=1e-3)
+
+
+def test_in_bf16(tiny_model, load, runs):
+    decoder = load(tiny_model("qwen3", is_wide=True), dtype=torch.bfloat16)
+    if not has_pairs():
+        assert decoder.native is None, "products would widen their rows one by one"
+        return
+    native = logits(decoder, torch.bfloat16)
+    assert runs
+    decoder.native = None
+    error = (logits(decoder, torch.bfloat16) - native).abs().max() / native.abs().max()
+    assert error < 0.05
+
+
+def test_the_last_layer_finishes_the_rows_that_have_logits(tiny_model, load, runs):
+    decoder = load(tiny_model("llama", is_wide=True))
+    runs.clear()
+    logits(decoder)  # of a prompt in chunks of 19, 20 and 1; the last alone has logits
+    assert runs == [19, 19, 0, 20, 20, 0, 1, 1, 1]
+
+
+def test_steps_with_adapters_run_layer_by_layer(tiny_model, load, runs):
+    decoder = load(tiny_model("llama", is_wide=True))
+    ids = torch.tensor([3, 5, 7])
+
+    class Nothing:
+        def attend(self, call):
+            return call.query
+
+    runs.clear()
+    decoder(ids, torch.arange(3), torch.tensor([2]), Nothing(), has_adapters=True)
+    assert not runs
+
+
+def test_a_layer_that_no_kernel_computes_is_refused(tiny_model, load):
+    decoder = load(tiny_model("gpt2", is_wide=True))
+    with pytest.raises(UnpreparedError, match="subtract the mean"):
+        NativeLayers(decoder)
