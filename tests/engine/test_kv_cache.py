@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -23,15 +25,38 @@ def test_on_a_cpu_a_heads_part_of_a_block_is_one_run_of_zeros(dtype):
     assert not any(each.any() for each in (cache.keys[1], *cache.values))
 
 
-def test_on_a_cpu_its_memory_is_there_from_the_start():
-    def resident():
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * 4096
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
 
-    before = resident()
-    cache = KVCache([LayerShape(2, 64, 64)] * 2, 512, 16, torch.float32, torch.device("cpu"))
-    num_bytes = sum(each.numel() * each.element_size() for each in cache.keys + cache.values)
-    assert resident() - before > 0.9 * num_bytes
+
+def make_large():
+    """128 MiB."""
+    return KVCache([LayerShape(2, 64, 64)] * 2, 4096, 16, torch.float32, torch.device("cpu"))
+
+
+def test_on_a_cpu_its_memory_is_made_in_the_background():
+    """Beside steps that write to it already, which it leaves alone."""
+    before, cache = resident(), make_large()
+    cache.keys[0].fill_(7)
+    deadline = time.monotonic() + 30
+    while resident() - before < 0.9 * 128 * 2**20:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert (cache.keys[0] == 7).all()
+    assert not any(tensor.any() for tensor in (cache.keys[1], *cache.values))
+
+
+def test_a_kernel_that_cannot_do_that_writes_it_at_once(monkeypatch):
+    monkeypatch.setattr("engine.kv_cache.MADV_POPULATE_WRITE", 9999)
+    before, cache = resident(), make_large()
+    assert resident() - before > 0.9 * 128 * 2**20
+    assert not cache.values[1].any()
+
+
+def test_a_cache_that_is_dropped_meanwhile_is_no_harm():
+    for _ in range(5):
+        make_large()
 
 
 def test_a_kernel_without_huge_pages_is_no_error(monkeypatch):
