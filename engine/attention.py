@@ -110,18 +110,13 @@ def _window_of(module: nn.Module, keywords: dict[str, Any]) -> int | None:
     """
     if "sliding_window" in keywords:
         return keywords["sliding_window"] or None
-    if not _window_is_in_mask_alone(type(module).__module__):
+    if not _makes_windowed_masks(type(module).__module__):
         return None
     config: Any = module.config
     layer_types = getattr(config, "layer_types", None)
     if layer_types is not None and layer_types[module.layer_idx] != "sliding_attention":  # pyright: ignore[reportArgumentType]
         return None
     return getattr(config, "sliding_window", None)
-
-
-@torch.compiler.assume_constant_result  # torch.compile cannot look into source files
-def _window_is_in_mask_alone(module_name: str) -> bool:
-    return _makes_windowed_masks(module_name)
 
 
 @cache

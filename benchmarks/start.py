@@ -1,0 +1,97 @@
+"""`python -m benchmarks.start MODEL`: how long a start takes, and how much memory of the host.
+
+Memory is anonymous: what is mapped from files gives way where memory is short. The KV pool is kept
+small, so that the peak shows the weights and what loading them takes besides. Linux alone.
+
+    python -m benchmarks.start models/demo
+    python -m benchmarks.start ~/llama --dtype bf16 --load-format dummy
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from core.options import make_options
+from engine.phases import Phases
+
+LOOK_S = 0.002
+MIB = 2**20
+KV_BYTES = 16 * MIB
+
+
+class Peak:
+    """Most bytes of anonymous memory that this process had while `watching`, beyond the start."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._is_over = threading.Event()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        watcher = threading.Thread(target=self._watch, args=(anonymous_bytes(),), daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            watcher.join()
+
+    def _watch(self, before: int) -> None:
+        while True:
+            self.num_bytes = max(self.num_bytes, anonymous_bytes() - before)
+            if self._is_over.wait(LOOK_S):
+                return
+
+
+def anonymous_bytes() -> int:
+    """Of this process, in memory now."""
+    status = Path("/proc/self/status").read_text()
+    found = re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE)
+    assert found is not None, "Linux 4.5 and later tell it"
+    return int(found[1]) * 1024
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    phases, peak = Phases(), Peak()
+    from engine.build import build_engine  # whose import is the first phase
+
+    phases.end("imports")
+    with peak.watching():
+        engine = build_engine(
+            options.model,
+            make_options({
+                "dtype": options.dtype,
+                "load_format": options.load_format,
+                "kv_cache_memory_bytes": KV_BYTES,
+            }),
+            phases,
+        )  # fmt: skip
+    facts = engine.facts
+    for name, seconds in phases.seconds.items():
+        print(f"{seconds:8.2f} s  {name}")
+    print(f"{sum(phases.seconds.values()):8.2f} s  together; decoder: {facts.decoder}")
+    print(f"{facts.weights_bytes / MIB:8,.0f} MiB  weights")
+    print(f"{peak.num_bytes / MIB:8,.0f} MiB  at most, with {facts.kv_bytes / MIB:,.0f} MiB of K/V")
+    return 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.start",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", type=Path, help="a directory in Hugging Face form")
+    parser.add_argument("--dtype", default="fp32", help="(%(default)s)")
+    parser.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
