@@ -208,7 +208,7 @@ class LLM:
         self._embedding = None
         if self._driver is not None:
             self._driver.close()
-        gc.collect()  # fused modules refer to themselves
+        gc.collect()  # modules of transformers refer to themselves
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MistralConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from engine import LLM, SamplingParams
 from engine.attention_backend import TritonBackend
@@ -14,21 +14,28 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # of e^-gate, as on 
 SMALL = {"vocab_size": 61, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2,
          "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
          "max_position_embeddings": 64, "eos_token_id": 0, "bos_token_id": 1}  # fmt: skip
-CONFIGS = {
-    "llama": LlamaConfig(**SMALL),
-    "mistral": MistralConfig(**SMALL, sliding_window=18),
-    "gemma2": Gemma2Config(**SMALL, sliding_window=18, query_pre_attn_scalar=64),
+WINDOW = {"sliding_window": 18}
+SETTINGS = {
+    "llama": SMALL,
+    "mistral": SMALL | WINDOW,
+    "gemma2": SMALL | WINDOW | {"query_pre_attn_scalar": 64},
+    "olmo2": SMALL | {"pad_token_id": 0},
+    "mixtral": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
+"""Norms with an offset and of whole rows, experts, transformers' code."""
 CUDA = torch.device("cuda")
 PROMPTS = [[1 + (7 * n + k) % 60 for k in range(length)] for n, length in enumerate((3, 21, 9))]
 
 
 @pytest.mark.parametrize(
-    ("architecture", "decoder"), [("llama", "own"), ("gemma2", "own"), ("mistral", "transformers")]
+    ("architecture", "decoder"),
+    [(name, "transformers" if name == "mistral" else "own") for name in SETTINGS],
 )
 def test_same_tokens_as_on_torch(architecture, decoder, tmp_path, monkeypatch):
     torch.manual_seed(5)
-    model = AutoModelForCausalLM.from_config(CONFIGS[architecture], dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        CONFIG_MAPPING[architecture](**SETTINGS[architecture]), dtype=torch.float32
+    )
     for weight in model.parameters():
         if weight.dim() == 2:
             torch.nn.init.normal_(weight, std=1.4 / weight.shape[-1] ** 0.5)
