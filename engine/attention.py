@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -148,6 +148,7 @@ class TritonBackend:
         self._num_splits = configurations.num_splits
         self._decode = paged_decode.paged_decode
         self._prefill = paged_prefill.paged_prefill
+        self._newest: tuple[PagedBatch, _Parts] | None = None
 
     def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         self._write_kv(_aligned(call.key), _aligned(call.value), keys, values, slots)
@@ -167,6 +168,7 @@ class TritonBackend:
         query = _aligned(call.query)
         out = torch.empty_like(query)
         first = batch.num_decodes
+        parts = self._parts(batch)
         options = {
             "scale": call.scale,
             "window": call.window,
@@ -178,8 +180,8 @@ class TritonBackend:
                 query[:first],
                 keys,
                 values,
-                batch.block_tables[:first],
-                batch.context_lens[:first],
+                parts.decode_tables,
+                parts.decode_lens,
                 # Not by the contexts at hand: each number of splits is a kernel to compile, and
                 # capturing the graphs has compiled all that this can give.
                 num_splits=self._num_splits(
@@ -188,18 +190,36 @@ class TritonBackend:
                 out=out[:first],
                 **options,
             )
-        if first < len(query):
+        if first < query.shape[0]:
             self._prefill(
                 query[first:],
                 keys,
                 values,
-                batch.block_tables[first:],
+                parts.prompt_tables,
                 batch.query_starts,
-                batch.context_lens[first:],
+                parts.prompt_lens,
                 out=out[first:],
                 **options,
             )
         return out
+
+    def _parts(self, batch: PagedBatch) -> _Parts:
+        """Made once for all layers of a step."""
+        if self._newest is None or self._newest[0] is not batch:
+            first = batch.num_decodes
+            tables, lens = batch.block_tables, batch.context_lens
+            parts = _Parts(tables[:first], lens[:first], tables[first:], lens[first:])
+            self._newest = batch, parts
+        return self._newest[1]
+
+
+class _Parts(NamedTuple):
+    """Views of a batch's tensors: of the sequences that decode, and of the others."""
+
+    decode_tables: Tensor
+    decode_lens: Tensor
+    prompt_tables: Tensor
+    prompt_lens: Tensor
 
 
 def _aligned(rows: Tensor) -> Tensor:

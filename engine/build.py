@@ -161,6 +161,8 @@ def _load(
                 ) from error
         else:
             return model, "a decoder whose paged logits equal transformers' own"
+    if options.decoder == "own":
+        raise ConfigurationError(f"option.decoder=own: {reason}; say option.decoder=auto")
     try:
         library = load_library_model(source)
     except Exception as error:  # whatever a library for files of weights may raise

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
 import mmap
 import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -72,25 +73,34 @@ def _make_pages(regions: Sequence[Tensor]) -> None:
     cannot do that beside others who write; there all is written here.
     """
     pieces = [piece for region in regions for piece in region.split(POPULATE_BYTES)]
-    if pieces and _populate(pieces[0]):
-        rest = partial(_populate_all, pieces[1:])
-        threading.Thread(target=rest, name="populate-kv", daemon=True).start()
-    else:
+    if not pieces:
+        return
+    if _populate(pieces[0]) == errno.EINVAL:
         for region in regions:
             region.zero_()
+    elif len(pieces) > 1:
+        rest = partial(_populate_all, pieces[1:])
+        threading.Thread(target=rest, name="populate-kv", daemon=True).start()
 
 
-def _populate_all(pieces: Sequence[Tensor]) -> None:
-    for piece in pieces:
-        if not _populate(piece):
+def _populate_all(pieces: list[Tensor]) -> None:
+    while pieces:
+        if _populate(pieces.pop(0)):
             return  # memory is short: pages are made as steps write them
 
 
-def _populate(piece: Tensor) -> bool:
-    """Has the kernel make the pages of these bytes, whatever they hold; False where it cannot."""
+def _populate(piece: Tensor) -> int:
+    """Has the kernel make the pages of these bytes, whatever they hold; 0, or why it does not."""
     if sys.platform != "linux":
-        return False
-    libc = ctypes.CDLL(None)  # whose calls let other threads run
+        return errno.EINVAL
     start = piece.data_ptr() & -mmap.PAGESIZE
     length = piece.data_ptr() + len(piece) - start
-    return libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_POPULATE_WRITE) == 0
+    result = _libc().madvise(
+        ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_POPULATE_WRITE
+    )  # meanwhile other threads run
+    return ctypes.get_errno() if result else 0
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

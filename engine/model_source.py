@@ -56,6 +56,14 @@ class ModelSource:
     def in_fp32(self) -> ModelSource:
         return replace(self, dtype=torch.float32)
 
+    def load_whole(self, kind: Any, attention: str) -> tuple[Any, list[str]]:
+        """As `load`, and the names of parameters that no file has."""
+        keywords: dict[str, object] = {"attn_implementation": attention}
+        if self.is_dummy:
+            return self.load(kind, **keywords), []
+        model, told = self.load(kind, output_loading_info=True, **keywords)
+        return model, sorted(told["missing_keys"])
+
     def load(self, kind: Any, **keywords: object) -> Any:
         """A model of one of transformers' Auto classes; raises what transformers raises.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.fp8 import e4m3_encode
 from kernels.paged_arguments import stride
+from kernels.plan import Plan, planned
 
 
 @triton.jit
@@ -110,28 +111,41 @@ def write_kv(
     (any GPU) or float8_e4m3fn (sm_89 and newer), holding value / scale, saturated at ±448.
     slot_mapping [T] int32 or int64, no slot twice. Raises ValueError on other types and strides.
     """
+    grid, numbers, options = _plan(key, value, key_cache, value_cache)
+    if grid[0]:
+        write_kv_kernel[grid](
+            key, value, key_cache, value_cache, slot_mapping, 1.0 / key_scale, 1.0 / value_scale,
+            *numbers, **options,
+        )  # fmt: skip
+
+
+@planned
+def _plan(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) -> Plan:
     _check(key, key_cache)
     _check(value, value_cache)
     num_tokens, num_heads, key_dim = key.shape
-    if not num_tokens:
-        return
-    key_tile, value_tile = (triton.next_power_of_2(x.shape[2]) for x in (key, value))
+    value_dim = value.shape[2]
+    key_tile, value_tile = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
     heads_per_tile = min(triton.next_power_of_2(num_heads), max(1, 1024 // key_tile))
     # As many threads as there are 16-byte stores.
-    num_threads = heads_per_tile * key_tile * key_cache.element_size() // 16
-    write_kv_kernel[(num_tokens, triton.cdiv(num_heads, heads_per_tile))](
-        key, value, key_cache, value_cache, slot_mapping, 1.0 / key_scale, 1.0 / value_scale,
-        *(stride(rows, dim) for rows in (key, value) for dim in range(2)),
-        *(stride(cache, dim) for cache in (key_cache, value_cache) for dim in range(3)),
-        BLOCK_SIZE=key_cache.shape[1],
-        NUM_HEADS=num_heads,
-        KEY_DIM=key_dim,
-        VALUE_DIM=value.shape[2],
-        HEADS_PER_TILE=heads_per_tile,
-        KEY_TILE=key_tile,
-        VALUE_TILE=value_tile,
-        num_warps=min(4, max(1, num_threads // 32)),
-    )  # fmt: skip
+    num_threads = heads_per_tile * key_tile * key_cache.dtype.itemsize // 16
+    return Plan(
+        (num_tokens, triton.cdiv(num_heads, heads_per_tile)),
+        (
+            *(stride(rows, dim) for rows in (key, value) for dim in range(2)),
+            *(stride(cache, dim) for cache in (key_cache, value_cache) for dim in range(3)),
+        ),
+        {
+            "BLOCK_SIZE": key_cache.shape[1],
+            "NUM_HEADS": num_heads,
+            "KEY_DIM": key_dim,
+            "VALUE_DIM": value_dim,
+            "HEADS_PER_TILE": heads_per_tile,
+            "KEY_TILE": key_tile,
+            "VALUE_TILE": value_tile,
+            "num_warps": min(4, max(1, num_threads // 32)),
+        },
+    )
 
 
 def _check(rows: Tensor, cache: Tensor) -> None:

@@ -40,8 +40,7 @@ def attention_configuration(
     kernel: str, head_dim: int, group: int, query_dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> AttentionConfiguration:
     """The row for the current GPU. `kernel`: "decode" or "prefill"."""
-    bits = (query_dtype.itemsize * 8, kv_dtype.itemsize * 8)
-    return _lookup(kernel, current_arch(), head_dim, group, *bits)
+    return _lookup(kernel, current_arch(), head_dim, group, query_dtype, kv_dtype)
 
 
 def num_splits(num_rows: int, num_kv_heads: int, num_processors: int, max_context_len: int) -> int:
@@ -62,20 +61,31 @@ def current_arch() -> int:
     """90 for sm_90; 0 in Triton's interpreter, which gets the rows for any arch."""
     if knobs.runtime.interpret:
         return 0
-    target: Any = driver.active.get_current_target()
-    return target.arch
+    active: Any = driver.active
+    return _arch(active, active.get_current_device())
+
+
+@cache
+def _arch(active: Any, device: int) -> int:
+    """Of a device of Triton's active driver, which asks torch each time."""
+    return active.get_current_target().arch
 
 
 @cache
 def _lookup(
-    kernel: str, arch: int, head_dim: int, group: int, query_bits: int, kv_bits: int
+    kernel: str,
+    arch: int,
+    head_dim: int,
+    group: int,
+    query_dtype: torch.dtype,
+    kv_dtype: torch.dtype,
 ) -> AttentionConfiguration:
     shape = {
         "arch": arch,
         "head_dim": head_dim,
         "group": group,
-        "query_bits": query_bits,
-        "kv_bits": kv_bits,
+        "query_bits": query_dtype.itemsize * 8,
+        "kv_bits": kv_dtype.itemsize * 8,
     }
     for row in _table()[kernel]:
         if all(shape[name] in values for name, values in row["when"].items()):

@@ -1,4 +1,4 @@
-"""Compiles for a GPU that is not there: the real wrappers run on CPU tensors, nothing is launched.
+"""A GPU that is not there: real wrappers on CPU tensors compile for it, and nothing is launched.
 
 A wrapper chooses tile sizes and passes real strides, so what is compiled is exactly what it would
 launch, with the same specialisations (divisibility by 16, constants).
@@ -6,14 +6,15 @@ launch, with the same specialisations (divisibility by 16, constants).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from triton.backends.compiler import GPUTarget
-from triton.compiler.compiler import CompiledKernel
+from triton.compiler.compiler import ASTSource, CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -50,6 +51,30 @@ class FakeCuda:
         return torch.device("cpu")
 
 
+class IdleCuda(FakeCuda):
+    """Also as much as loading and launching need."""
+
+    def __init__(self, arch: int) -> None:
+        super().__init__(arch)
+        self.utils = self
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 1 << 20}
+
+    def load_binary(
+        self, name: str, binary: bytes, shared: int, device: int
+    ) -> tuple[int, int, int, int, int]:
+        """Module, function, registers, spills, and the most threads of a program."""
+        return 1, 1, 0, 0, 1024
+
+    def launcher_cls(self, source: ASTSource, metadata: Any) -> Callable[..., None]:
+        return _launch_nothing
+
+
+def _launch_nothing(*arguments: Any) -> None:
+    pass
+
+
 class FakeProperties:
     """As much of torch's device properties as a wrapper may ask for."""
 
@@ -73,14 +98,30 @@ def target(arch: int) -> Iterator[list[Launch]]:
         launches.append(Launch(self.fn.__name__, grid, kernel))
         return kernel
 
+    with (
+        _active(FakeCuda(arch), arch),
+        patch.object(JITFunction, "run", compile_only),
+    ):
+        yield launches
+
+
+@contextmanager
+def idle_gpu(arch: int) -> Iterator[None]:
+    """Within it, launches go their whole way through Triton and then do nothing."""
+    with _active(IdleCuda(arch), arch):
+        yield
+
+
+@contextmanager
+def _active(cuda: FakeCuda, arch: int) -> Iterator[None]:
+    """Triton and torch answer as if the current CUDA device were of this arch."""
     previous = driver._active
-    driver.set_active(FakeCuda(arch))
+    driver.set_active(cuda)
     try:
         with (
-            patch.object(JITFunction, "run", compile_only),
             patch("torch.cuda.get_device_capability", lambda device=None: divmod(arch, 10)),
             patch("torch.cuda.get_device_properties", lambda device=None: FakeProperties(arch)),
         ):
-            yield launches
+            yield
     finally:
         driver.set_active(previous)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.paged_arguments import stride
+from kernels.plan import Plan, planned
 
 Activation = Literal["silu", "gelu_tanh"]
 TILE = 1024
@@ -44,16 +44,20 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
     `silu` is gate * sigmoid(gate), `gelu_tanh` the GELU by tanh (arXiv 1606.08415). Raises
     ValueError for other shapes and strides.
     """
+    grid, numbers, options = _plan(gate_up)
+    num_tokens, width = grid[0], numbers[0]
+    out = gate_up.new_empty((num_tokens, width))
+    if num_tokens:
+        gated_activation_kernel[grid](out, gate_up, *numbers, ACTIVATION=activation, **options)
+    return out
+
+
+@planned
+def _plan(gate_up: Tensor) -> Plan:
     if gate_up.ndim != 2 or gate_up.shape[1] % 2 or gate_up.stride(1) != 1:
         raise ValueError(
             f"gate_up is {list(gate_up.shape)} with strides {gate_up.stride()}; it must be "
             "[tokens, 2 * width] with contiguous rows"
         )
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty(num_tokens, width, dtype=gate_up.dtype, device=gate_up.device)
-    if not num_tokens:
-        return out
-    gated_activation_kernel[(num_tokens, triton.cdiv(width, TILE))](
-        out, gate_up, width, stride(gate_up, 0), ACTIVATION=activation, TILE=TILE
-    )
-    return out
+    return Plan((num_tokens, triton.cdiv(width, TILE)), (width, stride(gate_up, 0)), {"TILE": TILE})

@@ -7,12 +7,15 @@ import math
 import torch
 from torch import Tensor
 
+from kernels.plan import planned
+
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 BLOCK_SIZES = (16, 32, 64)
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 FP8_DTYPES = (torch.float8_e4m3fn, torch.uint8)
 
 
+@planned
 def check_paged_arguments(
     query: Tensor,
     key_cache: Tensor,
@@ -52,6 +55,7 @@ def check_strides(name: str, tensor: Tensor) -> None:
         )
 
 
+@planned
 def is_aligned(tensor: Tensor) -> bool:
     """Rows that are not known to begin at multiples of 16 elements are read 2 bytes at a time."""
     starts = (stride(tensor, dim) for dim in range(tensor.ndim - 1))
@@ -66,6 +70,7 @@ def check_integers(name: str, tensor: Tensor) -> None:
         )
 
 
+@planned
 def score_factors(scale: float, softcap: float | None) -> tuple[float, float | None]:
     """`score_scale` and `cap` of `kernels.attention_tile.softmax_step`, both in base 2."""
     if not scale > 0:

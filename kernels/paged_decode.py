@@ -8,16 +8,15 @@ read on the device: the pair can be captured in a CUDA graph and replayed with n
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.attention_tile import load_rows, row_offsets, softmax_step
-from kernels.configurations import attention_configuration
+from kernels.configurations import AttentionConfiguration, attention_configuration
 from kernels.paged_arguments import check_paged_arguments, score_factors, stride
+from kernels.plan import Plan, planned
 
 
 @triton.jit
@@ -187,34 +186,75 @@ def paged_decode(
         raise ValueError(f"num_splits is {num_splits}; it must be a power of two")
     score_scale, cap = score_factors(scale * key_scale, softcap)
     partials, log_sums = _split_scratch(scratch, query, num_splits)
-    num_rows, num_heads, head_dim = query.shape
-    block_size, num_kv_heads = key_cache.shape[1:3]
-    group = num_heads // num_kv_heads
+    _, num_heads, head_dim = query.shape
+    group = num_heads // key_cache.shape[2]
     tile = attention_configuration("decode", head_dim, group, query.dtype, key_cache.dtype)
-    block_m = min(max(16, triton.next_power_of_2(group)), tile.block_m)
-    min_tiles = -(-tile.min_split_keys // tile.block_n)
     if out is None:
         out = torch.empty_like(query)
-    paged_decode_kernel[(num_kv_heads * -(-group // block_m), num_rows, num_splits)](
+    plan = _plan(query, key_cache, out, num_splits, tile)
+    paged_decode_kernel[plan.grid](
         out, partials, log_sums, query, key_cache, value_cache, block_tables, context_lens,
         sinks if num_splits == 1 else None, score_scale, cap, float(value_scale), window,
-        block_tables.stride(0),
-        stride(out, 0), stride(out, 1), stride(query, 0), stride(query, 1),
-        stride(key_cache, 0), stride(key_cache, 1), stride(key_cache, 2),
-        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_M=block_m, BLOCK_N=tile.block_n,
-        NUM_SPLITS=num_splits, MIN_TILES=min_tiles,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=tile.num_warps, num_stages=tile.num_stages, maxnreg=tile.max_registers,
+        block_tables.stride(0), *plan.numbers, **plan.options,
     )  # fmt: skip
     if num_splits > 1:
-        combine_splits_kernel[(num_heads, num_rows)](
-            out, partials, log_sums, context_lens, sinks, window,
-            stride(out, 0), stride(out, 1),
-            HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_N=tile.block_n,
-            NUM_SPLITS=num_splits, MIN_TILES=min_tiles,
-        )  # fmt: skip
+        plan = _combining_plan(out, num_splits, tile)
+        combine_splits_kernel[plan.grid](
+            out, partials, log_sums, context_lens, sinks, window, *plan.numbers, **plan.options
+        )
     return out
+
+
+@planned
+def _plan(
+    query: Tensor, cache: Tensor, out: Tensor, num_splits: int, tile: AttentionConfiguration
+) -> Plan:
+    num_rows, num_heads, head_dim = query.shape
+    _, block_size, num_kv_heads, _ = cache.shape
+    group = num_heads // num_kv_heads
+    block_m = min(max(16, triton.next_power_of_2(group)), tile.block_m)
+    return Plan(
+        (num_kv_heads * -(-group // block_m), num_rows, num_splits),
+        (
+            *(stride(each, dim) for each in (out, query) for dim in range(2)),
+            *(stride(cache, dim) for dim in range(3)),
+        ),
+        {
+            "GROUP": group,
+            "HEAD_DIM": head_dim,
+            "BLOCK_SIZE": block_size,
+            "BLOCK_D": triton.next_power_of_2(head_dim),
+            "BLOCK_M": block_m,
+            "BLOCK_N": tile.block_n,
+            "NUM_SPLITS": num_splits,
+            "MIN_TILES": _min_tiles(tile),
+            "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+            "num_warps": tile.num_warps,
+            "num_stages": tile.num_stages,
+            "maxnreg": tile.max_registers,
+        },
+    )
+
+
+@planned
+def _combining_plan(out: Tensor, num_splits: int, tile: AttentionConfiguration) -> Plan:
+    num_rows, num_heads, head_dim = out.shape
+    return Plan(
+        (num_heads, num_rows),
+        (stride(out, 0), stride(out, 1)),
+        {
+            "HEAD_DIM": head_dim,
+            "BLOCK_D": triton.next_power_of_2(head_dim),
+            "BLOCK_N": tile.block_n,
+            "NUM_SPLITS": num_splits,
+            "MIN_TILES": _min_tiles(tile),
+        },
+    )
+
+
+def _min_tiles(tile: AttentionConfiguration) -> int:
+    """Of a split."""
+    return -(-tile.min_split_keys // tile.block_n)
 
 
 def scratch_numel(num_rows: int, num_heads: int, head_dim: int, num_splits: int) -> int:
@@ -228,7 +268,8 @@ def _split_scratch(
     """Flat views for the partial results and their log-sums."""
     if num_splits == 1:
         return None, None
-    needed = scratch_numel(*query.shape, num_splits)
+    num_rows, num_heads, head_dim = query.shape
+    needed = scratch_numel(num_rows, num_heads, head_dim, num_splits)
     if scratch is None:
         scratch = torch.empty(needed, dtype=torch.float32, device=query.device)
     elif scratch.dtype != torch.float32 or scratch.ndim != 1 or len(scratch) < needed:
@@ -236,5 +277,5 @@ def _split_scratch(
             f"scratch is {list(scratch.shape)} {scratch.dtype}; "
             f"it must be one row of at least {needed} float32"
         )
-    num_partials = math.prod(query.shape) * num_splits
+    num_partials = num_rows * num_heads * head_dim * num_splits
     return scratch[:num_partials], scratch[num_partials:needed]

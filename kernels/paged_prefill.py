@@ -14,13 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.attention_tile import load_rows, row_offsets, softmax_step
-from kernels.configurations import attention_configuration
-from kernels.paged_arguments import (
-    check_integers,
-    check_paged_arguments,
-    score_factors,
-    stride,
-)
+from kernels.configurations import AttentionConfiguration, attention_configuration
+from kernels.paged_arguments import check_integers, check_paged_arguments, score_factors, stride
+from kernels.plan import Plan, planned
 
 
 @triton.jit
@@ -179,24 +175,49 @@ def paged_prefill(
     check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
     check_integers("query_starts", query_starts)
     score_scale, cap = score_factors(scale * key_scale, softcap)
-    num_tokens, num_heads, head_dim = query.shape
-    block_size, num_kv_heads = key_cache.shape[1:3]
-    group = num_heads // num_kv_heads
+    num_heads, head_dim = query.shape[1:]
+    group = num_heads // key_cache.shape[2]
     tile = attention_configuration("prefill", head_dim, group, query.dtype, key_cache.dtype)
-    heads_per_tile = min(group, tile.block_m)
-    block_q = tile.block_m // heads_per_tile
-    num_blocks = num_tokens // block_q + len(context_lens)
+    num_sequences = context_lens.shape[0]
     if out is None:
         out = torch.empty_like(query)
-    paged_prefill_kernel[(num_blocks, num_kv_heads * -(-group // heads_per_tile))](
+    plan = _plan(query, key_cache, out, num_sequences, tile)
+    paged_prefill_kernel[plan.grid](
         out, query, key_cache, value_cache, block_tables, query_starts, context_lens, sinks,
-        score_scale, cap, float(value_scale), window, block_tables.stride(0), len(context_lens),
-        stride(out, 0), stride(out, 1), stride(query, 0), stride(query, 1),
-        stride(key_cache, 0), stride(key_cache, 1), stride(key_cache, 2),
-        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_M=tile.block_m, BLOCK_Q=block_q,
-        HEADS=heads_per_tile, BLOCK_N=tile.block_n,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=tile.num_warps, num_stages=tile.num_stages, maxnreg=tile.max_registers,
+        score_scale, cap, float(value_scale), window, block_tables.stride(0), num_sequences,
+        *plan.numbers, **plan.options,
     )  # fmt: skip
     return out
+
+
+@planned
+def _plan(
+    query: Tensor, cache: Tensor, out: Tensor, num_sequences: int, tile: AttentionConfiguration
+) -> Plan:
+    num_tokens, num_heads, head_dim = query.shape
+    _, block_size, num_kv_heads, _ = cache.shape
+    group = num_heads // num_kv_heads
+    heads_per_tile = min(group, tile.block_m)
+    block_q = tile.block_m // heads_per_tile
+    num_blocks = num_tokens // block_q + num_sequences
+    return Plan(
+        (num_blocks, num_kv_heads * -(-group // heads_per_tile)),
+        (
+            *(stride(each, dim) for each in (out, query) for dim in range(2)),
+            *(stride(cache, dim) for dim in range(3)),
+        ),
+        {
+            "GROUP": group,
+            "HEAD_DIM": head_dim,
+            "BLOCK_SIZE": block_size,
+            "BLOCK_D": triton.next_power_of_2(head_dim),
+            "BLOCK_M": tile.block_m,
+            "BLOCK_Q": block_q,
+            "HEADS": heads_per_tile,
+            "BLOCK_N": tile.block_n,
+            "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+            "num_warps": tile.num_warps,
+            "num_stages": tile.num_stages,
+            "maxnreg": tile.max_registers,
+        },
+    )

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.paged_arguments import stride
+from kernels.plan import Plan, planned
 
 MAX_WIDTH = 32768
 """A row lies in the registers of one program."""
@@ -62,6 +63,38 @@ def rms_norm(
     type. Returns a new tensor, dense in the order of `rows` in memory. Raises ValueError for other
     shapes and strides.
     """
+    out = torch.empty_like(rows)
+    grid, numbers, options = _plan(rows, weight, out, rounds_first)
+    if grid[0]:
+        rms_norm_kernel[grid](
+            out, rows, weight, eps, *numbers, OFFSET=offset, ROUNDS_FIRST=rounds_first, **options
+        )
+    return out
+
+
+@planned
+def _plan(rows: Tensor, weight: Tensor, out: Tensor, rounds_first: bool) -> Plan:
+    _check(rows, weight, rounds_first)
+    width = rows.shape[-1]
+    num_heads = rows.shape[1] if rows.ndim == 3 else 1
+    num_rows = rows.shape[0] * num_heads
+    width_tile = triton.next_power_of_2(width)
+    rows_per_tile = max(1, TILE // width_tile)
+    strides = [(stride(each, 0), stride(each, 1) if num_heads > 1 else 0) for each in (rows, out)]
+    return Plan(
+        (triton.cdiv(num_rows, rows_per_tile),),
+        (num_rows, num_heads, *strides[0], *strides[1]),
+        {
+            "WIDTH": width,
+            "ROWS_PER_TILE": rows_per_tile,
+            "WIDTH_TILE": width_tile,
+            # As many threads as there are 16-byte loads of bf16; a long row is several a thread.
+            "num_warps": min(16, max(4, rows_per_tile * width_tile // 256)),
+        },
+    )
+
+
+def _check(rows: Tensor, weight: Tensor, rounds_first: bool) -> None:
     width = rows.shape[-1]
     if rows.ndim not in (2, 3) or weight.shape != (width,) or width > MAX_WIDTH:
         raise ValueError(
@@ -72,22 +105,3 @@ def rms_norm(
         raise ValueError(f"rows must be contiguous, got {rows.stride()} and {weight.stride()}")
     if rounds_first and torch.promote_types(rows.dtype, weight.dtype) != rows.dtype:
         raise ValueError(f"{weight.dtype} weights would widen rows of {rows.dtype}")
-    by_head = rows if rows.ndim == 3 else rows[:, None]
-    out = torch.empty_like(by_head)
-    num_tokens, num_heads, _ = by_head.shape
-    width_tile = triton.next_power_of_2(width)
-    rows_per_tile = max(1, TILE // width_tile)
-    num_tiles = triton.cdiv(num_tokens * num_heads, rows_per_tile)
-    if num_tiles:
-        rms_norm_kernel[(num_tiles,)](
-            out, by_head, weight, eps, num_tokens * num_heads, num_heads,
-            stride(by_head, 0), stride(by_head, 1), stride(out, 0), stride(out, 1),
-            WIDTH=width,
-            OFFSET=offset,
-            ROUNDS_FIRST=rounds_first,
-            ROWS_PER_TILE=rows_per_tile,
-            WIDTH_TILE=width_tile,
-            # As many threads as there are 16-byte loads of bf16; a long row is several a thread.
-            num_warps=min(16, max(4, rows_per_tile * width_tile // 256)),
-        )  # fmt: skip
-    return out.view(rows.shape)

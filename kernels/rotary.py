@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.paged_arguments import stride
+from kernels.plan import Plan, planned
 
 TILE = 1024
 
@@ -94,28 +95,38 @@ def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int
     nothing twice in memory; cos, sin [T, rotary_dim], or [T, rotary_dim / 2] where one half serves
     both; all of one type, fp16, bf16 or fp32. Raises ValueError for others.
     """
+    grid, numbers, options = _plan(query, key, cos, sin, rotary_dim)
+    if grid[0]:
+        rotary_kernel[grid](query, key, cos, sin, *numbers, **options)
+
+
+@planned
+def _plan(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> Plan:
     for rows in (query, key):
         _check(rows, cos, sin, rotary_dim)
     (num_tokens, num_heads, _), num_kv_heads = query.shape, key.shape[1]
-    if not num_tokens:
-        return
     half = rotary_dim // 2
     half_tile = triton.next_power_of_2(half)
     most_heads = triton.next_power_of_2(max(num_heads, num_kv_heads))
     heads_per_tile = min(most_heads, max(1, TILE // half_tile))
     num_tiles = triton.cdiv(num_heads, heads_per_tile) + triton.cdiv(num_kv_heads, heads_per_tile)
-    rotary_kernel[(num_tokens, num_tiles)](
-        query, key, cos, sin,
-        stride(query, 0), stride(query, 1), stride(key, 0), stride(key, 1),
-        stride(cos, 0), stride(sin, 0),
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
-        HALF=half,
-        SECOND=half if cos.shape[1] == rotary_dim else 0,
-        HEADS_PER_TILE=heads_per_tile,
-        HALF_TILE=half_tile,
-        num_warps=min(4, max(1, heads_per_tile * half_tile // 256)),
-    )  # fmt: skip
+    return Plan(
+        (num_tokens, num_tiles),
+        (
+            *(stride(rows, dim) for rows in (query, key) for dim in range(2)),
+            stride(cos, 0),
+            stride(sin, 0),
+        ),
+        {
+            "NUM_HEADS": num_heads,
+            "NUM_KV_HEADS": num_kv_heads,
+            "HALF": half,
+            "SECOND": half if cos.shape[1] == rotary_dim else 0,
+            "HEADS_PER_TILE": heads_per_tile,
+            "HALF_TILE": half_tile,
+            "num_warps": min(4, max(1, heads_per_tile * half_tile // 256)),
+        },
+    )
 
 
 def _check(rows: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> None:

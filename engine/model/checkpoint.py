@@ -21,17 +21,21 @@ NOT_WEIGHTS = (
     "attn.masked_bias",
     "attention.bias",
     "attention.masked_bias",
+    "rotary_emb.cos_cached",
+    "rotary_emb.sin_cached",
     "act_fn.beta",
     "act_fn.eps",
 )
 """Ends of names: constants that older versions of transformers saved beside the weights."""
 Entry = tuple[str, Callable[[], Tensor]]
 """The file of a tensor, for messages, and what reads it."""
+INCOMPLETE = "the download is incomplete, or config.json is of another model"
+BROKEN = "download the model again"
 CURE = "option.decoder=transformers loads it by transformers' rules"
 
 
 class Checkpoint:
-    """Each tensor can be taken once; what is left at the end was forgotten by somebody."""
+    """Each tensor can be taken once; the decoder has no use for one that is left at the end."""
 
     def __init__(self, tensors: Mapping[str, Entry], origin: str) -> None:
         """tensors: by name. origin: where they are from, for messages."""
@@ -42,21 +46,26 @@ class Checkpoint:
         return name in self._tensors
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """A view of the mapped file. Raises ConfigurationError where it is missing or misshapen."""
+        """Often a view of a mapped file. Raises ConfigurationError if missing or misshapen."""
         if name not in self._tensors:
-            raise ConfigurationError(f"{self._origin} has no tensor '{name}'; {CURE}")
+            raise ConfigurationError(f"{self._origin} has no tensor '{name}': {INCOMPLETE}")
         file, read = self._tensors.pop(name)
         try:
             tensor = read()
         except (SafetensorError, OSError, ValueError) as error:
-            raise ConfigurationError(f"cannot read '{name}' in {file}: {error}") from error
+            raise ConfigurationError(
+                f"cannot read '{name}' in {file}: {error}; {BROKEN}"
+            ) from error
         if tensor.shape != shape:
             raise ConfigurationError(
                 f"{file}: tensor '{name}' is {list(tensor.shape)}, and by config.json it is "
                 f"{list(shape)}; {CURE}"
             )
         if not tensor.is_floating_point():
-            raise ConfigurationError(f"{file}: tensor '{name}' is {tensor.dtype}, not a float")
+            raise ConfigurationError(
+                f"{file}: tensor '{name}' is {tensor.dtype}, not a float; quantized weights "
+                "need a quantization_config in config.json"
+            )
         return tensor
 
     def require_nothing_left(self, *, but: str) -> None:
@@ -79,7 +88,7 @@ def open_checkpoint(model_dir: Path, family: Family) -> Checkpoint:
         try:
             file = safe_open(path, "pt")
         except (SafetensorError, OSError) as error:
-            raise ConfigurationError(f"cannot read {path}: {error}") from error
+            raise ConfigurationError(f"cannot read {path}: {error}; {BROKEN}") from error
         for name in file.keys():  # noqa: SIM118 - it is no mapping
             tensors[name] = str(path), _reader(file, name)
     return Checkpoint(_renamed(tensors, family), str(model_dir))
@@ -104,7 +113,9 @@ def _files(model_dir: Path) -> list[Path]:
     try:
         names = json.loads((model_dir / INDEX_FILE).read_text())["weight_map"].values()
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigurationError(f"cannot read {model_dir / INDEX_FILE}: {error!r}") from error
+        raise ConfigurationError(
+            f"cannot read {model_dir / INDEX_FILE}: {error!r}; {BROKEN}"
+        ) from error
     return [model_dir / name for name in sorted(set(names))]
 
 
@@ -113,13 +124,14 @@ def _reader(file: safe_open, name: str) -> Callable[[], Tensor]:
 
 
 def _renamed(tensors: dict[str, Entry], family: Family) -> dict[str, Entry]:
-    """By the names that transformers' modules have; some are published without the first word."""
-    base = family.prefix.partition(".")[0] + "."
-    if not any(name.startswith(base) for name in tensors):
-        tensors = {
-            name if name.startswith(family.head) else base + name: each
-            for name, each in tensors.items()
-        }
+    """By the names that transformers' modules have. Some families are published without the first
+    word of them: `wte.weight` for `transformer.wte.weight`."""
     for published, own in family.renames:
         tensors = {name.replace(published, own): each for name, each in tensors.items()}
-    return tensors
+    base = family.prefix.partition(".")[0] + "."
+    if any(name.startswith(base) for name in tensors):
+        return tensors
+    return {
+        name if name.startswith(family.head) else base + name: each
+        for name, each in tensors.items()
+    }

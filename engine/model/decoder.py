@@ -49,7 +49,10 @@ class Decoder:
         family, width = spec.family, spec.hidden_size
         prefix = family.prefix
         self.spec, self.shapes = spec, spec.shapes
-        self.embedding = loader.tensor(f"{prefix}{family.embedding}.weight", spec.vocab_size, width)
+        embedding = f"{prefix}{family.embedding}.weight"
+        if spec.is_tied and embedding not in loader.checkpoint:
+            embedding = f"{family.head}.weight"  # some files have the head's name for both
+        self.embedding = loader.tensor(embedding, spec.vocab_size, width)
         self._positions = _positions(loader, spec)
         self.rotary = Rotary(spec, loader.device, loader.dtype)
         self.layers = [
@@ -190,14 +193,14 @@ class Attention:
         rows: Tensor | None = None,
     ) -> Tensor:
         """[T, hidden] → the same, or of the tokens `rows` alone."""
-        kind, clip, dim = self.spec.family.qk_norm, self.spec.qkv_clip, self.spec.head_dim
-        query, key, value = self.qkv(hidden).split(self._sizes, -1)
+        kind, clip, dim = self.spec.qk_norm, self.spec.qkv_clip, self.spec.head_dim
+        query, key, value = self.qkv(hidden).split_with_sizes(self._sizes, -1)
         if kind == "row":
             query, key = self.norms[0](query), self.norms[1](key)
         if clip is not None:
-            query, key, value = (each.clamp(-clip, clip) for each in (query, key, value))
-        query, key, value = (each.unflatten(-1, (-1, dim)) for each in (query, key, value))
-        if kind == "head" and self.norms:
+            query, key, value = (part.clamp(-clip, clip) for part in (query, key, value))
+        query, key, value = (part.unflatten(-1, (-1, dim)) for part in (query, key, value))
+        if kind == "head":
             query, key = self.norms[0](query), self.norms[1](key)
         if self.layer.rope is not None:
             self._rotate(query, key, *angles[self.layer.rope], self.rotary_dim)
@@ -289,14 +292,14 @@ def _halves_of_pairs(dim: int, rotary_dim: int) -> Tensor:
 
 
 def _qk_norms(loader: Loader, spec: DecoderSpec, name: str, order: Tensor | None) -> list[Norm]:
-    """Of queries and of keys; none where the family, or config.use_qk_norm, has none."""
+    """Of queries and of keys, where there are any."""
     family = spec.family
-    if not family.qk_norm or not getattr(spec.config, "use_qk_norm", True):
+    if not spec.qk_norm:
         return []
     norms: list[Norm] = []
     for norm, heads in zip(family.qk_norm_names, (spec.num_heads, spec.num_kv_heads), strict=True):
         shape: tuple[int, ...] = (spec.head_dim,)
-        if family.qk_norm == "row":
+        if spec.qk_norm == "row":
             shape = (heads * spec.head_dim,)
         elif family.norm.subtracts_mean:
             shape = (heads, spec.head_dim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,10 @@ from engine.model.activations import make_gated
 from engine.model.families import ExpertNames
 from engine.model.loader import Loader, Source
 from engine.model.spec import DecoderSpec
+
+Grouped = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(rows [M, K] sorted by expert, weights [E, N, K], where each expert's rows end [E] int32)
+→ [M, N]."""
 
 
 class Experts:
@@ -31,6 +36,7 @@ class Experts:
         self._router = loader.linear(
             [Source(f"{block}.{names.router}", count)], hidden, is_adaptable=False
         )
+        self._grouped = choose_grouped(loader.device, loader.dtype)
         self._ids = torch.arange(count, device=loader.device)
         weights = _Weights(loader, block, names, count, hidden, width)
         self._gate_up, self._down = weights.gate_up, weights.down
@@ -46,10 +52,10 @@ class Experts:
         by_expert, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(by_expert, self._ids, right=True, out_int32=True)
         gathered = rows.index_select(0, order // self._top_k)
-        gate_up = F.grouped_mm(gathered, self._gate_up.transpose(1, 2), offs=ends)
+        gate_up = self._grouped(gathered, self._gate_up, ends)
         if self._gate_up_bias is not None:
             gate_up = gate_up + self._gate_up_bias[by_expert]
-        outputs = F.grouped_mm(self._activate(gate_up), self._down.transpose(1, 2), offs=ends)
+        outputs = self._grouped(self._activate(gate_up), self._down, ends)
         if self._down_bias is not None:
             outputs = outputs + self._down_bias[by_expert]
         outputs = outputs * scores.flatten().index_select(0, order)[:, None]
@@ -108,6 +114,26 @@ class _Weights:
                 for name, place in places.items():
                     full_name = f"{block}.experts.{index}.{name}.weight"
                     place.copy_(loader.checkpoint.take(full_name, *place.shape))
+
+
+def choose_grouped(device: torch.device, dtype: torch.dtype) -> Grouped:
+    """torch's where it does not wait for the device, and on a CPU; else our kernel.
+
+    On CUDA, torch has a kernel for bf16 on sm_90 and sm_100 alone. Elsewhere it copies `ends` to
+    the host and loops over the experts, which no CUDA graph can hold.
+    """
+    if device.type == "cuda":
+        major, _ = torch.cuda.get_device_capability(device)
+        if dtype != torch.bfloat16 or major not in (9, 10):
+            # Triton is imported where its kernels run, so that the CPU does without it.
+            from kernels.grouped_linear import grouped_linear
+
+            return grouped_linear
+    return _torch_grouped
+
+
+def _torch_grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
 
 def _gates_first(pairs: Tensor) -> Tensor:

@@ -78,6 +78,10 @@ class Family:
     qk_norm: Literal["", "head", "row", "after rotary"] = ""
     """Normalizes queries and keys: each head, all heads as one row, or each head once rotated."""
     qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
+    qk_norm_is_optional: bool = False
+    """config.use_qk_norm decides."""
+    windows: Literal["none", "all", "by layer"] = "none"
+    """Which layers have config.sliding_window: none, all, or those that config.layer_types says."""
     rotary: Literal["halves", "pairs", "none"] = "halves"
     """Which numbers of a head turn together: i and i + half, or 2i and 2i + 1."""
     rotates_windows_alone: bool = False
@@ -101,6 +105,7 @@ class Family:
 
 
 LLAMA = Family()
+BY_LAYER = replace(LLAMA, windows="by layer")
 SANDWICH = ("input_layernorm", "post_attention_layernorm",
             "pre_feedforward_layernorm", "post_feedforward_layernorm")  # fmt: skip
 POST = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
@@ -115,20 +120,20 @@ COHERE = replace(
 
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
-    "mistral": LLAMA,
-    "ministral": LLAMA,
-    "qwen2": LLAMA,
-    "smollm3": LLAMA,
+    "mistral": replace(LLAMA, windows="all"),
+    "ministral": BY_LAYER,
+    "qwen2": BY_LAYER,
+    "smollm3": BY_LAYER,
     "seed_oss": LLAMA,
     "granite": LLAMA,
-    "qwen3": replace(LLAMA, qk_norm="head"),
-    "phi3": replace(LLAMA, qkv=("qkv_proj",), gate_up=("gate_up_proj",)),
+    "qwen3": replace(BY_LAYER, qk_norm="head"),
+    "phi3": replace(LLAMA, qkv=("qkv_proj",), gate_up=("gate_up_proj",), windows="all"),
     "gemma": GEMMA,
-    "gemma2": replace(GEMMA, norms=SANDWICH),
-    "gemma3_text": replace(GEMMA, norms=SANDWICH, qk_norm="head"),
+    "gemma2": replace(GEMMA, norms=SANDWICH, windows="by layer"),
+    "gemma3_text": replace(GEMMA, norms=SANDWICH, qk_norm="head", windows="by layer"),
     "olmo2": OLMO2,
-    "olmo3": OLMO2,
-    "exaone4": replace(LLAMA, norms=POST, qk_norm="head", rotates_windows_alone=True),
+    "olmo3": replace(OLMO2, windows="by layer"),
+    "exaone4": replace(BY_LAYER, norms=POST, qk_norm="head", rotates_windows_alone=True),
     "helium": replace(LLAMA, norm=RMS_ROUNDED_LAST, rotary="pairs"),
     "ernie4_5": replace(LLAMA, rotary="pairs"),
     "glm": GLM,
@@ -146,11 +151,11 @@ FAMILIES: dict[str, Family] = {
         UNGATED, qk_norm="head", norms=("attention_layernorm", "", "feedforward_layernorm", "")
     ),
     "nemotron": replace(UNGATED, norm=NormKind(subtracts_mean=True, offset=1.0)),
-    "starcoder2": replace(UNGATED, norm=LAYER, gate_up=("c_fc",), down="c_proj"),
+    "starcoder2": replace(UNGATED, norm=LAYER, gate_up=("c_fc",), down="c_proj", windows="all"),
     # LayerNorm
     "stablelm": replace(LLAMA, norm=LAYER, parallel_shares_norm=True),
-    "cohere": replace(COHERE, qk_norm="head"),
-    "cohere2": replace(COHERE, rotates_windows_alone=True),
+    "cohere": replace(COHERE, qk_norm="head", qk_norm_is_optional=True),
+    "cohere2": replace(COHERE, windows="by layer", rotates_windows_alone=True),
     "gpt2": Family(
         prefix="transformer.", layers="h", embedding="wte", final_norm="ln_f",
         attention="attn", qkv=("c_attn",), out="c_proj", gate_up=("c_fc",), down="c_proj",
@@ -158,7 +163,8 @@ FAMILIES: dict[str, Family] = {
         positions="wpe", is_transposed=True,
     ),
     "gpt_neox": Family(
-        prefix="gpt_neox.", embedding="embed_in", final_norm="final_layer_norm", head="embed_out",
+        prefix="gpt_neox.", embedding="embed_in", final_norm="final_layer_norm",
+        renames=(("embed_out.", "lm_head."),),
         attention="attention", qkv=("query_key_value",), out="dense",
         gate_up=("dense_h_to_4h",), down="dense_4h_to_h",
         norm=LAYER, is_gated=False, qkv_by_head=True,
@@ -174,9 +180,10 @@ FAMILIES: dict[str, Family] = {
         LLAMA,
         experts=ExpertNames(gate="w1", up="w3", down="w2", always_normalizes=True),
         renames=((".block_sparse_moe.", ".mlp."),),
+        windows="all",
     ),
-    "qwen2_moe": replace(LLAMA, experts=replace(QWEN_EXPERTS, shared="shared_expert")),
-    "qwen3_moe": replace(LLAMA, qk_norm="head", experts=QWEN_EXPERTS),
+    "qwen2_moe": replace(BY_LAYER, experts=replace(QWEN_EXPERTS, shared="shared_expert")),
+    "qwen3_moe": replace(LLAMA, qk_norm="head", experts=QWEN_EXPERTS, windows="all"),
     "olmoe": replace(LLAMA, qk_norm="row", experts=QWEN_EXPERTS),
     "granitemoe": replace(
         LLAMA,
@@ -188,7 +195,7 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "gpt_oss": replace(
-        LLAMA,
+        BY_LAYER,
         norm=RMS_ROUNDED_LAST,
         experts=ExpertNames(router="router", scores="of chosen", interleaved=True),
     ),

@@ -21,7 +21,7 @@ from core.sampling import SamplingParams
 from core.sequence import Sequence
 from core.sizing import LayerShape
 from engine.attention import AttendsPaged, UnsupportedModelError
-from engine.attention_backend import make_backend
+from engine.attention_backend import AttentionBackend, make_backend
 from engine.inputs import InputBuilder
 from engine.kv_cache import KVCache
 from engine.model_source import ModelSource
@@ -34,6 +34,9 @@ PROBE_CHUNKS = ((0, 19), (19, 20), (39, 1))
 """A prompt, more of it, and a decode step: all that attention is ever asked for."""
 MAX_RELATIVE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 """Of the probe's logits; a wrong model is off by about 1."""
+MAX_KERNEL_ERROR = 0.5
+"""In low precision, of layers that are right in fp32: more than rounding, or a router's near ties,
+explains."""
 
 
 class Computes(Protocol):
@@ -53,11 +56,16 @@ def paged_logits(
     shapes: list[LayerShape],
     device: torch.device,
     dtype: torch.dtype,
+    backend: AttentionBackend | None = None,
 ) -> Tensor:
-    """[vocabulary] fp32, after the probe's last token; its blocks do not follow one another."""
+    """[vocabulary] fp32, after the probe's last token; its blocks do not follow one another.
+
+    backend: None for the one that will serve.
+    """
     num_blocks = -(-PROBE_LENGTH // PROBE_BLOCK_SIZE)
     cache = KVCache(shapes, num_blocks, PROBE_BLOCK_SIZE, dtype, device)
-    backend, _ = make_backend(device, shapes, PROBE_BLOCK_SIZE, PROBE_LENGTH, dtype)
+    if backend is None:
+        backend, _ = make_backend(device, shapes, PROBE_BLOCK_SIZE, PROBE_LENGTH, dtype)
     sequence = Sequence(0, probe_ids(vocab_size), SamplingParams())
     blocks = tuple(reversed(range(num_blocks)))
     builder = InputBuilder(PROBE_BLOCK_SIZE, Staging(device))
@@ -99,13 +107,18 @@ def load_reference(source: ModelSource, attention: str = "eager") -> Any:
     """
     try:
         with _quietly():
-            model = source.load(AutoModelForCausalLM, attn_implementation=attention)
+            model, missing = source.load_whole(AutoModelForCausalLM, attention)
     except KeyError as error:  # a table of attention classes by name
         raise UnsupportedModelError("its attention is a class of its own") from error
     except ValueError as error:
         raise UnsupportedModelError(f"transformers cannot load it so: {error}") from error
     except Exception as error:  # whatever a library for files of weights may raise
         raise ConfigurationError(f"transformers cannot read {source.model_dir}: {error}") from error
+    if missing:  # which transformers would draw at random
+        raise ConfigurationError(
+            f"{source.model_dir} has no tensor '{missing[0]}': the download is incomplete, or "
+            "config.json is of another model"
+        )
     return model.to(source.device).eval()
 
 

@@ -71,7 +71,7 @@ class Loader:
             start += source.size
         format = self._format(weights)
         self.num_bytes += format.num_bytes
-        linear = Linear(format, self._joined(biases), parts, in_features, self.dtype)
+        linear = Linear(format, self._joined(sources, biases), parts, in_features, self.dtype)
         if is_adaptable:
             self.linears.append(linear)
         return linear
@@ -124,13 +124,15 @@ class Loader:
         bias = self.checkpoint.take(f"{source.name}.bias", source.size)
         return bias if source.order is None else bias[source.order.to(bias.device)]
 
-    def _joined(self, biases: Sequence[Tensor | None]) -> Tensor | None:
-        """The C++ of a CPU takes biases in fp32."""
-        given = [bias for bias in biases if bias is not None]
-        if not given:
+    def _joined(self, sources: Sequence[Source], biases: Sequence[Tensor | None]) -> Tensor | None:
+        """Zeros for the layers without one. The C++ of a CPU takes biases in fp32."""
+        given = [
+            torch.zeros(source.size) if bias is None else bias
+            for source, bias in zip(sources, biases, strict=True)
+        ]
+        if all(bias is None for bias in biases):
             return None
-        assert len(given) == len(biases), "all layers of a product have a bias, or none"
         dtype = torch.float32 if uses_panels(self.device, self.dtype) else self.dtype
-        joined = torch.cat(given).to(self.device, dtype)
+        joined = torch.cat([bias.to(self.device, dtype) for bias in given])
         self.num_bytes += joined.nbytes
         return joined

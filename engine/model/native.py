@@ -75,7 +75,7 @@ def _mlp(mlp: MLP) -> PreparedMLP:
 
 def _attention(attention: Attention) -> PreparedAttention:
     spec = attention.spec
-    if spec.family.qk_norm == "after rotary" or spec.qkv_clip is not None:
+    if spec.qk_norm == "after rotary" or spec.qkv_clip is not None:
         raise UnpreparedError("queries and keys are normalized after rotation, or clipped")
     norms = None
     if attention.norms:

@@ -62,7 +62,10 @@ def _frequencies(spec: DecoderSpec, name: str) -> tuple[Tensor, float]:
     if kind in ("default", "dynamic"):
         dim = int(spec.head_dim * parameters.get("partial_rotary_factor", 1.0))
         exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
-        return 1.0 / parameters["rope_theta"] ** exponents, 1.0
+        base = parameters["rope_theta"]
+        if kind == "dynamic" and parameters.get("alpha"):  # HunYuan's: at every length
+            base *= parameters["alpha"] ** (dim / (dim - 2))
+        return 1.0 / base**exponents, 1.0
     keywords: dict[str, Any] = {"layer_type": name} if name else {}
     if kind == "longrope":
         original = parameters["original_max_position_embeddings"]

@@ -16,6 +16,8 @@ from engine.model.families import FAMILIES, Family
 EPS_NAMES = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")
 ACTIVATION_NAMES = ("hidden_activation", "hidden_act", "activation_function")
 MLP_WIDTH_NAMES = ("intermediate_size", "ffn_dim", "n_inner")
+PER_LAYER = ("layer_types", "no_rope_layers")
+"""Lists with an entry for each layer."""
 TORCH_LAYER_NORM_EPS = 1e-5
 
 
@@ -58,6 +60,8 @@ class DecoderSpec:
     logit_scale: float
     logit_softcap: float | None
     is_tied: bool
+    qk_norm: str
+    """As `Family.qk_norm`."""
     norms: tuple[str, str, str, str]
     """As `Family.norms`."""
     is_parallel: bool
@@ -77,13 +81,15 @@ class DecoderSpec:
         return min(max(2, max(firsts) + 1), len(self.layers))
 
     def config_of_first(self, num_layers: int) -> PreTrainedConfig:
-        """For transformers: the model's first layers, and rotation that has been settled."""
+        """For transformers: the model's first layers. If longrope's long set serves, it is that of
+        short prompts too."""
         config: Any = deepcopy(self.config)
-        for name, value in vars(config).items():
-            if isinstance(value, list) and len(value) == len(self.layers):
-                setattr(config, name, value[:num_layers])
+        for name in PER_LAYER:
+            if getattr(config, name, None):
+                setattr(config, name, getattr(config, name)[:num_layers])
         config.num_hidden_layers = num_layers
-        for parameters in _ropes(config).values() if self.ropes else ():
+        ropes = _ropes(config) if self.ropes else {}
+        for parameters in ropes.values():
             if parameters["rope_type"] == "longrope" and is_long(parameters, self.max_length):
                 parameters["short_factor"] = parameters["long_factor"]
         return config
@@ -104,6 +110,7 @@ def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
     num_heads = given.num_attention_heads
     head_dim = getattr(given, "head_dim", None) or given.hidden_size // num_heads
     is_parallel = getattr(given, "use_parallel_residual", family.is_parallel)
+    has_qk_norm = not family.qk_norm_is_optional or given.use_qk_norm
     norms = family.norms
     if is_parallel and family.parallel_shares_norm:
         norms = (norms[0], norms[1], "", norms[3])
@@ -114,7 +121,7 @@ def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
         vocab_size=given.vocab_size,
         hidden_size=given.hidden_size,
         num_heads=num_heads,
-        num_kv_heads=getattr(given, "num_key_value_heads", None) or num_heads,
+        num_kv_heads=_num_kv_heads(given, family),
         head_dim=head_dim,
         norm_eps=_first(given, EPS_NAMES) or TORCH_LAYER_NORM_EPS,
         activation=_first(given, ACTIVATION_NAMES),
@@ -131,6 +138,7 @@ def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
         logit_scale=getattr(given, "logit_scale", 1.0) / getattr(given, "logits_scaling", 1.0),
         logit_softcap=getattr(given, "final_logit_softcapping", None),
         is_tied=given.tie_word_embeddings,
+        qk_norm=family.qk_norm if has_qk_norm else "",
         norms=norms,
         is_parallel=is_parallel,
         qkv_clip=getattr(given, "clip_qkv", None),
@@ -148,6 +156,10 @@ def _refuse(config: Any) -> None:
         ),
         "it normalizes each head by weights of its own": getattr(config, "qk_layernorm", False),
         "it attends to an encoder": getattr(config, "add_cross_attention", False),
+        "its norms have no weights": not getattr(config, "layer_norm_elementwise_affine", True),
+        "none of its layers has a window": (
+            config.model_type == "cohere2" and not config.sliding_window
+        ),
         "its final norm is left out": getattr(config, "_remove_final_layer_norm", False),
     }
     for reason, is_so in refused.items():
@@ -165,17 +177,19 @@ def _method(config: Any) -> str | None:
 
 
 def _layer(config: Any, family: Family, head_dim: int, index: int) -> LayerSpec:
-    layer_types = getattr(config, "layer_types", None)
-    is_sliding = layer_types is None or layer_types[index] == "sliding_attention"
     window = getattr(config, "sliding_window", None) or None
-    if layer_types is None and not getattr(config, "use_sliding_window", True):
-        window = None
+    is_full = family.windows == "by layer" and config.layer_types[index] != "sliding_attention"
     return LayerSpec(
-        window=window if is_sliding else None,
+        window=None if family.windows == "none" or is_full else window,
         scale=_scale(config, head_dim, index),
         rope=_rope(config, family, index),
         has_experts=family.experts is not None and _has_experts(config, index),
     )
+
+
+def _num_kv_heads(config: Any, family: Family) -> int:
+    own = None if family.qkv_by_head else getattr(config, "num_key_value_heads", None)
+    return own or config.num_attention_heads
 
 
 def _scale(config: Any, head_dim: int, index: int) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from kernels import torch_elementwise

@@ -1,9 +1,9 @@
 """Decoder layers and their parts (norms, attention, the gated MLP) as lists of kernels.
 
-Between the modules and views of a model's own code a kernel's arguments are checked and gathered
-anew for each call, which takes Python longer than a step of few tokens takes to compute. Here
-what stays the same is gathered once; `bind` fills in the addresses of what is new, and then all
-kernels run in one call. Addresses are of dense rows, of one type within a part.
+Called one by one, each kernel's arguments are checked and gathered anew for each call, which takes
+Python longer than a step of few tokens takes to compute. Here what stays the same is gathered once;
+`bind` fills in the addresses of what is new, and then all kernels run in one call. Addresses are of
+dense rows, of one type within a part.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.model.experts import Experts
+from engine.model.experts import Experts, choose_grouped
 from tests.engine.model.conftest import logits
 
 MIXTURES = ["mixtral", "qwen3_moe", "granitemoe"]
@@ -43,6 +43,24 @@ def test_nothing_depends_on_what_the_router_chooses(tiny_model, load):
     experts._activate = lambda gate_up: gate_up.chunk(2, -1)[0]
     rows = torch.empty(5, 32, device="meta", dtype=torch.bfloat16)
     assert experts(rows).shape == (5, 32)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "module"),
+    [
+        ((8, 0), torch.bfloat16, "kernels.grouped_linear"),
+        ((8, 9), torch.bfloat16, "kernels.grouped_linear"),
+        ((9, 0), torch.float16, "kernels.grouped_linear"),
+        ((9, 0), torch.float32, "kernels.grouped_linear"),
+        ((9, 0), torch.bfloat16, "engine.model.experts"),
+        ((10, 3), torch.bfloat16, "engine.model.experts"),
+        ((12, 0), torch.bfloat16, "kernels.grouped_linear"),
+    ],
+)
+def test_our_kernel_where_torch_would_wait_for_the_device(capability, dtype, module, monkeypatch):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: capability)
+    assert choose_grouped(torch.device("cuda"), dtype).__module__ == module
+    assert choose_grouped(torch.device("cpu"), dtype).__module__ == "engine.model.experts"
 
 
 def test_two_tokens_of_one_step_do_not_change_each_other(tiny_model, load):

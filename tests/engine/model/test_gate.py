@@ -11,6 +11,7 @@ from core.errors import ConfigurationError
 from engine import LLM
 from engine.model import own
 from engine.model.decoder import MLP, Decoder
+from engine.model.families import FAMILIES
 from engine.model.spec import read_spec
 from tests.engine.tiny_models import FOREIGN, OWN
 
@@ -86,10 +87,46 @@ def test_no_more_layers_than_that_are_loaded_twice(copied, monkeypatch):
     assert loaded == [2, 6]
 
 
-def test_fp32_decides_where_low_precision_differs(tiny_model, monkeypatch):
-    monkeypatch.setitem(own.MAX_RELATIVE_ERROR, torch.bfloat16, -1.0)
+@pytest.mark.parametrize("architecture", OWN)
+def test_random_weights_are_named_as_files_name_them(tiny_model, load, architecture):
+    """And kept once: each goes when it is taken."""
+    folder = tiny_model(architecture)
+    assert load(folder, is_dummy=True).num_bytes == load(folder).num_bytes
+
+
+def test_fp32_decides_and_low_precision_looks_for_wrong_kernels(tiny_model, monkeypatch):
+    tried, trial = [], own._trial
+
+    def watch(source, *others):
+        tried.append(source.dtype)
+        return trial(source, *others)
+
+    monkeypatch.setattr(own, "_trial", watch)
     assert LLM(tiny_model("llama"), dtype="bf16").facts.decoder == "own (llama)"
-    monkeypatch.setitem(own.MAX_RELATIVE_ERROR, torch.float32, -1.0)
-    facts = LLM(tiny_model("llama"), dtype="bf16", batching="none").facts
-    assert facts.executor == "library"
-    assert REASON in facts.executor_reason
+    assert tried == [torch.float32, torch.bfloat16]
+    for name, limits in (("MAX_RELATIVE_ERROR", {torch.float32: -1.0}), ("MAX_KERNEL_ERROR", -1.0)):
+        with monkeypatch.context() as patch:
+            patch.setattr(own, name, limits)
+            assert REASON in LLM(tiny_model("llama"), dtype="bf16").facts.decoder
+
+
+@pytest.mark.parametrize("architecture", OWN)
+def test_a_config_with_settings_of_other_families_changes_nothing(tiny_model, source, architecture):
+    """transformers ignores them."""
+    config = source(tiny_model(architecture)).config
+    layers = read_spec(config, 128).layers
+    foreign = {"use_sliding_window": False}
+    if FAMILIES[architecture].windows == "none":
+        foreign["sliding_window"] = 64
+    if FAMILIES[architecture].windows == "all":
+        foreign["layer_types"] = ["full_attention"] * len(layers)
+    for name, value in foreign.items():
+        setattr(config, name, value)
+    assert read_spec(config, 128).layers == layers
+
+
+def test_own_is_never_ignored(tiny_model):
+    for options in ({"executor": "library", "batching": "none"}, {"executor": "auto"}):
+        architecture = "t5" if options["executor"] == "auto" else "llama"
+        with pytest.raises(ConfigurationError, match=r"option\.decoder=own: "):
+            LLM(tiny_model(architecture), decoder="own", dtype="fp32", **options)

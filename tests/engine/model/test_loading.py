@@ -59,6 +59,25 @@ def test_a_tied_head_multiplies_by_the_embedding(copied, load, dtype):
     assert torch.equal(logits(load(folder)), logits(both))
 
 
+def test_a_tied_file_may_have_the_heads_name_alone(copied, load):
+    folder = copied("llama")
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    edited(folder, lambda tensors: tensors.pop("model.embed_tokens.weight"))
+    torch.testing.assert_close(logits(load(folder)), expected_logits(folder))
+
+
+def test_a_bias_that_some_parts_lack_is_zero(copied, load):
+    folder = copied("qwen2")
+    name = "model.layers.0.self_attn.k_proj.bias"
+    edited(folder, lambda tensors: tensors[name].zero_())
+    expected = logits(load(folder))
+    edited(folder, lambda tensors: tensors.pop(name))
+    with pytest.raises(ConfigurationError, match=f"has no tensor '{name}'"):
+        load(folder)  # transformers would draw it at random
+    assert expected.isfinite().all()
+
+
 def test_a_gpt2_as_it_is_published(copied, load):
     """Without the first word of its names, and with masks among its weights."""
     folder = copied("gpt2")
@@ -118,6 +137,12 @@ def test_files_of_another_form_are_for_transformers(copied, tmp_path):
 def test_what_is_wrong_with_a_tensor_ends_the_start(copied, architecture, edit, message):
     with pytest.raises(ConfigurationError, match=message):
         LLM(edited(copied(architecture), edit), dtype="fp32")
+
+
+def test_transformers_code_never_serves_what_it_drew_at_random(copied):
+    folder = edited(copied("llama"), lambda tensors: tensors.pop("model.norm.weight"))
+    with pytest.raises(ConfigurationError, match=r"has no tensor 'model\.norm\.weight'"):
+        LLM(folder, dtype="fp32", decoder="transformers")
 
 
 def test_a_file_that_was_cut_off_ends_the_start(copied):

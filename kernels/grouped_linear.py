@@ -1,0 +1,158 @@
+"""A linear layer of all experts in one launch: rows sorted by expert, each by its own weights.
+
+A program computes one tile of one expert's outputs. Programs find their expert on the device, so
+the grid needs only shapes: nothing waits for the device, and a CUDA graph can be replayed with
+other ends. torch's own grouped product does so too, but only in bf16 and on sm_90 and sm_100;
+elsewhere it copies the ends to the host and loops over the experts.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.paged_arguments import stride
+from kernels.plan import Plan, planned
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+GROUP = 8
+"""Tiles of rows that meet one tile of weights before the next, so that L2 has both (as in Triton's
+tutorial on matrix multiplication)."""
+
+
+@triton.jit
+def find_tile(
+    ends_ptr, tile, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr
+):  # fmt: skip
+    """Which expert row tile `tile` belongs to, and which of that expert's tiles it is.
+
+    Experts without rows have no tile. Past the last tile the expert is at least NUM_EXPERTS.
+    EXPERTS: NUM_EXPERTS rounded up to a power of two.
+    """
+    expert = tl.arange(0, EXPERTS)
+    is_expert = expert < NUM_EXPERTS
+    end = tl.load(ends_ptr + expert, mask=is_expert, other=0)
+    start = tl.load(ends_ptr + expert - 1, mask=is_expert & (expert > 0), other=0)
+    tile_end = tl.cumsum(tl.cdiv(end - start, BLOCK_M), 0)
+    is_before = tile_end <= tile
+    first_tile = tl.max(tl.where(is_before, tile_end, 0), 0)
+    return tl.sum(is_before.to(tl.int32), 0), tile - first_tile
+
+
+@triton.jit
+def grouped_linear_kernel(
+    out_ptr, rows_ptr, weights_ptr, ends_ptr, num_outputs, num_inputs,
+    row_stride, expert_stride, output_stride,
+    NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, IS_EVEN: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Grid (row tiles * output tiles,). IS_EVEN: BLOCK_K divides the number of inputs."""
+    num_output_tiles = tl.cdiv(num_outputs, BLOCK_N)
+    num_row_tiles = tl.num_programs(0) // num_output_tiles
+    row_tile, output_tile = tl.swizzle2d(
+        tl.program_id(0) // num_output_tiles, tl.program_id(0) % num_output_tiles,
+        num_row_tiles, num_output_tiles, GROUP,
+    )  # fmt: skip
+    expert, tile = find_tile(ends_ptr, row_tile, NUM_EXPERTS, EXPERTS, BLOCK_M)
+    if expert >= NUM_EXPERTS:
+        return
+
+    start = tl.load(ends_ptr + expert - 1, mask=expert > 0, other=0)
+    row = start + tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = (row < tl.load(ends_ptr + expert))[:, None]
+    output = output_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_output = (output < num_outputs)[:, None]
+    inputs = tl.arange(0, BLOCK_K)[None, :]
+    row_ptrs = rows_ptr + row.to(tl.int64)[:, None] * row_stride + inputs
+    weights_ptr += expert.to(tl.int64) * expert_stride
+    weight_ptrs = weights_ptr + output.to(tl.int64)[:, None] * output_stride + inputs
+    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, num_inputs, BLOCK_K):
+        if IS_EVEN:
+            rows = tl.load(row_ptrs + first, mask=is_row, other=0.0)
+            weights = tl.load(weight_ptrs + first, mask=is_output, other=0.0)
+        else:
+            is_input = first + inputs < num_inputs
+            rows = tl.load(row_ptrs + first, mask=is_row & is_input, other=0.0)
+            weights = tl.load(weight_ptrs + first, mask=is_output & is_input, other=0.0)
+        sums = tl.dot(rows, weights.T, sums, input_precision=PRECISION)
+    tl.store(
+        out_ptr + row.to(tl.int64)[:, None] * num_outputs + output[None, :],
+        sums.to(out_ptr.dtype.element_ty),
+        mask=is_row & (output < num_outputs)[None, :],
+    )
+
+
+def grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """`weights[e] @ row` of every row of expert e, summed in fp32, then rounded.
+
+    rows: [M, K] in fp16, bf16 or fp32, sorted by expert; weights: [E, N, K] of the same type; both
+    with any strides but K contiguous; ends: [E] int32, contiguous, where each expert's rows end,
+    the last of them M. Returns [M, N], contiguous, of the rows' type. Raises ValueError for other
+    shapes, strides and types.
+    """
+    plan = _plan(rows, weights, ends)
+    out = rows.new_empty((rows.shape[0], weights.shape[1]))
+    if plan.grid[0]:
+        grouped_linear_kernel[plan.grid](out, rows, weights, ends, *plan.numbers, **plan.options)
+    return out
+
+
+@planned
+def _plan(rows: Tensor, weights: Tensor, ends: Tensor) -> Plan:
+    _check(rows, weights, ends)
+    num_rows, num_inputs = rows.shape
+    num_experts, num_outputs, _ = weights.shape
+    strides = (stride(rows, 0), stride(weights, 0), stride(weights, 1))
+    # A tile has about as many rows as an expert, so that few experts' weights are read twice.
+    block_m = min(max(16, triton.next_power_of_2(-(-num_rows // num_experts))), 128)
+    block_n = 64
+    if any(each % 16 for each in (num_inputs, *strides)):
+        block_m = min(block_m, 32)  # loads of one number each take many registers
+    elif rows.dtype == torch.float32:
+        block_m = min(block_m, 64)
+    elif block_m >= 64:
+        block_n = 128
+    block_k = 128 // rows.dtype.itemsize  # a cache line
+    # The most tiles there can be: the last tile of each expert may hold a single row.
+    num_last = min(num_experts, num_rows)
+    num_row_tiles = num_last + (num_rows - num_last) // block_m
+    return Plan(
+        (num_row_tiles * triton.cdiv(num_outputs, block_n),),
+        (num_outputs, num_inputs, *strides),
+        {
+            "NUM_EXPERTS": num_experts,
+            "EXPERTS": triton.next_power_of_2(num_experts),
+            "IS_EVEN": num_inputs % block_k == 0,
+            "GROUP": GROUP,
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_n,
+            "BLOCK_K": block_k,
+            "PRECISION": "ieee" if rows.dtype == torch.float32 else "tf32",
+            "num_warps": 8 if block_m == 128 else 4,
+            "num_stages": 3 if block_m >= 64 else 4,
+        },
+    )
+
+
+def _check(rows: Tensor, weights: Tensor, ends: Tensor) -> None:
+    shapes = f"rows {list(rows.shape)}, weights {list(weights.shape)} and ends {list(ends.shape)}"
+    if (
+        (rows.ndim, weights.ndim) != (2, 3)
+        or rows.shape[1] != weights.shape[2]
+        or ends.shape != weights.shape[:1]
+        or not ends.shape[0]
+    ):
+        raise ValueError(f"{shapes}; they must be [M, K], [E, N, K] and [E], E at least 1")
+    if rows.stride(-1) != 1 or weights.stride(-1) != 1 or ends.stride(0) != 1:
+        raise ValueError(
+            f"the last dimension must be contiguous, got strides {rows.stride()}, "
+            f"{weights.stride()} and {ends.stride()}"
+        )
+    if rows.dtype not in DTYPES or weights.dtype != rows.dtype or ends.dtype != torch.int32:
+        raise ValueError(
+            f"rows are {rows.dtype}, weights {weights.dtype} and ends {ends.dtype}; rows and "
+            "weights must be of one type, bf16, fp16 or fp32, and ends int32"
+        )
