@@ -53,7 +53,7 @@ RUN mkdir --mode=1777 "${TRITON_CACHE_DIR}" \
 
 # A first start, which leaves the bytecode of what a start loads, and of nothing else.
 COPY models/demo /demo
-RUN /opt/longshore/bin/python -c "import container.app, container.frontend, container.supervisor, container.multi_model.server; \
+RUN /opt/longshore/bin/python -c "import container.front_end.app, container.front_end.start, container.launch.supervisor, container.multi_model.server; \
 from engine import LLM; print(LLM('/demo').generate(['ROMEO:'])[0].outputs[0].text)"
 
 FROM ${BASE}

@@ -65,7 +65,7 @@ format: setup  ## Format the code and mend what ruff can
 	$(BIN)/ruff check --fix .
 
 docs: setup  ## Write docs/configuration.md from the option table
-	$(BIN)/python -c "from container.report import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/configuration.md
+	$(BIN)/python -c "from container.configuration.report import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/configuration.md
 
 clean:  ## Remove .venv and caches
 	rm -rf .venv .triton-$(TRITON_FLOOR) .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -15,7 +15,7 @@ from core.options import Options, Value, make_options
 from engine.build import build_engine
 from engine.device import DTYPES
 from engine.engine import Engine
-from engine.model_source import ModelSource
+from engine.loading.model_source import ModelSource
 
 
 def shape_config(bench: Bench) -> Config:

@@ -29,16 +29,16 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from core import sampling
 from core.plan import Chunk, StepPlan
 from core.sequence import Sequence as TokenSequence
-from engine.attention_backend import TritonBackend
-from engine.elementwise import make_elementwise
+from engine.attention.backends import TritonBackend
+from engine.attention.kv_cache import KVCache
+from engine.attention.paged_step import PagedStep
 from engine.inputs import InputBuilder, StepInputs
-from engine.kv_cache import KVCache
 from engine.model.checkpoint import checkpoint_of
 from engine.model.decoder import Decoder
+from engine.model.elementwise import make_elementwise
 from engine.model.linear import Dense
 from engine.model.loader import Loader
 from engine.model.spec import DecoderSpec, read_spec
-from engine.paged_step import PagedStep
 from engine.staging import Staging
 from kernels import dry_run
 

@@ -8,11 +8,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from container.configuration import Configuration, load_configuration
-from container.decoder import decoder_in, decoder_on_hub
-from container.environment import names_a_model
-from container.instances import find_instance
-from container.model_directory import (
+from container.capacity.decoder import decoder_in, decoder_on_hub
+from container.capacity.instances import find_instance
+from container.capacity.plan import Request, plan_lines
+from container.configuration.environment import names_a_model
+from container.configuration.report import explain_lines, help_lines, refuse
+from container.configuration.resolve import Configuration, load_configuration
+from container.launch.ports import require_free_port
+from container.launch.preparation import expected_task, prepare
+from container.models.directory import (
     default_model_dir,
     describe_model,
     named_path,
@@ -20,10 +24,6 @@ from container.model_directory import (
     properties_beside,
 )
 from container.multi_model.store import store_entries
-from container.plan import Request, plan_lines
-from container.ports import require_free_port
-from container.preparation import expected_task, prepare
-from container.report import explain_lines, help_lines, refuse
 from core.errors import ConfigurationError
 
 
@@ -156,7 +156,7 @@ def _plan(parsed: argparse.Namespace, configuration: Configuration, model_dir: P
 
 
 def _serve(configuration: Configuration, model_dir: Path, port: int) -> int:
-    from container.supervisor import supervise  # ZeroMQ, which explain does without
+    from container.launch.supervisor import supervise  # ZeroMQ, which explain does without
 
     require_free_port(port)  # before a download, which may be long
     return supervise(configuration, prepare(configuration, model_dir), port)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from core.sampling import SamplingParams
     from core.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
-    from engine.llm import LLM
-    from engine.lora.requests import LoRARequest
-    from engine.outputs import CompletionOutput, OutputDelta, RequestOutput
+    from engine.offline.adapters import LoRARequest
+    from engine.offline.llm import LLM
+    from engine.offline.outputs import CompletionOutput, OutputDelta, RequestOutput
 
 _MODULES = {
-    "LLM": "engine.llm",
-    "CompletionOutput": "engine.outputs",
+    "LLM": "engine.offline.llm",
+    "CompletionOutput": "engine.offline.outputs",
     "GuidedDecodingParams": "core.structured_outputs",
-    "LoRARequest": "engine.lora.requests",
-    "OutputDelta": "engine.outputs",
-    "RequestOutput": "engine.outputs",
+    "LoRARequest": "engine.offline.adapters",
+    "OutputDelta": "engine.offline.outputs",
+    "RequestOutput": "engine.offline.outputs",
     "SamplingParams": "core.sampling",
     "StructuredOutputsParams": "core.structured_outputs",
 }

@@ -50,8 +50,8 @@ def _serve() -> int:
     # Imported here, and not above, so that a start can say how long it takes.
     from transformers.utils import logging as transformers_logging
 
-    from engine.connection import Connection
-    from engine.server import Server
+    from engine.serve.connection import Connection
+    from engine.serve.server import Server
 
     launch = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Launch)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -16,9 +16,10 @@ from core.plan import BlockMoves, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from core.sizing import bytes_per_block
-from engine.attention import UnsupportedModelError
-from engine.attention_backend import AttentionBackend, TorchBackend, make_backend
-from engine.decode_graphs import CudaRecorder, DecodeGraphs
+from engine.adapters import start_adapters
+from engine.attention.backends import AttentionBackend, TorchBackend, make_backend
+from engine.attention.call import UnsupportedModelError
+from engine.attention.kv_cache import KVCache
 from engine.device import (
     check_tensor_parallel,
     choose_device,
@@ -27,15 +28,14 @@ from engine.device import (
 )
 from engine.engine import Engine
 from engine.executor import Executor
-from engine.grammars import Grammars
-from engine.kv_cache import KVCache
-from engine.library import LibraryExecutor, LibraryModel, load_library_model
-from engine.lora.start import start_adapters
-from engine.model.packed import PackedModel, load_packed_model
-from engine.model_source import ModelSource
-from engine.packed import PackedExecutor
+from engine.loading.model_source import ModelSource
+from engine.loading.packed_model import PackedModel, load_packed_model
+from engine.memory.sizing import Sizes, choose_sizes, max_model_len
 from engine.phases import Phases
-from engine.sizing import Sizes, choose_sizes, max_model_len
+from engine.sampling.grammars import Grammars
+from engine.step.decode_graphs import CudaRecorder, DecodeGraphs
+from engine.step.library_executor import LibraryExecutor, LibraryModel, load_library_model
+from engine.step.packed_executor import PackedExecutor
 from strategies.base import Limits
 from strategies.factory import StrategySettings, make_strategy
 

@@ -26,8 +26,8 @@ from core.plan import Output, StepPlan
 from core.request import Request
 from core.sampling import MAX_SEED, NO_LIMIT, SamplingParams
 from engine.executor import Executor, SubmittedStep
-from engine.grammars import Grammars
 from engine.lora.adapters import Adapters
+from engine.sampling.grammars import Grammars
 from strategies.base import Strategy
 
 logger = logging.getLogger(__name__)

@@ -26,6 +26,46 @@ MAY_IMPORT = {
     "examples": {"deploy"},  # the lines of SageMaker's streams
     "image": set(),
 }
+ROOMS = {
+    "engine": (
+        ("device", "staging", "phases", "executor", "inputs"),
+        ("attention",),
+        ("model",),
+        ("lora", "sampling"),
+        ("loading",),
+        ("step",),
+        ("memory", "adapters", "engine"),
+        ("build",),
+        ("tasks",),
+        ("serve", "offline"),
+        ("__init__", "__main__"),
+    ),
+    "container": (
+        ("configuration", "capacity", "schema", "wire"),
+        ("models", "http"),
+        ("launch", "apis"),
+        ("front_end",),
+        ("multi_model",),
+        ("__main__",),
+    ),
+    "container.apis": (
+        ("generation", "tasks", "adapters", "models", "invocations"),
+        ("openai", "text"),
+        ("chat", "completions"),
+        ("embeddings",),
+    ),
+    "engine.tasks": (
+        ("performer", "lengths"),
+        ("loading", "engine"),
+        ("embedding", "handlers", "pipelines"),
+        ("build",),
+    ),
+}
+"""From the bottom up: a room imports itself and rooms of the rows above its own in this table.
+
+A module beside the rooms counts as one. Two in one row may import each other in one direction.
+"""
+MAX_MODULES_IN_A_ROOM = 14
 HEAVY = {"torch", "transformers", "triton"}
 MAY_BE_HEAVY = {"kernels", "engine", "benchmarks", "models"}
 
@@ -39,6 +79,43 @@ def imported_roots(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             roots.add(node.module.split(".")[0])
     return roots
+
+
+def imported_rooms(path: Path, package: str) -> set[str]:
+    """The rooms of a package that a file imports from."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        prefix = f"{package}."
+        rooms |= {n.removeprefix(prefix).split(".")[0] for n in names if n.startswith(prefix)}
+    return rooms
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_import_downwards(package):
+    folder = ROOT / package.replace(".", "/")
+    rows = {room: row for row, rooms in enumerate(ROOMS[package]) for room in rooms}
+    found = {path.relative_to(folder).parts[0].removesuffix(".py") for path in folder.rglob("*.py")}
+    assert found - {"__init__"} == rows.keys() - {"__init__"}, "the table names every room"
+    arrows = set()
+    for path in folder.rglob("*.py"):
+        room = path.relative_to(folder).parts[0].removesuffix(".py")
+        others = (imported_rooms(path, package) & rows.keys()) - {room}
+        arrows |= {(room, other) for other in others}
+        for other in others:
+            row = rows.get(room, len(rows))
+            assert rows[other] <= row, f"{path.relative_to(ROOT)} imports {other}, which is above"
+    assert not {(there, here) for here, there in arrows} & arrows
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_are_small(package):
+    for folder in {path.parent for path in (ROOT / package.replace(".", "/")).rglob("*.py")}:
+        assert len(list(folder.glob("*.py"))) <= MAX_MODULES_IN_A_ROOM + 1, folder
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
@@ -55,14 +132,16 @@ def test_imports_follow_the_arrows(package):
 
 def test_the_front_end_loads_without_torch():
     modules = (
-        "container.worker, container.app, container.frontend, container.engine_client, "
-        "container.multi_model.server"
+        "container.front_end.worker, container.front_end.app, container.front_end.start, "
+        "container.wire.engine_client, container.multi_model.server"
     )
     code = f"import sys, {modules}; sys.exit(any(name in sys.modules for name in {HEAVY}))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-@pytest.mark.parametrize("module", ["container.app", "engine.build", "engine.server"])
+@pytest.mark.parametrize(
+    "module", ["container.front_end.app", "engine.build", "engine.serve.server"]
+)
 def test_grammars_are_loaded_with_the_first_that_is_asked_for(module):
     code = f"import sys, {module}; sys.exit('llguidance' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

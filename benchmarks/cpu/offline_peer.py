@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.cpu.systems import KV_GIB, MAX_LENGTH
 from engine import LLM, SamplingParams
-from engine.prompts import TokensPrompt
+from engine.offline.prompts import TokensPrompt
 
 
 def main(model_dir: str, work_file: str) -> None:

@@ -6,18 +6,18 @@ from urllib.parse import quote
 
 from flask import Flask, Response, request
 
-from container.failures import Failure, failure_response, register_failures
-from container.headers import register_headers
-from container.host import json_response
-from container.metrics import MIMETYPE as METRICS_MIMETYPE
-from container.model_status import list_models
+from container.apis.models.schema import read_load_request, read_page_request
+from container.apis.models.status import list_models
+from container.front_end.openapi import multi_model_document
+from container.http.failures import Failure, failure_response, register_failures
+from container.http.headers import register_headers
+from container.http.host import json_response
+from container.http.metrics import MIMETYPE as METRICS_MIMETYPE
 from container.multi_model.metrics import merged_metrics
 from container.multi_model.model import RefusedError
 from container.multi_model.models import Models
 from container.multi_model.relay import relay
-from container.openapi import multi_model_document
-from container.schemas.body import read_body
-from container.schemas.models import read_load_request, read_page_request
+from container.schema.body import read_body
 
 MAX_BODY_BYTES = 2**16
 """Of what is asked of this application itself; a model's container has a limit of its own."""

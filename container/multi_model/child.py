@@ -10,11 +10,11 @@ import os
 import sys
 from pathlib import Path
 
-from container.configuration import Configuration, load_configuration
-from container.model_directory import open_model_dir, properties_beside
-from container.preparation import prepare
-from container.report import refuse
-from container.supervisor import supervise
+from container.configuration.report import refuse
+from container.configuration.resolve import Configuration, load_configuration
+from container.launch.preparation import prepare
+from container.launch.supervisor import supervise
+from container.models.directory import open_model_dir, properties_beside
 from core.errors import ConfigurationError
 from core.processes import die_with_parent
 

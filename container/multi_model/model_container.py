@@ -13,9 +13,9 @@ from pathlib import Path
 import gevent
 from gevent.fileobject import FileObjectPosix
 
-from container.children import Child
+from container.configuration.report import REFUSAL
+from container.launch.children import Child
 from container.multi_model.connection import UnixConnection
-from container.report import REFUSAL
 
 COMMAND = (sys.executable, "-m", "container.multi_model.child")
 _LOOK_INTERVAL_S = 0.05

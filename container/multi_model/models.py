@@ -13,11 +13,11 @@ import gevent
 from gevent.event import Event
 from gevent.lock import Semaphore
 
-from container.model_status import ModelStatus
+from container.apis.models.status import ModelStatus
+from container.launch.supervisor import ENGINE_STOP_S, FRONT_END_STOP_S
 from container.multi_model.model import WORDS, Model, RefusedError
 from container.multi_model.model_container import COMMAND, ModelContainer
 from container.multi_model.needs import Needs, needs_of, visible_gpus
-from container.supervisor import ENGINE_STOP_S, FRONT_END_STOP_S
 from core.errors import ConfigurationError, InsufficientMemoryError
 from core.host_memory import available_host_memory
 

@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from container.configuration import load_configuration
-from container.decoder import Decoder, decoder_in
-from container.model_directory import named_path, open_model_dir, properties_beside
-from container.plan import adapter_bytes, kv_itemsize, weights_bytes
+from container.capacity.decoder import Decoder, decoder_in
+from container.capacity.plan import adapter_bytes, kv_itemsize, weights_bytes
+from container.configuration.resolve import load_configuration
+from container.models.directory import named_path, open_model_dir, properties_beside
 from core.errors import ConfigurationError
 from core.options import Options
 from core.sizing import bytes_per_block

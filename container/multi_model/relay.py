@@ -13,9 +13,9 @@ import gevent
 from flask import Response, request
 from werkzeug.exceptions import ClientDisconnected
 
-from container.disconnect import disconnect_check
+from container.http.disconnect import disconnect_check
+from container.http.patience import LOOK_INTERVAL_S, ClientGoneError
 from container.multi_model.connection import UnixConnection
-from container.patience import LOOK_INTERVAL_S, ClientGoneError
 from core.errors import EngineUnavailableError
 
 _PIECE_BYTES = 2**16

@@ -16,12 +16,12 @@ from gevent.event import Event
 from gevent.pywsgi import WSGIHandler, WSGIServer
 from werkzeug.wsgi import ClosingIterator
 
+from container.launch.ports import require_free_port
+from container.launch.supervisor import run_directory
 from container.multi_model.app import create_front
 from container.multi_model.model import RefusedError
 from container.multi_model.model_container import COMMAND
 from container.multi_model.models import Models
-from container.ports import require_free_port
-from container.supervisor import run_directory
 from core.errors import ConfigurationError, InsufficientMemoryError
 
 _BACKLOG = 2048

@@ -1,7 +1,7 @@
 """The grammar of an answer's form, as llguidance takes it.
 
 The front end checks it, so that a wrong one is refused at once; the engine constrains answers by
-it (engine/grammars.py). The library is loaded with the first request that needs it.
+it (engine/sampling/grammars.py). The library is loaded with the first request that needs it.
 """
 
 from __future__ import annotations

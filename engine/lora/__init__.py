@@ -1,1 +1,4 @@
-"""LoRA adapters: low-rank additions to linear layers, several of them in one batch."""
+"""LoRA adapters: low-rank additions to linear layers, several of them in one batch.
+
+Imports `engine.model`.
+"""

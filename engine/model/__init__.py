@@ -1,5 +1,4 @@
-"""The model: its layers, its weights and how they are loaded and checked.
+"""The decoder: layers, families, linear layers and their weight formats, and the weights' files.
 
-May import what a step is made of (`engine.attention`, `engine.inputs`, `engine.kv_cache`,
-`engine.paged_step`), `engine.lora`, kernels and core; nothing of the loop or the server.
+Imports `engine.attention`.
 """

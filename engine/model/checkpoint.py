@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from core.errors import ConfigurationError
-from engine.attention import UnsupportedModelError
+from engine.attention.call import UnsupportedModelError
 from engine.model.families import Family
 
 SINGLE_FILE = "model.safetensors"

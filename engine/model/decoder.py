@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.attention import AttendsPaged, AttentionCall
+from engine.attention.call import AttendsPaged, AttentionCall
 from engine.model.activations import make_gated, make_plain
 from engine.model.experts import Experts
 from engine.model.families import ExpertNames

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.elementwise import Elementwise, make_elementwise
 from engine.model.checkpoint import Checkpoint
+from engine.model.elementwise import Elementwise, make_elementwise
 from engine.model.families import NormKind
 from engine.model.linear import Dense, Linear, Panels, Part, choose_format, uses_panels
 from engine.model.norms import LayerNorm, Norm, RMSNorm

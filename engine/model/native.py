@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.attention_backend import CpuBackend
+from engine.attention.backends import CpuBackend
+from engine.attention.paged_step import PagedStep
 from engine.model.activations import FUSED
 from engine.model.decoder import MLP, AnglesByRope, Attention, Decoder, Layer
 from engine.model.linear import Linear, Panels
 from engine.model.norms import Norm, RMSNorm
-from engine.paged_step import PagedStep
 from kernels.cpu.prepared import (
     AttentionInputs,
     Heads,

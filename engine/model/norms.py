@@ -7,7 +7,7 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.elementwise import Elementwise
+from engine.model.elementwise import Elementwise
 from engine.model.families import NormKind
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from core.sizing import LayerShape
-from engine.attention import UnsupportedModelError
+from engine.attention.call import UnsupportedModelError
 from engine.model.families import FAMILIES, Family
 
 EPS_NAMES = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon")

@@ -14,7 +14,7 @@ from torch import Tensor
 from core.sampling import Failure, Sampled
 from core.sequence import Sequence as TokenSequence
 from core.text.grammar import grammar_error
-from engine.grammars import Grammars, Matcher
+from engine.sampling.grammars import Grammars, Matcher
 from engine.sampling.rows import Row, integers
 from engine.staging import Parcel, Sent
 

@@ -1,1 +1,4 @@
-"""Everything that is not text generation: pipelines, embeddings, the user's own code."""
+"""Tasks other than text generation; each performer is a room.
+
+Imports `engine.loading`; `build` also imports `engine.build`.
+"""

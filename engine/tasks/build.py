@@ -15,12 +15,12 @@ from core.sizing import DEFAULT_BATCH_SIZE
 from core.task import Task, check_options, choose_batching_of
 from engine.build import read_config
 from engine.device import check_tensor_parallel, choose_device, choose_dtype
-from engine.model_source import ModelSource
-from engine.tasks.embedder import Embedder
+from engine.loading.model_source import ModelSource
+from engine.tasks.embedding.embedder import Embedder
 from engine.tasks.engine import TaskEngine
-from engine.tasks.handler import load_handler
+from engine.tasks.handlers.handler import load_handler
 from engine.tasks.performer import Performer
-from engine.tasks.pipelines import PipelinePerformer
+from engine.tasks.pipelines.pipelines import PipelinePerformer
 from strategies.base import Limits
 from strategies.factory import StrategySettings, make_strategy
 

@@ -12,7 +12,7 @@ from transformers import AutoFeatureExtractor, AutoProcessor, AutoTokenizer, Pro
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from core.errors import ConfigurationError
-from engine.model_source import ModelSource
+from engine.loading.model_source import ModelSource
 from engine.tasks.performer import Description
 
 logger = logging.getLogger(__name__)

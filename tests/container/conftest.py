@@ -17,9 +17,9 @@ import zmq
 from flask.testing import FlaskClient
 from tokenizers import decoders, models, pre_tokenizers
 
-from container.app import create_app
-from container.engine_client import EngineClient
-from container.task_app import create_task_app
+from container.front_end.app import create_app
+from container.front_end.task_app import create_task_app
+from container.wire.engine_client import EngineClient
 from core.options import Options
 from core.task import Task
 from core.text.chat_template import ChatTemplate

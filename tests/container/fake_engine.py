@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from container.frontend import read_launch
+from container.front_end.start import read_launch
 from core.adapter import Adapter
 from core.messages import (
     Adapters,

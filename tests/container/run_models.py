@@ -6,9 +6,9 @@ import os
 import sys
 from pathlib import Path
 
+from container.configuration.report import refuse
 from container.multi_model.server import serve_models
 from container.multi_model.store import store_entries
-from container.report import refuse
 from core.errors import ConfigurationError
 from tests.container.test_multi_model import FAKE
 

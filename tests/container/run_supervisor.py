@@ -9,9 +9,9 @@ import os
 import sys
 from pathlib import Path
 
-from container.configuration import load_configuration
-from container.preparation import Prepared
-from container.supervisor import Commands, supervise
+from container.configuration.resolve import load_configuration
+from container.launch.preparation import Prepared
+from container.launch.supervisor import Commands, supervise
 from core.task import Task
 
 

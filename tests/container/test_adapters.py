@@ -9,7 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from container.engine_client import EngineClient
+from container.wire.engine_client import EngineClient
 from core.adapter import Adapter
 from core.messages import Adapters, LoadAdapter, Submit, UnloadAdapter
 from tests.container.conftest import Serve, eventually

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from container.children import SPINS, Child
+from container.launch.children import SPINS, Child
 
 SAY = "import json, os; print(json.dumps(dict(os.environ)))"
 

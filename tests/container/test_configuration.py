@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from container.__main__ import main
-from container.configuration import Configuration, load_configuration
-from container.lmi import ADVICE
-from container.model_directory import resolve_model_dir
-from container.properties import parse_properties
+from container.configuration.lmi import ADVICE
+from container.configuration.properties import parse_properties
+from container.configuration.resolve import Configuration, load_configuration
+from container.models.directory import resolve_model_dir
 from core.batching import choose_batching
 from core.errors import ConfigurationError
 from core.options import option_table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from container.report import markdown_lines
+from container.configuration.report import markdown_lines
 
 
 def test_configuration_md_is_the_option_table() -> None:

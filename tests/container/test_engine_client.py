@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from container.engine_client import MAX_SILENCE_S, EngineClient
-from container.token_stream import TokenStream
+from container.wire.engine_client import MAX_SILENCE_S, EngineClient
+from container.wire.token_stream import TokenStream
 from core.errors import (
     EngineUnavailableError,
     GenerationError,

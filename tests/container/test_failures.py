@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from container.app import create_app
-from container.engine_client import EngineClient
+from container.front_end.app import create_app
+from container.wire.engine_client import EngineClient
 from core.messages import Abort
 from core.options import Options
 from core.text.tokenizer import Tokenizer
@@ -118,5 +118,5 @@ def test_an_accident_is_500(http: FlaskClient, engine: FakeEngine, monkeypatch: 
     def accident(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("container.routes.text.read_text_request", accident)
+    monkeypatch.setattr("container.apis.text.api.read_text_request", accident)
     assert invoke(http).get_json() == {"error": "internal error", "code": 500}

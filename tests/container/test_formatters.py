@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from container.app import create_app
-from container.engine_client import EngineClient
-from container.formatters import Formatter, Functions, load_formatters
-from container.preparation import prepare
+from container.apis.generation.formatters import Formatter, Functions, load_formatters
+from container.front_end.app import create_app
+from container.launch.preparation import prepare
+from container.wire.engine_client import EngineClient
 from core.errors import ConfigurationError
 from core.messages import Submit
 from core.options import Options

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from container.frontend import NICENESS
+from container.front_end.start import NICENESS
 from core.messages import Abort, Launch, Submit
 from core.options import Options
 from tests.container.fake_engine import FakeEngine, says, stalls
@@ -45,7 +45,7 @@ def front_end(
     tmp_path: Path, tokenizer_dir: Path, engine: FakeEngine, endpoint: str, caller: Caller
 ) -> Iterator[subprocess.Popen[str]]:
     launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port)
-    with running(["-m", "container.frontend", str(launch)]) as process:
+    with running(["-m", "container.front_end.start", str(launch)]) as process:
         wait_until(caller.is_healthy)
         yield process
         pids = [process.pid, *descendants(process.pid)]
@@ -124,7 +124,9 @@ def test_requests_that_do_not_end_are_told(
 ) -> None:
     engine.script = stalls(after=[65])
     launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port)
-    hasty = f"import container.frontend as f; f.GRACEFUL_TIMEOUT_S = 2; f.main({str(launch)!r})"
+    hasty = (
+        f"import container.front_end.start as f; f.GRACEFUL_TIMEOUT_S = 2; f.main({str(launch)!r})"
+    )
     with running(["-c", hasty]) as process, ThreadPoolExecutor(2) as pool:
         wait_until(caller.is_healthy)
         answers = [
@@ -147,7 +149,7 @@ def test_a_taken_port(
     caller: Caller,
 ) -> None:
     launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port)
-    with running(["-m", "container.frontend", str(launch)]) as second:
+    with running(["-m", "container.front_end.start", str(launch)]) as second:
         _, errors = second.communicate(timeout=20)
     assert second.returncode == 2
     assert errors == (

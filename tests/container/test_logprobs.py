@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from container.answers.logprobs import (
+from container.apis.generation.logprobs import (
     Place,
     chat_logprobs,
     completion_logprobs,

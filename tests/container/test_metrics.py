@@ -9,8 +9,8 @@ import pytest
 from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from container.app import create_app
-from container.engine_client import EngineClient
+from container.front_end.app import create_app
+from container.wire.engine_client import EngineClient
 from core.messages import Generated, Step, Submit
 from core.options import Options
 from core.sampling import Finish

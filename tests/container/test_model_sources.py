@@ -14,8 +14,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 from container.__main__ import main
-from container.configuration import load_configuration
-from container.model_directory import describe_model, open_model_dir, resolve_model_dir
+from container.configuration.resolve import load_configuration
+from container.models.directory import describe_model, open_model_dir, resolve_model_dir
 from core.errors import ConfigurationError
 
 Resolve = Callable[[str], Path]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from container.__main__ import main
-from container.configuration import load_configuration
+from container.configuration.resolve import load_configuration
 from container.multi_model.child import beside_others
 from container.multi_model.needs import visible_gpus
 from container.multi_model.store import store_entries

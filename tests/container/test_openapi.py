@@ -15,11 +15,11 @@ from hypothesis import HealthCheck
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
-from container.engine_client import EngineClient
+from container.front_end.openapi import multi_model_document, openapi_document
+from container.front_end.task_app import create_task_app
 from container.multi_model.app import create_front
 from container.multi_model.models import Models
-from container.openapi import multi_model_document, openapi_document
-from container.task_app import create_task_app
+from container.wire.engine_client import EngineClient
 from core.messages import Perform, Performed
 from core.options import Options
 from core.task import Kind, Task

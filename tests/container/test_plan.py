@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from container.__main__ import main
-from container.decoder import decoder_in
-from container.instances import find_instance, instances
-from container.plan import CONTEXT_BYTES, Plan, Request, make_plan, weights_bytes
+from container.capacity.decoder import decoder_in
+from container.capacity.instances import find_instance, instances
+from container.capacity.plan import CONTEXT_BYTES, Plan, Request, make_plan, weights_bytes
 from core.errors import ConfigurationError
 from core.options import Batching, Options
 from tests.container.processes import ROOT

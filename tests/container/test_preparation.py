@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from container.__main__ import main
-from container.configuration import Configuration, load_configuration
-from container.preparation import prepare
-from container.requirements import installed_requirements
+from container.configuration.resolve import Configuration, load_configuration
+from container.launch.preparation import prepare
+from container.models.requirements import installed_requirements
 from core.errors import ConfigurationError
 
 Load = Callable[[str], Configuration]

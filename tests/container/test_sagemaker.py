@@ -11,7 +11,7 @@ import pytest
 from botocore.eventstream import EventStreamBuffer
 from flask.testing import FlaskClient
 
-from container.sessions import MAX_SESSIONS, SESSION_HEADER, Sessions
+from container.apis.invocations.session_store import MAX_SESSIONS, SESSION_HEADER, Sessions
 from core.errors import OverloadedError, RequestError
 from core.messages import Abort
 from tests.container.conftest import Serve, eventually
@@ -108,7 +108,7 @@ def test_sessions_end_when_they_are_not_used(tmp_path: Path) -> None:
 
 def test_sessions_are_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_SESSIONS > 2
-    monkeypatch.setattr("container.sessions.MAX_SESSIONS", 2)
+    monkeypatch.setattr("container.apis.invocations.session_store.MAX_SESSIONS", 2)
     sessions = Sessions(tmp_path, 60)
     for _ in range(2):
         sessions.open()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.schemas.body import read_body
-from container.schemas.sampling import MAX_STOP_TEXTS
-from container.schemas.text import TextRequest, read_text_request
+from container.apis.generation.sampling import MAX_STOP_TEXTS
+from container.apis.text.schema import TextRequest, read_text_request
+from container.schema.body import read_body
 from core.errors import RequestError
 
 JSON = "application/json"

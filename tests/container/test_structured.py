@@ -11,8 +11,8 @@ import tokenizers
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from container.app import create_app
-from container.engine_client import EngineClient
+from container.front_end.app import create_app
+from container.wire.engine_client import EngineClient
 from core.messages import Submit
 from core.options import Options
 from core.structured_outputs import StructuredOutputsParams

@@ -106,7 +106,7 @@ class TestPipelines:
         self, http: FlaskClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         engine.script = stalls()
-        monkeypatch.setattr("container.host.disconnect_check", lambda _: lambda: True)
+        monkeypatch.setattr("container.http.host.disconnect_check", lambda _: lambda: True)
         assert http.post("/invocations", json={"inputs": "a"}).status_code == 499
         eventually(lambda: engine.of_type(Abort))
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from container.app import create_app
-from container.engine_client import EngineClient
-from container.prompting import LONG_TEXT_CHARACTERS
+from container.apis.generation.prompting import LONG_TEXT_CHARACTERS
+from container.front_end.app import create_app
+from container.wire.engine_client import EngineClient
 from core.messages import Abort, Submit
 from core.options import Options
 from core.text.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from container.properties import read_properties
+from container.configuration.properties import read_properties
 from deploy.errors import DeployError
 from deploy.package import Package, make_package
 

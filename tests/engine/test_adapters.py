@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from container.decoder import decoder_in
-from container.plan import adapter_bytes
+from container.capacity.decoder import decoder_in
+from container.capacity.plan import adapter_bytes
 from core.errors import ConfigurationError, ConflictError, NoRoomError, NotFoundError, RequestError
 from core.options import Options
 from engine import LLM, LoRARequest, SamplingParams
-from engine.decode_graphs import DecodeGraphs
-from engine.packed import PackedExecutor
+from engine.step.decode_graphs import DecodeGraphs
+from engine.step.packed_executor import PackedExecutor
 from tests.e2e.serving import DEMO
 from tests.engine.adapters import (
     TARGETS,

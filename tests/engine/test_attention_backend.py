@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.attention import AttentionCall
-from engine.attention_backend import TritonBackend
+from engine.attention.backends import TritonBackend
+from engine.attention.call import AttentionCall
 from kernels.batch import PagedBatch
 
 

@@ -14,7 +14,7 @@ from core.host_memory import available_host_memory
 from core.options import Options
 from core.sizing import fit_length
 from engine import LLM, SamplingParams, build
-from engine.attention_backend import TorchBackend
+from engine.attention.backends import TorchBackend
 from engine.device import (
     check_tensor_parallel,
     choose_device,
@@ -23,9 +23,9 @@ from engine.device import (
     cpu_has_bf16,
     is_out_of_memory,
 )
-from engine.largest_step import run_step
-from engine.memory_budget import kv_budget
-from engine.model.gate import MAX_RELATIVE_ERROR
+from engine.loading.gate import MAX_RELATIVE_ERROR
+from engine.memory.budget import kv_budget
+from engine.memory.largest_step import run_step
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_fp8_is_bytes_on_gpus_without_the_type(monkeypatch):
 
 
 def test_the_default_budget_is_a_quarter_of_what_is_available(monkeypatch):
-    monkeypatch.setattr("engine.memory_budget.available_host_memory", lambda: 4000)
+    monkeypatch.setattr("engine.memory.budget.available_host_memory", lambda: 4000)
     assert kv_budget(Options(), torch.device("cpu")) == 1000
 
 
@@ -180,7 +180,7 @@ def test_ready_means_that_a_forward_has_passed(llama, monkeypatch):
     def fail(self, plan, between_tokens):
         raise RuntimeError("no kernel image")
 
-    monkeypatch.setattr("engine.packed.PackedExecutor.submit", fail)
+    monkeypatch.setattr("engine.step.packed_executor.PackedExecutor.submit", fail)
     with pytest.raises(ConfigurationError, match=r"cannot answer: RuntimeError: no kernel image"):
         LLM(llama)
 

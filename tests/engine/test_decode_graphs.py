@@ -14,8 +14,8 @@ from core.plan import Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine import LLM
-from engine.decode_graphs import DecodeGraphs, buckets
-from engine.packed import PackedExecutor
+from engine.step.decode_graphs import DecodeGraphs, buckets
+from engine.step.packed_executor import PackedExecutor
 from tests.engine.test_equality import NUM_NEW, expected, prompts, tokens  # noqa: F401
 
 

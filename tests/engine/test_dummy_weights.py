@@ -17,7 +17,7 @@ from core.errors import ConfigurationError
 from core.options import Options
 from engine import LLM, SamplingParams
 from engine.build import build_engine
-from engine.model_source import ModelSource
+from engine.loading.model_source import ModelSource
 from tests.engine.tiny_models import MODELS, UNTIED
 
 PROMPTS = [[3, 5, 7], [11, 2], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]

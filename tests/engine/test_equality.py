@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from core.errors import ConfigurationError
 from engine import LLM, SamplingParams
-from engine.attention import UnsupportedModelError, paged_attention_forward
-from engine.attention_backend import CpuBackend
+from engine.attention.backends import CpuBackend
+from engine.attention.call import UnsupportedModelError, paged_attention_forward
 from engine.model.families import FAMILIES
 from kernels.cpu.library import what_is_lacking
 from tests.engine.tiny_models import FOREIGN, LIBRARY, OWN, VOCABULARY
@@ -172,7 +172,7 @@ def test_the_gate_compares_logits(tiny_model, monkeypatch):
     def forget_the_past(query, key_cache, value_cache, batch, scratch, **options):
         return query
 
-    monkeypatch.setattr("engine.attention_backend.paged_attention", forget_the_past)
+    monkeypatch.setattr("engine.attention.backends.paged_attention", forget_the_past)
     llm = LLM(tiny_model("llama"), batching="none", dtype="fp32")
     assert llm.facts.executor == "library"
     assert "paged and eager attention give different logits" in llm.facts.executor_reason

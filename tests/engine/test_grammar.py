@@ -21,7 +21,7 @@ from engine import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from engine.grammars import MAX_KEPT, Grammars
+from engine.sampling.grammars import MAX_KEPT, Grammars
 from tests.engine.adapters import merged, write_adapter
 from tests.engine.test_equality import STRATEGIES
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from core.sizing import LayerShape
-from engine.kv_cache import KVCache
+from engine.attention.kv_cache import KVCache
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
@@ -48,7 +48,7 @@ def test_on_a_cpu_its_memory_is_made_in_the_background():
 
 
 def test_a_kernel_that_cannot_do_that_writes_it_at_once(monkeypatch):
-    monkeypatch.setattr("engine.kv_cache.MADV_POPULATE_WRITE", 9999)
+    monkeypatch.setattr("engine.attention.kv_cache.MADV_POPULATE_WRITE", 9999)
     before, cache = resident(), make_large()
     assert resident() - before > 0.9 * 128 * 2**20
     assert not cache.values[1].any()

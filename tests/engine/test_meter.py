@@ -9,7 +9,7 @@ from core.request import Request
 from core.sampling import Finish, SamplingParams
 from core.stats import BOUNDS_S, Durations, Timing
 from engine.engine import Engine
-from engine.meter import Course, Meter
+from engine.serve.meter import Course, Meter
 from engine.tasks.engine import TaskOutput
 from engine.tasks.performer import Answer
 from tests.engine.test_server import FACTS

@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM
 
 from core.errors import RequestError
 from core.sampling import NO_LIMIT
-from engine import LLM, SamplingParams, prompt_scores
+from engine import LLM, SamplingParams
+from engine.step import prompt_scores
 from tests.engine.test_equality import STRATEGIES
 from tests.engine.test_equality import prompts as five_prompts
 from tests.engine.tiny_models import VOCABULARY
@@ -130,7 +131,7 @@ def check(named, expected, token_id, count):
 @pytest.mark.parametrize("max_rows", [256, 3])
 def test_logprobs_are_the_models(tiny_model, monkeypatch, settings, max_rows):
     """Of prompt and answer, from prompts in chunks and in parts, beside others that ask less."""
-    for module in ("engine.packed", "engine.library"):
+    for module in ("engine.step.packed_executor", "engine.step.library_executor"):
         monkeypatch.setattr(f"{module}.MAX_SCORED_ROWS", max_rows)
     path = tiny_model("llama")
     counts = [(4, 3), (None, 2), (2, None), (0, 0), (1, 20)]
@@ -182,7 +183,7 @@ def test_a_step_holds_logits_of_few_rows(tiny_model, monkeypatch):
     """However long the chunk whose every row is scored."""
     llm, seen = LLM(tiny_model("llama"), dtype="fp32"), []
     rank = prompt_scores.rank
-    monkeypatch.setattr("engine.packed.MAX_SCORED_ROWS", 8)
+    monkeypatch.setattr("engine.step.packed_executor.MAX_SCORED_ROWS", 8)
     monkeypatch.setattr(
         prompt_scores,
         "rank",

@@ -10,12 +10,12 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from core.sampling import Sampled, SamplingParams
 from core.sequence import Sequence
-from engine.sampler import Sampler
 from engine.sampling.allowed import Allowed
 from engine.sampling.edits import Edits
 from engine.sampling.ngrams import Ngrams
 from engine.sampling.penalties import Penalties
 from engine.sampling.rows import Row
+from engine.sampling.sampler import Sampler
 from engine.staging import Parcel, Staging
 
 VOCABULARY = 40

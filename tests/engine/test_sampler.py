@@ -8,7 +8,7 @@ import torch
 
 from core.sampling import SamplingParams
 from core.sequence import Sequence
-from engine.sampler import Choices, Row, Sampler
+from engine.sampling.sampler import Choices, Row, Sampler
 from engine.staging import Staging
 
 

@@ -23,9 +23,9 @@ from core.messages import (
     Submit,
 )
 from core.sampling import Finish, SamplingParams
-from engine.connection import Connection
 from engine.engine import MAX_FAILED_STEPS, Engine
-from engine.server import Server
+from engine.serve.connection import Connection
+from engine.serve.server import Server
 from tests.strategies.fakes import FakeExecutor, next_token, strategy_of
 
 FACTS = Facts(

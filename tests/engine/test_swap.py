@@ -8,9 +8,9 @@ import torch
 from core.plan import BlockMoves
 from core.sizing import LayerShape
 from engine import LLM, SamplingParams
-from engine.attention_backend import TorchBackend
-from engine.block_mover import BlockMover
-from engine.kv_cache import KVCache
+from engine.attention.backends import TorchBackend
+from engine.attention.kv_cache import KVCache
+from engine.step.block_mover import BlockMover
 from tests.engine.test_equality import expected, prompts, tokens  # noqa: F401
 
 SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}

@@ -14,14 +14,14 @@ from core.plan import BlockMoves, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from core.sizing import LayerShape
-from engine.attention import AttentionCall
-from engine.attention_backend import TritonBackend
-from engine.block_mover import BlockMover
-from engine.elementwise import make_elementwise
+from engine.attention.backends import TritonBackend
+from engine.attention.call import AttentionCall
+from engine.attention.kv_cache import KVCache
+from engine.attention.paged_step import PagedStep
 from engine.inputs import InputBuilder
-from engine.kv_cache import KVCache
-from engine.paged_step import PagedStep
+from engine.model.elementwise import make_elementwise
 from engine.staging import Staging
+from engine.step.block_mover import BlockMover
 from kernels import dry_run, precompile
 
 ARCH = 86

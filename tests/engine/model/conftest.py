@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engine.model.gate import eager_logits, paged_logits
-from engine.model.own import load_own
-from engine.model_source import ModelSource
+from engine.loading.gate import eager_logits, paged_logits
+from engine.loading.model_source import ModelSource
+from engine.loading.own import load_own
 from engine.phases import Phases
 
 

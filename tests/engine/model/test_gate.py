@@ -9,7 +9,7 @@ import torch
 
 from core.errors import ConfigurationError
 from engine import LLM
-from engine.model import own
+from engine.loading import own
 from engine.model.decoder import MLP, Decoder
 from engine.model.families import FAMILIES
 from engine.model.spec import read_spec

@@ -13,8 +13,8 @@ from core.messages import Abort, Failed, Heartbeat, Hello, Perform, Performed, R
 from core.options import Options
 from core.sampling import SamplingParams
 from core.task import Task
-from engine.connection import Connection
-from engine.server import Server
+from engine.serve.connection import Connection
+from engine.serve.server import Server
 from engine.tasks.build import build_task_engine
 from engine.tasks.performer import Answer, Description, Job
 from tests.engine.test_server import Client

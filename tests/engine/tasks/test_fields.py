@@ -10,7 +10,8 @@ from transformers import pipeline
 from transformers.pipelines import any_to_any, document_question_answering
 
 from core.errors import ConfigurationError, RequestError
-from engine.tasks import inputs, loading
+from engine.tasks import loading
+from engine.tasks.pipelines import inputs
 from tests.engine.tasks.bodies import as_transformers_wants_it, body, close, image
 from tests.engine.tasks.conftest import decoded, engine_of, perform
 

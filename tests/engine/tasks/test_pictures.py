@@ -13,8 +13,10 @@ from transformers.models.sam import image_processing_pil_sam as sam
 
 from core.errors import ConfigurationError, RequestError
 from core.pipeline_tasks import PIPELINE_TASKS
-from engine.tasks import inputs, loading, pipeline_model
-from engine.tasks.video import MAX_PIXELS, read_video
+from engine.tasks import loading
+from engine.tasks.pipelines import inputs
+from engine.tasks.pipelines import model as pipeline_model
+from engine.tasks.pipelines.video import MAX_PIXELS, read_video
 from tests.engine.tasks.bodies import (
     as_transformers_wants_it,
     body,
@@ -193,7 +195,7 @@ class TestVideos:
 
     def test_huge_frames_are_refused(self, monkeypatch):
         assert MAX_PIXELS > 1920 * 1080
-        monkeypatch.setattr("engine.tasks.video.MAX_PIXELS", 32 * 24 - 1)
+        monkeypatch.setattr("engine.tasks.pipelines.video.MAX_PIXELS", 32 * 24 - 1)
         with pytest.raises(RequestError, match="pixels"):
             read_video(video(), 1, 1)
 

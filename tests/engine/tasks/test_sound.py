@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from core.errors import RequestError
-from engine.tasks.sound import read_wav, resampled
+from engine.tasks.pipelines.sound import read_wav, resampled
 
 LONG_ENOUGH = 200
 """Times two samples or more."""

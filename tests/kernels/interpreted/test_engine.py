@@ -7,8 +7,8 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from engine import LLM, SamplingParams
-from engine.attention_backend import TritonBackend
-from engine.elementwise import make_elementwise
+from engine.attention.backends import TritonBackend
+from engine.model.elementwise import make_elementwise
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # of e^-gate, as on a GPU
 SMALL = {"vocab_size": 61, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -48,7 +48,7 @@ def test_same_tokens_as_on_torch(architecture, decoder, tmp_path, monkeypatch):
         return backends[-1], ()
 
     monkeypatch.setattr("engine.build.make_backend", triton)
-    monkeypatch.setattr("engine.model.gate.make_backend", triton)
+    monkeypatch.setattr("engine.loading.gate.make_backend", triton)
     monkeypatch.setattr("engine.model.loader.make_elementwise", lambda _: make_elementwise(CUDA))
     assert answers(tmp_path, decoder) == expected
     assert len(backends) == 2, "one for the gate's probe, one for the engine"

@@ -1,0 +1,1 @@
+"""OpenAI's embeddings, and text-embeddings-inference's `inputs`."""

@@ -1,0 +1,1 @@
+"""What every API of text generation shares."""

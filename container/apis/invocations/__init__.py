@@ -1,0 +1,1 @@
+"""SageMaker's `/invocations`, sessions, and the routes of SageMaker's runtime."""

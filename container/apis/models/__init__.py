@@ -1,0 +1,1 @@
+"""SageMaker's and OpenAI's lists of models."""

@@ -1,0 +1,1 @@
+"""What OpenAI's APIs share: their envelope and common fields."""

@@ -1,0 +1,1 @@
+"""Pipelines and the user's handlers: the body goes to the engine whole."""

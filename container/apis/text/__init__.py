@@ -1,0 +1,1 @@
+"""LMI's text schema: `inputs` and `parameters`."""

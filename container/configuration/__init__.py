@@ -1,0 +1,1 @@
+"""Options: read from serving.properties and the environment, resolved and reported."""

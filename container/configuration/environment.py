@@ -1,0 +1,132 @@
+"""Environment variables that set options, in LMI's precedence.
+
+```
+SAGEMAKER_*  >  serving.properties  >  OPTION_*  >  HF_*, TENSOR_PARALLEL_DEGREE, ...
+             >  SERVING_*  >  the names of text-generation-inference
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from container.configuration.lmi import ADVICE, VARIABLE_ADVICE
+from container.configuration.properties import Setting
+from core.options import option_table
+from core.suggest import did_you_mean
+
+_PAYLOAD = "SAGEMAKER_MAX_PAYLOAD_IN_MB"
+_SAGEMAKER = {
+    "SAGEMAKER_STARTUP_TIMEOUT": "option.model_loading_timeout",
+    "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "option.predict_timeout",
+    "SAGEMAKER_MAX_REQUEST_SIZE": "max_request_size",
+}
+_FALLBACKS = {
+    "HF_MODEL_ID": "option.model_id",
+    "HF_REVISION": "option.revision",
+    "HF_MODEL_REVISION": "option.revision",
+    "HF_TASK": "option.task",
+    "TENSOR_PARALLEL_DEGREE": "option.tensor_parallel_degree",
+    "PREDICT_TIMEOUT": "option.predict_timeout",
+    "MODEL_LOADING_TIMEOUT": "option.model_loading_timeout",
+    "DJL_ENTRY_POINT": "option.entryPoint",
+}
+_OF_TGI = {
+    "SM_NUM_GPUS": "option.tensor_parallel_degree",
+    "HF_MODEL_TRUST_REMOTE_CODE": "option.trust_remote_code",
+    "MAX_CONCURRENT_REQUESTS": "job_queue_size",
+    "MAX_BATCH_PREFILL_TOKENS": "option.max_rolling_batch_prefill_tokens",
+    "MAX_BATCH_SIZE": "option.max_rolling_batch_size",
+    "CUDA_MEMORY_FRACTION": "option.gpu_memory_utilization",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The settings that variables make, above and below the file, and what is wrong with them."""
+
+    above_file: tuple[Setting, ...]
+    below_file: tuple[Setting, ...]
+    """The first of several settings of one key counts."""
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def read_environment(variables: Mapping[str, str]) -> Environment:
+    """Sorts the variables that mean options; empty ones count as unset."""
+    given = {name: text for name, text in sorted(variables.items()) if text.strip()}
+    options = _option_variables()
+    servings = _serving_variables()
+    return Environment(
+        above_file=(*_settings(given, _SAGEMAKER), *_payload_limit(given)),
+        below_file=(
+            *_settings(given, options),
+            *_settings(given, _FALLBACKS),
+            *_settings(given, servings),
+            *_settings(given, _OF_TGI),
+        ),
+        errors=(*_unknown_options(given, {**options, **servings}), *_bad_payload_limit(given)),
+        warnings=tuple(_useless(given, servings)),
+    )
+
+
+def names_a_model(variables: Mapping[str, str]) -> bool:
+    """Whether one of them says which model to serve."""
+    settings = read_environment(variables).below_file
+    return any(each.key == "option.model_id" for each in settings)
+
+
+def _settings(given: Mapping[str, str], names: Mapping[str, str]) -> Iterator[Setting]:
+    for name, key in names.items():
+        if name in given:
+            yield Setting(key, given[name].strip(), f"environment variable {name}")
+
+
+def _payload_limit(given: Mapping[str, str]) -> Iterator[Setting]:
+    """SAGEMAKER_MAX_PAYLOAD_IN_MB, in the unit of the option."""
+    text = given.get(_PAYLOAD, "").strip()
+    if text.isdecimal():
+        yield Setting(
+            "max_request_size", str(int(text) * 2**20), f"environment variable {_PAYLOAD}"
+        )
+
+
+def _bad_payload_limit(given: Mapping[str, str]) -> Iterator[str]:
+    text = given.get(_PAYLOAD, "0").strip()
+    if not text.isdecimal():
+        yield f"environment variable {_PAYLOAD}={text}: expected an integer"
+
+
+def _option_variables() -> dict[str, str]:
+    keys = [row.key for row in option_table().values() if row.key.startswith("option.")]
+    return {_option_variable(key): key for key in ["engine", *keys]}
+
+
+def _option_variable(key: str) -> str:
+    return f"OPTION_{key.removeprefix('option.').upper()}"
+
+
+def _serving_variables() -> dict[str, str]:
+    keys = [row.key for row in option_table().values() if not row.key.startswith("option.")]
+    return {f"SERVING_{key.upper()}": key for key in keys if key != "engine"}
+
+
+def _unknown_options(given: Mapping[str, str], known: Mapping[str, str]) -> Iterator[str]:
+    advised = {_option_variable(key) for key in ADVICE}
+    for name in given:
+        if name.startswith("OPTION_") and name not in known and name not in advised:
+            yield f"environment variable {name}: no such option{did_you_mean(name, known)}"
+
+
+def _useless(given: Mapping[str, str], servings: Mapping[str, str]) -> Iterator[str]:
+    advice = {
+        **VARIABLE_ADVICE,
+        **{_option_variable(key): text for key, text in ADVICE.items()},
+        **{f"SERVING_{key.upper()}": text for key, text in ADVICE.items() if "." not in key},
+    }
+    for name in given:
+        if name in advice:
+            yield f"environment variable {name} has no effect here: {advice[name]}"
+        elif name.startswith("ARGS_") or (name.startswith("SERVING_") and name not in servings):
+            yield f"environment variable {name} has no effect here{did_you_mean(name, servings)}"

@@ -1,0 +1,143 @@
+"""The front-end process: gunicorn and its workers, which own HTTP and text.
+
+`python -m container.front_end.start LAUNCH_JSON`
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from flask import Flask
+from gunicorn.app.base import BaseApplication
+
+from container.configuration.report import refuse
+from container.launch.ports import require_free_port
+from core.errors import ConfigurationError
+from core.messages import Launch
+from core.processes import die_with_parent
+
+if TYPE_CHECKING:
+    from container.apis.generation.formatters import Functions
+
+GRACEFUL_TIMEOUT_S = 25
+KEEPALIVE_S = 75
+"""Longer than the 60 s for which AWS's load balancers keep idle connections."""
+STUCK_WORKER_S = 120
+"""A worker whose event loop stands still this long is replaced; streams do not count as that."""
+NICENESS = 10
+"""Below the engine's. Where they share cores, on a CPU above all, a thread of the engine that is
+interrupted keeps the others waiting, and they leave time enough between their products; a front
+end that comes late sends several tokens at once."""
+CONNECTIONS_BESIDE_REQUESTS = 1000
+"""Idle connections and pings, beside requests that run or wait."""
+
+
+class FrontEnd(BaseApplication):
+    """gunicorn, configured by the launch file instead of its own options."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        super().__init__()
+
+    def load_config(self) -> None:
+        """Settings by gunicorn's names; called by gunicorn."""
+        for name, value in gunicorn_settings(self._launch).items():
+            self.cfg.set(name, value)
+
+    def load(self) -> Flask:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Builds the application; called in each worker, after the fork and the patching."""
+        from container.front_end.app import create_app
+        from container.front_end.task_app import create_task_app
+        from container.wire.engine_client import EngineClient
+        from core.text.template_files import load_chat_template
+        from core.text.tokenizer import Tokenizer
+
+        launch, options = self._launch, self._launch.options
+        model_dir = Path(launch.model_dir)
+        self._client = EngineClient(launch.endpoint, options.heartbeat_timeout)
+        name = launch.name or Path(options.model_id or launch.model_dir).name
+        if launch.task.kind != "generation":
+            return create_task_app(self._client, options, name, launch.task)
+        return create_app(
+            self._client,
+            Tokenizer(model_dir),
+            options,
+            name,
+            load_chat_template(model_dir, options.chat_template),
+            self._formatters(),
+        )
+
+    def _formatters(self) -> Functions | None:
+        from container.apis.generation.formatters import load_formatters
+
+        path = self._launch.formatters
+        return load_formatters(Path(path), self._launch.library_dir) if path else None
+
+    def end_requests(self, reason: str) -> None:
+        """Ends every running request with an error; called in a worker that must stop."""
+        self._client.fail_all(reason)
+
+
+def gunicorn_settings(launch: Launch) -> dict[str, Any]:
+    """Everything that differs from gunicorn's defaults."""
+    options = launch.options
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "bind": f"unix:{launch.socket}" if launch.socket else f"0.0.0.0:{launch.port}",
+        "worker_class": "container.front_end.worker.DrainingWorker",
+        "workers": options.http_workers or max(1, (cores or 1) // 4),
+        "worker_connections": options.job_queue_size
+        + options.max_rolling_batch_size
+        + CONNECTIONS_BESIDE_REQUESTS,
+        "timeout": STUCK_WORKER_S,
+        "graceful_timeout": GRACEFUL_TIMEOUT_S,
+        "keepalive": KEEPALIVE_S,
+        "control_socket_disable": True,
+        "accesslog": None,
+        "errorlog": "-",
+        "loglevel": "warning",
+        "proc_name": "longshore",
+    }
+
+
+def read_launch(path: Path) -> Launch:
+    """The launch file that the supervisor wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=Launch)
+
+
+def main(launch_path: str) -> int:
+    """Serves until SIGTERM; gunicorn ends the process. Returns only where it cannot start."""
+    die_with_parent()
+    os.nice(NICENESS)
+    launch = read_launch(Path(launch_path))
+    logging.basicConfig(
+        level="INFO",
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    # One text at a time has nothing to share among threads.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _allow_many_connections()
+    try:
+        if not launch.socket:
+            require_free_port(launch.port)
+    except ConfigurationError as error:
+        return refuse(error)
+    FrontEnd(launch).run()
+    return 0
+
+
+def _allow_many_connections() -> None:
+    """Each connection is an open file, and shells allow 1,024 of them by default."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

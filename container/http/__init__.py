@@ -1,0 +1,1 @@
+"""What every route shares: bodies, errors, deadlines, metrics. Imports `schema` and `wire`."""

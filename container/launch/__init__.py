@@ -1,0 +1,1 @@
+"""Starts, watches and stops the processes. Imports `container.configuration` and `models`."""

@@ -1,0 +1,1 @@
+"""The model's files: found, downloaded, unpacked. Imports `container.configuration`."""

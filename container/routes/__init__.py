@@ -1,1 +1,0 @@
-"""The paths of the server, one file for each family of clients."""

@@ -1,0 +1,1 @@
+"""Tables of request fields: their types, checks and OpenAPI. Imports no other room."""

@@ -1,1 +1,0 @@
-"""What the APIs take: bodies checked strictly, every mistake named as the client spelt it."""

@@ -1,0 +1,1 @@
+"""The client of the engine, and the replies that arrive from it. Imports no other room."""

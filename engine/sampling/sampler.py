@@ -1,0 +1,127 @@
+"""From logits to tokens: all rows at once, each with its own parameters, nothing waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from core.sampling import Failure, Sampled
+from engine.sampling.allowed import Allowed
+from engine.sampling.draw import plan_draws
+from engine.sampling.edits import Edits
+from engine.sampling.grammar import Grammar, GrammarMask
+from engine.sampling.grammars import Grammars
+from engine.sampling.ngrams import Ngrams
+from engine.sampling.penalties import Penalties
+from engine.sampling.ranking import Ranking, plan_ranking
+from engine.sampling.rows import Row
+from engine.staging import HostCopy, Parcel, Staging
+from kernels import torch_logits
+from kernels.cpu import logits as cpu_logits
+from kernels.cpu.library import what_is_lacking
+
+__all__ = ["Choices", "HostChoices", "Row", "Sampler"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The next token of each row, and its log-probability under the unfiltered model."""
+
+    token_ids: Tensor
+    """[N] int64."""
+    logprobs: Tensor
+    """[N] fp32, nats."""
+    ranking: Ranking | None
+    """Of the rows that want `logprobs`, in their order."""
+    widths: tuple[int | None, ...]
+    """The `logprobs` of each row."""
+    mask: GrammarMask | None = None
+    """Of the rows with `structured_outputs`."""
+
+    def to_host(self) -> HostChoices:
+        """Starts to copy them."""
+        return HostChoices(self)
+
+
+class HostChoices:
+    """Choices on their way to the host."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._copy = HostCopy([choices.token_ids, choices.logprobs])
+        self._ranking = choices.ranking.to_host() if choices.ranking is not None else None
+        self._widths = choices.widths
+        self._mask = choices.mask
+
+    def wait(self) -> list[Sampled | Failure]:
+        """To be called once: grammars take the tokens in."""
+        token_ids, logprobs = (tensor.tolist() for tensor in self._copy.wait())
+        top = [()] * len(token_ids)
+        if self._ranking is not None:
+            ranked = self._ranking.wait([width for width in self._widths if width is not None])
+            top = [() if width is None else (next(ranked),) for width in self._widths]
+        sampled: list[Sampled | Failure] = [
+            Sampled((token_id,), (logprob,), best)
+            for token_id, logprob, best in zip(token_ids, logprobs, top, strict=True)
+        ]
+        if self._mask is not None:
+            self._mask.settle(sampled)
+        return sampled
+
+
+class Sampler:
+    """Chooses tokens on the device where the logits are, part by part (engine/sampling)."""
+
+    def __init__(
+        self,
+        staging: Staging,
+        grammars: Grammars | None = None,
+        *,
+        with_prompt: bool = True,
+    ) -> None:
+        """with_prompt: `no_repeat_ngram_size` looks at the prompt too; not at an encoder's."""
+        self._staging = staging
+        self._allowed = Allowed()
+        self._edits = Edits(Ngrams(with_prompt=with_prompt))
+        self._penalties = Penalties()
+        self._grammar = Grammar(grammars)
+        is_cpp = staging.device.type == "cpu" and what_is_lacking() is None
+        self._best_tokens = (cpu_logits if is_cpp else torch_logits).best_tokens
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, rows: Sequence[Row], newest: Tensor) -> Choices:
+        """logits: [N, vocabulary], left as they are; newest: [N] int64, the token each follows."""
+        vocab_size = logits.shape[1]
+        parcel = Parcel(self._staging)
+        mask = self._grammar.plan(rows, vocab_size, parcel)
+        changes = [
+            self._allowed.plan(rows, vocab_size, parcel),
+            self._edits.plan(rows, vocab_size, parcel),
+            self._penalties.plan(rows, vocab_size, parcel),
+            mask,
+        ]
+        draws = plan_draws(rows, vocab_size, parcel)
+        rank = plan_ranking(rows, parcel)
+        parcel.send()
+        if any(changes) or draws or rank is not None:
+            logits = logits.float()
+        scores = logits
+        token_ids, normalizers = self._best_tokens(logits)
+        if any(changes):
+            scores = logits.clone()
+            for change in changes:
+                if change is not None:
+                    change(scores, newest)
+            token_ids = scores.argmax(-1)
+        for draw in draws:
+            draw(scores, token_ids)
+        picked = logits.gather(-1, token_ids[:, None])[:, 0].float()
+        return Choices(
+            token_ids,
+            picked - normalizers,
+            rank(logits, token_ids, normalizers) if rank is not None else None,
+            tuple(row.params.logprobs for row in rows),
+            mask,
+        )

@@ -1,0 +1,73 @@
+"""Moves whole blocks of KV memory, as a plan asks before its forward pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from core.errors import ConfigurationError
+from core.plan import BlockMoves, BlockPairs
+from engine.attention.backends import AttentionBackend
+from engine.attention.kv_cache import KVCache
+from engine.staging import Staging
+from kernels.cache_table import cache_table
+
+MAX_SWAP_ROWS = 16
+"""Blocks that pass the device's swap buffer at once; a block of all layers is megabytes."""
+
+
+class BlockMover:
+    """Launches the moves in the order of BlockMoves; waits for none of them."""
+
+    def __init__(self, cache: KVCache, backend: AttentionBackend) -> None:
+        """Raises ConfigurationError where the blocks of this model and size cannot be moved."""
+        try:
+            self._table = cache_table([*cache.keys, *cache.values])
+        except ValueError as error:
+            raise ConfigurationError(
+                f"option.block_size={cache.block_size}: {error}; 16 would do"
+            ) from error
+        device = cache.keys[0].device
+        self._backend = backend
+        self._host = cache.host
+        self._staging = Staging(device)
+        num_rows = min(MAX_SWAP_ROWS, len(cache.host))
+        self._buffer = torch.empty(
+            num_rows, self._table.words_per_block, dtype=torch.int64, device=device
+        )
+
+    def launch(self, moves: BlockMoves) -> None:
+        if not moves:
+            return
+        sources, targets, copies = self._staging.upload(
+            [
+                np.array([block for block, _ in moves.swap_outs], np.int64),
+                np.array([block for _, block in moves.swap_ins], np.int64),
+                _pairs(moves.copies),
+            ]
+        )
+        self._swap_out(sources, [host for _, host in moves.swap_outs])
+        self._swap_in([host for host, _ in moves.swap_ins], targets)
+        if len(copies):
+            self._backend.copy_blocks(self._table, copies)
+
+    def _swap_out(self, blocks: Tensor, host_blocks: list[int]) -> None:
+        for start in range(0, len(host_blocks), MAX_SWAP_ROWS):
+            some = blocks[start : start + MAX_SWAP_ROWS]
+            self._backend.gather_blocks(self._table, some, self._buffer)
+            for row in range(len(some)):
+                self._host[host_blocks[start + row]].copy_(self._buffer[row], non_blocking=True)
+
+    def _swap_in(self, host_blocks: list[int], blocks: Tensor) -> None:
+        for start in range(0, len(host_blocks), MAX_SWAP_ROWS):
+            some = blocks[start : start + MAX_SWAP_ROWS]
+            for row in range(len(some)):
+                self._buffer[row].copy_(self._host[host_blocks[start + row]], non_blocking=True)
+            self._backend.scatter_blocks(self._table, some, self._buffer)
+
+
+def _pairs(pairs: BlockPairs) -> NDArray[np.int64]:
+    """[P, 2]."""
+    return np.array(pairs, np.int64).reshape(-1, 2)

@@ -1,0 +1,276 @@
+"""The library executor: whole answers from transformers' own `generate`, on padded batches.
+
+For every model that cannot run packed, and, for a decoder under `dynamic`, the padded
+request-level batch that serving systems had before continuous batching.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Rows
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedConfig,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from core.beams import Candidates, Hypotheses, Hypothesis
+from core.plan import StepPlan
+from core.sampling import Failure, Finish, Sampled, TopLogprobs
+from core.sequence import Sequence
+from engine.executor import FinishedStep
+from engine.loading.model_source import ModelSource
+from engine.sampling.grammars import Grammars
+from engine.sampling.ranking import rank
+from engine.sampling.sampler import Row, Sampler
+from engine.staging import Staging
+from engine.step.prompt_scores import MAX_SCORED_ROWS
+
+
+class LibraryModel:
+    """Any model of transformers with `generate`. Make it with `load_library_model`."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        return self.model.config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.model.get_memory_footprint()
+
+
+def load_library_model(source: ModelSource) -> LibraryModel:
+    is_encoder_decoder = source.config.is_encoder_decoder
+    model = source.load(AutoModelForSeq2SeqLM if is_encoder_decoder else AutoModelForCausalLM)
+    model.generation_config = _without_choices(model.generation_config)
+    return LibraryModel(model.to(source.device).eval())
+
+
+def _without_choices(own: Any) -> Any:
+    """A generation config that neither chooses nor stops: that is for the request to say.
+
+    NOTE: `generate` merges the model's own into any other that it is given.
+    """
+    config = type(own)()
+    for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id", "forced_bos_token_id"):
+        setattr(config, name, getattr(own, name, None))
+    return config
+
+
+class LibraryExecutor:
+    """Runs a plan of whole prompts to the end of every answer.
+
+    Each row keeps its own parameters: our sampler chooses within transformers' loop.
+    """
+
+    def __init__(self, model: LibraryModel, grammars: Grammars | None = None) -> None:
+        self._model = model.model
+        has_encoder = model.config.is_encoder_decoder
+        self._sampler = Sampler(Staging(model.device), grammars, with_prompt=not has_encoder)
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> FinishedStep:
+        assert all(chunk.start == 0 and chunk.samples for chunk in plan.chunks), "whole prompts"
+        result: dict[int, Sampled | Candidates | Hypotheses | Failure] = {}
+        answers = [
+            _Row(chunk.sequence, tuple(self._scores(chunk.sequence, chunk.scored)))
+            for chunk in plan.chunks
+            if not chunk.sequence.params.beam_width
+        ]
+        if answers:
+            self._sample(answers, between_tokens)
+            result |= {each.sequence.id: each.failure or each.sampled() for each in answers}
+        for chunk in plan.chunks:
+            if chunk.sequence.params.beam_width:
+                result[chunk.sequence.id] = self._search(chunk.sequence, between_tokens)
+        return FinishedStep(result)
+
+    def _sample(self, answers: Rows[_Row], between_tokens: Callable[[], None]) -> None:
+        input_ids, attention_mask = self._pad([each.sequence.token_ids for each in answers])
+        self._model.generate(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            generation_config=self._generation_config(answers),
+            logits_processor=LogitsProcessorList([_OurChoice(answers, self._sampler)]),
+            stopping_criteria=StoppingCriteriaList([_Ended(answers, between_tokens)]),
+        )
+
+    def _search(self, sequence: Sequence, between_tokens: Callable[[], None]) -> Hypotheses:
+        """transformers' own beam search, of one request."""
+        input_ids, attention_mask = self._pad([sequence.token_ids])
+        params = sequence.params
+        config = copy(self._model.generation_config)
+        config.max_new_tokens = params.max_tokens
+        config.do_sample = False
+        config.num_beams = params.beam_width
+        config.num_return_sequences = params.n
+        config.length_penalty = params.length_penalty
+        config.early_stopping = params.early_stopping
+        config.eos_token_id = list(sequence.stop_token_ids) or None
+        config.pad_token_id = self._pad_token_id()
+        config.return_dict_in_generate = config.output_scores = True
+        output = self._model.generate(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            generation_config=config,
+            stopping_criteria=StoppingCriteriaList([_Gone(sequence, between_tokens)]),
+        )
+        logprobs = self._model.compute_transition_scores(
+            output.sequences, output.scores, output.beam_indices
+        )
+        generated = output.sequences[:, -logprobs.shape[1] :].tolist()
+        rows = zip(generated, logprobs.tolist(), output.sequences_scores.tolist(), strict=True)
+        return Hypotheses(tuple(_hypothesis(sequence, *row) for row in rows))
+
+    def _scores(self, sequence: Sequence, scored: range) -> Iterator[TopLogprobs]:
+        """Of the prompt's tokens after these positions, from a forward of their own.
+
+        Where the model can leave logits out, many rows take several, so that memory is bounded.
+        """
+        ids = torch.tensor([sequence.token_ids], device=self._model.device)
+        can_keep_rows = "logits_to_keep" in inspect.signature(self._model.forward).parameters
+        at_once = MAX_SCORED_ROWS if can_keep_rows else max(1, len(scored))
+        width = sequence.params.prompt_logprobs or 0
+        for start in range(scored.start, scored.stop, at_once):
+            rows = torch.tensor(scored[start - scored.start :][:at_once], device=ids.device)
+            keywords = {"logits_to_keep": rows} if can_keep_rows else {}
+            logits = self._model(input_ids=ids, use_cache=False, **keywords).logits[0]
+            logits = (logits if can_keep_rows else logits[rows]).float()
+            ranking = rank(logits, ids[0, rows + 1], logits.logsumexp(-1), width)
+            yield from ranking.to_host().wait([width] * len(rows))
+
+    def _generation_config(self, answers: Rows[_Row]) -> Any:
+        config = copy(self._model.generation_config)
+        config.max_new_tokens = max(each.sequence.params.max_tokens for each in answers)
+        config.do_sample = False
+        config.pad_token_id = self._pad_token_id()
+        return config
+
+    def _pad(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Padded to the longest, on the left for a decoder: its next token is on the right."""
+        longest = max(map(len, prompts))
+        ids, mask = [], []
+        for prompt in prompts:
+            padding = longest - len(prompt)
+            fill, masked = [self._pad_token_id()] * padding, [0] * padding
+            if self._model.config.is_encoder_decoder:
+                ids.append(prompt + fill)
+                mask.append([1] * len(prompt) + masked)
+            else:
+                ids.append(fill + prompt)
+                mask.append(masked + [1] * len(prompt))
+        device = self._model.device
+        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+    def _pad_token_id(self) -> int:
+        pad = self._model.generation_config.pad_token_id
+        return 0 if pad is None else pad
+
+
+def _hypothesis(
+    sequence: Sequence, token_ids: list[int], logprobs: list[float], score: float
+) -> Hypothesis:
+    """Cut at its end, after which there is padding."""
+    answer = Sequence(sequence.id, sequence.token_ids, sequence.params)
+    answer.stop_token_ids = sequence.stop_token_ids
+    count = answer.append(Sampled(tuple(token_ids), tuple(logprobs)))
+    finish = answer.finish or Finish.ABORT
+    return Hypothesis(tuple(token_ids[:count]), tuple(logprobs[:count]), finish, score)
+
+
+class _Row:
+    """One answer while `generate` runs. Works on a copy: the strategy owns the sequence."""
+
+    def __init__(self, sequence: Sequence, prompt: tuple[TopLogprobs, ...]) -> None:
+        self.sequence = sequence
+        self.copy = Sequence(sequence.id, sequence.token_ids, sequence.params)
+        self.copy.stop_token_ids = sequence.stop_token_ids
+        self.copy.end_token_ids = sequence.end_token_ids
+        self._logprobs: list[float] = []
+        self._top: list[TopLogprobs] = []
+        self._prompt = prompt
+        self._ends = False
+        self.failure: Failure | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.copy.finish is not None or self.sequence.finish is not None
+
+    def append(self, sampled: Sampled | Failure) -> None:
+        if isinstance(sampled, Failure):
+            self.failure, self.copy.finish = sampled, Finish.ERROR
+            return
+        self.copy.append(sampled)
+        self._ends = sampled.ends
+        self._logprobs += sampled.logprobs
+        self._top += sampled.top
+
+    def sampled(self) -> Sampled:
+        generated = self.copy.token_ids[self.copy.num_prompt_tokens :]
+        top = tuple(self._top)
+        return Sampled(tuple(generated), tuple(self._logprobs), top, self._prompt, self._ends)
+
+
+class _OurChoice(LogitsProcessor):
+    """Leaves transformers one token to choose: ours."""
+
+    def __init__(self, answers: Rows[_Row], sampler: Sampler) -> None:
+        self._answers = answers
+        self._sampler = sampler
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        rows = [Row(each.copy, len(each.copy.token_ids)) for each in self._answers]
+        newest = torch.tensor([each.copy.token_ids[-1] for each in self._answers])
+        choices = self._sampler.sample(scores, rows, newest.to(scores.device))
+        for answer, sampled in zip(self._answers, choices.to_host().wait(), strict=True):
+            if not answer.has_ended:
+                answer.append(sampled)
+        forced = torch.full_like(scores, float("-inf"))
+        return forced.scatter(1, choices.token_ids[:, None], 0.0)
+
+
+class _Gone(StoppingCriteria):
+    """Ends a beam search whose client has gone."""
+
+    def __init__(self, sequence: Sequence, between_tokens: Callable[[], None]) -> None:
+        self._sequence = sequence
+        self._between_tokens = between_tokens
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        self._between_tokens()
+        has_gone = self._sequence.finish is not None
+        return torch.full((len(input_ids),), has_gone, device=input_ids.device)
+
+
+class _Ended(StoppingCriteria):
+    """Stops each row at its own end; one whose client has gone counts as ended."""
+
+    def __init__(self, answers: Rows[_Row], between_tokens: Callable[[], None]) -> None:
+        self._answers = answers
+        self._between_tokens = between_tokens
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        self._between_tokens()
+        ended = [each.has_ended for each in self._answers]
+        return torch.tensor(ended, device=input_ids.device)

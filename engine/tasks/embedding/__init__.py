@@ -1,0 +1,1 @@
+"""Text embeddings, from transformers or sentence-transformers files."""

@@ -1,0 +1,1 @@
+"""transformers' pipelines: their inputs, models and answers."""

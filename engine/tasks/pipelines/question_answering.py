@@ -1,0 +1,150 @@
+"""Extractive question answering: the words of a context that answer a question.
+
+transformers has the models but no pipeline for them any more; this gives what that gave. A long
+context is read in windows that overlap, as its authors did for BERT (Devlin et al., section 4.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForQuestionAnswering
+
+from core.errors import ConfigurationError, RequestError
+from core.pipeline_tasks import QUESTION_ANSWERING
+from engine.loading.model_source import ModelSource
+from engine.tasks.lengths import longest_text
+from engine.tasks.loading import load_tokenizer, load_with_head
+from engine.tasks.pipelines.model import Parameters
+
+_MASKED = -1e4
+"""Of a logit that does not count; every other one is larger."""
+
+
+class _Span(NamedTuple):
+    """Part of a context, by its characters."""
+
+    score: float
+    """How likely the model thinks that the answer starts and ends there."""
+    start: int
+    end: int
+
+
+class QuestionAnswering:
+    """Raises ConfigurationError where the model has no head for it, or no fast tokenizer."""
+
+    together = True
+
+    def __init__(self, source: ModelSource) -> None:
+        self._tokenizer = load_tokenizer(source, QUESTION_ANSWERING)
+        if not self._tokenizer.is_fast:
+            raise ConfigurationError(
+                "question-answering needs the model's tokenizer.json, which says where in a text "
+                "a token lies"
+            )
+        self.model = load_with_head(source, AutoModelForQuestionAnswering, QUESTION_ANSWERING)
+        self._limit = longest_text(self._tokenizer, self.model)
+
+    def prepare(self, given: Any, parameters: Parameters) -> tuple[str, str]:
+        match given:
+            case {"question": str(question), "context": str(context)} if question and context:
+                return question, context
+            case _:
+                raise RequestError("inputs", 'expected {"question": "...", "context": "..."}')
+
+    def run(self, inputs: list[tuple[str, str]], parameters: Parameters) -> list[Any]:
+        return self._answers(inputs, **parameters)
+
+    def alone(self, result: Any, given: Any, parameters: Parameters) -> Any:
+        return result
+
+    def _answers(
+        self,
+        pairs: list[tuple[str, str]],
+        *,
+        top_k: int = 1,
+        doc_stride: int = 128,
+        max_answer_len: int = 15,
+        max_seq_len: int = 384,
+        handle_impossible_answer: bool = False,
+    ) -> list[Any]:
+        """The parameters are those of the pipeline that transformers had."""
+        if min(top_k, max_answer_len) < 1:
+            raise RequestError("parameters", "top_k and max_answer_len are at least 1")
+        encoded = self._windows(pairs, min(max_seq_len, self._limit), doc_stride)
+        of_pair = encoded.pop("overflow_to_sample_mapping").tolist()
+        first = encoded.pop("special_tokens_mask")[:, 0].bool()  # where «no answer» is said
+        output = self.model(**encoded.to(self.model.device))
+        starts, ends = output.start_logits.float().cpu(), output.end_logits.float().cpu()
+        spans: list[list[_Span]] = [[] for _ in pairs]
+        nothing = [1.0] * len(pairs)
+        for row, pair in enumerate(of_pair):
+            encoding = encoded.encodings[row]
+            counts = torch.tensor([each == 1 for each in encoding.sequence_ids])
+            counts[0] |= first[row]
+            start, end = _probabilities(starts[row], counts), _probabilities(ends[row], counts)
+            if first[row]:
+                nothing[pair] = min(nothing[pair], (start[0] * end[0]).item())
+                start[0] = end[0] = 0.0
+            spans[pair] += _best_spans(encoding, start, end, top_k, max_answer_len)
+        if handle_impossible_answer:
+            for pair, score in enumerate(nothing):
+                spans[pair].append(_Span(score, 0, 0))
+        return [
+            _result(context, found, top_k) for (_, context), found in zip(pairs, spans, strict=True)
+        ]
+
+    def _windows(self, pairs: list[tuple[str, str]], length: int, stride: int) -> Any:
+        """Tokens of every pair, a row for each so many of them; those of a pair overlap."""
+        return self._tokenizer(
+            [question for question, _ in pairs],
+            [context for _, context in pairs],
+            truncation="only_second",
+            max_length=length,
+            stride=min(stride, length // 2),
+            return_overflowing_tokens=True,
+            return_special_tokens_mask=True,
+            padding=True,
+            return_tensors="pt",
+        )
+
+
+def _probabilities(logits: Tensor, counts: Tensor) -> Tensor:
+    """[tokens], of a window's logits, over the tokens that count."""
+    return torch.where(counts, logits, _MASKED).softmax(0) * counts
+
+
+def _best_spans(
+    encoding: Any, start: Tensor, end: Tensor, count: int, max_tokens: int
+) -> list[_Span]:
+    """The likeliest of a window, no longer than so many tokens, widened to whole words."""
+    scores = (start[:, None] * end[None, :]).triu().tril(max_tokens - 1)
+    best = scores.flatten().topk(min(count, scores.numel()))
+    return [
+        _Span(score, *_characters(encoding, *divmod(place, len(end))))
+        for score, place in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        if score > 0
+    ]
+
+
+def _characters(encoding: Any, first: int, last: int) -> tuple[int, int]:
+    words = encoding.token_to_word(first), encoding.token_to_word(last)
+    if None in words:
+        return encoding.offsets[first][0], encoding.offsets[last][1]
+    return encoding.word_to_chars(words[0], 1)[0], encoding.word_to_chars(words[1], 1)[1]
+
+
+def _result(context: str, spans: Sequence[_Span], top_k: int) -> object:
+    """The best spans, the same one of several windows once; one alone is no list."""
+    merged: dict[tuple[int, int], float] = {}
+    for score, start, end in spans:
+        merged[start, end] = max(score, merged.get((start, end), 0.0))
+    ranked = sorted(merged.items(), key=lambda each: -each[1])[:top_k]
+    found = [
+        {"score": score, "start": start, "end": end, "answer": context[start:end]}
+        for (start, end), score in ranked
+    ]
+    return found[0] if top_k == 1 and found else found
