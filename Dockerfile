@@ -1,14 +1,14 @@
-# The serving container, for CUDA or (DEVICE=cpu) without: docs/deploy.md has the commands.
+# The serving container, for CUDA or, with DEVICE=cpu, for CPUs. docs/deploy.md has the commands.
 #
-# BASE must be Debian 12, whose Python is the 3.11 that the pinned versions are for. Where packages
-# come from other places than the public ones, pass a pip.conf: --secret id=pip,src=pip.conf
+# BASE must be Debian 12: the pinned versions are for its Python 3.11. To install packages from another
+# index, pass a pip.conf: --secret id=pip,src=pip.conf
 ARG BASE=debian:bookworm-slim
 
 FROM ${BASE} AS build
 ARG DEVICE=cuda
-# PyTorch's index of CPU wheels, for DEVICE=cpu: elsewhere torch comes with CUDA.
+# PyTorch's index of CPU wheels, for DEVICE=cpu: torch from other indexes includes CUDA.
 ARG TORCH_INDEX=
-# Debian keeps no old versions that one could pin.
+# Debian drops old versions, so pinning would break the build.
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ python3-dev python3-venv \
@@ -16,7 +16,7 @@ RUN apt-get update \
  && python3 -m venv /opt/longshore
 WORKDIR /src
 
-# What changes seldom comes first: it is most of the image, and stays cached.
+# Dependencies come first: they are most of the image, change rarely and stay cached.
 COPY image/requirements.py constraints.txt pyproject.toml ./
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3 requirements.py "${DEVICE}" > requirements.txt \
@@ -24,7 +24,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
         ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} \
         --constraint constraints.txt --requirement requirements.txt \
  && if [ "${DEVICE}" = cpu ] && [ -d /opt/longshore/lib/python3.11/site-packages/nvidia ]; then \
-        echo "torch came with CUDA: name an index of CPU wheels, --build-arg TORCH_INDEX=..." >&2; \
+        echo "torch includes CUDA: pass an index of CPU wheels, --build-arg TORCH_INDEX=..." >&2; \
         exit 1; \
     fi
 COPY image/cut.py ./
@@ -40,8 +40,8 @@ COPY djl_python djl_python
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     /opt/longshore/bin/pip install --no-cache-dir --no-compile --no-deps .
 
-# Kernels for every GPU, with the one C module that Triton would need a compiler for at run time, or
-# those for every CPU.
+# Precompile the kernels for all GPUs, with the one C module for which Triton would need a compiler at
+# run time, or the kernels for all CPUs.
 WORKDIR /
 ENV TRITON_CACHE_DIR=/opt/longshore/triton TRITON_STORE_BINARY_ONLY=1 \
     LONGSHORE_CACHE=/opt/longshore/kernels
@@ -51,7 +51,7 @@ RUN mkdir --mode=1777 "${TRITON_CACHE_DIR}" \
         cpu) /opt/longshore/bin/python -m kernels.cpu ;; \
     esac
 
-# A first start, which leaves the bytecode of what a start loads, and of nothing else.
+# Start once, to cache the bytecode of exactly those modules that a start imports.
 COPY models/demo /demo
 RUN /opt/longshore/bin/python -c "import container.front_end.app, container.front_end.start, container.launch.supervisor, container.multi_model.server; \
 from engine import LLM; print(LLM('/demo').generate(['ROMEO:'])[0].outputs[0].text)"
@@ -62,8 +62,8 @@ RUN apt-get update \
  && apt-get install --yes --no-install-recommends ca-certificates python3 \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
 COPY --from=build /opt/longshore /opt/longshore
-# The variables of NVIDIA's runtime have it bring the driver in; what is cached goes below /tmp, as
-# the model's directory is read-only.
+# The NVIDIA_* variables make NVIDIA's runtime mount the driver. The download cache is below /tmp,
+# because the model directory is read-only.
 ENV PATH=/opt/longshore/bin:${PATH} \
     HF_HOME=/tmp/.cache/huggingface \
     TRITON_CACHE_DIR=/opt/longshore/triton \

@@ -1,4 +1,4 @@
-# Everything runs in .venv, which the first target that needs it sets up.
+# Everything runs in .venv; the first target that needs it creates it.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PORT ?= 8080
 PROPERTIES ?= serving.properties
@@ -14,7 +14,7 @@ EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pyt
 help:  ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 
-setup: .venv/installed  ## Build .venv with the pinned versions of constraints.txt
+setup: .venv/installed  ## Create .venv with the versions pinned in constraints.txt
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -24,7 +24,7 @@ setup: .venv/installed  ## Build .venv with the pinned versions of constraints.t
 serve: setup  ## Serve the demo model (PORT=8080 PROPERTIES=serving.properties)
 	exec $(BIN)/python -m container serve --port $(PORT) --properties $(PROPERTIES)
 
-compare: setup  ## Measure every strategy with the demo model on this machine; report in OUT=build/compare
+compare: setup  ## Load-test every strategy with the demo model on this machine; report in OUT=build/compare
 	$(COMPARE) --workload aws --users 24 --length-scale 0.5 --out $(OUT)/aws
 	$(COMPARE) --workload chat --requests 200 --length-scale 0.12 --time-scale 16 --out $(OUT)/chat
 	$(COMPARE) --workload shared-prefix --users 24 --length-scale 0.4 --out $(OUT)/shared-prefix
@@ -33,13 +33,13 @@ compare: setup  ## Measure every strategy with the demo model on this machine; r
 test: setup  ## Run all tests (ARGS='tests/core -k stop' for some)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
 
-check: setup  ## Lint, formatting and types
+check: setup  ## Check lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	test ! -x $(BIN)/hadolint || $(BIN)/hadolint Dockerfile
 
-asan: setup  ## Run the tests of the CPU's C++ kernels under AddressSanitizer (with g++)
+asan: setup  ## Run the tests of the CPU's C++ kernels under AddressSanitizer (needs g++)
 	LONGSHORE_CACHE=build/asan CXX=tests/kernels/cpu/asan-g++ ASAN_OPTIONS=detect_leaks=0 \
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	$(BIN)/python -m pytest tests/kernels/cpu $(ARGS)
@@ -50,17 +50,17 @@ image-check: setup  ## Build the image without Docker (as root, with buildah and
 variants: setup  ## Compile every kernel variant for every GPU and check the code (ARGS='-k prefill-256')
 	$(EVERY_VARIANT) tests/kernels/test_*compile.py $(ARGS)
 
-kernels: variants .triton-$(TRITON_FLOOR)/installed  ## variants, then all of it and every kernel test with the oldest Triton
+kernels: variants .triton-$(TRITON_FLOOR)/installed  ## Run variants, then variants and all kernel tests with the oldest supported Triton
 	PYTHONPATH=.triton-$(TRITON_FLOOR) $(EVERY_VARIANT) tests/kernels $(ARGS)
 
-.triton-$(TRITON_FLOOR)/installed: .venv/installed  # the oldest supported, beside the pinned one
+.triton-$(TRITON_FLOOR)/installed: .venv/installed  # oldest supported Triton, beside the pinned one
 	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) triton==$(TRITON_FLOOR)
 	touch $@
 
 gpu: $(if $(filter $(BIN)/%,$(GPU_PYTHON)),setup)  ## Check and time kernels and engine on this GPU (ARGS='--sections decode --out DIR')
 	$(GPU_PYTHON) -m benchmarks.gpu $(ARGS)
 
-format: setup  ## Format the code and mend what ruff can
+format: setup  ## Format the code and apply ruff's fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

@@ -1,1 +1,1 @@
-"""Measures the kernels and the engine on a GPU; docs/benchmarks.md says what and how."""
+"""Benchmarks of the kernels and the engine; see docs/benchmarks.md."""

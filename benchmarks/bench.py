@@ -1,4 +1,4 @@
-"""What a section measures with: its device, its clock, its way to report."""
+"""The tools of a section: device, timer, time budget and reporting."""
 
 from __future__ import annotations
 
@@ -11,59 +11,66 @@ from typing import Any
 import torch
 
 REPLAYS_MS = 40.0
-"""All replays of one measurement take about that long."""
+"""Approximate total time of the replays of one measurement."""
 LONG_CALL_MS = 1.0
-"""Beside such a call, what a replay itself costs does not count."""
+"""Call duration above which the overhead of a graph replay is negligible."""
 
 
 class Bench:
-    """Of one section. In a dry run every call is made once on the CPU and no time is taken."""
+    """Measures and reports for one section.
+
+    In a dry run every call is made once on the CPU and nothing is timed.
+    """
 
     def __init__(
         self,
         *,
         is_dry: bool,
-        may_flashinfer: bool,
+        use_flashinfer: bool,
         seconds: float,
         emit: Callable[[dict[str, Any]], None],
         shape: str = "llama-2-7b",
     ) -> None:
-        self._may_flashinfer = may_flashinfer
+        self._use_flashinfer = use_flashinfer
         self.is_dry = is_dry
         self.shape = shape
         self.device = torch.device("cpu" if is_dry else "cuda")
-        self.dtype = torch.float16 if is_dry else torch.bfloat16  # as Triton's interpreter has it
+        # float16 in a dry run, for Triton's interpreter.
+        self.dtype = torch.float16 if is_dry else torch.bfloat16
         self._deadline = time.monotonic() + seconds
         self._emit = emit
         self._notes: set[str] = set()
 
     def row(self, **fields: Any) -> None:
-        """One line of the section's table. `us`: microseconds by implementation, ours first;
-        `bytes` or `flop`: what one call moves or computes at least."""
+        """Report a row of the section's table.
+
+        `us` holds microseconds by implementation, ours first; `bytes` or `flop` is the least that
+        one call must move or compute.
+        """
         self._emit({"event": "row", "row": fields})
 
     def note(self, text: str) -> None:
-        """Said once under the table: what was skipped, what failed and why."""
+        """Report a note under the table, such as a skipped or failed case; repeats are dropped."""
         if text not in self._notes:
             self._notes.add(text)
             self._emit({"event": "note", "text": text})
 
     def table(self, configurations: dict[str, Any]) -> None:
-        """A new configuration table."""
+        """Report a new table of kernel configurations."""
         self._emit({"event": "table", "table": configurations})
 
     def has_flashinfer(self) -> bool:
-        """Whether it is installed and its kernels were built in time."""
-        is_wanted = self._may_flashinfer and not self.is_dry
-        return is_wanted and importlib.util.find_spec("flashinfer") is not None
+        """Return whether FlashInfer is installed and its kernels were built in time."""
+        is_enabled = self._use_flashinfer and not self.is_dry
+        return is_enabled and importlib.util.find_spec("flashinfer") is not None
 
     @property
     def seconds_left(self) -> float:
-        """Of the section's time; without end in a dry run, which ends by itself."""
+        """Seconds left in the section's time budget; infinite in a dry run."""
         return float("inf") if self.is_dry else self._deadline - time.monotonic()
 
     def timed(self, figure: Any) -> Any:
-        """A figure that depends on time. A dry run takes none: there, all that is in it is None."""
+        """Return a time-dependent figure, or in a dry run the same structure with None values."""
         if not self.is_dry:
             return figure
         if isinstance(figure, dict):
@@ -71,27 +78,30 @@ class Bench:
         return None
 
     def is_over(self, what: str) -> bool:
-        """Whether the section's time is up; if so, notes that `what` was skipped."""
+        """Return whether the time budget is used up; if so, note that `what` was skipped."""
         if time.monotonic() < self._deadline:
             return False
         self.note(f"time was up before {what}")
         return True
 
     def attempt(self, name: str, measure: Callable[[], Any]) -> Any:
-        """measure(), or None with a note where it raises: no case takes others down with it."""
+        """Return measure(). If it raises, add a note and return None, so other cases still run."""
         try:
             return measure()
         except Exception as error:
             reason = (str(error).strip() or "no message").splitlines()[0][:160]
             self.note(f"{name} failed: {type(error).__name__}: {reason}")
-        # The error is gone by now, and with it what its frames held.
+        # Outside the handler the error is released, and with it the tensors in its frames.
         if self.device.type == "cuda":
-            torch.cuda.synchronize()  # raises where the device is lost: ends this worker
+            torch.cuda.synchronize()  # raises if the CUDA context is lost, which ends this worker
             torch.cuda.empty_cache()
         return None
 
     def fits(self, num_bytes: float, what: str) -> bool:
-        """Whether so much more memory is there; if not, notes that `what` was skipped."""
+        """Return whether `num_bytes` of GPU memory are free; if not, note that `what` is skipped.
+
+        Always true on a CPU.
+        """
         if self.device.type == "cpu":
             return True
         torch.cuda.empty_cache()
@@ -102,7 +112,10 @@ class Bench:
         return False
 
     def num_sets(self, num_bytes: int, most: int = 64) -> int:
-        """Input sets to rotate among, so that their bytes are four times the L2 cache."""
+        """Return how many input sets to rotate among, so that they fill four times the L2 cache.
+
+        num_bytes: size of one set; most: upper limit.
+        """
         if self.is_dry:
             return 2
         l2 = torch.cuda.get_device_properties(0).L2_cache_size
@@ -115,12 +128,15 @@ class Bench:
         return torch.cuda.get_device_properties(0).multi_processor_count
 
     def time_us(self, calls: Sequence[Callable[[], Any]]) -> float | None:
-        """Median microseconds of one call, over replays of a CUDA graph of all the calls."""
+        """Return the median microseconds per call over replays of a CUDA graph of all the calls.
+
+        Returns None in a dry run.
+        """
         for call in calls:
             call()
         if self.is_dry:
             return None
-        calls = _as_many_as_fit(calls, _elapsed_ms(calls[0]))
+        calls = _graph_calls(calls, _elapsed_ms(calls[0]))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for call in calls:
@@ -131,8 +147,8 @@ class Bench:
         return statistics.median(times) / len(calls) * 1000
 
 
-def _as_many_as_fit(calls: Sequence[Callable[[], Any]], call_ms: float) -> list[Callable[[], Any]]:
-    """Short calls eight times at least, to share what a replay costs; long ones fewer times."""
+def _graph_calls(calls: Sequence[Callable[[], Any]], call_ms: float) -> list[Callable[[], Any]]:
+    """Repeat short calls to at least eight, to amortize a replay's overhead; drop long ones."""
     if call_ms < LONG_CALL_MS:
         return list(calls) * -(-8 // len(calls))
     return list(calls)[: max(1, int(REPLAYS_MS / 4 / call_ms))]

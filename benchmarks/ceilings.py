@@ -1,4 +1,4 @@
-"""Copy rate and matmul rate, which the other sections' figures are fractions of."""
+"""Copy and matmul rates of the GPU, the ceilings of the other sections' figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients around an engine in this process, on the real clock: no sockets, no text."""
+"""Clients in a closed loop around an in-process engine, without sockets or text."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-from benchmarks.journal import Flight, Journal
+from benchmarks.journal import Journal, RequestRecord
 from benchmarks.workload import Request
 from core.plan import Output
 from core.sampling import Finish, SamplingParams
 from engine.engine import Engine
 
-GANGS = ("none", "dynamic")
-"""Strategies whose next batch starts when the one before it has ended."""
+STATIC = ("none", "dynamic")
+"""Strategies that start a batch only when the previous one has finished."""
 
 
 class ClosedLoop:
-    """So many clients, each of which sends its next request once it has its answer.
+    """A number of clients that each send their next request once the previous one has finished.
 
-    Nothing is assumed of which step an output comes from.
+    Outputs may come from any earlier step, so an engine with overlapped scheduling works too.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class ClosedLoop:
         self._clients = clients
         self._clock = clock
         self._sleep = sleep
-        self._flights: dict[int, Flight] = {}
+        self._records: dict[int, RequestRecord] = {}
 
     def run(self, requests: Iterable[Request], seconds: float = float("inf")) -> Journal:
-        """Until all are answered or time is up; what is under way then is withdrawn.
+        """Serve requests until all have finished or time is up, and abort the unfinished ones.
 
-        A gang is let go to its end: its short answers come first, so half of one would count for
-        more than it is. Raises RuntimeError where a request fails.
+        A batch of a static strategy runs to its end: its short requests finish first, so half a
+        batch would count for too much. Raises RuntimeError if a request fails.
         """
         stream, begin = iter(requests), self._clock()
         journal = Journal(begin, begin, pool=self._engine.strategy.memory.num_tokens)
@@ -51,39 +51,42 @@ class ClosedLoop:
             outputs = self._engine.step(self._clock())
             journal.end = self._clock()
             for output in outputs:
-                if self._take(output, journal.end):
+                if self._add_output(output, journal.end):
                     for request in islice(stream, 1):
                         self._submit(request, journal)
-            if outputs or not self._has_slept():
+            if outputs or not self._sleep_if_waiting():
                 self._sample_memory(journal)
         journal.num_preemptions = self._num_preempted() - num_preempted
-        self._withdraw()
+        self._abort_all()
         return journal
 
     def _submit(self, request: Request, journal: Journal) -> None:
         now = self._clock()
         params = SamplingParams(temperature=0, max_tokens=request.max_tokens, ignore_eos=True)
-        flight = Flight(request, now)
-        self._flights[self._engine.add(request.prompt, params, now)] = flight
-        journal.flights.append(flight)
+        record = RequestRecord(request, now)
+        self._records[self._engine.add(request.prompt, params, now)] = record
+        journal.records.append(record)
 
-    def _take(self, output: Output, now: float) -> bool:
-        """Whether the answer has ended with it."""
+    def _add_output(self, output: Output, now: float) -> bool:
+        """Record an output; return whether its request has finished."""
         if output.finish == Finish.ERROR:
             raise RuntimeError(f"a request failed: {output.failure}")
-        self._flights[output.request_id].take(now, len(output.token_ids))
+        self._records[output.request_id].add_tokens(now, len(output.token_ids))
         if output.finish is not None:
-            del self._flights[output.request_id]
+            del self._records[output.request_id]
         return output.finish is not None
 
     def _is_over(self, end: float) -> bool:
         if self._clock() < end:
             return False
-        has_begun = any(flight.arrivals for flight in self._flights.values())
-        return not (has_begun and self._engine.facts.batching in GANGS)
+        has_begun = any(record.arrivals for record in self._records.values())
+        return not (has_begun and self._engine.facts.batching in STATIC)
 
-    def _has_slept(self) -> bool:
-        """Sleeps until the strategy wants the next step, if it waits: a gang may be filling."""
+    def _sleep_if_waiting(self) -> bool:
+        """Sleep until the strategy's wake-up time, if it waits for a batch to fill.
+
+        Returns whether it slept.
+        """
         wake_at = self._engine.strategy.wake_at()
         if wake_at is None:
             return False
@@ -92,21 +95,21 @@ class ClosedLoop:
 
     def _sample_memory(self, journal: Journal) -> None:
         memory, filled = self._engine.strategy.memory, 0
-        for sequence_id, flight in self._flights.items():
+        for sequence_id, record in self._records.items():
             num_slots = len(memory.table(sequence_id)) * memory.block_size
-            # The newest token's K and V come with the next step.
-            num_tokens = len(flight.request.prompt) + max(0, flight.num_tokens - 1)
+            # The newest token's K and V are written by the next step.
+            num_tokens = len(record.request.prompt) + max(0, record.num_tokens - 1)
             filled += min(num_slots, num_tokens)
         journal.held.append(memory.num_held_blocks * memory.block_size)
         journal.filled.append(filled)
 
     def _num_preempted(self) -> int:
-        """Only `paged` takes memory back."""
+        """Return the preemptions so far; only `paged` counts them."""
         return getattr(self._engine.strategy, "num_preemptions", 0)
 
-    def _withdraw(self) -> None:
-        for sequence_id in self._flights:
+    def _abort_all(self) -> None:
+        for sequence_id in self._records:
             self._engine.abort(sequence_id)
-        self._flights.clear()
-        while self._engine.has_work():  # a step may still be under way
+        self._records.clear()
+        while self._engine.has_work():  # a step may still be in flight
             self._engine.step(self._clock())

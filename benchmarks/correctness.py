@@ -1,6 +1,7 @@
-"""The kernels on this device, at real sizes, against exact attention and against their twins.
+"""Checks the kernels on this device at real sizes, against fp64 attention and torch versions.
 
-Outputs are poisoned before each call, and each call is made twice: a result that changes is a race.
+Outputs are filled with NaN before each attention call, and each call runs twice: results that
+differ indicate a race.
 """
 
 from __future__ import annotations
@@ -14,14 +15,21 @@ from torch import Tensor
 
 from benchmarks.bench import Bench
 from benchmarks.inputs import Lengths, PagedInputs, Shape, make_inputs, ragged, random_cache
-from kernels import block_copy, cache_write, swap, torch_cache
+from kernels import (
+    block_copy,
+    cache_write,
+    rotary_cache_write,
+    swap,
+    torch_cache,
+    torch_elementwise,
+)
 from kernels.cache_table import CacheTable, cache_table
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
 from kernels.sdpa import Scratch, paged_attention
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 5e-3}
-"""Of |out - exact| / |exact|; fp8 caches are decoded exactly, so they need no more."""
+"""Limit of |out - exact| / |exact|. fp8 caches are decoded exactly, so they need no more."""
 KEY_SCALE, VALUE_SCALE = 0.5, 2.0
 
 
@@ -45,7 +53,7 @@ class Case:
 def run(bench: Bench) -> None:
     _moves(bench)
     for case in _dry_cases() if bench.is_dry else _cases():
-        if bench.is_over(f"{case} and what follows"):
+        if bench.is_over(f"{case} and the remaining cases"):
             return
         bench.attempt(str(case), lambda case=case: _attention(bench, case))
 
@@ -118,7 +126,7 @@ def _attend(
 def _compare(
     inputs: PagedInputs, attend: Callable[[Tensor], Any], options: dict[str, Any]
 ) -> float:
-    """Relative error; infinite where two calls differ or a NaN is left."""
+    """Return the relative error; infinite if two calls differ or a NaN remains."""
     first, second = (torch.full_like(inputs.query, float("nan")) for _ in range(2))
     attend(first)
     attend(second)
@@ -128,7 +136,7 @@ def _compare(
 
 
 def _exact(inputs: PagedInputs, options: dict[str, Any]) -> Tensor:
-    """kernels.sdpa in fp64, which the tests compare with the definition."""
+    """Compute attention with kernels.sdpa in fp64, which the tests check against the definition."""
     options = dict(options)
     keys = _numbers(inputs.key_cache) * options.pop("key_scale", 1.0)
     values = _numbers(inputs.value_cache) * options.pop("value_scale", 1.0)
@@ -151,6 +159,8 @@ def _moves(bench: Bench) -> None:
         for dtype in types:
             what = f"cache write {_name(dtype)} {layout}"
             bench.attempt(what, lambda d=dtype, o=layout, w=what: _cache_write(bench, d, o, w))
+            what = f"rotary and {what}"
+            bench.attempt(what, lambda d=dtype, o=layout, w=what: _rotary_write(bench, d, o, w))
         what = f"block moves {layout}"
         bench.attempt(what, lambda o=layout, w=what: _block_moves(bench, o, w))
 
@@ -159,14 +169,36 @@ def _cache_write(bench: Bench, dtype: torch.dtype, layout: str, what: str) -> No
     num_blocks, kv_heads, dim = (4, 1, 64) if bench.is_dry else (256, 8, 128)
     pool = (num_blocks, 16, kv_heads, dim)
     keys, values = (random_cache(pool, dtype, layout, bench.device) for _ in range(2))
-    twins = [keys.clone(), values.clone()]
+    expected = [keys.clone(), values.clone()]
     slots = torch.randperm(num_blocks * 16, device=bench.device)[: num_blocks * 8]
     slots[::7] = -1
     rows = torch.randn(2, len(slots), kv_heads, dim, device=bench.device).to(bench.dtype) * 99
     scales = {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE}
     cache_write.write_kv(rows[0], rows[1], keys, values, slots, **scales)
-    torch_cache.write_kv(rows[0], rows[1], twins[0], twins[1], slots, **scales)
-    _verdict(bench, what, [keys, values], twins)
+    torch_cache.write_kv(rows[0], rows[1], expected[0], expected[1], slots, **scales)
+    _verdict(bench, what, [keys, values], expected)
+
+
+def _rotary_write(bench: Bench, dtype: torch.dtype, layout: str, what: str) -> None:
+    num_blocks, kv_heads, dim = (4, 1, 64) if bench.is_dry else (256, 8, 128)
+    heads = (4 * kv_heads, kv_heads, kv_heads)
+    pool = (num_blocks, 16, kv_heads, dim)
+    keys, values = (random_cache(pool, dtype, layout, bench.device) for _ in range(2))
+    slots = torch.randperm(num_blocks * 16, device=bench.device)[: num_blocks * 8]
+    slots[::7] = -1
+    rows = torch.randn(len(slots), sum(heads), dim, device=bench.device).to(bench.dtype)
+    angle = torch.rand(len(slots), dim // 2, device=bench.device) * 7
+    cos, sin = angle.cos().to(bench.dtype), angle.sin().to(bench.dtype)
+    scales = {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE}
+    query, key, value = rows.clone().split(heads, 1)
+    expected = [query, keys.clone(), values.clone()]
+    torch_elementwise.rotary(query, key, cos, sin, dim)
+    torch_cache.write_kv(key, value, expected[1], expected[2], slots, **scales)
+    query, key, value = rows.split(heads, 1)
+    rotary_cache_write.rotary_write_kv(
+        query, key, value, cos, sin, dim, keys, values, slots, **scales
+    )
+    _verdict(bench, what, [query, keys, values], expected)
 
 
 def _block_moves(bench: Bench, layout: str, what: str) -> None:
@@ -175,15 +207,18 @@ def _block_moves(bench: Bench, layout: str, what: str) -> None:
         random_cache((num_blocks, 16, 2, dim), dtype, layout, bench.device)
         for dtype in (bench.dtype, bench.dtype, torch.uint8)
     ]
-    twins = [cache.clone() for cache in caches]
+    expected = [cache.clone() for cache in caches]
     ids = torch.randperm(num_blocks, device=bench.device)
     some, others = ids[: num_blocks // 2], ids[num_blocks // 2 :]
     for kernels, memory in (
         ((block_copy.copy_blocks, swap.gather_blocks, swap.scatter_blocks), caches),
-        ((torch_cache.copy_blocks, torch_cache.gather_blocks, torch_cache.scatter_blocks), twins),
+        (
+            (torch_cache.copy_blocks, torch_cache.gather_blocks, torch_cache.scatter_blocks),
+            expected,
+        ),
     ):
         _move(*kernels, cache_table(memory), some, others)
-    _verdict(bench, what, caches, twins)
+    _verdict(bench, what, caches, expected)
 
 
 def _move(

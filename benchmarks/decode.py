@@ -1,4 +1,4 @@
-"""Decode over paged K/V against contiguous SDPA and FlashInfer."""
+"""Decode attention over paged K/V against contiguous SDPA and FlashInfer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Case:
     layout: str = "NHD"
     is_ragged: bool = False
     cache_dtype: torch.dtype | None = None
-    """None: the queries' type."""
+    """None stands for the queries' dtype."""
 
     def __str__(self) -> str:
         return f"{self.shape} batch {self.batch} context {self.context}"
@@ -37,7 +37,7 @@ class Case:
 
 def run(bench: Bench) -> None:
     for case in _dry_cases() if bench.is_dry else _cases():
-        if bench.is_over(f"{case} and what follows"):
+        if bench.is_over(f"{case} and the remaining cases"):
             return
         bench.attempt(str(case), lambda case=case: _measure(bench, case))
 
@@ -45,7 +45,10 @@ def run(bench: Bench) -> None:
 def decode_calls(
     bench: Bench, inputs: PagedInputs, shape: Shape, splits: int | None = None
 ) -> peers.Calls:
-    """Ours, with nothing allocated, over every set of the inputs; splits as the rule has them."""
+    """Return a call of our kernel for each input set, with outputs and scratch preallocated.
+
+    splits: number of splits; None uses the rule in kernels.configurations.
+    """
     num = splits or splits_by_rule(bench, inputs, shape)
     scratch = torch.empty(
         scratch_numel(len(inputs.query), shape.heads, shape.head_dim, num), device=bench.device
@@ -73,7 +76,7 @@ def splits_by_rule(bench: Bench, inputs: PagedInputs, shape: Shape) -> int:
 
 
 def _cases() -> Iterator[Case]:
-    """The grid in the default layout first, then its variations; the largest first of each."""
+    """Yield the grid in the default layout, then its variations, large cases first."""
     grid = [
         (shape, batch, context)
         for shape in reversed(SHAPES)
@@ -101,7 +104,7 @@ def _measure(bench: Bench, case: Case) -> None:
     kv_bytes = lengths.kv_bytes(shape, itemsize)
     num_sets = bench.num_sets(kv_bytes)
     is_plain = case == Case(shape, case.batch, case.context)
-    # The contiguous peer has its own K/V of the same size.
+    # SDPA has its own contiguous K/V of the same size.
     if not bench.fits(kv_bytes * num_sets * (2 if is_plain else 1), str(case)):
         return
     inputs = make_inputs(

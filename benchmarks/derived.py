@@ -1,4 +1,4 @@
-"""Figures that follow from others: rates, fractions of a ceiling, ratios to a peer."""
+"""Derived figures: rates, fractions of a ceiling, ratios to other implementations."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from benchmarks.sections import SECTIONS
 Row = dict[str, Any]
 Figures = dict[str, float]
 UNITS = {"GB/s": "of copy", "TFLOP/s": "of matmul"}
-"""Rates, and what a fraction of the best such rate among the ceilings is called."""
+"""Units of rates, and the column with the fraction of the best such rate in the ceilings."""
 FRACTIONS = (*UNITS.values(), "of roofline", "GPU of roofline", "share")
 
 
 def derived(section: str, row: Row, rows: Sequence[Row], ceilings: Figures) -> Figures:
-    """What the table says of a row beside what was measured; rows: all of its section."""
+    """Return the derived figures of a row. rows: all rows of its section."""
     if baselines := SECTIONS[section].baselines:
         return _against(baselines, row, rows)
     if section == "roofline":
@@ -24,7 +24,7 @@ def derived(section: str, row: Row, rows: Sequence[Row], ceilings: Figures) -> F
 
 
 def best_rates(rows: Sequence[Row]) -> Figures:
-    """The ceilings: the best GB/s of copies and TFLOP/s of products."""
+    """Return the ceilings: the highest GB/s of copies and TFLOP/s of matrix products."""
     found = [rates(row) for row in rows]
     return {
         unit: max(rate[unit] for rate in found if unit in rate)
@@ -34,7 +34,7 @@ def best_rates(rows: Sequence[Row]) -> Figures:
 
 
 def rates(row: Row) -> Figures:
-    """Of the first implementation."""
+    """Return the rates of a row's first implementation, by unit."""
     us = next(iter(row.get("us", {}).values()), None)
     if not us:
         return {}
@@ -47,7 +47,10 @@ def rates(row: Row) -> Figures:
 
 
 def _rates_and_peers(row: Row, ceilings: Figures) -> Figures:
-    """ "best peer": the fastest other's time over ours, so more than 1 where ours is faster."""
+    """Return rates, fractions of the ceilings, and "best peer".
+
+    "best peer" is the fastest other implementation's time over ours: above 1, ours is faster.
+    """
     found = rates(row)
     for unit, rate in list(found.items()):
         if unit in ceilings:
@@ -60,8 +63,8 @@ def _rates_and_peers(row: Row, ceilings: Figures) -> Figures:
 
 
 def _against(baselines: Sequence[str], row: Row, rows: Sequence[Row]) -> Figures:
-    """Requests per second over those of each baseline that ran."""
-    by_case = {each["case"]: each["requests/s"] for each in rows}
+    """Return the ratio of requests/s to each baseline that ran."""
+    by_case = {row["case"]: row["requests/s"] for row in rows}
     return {
         f"x {name}": round(row["requests/s"] / by_case[name], 2)
         for name in baselines
@@ -70,7 +73,7 @@ def _against(baselines: Sequence[str], row: Row, rows: Sequence[Row]) -> Figures
 
 
 def _roofline(row: Row, ceilings: Figures) -> Figures:
-    """The time in which a copy would move as many bytes, and how much of that was reached."""
+    """Return the time in which a copy would move as many bytes, and the fraction reached."""
     if "GB/s" not in ceilings:
         return {}
     least_us = row["bytes"] / ceilings["GB/s"] / 1e3

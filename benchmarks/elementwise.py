@@ -1,6 +1,7 @@
-"""Norms, gated activations and rotary embedding: against their twins, and timed.
+"""Checks and times norms, gated activations and rotary embeddings.
 
-Beside ours runs what transformers' layers do, one torch operation after another.
+Results are compared with kernels.torch_elementwise, and times with the sequence of torch
+operations in transformers' layers.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from benchmarks.bench import Bench
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Shape
 from kernels import torch_elementwise
 from kernels.gated_activation import gated_activation
-from kernels.rms_norm import rms_norm
+from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary import rotary
 
 EPS = 1e-6
 MOST_DIFFERENT = 0.02
-"""Share of results that may be rounded otherwise than the twin's, as sums differ in order."""
+"""Share of results that may round differently from torch's, as sums differ in order."""
 ONE_ROUNDING = 2**-7
 
 
@@ -32,6 +33,7 @@ def run(bench: Bench) -> None:
     for num_tokens in (3,) if bench.is_dry else (1, 50, 256, 8192):
         for what, measure in (
             (f"norm of {hidden}", partial(_norm, bench, (hidden,))),
+            (f"add and norm of {hidden}", partial(_add_norm, bench, hidden)),
             (f"norm of {shape.heads} heads", partial(_norm, bench, (shape.heads, shape.head_dim))),
             (f"silu and product of {width}", partial(_activation, bench, width)),
             (f"rotary of {shape}", partial(_rotary, bench, shape)),
@@ -56,6 +58,18 @@ def _norm(bench: Bench, inner: tuple[int, ...], num_tokens: int, what: str) -> N
     )  # fmt: skip
 
 
+def _add_norm(bench: Bench, hidden: int, num_tokens: int, what: str) -> None:
+    weight = torch.rand(hidden, device=bench.device, dtype=bench.dtype)
+    sets = _sets(bench, num_tokens, (hidden,))
+    output = torch.randn_like(sets[0])
+    _row(
+        bench, what, 4 * sets[0].nbytes, sets,
+        lambda rows: add_rms_norm(rows, output, weight, EPS)[1],
+        lambda rows: torch_elementwise.add_rms_norm(rows, output, weight, EPS)[1],
+        {"two launches": lambda rows: rms_norm(rows + output, weight, EPS)},
+    )  # fmt: skip
+
+
 def _llama_norm(rows: Tensor, weight: Tensor) -> Tensor:
     numbers = rows.to(torch.float32)
     mean_square = numbers.pow(2).mean(-1, keepdim=True)
@@ -64,13 +78,13 @@ def _llama_norm(rows: Tensor, weight: Tensor) -> Tensor:
 
 def _activation(bench: Bench, width: int, num_tokens: int, what: str) -> None:
     sets = _sets(bench, num_tokens, (2 * width,))
-    twin = partial(torch_elementwise.gated_activation, activation="silu")
+    reference = partial(torch_elementwise.gated_activation, activation="silu")
     ours = partial(gated_activation, activation="silu")
-    _row(bench, what, sets[0].nbytes * 3 // 2, sets, ours, twin, {"torch": twin})
+    _row(bench, what, sets[0].nbytes * 3 // 2, sets, ours, reference, {"torch": reference})
 
 
 def _rotary(bench: Bench, shape: Shape, num_tokens: int, what: str) -> None:
-    """Of q and k as they lie in the product that leaves q, k and v side by side."""
+    """Rotate q and k in place inside the fused QKV projection's output."""
     heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
     angle = torch.rand(num_tokens, dim // 2, device=bench.device).repeat(1, 2) * 7
     cos, sin = angle.cos().to(bench.dtype), angle.sin().to(bench.dtype)
@@ -87,8 +101,8 @@ def _rotary(bench: Bench, shape: Shape, num_tokens: int, what: str) -> None:
         return [x * angles[0] + y * angles[1] for x, y in zip(parts, turned, strict=True)]
 
     num_bytes = 2 * num_tokens * (heads + kv_heads) * dim * bench.dtype.itemsize
-    twin = partial(rotated, torch_elementwise.rotary)
-    _row(bench, what, num_bytes, sets, partial(rotated, rotary), twin, {"torch": operations})
+    reference = partial(rotated, torch_elementwise.rotary)
+    _row(bench, what, num_bytes, sets, partial(rotated, rotary), reference, {"torch": operations})
 
 
 def _sets(bench: Bench, num_tokens: int, inner: tuple[int, ...]) -> list[Tensor]:
@@ -102,10 +116,10 @@ def _row(
     num_bytes: int,
     sets: list[Tensor],
     ours: Callable[[Tensor], Any],
-    twin: Callable[[Tensor], Any],
+    reference: Callable[[Tensor], Any],
     peers: dict[str, Callable[[Tensor], Any]],
 ) -> None:
-    first, second, expected = (call(sets[0].clone()) for call in (ours, ours, twin))
+    first, second, expected = (call(sets[0].clone()) for call in (ours, ours, reference))
     share_different = float((first != expected).float().mean())
     is_right = (
         torch.equal(first, second)

@@ -1,4 +1,4 @@
-"""Whole engines over random weights, built as the server builds them."""
+"""Builds whole engines with random weights, as the server builds them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def shape_config(bench: Bench) -> Config:
 
 
 def dtype(bench: Bench) -> torch.dtype:
-    """Of weights and KV memory."""
+    """Return the dtype of weights and KV cache."""
     return DTYPES[_dtype_name(bench)]
 
 
 def make_engine(bench: Bench, **options: Value) -> Engine:
-    """An engine of the bench's shape, dtype and device; `options` are those of core.options."""
+    """Build an engine with the bench's shape, dtype and device, and `options` of core.options."""
     chosen: Options = make_options(
         {
             "load_format": "dummy",
@@ -47,7 +47,7 @@ def make_engine(bench: Bench, **options: Value) -> Engine:
 
 
 def make_model(bench: Bench) -> Any:
-    """The model that `make_engine` has, with the same weights, as transformers itself runs it."""
+    """Return the model of `make_engine`, with the same weights, as a plain transformers model."""
     with tempfile.TemporaryDirectory() as folder:
         write_config(shape_config(bench), Path(folder))
         source = ModelSource(

@@ -1,4 +1,4 @@
-"""Has FlashInfer build its kernels before anything is timed; the first time takes minutes."""
+"""Lets FlashInfer build its kernels before they are timed; the first build takes minutes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.inputs import SHAPES, Lengths, make_inputs
 
 def run(bench: Bench) -> None:
     if not bench.has_flashinfer():
-        bench.note("FlashInfer is not installed: no comparison with it")
+        bench.note("FlashInfer is not installed; skipping comparisons with it")
         return
     for shape in SHAPES:
         for build, num_new in ((peers.flashinfer_decode, 1), (peers.flashinfer_prefill, 64)):

@@ -1,4 +1,7 @@
-"""torch's FlexAttention over paged K/V: pages of 128 tokens, the least its kernels are made for."""
+"""Our kernels against torch's FlexAttention over paged K/V.
+
+FlexAttention uses pages of 128 tokens, the smallest that its kernels support.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def run(bench: Bench) -> None:
     for batch, num_queries in ((2, 1),) if bench.is_dry else ((64, 1), (16, 1), (1, length)):
         for shape in shapes:
             case = f"{shape} {batch} x {num_queries} new of {length}"
-            if bench.is_over(f"{case} and what follows"):
+            if bench.is_over(f"{case} and the remaining cases"):
                 return
             lengths = Lengths((num_queries,) * batch, (length,) * batch)
             bench.attempt(case, lambda c=case, s=shape, x=lengths: _measure(bench, s, x, c))
@@ -42,18 +45,18 @@ def _measure(bench: Bench, shape: Shape, lengths: Lengths, case: str) -> None:
 
 
 def _flex_call(bench: Bench, shape: Shape, lengths: Lengths) -> Callable[[], Any]:
-    """Causal attention of the newest tokens; the pages are allotted as PagedAttention does it."""
+    """Return a call of causal attention of the newest tokens, with pages from PagedAttention."""
     batch, num_queries, length = len(lengths.queries), lengths.queries[0], lengths.contexts[0]
     num_pages = batch * -(-length // PAGE_SIZE)
     paged = PagedAttention(num_pages, PAGE_SIZE, batch, device=bench.device.type)
     for row in range(batch):
         paged.reserve(*(torch.tensor([x], device=bench.device) for x in (row, length)))
 
-    def is_seen(b: Any, h: Any, query: Any, key: Any) -> Any:
+    def is_visible(b: Any, h: Any, query: Any, key: Any) -> Any:
         return key <= query + (length - num_queries)
 
     logical = create_block_mask(
-        is_seen, batch, None, num_queries, length, bench.device, (PAGE_SIZE, PAGE_SIZE)
+        is_visible, batch, None, num_queries, length, bench.device, (PAGE_SIZE, PAGE_SIZE)
     )
     mask = paged.convert_logical_block_mask(logical)
 

@@ -1,7 +1,7 @@
-"""transformers' own ways to serve the same load: what our strategies are compared with.
+"""transformers' own batching, which our strategies are compared with on the same load.
 
-Both take the model with its own attention (SDPA, unless a flash-attention package is installed)
-and greedy decoding that ignores the end of the sequence.
+Both ways use the model's own attention (SDPA, unless a flash-attention package is installed) and
+greedy decoding that ignores end-of-sequence tokens.
 """
 
 from __future__ import annotations
@@ -15,28 +15,31 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from benchmarks.journal import Flight, Journal
+from benchmarks.journal import Journal, RequestRecord
 from benchmarks.workload import Request
 
 Serve = Callable[[Iterable[Request], float], Journal]
-"""Serves requests for at most so many seconds."""
+"""Serves requests for at most the given number of seconds."""
 POLL_SECONDS = 0.1
 
 
 @contextmanager
-def padded_batches(model: Any, clients: int) -> Iterator[Serve]:
-    """`generate`, a batch for all clients: padded to its longest prompt, run to its longest answer.
+def padded_batches(
+    model: Any, clients: int, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[Serve]:
+    """Serve with `generate`, one batch for all clients at a time.
 
-    Dynamic batching as a handler in Python does it. A client has its answer when the batch ends.
+    Batches are padded to their longest prompt and run to their longest output, like dynamic
+    batching in a Python handler. Clients get their outputs when the batch ends.
     """
     model.generation_config = _greedy()
 
     def serve(requests: Iterable[Request], seconds: float) -> Journal:
-        stream, begin = iter(requests), time.perf_counter()
+        stream, begin = iter(requests), clock()
         journal, longest = Journal(begin, begin), 0.0
         while batch := list(islice(stream, clients)):
             before = journal.end
-            _run_batch(model, batch, journal)
+            _run_batch(model, batch, journal, clock)
             longest = max(longest, journal.end - before)
             if journal.end + longest > begin + seconds:
                 break
@@ -45,7 +48,9 @@ def padded_batches(model: Any, clients: int) -> Iterator[Serve]:
     yield serve
 
 
-def _run_batch(model: Any, batch: list[Request], journal: Journal) -> None:
+def _run_batch(
+    model: Any, batch: list[Request], journal: Journal, clock: Callable[[], float]
+) -> None:
     begin, config = journal.end, _greedy()
     longest = max(len(request.prompt) for request in batch)
     config.max_new_tokens = max(request.max_tokens for request in batch)
@@ -57,87 +62,90 @@ def _run_batch(model: Any, batch: list[Request], journal: Journal) -> None:
         attention_mask=torch.tensor(masks, device=model.device),
         generation_config=config,
     )
-    answers = ids[:, longest:].tolist()
-    journal.end = time.perf_counter()
-    for request, answer in zip(batch, answers, strict=True):
-        flight = Flight(request, begin)
-        flight.take(journal.end, len(answer[: request.max_tokens]))
-        journal.flights.append(flight)
+    outputs = ids[:, longest:].tolist()
+    journal.end = clock()
+    for request, output in zip(batch, outputs, strict=True):
+        record = RequestRecord(request, begin)
+        record.add_tokens(journal.end, len(output[: request.max_tokens]))
+        journal.records.append(record)
     for step in range(config.max_new_tokens):
-        filled = sum(len(each.prompt) + min(step, each.max_tokens) for each in batch)
+        filled = sum(len(request.prompt) + min(step, request.max_tokens) for request in batch)
         journal.held.append(len(batch) * (longest + step))
         journal.filled.append(filled)
 
 
 @contextmanager
 def generate_batch(model: Any, clients: int) -> Iterator[Serve]:
-    """`generate_batch`, transformers' continuous batching, over paged memory of the size it likes.
+    """Serve with `generate_batch`, transformers' continuous batching, with its default KV cache.
 
-    Through the manager behind it, so that clients come and go, and streamed, so that tokens have
-    a time. Nothing is set whose name differs between transformers' versions.
+    Uses the manager behind it, so that requests can be added while others run, and streams, so
+    that each token has a time. Sets no option whose name differs between transformers versions.
     """
     settings = ContinuousBatchingConfig(
         max_requests_per_batch=clients,
-        allow_block_sharing=False,  # the prompts have nothing in common
+        allow_block_sharing=False,  # the prompts share no prefix
     )
     if model.device.type == "cpu":
-        # By itself it would take most of the machine's memory.
+        # The default would take most of the machine's memory.
         settings.num_blocks, settings.max_batch_tokens = 16, 64
     config = _greedy()
     config.eos_token_id = -1
     with model.continuous_batching_context_manager(
         generation_config=config, continuous_batching_config=settings, timeout=10
     ) as manager:
-        yield _ManagerLoop(manager, clients).run
+        yield ManagerLoop(manager, clients).run
 
 
-class _ManagerLoop:
-    """What closed_loop.ClosedLoop is for an engine, for a manager with a thread of its own."""
+class ManagerLoop:
+    """The counterpart of closed_loop.ClosedLoop for a manager with its own thread."""
 
-    def __init__(self, manager: Any, clients: int) -> None:
+    def __init__(
+        self, manager: Any, clients: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._manager = manager
         self._clients = clients
-        self._flights: dict[str, Flight] = {}
+        self._clock = clock
+        self._records: dict[str, RequestRecord] = {}
 
     def run(self, requests: Iterable[Request], seconds: float) -> Journal:
-        stream, begin = iter(requests), time.perf_counter()
+        stream, begin = iter(requests), self._clock()
         journal = Journal(begin, begin)
         for request in islice(stream, self._clients):
             self._submit(request, journal)
-        while self._flights and time.perf_counter() < begin + seconds:
+        while self._records and self._clock() < begin + seconds:
             result = self._manager.get_result(timeout=POLL_SECONDS)
             if result is None:
                 self._check_alive()
                 continue
-            journal.end = time.perf_counter()
-            if self._take(result, journal.end):
+            journal.end = self._clock()
+            if self._add_result(result, journal.end):
                 for request in islice(stream, 1):
                     self._submit(request, journal)
-        for request_id in self._flights:
+        for request_id in self._records:
             self._manager.cancel_request(request_id)
         return journal
 
     def _submit(self, request: Request, journal: Journal) -> None:
-        flight = Flight(request, time.perf_counter())
-        journal.flights.append(flight)
+        record = RequestRecord(request, self._clock())
+        journal.records.append(record)
         request_id = self._manager.add_request(
             request.prompt, max_new_tokens=request.max_tokens, streaming=True
         )
-        self._flights[request_id] = flight
+        self._records[request_id] = record
 
-    def _take(self, result: Any, now: float) -> bool:
-        """Whether the answer has ended with it."""
+    def _add_result(self, result: Any, now: float) -> bool:
+        """Record a result; return whether its request has finished."""
         if result.error is not None:
             raise RuntimeError(f"a request failed: {result.error}")
-        flight = self._flights[result.request_id]
-        is_complete = flight.take(now, len(result.generated_tokens) - flight.num_tokens)
+        record = self._records[result.request_id]
+        is_complete = record.add_tokens(now, len(result.generated_tokens) - record.num_tokens)
         if is_complete:
-            del self._flights[result.request_id]
+            del self._records[result.request_id]
         return is_complete
 
     def _check_alive(self) -> None:
         if not self._manager.is_running():
-            raise RuntimeError("the manager's thread has ended")
+            raise RuntimeError("the manager's thread is not running")
 
 
 def _greedy() -> GenerationConfig:

@@ -1,7 +1,7 @@
-"""`make gpu`: checks and times the kernels and the engine on this GPU; see docs/benchmarks.md.
+"""`make gpu`: check and time the kernels and the engine on this GPU; see docs/benchmarks.md.
 
-Sections run in worker processes. What a worker found before it failed, crashed or hung is kept,
-and another goes on with the sections that remain. The tables come last.
+Sections run in worker processes. If a worker fails, crashes or hangs, its results so far are kept
+and a new worker continues with the remaining sections. The tables are printed last.
 """
 
 from __future__ import annotations
@@ -22,60 +22,75 @@ from benchmarks.sections import SECTIONS, jobs_of, one_process, seconds_of, sect
 from benchmarks.shapes import SHAPES
 
 GRACE_SECONDS = 60
-"""For the case that was under way when a section's time was up, and for a worker to start."""
+"""Extra time for the case that is running when a section's time is up, and for worker start-up."""
 TABLE = Path(__file__).resolve().parents[1] / "kernels" / "configurations.json"
 
 
-def main() -> None:
-    options = _parse()
+def main(arguments: list[str] | None = None) -> None:
+    options = _parse(arguments)
     report = Report(is_dry=options.dry, shape=options.shape)
     remaining = jobs_of(options.sections)
     try:
         while remaining:
-            remaining = _run_worker(remaining, report, options)
+            remaining = run_worker(remaining, report, options)
     finally:
         report.write(options.out)
         if options.write_table and report.table is not None and not options.dry:
             TABLE.write_text(table_text(report.table))
         print(report.text())
-        print(f"all of it: {options.out / 'gpu.json'}")
+        print(f"full results: {options.out / 'gpu.json'}")
     sys.exit(0 if all(map(report.is_sound, report.sections)) else 1)
 
 
-def _parse() -> argparse.Namespace:
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/latest"))
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("benchmarks/results/latest"),
+        help="folder for the results (default: %(default)s)",
+    )
     parser.add_argument(
         "--sections",
         type=_section_names,
         default=tuple(SECTIONS),
-        help=f"some of {','.join(SECTIONS)}",
+        help=f"comma-separated sections to run, out of {','.join(SECTIONS)} (default: all)",
     )
-    parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU, no figures")
     parser.add_argument(
-        "--shape", choices=SHAPES, default="llama-2-7b", help="of the model that is served"
+        "--dry", action="store_true", help="run tiny sizes on the CPU without timing them"
+    )
+    parser.add_argument(
+        "--shape",
+        choices=SHAPES,
+        default="llama-2-7b",
+        help="model shape of the engine sections (default: %(default)s)",
     )
     parser.add_argument(
         "--stretch",
         type=float,
         default=1.0,
-        help="times the seconds of every section: for slower GPUs, or longer measurements",
+        help="multiply every section's time budget, for slow GPUs or longer measurements "
+        "(default: 1)",
     )
     parser.add_argument(
-        "--write-table", action="store_true", help="let the sweep rewrite kernels/configurations"
+        "--write-table",
+        action="store_true",
+        help="write the sweep's table to kernels/configurations.json",
     )
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def _section_names(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     if unknown := [name for name in names if name not in SECTIONS]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(SECTIONS)}")
+        raise argparse.ArgumentTypeError(
+            f"unknown section {unknown[0]!r}; choose from {', '.join(SECTIONS)}"
+        )
     return names
 
 
-def _run_worker(remaining: list[str], report: Report, options: argparse.Namespace) -> list[str]:
-    """One worker over the first of these jobs; those that the next one should take up."""
+def run_worker(remaining: list[str], report: Report, options: argparse.Namespace) -> list[str]:
+    """Run one worker on the first of these jobs; return the jobs left for the next worker."""
     jobs = one_process(remaining, is_dry=options.dry)
     command = [sys.executable, "-m", "benchmarks.worker", *jobs]
     command += ["--shape", options.shape, "--stretch", str(options.stretch)]
@@ -95,25 +110,32 @@ def _run_worker(remaining: list[str], report: Report, options: argparse.Namespac
     reader.start()
     with worker:
         try:
-            current, why = _collect(lines, report, options.out, options.stretch)
+            current, reason = collect(lines, report, options.out, options.stretch)
         finally:
             worker.kill()
             reader.join()
-    if current is None and why is None:
+    if current is None and reason is None:
         return remaining[len(jobs) :]
     failed = current or jobs[0]
-    report.section(section_of(failed))["notes"].append(f"worker failed at {failed}: {why}")
-    # Where it did not even start, no other worker would.
+    report.section(section_of(failed))["notes"].append(f"worker failed at {failed}: {reason}")
+    # If this worker did not even start, another one would not either.
     return remaining[remaining.index(current) + 1 :] if current else []
 
 
-def _collect(
-    lines: queue.SimpleQueue[str], report: Report, out: Path, stretch: float = 1.0
+def collect(
+    lines: queue.SimpleQueue[str],
+    report: Report,
+    out: Path,
+    stretch: float = 1.0,
+    grace_s: float = GRACE_SECONDS,
 ) -> tuple[str | None, str | None]:
-    """The job under way when the worker ended and why; both None where it finished."""
+    """Read a worker's events until it ends.
+
+    Returns the job that was running and the reason for the failure; both are None on success.
+    """
     current: str | None = None
     is_started = False
-    limit = time.monotonic() + GRACE_SECONDS
+    limit = time.monotonic() + grace_s
     while True:
         try:
             line = lines.get(timeout=max(0.0, limit - time.monotonic()))
@@ -126,10 +148,10 @@ def _collect(
         report.take(event)
         if event["event"] == "begin":
             is_started, current = True, str(event["job"])
-            limit = time.monotonic() + seconds_of(current) * stretch + GRACE_SECONDS
+            limit = time.monotonic() + seconds_of(current) * stretch + grace_s
         elif event["event"] == "end":
             current = None
-            limit = time.monotonic() + GRACE_SECONDS
+            limit = time.monotonic() + grace_s
             report.write(out)
         _progress(event)
 

@@ -1,8 +1,8 @@
-"""The host's time of one eager step, without a GPU: what Python takes to launch its kernels.
+"""Measure the host time of one eager step without a GPU: the Python time to launch its kernels.
 
-A tiny random Llama runs on CPU tensors through the Triton wrappers of sm_90. They check, allocate
-and compile as on a GPU, but their launches do nothing. The products, which a CPU computes here, are
-timed apart.
+A tiny random Llama runs on CPU tensors through the Triton wrappers for sm_90. The wrappers check,
+allocate and compile as on a GPU, but their launches do nothing. The matrix products, which the CPU
+computes here, are timed separately.
 
 Example: OMP_NUM_THREADS=1 python -m benchmarks.host_step --decodes 8 --prompt-tokens 8
 """
@@ -33,7 +33,7 @@ from engine.attention.backends import TritonBackend
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.inputs import InputBuilder, StepInputs
-from engine.model.checkpoint import checkpoint_of
+from engine.model.checkpoint import checkpoint_from_tensors
 from engine.model.decoder import Decoder
 from engine.model.elementwise import make_elementwise
 from engine.model.linear import Dense
@@ -46,49 +46,49 @@ ARCH = 90
 CPU, CUDA, DTYPE = torch.device("cpu"), torch.device("cuda"), torch.bfloat16
 BLOCK_SIZE, MAX_MODEL_LEN = 16, 4096
 DECODE_CONTEXT = 60
-"""Tokens of each sequence that decodes."""
+"""Context length of each decoding sequence."""
 WARM_UP = 3
-"""Steps before those that are timed; the first compiles."""
+"""Untimed steps; the first one compiles."""
 WRAPPERS = (
     "rms_norm.rms_norm",
+    "rms_norm.add_rms_norm",
     "gated_activation.gated_activation",
-    "rotary.rotary",
-    "cache_write.write_kv",
+    "rotary_cache_write.rotary_write_kv",
     "paged_decode.paged_decode",
     "paged_prefill.paged_prefill",
 )
-"""Of kernels/: what one layer calls."""
+"""Functions of kernels/ that one layer calls."""
 Spent = dict[str, float]
 """Seconds, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of one step."""
+    """Times of one step in seconds."""
 
     step: float
     products: float
-    """What of it torch takes to multiply."""
+    """Time in torch's matrix products, included in `step`."""
 
     @property
-    def beside_products(self) -> float:
+    def without_products(self) -> float:
         return self.step - self.products
 
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """What was measured."""
+    """Results of a measurement."""
 
     num_layers: int
     times: Sequence[Times]
     launches: Mapping[str, int]
-    """Of one step, by kernel."""
+    """Launches per step, by kernel."""
     wrappers: Spent
-    """Of one step, timers included."""
+    """Seconds per step by wrapper, including the timers' own time."""
 
 
 class _TimedDense(Dense):
-    """Adds what its product takes to `spent`."""
+    """Adds the time of its product to `spent`."""
 
     def __init__(self, weight: Tensor, spent: Spent) -> None:
         super().__init__(weight)
@@ -102,10 +102,10 @@ class _TimedDense(Dense):
 
 
 class _Loader(Loader):
-    """Parts on the CPU that compute by Triton's wrappers and torch's products, as on a GPU."""
+    """Builds modules on the CPU that use Triton wrappers and torch's products, as on a GPU."""
 
     def __init__(self, spec: DecoderSpec, state: Mapping[str, Tensor], spent: Spent) -> None:
-        super().__init__(checkpoint_of(state, spec.family, "random weights"), CPU, DTYPE)
+        super().__init__(checkpoint_from_tensors(state, spec.family, "random weights"), CPU, DTYPE)
         self.elementwise = make_elementwise(CUDA)
         self._spent = spent
         self._format = self._timed
@@ -152,7 +152,7 @@ def measure(num_layers: int, num_decodes: int, num_prompt_tokens: int, repeats: 
 
 
 def _time_wrappers(sizes: tuple[int, int, int], repeats: int) -> Spent:
-    """A model of its own, as timers take time themselves."""
+    """Time the wrappers in a separate model, because the timers take time themselves."""
     with _timed_wrappers() as spent:
         model = _Model(*sizes)
     for _ in range(WARM_UP):
@@ -165,7 +165,7 @@ def _time_wrappers(sizes: tuple[int, int, int], repeats: int) -> Spent:
 
 @contextmanager
 def _timed_wrappers() -> Iterator[Spent]:
-    """Whoever takes the wrappers out of their modules within it gets them with a timer."""
+    """Patch the wrappers in their modules with timed versions, and yield the seconds by name."""
     spent: Spent = defaultdict(float)
     with ExitStack() as stack:
         for path in WRAPPERS:
@@ -200,7 +200,7 @@ def _config(num_layers: int) -> LlamaConfig:
 
 
 def _inputs(num_decodes: int, num_prompt_tokens: int) -> StepInputs:
-    """Of sequences that decode, and of one prompt where it has tokens."""
+    """Build the inputs of decoding sequences, and of one prompt if it has tokens."""
     chunks: list[Chunk] = []
     lengths = [DECODE_CONTEXT] * num_decodes + [num_prompt_tokens] * (num_prompt_tokens > 0)
     num_blocks = 0
@@ -216,21 +216,21 @@ def _inputs(num_decodes: int, num_prompt_tokens: int) -> StepInputs:
 
 def report(found: HostStep) -> str:
     layers = found.num_layers
-    beside = [times.beside_products for times in found.times]
-    lines = [f"{'milliseconds':24}{'median':>9}{'minimum':>9}"]
+    without_products = [times.without_products for times in found.times]
+    lines = [f"{'milliseconds':30}{'median':>9}{'minimum':>9}"]
     for what, seconds in (
         ("step", [times.step for times in found.times]),
-        ("  its products", [times.products for times in found.times]),
-        ("  beside them", beside),
-        ("  beside them, a layer", [each / layers for each in beside]),
+        ("  matrix products", [times.products for times in found.times]),
+        ("  without products", without_products),
+        ("  without products, per layer", [seconds / layers for seconds in without_products]),
     ):
-        lines.append(f"{what:24}{median(seconds) * 1e3:9.3f}{min(seconds) * 1e3:9.3f}")
+        lines.append(f"{what:30}{median(seconds) * 1e3:9.3f}{min(seconds) * 1e3:9.3f}")
     total = sum(found.launches.values())
-    lines.append(f"\nkernel launches: {total / layers:.2f} a layer")
+    lines.append(f"\nkernel launches: {total / layers:.2f} per layer")
     lines += [f"  {name:28}{count / layers:8.2f}" for name, count in found.launches.items()]
-    lines.append("\nmost expensive wrappers, ms a step")
-    dearest = sorted(found.wrappers.items(), key=lambda each: -each[1])[:5]
-    lines += [f"  {name:28}{seconds * 1e3:8.3f}" for name, seconds in dearest]
+    lines.append("\nslowest wrappers, ms per step")
+    slowest = sorted(found.wrappers.items(), key=lambda wrapper: -wrapper[1])[:5]
+    lines += [f"  {name:28}{seconds * 1e3:8.3f}" for name, seconds in slowest]
     return "\n".join(lines)
 
 
@@ -246,10 +246,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--layers", type=int, default=32, help="of the Llama (default: 32)")
-    parser.add_argument("--decodes", type=int, default=8, help="sequences (default: 8)")
+    parser.add_argument("--layers", type=int, default=32, help="layers of the model (default: 32)")
+    parser.add_argument("--decodes", type=int, default=8, help="decoding sequences (default: 8)")
     parser.add_argument(
-        "--prompt-tokens", type=int, default=8, help="of one prompt; 0: no prompt (default: 8)"
+        "--prompt-tokens",
+        type=int,
+        default=8,
+        help="tokens of one prompt in the step; 0 for no prompt (default: 8)",
     )
     parser.add_argument("--repeats", type=int, default=50, help="timed steps (default: 50)")
     return parser.parse_args(arguments)

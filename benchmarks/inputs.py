@@ -1,4 +1,4 @@
-"""Random queries and paged K/V: blocks scattered over a pool that is larger than the L2 cache."""
+"""Random queries and paged K/V, with blocks scattered over a pool larger than the L2 cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DRY_SHAPES = (Shape(2, 2, 64), Shape(4, 1, 64))
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of a batch: new tokens and all tokens of each sequence."""
+    """New tokens and context length of each sequence of a batch."""
 
     queries: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -37,25 +37,27 @@ class Lengths:
         return sum(self.contexts) * 2 * shape.kv_heads * shape.head_dim * itemsize
 
     def query_bytes(self, shape: Shape, itemsize: int) -> int:
-        """Queries and outputs."""
+        """Return the bytes of queries and outputs."""
         return sum(self.queries) * 2 * shape.heads * shape.head_dim * itemsize
 
     def flop(self, shape: Shape) -> int:
-        """Two products of each query with each key it may see, K and V, multiply and add."""
-        pairs = zip(self.queries, self.contexts, strict=True)
-        seen = sum(new * (context - new) + new * (new + 1) // 2 for new, context in pairs)
-        return 4 * shape.heads * shape.head_dim * seen
+        """Return the FLOPs of causal attention: QK and PV products, two FLOPs per multiply-add."""
+        lengths = zip(self.queries, self.contexts, strict=True)
+        num_pairs = sum(new * (context - new) + new * (new + 1) // 2 for new, context in lengths)
+        return 4 * shape.heads * shape.head_dim * num_pairs
 
 
 @dataclass(frozen=True, slots=True)
 class PagedInputs:
+    """Inputs of an attention kernel, with several block tables to rotate among."""
+
     query: Tensor
     """[T, heads, head_dim]."""
     key_cache: Tensor
-    """[blocks, block_size, kv_heads, head_dim], in memory as the layout says."""
+    """[blocks, block_size, kv_heads, head_dim]; the memory order depends on the layout."""
     value_cache: Tensor
     tables: list[Tensor]
-    """Per set [N, B] int32; no block twice."""
+    """One block table [N, B] int32 per input set; the sets share no blocks."""
     query_starts: Tensor
     """[N + 1] int32."""
     context_lens: Tensor
@@ -67,7 +69,7 @@ class PagedInputs:
         return self.query.shape[2] ** -0.5
 
     def batch(self, table: Tensor) -> PagedBatch:
-        """For kernels.sdpa; nothing is to be written."""
+        """Return the batch for kernels.sdpa, with an empty slot mapping."""
         starts = [0, *accumulate(self.lengths.queries)]
         spans = zip(starts, starts[1:], self.lengths.contexts, strict=False)
         return PagedBatch(
@@ -108,7 +110,10 @@ def make_inputs(
 def random_cache(
     shape: tuple[int, int, int, int], dtype: torch.dtype, layout: str, device: torch.device
 ) -> Tensor:
-    """[blocks, block_size, kv_heads, head_dim] of normal numbers; "HND" swaps the two in memory."""
+    """Return a cache [blocks, block_size, kv_heads, head_dim] of normally distributed numbers.
+
+    Layout "HND" puts kv_heads before block_size in memory.
+    """
     blocks, block_size, kv_heads, head_dim = shape
     inner = (kv_heads, block_size) if layout == "HND" else (block_size, kv_heads)
     cache = torch.empty(blocks, *inner, head_dim, dtype=dtype, device=device)
@@ -122,7 +127,7 @@ def random_cache(
 
 
 def ragged(num_sequences: int, longest: int) -> tuple[int, ...]:
-    """Lengths from a sixteenth of the longest to the longest, in a mixed order."""
+    """Return lengths from a sixteenth of `longest` up to `longest`, in mixed order."""
     steps = [(7 * i) % num_sequences for i in range(num_sequences)]
     return tuple(max(1, longest * (1 + 15 * s // max(1, num_sequences - 1)) // 16) for s in steps)
 

@@ -1,6 +1,6 @@
-"""What the clients of a load saw, and the figures that follow from it.
+"""Records of a load as seen by its clients, and the figures computed from them.
 
-Every implementation is measured through this, so that the words mean the same for all.
+Every implementation is measured through this module, so that its figures mean the same for all.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ GIB = 2**30
 
 
 @dataclass(slots=True)
-class Flight:
-    """A request and its answer so far."""
+class RequestRecord:
+    """A request and the arrivals of its output tokens."""
 
     request: Request
     submitted: float
     arrivals: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
-    """When tokens came, in seconds, and how many came together."""
+    """Arrival times of tokens in seconds, and how many tokens arrived together."""
     num_tokens: int = 0
 
-    def take(self, now: float, num_tokens: int) -> bool:
-        """Whether the answer is complete with these."""
+    def add_tokens(self, now: float, num_tokens: int) -> bool:
+        """Add an arrival; return whether the output is complete."""
         self.arrivals.append((now, num_tokens))
         self.num_tokens += num_tokens
         return self.num_tokens >= self.request.max_tokens
@@ -38,41 +38,44 @@ class Flight:
         return self.arrivals[0][0] - self.submitted
 
     def gaps(self) -> Iterator[float]:
-        """Seconds between arrivals; none where the answer came at once."""
+        """Return the seconds between arrivals; empty if the whole output arrived at once."""
         return (later - earlier for (earlier, _), (later, _) in pairwise(self.arrivals))
 
 
 @dataclass(slots=True)
 class Journal:
-    """Of one run of a load. Times are seconds of one clock, memory is in tokens."""
+    """Record of one run of a load. Times are in seconds of one clock, memory in tokens."""
 
     begin: float
     end: float
-    flights: list[Flight] = field(default_factory=list[Flight])
+    records: list[RequestRecord] = field(default_factory=list[RequestRecord])
     held: list[int] = field(default_factory=list[int])
-    """After each step, what of the KV memory was taken, whether or not anything was in it."""
+    """KV memory allocated after each step, whether filled or not."""
     filled: list[int] = field(default_factory=list[int])
-    """After each step, how much of that held a token of a sequence that runs."""
+    """KV memory filled with tokens of running sequences after each step."""
     pool: int | None = None
-    """All KV memory there is; None where it is taken as it comes."""
+    """Total KV memory; None if it is allocated on demand."""
     num_preemptions: int | None = None
 
     def figures(self) -> dict[str, Any]:
-        """Rates, time to first token, inter-token latency. Half an answer is half a request."""
-        begun = [flight for flight in self.flights if flight.arrivals]
+        """Return rates, time to first token (TTFT) and inter-token latency (ITL).
+
+        A partly generated output counts as a fraction of a request.
+        """
+        begun = [record for record in self.records if record.arrivals]
         elapsed = self.end - self.begin
-        num_requests = sum(flight.num_tokens / flight.request.max_tokens for flight in begun)
+        num_requests = sum(record.num_tokens / record.request.max_tokens for record in begun)
         return {
             "requests/s": significant(num_requests / elapsed),
-            "tokens/s": round(sum(flight.num_tokens for flight in begun) / elapsed),
+            "tokens/s": round(sum(record.num_tokens for record in begun) / elapsed),
             "requests": round(num_requests, 1),
             "seconds": round(elapsed, 1),
-            "TTFT ms": spread_ms([flight.wait for flight in begun]),
-            "ITL ms": spread_ms([gap for flight in begun for gap in flight.gaps()]),
+            "TTFT ms": spread_ms([record.wait for record in begun]),
+            "ITL ms": spread_ms([gap for record in begun for gap in record.gaps()]),
         }
 
     def memory(self, bytes_per_token: int) -> dict[str, float | None]:
-        """GiB of KV memory; None where it was not seen."""
+        """Return KV memory in GiB; None for values that were not recorded."""
 
         def gib(num_tokens: float | None) -> float | None:
             return None if num_tokens is None else significant(num_tokens * bytes_per_token / GIB)
@@ -86,7 +89,7 @@ class Journal:
 
 
 def spread_ms(seconds: Sequence[float]) -> dict[str, float | None]:
-    """Mean, median and 99th percentile, in ms; None where there is nothing."""
+    """Return mean, median and 99th percentile in ms; all None if there are no values."""
     if not seconds:
         return {"mean": None, "p50": None, "p99": None}
     return {
@@ -97,12 +100,12 @@ def spread_ms(seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all values do not exceed (nearest rank)."""
+    """Return the nearest-rank percentile: the least value that `share` of them do not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def significant(value: float) -> float:
-    """Rounded to four digits: no measurement here has more."""
+    """Round to four significant digits; no measurement here has more."""
     return float(f"{value:.4g}")
 
 

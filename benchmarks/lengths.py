@@ -1,4 +1,4 @@
-"""Lengths of requests: from a trace, or synthetic ones where there is none at hand."""
+"""Request lengths, read from a trace or drawn at random."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from itertools import islice
 from pathlib import Path
 
 COLUMNS = ("ContextTokens", "GeneratedTokens")
-"""Beside TIMESTAMP, those of Azure's public traces of language model inference (2023)."""
+"""Columns of Azure's public LLM inference traces (2023), besides TIMESTAMP."""
 TIME = "TIMESTAMP"
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of one request, in tokens."""
+    """Lengths of a request in tokens."""
 
     prompt: int
     generated: int
@@ -29,21 +29,21 @@ class Lengths:
 
 SHAREGPT = Lengths(161, 338)
 ALPACA = Lengths(19, 58)
-"""Means of these two data sets in the PagedAttention paper (its figure 11)."""
+"""Mean lengths of ShareGPT and Alpaca in the PagedAttention paper (figure 11)."""
 
 
 def read_trace(path: Path, count: int, max_length: int) -> list[Lengths]:
-    """The first `count` requests that fit into `max_length` tokens.
+    """Return the first `count` requests that fit into `max_length` tokens.
 
-    Raises ValueError for a file without the columns.
+    Raises ValueError if the file lacks a column.
     """
     return _fitting((_lengths(row) for row in _rows(path, COLUMNS)), count, max_length)
 
 
 def read_timed_trace(path: Path) -> list[tuple[float, Lengths]]:
-    """Every request, with its seconds since the first one, in order of time.
+    """Return every request with its seconds since the first one, in order of time.
 
-    Raises ValueError for a file without the columns, without rows, or with a bad one.
+    Raises ValueError if the file lacks a column, has no rows, or has a malformed row.
     """
     rows = [(_time(row[TIME]), _lengths(row)) for row in _rows(path, (TIME, *COLUMNS))]
     if not rows:
@@ -56,7 +56,10 @@ def read_timed_trace(path: Path) -> list[tuple[float, Lengths]]:
 def synthetic_lengths(
     count: int, max_length: int, seed: int = 0, means: Lengths = SHAREGPT
 ) -> list[Lengths]:
-    """Log-normal lengths with these means, of which those beyond `max_length` are left out."""
+    """Draw `count` log-normal lengths, skipping those beyond `max_length` tokens in total.
+
+    means: means of the distributions before skipping.
+    """
     rng = random.Random(seed)
 
     def drawn(mean: float) -> int:
@@ -82,7 +85,7 @@ def _lengths(row: dict[str, str]) -> Lengths:
 
 
 def _time(text: str) -> datetime:
-    """Azure's have seven digits after the point, one more than Python reads."""
+    """Parse a timestamp. Azure's have seven fractional digits, one more than Python accepts."""
     return datetime.fromisoformat(text.strip()[:26])
 
 

@@ -1,4 +1,4 @@
-"""Kernels that only move K/V, against torch operations that move as much."""
+"""Kernels that only move K/V, against torch operations that move the same bytes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _index_copy(caches: list[Tensor], key: Tensor, value: Tensor, slots: Tensor)
 
 
 def _block_moves(bench: Bench, shape: Shape, num_blocks: int) -> None:
-    """Between blocks of all layers, and to and from a staging buffer, and from that to the host."""
+    """Time block copies, gather and scatter over all layers, and the copy from staging to host."""
     num_layers = 2 if bench.is_dry else NUM_LAYERS
     pool = (2 * max(64, num_blocks), 16, shape.kv_heads, shape.head_dim)
     caches = [random_cache(pool, bench.dtype, "NHD", bench.device) for _ in range(2 * num_layers)]

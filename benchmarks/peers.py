@@ -1,4 +1,4 @@
-"""Other implementations of the same attention, each as calls that a graph can hold."""
+"""Other attention implementations, each as calls that a CUDA graph can capture."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from benchmarks.inputs import PagedInputs, Shape
 
 Calls = list[Callable[[], Any]]
 WORKSPACE_BYTES = 128 * 2**20
-"""What FlashInfer recommends."""
+"""FlashInfer's recommended workspace size."""
 
 
 def sdpa_decode(inputs: PagedInputs, shape: Shape) -> Calls:
-    """Contiguous K/V [N, kv_heads, L, D]; a group's heads are queries of one KV head, so that K/V
-    are read once. All contexts must be of one length."""
+    """Return a call of SDPA for each input set, over contiguous K/V [N, kv_heads, L, D].
+
+    The query heads of a GQA group are passed as queries of one KV head, so that K/V are read once.
+    All contexts must have the same length.
+    """
     num_rows, length = len(inputs.lengths.contexts), inputs.lengths.contexts[0]
     query = inputs.query.view(num_rows, shape.kv_heads, -1, shape.head_dim)
     return [
@@ -31,7 +34,10 @@ def sdpa_decode(inputs: PagedInputs, shape: Shape) -> Calls:
 
 
 def sdpa_prefill(inputs: PagedInputs, shape: Shape, backend: SDPBackend) -> Calls:
-    """Whole prompts of one length, contiguous [N, heads, L, D]."""
+    """Return a call of SDPA for each input set, over whole prompts of one length.
+
+    Tensors are contiguous [N, heads, L, D].
+    """
     num_rows, length = len(inputs.lengths.contexts), inputs.lengths.contexts[0]
     query = inputs.query.view(num_rows, length, shape.heads, -1).transpose(1, 2).contiguous()
     return [
@@ -43,7 +49,10 @@ def sdpa_prefill(inputs: PagedInputs, shape: Shape, backend: SDPBackend) -> Call
 
 
 def flashinfer_decode(inputs: PagedInputs, shape: Shape, layout: str) -> Calls:
-    """Planned outside the calls, on the same caches and block tables."""
+    """Return a call of FlashInfer for each block table, on the same caches.
+
+    Planning happens here, outside the timed calls.
+    """
     flashinfer: Any = importlib.import_module("flashinfer")
     caches, workspace = _as_stored(inputs, layout), _workspace(inputs)
     block_size, group = inputs.key_cache.shape[1], shape.heads // shape.kv_heads
@@ -53,7 +62,7 @@ def flashinfer_decode(inputs: PagedInputs, shape: Shape, layout: str) -> Calls:
             workspace, layout, use_tensor_cores=group >= 4
         )
         wrapper.plan(
-            *_page_lists(inputs, table, block_size),
+            *page_lists(inputs, table, block_size),
             shape.heads,
             shape.kv_heads,
             shape.head_dim,
@@ -67,7 +76,10 @@ def flashinfer_decode(inputs: PagedInputs, shape: Shape, layout: str) -> Calls:
 
 
 def flashinfer_prefill(inputs: PagedInputs, shape: Shape, layout: str) -> Calls:
-    """Planned outside the calls, on the same caches and block tables."""
+    """Return a call of FlashInfer for each block table, on the same caches.
+
+    Planning happens here, outside the timed calls.
+    """
     flashinfer: Any = importlib.import_module("flashinfer")
     caches, workspace = _as_stored(inputs, layout), _workspace(inputs)
     block_size = inputs.key_cache.shape[1]
@@ -76,7 +88,7 @@ def flashinfer_prefill(inputs: PagedInputs, shape: Shape, layout: str) -> Calls:
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, layout)
         wrapper.plan(
             inputs.query_starts,
-            *_page_lists(inputs, table, block_size),
+            *page_lists(inputs, table, block_size),
             shape.heads,
             shape.kv_heads,
             shape.head_dim,
@@ -114,15 +126,15 @@ def _workspace(inputs: PagedInputs) -> Tensor:
 
 
 def _as_stored(inputs: PagedInputs, layout: str) -> tuple[Tensor, Tensor]:
-    """FlashInfer takes the dimensions in the order of memory."""
+    """Return the caches with their dimensions in memory order, as FlashInfer expects them."""
     caches = (inputs.key_cache, inputs.value_cache)
     if layout == "HND":
         return caches[0].transpose(1, 2), caches[1].transpose(1, 2)
     return caches
 
 
-def _page_lists(inputs: PagedInputs, table: Tensor, block_size: int) -> tuple[Tensor, ...]:
-    """FlashInfer's block table: where rows begin, their block ids, tokens in their last blocks."""
+def page_lists(inputs: PagedInputs, table: Tensor, block_size: int) -> tuple[Tensor, ...]:
+    """Return FlashInfer's block table: row offsets, block ids, and tokens in each last block."""
     contexts = inputs.context_lens
     num_blocks = (contexts + block_size - 1) // block_size
     starts = F.pad(num_blocks.cumsum(0), (1, 0)).int()

@@ -1,4 +1,4 @@
-"""Prefill over paged K/V against contiguous SDPA and FlashInfer."""
+"""Prefill attention over paged K/V against contiguous SDPA and FlashInfer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, m
 from kernels.paged_prefill import paged_prefill
 
 MOST_TOKENS = 2**19
-"""New tokens of a case; larger ones cost seconds and show nothing that these do not."""
+"""Most new tokens of a case; larger cases take seconds and show nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Case:
 
     @property
     def is_even(self) -> bool:
-        """Whole prompts of one length, in the default layout: what SDPA can be compared on."""
+        """Whether SDPA can run this case: whole prompts of one length in the default layout."""
         lengths = {*self.lengths.contexts, *self.lengths.queries}
         return len(lengths) == 1 and (self.block_size, self.layout) == (16, "NHD")
 
@@ -37,7 +37,7 @@ class Case:
 
 def run(bench: Bench) -> None:
     for case in _dry_cases() if bench.is_dry else _cases():
-        if bench.is_over(f"{case} and what follows"):
+        if bench.is_over(f"{case} and the remaining cases"):
             return
         if sum(case.lengths.queries) > MOST_TOKENS:
             bench.note(f"{case} skipped: more than {MOST_TOKENS} new tokens")
@@ -46,7 +46,7 @@ def run(bench: Bench) -> None:
 
 
 def prefill_calls(inputs: PagedInputs) -> peers.Calls:
-    """Ours, with nothing allocated, over every set of the inputs."""
+    """Return a call of our kernel for each input set, with the output preallocated."""
     out = torch.empty_like(inputs.query)
     return [
         lambda table=table: paged_prefill(
@@ -64,6 +64,7 @@ def prefill_calls(inputs: PagedInputs) -> peers.Calls:
 
 
 def prompts(batch: int, length: int) -> Lengths:
+    """Return the lengths of a batch of whole prompts without cached tokens."""
     return Lengths((length,) * batch, (length,) * batch)
 
 

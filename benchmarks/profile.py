@@ -1,6 +1,6 @@
-"""Where the time of a decode step goes: on the GPU kernel by kernel, on the host part by part.
+"""Time breakdown of a decode step: GPU time by kernel, host time by activity.
 
-Some eight seconds go to building the engine and two to the prompts; the rest is short.
+Building the engine takes about eight seconds and the prompts two; the rest is short.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from strategies.base import Strategy
 BATCH, DRY_BATCH = 50, 3
 NUM_STEPS, WARM_UP_STEPS = 20, 3
 NUM_KERNELS = 25
-"""That get a row of their own."""
+"""Kernels with their own row; the others are summed up."""
 Part = tuple[str, str, float | None, float]
-"""Where, what, calls a step, µs a step."""
+"""Where, what, calls per step, µs per step."""
 
 
 def run(bench: Bench) -> None:
@@ -36,14 +36,14 @@ def run(bench: Bench) -> None:
             trace, traced = record(bench.device, warm_up, lambda: (spent.clear(), steps())[1])
     step_us = traced.seconds * 1e6
     host_us = {name: seconds / NUM_STEPS * 1e6 for name, seconds in spent.items()}
-    parts = [*_gpu_parts(trace), *_host_parts(trace, host_us, step_us)]
+    parts = [*gpu_parts(trace), *host_parts(trace, host_us, step_us)]
     parts += [("step", "traced", None, step_us), ("step", "untraced", None, untraced_us)]
     for where, what, calls, us in parts:
-        figures = {"us a step": round(us, 1), "share": round(us / step_us, 3)}
+        figures = {"us/step": round(us, 1), "share": round(us / step_us, 3)}
         bench.row(where=where, what=what, calls=calls, **bench.timed(figures))
 
 
-def _gpu_parts(trace: Trace) -> Iterator[Part]:
+def gpu_parts(trace: Trace) -> Iterator[Part]:
     kernels = trace.by_name()
     for name, count, us in kernels[:NUM_KERNELS]:
         yield "GPU", short_name(name), round(count / NUM_STEPS, 2), us / NUM_STEPS
@@ -58,11 +58,11 @@ def _gpu_parts(trace: Trace) -> Iterator[Part]:
     yield "GPU", "idle within steps", None, within_us / NUM_STEPS
 
 
-def _host_parts(trace: Trace, host_us: dict[str, float], step_us: float) -> Iterator[Part]:
-    """schedule and commit by the clock, CUDA's calls by the trace, and what is left of a step."""
+def host_parts(trace: Trace, host_us: dict[str, float], step_us: float) -> Iterator[Part]:
+    """Yield schedule and commit as timed, CUDA calls from the trace, and the rest of the step."""
     host_us |= {
         "waiting for the GPU": trace.waiting_us / NUM_STEPS,
-        "other calls to CUDA": trace.calling_us / NUM_STEPS,
+        "other CUDA calls": trace.calling_us / NUM_STEPS,
     }
     for name, us in host_us.items():
         yield "host", name, None, us
@@ -70,17 +70,19 @@ def _host_parts(trace: Trace, host_us: dict[str, float], step_us: float) -> Iter
 
 
 @contextmanager
-def timed_methods(strategy: Strategy) -> Iterator[dict[str, float]]:
-    """Seconds in `schedule` and `commit` while the block lasts; may be cleared in between."""
+def timed_methods(
+    strategy: Strategy, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[dict[str, float]]:
+    """Yield the seconds spent in `schedule` and `commit`; the caller may clear them in between."""
     spent: dict[str, float] = {}
 
     def timed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            begin = time.perf_counter()
+            begin = clock()
             try:
                 return method(*arguments)
             finally:
-                spent[name] = spent.get(name, 0.0) + time.perf_counter() - begin
+                spent[name] = spent.get(name, 0.0) + clock() - begin
 
         return call
 

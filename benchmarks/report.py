@@ -1,4 +1,4 @@
-"""Collects what the sections found; as JSON with all of it, and as tables."""
+"""Collects the sections' results and writes them as JSON and as tables."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from benchmarks.derived import FRACTIONS, Figures, Row, best_rates, derived
 from benchmarks.sections import SECTIONS, section_of
 
 ALL_OURS = ("correctness", "roofline")
-"""Sections without peers: a case that fails there is an error of ours."""
+"""Sections without other implementations, where a failed case is an error of ours."""
 MEASURES = ("us", "bytes", "flop")
-"""Of a row; shown as what follows from them."""
+"""Fields of a row that the tables replace by figures derived from them."""
 
 
 class Report:
-    """Events of workers in, files and text out."""
+    """Turns the events of workers into gpu.json and tables."""
 
     def __init__(self, *, is_dry: bool, shape: str = "llama-2-7b") -> None:
         self.is_dry = is_dry
@@ -37,7 +37,7 @@ class Report:
             case "row":
                 self._current["rows"].append(event["row"])
             case "note":
-                if event["text"] not in self._current["notes"]:  # by another case
+                if event["text"] not in self._current["notes"]:  # another case may have added it
                     self._current["notes"].append(event["text"])
             case "end":
                 before = self._current["seconds"] or 0
@@ -48,13 +48,14 @@ class Report:
                 raise ValueError(f"unknown event {other}")
 
     def section(self, name: str) -> dict[str, Any]:
-        """`seconds` is None until the section, or a case of it, has ended by itself."""
+        """Return a section's results; `seconds` is None until the section or a case completed."""
         return self.sections.setdefault(name, {"rows": [], "notes": [], "seconds": None})
 
     def is_sound(self, name: str) -> bool:
-        """Whether the section ended by itself, and found nothing wrong.
+        """Return whether the section ran to its end and found no wrong result.
 
-        Elsewhere a case that failed is a case that is missing: a peer may not take it.
+        Outside ALL_OURS a failed case is only missing, as another implementation may not support
+        it.
         """
         section = self.sections[name]
         fatal = ["failed"] if name in ALL_OURS else ["section failed", "worker failed"]
@@ -65,7 +66,7 @@ class Report:
         )
 
     def write(self, folder: Path) -> None:
-        """gpu.json, and configurations.json where the sweep ran."""
+        """Write gpu.json, and configurations.json if the sweep ran."""
         folder.mkdir(parents=True, exist_ok=True)
         found = {
             "date": self.date,
@@ -74,7 +75,7 @@ class Report:
             "machine": self.machine,
             "ceilings": self._ceilings(),
             "sections": {
-                name: section | {"rows": [row | more for row, more in self._rows(name)]}
+                name: section | {"rows": [row | more for row, more in self.rows(name)]}
                 for name, section in self.sections.items()
             },
         }
@@ -85,27 +86,27 @@ class Report:
     def text(self) -> str:
         parts = [
             _section_text(
-                SECTIONS[name].title, section, [_cells(row, more) for row, more in self._rows(name)]
+                SECTIONS[name].title, section, [_cells(row, more) for row, more in self.rows(name)]
             )
             for name, section in self.sections.items()
         ]
         gpu = self.machine.get("gpu") or "no GPU"
         versions = self.machine.get("versions", {})
         named = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-        dry = "\nDry run: nothing was timed, so there are no figures." if self.is_dry else ""
+        dry = "\nDry run: nothing was timed." if self.is_dry else ""
         return "\n".join([*parts, f"{gpu}; {named}; {self.date}{dry}"])
 
     def _ceilings(self) -> dict[str, float]:
         return best_rates(self.sections.get("ceilings", {"rows": []})["rows"])
 
-    def _rows(self, name: str) -> list[tuple[Row, Figures]]:
-        """Of a section: what was measured, and what follows from it."""
+    def rows(self, name: str) -> list[tuple[Row, Figures]]:
+        """Return a section's measured rows, each with the figures derived from it."""
         rows, ceilings = self.sections[name]["rows"], self._ceilings()
         return [(row, derived(name, row, rows, ceilings)) for row in rows]
 
 
 def table_text(table: dict[str, Any]) -> str:
-    """Of configurations as kernels/configurations.json has it: one row a line."""
+    """Format a configuration table like kernels/configurations.json, one row per line."""
     parts = []
     for kernel, rows in table.items():
         lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)

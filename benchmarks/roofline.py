@@ -1,7 +1,7 @@
-"""Decode steps of the engine against the time in which their bytes could be read at best.
+"""Decode steps of the engine against the least time in which their bytes can be read.
 
-Some eight seconds go to building the engine; the prompts of the largest batch take most of the
-rest, so the one that matters goes first.
+Building the engine takes about eight seconds, and the prompts of the largest batch most of the
+rest, so the most important batch size comes first.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def run(bench: Bench) -> None:
     batches = (3, 1) if bench.is_dry else BATCHES
     engine = decoding_engine(bench, max(batches))
     for batch in batches:
-        if bench.is_over(f"batch {batch} and what follows"):
+        if bench.is_over(f"batch {batch} and the remaining cases"):
             return
         if not has_room_for(bench, engine, batch):
-            bench.note(f"batch {batch} skipped: its K and V do not fit")
+            bench.note(f"batch {batch} skipped: its KV cache does not fit")
             continue
         bench.attempt(f"batch {batch}", partial(_row, bench, engine, batch))
 

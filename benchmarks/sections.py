@@ -1,4 +1,4 @@
-"""What `make gpu` consists of; read without loading torch."""
+"""Sections of `make gpu`; importable without torch."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Section:
+    """A section of the GPU benchmark."""
+
     title: str
     module: str
-    """Of this package; its `run(bench)` measures, or `run(bench, case)` where there are cases."""
+    """Module of this package with `run(bench)`, or `run(bench, case)` if there are cases."""
     seconds: int = 0
-    """After which it starts no further measurement."""
+    """Time budget, after which the section starts no further measurement."""
     cases: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Parts that run in a process of their own each, and the seconds of each."""
+    """Cases that each run in their own process, with their time budgets in seconds."""
     baselines: tuple[str, ...] = ()
     """Cases that the others are compared with."""
 
 
 SECTIONS = {
-    "ceilings": Section("What this GPU can do at best", "ceilings", 10),
-    "flashinfer": Section("FlashInfer", "flashinfer", 120),
-    "correctness": Section("Kernels against their definition", "correctness", 60),
+    "ceilings": Section("Peak copy and matmul rates", "ceilings", 10),
+    "flashinfer": Section("FlashInfer build", "flashinfer", 120),
+    "correctness": Section("Kernels against reference implementations", "correctness", 60),
     "decode": Section("Decode", "decode", 65),
     "prefill": Section("Prefill", "prefill", 40),
     "moves": Section("Cache write, block copy, swap", "moves", 15),
     "elementwise": Section("Norms, gated activation, rotary embedding", "elementwise", 10),
-    "flex": Section("FlexAttention over its own pages of 128", "flex", 35),
+    "flex": Section("FlexAttention with pages of 128 tokens", "flex", 35),
     "splits": Section("Decode by number of splits", "splits", 15),
-    "sweep": Section("Configurations", "sweep", 35),
+    "sweep": Section("Tile configurations", "sweep", 35),
     "serve": Section(
-        "50 clients at once, end to end",
+        "End to end with 50 concurrent clients",
         "serve",
         cases={
             "paged": 17,
@@ -44,22 +46,22 @@ SECTIONS = {
         baselines=("generate", "generate_batch"),
     ),
     "small-pool": Section(
-        "The same over a tenth of the KV memory",
+        "End to end with a tenth of the KV cache",
         "small_pool",
         cases={"paged": 14, "continuous-oracle": 14, "continuous-max": 14},
         baselines=("continuous-oracle", "continuous-max"),
     ),
-    "roofline": Section("A decode step against its roofline", "roofline", 22),
-    "profile": Section("Where the time of a decode step goes", "profile", 15),
+    "roofline": Section("Decode steps against their roofline", "roofline", 22),
+    "profile": Section("Time breakdown of a decode step", "profile", 15),
 }
 START_SECONDS = 6
-"""For a process to start and load its libraries, which no section's seconds include."""
+"""Time for a process to start and load its libraries, which the sections' budgets exclude."""
 LIMIT_SECONDS = 540
-"""All of it, but for the time that FlashInfer may take to build."""
+"""Time limit of a whole run, excluding the FlashInfer build."""
 
 
 def jobs_of(names: Iterable[str]) -> list[str]:
-    """What is to be run for these sections, in order: `section`, or `section/case`."""
+    """Return the jobs of these sections in order: `section`, or `section/case`."""
     found: list[str] = []
     for name in names:
         found += [f"{name}/{case}" for case in SECTIONS[name].cases] or [name]
@@ -71,7 +73,7 @@ def section_of(job: str) -> str:
 
 
 def case_of(job: str) -> str:
-    """Empty where the section has none."""
+    """Return the case of a job, or an empty string if its section has no cases."""
     return job.partition("/")[2]
 
 
@@ -81,9 +83,10 @@ def seconds_of(job: str) -> int:
 
 
 def one_process(jobs: list[str], *, is_dry: bool) -> list[str]:
-    """The first of these jobs, and those after it that may share its process.
+    """Return the first job and those after it that may share its process.
 
-    A case has one to itself. A dry run is about the code alone, and saves the time to start.
+    A case gets its own process, except in a dry run, which measures nothing and saves start-up
+    time.
     """
     if is_dry:
         return jobs

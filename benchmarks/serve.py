@@ -1,8 +1,8 @@
-"""End to end: 50 clients at once, as in AWS's article, on each strategy and on transformers.
+"""End-to-end load of 50 concurrent clients on each strategy and on transformers.
 
-A case is a process of its own, so that it finds the GPU's memory empty. Of its seconds in
-benchmarks.sections, on an H200 with 13.5 GB of weights, some eight go to building the engine and
-warming up; in what is left, as much of the load is served as time allows.
+The load follows AWS's article. Each case runs in its own process, so that it finds the GPU memory
+empty. Of its time budget in benchmarks.sections, building the engine and warming up take about
+eight seconds on an H200 with 13.5 GB of weights; the rest serves as much of the load as it can.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from core.options import Value
 
 WARM_UP_TOKENS = 4
 WARM_UP_SEED = 1
-"""Other prompts than those that are measured, which prefix caching would find again."""
+"""Differs from the measured load's seed, whose prompts prefix caching would otherwise reuse."""
 PEERS: dict[str, Callable[[Any, int], AbstractContextManager[Serve]]] = {
     "generate": generate.padded_batches,
     "generate_batch": generate.generate_batch,
@@ -43,7 +43,7 @@ def load_of(bench: Bench) -> Load:
 
 
 def run_engine(bench: Bench, case: str, **options: Value) -> None:
-    """One row: the load on an engine with these options."""
+    """Serve the load on an engine with these options and report one row."""
     load, started = load_of(bench), time.perf_counter()
     engine = make_engine(
         bench,
@@ -53,17 +53,20 @@ def run_engine(bench: Bench, case: str, **options: Value) -> None:
         **options,
     )
     loop = ClosedLoop(engine, load.clients)
-    _measure(bench, case, loop.run, started, num_warm_up=engine.facts.max_sequences)
+    measure(bench, case, loop.run, started, num_warm_up=engine.facts.max_sequences)
 
 
 def _run_peer(bench: Bench, case: str) -> None:
     clients, started = load_of(bench).clients, time.perf_counter()
     with PEERS[case](make_model(bench), clients) as serve:
-        _measure(bench, case, serve, started, num_warm_up=clients)
+        measure(bench, case, serve, started, num_warm_up=clients)
 
 
-def _measure(bench: Bench, case: str, serve: Serve, started: float, *, num_warm_up: int) -> None:
-    """Warms up with as many short answers as run at once; started: when building began."""
+def measure(bench: Bench, case: str, serve: Serve, started: float, *, num_warm_up: int) -> None:
+    """Warm up with `num_warm_up` short requests, serve the load, and report one row.
+
+    started: time when building the engine began.
+    """
     load, config = load_of(bench), shape_config(bench)
     built = time.perf_counter()
     warm_up = load.requests(config["vocab_size"], max_tokens=WARM_UP_TOKENS, seed=WARM_UP_SEED)
@@ -72,7 +75,7 @@ def _measure(bench: Bench, case: str, serve: Serve, started: float, *, num_warm_
     if bench.is_over(f"{case} was warm"):
         return
     journal = serve(list(load.requests(config["vocab_size"])), bench.seconds_left)
-    if not any(flight.arrivals for flight in journal.flights):
+    if not any(record.arrivals for record in journal.records):
         bench.note(f"{case}: time was up before the first token")
         return
     memory = journal.memory(kv_bytes_per_token(config, dtype(bench).itemsize))

@@ -1,4 +1,4 @@
-"""The models whose shape is measured, as their published config.json says, and what they weigh."""
+"""Model shapes to benchmark, from their published config.json, and their memory traffic."""
 
 from __future__ import annotations
 
@@ -100,22 +100,22 @@ DRY_SHAPE: Config = LLAMA_2_7B | {
 
 
 def write_config(config: Config, folder: Path) -> None:
-    """What makes the folder a model directory for option.load_format=dummy."""
+    """Write config.json, which is all that a model directory needs for option.load_format=dummy."""
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
 def kv_bytes_per_token(config: Config, itemsize: int) -> int:
-    """K and V of one token in all layers."""
+    """Return the bytes of one token's K and V in all layers."""
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim", config["hidden_size"] // heads)
     return config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head_dim * itemsize
 
 
 def decode_bytes(config: Config, weights_bytes: int, num_kv_tokens: float, itemsize: int) -> float:
-    """What a decode step of a dense model must read: every weight once, and all K and V.
+    """Return the bytes that a decode step of a dense model reads: all weights once, and all K/V.
 
-    An input embedding is a lookup of a few rows, unless the output layer shares its weights.
-    Activations and the few K and V written are left out: they are under a percent.
+    The input embedding is left out, as only a few of its rows are read, unless the output layer
+    shares it. Activations and the written K/V are left out too: they are under one percent.
     """
     lookup = 0 if config["tie_word_embeddings"] else config["vocab_size"] * config["hidden_size"]
     kv_bytes = num_kv_tokens * kv_bytes_per_token(config, itemsize)

@@ -1,4 +1,4 @@
-"""The load of `serve` over a tenth of the KV memory, where what a strategy reserves decides."""
+"""The load of `serve` with a tenth of the KV cache, where reservation limits the batch size."""
 
 from __future__ import annotations
 

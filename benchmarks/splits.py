@@ -1,4 +1,4 @@
-"""Decode with every number of splits, against the one that the rule in kernels/ gives."""
+"""Decode with every number of splits, against the number chosen by kernels.configurations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def run(bench: Bench) -> None:
     for batch, length in (
         [(2, 24)] if bench.is_dry else [(1, 16384), (16, 4096), (64, 4096), (16, 16384)]
     ):
-        if bench.is_over(f"batch {batch} context {length} and what follows"):
+        if bench.is_over(f"batch {batch} context {length} and the remaining cases"):
             return
         lengths = Lengths((1,) * batch, (length,) * batch)
         num_sets = bench.num_sets(lengths.kv_bytes(shape, bench.dtype.itemsize))

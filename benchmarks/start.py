@@ -1,7 +1,7 @@
-"""`python -m benchmarks.start MODEL`: how long a start takes, and how much memory of the host.
+"""Measure start-up time by phase and peak host memory.
 
-Memory is anonymous: what is mapped from files gives way where memory is short. The KV pool is kept
-small, so that the peak shows the weights and what loading them takes besides. Linux alone.
+Only anonymous memory counts, as the kernel can reclaim pages mapped from files. The KV cache is
+small, so the peak shows the weights and the overhead of loading them. Linux only.
 
     python -m benchmarks.start models/demo
     python -m benchmarks.start ~/llama --dtype bf16 --load-format dummy
@@ -19,13 +19,13 @@ from pathlib import Path
 from core.options import make_options
 from engine.phases import Phases
 
-LOOK_S = 0.002
+POLL_S = 0.002
 MIB = 2**20
 KV_BYTES = 16 * MIB
 
 
 class Peak:
-    """Most bytes of anonymous memory that this process had while `watching`, beyond the start."""
+    """Peak anonymous memory of this process during `watching`, relative to its beginning."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -44,22 +44,22 @@ class Peak:
     def _watch(self, before: int) -> None:
         while True:
             self.num_bytes = max(self.num_bytes, anonymous_bytes() - before)
-            if self._is_over.wait(LOOK_S):
+            if self._is_over.wait(POLL_S):
                 return
 
 
 def anonymous_bytes() -> int:
-    """Of this process, in memory now."""
+    """Return the resident anonymous memory of this process."""
     status = Path("/proc/self/status").read_text()
     found = re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE)
-    assert found is not None, "Linux 4.5 and later tell it"
+    assert found is not None, "RssAnon needs Linux 4.5 or later"
     return int(found[1]) * 1024
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     phases, peak = Phases(), Peak()
-    from engine.build import build_engine  # whose import is the first phase
+    from engine.build import build_engine  # importing it is the first phase
 
     phases.end("imports")
     with peak.watching():
@@ -75,9 +75,10 @@ def main(arguments: list[str] | None = None) -> int:
     facts = engine.facts
     for name, seconds in phases.seconds.items():
         print(f"{seconds:8.2f} s  {name}")
-    print(f"{sum(phases.seconds.values()):8.2f} s  together; decoder: {facts.decoder}")
+    print(f"{sum(phases.seconds.values()):8.2f} s  total; decoder: {facts.decoder}")
     print(f"{facts.weights_bytes / MIB:8,.0f} MiB  weights")
-    print(f"{peak.num_bytes / MIB:8,.0f} MiB  at most, with {facts.kv_bytes / MIB:,.0f} MiB of K/V")
+    kv_mib = facts.kv_bytes / MIB
+    print(f"{peak.num_bytes / MIB:8,.0f} MiB  peak, including {kv_mib:,.0f} MiB of KV cache")
     return 0
 
 
@@ -87,9 +88,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", type=Path, help="a directory in Hugging Face form")
-    parser.add_argument("--dtype", default="fp32", help="(%(default)s)")
-    parser.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
+    parser.add_argument("model", type=Path, help="model directory in Hugging Face format")
+    parser.add_argument("--dtype", default="fp32", help="option.dtype (default: %(default)s)")
+    parser.add_argument(
+        "--load-format",
+        default="auto",
+        choices=["auto", "dummy"],
+        help="option.load_format (default: %(default)s)",
+    )
     return parser.parse_args(arguments)
 
 

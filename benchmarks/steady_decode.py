@@ -1,4 +1,4 @@
-"""An engine in the middle of decoding: every step computes one token of each sequence."""
+"""Steady-state decoding: every step of the engine computes one token of each sequence."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from benchmarks.engines import make_engine
 from core.sampling import SamplingParams
 from engine.engine import Engine
 
-PROMPT, ANSWER = 1000, 384
-"""Tokens. Answers are long enough that none ends while the others are measured."""
-DRY_PROMPT, DRY_ANSWER = 20, 80
+PROMPT, OUTPUT = 1000, 384
+"""Lengths in tokens. The output is long enough that no sequence finishes during a measurement."""
+DRY_PROMPT, DRY_OUTPUT = 20, 80
 MIN_GENERATED = 4
-"""Tokens that every sequence has when measuring begins."""
+"""Tokens that every sequence has generated before measuring begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Of a few steps in a row."""
+    """Means over consecutive decode steps."""
 
     seconds: float
-    """Of one, from the arrival of its tokens to that of the next one's."""
+    """Time from the arrival of one step's tokens to that of the next step's."""
     kv_tokens: float
-    """Tokens whose K and V one step reads, over all sequences."""
+    """Tokens whose K and V a step reads, over all sequences."""
 
 
 def decoding_engine(bench: Bench, most_sequences: int) -> Engine:
@@ -40,16 +40,16 @@ def decoding_engine(bench: Bench, most_sequences: int) -> Engine:
 
 
 def has_room_for(bench: Bench, engine: Engine, batch: int) -> bool:
-    """Whether so many sequences run at once."""
+    """Return whether the KV cache has room for `batch` sequences."""
     memory = engine.strategy.memory
     return batch * memory.blocks_for(sum(_lengths(bench))) <= memory.num_blocks
 
 
 class SteadyDecode:
-    """A batch of sequences, from the end of their prompts until the block ends.
+    """Context manager that keeps a batch of sequences decoding.
 
-    Takes what the engine hands out when it comes, so it does not matter whether `step` returns
-    the tokens of its own forward or of the one before.
+    Tokens count when the engine returns them, so it does not matter whether `step` returns the
+    tokens of its own forward pass or of the previous one.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class SteadyDecode:
     ) -> None:
         self._engine = engine
         self._clock = clock
-        self._num_prompt, self._num_answer = _lengths(bench)
+        self._prompt_length, self._output_length = _lengths(bench)
         self._batch = batch
         self._generated: dict[int, int] = {}
 
     def __enter__(self) -> Self:
-        params = SamplingParams(temperature=0, max_tokens=self._num_answer, ignore_eos=True)
+        params = SamplingParams(temperature=0, max_tokens=self._output_length, ignore_eos=True)
         vocab_size = self._engine.facts.vocab_size
         for row in range(self._batch):
-            prompt = [(7919 * row + 31 * place) % vocab_size for place in range(self._num_prompt)]
+            prompt = [(7919 * row + 31 * i) % vocab_size for i in range(self._prompt_length)]
             self._generated[self._engine.add(prompt, params, self._clock())] = 0
         while min(self._generated.values()) < MIN_GENERATED:
             self._step()
@@ -83,25 +83,26 @@ class SteadyDecode:
     ) -> None:
         for sequence_id in self._generated:
             self._engine.abort(sequence_id)
-        while self._engine.has_work():  # a step may still be under way
+        while self._engine.has_work():  # a step may still be in flight
             self._engine.step(self._clock())
 
     def run(self, num_steps: int) -> Steps:
+        """Run `num_steps` decode steps. Raises RuntimeError if a sequence finishes."""
         begin, num_before = self._clock(), sum(self._generated.values())
         num_after = num_before + num_steps * self._batch
         while sum(self._generated.values()) < num_after:
             self._step()
         seconds = (self._clock() - begin) / num_steps
-        # The step after the nth generated token reads it, all before it and the prompt.
-        first = num_before + self._batch * self._num_prompt
+        # The step after the nth generated token reads that token, all earlier ones and the prompt.
+        first = num_before + self._batch * self._prompt_length
         return Steps(seconds, first + self._batch * (num_steps - 1) / 2)
 
     def _step(self) -> None:
         for output in self._engine.step(self._clock()):
             if output.finish is not None:
-                raise RuntimeError(f"a sequence ended: {output.finish} {output.failure}")
+                raise RuntimeError(f"a sequence finished: {output.finish} {output.failure}")
             self._generated[output.request_id] += len(output.token_ids)
 
 
 def _lengths(bench: Bench) -> tuple[int, int]:
-    return (DRY_PROMPT, DRY_ANSWER) if bench.is_dry else (PROMPT, ANSWER)
+    return (DRY_PROMPT, DRY_OUTPUT) if bench.is_dry else (PROMPT, OUTPUT)

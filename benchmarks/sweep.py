@@ -1,7 +1,7 @@
-"""Searches tile sizes for this GPU and writes a configuration table with the winners first.
+"""Searches tile sizes for this GPU and writes a configuration table with the best ones first.
 
-From the configuration in use, one setting is changed at a time and kept where it is faster: a few
-compilations per shape rather than the whole product.
+Starting from the configuration in use, one setting is changed at a time and kept if it is faster.
+That takes a few compilations per shape instead of the whole product of settings.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ CHOICES = {
     "prefill": {"block_n": (32, 64, 128), "num_stages": (2, 3), "num_warps": (4, 8)},
 }
 LEAST_GAIN = 0.02
-"""Less is noise."""
+"""Smallest relative speed-up that counts; anything less is noise."""
 
 
 def run(bench: Bench) -> None:
     rows: dict[str, list[dict[str, Any]]] = {"decode": [], "prefill": []}
     for kernel, shape, cache_dtype in _cases(bench):
         case = f"{kernel} {shape} {cache_dtype}"
-        if bench.is_over(f"{case} and what follows"):
+        if bench.is_over(f"{case} and the remaining cases"):
             break
         search = partial(_search, bench, kernel, shape, cache_dtype)
         best = bench.attempt(case, search)
@@ -70,7 +70,7 @@ def _search(
     for setting, values in CHOICES[kernel].items():
         for value in values[:1] if bench.is_dry else values:
             candidate = replace(best, **{setting: value})
-            if candidate == best or bench.is_over(f"the rest of {kernel} {shape}"):
+            if candidate == best or bench.is_over(f"the remaining settings of {kernel} {shape}"):
                 continue
             us = _time(bench, kernel, candidate, calls)
             if us is not None and fastest is not None and us < fastest * (1 - LEAST_GAIN):
@@ -105,7 +105,7 @@ def _time(
     configuration: AttentionConfiguration,
     calls: list[Callable[[], Any]],
 ) -> float | None:
-    """None where the configuration does not fit this GPU."""
+    """Return the microseconds per call, or None if the configuration does not fit this GPU."""
     lookup = f"kernels.paged_{kernel}.attention_configuration"
     with patch(lookup, lambda *_: configuration):
         return bench.attempt(f"{kernel} with {configuration}", lambda: bench.time_us(calls))
@@ -124,7 +124,7 @@ def _when(shape: Shape, dtype: torch.dtype, cache_dtype: torch.dtype) -> dict[st
 def _merged(
     table: dict[str, list[dict[str, Any]]], found: dict[str, list[dict[str, Any]]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """What was found goes first, in place of rows for exactly the same."""
+    """Put the new rows first and drop old rows with exactly the same condition."""
     conditions = {kernel: [row["when"] for row in rows] for kernel, rows in found.items()}
     return {
         kernel: found[kernel] + [row for row in rows if row["when"] not in conditions[kernel]]

@@ -1,4 +1,4 @@
-"""What a device did and when, by torch's profiler."""
+"""Traces of a device's work, recorded by torch's profiler."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 T = TypeVar("T")
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Categories of the profiler for what runs on a GPU."""
+"""The profiler's categories of GPU work."""
 HOST_WORK = ("cpu_op",)
-"""What stands for it where there is none; these nest, so their sum means nothing."""
+"""Used in place of WORK without a GPU; these events nest, so their sum means nothing."""
 CUDA_CALLS = ("cuda_runtime", "cuda_driver")
 
 
@@ -36,15 +36,15 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Of some steps."""
+    """Device work and CUDA calls during some steps."""
 
     work: list[Interval]
-    """On the device."""
+    """Work on the device."""
     calls: list[Interval]
-    """To CUDA, on the host."""
+    """CUDA calls on the host."""
 
     def by_name(self) -> list[tuple[str, int, float]]:
-        """(name, calls, µs in all) of what ran on the device, the longest first."""
+        """Return (name, calls, total µs) of the device work, by descending time."""
         found: dict[str, list[float]] = defaultdict(list)
         for interval in self.work:
             found[interval.name].append(interval.us)
@@ -53,19 +53,19 @@ class Trace:
 
     @property
     def waiting_us(self) -> float:
-        """Of the host for the device: synchronizations, and copies, which may contain one."""
+        """Host time in calls that may wait for the device: synchronizations and copies."""
         return sum(call.us for call in self.calls if _may_wait(call.name))
 
     @property
     def calling_us(self) -> float:
-        """Of the host in calls that do not wait, such as launches."""
+        """Host time in calls that do not wait, such as launches."""
         return sum(call.us for call in self.calls if not _may_wait(call.name))
 
 
 def record(
     device: torch.device, warm_up: Callable[[], Any], run: Callable[[], T]
 ) -> tuple[Trace, T]:
-    """All that `run` launches on the device, and nothing from before; and what it returns."""
+    """Trace what `run` launches on the device, without the warm-up; also return its result."""
     activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
@@ -73,7 +73,7 @@ def record(
             activities=[activity],
             schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
             on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
-            acc_events=True,  # of one cycle; without it, torch 2.11 warns
+            acc_events=True,  # there is one cycle only; torch 2.11 warns without this
         ) as profiler:
             warm_up()
             _synchronize(device)
@@ -86,7 +86,7 @@ def record(
 
 
 def read(events: Iterable[dict[str, Any]], categories: tuple[str, ...] = WORK) -> Trace:
-    """From Chrome's trace format, as the profiler writes it: `ts` and `dur` in µs."""
+    """Read events in Chrome's trace format, as written by the profiler: `ts` and `dur` in µs."""
     work, calls = [], []
     for event in events:
         if event.get("ph") != "X":
@@ -101,15 +101,15 @@ def read(events: Iterable[dict[str, Any]], categories: tuple[str, ...] = WORK) -
 
 
 def busy_us(work: Iterable[Interval]) -> float:
-    """During which at least one of them ran."""
+    """Return the time during which at least one interval ran."""
     return sum(end - begin for begin, end in _union(work))
 
 
 def idle_us(work: Iterable[Interval], num_steps: int) -> tuple[float, float]:
-    """(between steps, within steps), from the first begin to the last end.
+    """Return the idle time (between steps, within steps) from the first begin to the last end.
 
-    A trace has no mark where a step ends. So the num_steps - 1 longest gaps count as those
-    between steps, which is at least what these are.
+    A trace does not mark where a step ends, so the num_steps - 1 longest gaps count as those
+    between steps. That is an upper bound of the time between steps.
 
     ```
     work   |###| |####|         |###| |####|         |###| |####|
@@ -122,7 +122,7 @@ def idle_us(work: Iterable[Interval], num_steps: int) -> tuple[float, float]:
 
 
 def short_name(kernel: str) -> str:
-    """Without return type, namespaces of torch and arguments; at most 70 characters."""
+    """Strip the return type, torch's namespaces and the arguments; truncate to 70 characters."""
     name = re.sub(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|c10::", "", kernel)
     name = re.sub(r"\((?:[^()]|\([^()]*\))*\)$", "", name)
     return name if len(name) <= 70 else f"{name[:69]}…"
@@ -130,7 +130,7 @@ def short_name(kernel: str) -> str:
 
 def _union(work: Iterable[Interval]) -> list[tuple[float, float]]:
     merged: list[tuple[float, float]] = []
-    for begin, end in sorted((each.begin_us, each.end_us) for each in work):
+    for begin, end in sorted((interval.begin_us, interval.end_us) for interval in work):
         if merged and begin <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:

@@ -1,7 +1,7 @@
-"""Runs jobs in a process of its own and writes what they find to stdout, a JSON line an event.
+"""Runs jobs in a separate process and writes their events to stdout, one JSON object per line.
 
-`python -m benchmarks.worker JOB...`, where a job is a section, or a case of one as section/case.
-benchmarks.gpu reads it; an illegal memory access or a crash ends this process only.
+Usage: `python -m benchmarks.worker JOB...`, where a job is `section` or `section/case`.
+benchmarks.gpu reads the events; an illegal memory access or a crash only ends this process.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from benchmarks.sections import SECTIONS, case_of, seconds_of, section_of
 
 Emit = Callable[[dict[str, Any]], None]
 MOST_LEFT_BEHIND = 2**30
-"""Bytes of GPU memory that a job may leave to the next one without a note."""
+"""Bytes of GPU memory that a job may leave allocated without a note."""
 
 
 def main(arguments: list[str]) -> None:
-    options = _parse(arguments)
+    options = parse_arguments(arguments)
     if options.dry:
-        # NOTE: before anything imports triton: @triton.jit decides by it.
+        # NOTE: must be set before anything imports triton, because @triton.jit reads it.
         os.environ["TRITON_INTERPRET"] = "1"
-        os.environ["OMP_NUM_THREADS"] = "1"  # its tensors are tiny
+        os.environ["OMP_NUM_THREADS"] = "1"  # the interpreter's tensors are tiny
     emit = _own_stdout()
     emit({"event": "machine", "machine": _machine(options.dry)})
     for job in options.jobs:
-        _run(job, options, emit)
+        run_job(job, options, emit)
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.worker")
     parser.add_argument("jobs", nargs="+")
     parser.add_argument("--dry", action="store_true")
@@ -48,7 +48,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _run(job: str, options: argparse.Namespace, emit: Emit) -> None:
+def run_job(job: str, options: argparse.Namespace, emit: Emit) -> None:
     from benchmarks.bench import Bench
 
     emit({"event": "begin", "job": job})
@@ -56,7 +56,7 @@ def _run(job: str, options: argparse.Namespace, emit: Emit) -> None:
     try:
         bench = Bench(
             is_dry=options.dry,
-            may_flashinfer=not options.without_flashinfer,
+            use_flashinfer=not options.without_flashinfer,
             seconds=seconds_of(job) * options.stretch,
             emit=emit,
             shape=options.shape,
@@ -68,13 +68,13 @@ def _run(job: str, options: argparse.Namespace, emit: Emit) -> None:
         reason = (str(error).strip() or "no message").splitlines()[0][:160]
         emit({"event": "note", "text": f"section failed: {type(error).__name__}: {reason}"})
         if "CUDA error" in str(error):
-            sys.exit(1)  # the device is lost to this process
-    _free_memory(options.dry, emit)
+            sys.exit(1)  # this process's CUDA context is lost
+    free_memory(options.dry, emit)
     emit({"event": "end", "seconds": round(time.monotonic() - begin, 1)})
 
 
-def _free_memory(is_dry: bool, emit: Emit) -> None:
-    """So that the next job finds the GPU empty, or says why not."""
+def free_memory(is_dry: bool, emit: Emit) -> None:
+    """Free the GPU memory for the next job; emit a note if some remains allocated."""
     import torch
 
     gc.collect()
@@ -83,11 +83,12 @@ def _free_memory(is_dry: bool, emit: Emit) -> None:
     torch.cuda.empty_cache()
     left = torch.cuda.memory_allocated()
     if left > MOST_LEFT_BEHIND:
-        emit({"event": "note", "text": f"{left / 2**30:.1f} GiB of GPU memory were left behind"})
+        text = f"{left / 2**30:.1f} GiB of GPU memory are still allocated"
+        emit({"event": "note", "text": text})
 
 
 def _own_stdout() -> Emit:
-    """Events go to what was stdout; what libraries print goes to stderr."""
+    """Reserve stdout for events and redirect the libraries' prints to stderr."""
     stream = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
@@ -111,7 +112,7 @@ def _machine(is_dry: bool) -> dict[str, Any]:
     }
     if not is_dry:
         if not torch.cuda.is_available():
-            sys.exit("torch sees no CUDA device; --dry runs without one")
+            sys.exit("torch finds no CUDA device; use --dry to run without one")
         properties = torch.cuda.get_device_properties(0)
         facts["gpu"] = properties.name
         facts["capability"] = f"{properties.major}.{properties.minor}"
@@ -131,4 +132,4 @@ def _version(name: str) -> str | None:
 if __name__ == "__main__":
     main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(0)  # a thread that a library has left running must not hold up what comes next
+    os._exit(0)  # do not wait for threads that a library has left running

@@ -1,8 +1,8 @@
-"""The requests of a load: three lengths of prompt and three of answer, as AWS's article had them.
+"""The load of the serving benchmarks, modelled on AWS's article about batching strategies.
 
-That is Llama-2-7B in SageMaker's LMI container under its batching strategies: 50 concurrent
-clients, prompts of three lengths, answers of 64, 128 and 256 tokens. The article does not say how
-long its prompts are; these are short, medium and long.
+The article measures Llama-2-7B in SageMaker's LMI container: 50 concurrent clients, prompts of
+three lengths, outputs of 64, 128 and 256 tokens. It does not give the prompt lengths; ours are
+short, medium and long.
 """
 
 from __future__ import annotations
@@ -14,49 +14,59 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Request:
+    """Prompt token ids and the number of tokens to generate."""
+
     prompt: list[int]
     max_tokens: int
-    """Generated to the last: end-of-sequence tokens are ignored."""
+    """Tokens to generate; end-of-sequence tokens are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Closed: each client sends its next request once it has its answer."""
+    """A closed loop: each client sends its next request once its previous one has finished."""
 
     clients: int
-    prompts: tuple[int, ...]
-    answers: tuple[int, ...]
+    prompt_lengths: tuple[int, ...]
+    output_lengths: tuple[int, ...]
     max_model_len: int
     num_requests: int
-    """Most that are ever sent; time is usually up before."""
+    """Most requests sent; the time is usually up before."""
 
     def requests(
         self, vocab_size: int, *, max_tokens: int | None = None, seed: int = 0
     ) -> Iterator[Request]:
-        """The same for the same seed: every pair of lengths once, in a random order, and again.
+        """Yield requests, deterministically for a seed.
 
-        max_tokens: of every answer, in place of its own length.
+        Every pair of lengths comes once in a random order, then again in another. max_tokens
+        overrides all output lengths.
         """
         rng = random.Random(seed)
-        pairs = [(prompt, answer) for prompt in self.prompts for answer in self.answers]
+        pairs = [
+            (prompt, output) for prompt in self.prompt_lengths for output in self.output_lengths
+        ]
         for index in range(self.num_requests):
             if index % len(pairs) == 0:
                 rng.shuffle(pairs)
-            prompt, answer = pairs[index % len(pairs)]
-            yield Request(rng.choices(range(vocab_size), k=prompt), max_tokens or answer)
+            prompt_length, output_length = pairs[index % len(pairs)]
+            prompt = rng.choices(range(vocab_size), k=prompt_length)
+            yield Request(prompt, max_tokens or output_length)
 
     def pool_blocks(self, block_size: int) -> int:
-        """KV blocks with which every client may have a sequence of the longest kind."""
+        """Return the KV blocks needed for every client to run a sequence of the maximum length."""
         return self.clients * -(-self.max_model_len // block_size)
 
 
 FULL_LOAD = Load(
     clients=50,
-    prompts=(64, 256, 1024),
-    answers=(64, 128, 256),
+    prompt_lengths=(64, 256, 1024),
+    output_lengths=(64, 128, 256),
     max_model_len=4096,
     num_requests=4000,
 )
 DRY_LOAD = Load(
-    clients=10, prompts=(3, 15, 16), answers=(2, 3, 5), max_model_len=48, num_requests=18
+    clients=10,
+    prompt_lengths=(3, 15, 16),
+    output_lengths=(2, 3, 5),
+    max_model_len=48,
+    num_requests=18,
 )

@@ -1,1 +1,1 @@
-"""Everything that touches HTTP, processes and files; the engine is a process it starts."""
+"""The server around the engine: HTTP, processes and files. It starts the engine as a process."""

@@ -1,4 +1,4 @@
-"""The command line: `serve`, `explain` what that would do, `plan` what a GPU would hold."""
+"""The command line: `serve`; `explain` the configuration; `plan` the GPU memory."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from container.capacity.decoder import decoder_in, decoder_on_hub
+from container.capacity.decoder import decoder_from_directory, decoder_from_hub
 from container.capacity.instances import find_instance
 from container.capacity.plan import Request, plan_lines
-from container.configuration.environment import names_a_model
-from container.configuration.report import explain_lines, help_lines, refuse
+from container.configuration.environment import sets_model_id
+from container.configuration.report import explain_lines, help_lines, report_error
 from container.configuration.resolve import Configuration, load_configuration
 from container.launch.ports import require_free_port
 from container.launch.preparation import expected_task, prepare
 from container.models.directory import (
+    configured_model_path,
     default_model_dir,
     describe_model,
-    named_path,
+    find_properties,
     open_model_dir,
-    properties_beside,
 )
 from container.multi_model.store import store_entries
 from core.errors import ConfigurationError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line; returns the exit code."""
+    """Run a command line and return the exit code."""
     parsed = _parser().parse_args(arguments)
     try:
-        models = _several_models(parsed)
+        models = _initial_models(parsed)
         if models is not None and parsed.command != "plan":
-            return _several(parsed, models)
+            return _run_multi_model(parsed, models)
         model_dir = open_model_dir(parsed.model_dir or default_model_dir())
-        path = parsed.properties or properties_beside(model_dir)
+        path = parsed.properties or find_properties(model_dir)
         configuration = load_configuration(path, os.environ)
         if parsed.command == "explain":
             return _explain(configuration, model_dir)
@@ -43,11 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _plan(parsed, configuration, model_dir)
         return _serve(configuration, model_dir, _port(parsed.port))
     except ConfigurationError as error:
-        return refuse(error)
+        return report_error(error)
 
 
 def serve() -> int:
-    """The console script `serve`: the command line after the word serve."""
+    """Run `serve` with the arguments of this process: the console script `serve`."""
     return main(["serve", *sys.argv[1:]])
 
 
@@ -58,14 +58,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("serve", "start the container"),
-        ("explain", "print every effective option with its source, and the strategy"),
-        ("plan", "print what a model would have of an instance's GPU memory"),
+        ("explain", "print all effective options with their sources, and the batching strategy"),
+        ("plan", "estimate how many requests fit into an instance's GPU memory"),
     ):
         command = commands.add_parser(
             name,
             help=text,
             description=text,
-            epilog=_epilog(),
+            epilog=_option_help(),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         _add_options(command)
@@ -74,9 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _epilog() -> str:
-    # argparse expands % in it.
-    return "\n".join(["keys of serving.properties:", *help_lines()]).replace("%", "%%")
+def _option_help() -> str:
+    # argparse expands % in the epilog.
+    return "\n".join(["keys in serving.properties:", *help_lines()]).replace("%", "%%")
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -87,36 +87,41 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--properties",
         type=Path,
         metavar="FILE",
-        help="configuration (default: serving.properties in the model directory)",
+        help="configuration file (default: serving.properties in the model directory)",
     )
     parser.add_argument(
         "--model-dir",
         type=Path,
         metavar="DIR",
-        help="directory, or .tar.gz, of the model (default: /opt/ml/model, else the demo model)",
+        help="model directory or archive (default: /opt/ml/model, else the demo model)",
     )
 
 
 def _add_plan_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--instance-type", required=True, metavar="TYPE", help="ml.g5.2xlarge, …")
-    parser.add_argument("--model-id", metavar="ID", help="of the hub, in place of a directory")
-    parser.add_argument("--prompt-tokens", type=int, default=512, help="of a typical request")
-    parser.add_argument("--new-tokens", type=int, default=256, help="of its answer")
+    parser.add_argument(
+        "--instance-type", required=True, metavar="TYPE", help="such as ml.g5.2xlarge"
+    )
+    parser.add_argument(
+        "--model-id", metavar="ID", help="model on the Hugging Face hub, instead of a directory"
+    )
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=512, help="prompt length of a typical request"
+    )
+    parser.add_argument("--new-tokens", type=int, default=256, help="tokens that it generates")
 
 
-def _several_models(parsed: argparse.Namespace) -> Mapping[str, Path] | None:
-    """Those of a multi-model container to begin with; None where one model is to be served."""
+def _initial_models(parsed: argparse.Namespace) -> Mapping[str, Path] | None:
+    """Return the models that a multi-model container loads at start; None for a single model."""
     is_endpoint = os.environ.get("SAGEMAKER_MULTI_MODEL", "").strip().lower() == "true"
-    names_one = parsed.properties is not None or names_a_model(os.environ)
-    if is_endpoint and names_one:
+    names_model = parsed.properties is not None or sets_model_id(os.environ)
+    if is_endpoint and names_model:
         raise ConfigurationError(
-            "SAGEMAKER_MULTI_MODEL=true serves the models that POST /models loads, each with a "
-            "serving.properties of its own: name none with HF_MODEL_ID, OPTION_MODEL_ID or "
-            "--properties"
+            "SAGEMAKER_MULTI_MODEL=true serves the models that POST /models loads, each with its "
+            "own serving.properties; do not set HF_MODEL_ID, OPTION_MODEL_ID or --properties"
         )
     directory = parsed.model_dir or (None if is_endpoint else default_model_dir())
     models: Mapping[str, Path] = {}
-    if directory is not None and not names_one:
+    if directory is not None and not names_model:
         models = store_entries(directory)
     return models if models or is_endpoint else None
 
@@ -143,12 +148,12 @@ def _explain(configuration: Configuration, model_dir: Path) -> int:
 
 def _plan(parsed: argparse.Namespace, configuration: Configuration, model_dir: Path) -> int:
     instance = find_instance(parsed.instance_type)
-    directory = open_model_dir(named_path(configuration, model_dir))
+    directory = open_model_dir(configured_model_path(configuration, model_dir))
     model_id = parsed.model_id or configuration.options.model_id
     if model_id and (parsed.model_id or not directory.is_dir()):
-        decoder = decoder_on_hub(model_id, configuration.options)
+        decoder = decoder_from_hub(model_id, configuration.options)
     else:
-        decoder = decoder_in(directory, configuration.options)
+        decoder = decoder_from_directory(directory, configuration.options)
     request = Request(parsed.prompt_tokens, parsed.new_tokens)
     for line in plan_lines(decoder, instance, configuration.options, request):
         print(line)
@@ -156,25 +161,25 @@ def _plan(parsed: argparse.Namespace, configuration: Configuration, model_dir: P
 
 
 def _serve(configuration: Configuration, model_dir: Path, port: int) -> int:
-    from container.launch.supervisor import supervise  # ZeroMQ, which explain does without
+    from container.launch.supervisor import supervise  # lazy: only serve needs ZeroMQ
 
-    require_free_port(port)  # before a download, which may be long
+    require_free_port(port)  # before a download, which may take long
     return supervise(configuration, prepare(configuration, model_dir), port)
 
 
-def _several(parsed: argparse.Namespace, models: Mapping[str, Path]) -> int:
-    """Serves or explains them."""
+def _run_multi_model(parsed: argparse.Namespace, models: Mapping[str, Path]) -> int:
+    """Run `serve` or `explain` for several models."""
     for warning in load_configuration(None, os.environ).warnings:
         print(f"warning: {warning}")
     if parsed.command == "serve":
         from container.multi_model.server import serve_models
 
         return serve_models(models, _port(parsed.port), os.environ)
-    print(f"several models: {', '.join(models) or 'those that POST /models loads'}")
+    print(f"models: {', '.join(models) or 'only those that POST /models loads'}")
     for name, path in models.items():
         model_dir = open_model_dir(path)
         print(f"model {name}:")
-        _explain(load_configuration(properties_beside(model_dir), os.environ), model_dir)
+        _explain(load_configuration(find_properties(model_dir), os.environ), model_dir)
     return 0
 
 

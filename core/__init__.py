@@ -1,4 +1,4 @@
-"""The nouns of the system: options, sampling parameters, sequences, plans, messages, text.
+"""The data types shared by all packages: options, sampling parameters, sequences, plans, messages.
 
-Imported by every other package and importing none of them; no torch, no sockets.
+core imports no other package of this repository, no torch and no sockets.
 """

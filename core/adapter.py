@@ -1,4 +1,4 @@
-"""A LoRA adapter as everything but the device sees it."""
+"""The description of a loaded LoRA adapter, without its weights."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import msgspec
 
 
 class Adapter(msgspec.Struct, frozen=True):
-    """A loaded one. Two loads are never equal, whatever their names."""
+    """A loaded adapter. Two loads are never equal, even of the same adapter."""
 
     name: str
     src: str
-    """Directory that it was read from."""
+    """The directory it was read from."""
     rank: int
-    """The highest of its layers."""
+    """The highest rank of its layers."""
     slot: int
-    """Its place in the device's memory."""
+    """The index of its slot in device memory."""
     generation: int
-    """Counts the loads of a process, from 1."""
+    """The number of this load in the process, from 1."""

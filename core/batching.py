@@ -1,31 +1,42 @@
-"""Which strategy the options ask for, and why."""
+"""Which batching strategy the options choose, and why."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from core.errors import ConfigurationError
-from core.options import Batching, Options
+from core.options import Options
+from core.strategy_table import (
+    DEFAULT_FOR_OTHERS,
+    DEFAULT_FOR_PACKED,
+    LIBRARY_NAMES,
+    STRATEGIES,
+    Batching,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The strategy asked for; `name` is None where nothing was said."""
+    """The strategy the options choose. `name` is None if they choose none."""
 
     name: Batching | None
     reason: str
 
+    @property
+    def needs_packed_executor(self) -> bool:
+        return self.name is not None and STRATEGIES[self.name].needs_packed_executor
+
 
 def choose_batching(options: Options) -> Choice:
-    """`option.batching`, or what LMI's own keys imply.
+    """Return the strategy of `option.batching`, or the one that LMI's own keys imply.
 
-    Raises ConfigurationError for a strategy that `option.executor` cannot follow.
+    Raises ConfigurationError if the strategy does not work with `option.executor`.
     """
     choice = _implied(options)
-    if options.executor == "library" and choice.name in ("continuous", "paged"):
+    if options.executor == "library" and choice.needs_packed_executor:
         raise ConfigurationError(
-            f"{choice.reason} chooses {choice.name}, which option.executor=library cannot follow; "
-            "it works with none and dynamic"
+            f"{choice.reason} chooses {choice.name}, which option.executor=library cannot run; "
+            f"it works with {' and '.join(LIBRARY_NAMES)}"
         )
     return choice
 
@@ -37,7 +48,7 @@ def _implied(options: Options) -> Choice:
         return _dynamic(options)
     rolling = options.rolling_batch
     if rolling is None:
-        return _unsaid(options)
+        return _without_rolling_batch(options)
     if rolling == "disable":
         return Choice("none", "option.rolling_batch=disable and no batch_size above 1")
     if rolling == "scheduler":
@@ -50,14 +61,16 @@ def _implied(options: Options) -> Choice:
 
 
 def _dynamic(options: Options) -> Choice:
-    overruled = options.rolling_batch not in (None, "disable")
-    note = f", which overrules option.rolling_batch={options.rolling_batch} as in LMI"
-    return Choice("dynamic", f"batch_size={options.batch_size}{note if overruled else ''}")
+    is_overridden = options.rolling_batch not in (None, "disable")
+    note = f", which overrides option.rolling_batch={options.rolling_batch} as in LMI"
+    return Choice("dynamic", f"batch_size={options.batch_size}{note if is_overridden else ''}")
 
 
-def _unsaid(options: Options) -> Choice:
+def _without_rolling_batch(options: Options) -> Choice:
     if options.paged_attention is False:
         return Choice("continuous", "option.paged_attention=false")
     if options.paged_attention:
         return Choice("paged", "option.paged_attention=true")
-    return Choice(None, "nothing said: paged for a decoder, dynamic for any other model")
+    return Choice(
+        None, f"default: {DEFAULT_FOR_PACKED} for a decoder, {DEFAULT_FOR_OTHERS} for other models"
+    )

@@ -1,6 +1,6 @@
-"""Beam search: which beams live on, which are finished, and when it is over.
+"""Beam search: which beams continue, which are finished, and when the search ends.
 
-As transformers' `generate(num_beams=...)` does it, so that its users find what they know.
+The rules are those of transformers' `generate(num_beams=...)`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from core.sampling import Finish, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The likeliest next tokens of one beam, likeliest first."""
+    """The most likely next tokens of one beam, most likely first."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -27,19 +27,19 @@ class Hypothesis:
     logprobs: tuple[float, ...]
     finish: Finish
     score: float
-    """Its log-probability over its length to the power of `length_penalty`."""
+    """Its log-probability, divided by its length to the power of `length_penalty`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hypotheses:
-    """What an executor returns that has run the whole search: best first."""
+    """The result of an executor that runs the whole search itself, best first."""
 
     best: tuple[Hypothesis, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A live beam: the answer so far, and which beam of the step before it continues."""
+    """A live beam: the answer so far, and the index of the previous step's beam it continues."""
 
     parent: int
     token_ids: tuple[int, ...]
@@ -48,12 +48,15 @@ class Beam:
 
 
 def num_candidates(params: SamplingParams, num_stop_tokens: int) -> int:
-    """Tokens to look at after each beam: so many that `beam_width` of them do not end it."""
+    """Return how many next tokens to consider for each beam.
+
+    Enough that `beam_width` of them are not stop tokens.
+    """
     return params.beam_width * max(2, 1 + num_stop_tokens)
 
 
 class BeamSearch:
-    """One search. It is over once `is_over`; `hypotheses` are then the best, best first."""
+    """One search. Once `is_over` is set, `hypotheses` holds the best ones, best first."""
 
     def __init__(self, params: SamplingParams, stop_token_ids: Mapping[int, Finish]) -> None:
         self._params = params
@@ -70,13 +73,16 @@ class BeamSearch:
         return len(self.hypotheses) == self._width
 
     def advance(self, candidates: Sequence[Candidates]) -> None:
-        """One step, from the candidates of each beam. The new beams are the likeliest."""
-        grown = [
+        """Take one step: keep the most likely of all continuations of all beams.
+
+        candidates: the next tokens of each beam, in the order of `beams`.
+        """
+        extensions = [
             (beam.total + logprob, parent, token_id, logprob)
-            for parent, (beam, each) in enumerate(zip(self.beams, candidates, strict=True))
-            for token_id, logprob in zip(each.token_ids, each.logprobs, strict=True)
+            for parent, (beam, tokens) in enumerate(zip(self.beams, candidates, strict=True))
+            for token_id, logprob in zip(tokens.token_ids, tokens.logprobs, strict=True)
         ]
-        grown.sort(key=lambda each: -each[0])
+        extensions.sort(key=lambda extension: -extension[0])
         ranked = [
             Beam(
                 parent,
@@ -84,11 +90,12 @@ class BeamSearch:
                 (*self.beams[parent].logprobs, logprob),
                 total,
             )
-            for total, parent, token_id, logprob in grown[: self._num_candidates]
+            for total, parent, token_id, logprob in extensions[: self._num_candidates]
         ]
         live = [beam for beam in ranked if self._finish(beam) is None]
         if self._can_improve and not (self._is_full and self._params.early_stopping is True):
-            # The rest is there to go on with, where all of the likeliest end.
+            # Beams ranked below the beam width only replace live beams; they never become
+            # hypotheses.
             self._keep_best([beam for beam in ranked[: self._width] if self._finish(beam)])
         self.beams = live[: self._width]
         self._can_improve = self._can_improve and bool(live) and self._may_improve()
@@ -106,13 +113,14 @@ class BeamSearch:
             finish = self._finish(beam)
             assert finish is not None
             self.hypotheses.append(Hypothesis(beam.token_ids, beam.logprobs, finish, score))
-        self.hypotheses.sort(key=lambda each: -each.score)
+        self.hypotheses.sort(key=lambda hypothesis: -hypothesis.score)
         del self.hypotheses[self._width :]
 
     def _may_improve(self) -> bool:
-        """Whether the likeliest beam could still beat the worst hypothesis.
+        """Whether the most likely beam could still score higher than the worst hypothesis.
 
-        By its length so far, unless `early_stopping` is "never" and longer answers score higher.
+        Assumes its length so far. If `early_stopping` is "never" and longer answers score higher,
+        assumes the longest possible length.
         """
         if not self._is_full:
             return True

@@ -1,4 +1,4 @@
-"""Parameters that users make by hand: their constructors check names and types."""
+"""A metaclass for parameters that users construct: it checks field names and types."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ T = TypeVar("T")
 
 
 class Checked(type(msgspec.Struct)):
-    """Has the constructor check names and types, and None mean «not given».
+    """Makes the constructor check names and types, and treat None as "not given".
 
-    A class may say what None means instead (`_if_none`), and which other names its fields have
-    (`_other_names`).
+    A class may map None to another value (`_if_none`) and define aliases of its fields
+    (`_other_names`, alias to field name). The constructor raises RequestError with the name of the
+    field.
     """
 
     _if_none: Mapping[str, object] = {}
@@ -26,7 +27,7 @@ class Checked(type(msgspec.Struct)):
 
     def __call__(cls: type[T], **values: object) -> T:
         known = cast(tuple[str, ...], cls.__struct_fields__)  # pyright: ignore
-        values = {cls._other_names.get(name, name): each for name, each in values.items()}  # pyright: ignore
+        values = {cls._other_names.get(name, name): value for name, value in values.items()}  # pyright: ignore
         for name in values:
             if name not in known:
                 raise RequestError(name, f"no such parameter{did_you_mean(name, known)}")

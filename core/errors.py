@@ -1,27 +1,42 @@
-"""The one family of exceptions. `container/` maps it to HTTP in one place."""
+"""The exceptions that Longshore raises on purpose.
+
+Each class says once how it travels: as the `kind` of a `core.messages.Failed` on the wire and as
+an HTTP status. The message of every error says how to fix it.
+"""
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
+FailureKind = Literal["rejected", "overloaded", "not_found", "conflict", "no_room", "failed"]
+
 
 class LongshoreError(Exception):
-    """Base of every error this project raises on purpose. The message states the cure."""
+    """Base class of them all."""
+
+    kind: ClassVar[FailureKind] = "failed"
+    status: ClassVar[int] = 500
+    """HTTP status. For 500 the client gets no details; they are only logged."""
 
 
 class ConfigurationError(LongshoreError):
-    """The configuration or the model cannot be served as asked; raised at start-up only."""
+    """The configuration or the model cannot be served. Raised at start-up only."""
 
     exit_code = 2
-    """Of a process that ends for it. No restart helps."""
+    """Exit code of a process that ends with this error. Restarting it does not help."""
 
 
 class InsufficientMemoryError(ConfigurationError):
-    """The model could be served as asked if there were more memory."""
+    """The model could be served with more memory."""
 
     exit_code = 3
 
 
 class RequestError(LongshoreError):
-    """A request is wrong. `field` names the part of it, as the client spelt it."""
+    """A request is invalid. `field` is the field at fault, as the client spelled it."""
+
+    kind = "rejected"
+    status = 400
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -30,24 +45,40 @@ class RequestError(LongshoreError):
 
 
 class NotFoundError(LongshoreError):
-    """What a request names is not here."""
+    """Something that a request names, such as an adapter, does not exist."""
+
+    kind = "not_found"
+    status = 404
 
 
 class ConflictError(LongshoreError):
-    """What is to be made under a name is here already."""
+    """The name to create something under is already taken."""
+
+    kind = "conflict"
+    status = 409
 
 
 class NoRoomError(LongshoreError):
     """There is no memory left for what is to be loaded."""
 
+    kind = "no_room"
+    status = 507
+
 
 class OverloadedError(LongshoreError):
-    """The queue is full; the same request may succeed later."""
+    """The queue is full. The same request may succeed later."""
+
+    kind = "overloaded"
+    status = 503
 
 
 class EngineUnavailableError(LongshoreError):
     """The engine is still starting, or has died."""
 
+    status = 503
+
 
 class GenerationError(LongshoreError):
     """An accepted request failed while it ran."""
+
+    status = 424  # LMI's status for this

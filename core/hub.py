@@ -1,4 +1,4 @@
-"""Models by their id on the Hugging Face hub."""
+"""Downloads models from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ _NOT_NEEDED = ("*.gguf", "*.onnx", "onnx/*", "*.msgpack", "*.h5", "*.ot", "*.pth
 
 
 def from_hub(model_id: str, options: Options, *, given_as: str, local: Path) -> Path:
-    """The local copy of a model, of which what is missing is downloaded.
+    """Return the local copy of a model, after downloading its missing files.
 
-    given_as: the setting that holds the id; local: the directory that it might have meant.
+    given_as: the setting that holds the id, for messages; local: the directory that the id would
+    be if it were a path.
 
-    Raises ConfigurationError where the hub has no such model, or is out of reach.
+    Raises ConfigurationError if the hub has no such model or cannot be reached.
     """
     if "://" in model_id:
         raise ConfigurationError(
@@ -28,14 +29,14 @@ def from_hub(model_id: str, options: Options, *, given_as: str, local: Path) -> 
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigurationError(
-            f"{given_as}={model_id}: neither a directory ({local}) nor to be had from the "
+            f"{given_as}={model_id}: not a directory ({local}), and not available from the "
             f"Hugging Face hub ({reason.rstrip('.')}): correct the id, set HF_TOKEN for a gated "
-            "model, or use a directory where there is no network"
+            "model, or use a local directory if there is no network"
         ) from error
 
 
 def _snapshot(model_id: str, options: Options) -> Path:
-    import huggingface_hub  # half a second that only a download needs
+    import huggingface_hub  # takes half a second to import
 
     def fetch(unwanted: list[str]) -> Path:
         return Path(
@@ -44,7 +45,7 @@ def _snapshot(model_id: str, options: Options) -> Path:
             )
         )
 
-    # Many repositories hold the weights twice; *.bin is wanted only where it is the only form.
+    # Many repositories hold the weights twice. Download *.bin only if there are no *.safetensors.
     is_dummy = options.load_format == "dummy"
     path = fetch([*_NOT_NEEDED, "*.bin", *(["*.safetensors"] if is_dummy else [])])
     if not is_dummy and not any(path.glob("*.safetensors")):

@@ -1,25 +1,25 @@
-"""What front end and engine say to each other: tagged msgpack structs over ZeroMQ.
+"""The messages between front end and engine: tagged msgpack structs over ZeroMQ.
 
 A front-end worker owns a DEALER socket, the engine a ROUTER socket at `Launch.endpoint`.
 
 ```
 front end                                engine
   Hello                        ->
-                               <-  Ready, once the model answers; Heartbeat 4 times a second
+                               <-  Ready, once the model has run; Heartbeat 4 times a second
   Submit(id, ...)              ->
                                <-  Step([Generated(id, ...), ...]) after every step
-  Perform(id, ...)             ->  where the task is not to generate
-                               <-  Performed(id, ...), several where it is sent in parts
+  Perform(id, ...)             ->  for tasks other than text generation
+                               <-  Performed(id, ...), several if the answer comes in parts
   LoadAdapter(id, ...)         ->
   UnloadAdapter(id, ...)       ->
                                <-  Adapters([...]) to every client, then Performed(id)
-  Abort(id), at any time       ->  (silence about that id from then on)
-                               <-  Dead(reason), where it ends by itself
+  Abort(id), at any time       ->  (no more messages about that id)
+                               <-  Dead(reason), if the engine ends by itself
 ```
 
-Every answer of a submitted id gets exactly one `Generated` with `finish`, and the id is over with
-its last answer; or it gets one `Failed`. Its client may abort it, or one of its answers, first.
-Any other id gets one `Performed` with `is_last`, or one `Failed`, unless it is aborted.
+Every answer to a Submit ends with exactly one `Generated` that has `finish`, and the id ends with
+its last answer; or the id ends with one `Failed`. The client may abort the id or one answer first.
+Any other id ends with one `Performed` that has `is_last`, or one `Failed`, unless it is aborted.
 """
 
 from __future__ import annotations
@@ -29,42 +29,44 @@ from typing import Literal
 import msgspec
 
 from core.adapter import Adapter
-from core.options import Batching, Options
+from core.errors import FailureKind
+from core.options import Options
 from core.sampling import Finish, SamplingParams, TopLogprobs
 from core.stats import Stats, Timing
+from core.strategy_table import Batching
 from core.task import GENERATION, Task
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Base of everything that crosses the socket."""
+    """Base class of all messages."""
 
 
 class Hello(Message, frozen=True):
-    """A client makes itself known; repeated until Ready arrives, and harmless after."""
+    """Register a client. It repeats this until Ready arrives; more have no effect."""
 
 
 class Submit(Message, frozen=True):
-    """Generate. `id` is unique among all clients."""
+    """Generate text. `id` is unique among all clients."""
 
     id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     adapter: str = ""
-    """Name of a loaded one; '' is the model itself."""
+    """Name of a loaded adapter; '' for the model itself."""
 
 
 class Perform(Message, frozen=True):
-    """Do the container's task with a body. `id` is unique among all clients."""
+    """Run the container's task on a body. `id` is unique among all clients."""
 
     id: str
     body: bytes
-    """As `core.task_bodies` says, or for a handler that of the HTTP request."""
+    """A struct of `core.task_bodies`, or for a handler the body of the HTTP request."""
     headers: dict[str, str] = {}
-    """For a handler: those of the HTTP request."""
+    """For a handler: the headers of the HTTP request."""
 
 
 class LoadAdapter(Message, frozen=True):
-    """Read a LoRA adapter from the directory `src`, for requests to use under `name`."""
+    """Load a LoRA adapter from the directory `src`, under `name`."""
 
     id: str
     name: str
@@ -72,24 +74,24 @@ class LoadAdapter(Message, frozen=True):
 
 
 class UnloadAdapter(Message, frozen=True):
-    """No new request may use the adapter; those that run end as they would."""
+    """Unload an adapter. New requests cannot use it; running ones finish normally."""
 
     id: str
     name: str
 
 
 class Abort(Message, frozen=True):
-    """Stop generating and say nothing more of it. Unknown ids are no error."""
+    """Stop a request and send nothing more about it. Unknown ids are no error."""
 
     id: str
     index: int | None = None
-    """One answer alone, such as one that has reached a stop text; None: the request."""
+    """The only answer to stop, such as one that reached a stop string. None: the request."""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What start-up resolved; carried by Ready and printed once.
+    """The facts that the engine determines at start-up. Sent with Ready, and printed once.
 
-    What concerns tokens is 0 or empty where the task is not to generate.
+    For tasks other than text generation, fields about tokens are 0 or empty.
     """
 
     model: str
@@ -100,13 +102,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     executor: Literal["packed", "library", "task"]
     executor_reason: str
     decoder: str = ""
-    """packed: whose code computes the layers, and why not ours."""
+    """packed: which code computes the layers, and why if it is not Longshore's."""
     device: str
     dtype: str
     kv_dtype: str = ""
     max_model_len: int = 0
     max_sequences: int
-    """Most that run at once; requests, where the task is not to generate."""
+    """Most sequences that run at once; for other tasks than text generation, requests."""
     max_step_tokens: int = 0
     block_size: int = 0
     num_kv_blocks: int = 0
@@ -114,58 +116,58 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int
     kv_bytes: int = 0
     activation_bytes: int = 0
-    """Kept free for the largest step, where that was measured."""
+    """Device memory kept free for the largest step, if it was measured."""
     vocab_size: int = 0
     eos_token_ids: tuple[int, ...] = ()
     load_seconds: float
     phases: dict[str, float] = {}
-    """What start-up spent its time on, in seconds, in order."""
+    """Seconds of each phase of start-up, in order."""
     scores_prompts: bool = True
     """Whether requests may ask for `prompt_logprobs`."""
     notes: tuple[str, ...] = ()
-    """Decisions worth a line at start-up, such as a clamped limit."""
+    """Lines to print at start-up, such as a lowered limit."""
 
 
 class Ready(Message, frozen=True):
-    """The model has passed a real forward; requests are welcome."""
+    """The model has run a forward pass. The engine accepts requests."""
 
     facts: Facts
     adapters: tuple[Adapter, ...] = ()
 
 
 class Adapters(Message, frozen=True):
-    """All that are loaded, whenever one comes or goes."""
+    """All loaded adapters, sent whenever that changes."""
 
     loaded: tuple[Adapter, ...]
 
 
 class Generated(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """New tokens of one answer, or scores of its prompt; its last ones if `finish` is set."""
+    """New tokens of one answer, or logprobs of the prompt; the last message if `finish` is set."""
 
     id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: Finish | None = None
     index: int = 0
-    """Which of the answers that it tells (`SamplingParams.num_answers`)."""
+    """Index of the answer, below `SamplingParams.num_answers`."""
     top: tuple[TopLogprobs, ...] = ()
-    """One a token, where the request wants `logprobs`."""
+    """One per token, if the request has `logprobs`."""
     prompt: tuple[TopLogprobs, ...] = ()
-    """The next tokens of the prompt, from its second on, where it wants `prompt_logprobs`."""
+    """The next tokens of the prompt, from its second on, if the request has `prompt_logprobs`."""
     timing: Timing | None = None
-    """With `finish`."""
+    """Set with `finish`."""
 
 
 class Step(Message, frozen=True):
-    """All that one step produced for this client."""
+    """The outputs of one step for this client."""
 
     generated: list[Generated]
 
 
 class Performed(Message, frozen=True):
-    """The answer to a Perform, or a part of it; what is beside the body counts in the first.
+    """The response to a Perform, or one part of it; or the confirmation of an (Un)LoadAdapter.
 
-    Or that an adapter is loaded or unloaded.
+    Of several parts, the first one carries the content type, the status and the headers.
     """
 
     id: str
@@ -175,29 +177,29 @@ class Performed(Message, frozen=True):
     """HTTP status."""
     headers: dict[str, str] = {}
     is_last: bool = True
-    """Terminal; in an answer of several parts its body is empty."""
+    """Ends the id. In a response of several parts, the last one has an empty body."""
 
 
 class Failed(Message, frozen=True):
-    """Terminal: the request was refused, or (`failed`) failed while it ran."""
+    """Ends the id: the request was refused, or (kind `failed`) failed while it ran."""
 
     id: str
-    kind: Literal["rejected", "overloaded", "not_found", "conflict", "no_room", "failed"]
+    kind: FailureKind
     message: str
     field: str = ""
-    """For `rejected`: the field of SamplingParams, or `prompt`, or what the body names."""
+    """For `rejected`: the field of SamplingParams, or `prompt`, or the field the body names."""
 
 
 class Heartbeat(Message, frozen=True):
-    """Sent four times a second, whether or not the step loop moves."""
+    """Sent four times a second, even if the step loop is stuck."""
 
     step_age_s: float
-    """Seconds since the loop last ended a step or was seen idle."""
+    """Seconds since the loop last finished a step or was idle."""
     stats: Stats
 
 
 class Dead(Message, frozen=True):
-    """The engine is about to end; every request it held has failed."""
+    """The engine is about to end. All its requests have failed."""
 
     reason: str
 
@@ -207,20 +209,20 @@ FromEngine = Ready | Adapters | Step | Performed | Failed | Heartbeat | Dead
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor hands to the processes it starts, as a JSON file."""
+    """The settings that the supervisor passes to its child processes, as a JSON file."""
 
     model_dir: str
-    """Local directory of the model's files."""
+    """Local directory with the model's files."""
     endpoint: str
-    """ZeroMQ address on which the engine answers."""
+    """ZeroMQ address of the engine's socket."""
     port: int
     socket: str = ""
-    """Path of a Unix socket to serve on, in place of the port."""
+    """Path of a Unix socket to serve on instead of the port."""
     name: str = ""
-    """What clients call the model. Default: the last part of its id or directory."""
+    """The model's name for clients. Default: the last part of its id or directory."""
     options: Options
     task: Task = Task()
     library_dir: str = ""
-    """Where the packages of the requirements.txt beside the user's code lie."""
+    """Directory with the packages installed from requirements.txt of the user's code."""
     formatters: str = ""
-    """The file of the user's formatters, for the front end."""
+    """The file with the user's input and output formatters, for the front end."""

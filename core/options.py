@@ -1,8 +1,8 @@
-"""The one table of options: every key, its type, default, values and meaning.
+"""The table of options: key, type, default, values and description of each.
 
-`Options` is that table: the properties reader, `serve --help`, `container explain`,
-docs/configuration.md and the keyword arguments of `engine.LLM` all come from its fields.
-Keys are those of DJL Serving's LMI containers where LMI has one.
+The properties reader, `serve --help`, `container explain`, docs/configuration.md and the keyword
+arguments of `engine.LLM` all come from the fields of `Options`. Keys are those of DJL Serving's LMI
+containers if LMI has the option.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from functools import cache
 from typing import Literal, TypeVar
 
 from core.errors import ConfigurationError
+from core.strategy_table import Batching
 from core.suggest import did_you_mean
 
 T = TypeVar("T")
 Value = str | int | float | bool | None
 
-Batching = Literal["none", "dynamic", "continuous", "paged"]
 RollingBatch = Literal["auto", "vllm", "lmi-dist", "scheduler", "disable"]
 KVReservation = Literal["max", "pow2", "oracle"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
@@ -33,12 +33,11 @@ DType = Literal["auto", "fp32", "fp16", "bf16", "float32", "float16", "bfloat16"
 Pooling = Literal["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 ToolCallParser = Literal["hermes", "llama3_json", "mistral"]
 REMOVED_OPTIONS = {
-    "fuse": "Longshore's own layers are fused by construction; option.decoder=transformers has "
-    "layers that are not",
-    "torch_compile": "Longshore's own layers are faster than torch.compile made transformers'",
+    "fuse": "Longshore's own layers are always fused; those of option.decoder=transformers are not",
+    "torch_compile": "Longshore's own layers are faster than transformers' with torch.compile",
 }
-"""Options of earlier versions, and what became of them; they are warned of and ignored."""
-BATCHING_NAMES: tuple[Batching, ...] = typing.get_args(Batching)
+"""Options of earlier versions, with the reason they were removed. They are ignored, with a warning.
+"""
 
 
 def _option(
@@ -49,16 +48,16 @@ def _option(
     minimum: float | None = None,
     maximum: float | None = None,
 ) -> T:
-    """A dataclass field that carries its documentation; `key` unless it is `option.<name>`."""
+    """Return a dataclass field with its documentation. key: default `option.<name>`."""
     metadata = {"doc": doc, "key": key, "minimum": minimum, "maximum": maximum}
     return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Every option, as given; None means «decided at start-up», and the engine says how.
+    """All options as the user set them. None is decided at start-up, and the engine logs how.
 
-    Raises ConfigurationError from the constructor where a value is out of range.
+    The constructor raises ConfigurationError if a value is out of range.
     """
 
     # What to serve
@@ -68,10 +67,10 @@ class Options:
         "Default: the model directory.",
     )
     revision: str | None = _option(None, "Revision of a Hugging Face id.")
-    trust_remote_code: bool = _option(False, "Run model code that lies in the model's directory.")
+    trust_remote_code: bool = _option(False, "Run Python code from the model's directory.")
     load_format: LoadFormat = _option(
         "auto",
-        "auto: the weights that lie beside config.json. dummy: random weights, made on the device, "
+        "auto: the weights beside config.json. dummy: random weights, created on the device, "
         "to measure speed without a checkpoint.",
     )
     engine: Literal["Python", "MPI"] = _option(
@@ -79,55 +78,57 @@ class Options:
     )
     task: str | None = _option(
         None,
-        "What the container does: text-generation, text2text-generation, text-embedding, "
-        "question-answering, or a task of transformers' pipelines (of texts, tables, images, "
-        "sounds, videos), such as text-classification. Default: what the model is for.",
+        "The container's task: text-generation, text2text-generation, text-embedding, "
+        "question-answering, or a task of transformers' pipelines (for text, tables, images, "
+        "audio, video), such as text-classification. Default: the task that the model is for.",
     )
     pooling: Pooling | None = _option(
         None,
-        "text-embedding: how the vectors of tokens become that of the text, by "
-        "sentence-transformers' names. Default: as the model's modules.json says, else mean.",
+        "text-embedding: how to pool the vectors of tokens, with sentence-transformers' names. "
+        "Default: as in the model's modules.json, else mean.",
     )
     normalize: bool | None = _option(
         None,
-        "text-embedding: make every vector 1 long. Default: as the model's modules.json says; "
-        "true where it has none.",
+        "text-embedding: scale every vector to length 1. Default: as in the model's modules.json; "
+        "true without that file.",
     )
     entryPoint: str | None = _option(
         None,
-        "File of the user's own handler, beside serving.properties or absolute. LMI's built-in "
-        "handlers (djl_python.*) mean Longshore's own engine. Default: model.py, where there is "
-        "one.",
+        "File with the user's own handler: a path relative to serving.properties, or absolute. "
+        "LMI's built-in handlers (djl_python.*) select Longshore's own engine. Default: model.py, "
+        "if it exists.",
     )
     install_requirements: bool = _option(
         True,
-        "Install what requirements.txt beside a handler names and the environment lacks, below "
-        "TMPDIR.",
+        "Install missing packages from the requirements.txt beside a handler, under TMPDIR.",
     )
     executor: Literal["auto", "packed", "library"] = _option(
         "auto",
-        "packed: decoders, with our KV memory and attention. library: transformers' generate on "
-        "padded batches (none and dynamic only). auto: packed where the architecture allows it.",
+        "packed: decoders, with Longshore's KV cache and attention. library: transformers' "
+        "generate on padded batches (none and dynamic only). auto: packed if the architecture "
+        "allows it.",
     )
     decoder: DecoderChoice = _option(
         "auto",
-        "packed: whose code computes the layers. own: Longshore's, for the families in "
-        "docs/models.md. transformers: transformers', with attention replaced. auto: own where "
-        "there is one that gives the same logits.",
+        "packed: which code computes the layers. own: Longshore's, for the families in "
+        "docs/models.md. transformers: transformers' code, with attention replaced. auto: own if "
+        "it supports the model and computes the same logits.",
     )
 
-    # Which batching strategy, and how much at once
+    # Batching strategy and limits
     batching: Batching | None = _option(
-        None, "The strategy. Default: what LMI's keys below imply, else paged for a decoder."
+        None,
+        "The batching strategy. Default: the one that LMI's keys below imply, else paged for a "
+        "decoder.",
     )
     rolling_batch: RollingBatch | None = _option(
-        None, "LMI's key: scheduler means continuous, disable means none, the others paged."
+        None, "LMI's key: scheduler selects continuous, disable selects none, others paged."
     )
     paged_attention: bool | None = _option(
-        None, "LMI's key: false turns what rolling_batch chose from paged into continuous."
+        None, "LMI's key: false replaces paged, if rolling_batch selects it, with continuous."
     )
     batch_size: int | None = _option(
-        None, "dynamic: most requests in one batch. Above 1 it implies dynamic. Default: 32.",
+        None, "dynamic: most requests in one batch. Above 1 it selects dynamic. Default: 32.",
         key="batch_size", minimum=1,
     )  # fmt: skip
     max_batch_delay: int = _option(
@@ -138,137 +139,138 @@ class Options:
     )
     max_rolling_batch_prefill_tokens: int | None = _option(
         None,
-        "Token budget of one step; longer prompts are computed in chunks. "
+        "Token budget of one step. Longer prompts are computed in chunks. "
         "Default: 8192 on CUDA, 512 on the CPU.",
         minimum=1,
     )
     kv_reservation: KVReservation = _option(
         "max",
-        "continuous: tokens reserved per sequence on admission. max: max_model_len; pow2: the "
-        "prompt and the next power of two of max_new_tokens; oracle: exactly what it may use.",
+        "continuous: tokens reserved per sequence at admission. max: max_model_len; pow2: the "
+        "prompt plus max_new_tokens rounded up to a power of two; oracle: the prompt plus "
+        "max_new_tokens.",
     )
 
     # LoRA adapters
     enable_lora: bool = _option(
         False,
-        "Serve LoRA adapters beside the model, each request with the one that it names. Packed "
-        "executor.",
+        "Serve LoRA adapters beside the model. A request names the adapter to use. Needs the "
+        "packed executor.",
     )
     max_loras: int = _option(
-        4, "enable_lora: most adapters that are loaded at once; all lie on the device.", minimum=1
+        4, "enable_lora: most adapters loaded at once. All are in device memory.", minimum=1
     )
     max_lora_rank: int = _option(
-        16, "enable_lora: highest rank of an adapter; memory is reserved for it.", minimum=1
+        16, "enable_lora: highest rank of an adapter. Memory is reserved for it.", minimum=1
     )
     adapters: str | None = _option(
         None,
-        "enable_lora: directory, in the model's or absolute, of the adapters to load at start, "
-        "each a directory in PEFT's form, by whose name requests choose it. Default: adapters, "
-        "where there is one.",
+        "enable_lora: directory of the adapters to load at start, relative to the model's or "
+        "absolute. Each adapter is a directory in PEFT's format, and requests use the directory's "
+        "name. Default: adapters, if it exists.",
     )
 
     # Memory, precision, device
     max_model_len: int | None = _option(
-        None, "Most tokens of a prompt and its answer together. Default: the model's own.",
+        None, "Most tokens of a prompt and its answer together. Default: the model's limit.",
         minimum=2,
     )  # fmt: skip
-    block_size: int = _option(16, "Tokens in a block of KV memory.", minimum=1)
+    block_size: int = _option(16, "Tokens in one KV block.", minimum=1)
     num_kv_blocks: int | None = _option(
-        None, "Blocks of KV memory, whatever the memory budget.", minimum=1
+        None, "Number of KV blocks, regardless of the memory budget.", minimum=1
     )
     enable_prefix_caching: bool = _option(
-        True, "paged: keep K and V of full blocks, and compute no prompt's known beginning again."
+        True, "paged: keep K and V of full blocks, so that prompts reuse cached prefixes."
     )
     preemption_mode: PreemptionMode = _option(
         "auto",
-        "paged, when blocks run out: recompute what the newest requests had computed, or swap it "
-        "to the host. auto: swap what would take more than a step, or several answers that share.",
+        "paged, when blocks run out: recompute the K and V of the newest requests later, or swap "
+        "them to the host. auto: swap if recomputing takes more than one step, or if several "
+        "answers share blocks; else recompute.",
     )
     swap_space_gib: float | None = _option(
         None,
-        "paged: host memory for swapped blocks. Default: 4, at most a quarter of the memory "
-        "available. 0: recompute.",
+        "paged: host memory for swapped blocks. Default: 4, but at most a quarter of the available "
+        "memory. 0: always recompute.",
         minimum=0,
     )
     kv_cache_memory_bytes: int | None = _option(
         None,
-        "Memory budget of the KV blocks. Default: on CUDA from gpu_memory_utilization, "
-        "on the CPU a quarter of the memory available, 4 GiB at most.",
+        "Memory budget for KV blocks. Default: on CUDA from gpu_memory_utilization, "
+        "on the CPU a quarter of the available memory, but at most 4 GiB.",
         minimum=1,
     )
     kv_cache_dtype: KVCacheDType = _option(
-        "auto", "Type of K and V in memory. auto: that of the weights; fp8: e4m3, half of bf16."
+        "auto", "Type of K and V in memory. auto: as the weights; fp8: e4m3, half the size of bf16."
     )
     gpu_memory_utilization: float = _option(
-        0.9, "CUDA: share of the device's memory to use.", minimum=0.05, maximum=1.0
+        0.9, "CUDA: fraction of the device's memory to use.", minimum=0.05, maximum=1.0
     )
     dtype: DType = _option(
-        "auto", "auto: the model's own; on the CPU bf16 where the hardware has it, else fp32."
+        "auto",
+        "Type of the weights. auto: the model's own; on the CPU bf16 if the hardware has it, else "
+        "fp32.",
     )
-    device: Literal["auto", "cpu", "cuda"] = _option("auto", "auto: CUDA where there is one.")
-    enforce_eager: bool = _option(
-        False, "packed, CUDA: launch each kernel of a decode step by itself, without CUDA graphs."
-    )
+    device: Literal["auto", "cpu", "cuda"] = _option("auto", "auto: CUDA if available.")
+    enforce_eager: bool = _option(False, "packed, CUDA: run decode steps without CUDA graphs.")
     async_scheduling: bool | None = _option(
         None,
-        "packed: schedule a step while the device computes the one before. Default: on CUDA, where "
-        "it hides the host's work; a CPU has none to hide it behind.",
+        "packed: schedule a step while the device still computes the previous one. Default: true "
+        "on CUDA, where this hides the host's work; false on the CPU.",
     )
     tensor_parallel_degree: str | None = _option(
         None,
-        "Devices that share one copy of the model. This version runs it on one: on the CPU any "
-        "number means one rank; on CUDA more than 1 is refused, and max means one device.",
+        "Devices that share one copy of the model. This version supports one: on the CPU any "
+        "number means one rank; on CUDA more than 1 is an error, and max means one device.",
     )
 
     # The service around it
     output_formatter: Literal["json", "jsonlines", "sse"] = _option(
         "jsonlines",
-        "Form of a streamed answer when the request's Accept header names none. "
-        "json means jsonlines when a request streams.",
+        "Format of a streamed answer if the request's Accept header names none. "
+        "json means jsonlines for a streaming request.",
     )
     tgi_compat: bool = _option(
         False,
-        "Answers to inputs as text-generation-inference gives them: a list of one, logprob for "
-        "log_prob, details always, streams as server-sent events.",
+        "Answer in the format of text-generation-inference: a list with one answer, logprob "
+        "instead of log_prob, always with details, streams as server-sent events.",
     )
     chat_template: str | None = _option(
         None,
-        "File of the chat template, in the model's directory or absolute. Default: its own.",
+        "File with the chat template, relative to the model's directory or absolute. Default: the "
+        "model's own template.",
     )
     tool_call_parser: ToolCallParser | None = _option(
         None,
         "How the model writes tool calls. hermes: Hermes, Qwen; llama3_json: Llama 3; mistral: "
-        "Mistral. Without it requests with tools are refused.",
+        "Mistral. If not set, requests with tools are rejected.",
     )
     job_queue_size: int = _option(
-        1000, "Requests that may wait; more are answered 503.", key="job_queue_size", minimum=1
+        1000, "Requests that may wait. More get status 503.", key="job_queue_size", minimum=1
     )
     max_request_size: int = _option(
-        25 * 2**20, "Most bytes of a request's body; a larger one is answered 413.",
+        25 * 2**20, "Most bytes of a request's body. Larger ones get status 413.",
         key="max_request_size", minimum=1,
     )  # fmt: skip
     predict_timeout: int = _option(
-        240, "Seconds until an unfinished request is ended with an error.", minimum=1
+        240, "Seconds until an unfinished request fails with an error.", minimum=1
     )
     model_loading_timeout: int = _option(
-        1800, "Seconds until a model that is not ready counts as failed.", minimum=1
+        1800, "Seconds until a model that is not ready yet counts as failed.", minimum=1
     )
     heartbeat_timeout: int = _option(
         60, "Seconds without a finished step after which /ping reports the engine stuck.", minimum=2
     )
     retry_threshold: int = _option(
-        0, "How often a dead engine is started again before the container ends.",
+        0, "How often to restart a dead engine before the container exits.",
         key="retry_threshold", minimum=0,
     )  # fmt: skip
     enable_stateful_sessions: bool = _option(
-        False, "Open, use and close SageMaker's sessions, for sticky routing."
+        False, "Support SageMaker's stateful sessions, for sticky routing."
     )
     sessions_path: str = _option(
-        "/dev/shm/longshore-sessions", "Directory of the open sessions; the workers share it."
+        "/dev/shm/longshore-sessions", "Directory of open sessions, shared by the workers."
     )
-    sessions_expiration: int = _option(
-        1200, "Seconds until a session that is not used ends.", minimum=1
-    )
+    sessions_expiration: int = _option(1200, "Seconds until an unused session expires.", minimum=1)
     local_runtime_api: bool = _option(
         False,
         "Also serve SageMaker's runtime routes (/endpoints/NAME/invocations and "
@@ -299,12 +301,15 @@ class Option:
 
     @property
     def kind_text(self) -> str:
-        """The type as a user reads it: the values themselves where they are few."""
+        """The type as text for users: the allowed values if they are listed."""
         names = {str: "text", int: "integer", float: "number", bool: "true, false"}
         return ", ".join(self.values) if self.values else names[self.kind]
 
     def parse(self, text: str) -> Value:
-        """The value that `text` of a properties file or a variable spells; '' is None."""
+        """Convert the text of a properties file or an environment variable to a value.
+
+        An empty text is None if the option allows that. Raises ConfigurationError.
+        """
         stripped = text.strip()
         if not stripped and self.optional:
             return None
@@ -318,7 +323,7 @@ class Option:
             ) from None
 
     def check(self, value: object) -> None:
-        """Raises ConfigurationError where `value` has the wrong type or is out of range."""
+        """Raise ConfigurationError if `value` has the wrong type or is out of range."""
         if value is None and self.optional:
             return
         accepted = (int, float) if self.kind is float else (self.kind,)
@@ -346,16 +351,15 @@ class Option:
 
 @cache
 def option_table() -> Mapping[str, Option]:
-    """Every option by its name, in the order of `Options`."""
+    """Return every option by its name, in the order of `Options`."""
     hints = typing.get_type_hints(Options)
     return {item.name: _row(item, hints[item.name]) for item in dataclasses.fields(Options)}
 
 
 def make_options(values: Mapping[str, Value]) -> Options:
-    """Options from keyword-style names.
+    """Create options from a mapping of names to values.
 
-    Warns of those that were options once. Raises ConfigurationError for a name that is not an
-    option, with the nearest one.
+    Warns about removed options. Raises ConfigurationError for an unknown name, with a suggestion.
     """
     for name in values.keys() & REMOVED_OPTIONS.keys():
         warnings.warn(f"option.{name} has no effect: {REMOVED_OPTIONS[name]}", stacklevel=2)
@@ -374,7 +378,7 @@ def make_options(values: Mapping[str, Value]) -> Options:
 def _row(item: dataclasses.Field[Value], hint: object) -> Option:
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     alternatives: tuple[object, ...] = typing.get_args(hint) if is_union else (hint,)
-    bare = [each for each in alternatives if each is not type(None)]
+    bare = [hint for hint in alternatives if hint is not type(None)]
     choices = bare[0] if typing.get_origin(bare[0]) is Literal else None
     metadata = typing.cast(dict[str, typing.Any], item.metadata)
     return Option(

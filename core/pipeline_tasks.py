@@ -1,4 +1,4 @@
-"""The pipelines of transformers that are served, and what a request to each of them carries."""
+"""The transformers pipelines that Longshore serves, and the request format of each."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ QUESTION_ANSWERING = "question-answering"
 SPEECH_RECOGNITION = "automatic-speech-recognition"
 VIDEO_CLASSIFICATION = "video-classification"
 CHAT_TASKS = ("image-text-to-text", "any-to-any")
-"""Of texts and images, a text."""
+"""Tasks that take texts and images, and generate text."""
 
 Content = Literal[
     "any text", "text", "image", "audio", "video", "images", "table", "word boxes", "messages"
 ]
-"""What an input, or a field of one, is. «any text» may also be an object, as its pipeline wants
-it; «images» is a list of them; «word boxes» are words with their places; «messages» a conversation
-in OpenAI's form, with images in it."""
+"""The type of an input, or of one of its fields. "any text" may also be an object in the form that
+its pipeline takes; "images" is a list of images; "word boxes" are words with their positions;
+"messages" is a conversation in OpenAI's form that may contain images."""
 FILES: Mapping[Content, str] = {"image": "image", "audio": "audio", "video": "video"}
-"""What is a file, with the main type of its Content-Type."""
+"""The types that are files, with the main type of their Content-Type."""
 
 
 class PipelineTask(msgspec.Struct, frozen=True):
-    """What the front end reads, and the engine hands to a pipeline."""
+    """The inputs and parameters of one task: read by the front end, passed to a pipeline."""
 
     reads: Content | Mapping[str, Content] = "any text"
-    """One thing, or an object of named ones."""
+    """The type of an input, or the types of its fields if it is an object."""
     parameters: tuple[str, ...] = ()
-    """How it is computed is not for a request to say, nor what a file or code is loaded for."""
+    """The parameters that a request may set. Those that choose how to compute, or that load files
+    or code, are left out."""
     optional: tuple[str, ...] = ()
     """Fields of the object that may be left out."""
     together: bool = False
-    """Whether several inputs are computed at once, with the results they would have alone."""
+    """Whether inputs may be batched: each gets the same result as alone."""
     writes_maps: bool = False
-    """Whether an answer has numbers for each pixel of its image, and so the memory it takes grows
-    with that."""
+    """Whether an answer has numbers for each pixel, so its memory grows with the image."""
     writes_sound: bool = False
-    """Whether an answer is a sound, and may be sent as the file that it is."""
+    """Whether an answer is a sound, which may be sent as an audio file."""
 
     @property
     def contents(self) -> tuple[Content, ...]:
-        """All that is in an input."""
+        """The types of everything in an input."""
         return (self.reads,) if isinstance(self.reads, str) else tuple(self.reads.values())
 
 

@@ -1,7 +1,7 @@
-"""A step as data: what a strategy plans, what an executor returns, what a client is told.
+"""The data of one step: the plan of a strategy, the result of an executor, the output for a client.
 
-There is no prefill phase and no decode phase, only tokens whose K/V are not computed yet:
-a prompt is a long chunk, a decode step a chunk of one, a chunked prompt several.
+There is no prefill phase and no decode phase, only tokens whose K/V are not computed yet. A prompt
+is a long chunk, a decode step is a chunk of one token, a chunked prefill is several chunks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from core.sequence import Sequence
 class Chunk:
     """Tokens `start : start + length` of a sequence, to be computed in this step.
 
-    `blocks` is the sequence's block table: token position p lives in slot
-    `p % block_size` of block `blocks[p // block_size]`. It covers every position up to
-    `start + length`, and is valid until the plan is committed.
+    `blocks` is the sequence's block table: position p is in slot `p % block_size` of block
+    `blocks[p // block_size]`. It covers every position up to `start + length`, and is valid until
+    the plan is committed.
 
-    The last of the tokens may be in flight: sampled by the step before, and known to the device
-    alone.
+    The last token may be in flight: sampled by the previous step and so far known only to the
+    device.
     """
 
     sequence: Sequence
@@ -33,7 +33,7 @@ class Chunk:
     samples: bool
     """Whether the chunk ends at the newest token, so that the next one is sampled."""
     scored: range = range(0)
-    """Its positions whose logits score the prompt token after them (`prompt_logprobs`)."""
+    """Positions whose logits score the next prompt token (`prompt_logprobs`)."""
 
     @property
     def end(self) -> int:
@@ -41,25 +41,25 @@ class Chunk:
 
     @property
     def ends_in_flight(self) -> bool:
-        """Whether its last token is the one that the step before it samples."""
+        """Whether the last token is still being sampled by the previous step."""
         return self.end > len(self.sequence.token_ids)
 
 
 BlockPairs = tuple[tuple[int, int], ...]
-"""Which block is copied to which."""
+"""Pairs of source and target block."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockMoves:
-    """Whole blocks, of all layers, to be moved before a step's forward pass, in this order.
+    """Whole blocks, of all layers, to move before the forward pass of a step, in this order.
 
     ```
-    swap_outs   device ▶ host     what they leave on the device may be a target below
-    swap_ins    host ▶ device     what they fill may be the source of a copy
+    swap_outs   device ▶ host     the blocks they free may be targets of the moves below
+    swap_ins    host ▶ device     the blocks they fill may be sources of copies
     copies      device ▶ device   before the forward pass writes into their targets
     ```
 
-    Each kind runs in no order: no block is the target of one move and part of another of its kind.
+    Moves of one kind may run in any order: the target of one is no part of another.
     """
 
     swap_outs: BlockPairs = ()
@@ -72,12 +72,12 @@ class BlockMoves:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Block moves, then one forward pass over chunks: at most one of each sequence, none empty."""
+    """Block moves, then one forward pass over chunks: at most one per sequence, none empty."""
 
     chunks: tuple[Chunk, ...]
     moves: BlockMoves = field(default_factory=BlockMoves)
     swapped_out: tuple[Sequence, ...] = ()
-    """Whose blocks `moves.swap_outs` saves: they are lost where the plan cannot be run."""
+    """Sequences whose blocks `moves.swap_outs` saves. If the plan fails, their K/V are lost."""
 
     @property
     def num_tokens(self) -> int:
@@ -85,14 +85,14 @@ class StepPlan:
 
 
 StepResult = Mapping[int, Sampled | Candidates | Hypotheses | Failure]
-"""By sequence id, for each chunk with `samples` or `scored`: what was sampled and scored, or for a
-beam what it may go on with, or the end of the search where the executor has run all of it; or why
-it cannot go on."""
+"""Maps sequence ids to results, for each chunk with `samples` or `scored`: sampled tokens and
+prompt logprobs; for a beam its candidates, or the hypotheses if the executor runs the whole search;
+or the reason of a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """New tokens of one answer, or scores of its prompt; `finish` on the last ones, exactly once.
+    """New tokens of one answer, or logprobs of the prompt. `finish` is set on the last one only.
 
     Finish.ERROR ends the whole request, whatever the index.
     """
@@ -102,12 +102,12 @@ class Output:
     logprobs: tuple[float, ...]
     finish: Finish | None
     index: int = 0
-    """Which of the answers that it tells (`SamplingParams.num_answers`)."""
+    """Index of the answer, below `SamplingParams.num_answers`."""
     top: tuple[TopLogprobs, ...] = ()
-    """One a token, where the request wants `logprobs`."""
+    """One per token, if the request has `logprobs`."""
     prompt: tuple[TopLogprobs, ...] = ()
-    """The next tokens of the prompt, from its second on, where it wants `prompt_logprobs`."""
+    """The next tokens of the prompt, from its second on, if the request has `prompt_logprobs`."""
     admitted: float | None = None
-    """When the request was; None only with Finish.ERROR."""
+    """When the request was admitted. None only with Finish.ERROR."""
     failure: str = ""
-    """With Finish.ERROR: why."""
+    """The reason, with Finish.ERROR."""

@@ -1,4 +1,4 @@
-"""What every child process of the container owes its parent."""
+"""Ties the life of a child process to its parent."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Has the kernel kill this process once its parent ends, however it does so after this call.
+    """Have the kernel kill this process when its parent ends, however it ends.
 
-    To be called by the child itself. NOTE: for the kernel the parent is the thread that started
-    the child, so that must be one that lives as long as its process. Does nothing outside Linux.
+    The child calls this itself. NOTE: to the kernel, the parent is the thread that started the
+    child, so that thread must live as long as its process. Does nothing outside Linux.
     """
     if not sys.platform.startswith("linux"):
         return

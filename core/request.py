@@ -1,4 +1,4 @@
-"""A request: one prompt, the sequences that answer it, and what its client hears of them."""
+"""A request: one prompt, the sequences that answer it, and the outputs for its client."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from core.sequence import Sequence
 
 
 class Request:
-    """Sequences with one prompt: one for each sample, the i-th with id `id + i`; or the first beam.
+    """The sequences of one prompt: one per sample, or the first beam of a beam search.
 
-    Each sample draws with a seed of its own, made of the request's seed and its index. So the
-    first of many is the one that would be alone, and all are the same in every strategy.
+    The sequence of sample i has the id `id + i`. Each sample has its own seed, derived from the
+    request's seed and its index. So the first of several samples is the same as a single one, and
+    samples do not depend on the strategy.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Request:
         self.adapter = adapter
         self.arrival = arrival
         self.admitted: float | None = None
-        """When it was scheduled for the first time."""
+        """When the request was first scheduled."""
         self.sequences = tuple(
             Sequence(
                 id + index,
@@ -52,13 +53,13 @@ class Request:
 
     @property
     def sequence_ids(self) -> tuple[int, ...]:
-        """Of its samples, or of as many beams as it may ever have."""
+        """One id for each sample, or for each beam of a beam search."""
         return tuple(range(self.id, self.id + (self.params.beam_width or self.params.num_samples)))
 
-    def tell(
+    def output(
         self, sequence: Sequence, count: int, prompt_scores: tuple[TopLogprobs, ...] = ()
     ) -> Output:
-        """What the client hears now that the last `count` tokens of `sequence` are new."""
+        """Return the output with the last `count` tokens of `sequence`."""
         return Output(
             self.id,
             tuple(sequence.token_ids[len(sequence.token_ids) - count :]),
@@ -70,13 +71,18 @@ class Request:
             admitted=self.admitted,
         )
 
-    def tell_best(self, hypotheses: Collection[Hypothesis]) -> list[Output]:
-        """What the client hears at the end of a beam search."""
+    def best_outputs(self, hypotheses: Collection[Hypothesis]) -> list[Output]:
+        """Return one output for each of the `n` best hypotheses, at the end of a beam search."""
         return [
             Output(
-                self.id, each.token_ids, each.logprobs, each.finish, rank, admitted=self.admitted
+                self.id,
+                hypothesis.token_ids,
+                hypothesis.logprobs,
+                hypothesis.finish,
+                rank,
+                admitted=self.admitted,
             )
-            for rank, each in enumerate(islice(hypotheses, self.params.n))
+            for rank, hypothesis in enumerate(islice(hypotheses, self.params.n))
         ]
 
 

@@ -1,4 +1,4 @@
-"""What a request asks of decoding, and why a sequence ended."""
+"""Sampling parameters, sampled tokens, and finish reasons."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ FIELDS_OF_BEAM_SEARCH = frozenset({
     "include_stop_str_in_output",
 })  # fmt: skip
 MIN_TEMPERATURE = 1e-5
-"""Below it a temperature is 0: dividing by less leaves the range of fp32."""
+"""Lower temperatures count as 0: dividing by less leaves the range of fp32."""
 MAX_TEMPERATURE = 1e30
 MAX_BIAS = 1e6
-"""Far beyond any logit, and far from the limits of fp32."""
+"""Far larger than any logit, and far below the limits of fp32."""
 MAX_LOGPROBS = 20
-"""Most likely tokens told of each place; vLLM's and OpenAI's limit."""
+"""The highest `logprobs`; also vLLM's and OpenAI's limit."""
 NO_LIMIT = 2**31 - 1
-"""As `max_tokens`: as many as fit into the model's length."""
+"""As `max_tokens`: as many tokens as fit into max_model_len."""
 
 
 class Finish(StrEnum):
-    """Why a sequence ended, in LMI's words."""
+    """Finish reasons, with LMI's names."""
 
     EOS = "eos_token"
     STOP = "stop_sequence"
@@ -43,132 +43,137 @@ class Finish(StrEnum):
 
 
 class TopLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The token in a place beside the most likely ones there, under the unfiltered model."""
+    """The logprobs at one position: of the token there and of the most likely ones.
+
+    They are those of the model itself, before temperature, penalties and other logits processors.
+    """
 
     logprob: float
-    """Of the token in that place, in nats."""
+    """Logprob of the token at that position, in nats."""
     rank: int
-    """Of the same; 1 is the most likely token."""
+    """Rank of the same token; 1 is the most likely."""
     token_ids: tuple[int, ...]
-    """Most likely first, as many as were asked for."""
+    """The most likely tokens, most likely first, as many as the request has in `logprobs`."""
     logprobs: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The next tokens of one sequence with their log-probabilities, in nats.
+    """The next tokens of one sequence with their logprobs, in nats.
 
-    One token from the packed executor; the whole answer from the library executor; none from a
-    chunk that only scores the prompt.
+    The packed executor returns one token, the library executor the whole answer. A chunk that only
+    scores the prompt has none.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     top: tuple[TopLogprobs, ...] = ()
-    """One a token, where the request wants `logprobs`."""
+    """One per token, if the request has `logprobs`."""
     prompt: tuple[TopLogprobs, ...] = ()
-    """The next tokens of the prompt, from its second on, where it wants `prompt_logprobs`."""
+    """The next tokens of the prompt, from its second on, if the request has `prompt_logprobs`."""
     ends: bool = False
-    """The last of the tokens completes what a grammar describes, so nothing can follow it."""
+    """Whether the last token completes the grammar, so that nothing can follow it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why no next token of a sequence could be chosen: its request fails."""
+    """No next token of a sequence could be sampled, so its request fails."""
 
     reason: str
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checked):
-    """How the next tokens of one request are chosen. Names and defaults are vLLM's.
+    """Sampling parameters of one request. Names and defaults are vLLM's.
 
-    Applied in this order, each to what the one before has left (engine/sampling):
+    They are applied in this order, each to the result of the one before (engine/sampling):
     `allowed_token_ids`; `bad_words`, `no_repeat_ngram_size`, `min_tokens`, `logit_bias`;
     repetition, frequency and presence penalty; `structured_outputs`; temperature; `min_p`,
-    `top_k`, `top_p`, `typical_p`. Tokens that are equally likely are kept or dropped together.
+    `top_k`, `top_p`, `typical_p`. Tokens of equal probability are kept or dropped together.
 
-    Raises RequestError, naming the field, for an unknown one and for a value of the wrong type
-    or out of range.
+    The constructor raises RequestError, naming the field, for an unknown field and for a value of
+    the wrong type or out of range.
     """
 
     _if_none: ClassVar[Mapping[str, object]] = {"max_tokens": NO_LIMIT}
     _other_names: ClassVar[Mapping[str, str]] = {"guided_decoding": "structured_outputs"}
 
     temperature: float = 1.0
-    """0 is greedy: the most likely token, always."""
+    """0 is greedy decoding: always the most likely token."""
     top_p: float = 1.0
-    """Keep the smallest set of most likely tokens that has at least this probability."""
+    """Keep the smallest set of most likely tokens with at least this total probability."""
     top_k: int = 0
     """Keep this many most likely tokens; 0 or -1 keeps all."""
     min_p: float = 0.0
-    """Keep tokens at least this likely in proportion to the most likely one."""
+    """Keep tokens with at least this share of the most likely token's probability."""
     typical_p: float = 1.0
-    """Keep the smallest set with this probability of tokens whose surprise is nearest to the
-    expected one (Meister et al., 2022)."""
+    """Locally typical sampling: keep the smallest set with this total probability of tokens whose
+    information content is nearest to the entropy (Meister et al., 2022)."""
     repetition_penalty: float = 1.0
     """Above 1, tokens of the prompt and the answer so far become less likely (CTRL, 2019)."""
     presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens that the answer has so far."""
+    """Subtracted from the logits of tokens that occur in the answer so far."""
     frequency_penalty: float = 0.0
-    """The same for each time that the answer has them."""
+    """Subtracted from the logit of a token once for each occurrence in the answer so far."""
     logit_bias: dict[int, float] = {}
     """Added to the logits of these tokens."""
     allowed_token_ids: tuple[int, ...] | None = None
-    """The only tokens that are generated, its end tokens included."""
+    """Generate only these tokens. Include the end token if the answer may end with it."""
     bad_words: tuple[str | tuple[int, ...], ...] = ()
-    """Texts, or their tokens, that the answer must not contain: the last token is impossible
-    where the others stand before it in the answer. core/text/bad_words.py finds the tokens."""
+    """Texts, or their tokens, that the answer must not contain. The last token of a word is
+    forbidden after its other tokens. core/text/bad_words.py converts texts to tokens."""
     no_repeat_ngram_size: int = 0
-    """Above 0: so many tokens in a row stand once in prompt and answer together, not twice
-    (transformers' parameter)."""
+    """Above 0: no n-gram of this size occurs twice in prompt and answer together (transformers'
+    parameter)."""
     structured_outputs: StructuredOutputsParams | None = None
-    """What the answer must look like. It ends where nothing can follow, also with `ignore_eos` or
-    before `min_tokens`; and where all that it allows is forbidden by the others, it wins."""
+    """Constrains the form of the answer. The answer ends when nothing can follow, even with
+    `ignore_eos` or before `min_tokens`. If the other parameters forbid every token that the
+    grammar allows, the grammar wins."""
     seed: int | None = None
     """The same seed gives the same tokens, whatever else is in the batch."""
     max_tokens: int = 16
-    """Most tokens to generate; to the constructor None is as many as fit."""
+    """Most tokens to generate. None in the constructor means as many as fit."""
     min_tokens: int = 0
-    """Nothing ends the answer before it has this many: its end tokens are impossible, and stop
-    texts do not count."""
+    """Generate at least this many tokens: until then, end tokens are forbidden and stop strings are
+    ignored."""
     ignore_eos: bool = False
-    """Go on after the end-of-sequence token; for measurements with fixed lengths."""
+    """Continue after the end-of-sequence token, for measurements with fixed lengths."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end the answer, besides the model's own end-of-sequence tokens."""
+    """Tokens that end the answer, in addition to the model's end-of-sequence tokens."""
     stop: str | tuple[str, ...] = ()
-    """A text, or several, that end the answer; they are not part of it."""
+    """One or more strings that end the answer. The answer does not include them."""
     include_stop_str_in_output: bool = False
-    """The stop text is part of the answer."""
+    """Include the stop string in the answer."""
     skip_special_tokens: bool = True
-    """Special tokens have no text."""
+    """Leave special tokens out of the text."""
     spaces_between_special_tokens: bool = True
-    """Special tokens that follow each other are spaced as the tokenizer does."""
+    """Put spaces between adjacent special tokens where the tokenizer does."""
     logprobs: int | None = None
-    """Tell of each token its rank, and this many most likely tokens."""
+    """Return the logprob and rank of each token, and this many most likely tokens."""
     prompt_logprobs: int | None = None
     """The same for the prompt, from its second token on."""
     truncate_prompt_tokens: int | None = None
-    """Use this many tokens of the prompt, the last ones; -1: as many as leave room to answer."""
+    """Use only the last tokens of the prompt, this many. -1: as many as leave room to answer."""
     n: int = 1
-    """Answers to the one prompt."""
+    """Number of answers to return."""
     best_of: int | None = None
-    """Answers to sample; the `n` of them with the highest log-probability are told, best first,
-    when all have ended. Default: n, told as they come."""
+    """Number of answers to sample. The `n` with the highest logprob are returned, best first, when
+    all have ended. Default: n, returned as they are generated."""
     num_beams: int = 1
-    """Above 1: beam search with so many beams; the `n` best are told at the end."""
+    """Above 1: beam search of this width. The `n` best answers are returned at the end."""
     use_beam_search: bool = False
-    """Beam search of width `best_of`, unless `num_beams` says another."""
+    """Beam search of width `best_of`, unless `num_beams` sets the width."""
     length_penalty: float = 1.0
-    """Beam search: a hypothesis scores its log-probability over its length to this power."""
+    """Beam search: a hypothesis scores its logprob divided by its length to this power."""
     early_stopping: bool | Literal["never"] = False
-    """Beam search: true ends it with the first hypothesis of the last beam; "never" only once no
-    longer answer can score higher; false by a guess between the two, as in transformers."""
+    """Beam search: true ends the search once there are as many hypotheses as beams; "never" ends it
+    once no longer answer can score higher; false uses a heuristic in between, as transformers
+    does."""
     priority: int = 0
-    """Requests of a lower number are admitted first and preempted last; equal ones in order of
-    arrival."""
+    """Requests with a lower number are admitted first and preempted last. Equal ones are served in
+    order of arrival."""
     cache_salt: str = ""
-    """Only requests with the same one share what prefix caching keeps; one for each tenant, so
-    that none learns from response times what another has asked."""
+    """Only requests with the same salt share cached prefixes. With one salt per tenant, no tenant
+    can learn from response times what another has sent."""
 
     def __post_init__(self) -> None:
         _require(
@@ -197,7 +202,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
             self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", f"must be 0 to {MAX_SEED}"
         )
         self._check_lengths()
-        _require(all(self.stop_texts), "stop", "a stop text must not be empty")
+        _require(all(self.stop_strings), "stop", "a stop string must not be empty")
         _require(1 <= self.num_beams <= MAX_SAMPLES, "num_beams", f"must be 1 to {MAX_SAMPLES}")
         _require(1 <= self.n <= MAX_SAMPLES, "n", f"must be 1 to {MAX_SAMPLES}")
         _require(
@@ -207,7 +212,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
             self._check_beams()
 
     def _check_beams(self) -> None:
-        """Refuses what beam search would ignore."""
+        """Reject parameters that beam search would ignore."""
         _require(
             self.n <= self.beam_width <= MAX_SAMPLES, "num_beams", f"must be n to {MAX_SAMPLES}"
         )
@@ -235,7 +240,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
 
     @property
     def needs_newest_token(self) -> bool:
-        """Whether the host chooses with the newest token, which must have left the device."""
+        """Whether the host needs the newest token to sample the next one.
+
+        Then the next step cannot be scheduled while that token is in flight.
+        """
         return self.structured_outputs is not None or self.no_repeat_ngram_size > 0
 
     @property
@@ -245,33 +253,35 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
 
     @property
     def beam_width(self) -> int:
-        """Beams of a beam search; 0: none. One beam alone is greedy decoding."""
+        """The width of the beam search; 0 without one. A single beam is greedy decoding."""
         width = self.num_samples if self.use_beam_search else 1
         width = self.num_beams if self.num_beams != 1 else width
         return width if width != 1 else 0
 
     @property
     def num_samples(self) -> int:
-        """Answers to sample, told or not."""
+        """Answers to sample, returned or not."""
         return self.n if self.best_of is None else self.best_of
 
     @property
     def num_answers(self) -> int:
-        """Answers that the engine tells: all samples, which are ranked where their text is known
-        (core/text/answers.py), or the best hypotheses of a beam search."""
+        """Answers that the engine reports: all samples, or the best hypotheses of a beam search.
+
+        Samples are ranked outside the engine, where their text is known (core/text/answers.py).
+        """
         return self.n if self.beam_width else self.num_samples
 
     @property
     def is_ranked(self) -> bool:
-        """Whether answers are told only when all have ended, the likeliest first."""
+        """Whether answers are returned only when all have ended, the most likely first."""
         return self.best_of is not None and self.num_answers > 1
 
     @property
-    def stop_texts(self) -> tuple[str, ...]:
+    def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def truncated(self, prompt_token_ids: Sequence[int], max_model_len: int) -> Sequence[int]:
-        """What `truncate_prompt_tokens` leaves of a prompt; the same if it is done again."""
+        """Apply `truncate_prompt_tokens` to a prompt. Applying it twice changes nothing more."""
         keep = self.truncate_prompt_tokens
         if keep == -1:
             answer = 1 if self.max_tokens == NO_LIMIT else self.max_tokens

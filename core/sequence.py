@@ -1,4 +1,4 @@
-"""A sequence: a prompt and one answer to it, and how far their K/V are computed."""
+"""A sequence: a prompt and one answer, and how far their K/V are computed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
 
 
 class Sequence:
-    """One answer inside the engine. Owned and changed by its strategy alone.
+    """One answer inside the engine. Only its strategy changes it.
 
     ```
     token_ids   |<------- prompt ------->|<-- generated -->| in flight |
                 |<---- computed ---->|<------- pending -------->|
     ```
 
-    A step counts as computed once it is scheduled, since whatever comes later runs after it. The
-    token that it samples is in flight until it is committed: its place is known, it is not.
+    Tokens count as computed once their step is scheduled, because later steps run after it. The
+    token that a step samples is in flight until commit: its position is known, its value is not.
     """
 
     __slots__ = (
@@ -52,7 +52,7 @@ class Sequence:
     ) -> None:
         self.id = id
         self.index = index
-        """Which of its request's samples it is."""
+        """Index of the sample in its request."""
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
@@ -60,25 +60,28 @@ class Sequence:
         self.num_scored_rows = 0
         self.params = params
         self.adapter = adapter
-        """What is added to the model's weights for it."""
+        """The LoRA adapter to use, if any."""
         self.needs_newest_token = params.needs_newest_token
         self.logprobs: list[float] = []
-        """Of the generated tokens, in nats."""
+        """Logprobs of the generated tokens, in nats."""
         self.top_logprobs: list[TopLogprobs] = []
-        """The same with what else was likely, where the request wants `logprobs`."""
+        """The most likely tokens at each generated one, if the request has `logprobs`."""
         self.stop_token_ids = _stop_reasons(params, eos_token_ids)
         self.end_token_ids = frozenset((*params.stop_token_ids, *eos_token_ids))
         self.finish: Finish | None = None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known and in flight."""
+        """Known tokens plus the one in flight."""
         return len(self.token_ids) + self.num_in_flight
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens to compute next: a prompt's, or the newest one; none where that is the last, or
-        is in flight and must be known before the next one is chosen."""
+        """Tokens to compute next: those of the prompt, or the newest one.
+
+        0 if the sequence has its full length, or if the newest token is in flight and must be known
+        before the next one can be sampled.
+        """
         is_waiting = self.num_in_flight > 0 and self.needs_newest_token
         if is_waiting or self.num_tokens >= self.max_length:
             return 0
@@ -90,20 +93,20 @@ class Sequence:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the prompt and of the longest answer it may get."""
+        """Tokens of the prompt and of the longest possible answer."""
         return self.num_prompt_tokens + self.params.max_tokens
 
     @property
     def prefix_salt(self) -> str:
-        """Sequences share K and V of equal tokens only where this is equal too."""
+        """Sequences share cached blocks only if their salts are equal."""
         generation = self.adapter.generation if self.adapter else 0
         return f"{generation}/{self.params.cache_salt}"
 
     def rows_to_score(self, start: int, end: int) -> range:
-        """Of the positions `start : end`, those whose logits score the prompt token after them.
+        """Return the positions in `start : end` whose logits score the next prompt token.
 
-        Each is scored once, however often it is computed, in the first of a request's samples; most
-        requests want none.
+        Empty without `prompt_logprobs`. Only the first sample of a request scores the prompt, and
+        each position only once, even if it is computed again.
         """
         if self.params.prompt_logprobs is None or self.index > 0:
             return range(0)
@@ -111,14 +114,16 @@ class Sequence:
 
     @property
     def num_skippable_tokens(self) -> int:
-        """Tokens that need not be computed where their K/V are at hand: those before the first
-        whose logits are wanted."""
+        """Tokens that need not be computed if their K/V are cached.
+
+        That is all tokens before the first one whose logits are needed.
+        """
         last = self.num_tokens - 1
         unscored = self.rows_to_score(0, last)
         return unscored.start if unscored else last
 
     def fork(self, id: int) -> Sequence:
-        """A copy that goes its own way from here."""
+        """Return a copy with its own id, tokens and logprobs."""
         child = copy(self)
         child.id = id
         child.token_ids = list(self.token_ids)
@@ -127,7 +132,7 @@ class Sequence:
         return child
 
     def append(self, sampled: Sampled) -> int:
-        """Appends sampled tokens until one of them ends the sequence; returns how many."""
+        """Append sampled tokens until one of them ends the sequence. Returns how many."""
         self.num_in_flight = max(0, self.num_in_flight - 1)
         pairs = zip(sampled.token_ids, sampled.logprobs, strict=True)
         for count, (token_id, logprob) in enumerate(pairs, start=1):

@@ -1,4 +1,7 @@
-"""How much KV memory there is and what it holds: arithmetic of the engine, and of whoever plans."""
+"""How much KV memory there is and how much fits into it.
+
+The engine and `container plan` share this arithmetic. It needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.errors import ConfigurationError, InsufficientMemoryError
-from core.options import Batching, Options
+from core.options import KVReservation, Options
+from core.strategy_table import STRATEGIES, Batching
 
 DEFAULT_STEP_TOKENS = {"cuda": 8192, "cpu": 512}
 DEFAULT_BATCH_SIZE = 32
 DEFAULT_MODEL_LEN = 2048
 LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-"""What config.json calls the longest sequence that a model was trained for."""
+"""The fields of config.json that may hold the longest sequence the model was trained for."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer keeps per token. K and V may differ in size (multi-head latent attention)."""
+    """The K and V of one token in one layer.
+
+    K and V may differ in size (multi-head latent attention).
+    """
 
     num_kv_heads: int
     key_dim: int
@@ -29,53 +36,77 @@ class LayerShape:
 
 
 def bytes_per_block(shapes: Sequence[LayerShape], block_size: int, itemsize: int) -> int:
-    """Of all layers; itemsize: bytes of a number in the KV cache."""
+    """Return the bytes of one KV block over all layers.
+
+    itemsize: bytes of one element of the KV cache.
+    """
     return sum(shape.numel for shape in shapes) * block_size * itemsize
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold so many tokens of one sequence."""
+    """Return the number of blocks that hold `num_tokens` tokens of one sequence."""
     return -(-num_tokens // block_size)
 
 
+def reserved_tokens(
+    policy: KVReservation, num_prompt_tokens: int, max_tokens: int, max_model_len: int
+) -> int:
+    """Return the KV slots that a sequence reserves at admission (see strategies/continuous.py)."""
+    match policy:
+        case "max":
+            return max_model_len
+        case "pow2":
+            power_of_two = 1 << (max_tokens - 1).bit_length()
+            return min(num_prompt_tokens + power_of_two, max_model_len)
+        case "oracle":
+            return num_prompt_tokens + max_tokens
+
+
 def sequence_limit(options: Options, batching: Batching) -> int:
-    """Most sequences that the strategy runs at once, were there memory for them."""
-    if batching == "none":
-        return 1
-    if batching == "dynamic":
-        return options.batch_size or DEFAULT_BATCH_SIZE
-    return options.max_rolling_batch_size
+    """Return the most sequences that a strategy runs at once, given enough memory."""
+    match STRATEGIES[batching].limit_option:
+        case None:
+            return 1
+        case "batch_size":
+            return options.batch_size or DEFAULT_BATCH_SIZE
+        case "max_rolling_batch_size":
+            return options.max_rolling_batch_size
 
 
 def step_token_budget(options: Options, device: str) -> int:
-    """Most tokens of a step of the packed executor. device: cuda or cpu."""
+    """Return the most tokens in one step of the packed executor. device: cuda or cpu."""
     return options.max_rolling_batch_prefill_tokens or DEFAULT_STEP_TOKENS[device]
 
 
-def length_limit(options: Options, own: int | None) -> int:
-    """Most tokens of a sequence; own: what the model was trained for, where it says so."""
+def length_limit(options: Options, trained_len: int | None) -> int:
+    """Return the most tokens of a sequence, before memory may lower it.
+
+    trained_len: the longest sequence the model was trained for, or None if it does not say.
+
+    Raises ConfigurationError if `option.max_model_len` is longer than that.
+    """
     if options.max_model_len is None:
-        return own or DEFAULT_MODEL_LEN
-    if own is not None and options.max_model_len > own:
+        return trained_len or DEFAULT_MODEL_LEN
+    if trained_len is not None and options.max_model_len > trained_len:
         raise ConfigurationError(
-            f"option.max_model_len={options.max_model_len}: the model was trained for {own}"
+            f"option.max_model_len={options.max_model_len}: the model was trained for {trained_len}"
         )
     return options.max_model_len
 
 
 def fit_length(options: Options, max_len: int, num_slots: int) -> tuple[int, tuple[str, ...]]:
-    """The longest sequence that fits into all of the KV memory, and a note if that is less.
+    """Return the longest sequence that fits into all of the KV memory, and a note if lowered.
 
-    Raises ConfigurationError where one of a wanted length does not: InsufficientMemoryError, unless
-    the options themselves say how much memory there is.
+    Raises ConfigurationError if `option.max_model_len` is set and does not fit, or if nothing
+    does: InsufficientMemoryError unless the options themselves set the size of the KV memory.
     """
     if num_slots >= max_len:
         return max_len, ()
     shortage = f"the KV memory holds {num_slots} tokens"
     cure = "raise option.kv_cache_memory_bytes or option.num_kv_blocks"
     if num_slots < 2 or options.max_model_len is not None:
-        is_asked = options.num_kv_blocks is not None or options.kv_cache_memory_bytes is not None
-        raise (ConfigurationError if is_asked else InsufficientMemoryError)(
+        is_set = options.num_kv_blocks is not None or options.kv_cache_memory_bytes is not None
+        raise (ConfigurationError if is_set else InsufficientMemoryError)(
             f"{shortage}, less than one sequence of max_model_len {max_len}; "
             f"{cure}, or lower option.max_model_len"
         )
@@ -83,9 +114,9 @@ def fit_length(options: Options, max_len: int, num_slots: int) -> tuple[int, tup
 
 
 def gpu_kv_budget(options: Options, total: int, used: int, activation_bytes: int) -> int:
-    """Bytes for KV blocks on a GPU of `total` bytes of which `used` are taken before.
+    """Return the bytes for KV blocks on a GPU of `total` bytes, `used` of them already taken.
 
-    activation_bytes: kept free for steps.
+    activation_bytes: what to keep free for the activations of a step.
     """
     if options.kv_cache_memory_bytes is not None:
         return options.kv_cache_memory_bytes

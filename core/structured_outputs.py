@@ -1,4 +1,4 @@
-"""What an answer must look like."""
+"""The constraint on the form of an answer."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from core.errors import RequestError
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checked):
-    """One of these forms. Names are vLLM's; core/text/grammar.py makes a grammar of it.
+    """Exactly one of these constraints. The names are vLLM's.
 
-    Raises RequestError, naming the field, as SamplingParams does, and for none or several of them.
+    core/text/grammar.py converts it to a grammar. Raises RequestError, naming the field, as
+    SamplingParams does, and if none or several constraints are set.
     """
 
     json: str | dict[str, Any] | None = None
-    """A JSON Schema, or the text of one."""
+    """A JSON Schema, as an object or as text."""
     json_object: bool = False
     """Any JSON object."""
     regex: str | None = None
-    r"""A regular expression that all of the answer matches, in the syntax of Rust's regex crate:
-    without look-around and back-references. \d, \w and \s stand for ASCII."""
+    r"""A regular expression that the whole answer matches, in the syntax of Rust's regex crate,
+    without look-around and back-references. \d, \w and \s match ASCII only."""
     choice: tuple[str, ...] | None = None
-    """Texts of which the answer is one."""
+    """The texts that the answer may be."""
     grammar: str | None = None
-    """A grammar in Lark's notation with the rule `start`, or in GBNF with `root ::=`."""
+    """A grammar in Lark syntax with the rule `start`, or in GBNF with the rule `root`."""
 
     def __post_init__(self) -> None:
         forms = (self.json, self.json_object or None, self.regex, self.choice, self.grammar)
@@ -40,4 +41,4 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, metacla
 
 
 GuidedDecodingParams = StructuredOutputsParams
-"""Its name in older scripts, whose SamplingParams have it as `guided_decoding`."""
+"""The name of older vLLM versions, where SamplingParams has it as `guided_decoding`."""

@@ -1,4 +1,4 @@
-"""What a container does: generate text, embed it, run a pipeline, or the user's own code."""
+"""The task of a container: text generation, embedding, a pipeline, or the user's own code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from core.batching import Choice, choose_batching
 from core.errors import ConfigurationError
 from core.options import Options
 from core.pipeline_tasks import QUESTION_ANSWERING, SPEECH_RECOGNITION, VIDEO_CLASSIFICATION
+from core.strategy_table import DEFAULT_FOR_OTHERS, LIBRARY_NAMES
 
 Kind = Literal["generation", "embedding", "pipeline", "handler"]
 
@@ -23,7 +24,7 @@ _ALIASES = {
     "embed": EMBEDDING,
     "embedding": EMBEDDING,
     "text_embedding": EMBEDDING,  # DJL
-    "sentence-similarity": EMBEDDING,  # the Hugging Face hub's label of such models
+    "sentence-similarity": EMBEDDING,  # the Hugging Face hub's label for such models
     "sentiment-analysis": "text-classification",
     "ner": "token-classification",
     "text-to-speech": "text-to-audio",
@@ -58,24 +59,24 @@ _BY_ARCHITECTURE = {
     "VitsModel": "text-to-audio",
 }
 _GENERATING_MODELS = ("LMHeadModel", "DoubleHeadsModel", "EncoderDecoderModel")
-"""Endings of classes that are called models, but are more than their layers."""
+"""Suffixes of "...Model" classes that have a language-model head, unlike a bare model."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """The one thing that the processes of a container are started for."""
+    """The one task that a container serves."""
 
     kind: Kind = "generation"
     name: str = GENERATION[0]
-    """As transformers calls it; for a handler, the path of its file."""
-    reason: str = "nothing said"
+    """The task's name in transformers; for a handler, the path of its file."""
+    reason: str = "default"
     properties: Mapping[str, str] = {}
-    """For a handler: what `inputs.get_properties()` gives it."""
+    """For a handler: the result of `inputs.get_properties()`."""
 
 
 def choose_task(model_dir: Path, options: Options) -> Task:
-    """The task that the options name, or that the model's files are for.
+    """Return the task of `option.task`, or else the one that fits the model's files.
 
-    Raises ConfigurationError where the strategy or the executor asked for cannot serve it.
+    Raises ConfigurationError if the chosen strategy or executor cannot serve it.
     """
     task = _found(model_dir) if options.task is None else _named(options.task)
     check_options(task, options)
@@ -83,34 +84,35 @@ def choose_task(model_dir: Path, options: Options) -> Task:
 
 
 def check_options(task: Task, options: Options) -> None:
-    """Raises ConfigurationError where the options ask for what only token engines have."""
+    """Raise ConfigurationError if an option needs text generation and the task is another one."""
     if task.kind == "generation":
         return
     choice = choose_batching(options)
-    if choice.name in ("continuous", "paged"):
+    if choice.needs_packed_executor:
         raise ConfigurationError(
-            f"{choice.reason} chooses {choice.name}, which schedules the tokens of a generation; "
-            f"{task.name} ({task.reason}) is served by option.batching=none or dynamic"
+            f"{choice.reason} chooses {choice.name}, which works only for text generation; "
+            f"{task.name} ({task.reason}) is served by option.batching={' or '.join(LIBRARY_NAMES)}"
         )
     if options.enable_lora:
         raise ConfigurationError(
-            f"option.enable_lora adapts a model that generates text; leave it out for {task.name} "
+            f"option.enable_lora works only for text generation; leave it out for {task.name} "
             f"({task.reason})"
         )
     if options.executor == "packed":
         raise ConfigurationError(
-            f"option.executor=packed generates text; leave it out for {task.name} ({task.reason})"
+            f"option.executor=packed works only for text generation; leave it out for {task.name} "
+            f"({task.reason})"
         )
 
 
 def choose_batching_of(task: Task, options: Options) -> Choice:
-    """The strategy of a task. Nothing said: one at a time for a handler, as in LMI."""
+    """Return the strategy for a task. Default for a handler: one request at a time, as in LMI."""
     choice = choose_batching(options)
     if choice.name is not None or task.kind == "generation":
         return choice
     if task.kind == "handler":
-        return Choice("none", "nothing said: a handler gets one request at a time, as in LMI")
-    return Choice("dynamic", f"nothing said: dynamic for {task.name}")
+        return Choice("none", "default: a handler gets one request at a time, as in LMI")
+    return Choice(DEFAULT_FOR_OTHERS, f"default for {task.name}")
 
 
 def _named(name: str) -> Task:
@@ -139,13 +141,13 @@ def _found(model_dir: Path) -> Task:
 
 
 class _Config(msgspec.Struct):
-    """The part of config.json that says what a model is for."""
+    """The part of config.json that names the model's classes."""
 
     architectures: list[str] | None = None
 
 
 def _architecture(path: Path) -> str:
-    """The first one named; '' where there is none, which is for the loader to judge."""
+    """Return the first architecture; '' if there is none, which the loader reports."""
     try:
         config = msgspec.json.decode(path.read_bytes(), type=_Config)
     except OSError:

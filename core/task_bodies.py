@@ -1,6 +1,6 @@
-"""What `core.messages.Perform` and `Performed` carry for the tasks that are not the user's code.
+"""The bodies of `core.messages.Perform` and `Performed`, as msgpack, for Longshore's own tasks.
 
-A msgpack body; a handler's body is that of the HTTP request, as it came.
+A handler gets the body of the HTTP request unchanged instead.
 """
 
 from __future__ import annotations
@@ -11,33 +11,34 @@ import msgspec
 
 
 class PipelineBody(msgspec.Struct, frozen=True):
-    """The inputs of a request; the answer is what transformers' pipelines give."""
+    """The inputs of a request to a pipeline. The answer is the output of transformers' pipeline."""
 
     inputs: list[object]
-    """As `core.pipeline_tasks` says of the task, checked; a file is its bytes."""
+    """Checked inputs, as `core.pipeline_tasks` describes them. A file is its bytes."""
     is_batch: bool
-    """Whether the client sent a list, and so wants one."""
+    """Whether the client sent a list, and so gets a list."""
     parameters: Mapping[str, object]
     wants_sound: bool = False
-    """Whether the answer shall be the sound's file; else it is JSON."""
+    """Whether to answer with an audio file instead of JSON."""
 
 
 class EmbeddingBody(msgspec.Struct, frozen=True):
-    """Texts, or their token ids, in one request; the answer is an `EmbeddingAnswer`."""
+    """The texts of one request, or their token ids. The answer is an `EmbeddingAnswer`."""
 
     inputs: list[str | list[int]]
     field: str
-    """What the client calls them, for errors."""
+    """The client's name for the inputs, for error messages."""
     max_tokens: int | None = None
-    """Cut each after so many tokens, at most as many as the model takes; None: refuse."""
+    """Truncate each input to this many tokens, or to the model's limit if that is less. None:
+    reject inputs that are too long."""
     dimensions: int | None = None
-    """Keep so many numbers of each vector; None: all."""
+    """Keep only this many numbers of each vector. None: all."""
 
 
 class EmbeddingAnswer(msgspec.Struct, frozen=True):
-    """A vector for each input."""
+    """One vector per input."""
 
     vectors: list[bytes]
     """Little-endian fp32."""
     num_tokens: list[int]
-    """Of each input, with the special tokens that the model wants."""
+    """Tokens of each input, including special tokens."""

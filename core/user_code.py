@@ -1,4 +1,4 @@
-"""Running a file of the user's own, a model.py, and saying where it is wrong."""
+"""Runs a file of the user's code (model.py), and reports where it fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _MODULE = "model"
 
 
 def run_file(path: Path) -> ModuleType:
-    """The module of a file, which may import what lies beside it. Raises whatever it raises."""
+    """Run a file and return it as a module. Raises whatever the file raises.
+
+    The file may import modules from its own directory.
+    """
     directory = str(path.parent)
     if directory not in sys.path:
         sys.path.insert(0, directory)
@@ -22,13 +25,13 @@ def run_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None, "a .py file"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[_MODULE] = module  # where pickle, for one, looks for its classes
+    sys.modules[_MODULE] = module  # pickle, for example, looks up classes here
     spec.loader.exec_module(module)
     return module
 
 
 def start_error(error: BaseException, path: Path) -> ConfigurationError:
-    """What a file raised while it was run, with the line."""
+    """Return the error to report for an exception that a file raised, with file and line."""
     hint = "; name it in requirements.txt" if isinstance(error, ModuleNotFoundError) else ""
     return ConfigurationError(
         f"{_place(error, path)}: {type(error).__name__}: {_message(error)}{hint}"
@@ -36,11 +39,11 @@ def start_error(error: BaseException, path: Path) -> ConfigurationError:
 
 
 def _place(error: BaseException, path: Path) -> str:
-    """The last line of the user's own files that an error came through."""
+    """Return the innermost line of the traceback that is in the user's own files."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [each for each in frames if Path(each.filename).is_relative_to(path.parent)]
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(path.parent)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else str(path)
 
 

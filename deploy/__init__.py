@@ -1,4 +1,4 @@
-"""SageMaker endpoints of this container, on boto3: `python -m deploy --help`.
+"""Deploy this container to SageMaker endpoints with boto3: `python -m deploy --help`.
 
-Imports nothing of the server: it sends an image, files and settings, and calls what runs.
+Imports nothing from the server.
 """

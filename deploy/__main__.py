@@ -14,9 +14,9 @@ from deploy.aws import Aws
 from deploy.command_line import make_parser
 from deploy.compare import LoadTest, compare
 from deploy.deployment import Deployment
-from deploy.down import remains, take_down
+from deploy.down import list_remaining, take_down
 from deploy.dry_run import DryRun
-from deploy.errors import DeployError, explained
+from deploy.errors import DeployError, explain
 from deploy.image import ensure_repository, push_commands
 from deploy.logs import last_lines
 from deploy.package import Package, make_package
@@ -29,14 +29,14 @@ _EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line; returns the exit code."""
+    """Run a command line and return the exit code."""
     parsed = make_parser().parse_args(arguments)
     try:
         _COMMANDS[parsed.command](parsed)
     except (DeployError, ClientError, BotoCoreError) as error:
-        return _failed(_words(error), _EXIT_FAILED)
+        return _fail(_describe(error), _EXIT_FAILED)
     except KeyboardInterrupt:
-        return _failed("interrupted", _EXIT_INTERRUPTED)
+        return _fail("interrupted", _EXIT_INTERRUPTED)
     return 0
 
 
@@ -46,7 +46,7 @@ def _up(parsed: argparse.Namespace) -> None:
     try:
         _bring_up(aws, parsed, deployment, package)
     except BaseException:
-        _say_remains(aws, parsed)
+        _print_remaining(aws, parsed)
         raise
     aws.say(f"python -m deploy stream --name {parsed.name} 'Once upon a time'")
 
@@ -64,19 +64,19 @@ def _bring_up(
     )
 
 
-def _say_remains(aws: Aws, parsed: argparse.Namespace) -> None:
-    """What a failure has left behind, and how to be rid of it."""
-    cure = _down_command(aws, parsed, parsed.name)
+def _print_remaining(aws: Aws, parsed: argparse.Namespace) -> None:
+    """Print what a failed command has left behind, and the command that removes it."""
+    cleanup = _down_command(aws, parsed, parsed.name)
     try:
-        there = remains(aws, parsed.name, bucket_name=parsed.bucket)
+        remaining = list_remaining(aws, parsed.name, bucket_name=parsed.bucket)
     except (ClientError, BotoCoreError) as error:
-        print(f"what was made could not be listed ({_words(error)}); remove it with: {cure}")
+        print(f"could not list what was created ({_describe(error)}); remove it with: {cleanup}")
         return
-    if not there:
-        print("nothing of it exists")
+    if not remaining:
+        print("nothing was created")
         return
-    print("there is now:", *(f"  {each}" for each in there), sep="\n")
-    print(f"try again with the same command, or remove all: {cure}")
+    print("left behind:", *(f"  {resource}" for resource in remaining), sep="\n")
+    print(f"run the same command again to continue, or remove everything: {cleanup}")
 
 
 def _down_command(aws: Aws, parsed: argparse.Namespace, name: str) -> str:
@@ -100,21 +100,21 @@ def _compare(parsed: argparse.Namespace) -> None:
 
 
 def _down(parsed: argparse.Namespace) -> None:
-    _take_down(_aws(parsed, reads=True), parsed, parsed.name)
+    _take_down(_aws(parsed, sends_reads=True), parsed, parsed.name)
 
 
 def _take_down(aws: Aws, parsed: argparse.Namespace, name: str) -> None:
     try:
-        gone = take_down(aws, name, bucket_name=parsed.bucket, timeout_s=parsed.timeout)
+        removed = take_down(aws, name, bucket_name=parsed.bucket, timeout_s=parsed.timeout)
     except BaseException:
-        print(f"not all of {name} is removed: {_down_command(aws, parsed, name)}")
+        print(f"{name} is not completely removed; run again: {_down_command(aws, parsed, name)}")
         raise
-    if not gone:
-        aws.say(f"there is nothing of {name} in {aws.region}")
+    if not removed:
+        aws.say(f"{name} has no resources in {aws.region}")
 
 
 def _image(parsed: argparse.Namespace) -> None:
-    # Only commands on stdout, for a shell to run.
+    # stdout holds shell commands only, so messages go to stderr.
     aws = _aws(parsed, say=lambda line: print(line, file=sys.stderr))
     uri = f"{ensure_repository(aws, parsed.repository)}:{parsed.tag}"
     for line in push_commands(aws, uri, parsed.device):
@@ -138,7 +138,7 @@ def _status(parsed: argparse.Namespace) -> None:
 def _logs(parsed: argparse.Namespace) -> None:
     lines = last_lines(_aws(parsed), parsed.name, parsed.lines)
     if not lines:
-        raise DeployError(f"nothing has been logged by {parsed.name}")
+        raise DeployError(f"{parsed.name} has not logged anything")
     for line in lines:
         print(line)
 
@@ -156,10 +156,10 @@ _COMMANDS = {
 
 
 def _aws(
-    parsed: argparse.Namespace, *, reads: bool = False, say: Callable[[str], None] = print
+    parsed: argparse.Namespace, *, sends_reads: bool = False, say: Callable[[str], None] = print
 ) -> Aws:
-    """reads: a dry run looks at what there is."""
-    dry_run = DryRun(print, reads=reads) if getattr(parsed, "dry_run", False) else None
+    """Return the AWS clients; with `sends_reads` a dry run still looks up what exists."""
+    dry_run = DryRun(print, sends_reads=sends_reads) if getattr(parsed, "dry_run", False) else None
     return Aws(parsed.region, dry_run=dry_run, say=say)
 
 
@@ -179,7 +179,7 @@ def _deployment(parsed: argparse.Namespace, name: str | None = None) -> Deployme
         startup_timeout_s=parsed.startup_timeout,
         download_timeout_s=parsed.download_timeout,
         ami=parsed.ami,
-        environment=dict(_variable(each) for each in parsed.env),
+        environment=dict(_variable(text) for text in parsed.env),
         is_component=parsed.component,
         accelerators=parsed.accelerators,
         memory_mib=parsed.memory_mib,
@@ -203,14 +203,14 @@ def _variable(text: str) -> tuple[str, str]:
 
 
 def _body(parsed: argparse.Namespace) -> dict[str, Any]:
-    """LMI's request."""
+    """Return the request body, in LMI's schema unless --body is given."""
     if parsed.body is None:
         body: Any = {"inputs": parsed.inputs}
     else:
         try:
             body = json.loads(parsed.body)
         except ValueError as error:
-            raise DeployError(f"--body is not JSON: {error}") from error
+            raise DeployError(f"--body is not valid JSON: {error}") from error
         if not isinstance(body, dict):
             raise DeployError("--body is not a JSON object")
     if parsed.max_new_tokens is not None:
@@ -218,11 +218,11 @@ def _body(parsed: argparse.Namespace) -> dict[str, Any]:
     return body
 
 
-def _words(error: Exception) -> str:
-    return explained(error) if isinstance(error, ClientError) else str(error)
+def _describe(error: Exception) -> str:
+    return explain(error) if isinstance(error, ClientError) else str(error)
 
 
-def _failed(reason: str, code: int) -> int:
+def _fail(reason: str, code: int) -> int:
     print(f"deploy: {reason}", file=sys.stderr)
     return code
 

@@ -1,4 +1,4 @@
-"""The AWS account that is deployed to."""
+"""The AWS account and region to deploy to."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from deploy.dry_run import DryRun
 from deploy.errors import DeployError, is_missing
 
 TAG = "longshore:deployment"
-"""On everything that is made, with the deployment's name: what `down` goes by."""
+"""Tag of every resource created, with the deployment's name; `down` removes by it alone."""
 
 
 class Aws:
-    """Clients of one region, and the clock by which they are waited for.
+    """boto3 clients for one region, with a clock for waiting.
 
-    Credentials, region and endpoints are found as boto3 finds them. With a dry run, calls are
-    printed and answered by it, and nothing else is said.
+    boto3 finds credentials, region and endpoints as usual. With a dry run, that object prints and
+    answers the calls, and `say` prints nothing.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Aws:
 
     @property
     def account(self) -> str:
-        """Its number."""
+        """The account number."""
         return self.client("sts").get_caller_identity()["Account"]
 
 
-def found(call: Callable[..., Any], **arguments: Any) -> dict[str, Any] | None:
-    """The answer of a call that describes something; None where that does not exist."""
+def none_if_missing(call: Callable[..., Any], **arguments: Any) -> dict[str, Any] | None:
+    """Return the answer of `call(**arguments)`, or None if the resource does not exist."""
     try:
         return call(**arguments)
     except ClientError as error:
@@ -65,6 +65,6 @@ def found(call: Callable[..., Any], **arguments: Any) -> dict[str, Any] | None:
         raise
 
 
-def tags(name: str) -> list[dict[str, str]]:
-    """The tags of a deployment's resources, as SageMaker takes them."""
+def deployment_tags(name: str) -> list[dict[str, str]]:
+    """Return the tags of a deployment's resources, in SageMaker's format."""
     return [{"Key": TAG, "Value": name}]

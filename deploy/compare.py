@@ -1,4 +1,4 @@
-"""The strategies on real endpoints: one after the other made, load-tested and removed."""
+"""Compare strategies on real endpoints: create, load-test and remove one after the other."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from deploy.errors import DeployError
 _INTERRUPTED = 130
 
 
-class Measuring(Protocol):
-    """A load test that writes a results.json into a folder, and a page of several."""
+class LoadTester(Protocol):
+    """Load-tests an endpoint into `out`/results.json, and makes one report of several runs."""
 
     def measure(self, endpoint: str, out: Path) -> None: ...
 
@@ -30,14 +30,14 @@ def compare(
     strategies: Sequence[str],
     *,
     bring_up: Callable[[str, str], None],
-    load_test: Measuring,
+    load_test: LoadTester,
     take_down: Callable[[str], None],
     out: Path,
 ) -> None:
-    """Measures the endpoints `name`-STRATEGY into `out`/STRATEGY; at the end a report and a table.
+    """Load-test the endpoints `name`-STRATEGY into `out`/STRATEGY, then report and print a table.
 
-    One runs at a time, so that quotas for one instance are enough. Each is removed, whatever
-    happens; what was measured before an error is in the table all the same.
+    Endpoints run one at a time, so a quota of one instance is enough. Each endpoint is removed even
+    after an error or an interrupt, and the table has whatever was measured before.
     """
     try:
         for strategy in strategies:
@@ -48,30 +48,30 @@ def compare(
             finally:
                 take_down(endpoint)
     finally:
-        measured = [each for each in strategies if (out / each / "results.json").is_file()]
+        measured = [name for name in strategies if (out / name / "results.json").is_file()]
         if measured:
-            load_test.report([out / each for each in measured], out)
-            for line in table_lines({each: _measures(out / each) for each in measured}):
+            load_test.report([out / strategy for strategy in measured], out)
+            for line in table_lines({name: _read_measures(out / name) for name in measured}):
                 aws.say(line)
 
 
 class LoadTest:
-    """python -m loadtest with these arguments, in its own process."""
+    """Runs `python -m loadtest` in a process of its own."""
 
     def __init__(self, aws: Aws, arguments: Sequence[str]) -> None:
         self._aws = aws
         self._arguments = arguments
 
     def measure(self, endpoint: str, out: Path) -> None:
-        """Writes results.json there. Raises DeployError where it could not."""
-        measured = ["compare", "--sagemaker", endpoint, "--out", str(out)]
-        self._run([*measured, *self._arguments], f"of {endpoint}")
+        """Load-test an endpoint into `out`/results.json. Raises DeployError if that fails."""
+        arguments = ["compare", "--sagemaker", endpoint, "--out", str(out)]
+        self._run([*arguments, *self._arguments], f"load test of {endpoint}")
 
     def report(self, folders: Sequence[Path], out: Path) -> None:
-        """One page of several measurements."""
-        self._run(["report", *map(str, folders), "--out", str(out)], "that makes the report")
+        """Write one report of several load tests."""
+        self._run(["report", *map(str, folders), "--out", str(out)], "load test report")
 
-    def _run(self, arguments: Sequence[str], what: str) -> None:
+    def _run(self, arguments: Sequence[str], purpose: str) -> None:
         command = ["-m", "loadtest", *arguments]
         if self._aws.is_dry_run:
             print("python", *command)
@@ -81,25 +81,25 @@ class LoadTest:
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
         if code:
-            raise DeployError(f"the load test {what} ended with code {code}")
+            raise DeployError(f"{purpose} failed with exit code {code}")
 
 
 def table_lines(measures: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """A row a strategy, compared with the first; measures: of loadtest's results.json."""
+    """Yield one row per strategy, relative to the first; `measures` are from results.json."""
     yield f"{'strategy':<12}{'req/s':>8}{'':>8}{'tok/s':>9}{'TTFT p50':>11}{'p99':>9}{'errors':>8}"
     first = next(iter(measures.values()))["requests_per_s"]
-    for strategy, each in measures.items():
-        ratio = f"{each['requests_per_s'] / first:.2f}x" if first else ""
-        tokens = each["tokens_per_s"]
-        times = each["first_token"] or {}
+    for strategy, row in measures.items():
+        ratio = f"{row['requests_per_s'] / first:.2f}x" if first else ""
+        tokens = row["tokens_per_s"]
+        times = row["first_token"] or {}
         p50, p99 = (f"{times[key]:.2f} s" if times else "" for key in ("p50", "p99"))
         yield (
-            f"{strategy:<12}{each['requests_per_s']:>8.2f}{ratio:>8}"
+            f"{strategy:<12}{row['requests_per_s']:>8.2f}{ratio:>8}"
             f"{'' if tokens is None else format(tokens, '.0f'):>9}{p50:>11}{p99:>9}"
-            f"{each['num_errors']:>8}"
+            f"{row['num_errors']:>8}"
         )
 
 
-def _measures(out: Path) -> dict[str, Any]:
+def _read_measures(out: Path) -> dict[str, Any]:
     (run, *_) = json.loads((out / "results.json").read_text("utf-8"))["runs"]
     return run["measures"]

@@ -1,6 +1,6 @@
-"""What is asked of AWS: a model's container, the instances it runs on, and how they scale.
+"""Describe a deployment: a model's container, the instances it runs on, and how they scale.
 
-The requests are made here, as data; `deploy.endpoint` sends them.
+Builds the requests to AWS as data; `deploy.endpoint` sends them.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deploy.aws import tags
+from deploy.aws import deployment_tags
 from deploy.errors import DeployError
 
 VARIANT = "AllTraffic"
 GPU_AMI = "al2023-ami-sagemaker-inference-gpu-4-1"
-"""The first of SageMaker's GPU images whose driver runs CUDA 13, which torch is built for."""
+"""SageMaker's first GPU AMI with a driver for CUDA 13, which torch is built for."""
 MAX_NAME = 54
-"""SageMaker takes 63 characters, of which models and configurations need nine."""
+"""SageMaker allows 63 characters; the suffix of models and configurations takes nine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """The arguments of `up`. Raises DeployError where they cannot be right."""
+    """The settings of a deployment. Raises DeployError if they are invalid."""
 
     name: str
     image: str
@@ -33,14 +33,14 @@ class Deployment:
     instances: int = 1
     max_instances: int = 1
     target_concurrency: int = 32
-    """Requests at once that an instance, or a copy, should have; more of both come beyond it."""
+    """Concurrent requests per instance, or per component copy, above which to scale out."""
     startup_timeout_s: int = 1800
     download_timeout_s: int = 1800
     ami: str | None = None
-    """None: GPU_AMI on GPU instances."""
+    """None means GPU_AMI on GPU instances."""
     environment: Mapping[str, str] = field(default_factory=dict)
     is_component: bool = False
-    """An inference component of the endpoint, which may share its instances with others."""
+    """Deploy as an inference component, which can share the endpoint's instances with others."""
     accelerators: int = 1
     memory_mib: int = 8192
 
@@ -56,14 +56,14 @@ class Deployment:
             ("--download-timeout", self.download_timeout_s),
         ):
             if not 60 <= seconds <= 3600:
-                raise DeployError(f"{option} {seconds}: SageMaker takes 60 to 3600 seconds")
+                raise DeployError(f"{option} {seconds}: SageMaker allows 60 to 3600 seconds")
 
     @property
     def has_gpus(self) -> bool:
         return self.instance_type.startswith(("ml.g", "ml.p"))
 
     def model_request(self, model_uri: str) -> dict[str, Any]:
-        """CreateModel; model_uri: a prefix of S3, or a model.tar.gz there."""
+        """Return the CreateModel request; `model_uri` is an S3 prefix or a model.tar.gz."""
         is_archive = not model_uri.endswith("/")
         source = {
             "S3Uri": model_uri,
@@ -76,10 +76,10 @@ class Deployment:
             "Environment": dict(self.environment),
         }
         body = {"ExecutionRoleArn": self.role, "PrimaryContainer": container}
-        return {"ModelName": self._suffixed(body), **body, "Tags": tags(self.name)}
+        return {"ModelName": self._digest_name(body), **body, "Tags": deployment_tags(self.name)}
 
     def configuration_request(self, model_name: str) -> dict[str, Any]:
-        """CreateEndpointConfig."""
+        """Return the CreateEndpointConfig request."""
         variant: dict[str, Any] = {
             "VariantName": VARIANT,
             "InstanceType": self.instance_type,
@@ -100,10 +100,14 @@ class Deployment:
                 "MaxInstanceCount": self.max_instances,
             }
             body = {"ProductionVariants": [variant], "ExecutionRoleArn": self.role}
-        return {"EndpointConfigName": self._suffixed(body), **body, "Tags": tags(self.name)}
+        return {
+            "EndpointConfigName": self._digest_name(body),
+            **body,
+            "Tags": deployment_tags(self.name),
+        }
 
     def component_request(self, model_name: str) -> dict[str, Any]:
-        """CreateInferenceComponent; it has the endpoint's name."""
+        """Return the CreateInferenceComponent request; the component has the endpoint's name."""
         needs: dict[str, Any] = {"MinMemoryRequiredInMb": self.memory_mib}
         if self.has_gpus:
             needs["NumberOfAcceleratorDevicesRequired"] = self.accelerators
@@ -117,7 +121,7 @@ class Deployment:
                 "ComputeResourceRequirements": needs,
             },
             "RuntimeConfig": {"CopyCount": self.instances},
-            "Tags": tags(self.name),
+            "Tags": deployment_tags(self.name),
         }
 
     def _timeouts(self) -> dict[str, int]:
@@ -126,15 +130,15 @@ class Deployment:
             "ModelDataDownloadTimeoutInSeconds": self.download_timeout_s,
         }
 
-    def _suffixed(self, body: dict[str, Any]) -> str:
-        """A name that says what is in it: SageMaker cannot change a model or a configuration."""
+    def _digest_name(self, body: dict[str, Any]) -> str:
+        """Return a name with a digest of the request: SageMaker cannot update what it names."""
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         return f"{self.name}-{digest[:8]}"
 
 
 def check_name(name: str) -> None:
-    """Raises DeployError for what SageMaker would not take."""
+    """Raise DeployError for a name that SageMaker would reject."""
     if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*", name) or len(name) > MAX_NAME:
         raise DeployError(
-            f"--name {name}: expected letters, digits and inner hyphens, {MAX_NAME} at most"
+            f"--name {name}: expected letters, digits and inner hyphens, at most {MAX_NAME}"
         )

@@ -1,4 +1,4 @@
-"""The removal of everything that a deployment has, found by its tag."""
+"""Remove all resources of a deployment, found by its tag."""
 
 from __future__ import annotations
 
@@ -14,64 +14,68 @@ from deploy.scaling import Scaling
 def take_down(
     aws: Aws, name: str, *, bucket_name: str | None = None, timeout_s: float = 3600.0
 ) -> list[str]:
-    """Removes what has the deployment's tag and nothing else; says what that was.
+    """Remove everything that has the deployment's tag, and only that; return what was removed.
 
-    It may be repeated. CloudWatch's log groups are SageMaker's own, and stay. Raises DeployError
-    where SageMaker takes longer.
+    May be repeated. SageMaker owns the CloudWatch log groups, so they stay. Raises DeployError if
+    SageMaker takes longer than `timeout_s`.
     """
     check_name(name)
-    gone: list[str] = []
+    removed: list[str] = []
     for resource in list(owned(aws, name)):
         if resource.kind in (COMPONENT, ENDPOINT):
-            gone += Scaling(aws, name, is_component=resource.kind is COMPONENT).remove()
+            removed += Scaling(aws, name, is_component=resource.kind is COMPONENT).remove()
             _delete_and_wait(aws, resource, timeout_s)
         else:
             resource.delete(aws)
-        gone.append(str(resource))
+        removed.append(str(resource))
         aws.say(f"removed {resource}")
-    return gone + _remove_objects(aws, name, bucket_name)
+    return removed + _remove_objects(aws, name, bucket_name)
 
 
-def remains(aws: Aws, name: str, *, bucket_name: str | None = None) -> list[str]:
-    """What there is of a deployment, in words."""
-    there = [str(resource) for resource in owned(aws, name)]
+def list_remaining(aws: Aws, name: str, *, bucket_name: str | None = None) -> list[str]:
+    """Return a description of each resource that a deployment has."""
+    remaining = [str(resource) for resource in owned(aws, name)]
     bucket = Bucket(aws, bucket_name)
     if bucket.exists() and (count := len(list(bucket.keys_of(name)))):
-        there.append(f"{count} objects in s3://{bucket.name}")
-    return there
+        remaining.append(f"{count} objects in s3://{bucket.name}")
+    return remaining
 
 
 def _remove_objects(aws: Aws, name: str, bucket_name: str | None) -> list[str]:
     bucket = Bucket(aws, bucket_name)
     if not bucket.exists():
         return []
-    gone: list[str] = []
+    removed: list[str] = []
     if count := bucket.remove(name):
-        gone.append(f"{count} objects in s3://{bucket.name}")
+        removed.append(f"{count} objects in s3://{bucket.name}")
     if bucket.remove_if_empty():
-        gone.append(f"bucket {bucket.name}")
-    for each in gone:
-        aws.say(f"removed {each}")
-    return gone
+        removed.append(f"bucket {bucket.name}")
+    for description in removed:
+        aws.say(f"removed {description}")
+    return removed
 
 
 def _delete_and_wait(aws: Aws, resource: Resource, timeout_s: float) -> None:
-    """A component must be gone before its endpoint goes, and that before its configuration."""
+    """Delete a resource and wait until it is gone.
+
+    A component must be gone before its endpoint is deleted, and the endpoint before its
+    configuration.
+    """
     endpoint = Endpoint(aws, resource.name)
     is_endpoint = resource.kind is ENDPOINT
     describe = endpoint.describe if is_endpoint else endpoint.describe_component
     deadline = aws.clock() + timeout_s
-    # SageMaker deletes no endpoint that it is still making or changing.
-    while is_endpoint and (there := describe()) and there["EndpointStatus"] not in SETTLED:
-        _check_time(aws, deadline, f"{resource} is {there['EndpointStatus']}")
-        aws.say(f"{resource} is {there['EndpointStatus']}; waiting until it can be deleted")
+    # SageMaker cannot delete an endpoint while it is creating or updating it.
+    while is_endpoint and (state := describe()) and state["EndpointStatus"] not in SETTLED:
+        _check_deadline(aws, deadline, f"{resource} is {state['EndpointStatus']}")
+        aws.say(f"{resource} is {state['EndpointStatus']}; waiting until it can be deleted")
         aws.sleep(POLL_S)
     resource.delete(aws)
     while not aws.is_dry_run and describe() is not None:
-        _check_time(aws, deadline, f"{resource} is being deleted")
+        _check_deadline(aws, deadline, f"{resource} is still being deleted")
         aws.sleep(POLL_S)
 
 
-def _check_time(aws: Aws, deadline: float, state: str) -> None:
+def _check_deadline(aws: Aws, deadline: float, state: str) -> None:
     if aws.clock() > deadline:
-        raise DeployError(f"{state} and takes long; run down again later")
+        raise DeployError(f"{state} (--timeout); run the down command again later")

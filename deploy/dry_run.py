@@ -1,4 +1,4 @@
-"""Calls that are printed instead of made."""
+"""Dry runs: print AWS calls instead of making them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 
 ACCOUNT = "111122223333"
-"""AWS's own example, since asking for the account would be a call."""
+"""AWS's example account number; the real one would take a call."""
 _READS = ("Describe", "Get", "Head", "List")
 _ANSWERS: dict[str, dict[str, Any]] = {
     "GetCallerIdentity": {"Account": ACCOUNT},
@@ -19,24 +19,25 @@ _ANSWERS: dict[str, dict[str, Any]] = {
     "DescribeInferenceComponent": {"InferenceComponentStatus": "InService"},
 }
 _LISTINGS = ("ScalableTargets",)
-_NOT_THERE = {"Error": {"Code": "ValidationException", "Message": "Could not find it (dry run)"}}
+_NOT_FOUND = {"Error": {"Code": "ValidationException", "Message": "Could not find it (dry run)"}}
 
 
 class DryRun:
-    """Stands in botocore's way after it has checked the parameters and before it sends them.
+    """Intercepts botocore calls after parameter validation and before sending.
 
-    What was not made before does not exist, and what was made works at once. `reads`: calls that
-    only look are sent, to show what a removal would find.
+    Prints each call and answers it: resources exist, in service, once their creation was printed,
+    and not before. With `sends_reads`, read-only calls are sent for real, to show what a removal
+    would find.
     """
 
-    def __init__(self, say: Callable[[str], None], *, reads: bool = False) -> None:
+    def __init__(self, say: Callable[[str], None], *, sends_reads: bool = False) -> None:
         self._say = say
-        self._reads = reads
-        self._made: set[tuple[str, str]] = set()
-        """Kinds and names."""
+        self._sends_reads = sends_reads
+        self._created: set[tuple[str, str]] = set()
+        """(kind, name) of the resources created so far."""
 
     def watch(self, session: boto3.Session) -> None:
-        """All clients that the session makes from now on."""
+        """Intercept the calls of all clients that the session makes from now on."""
         session.events.register("before-parameter-build.*.*", self._keep_parameters)
         session.events.register("before-call.*.*", self._answer)
 
@@ -44,24 +45,26 @@ class DryRun:
         context["longshore"] = params
 
     def _answer(self, model: Any, context: Any, **_: Any) -> tuple[Any, Any] | None:
-        """What botocore takes for the HTTP response and its contents; None sends the call."""
+        """Return the HTTP response and its parsed contents for botocore; None sends the call."""
         is_read = model.name.startswith(_READS)
-        if is_read and self._reads:
+        if is_read and self._sends_reads:
             return None
         parameters = context["longshore"]
         text = json.dumps(parameters, default=_summary)
         self._say(f"{model.service_model.service_name}.{model.name} {text}")
         verb, kind = re.findall("^([A-Z][a-z]+)(.*)", model.name)[0]
-        thing = kind, parameters.get(f"{kind}Name") or parameters.get(kind)
+        resource = kind, parameters.get(f"{kind}Name") or parameters.get(kind)
         if verb == "Create":
-            self._made.add(thing)
+            self._created.add(resource)
         elif verb == "Delete":
-            self._made.discard(thing)
-        elif verb in ("Describe", "Head") and kind not in _LISTINGS and thing not in self._made:
-            return SimpleNamespace(status_code=400), _NOT_THERE
+            self._created.discard(resource)
+        elif (
+            verb in ("Describe", "Head") and kind not in _LISTINGS and resource not in self._created
+        ):
+            return SimpleNamespace(status_code=400), _NOT_FOUND
         return SimpleNamespace(status_code=200), _ANSWERS.get(model.name, {})
 
 
 def _summary(body: Any) -> str:
-    """Of what is no JSON: a file's contents."""
+    """Describe a value that is not JSON serializable, such as a file's contents."""
     return f"<{len(body)} bytes>" if hasattr(body, "__len__") else f"<{type(body).__name__}>"

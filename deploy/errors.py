@@ -1,27 +1,27 @@
-"""What goes wrong on the way to an endpoint."""
+"""Errors of a deployment, and hints for AWS's error codes."""
 
 from __future__ import annotations
 
 from botocore.exceptions import ClientError
 
-_CURES = {
+_HINTS = {
     "AccessDenied": "the caller's credentials lack this permission",
     "AccessDeniedException": "the caller's credentials lack this permission",
-    "ResourceLimitExceeded": "Service Quotas, under SageMaker, is where to ask for more",
+    "ResourceLimitExceeded": "request a higher limit in Service Quotas, under SageMaker",
     "ExpiredToken": "sign in again",
     "ExpiredTokenException": "sign in again",
-    "UnrecognizedClientException": "the credentials are not of this account or region",
+    "UnrecognizedClientException": "the credentials do not belong to this account or region",
 }
 
 
 class DeployError(Exception):
-    """Its text is for the user: what happened and what to do."""
+    """An error whose message tells the user what happened and what to do."""
 
 
 def is_missing(error: ClientError) -> bool:
-    """Whether AWS says that what was asked for does not exist.
+    """Return whether AWS reports that the requested resource does not exist.
 
-    SageMaker has no code of its own for it.
+    SageMaker has no error code for that, so its message is searched.
     """
     code, message = _code(error), error.response["Error"].get("Message", "")
     if code == "ValidationException":
@@ -39,12 +39,12 @@ def is_missing(error: ClientError) -> bool:
     )
 
 
-def explained(error: ClientError) -> str:
-    """The call that failed, AWS's reason, and the cure where there is one."""
+def explain(error: ClientError) -> str:
+    """Return the failed call, AWS's reason, and a hint if there is one."""
     details = error.response["Error"]
-    cure = _CURES.get(_code(error))
+    hint = _HINTS.get(_code(error))
     reason = f"{error.operation_name}: {_code(error)}: {details.get('Message', '')}".rstrip(": ")
-    return f"{reason} ({cure})" if cure else reason
+    return f"{reason} ({hint})" if hint else reason
 
 
 def _code(error: ClientError) -> str:

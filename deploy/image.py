@@ -1,29 +1,29 @@
-"""Where the image lies: a repository in ECR."""
+"""The ECR repository of the image."""
 
 from __future__ import annotations
 
-from deploy.aws import Aws, found
+from deploy.aws import Aws, none_if_missing
 
 OWN_TAG = "longshore:repository"
 
 
 def ensure_repository(aws: Aws, name: str) -> str:
-    """The repository's address; it is made where it is missing."""
+    """Create the repository if it is missing and return its URI."""
     ecr = aws.client("ecr")
-    there = found(ecr.describe_repositories, repositoryNames=[name])
-    if there is not None:
-        return there["repositories"][0]["repositoryUri"]
+    existing = none_if_missing(ecr.describe_repositories, repositoryNames=[name])
+    if existing is not None:
+        return existing["repositories"][0]["repositoryUri"]
     ecr.create_repository(
         repositoryName=name,
         tags=[{"Key": OWN_TAG, "Value": "made"}],
         imageScanningConfiguration={"scanOnPush": True},
     )
-    aws.say(f"made repository {name}")
+    aws.say(f"created repository {name}")
     return f"{_registry(aws)}/{name}"
 
 
 def push_commands(aws: Aws, uri: str, device: str) -> list[str]:
-    """What builds the image and puts it at `uri`, for a shell at the top of the checkout."""
+    """Return the shell commands, for the repository root, that build the image and push it."""
     build = f"docker build --platform linux/amd64 --build-arg DEVICE={device} --tag {uri} ."
     return [
         f"aws ecr get-login-password --region {aws.region} | "

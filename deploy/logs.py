@@ -1,18 +1,18 @@
-"""What an endpoint's containers have written, in CloudWatch."""
+"""Read the CloudWatch logs of an endpoint's containers."""
 
 from __future__ import annotations
 
-from deploy.aws import Aws, found
+from deploy.aws import Aws, none_if_missing
 
 _MAX_STREAMS = 5
-"""Containers looked at, those that wrote last."""
+"""Number of containers to read; the ones that logged last."""
 _GROUPS = ("/aws/sagemaker/Endpoints/{}", "/aws/sagemaker/InferenceComponents/{}")
 
 
 def last_lines(aws: Aws, name: str, count: int) -> list[str]:
-    """The newest lines of all containers of an endpoint or its component, oldest first."""
+    """Return the last `count` lines of all containers of an endpoint or component, oldest first."""
     events = []
-    for group in (each.format(name) for each in _GROUPS):
+    for group in (template.format(name) for template in _GROUPS):
         for stream in _streams(aws, group):
             events += aws.client("logs").get_log_events(
                 logGroupName=group, logStreamName=stream, limit=count, startFromHead=False
@@ -22,11 +22,11 @@ def last_lines(aws: Aws, name: str, count: int) -> list[str]:
 
 
 def _streams(aws: Aws, group: str) -> list[str]:
-    answer = found(
+    answer = none_if_missing(
         aws.client("logs").describe_log_streams,
         logGroupName=group,
         orderBy="LastEventTime",
         descending=True,
         limit=_MAX_STREAMS,
     )
-    return [each["logStreamName"] for each in (answer or {}).get("logStreams", [])]
+    return [stream["logStreamName"] for stream in (answer or {}).get("logStreams", [])]

@@ -1,4 +1,4 @@
-"""The files of a model, with the serving.properties that it is to be served by."""
+"""Collect the files of a model and its serving.properties for upload."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ ARCHIVE = "model.tar.gz"
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What /opt/ml/model is to hold."""
+    """The contents of /opt/ml/model."""
 
     files: Mapping[str, Path]
-    """By their paths below the model's directory; none where the model is only named."""
+    """Files by path relative to the model directory; empty if the container downloads the model."""
     properties: str
 
     @property
@@ -32,20 +32,20 @@ class Package:
 
     @property
     def digest(self) -> str:
-        """Differs when the contents may: of files it looks at size and time, not inside."""
-        found = [self.properties]
+        """Return a digest of the properties and of each file's name, size and modification time."""
+        parts = [self.properties]
         for name, path in sorted(self.files.items()):
             status = path.stat()
-            found.append(f"{name} {status.st_size} {status.st_mtime_ns}")
-        return hashlib.sha256("\0".join(found).encode()).hexdigest()[:16]
+            parts.append(f"{name} {status.st_size} {status.st_mtime_ns}")
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def blobs(self) -> Mapping[str, Path | bytes]:
-        """Everything by its path, the properties as bytes."""
+        """Return all contents by path; the properties are bytes."""
         return {**self.files, PROPERTIES: self._encoded}
 
     def write_archive(self, path: Path, progress: Callable[[int], object]) -> None:
-        """A model.tar.gz with all at its root. `progress` hears of bytes read."""
-        # Weights do not compress: the fastest level loses nothing.
+        """Write a model.tar.gz with the contents at its root; `progress` gets the bytes added."""
+        # Weights barely compress, so the fastest level costs nothing.
         with tarfile.open(path, "w:gz", compresslevel=1) as archive:
             for name, blob in self.blobs().items():
                 member = tarfile.TarInfo(name)
@@ -74,13 +74,15 @@ def make_package(
     properties: Path | None,
     strategy: str | None,
 ) -> Package:
-    """The files of a directory, or none for a model that the container fetches by its id.
+    """Package the files of `model_dir`, or no files if the container downloads `model_id`.
 
-    serving.properties is that of `properties`, else the directory's own, with the strategy and the
-    id put in. Raises DeployError where there is no model, or two.
+    The package's serving.properties is `properties`, else the one in the directory, with the
+    strategy and the model id added. Raises DeployError unless exactly one model is named.
     """
     if (model_dir is None) == (model_id is None):
-        raise DeployError("name one model: --model-dir DIR, or --model-id ID of the hub")
+        raise DeployError(
+            "name exactly one model: --model-dir DIR, or --model-id with a Hugging Face id"
+        )
     files: dict[str, Path] = {}
     if model_dir is not None:
         files = _files(model_dir)
@@ -91,8 +93,8 @@ def make_package(
         settings["option.model_id"] = model_id
     elif settings.get("option.model_id"):
         raise DeployError(
-            f"{properties}: option.model_id={settings['option.model_id']} names another model than "
-            "--model-dir; leave one of them out"
+            f"{properties}: option.model_id={settings['option.model_id']} names a different model "
+            "than --model-dir; remove one of them"
         )
     if strategy is not None:
         settings["option.batching"] = strategy
@@ -100,10 +102,10 @@ def make_package(
 
 
 def _files(model_dir: Path) -> dict[str, Path]:
-    """All but hidden ones, which are caches and checkouts."""
+    """Return the files below `model_dir`, except hidden ones (caches and checkouts)."""
     if not (model_dir / "config.json").is_file():
-        raise DeployError(f"--model-dir {model_dir} holds no model (config.json is missing)")
-    paths = sorted(each for each in model_dir.rglob("*") if each.is_file())
+        raise DeployError(f"--model-dir {model_dir} has no model (config.json is missing)")
+    paths = sorted(path for path in model_dir.rglob("*") if path.is_file())
     names = {path.relative_to(model_dir).as_posix(): path for path in paths}
     return {
         name: path
@@ -113,7 +115,7 @@ def _files(model_dir: Path) -> dict[str, Path]:
 
 
 def _read(path: Path | None) -> javaproperties.PropertiesFile:
-    """Keeps comments and order. Raises DeployError for a file that cannot be read."""
+    """Read a properties file, keeping comments and order. Raises DeployError if that fails."""
     if path is None:
         return javaproperties.PropertiesFile()
     try:

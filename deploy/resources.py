@@ -1,4 +1,4 @@
-"""What a deployment has on SageMaker, found by its tag."""
+"""Find the SageMaker resources of a deployment by its tag."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from deploy.aws import TAG, Aws
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One of SageMaker's resources, by its names in the API."""
+    """A kind of SageMaker resource, with its names in the API."""
 
-    word: str
+    title: str
     noun: str
-    listing: str
-    deletion: str
+    list_operation: str
+    delete_operation: str
 
 
 COMPONENT = Kind(
@@ -27,28 +27,30 @@ CONFIGURATION = Kind(
 )
 MODEL = Kind("model", "Model", "list_models", "delete_model")
 KINDS = (COMPONENT, ENDPOINT, CONFIGURATION, MODEL)
-"""In the order in which they can be removed."""
+"""In the order in which SageMaker lets them be deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
+    """A SageMaker resource of a deployment."""
+
     kind: Kind
     name: str
 
     def __str__(self) -> str:
-        return f"{self.kind.word} {self.name}"
+        return f"{self.kind.title} {self.name}"
 
     def delete(self, aws: Aws) -> None:
-        getattr(aws.sagemaker, self.kind.deletion)(**{f"{self.kind.noun}Name": self.name})
+        getattr(aws.sagemaker, self.kind.delete_operation)(**{f"{self.kind.noun}Name": self.name})
 
 
 def owned(aws: Aws, deployment: str) -> Iterator[Resource]:
-    """Everything with the deployment's tag, in the order in which it can be removed.
+    """Yield all resources with the deployment's tag, in the order in which they can be deleted.
 
-    SageMaker's own listings, since those of the tagging service are minutes behind.
+    Uses SageMaker's own listings, because those of the tagging service lag by minutes.
     """
     for kind in KINDS:
-        pages = aws.sagemaker.get_paginator(kind.listing).paginate(NameContains=deployment)
+        pages = aws.sagemaker.get_paginator(kind.list_operation).paginate(NameContains=deployment)
         for page in pages:
             for entry in page.get(f"{kind.noun}s", []):
                 if tags_of(aws, entry[f"{kind.noun}Arn"]).get(TAG) == deployment:
@@ -56,6 +58,6 @@ def owned(aws: Aws, deployment: str) -> Iterator[Resource]:
 
 
 def tags_of(aws: Aws, arn: str) -> dict[str, str]:
-    """Tags of something of SageMaker's."""
+    """Return the tags of a SageMaker resource."""
     pages = aws.sagemaker.get_paginator("list_tags").paginate(ResourceArn=arn)
     return {tag["Key"]: tag["Value"] for page in pages for tag in page.get("Tags", [])}

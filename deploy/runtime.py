@@ -1,20 +1,22 @@
-"""Calling an endpoint, or the container itself on a laptop: `option.local_runtime_api`."""
+"""Call a SageMaker endpoint, or a local container with `option.local_runtime_api`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from botocore.exceptions import EventStreamError
 
 from deploy.aws import Aws
 from deploy.errors import DeployError
-from deploy.lines import whole_lines
 
 
 class Runtime:
-    """AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME=http://localhost:8080 names a container instead."""
+    """Sends requests to an endpoint.
+
+    Set AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME=http://localhost:8080 to call a local container.
+    """
 
     def __init__(self, aws: Aws, endpoint: str, *, component: str | None = None) -> None:
         self._client = aws.client("sagemaker-runtime")
@@ -23,12 +25,12 @@ class Runtime:
             self._call["InferenceComponentName"] = component
 
     def invoke(self, body: dict[str, Any]) -> str:
-        """The whole answer."""
+        """Return the whole answer."""
         answer = self._client.invoke_endpoint(**self._call, Body=json.dumps(body))
         return answer["Body"].read().decode()
 
     def stream(self, body: dict[str, Any]) -> Iterator[str]:
-        """The answer's lines as they come. Raises DeployError where the stream breaks."""
+        """Yield the lines of the answer as they arrive. Raises DeployError if the stream breaks."""
         answer = self._client.invoke_endpoint_with_response_stream(
             **self._call, Body=json.dumps({**body, "stream": True})
         )
@@ -38,3 +40,20 @@ class Runtime:
             raise DeployError(f"the stream broke: {error}") from error
         finally:
             answer["Body"].close()
+
+
+def whole_lines(parts: Iterable[bytes]) -> Iterator[str]:
+    """Yield the lines of UTF-8 text that arrives in parts, such as SageMaker's PayloadParts.
+
+    Parts may end anywhere, even within a character. The last line may lack its newline. A line ends
+    with `\\n` only: JSON may contain other characters at which `str.splitlines` would split.
+    """
+    pending: list[bytes] = []
+    for part in parts:
+        first, *others = part.split(b"\n")
+        pending.append(first)
+        for other in others:
+            yield b"".join(pending).decode()
+            pending = [other]
+    if last := b"".join(pending):
+        yield last.decode()

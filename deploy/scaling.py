@@ -1,19 +1,19 @@
-"""How many instances, or copies, an endpoint has: Application Auto Scaling by requests at once."""
+"""Scale the instances, or component copies, of an endpoint by their concurrent requests."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from deploy.aws import Aws, found
+from deploy.aws import Aws, none_if_missing
 from deploy.deployment import VARIANT, Deployment
 
 _POLICY = "longshore-concurrent-requests"
 _SCALE_OUT_S, _SCALE_IN_S = 60, 300
-"""A container starts in minutes: what is not needed for a moment may be needed in the next."""
+"""Cooldowns in seconds. Scaling in waits longer: a container takes minutes to start again."""
 
 
 class Scaling:
-    """The scalable target of an endpoint's variant, or of its inference component."""
+    """The Application Auto Scaling target of an endpoint's variant or inference component."""
 
     def __init__(self, aws: Aws, name: str, *, is_component: bool) -> None:
         self._client = aws.client("application-autoscaling")
@@ -39,7 +39,7 @@ class Scaling:
         }
 
     def ensure(self, deployment: Deployment) -> None:
-        """Bounds and policy; none where there is nothing to choose from."""
+        """Set the bounds and the policy; remove them if minimum and maximum are equal."""
         if deployment.max_instances == deployment.instances:
             self.remove()
             return
@@ -61,11 +61,11 @@ class Scaling:
         )
         self._aws.say(
             f"scaling {self._name}: {deployment.instances} to {deployment.max_instances}, "
-            f"{deployment.target_concurrency} requests at once on each"
+            f"{deployment.target_concurrency} concurrent requests on each"
         )
 
     def bounds(self) -> tuple[int, int] | None:
-        """Least and most; None where nothing scales it."""
+        """Return the minimum and maximum, or None if there is no scaling."""
         answer: dict[str, Any] = self._client.describe_scalable_targets(
             ServiceNamespace="sagemaker",
             ResourceIds=[self._target["ResourceId"]],
@@ -76,8 +76,8 @@ class Scaling:
         return None
 
     def remove(self) -> list[str]:
-        """Its policies go with it; says what is gone."""
+        """Remove the target and its policies; return what was removed."""
         if self.bounds() is None:
             return []
-        found(self._client.deregister_scalable_target, **self._target)
+        none_if_missing(self._client.deregister_scalable_target, **self._target)
         return [f"scaling of {self._target['ResourceId']}"]

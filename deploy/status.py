@@ -1,4 +1,4 @@
-"""How an endpoint is, in a few lines."""
+"""Print the status of an endpoint."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from deploy.scaling import Scaling
 
 
 def status_lines(aws: Aws, name: str) -> Iterator[str]:
-    """Raises DeployError where there is no such endpoint."""
+    """Yield the lines that describe an endpoint. Raises DeployError if it does not exist."""
     endpoint = Endpoint(aws, name)
-    there = endpoint.describe()
-    if there is None:
-        raise DeployError(f"there is no endpoint {name} in {aws.region}")
-    yield f"endpoint {name}: {there['EndpointStatus']}{_reason(there)}"
+    description = endpoint.describe()
+    if description is None:
+        raise DeployError(f"endpoint {name} does not exist in {aws.region}")
+    yield f"endpoint {name}: {description['EndpointStatus']}{_reason(description)}"
     configuration = aws.sagemaker.describe_endpoint_config(
-        EndpointConfigName=there["EndpointConfigName"]
+        EndpointConfigName=description["EndpointConfigName"]
     )
     (variant,) = configuration["ProductionVariants"]
-    counts = next(iter(there.get("ProductionVariants", [])), {})
+    counts = next(iter(description.get("ProductionVariants", [])), {})
     yield (
         f"  instances: {counts.get('CurrentInstanceCount', 0)} of {variant['InstanceType']}, "
-        f"{counts.get('DesiredInstanceCount', 0)} wanted"
+        f"{counts.get('DesiredInstanceCount', 0)} desired"
     )
     component = None if "ModelName" in variant else endpoint.describe_component()
     if component is not None:
@@ -36,10 +36,10 @@ def status_lines(aws: Aws, name: str) -> Iterator[str]:
     yield f"  scaling: {bounds[0]} to {bounds[1]}" if bounds else "  scaling: none"
     model_name = component["Specification"]["ModelName"] if component else variant.get("ModelName")
     if model_name:
-        yield from _model(aws.sagemaker.describe_model(ModelName=model_name))
+        yield from _model_lines(aws.sagemaker.describe_model(ModelName=model_name))
 
 
-def _model(model: dict[str, Any]) -> Iterator[str]:
+def _model_lines(model: dict[str, Any]) -> Iterator[str]:
     container = model["PrimaryContainer"]
     yield f"  image: {container['Image']}"
     yield f"  model: {container['ModelDataSource']['S3DataSource']['S3Uri']}"

@@ -1,4 +1,4 @@
-"""From nothing, or from whatever is there, to an endpoint in service."""
+"""Bring an endpoint into service."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def bring_up(
     as_archive: bool = False,
     timeout_s: float = 3600.0,
 ) -> None:
-    """Does only what is missing, so it may be repeated after any failure.
+    """Upload the package, then create or update the endpoint and its scaling.
 
-    Raises DeployError or botocore's errors, and leaves what it has made (`deploy.down.remains`).
+    Does only what is missing, so it may be repeated after any failure. Raises DeployError or
+    botocore's errors, and leaves behind what it has created (`deploy.down.list_remaining`).
     """
     bucket = Bucket(aws, bucket_name)
     bucket.ensure()

@@ -1,4 +1,4 @@
-"""The names by which a model.py written for DJL Serving's LMI containers knows its requests."""
+"""The API that a model.py written for DJL Serving's LMI containers imports."""
 
 from djl_python.inputs import Input
 from djl_python.outputs import Output

@@ -1,4 +1,4 @@
-"""A request's content in the form that a Content-Type names."""
+"""Decode the content of a request by its Content-Type, as LMI does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from djl_python.inputs import Input
 
 
 def decode(inputs: Input, content_type: str | None, key: str | None = None) -> Any:
-    """JSON as it is; of any other type a dict whose `inputs` are the content."""
+    """Return decoded JSON; for any other content type, a dict with the content as `inputs`."""
     kind = content_type or "application/json"
     if kind.startswith("application/json"):
         return inputs.get_as_json(key)

@@ -1,4 +1,4 @@
-"""The mark of a function that changes requests before the model itself answers them."""
+"""The decorator for a function that preprocesses requests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def input_formatter(function: F) -> F:
-    """`function(decoded_payload: dict, tokenizer=None, **kwargs) -> dict`"""
+    """Mark an input formatter: `function(decoded_payload: dict, tokenizer=None, **kwargs) -> dict`.
+
+    It is called with each decoded request body and returns the body to use instead.
+    """
     function.is_input_formatter = True  # pyright: ignore[reportFunctionMemberAccess]
     return function

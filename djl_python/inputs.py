@@ -1,4 +1,4 @@
-"""What a handler is called with."""
+"""The input of a handler."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from djl_python.pair_list import PairList
 
 
 class Input:
-    """A request, or a dynamic batch of several; empty when the handler is to get ready.
+    """A request, or a dynamic batch of several; it is empty in the call that initializes a handler.
 
-    A batch has the contents of all its requests one after the other: take them from
-    `get_batches`, which gives a single request as a batch of one.
+    A batch holds the contents of all its requests one after the other. Handlers iterate over
+    `get_batches`, which returns a single request as a batch of one.
     """
 
     def __init__(self, batches: Sequence[Input] = ()) -> None:
         self.function_name = "handle"
         self.properties: dict[str, Any] = {}
-        """Headers of the request, and options of the model."""
+        """Request headers and model options."""
         self.content = PairList()
         self._batches = list(batches)
-        for each in batches:
-            self.content.add(None, each.get_as_bytes())
+        for request in batches:
+            self.content.add(None, request.get_as_bytes())
         if batches:
             self.properties["batch_size"] = len(batches)
 
@@ -45,9 +45,9 @@ class Input:
         return self.properties
 
     def get_property(self, key: str) -> Any:
-        """None where there is none. Case does not count."""
-        named = (value for name, value in self.properties.items() if name.lower() == key.lower())
-        return next(named, None)
+        """Return a property, or None if it is not set. The key is case-insensitive."""
+        matches = (value for name, value in self.properties.items() if name.lower() == key.lower())
+        return next(matches, None)
 
     def get_content(self) -> PairList:
         return self.content
@@ -56,11 +56,11 @@ class Input:
         return self.content.get(key) is not None
 
     def is_empty(self) -> bool:
-        """Whether this is no request: the handler is called once to get ready."""
+        """Return whether this is the call that initializes the handler, not a request."""
         return self.content.is_empty()
 
     def get_as_bytes(self, key: str | None = None) -> bytes:
-        """The content of that name; without one the body. Raises KeyError where there is none."""
+        """Return the content named `key`, by default the body. Raises KeyError if there is none."""
         if key is None and not self.content.is_empty():
             return self.content.value_at(0)
         found = None if key is None else self.content.get(key)
@@ -75,24 +75,24 @@ class Input:
         return json.loads(self.get_as_bytes(key))
 
     def get_as_csv(self, key: str | None = None) -> list[dict[str, str]]:
-        """The rows, by the names in the first line."""
+        """Return the rows as dicts keyed by the header line."""
         return list(csv.DictReader(io.StringIO(self.get_as_string(key))))
 
     def get_as_image(self, key: str | None = None) -> Any:
-        """An image of Pillow."""
+        """Return a Pillow image."""
         from PIL import Image
 
         return Image.open(io.BytesIO(self.get_as_bytes(key)))
 
     def get_as_npz(self, key: str | None = None) -> list[Any]:
-        """The arrays of a file that numpy wrote."""
+        """Return the arrays of a .npz file."""
         import numpy
 
         arrays = numpy.load(io.BytesIO(self.get_as_bytes(key)))
         return [arrays[name] for name in arrays.files]
 
     def get_data(self, key: str | None = None) -> Any:
-        """The content in the form that its Content-Type names."""
+        """Return the content decoded by its Content-Type; None if there is no content."""
         content_type = str(self.get_property("content-type") or "")
         if self.is_empty():
             return None

@@ -1,4 +1,4 @@
-"""The mark of a function that changes what the model itself has answered."""
+"""The decorator for a function that postprocesses answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def output_formatter(function: F) -> F:
-    """`function(response_data: dict) -> dict | str`, called with an answer, or each record of a
-    stream."""
+    """Mark an output formatter: `function(response_data: dict) -> dict | str`.
+
+    It is called with a whole answer, or with each record of a stream.
+    """
     function.is_output_formatter = True  # pyright: ignore[reportFunctionMemberAccess]
     return function

@@ -1,4 +1,4 @@
-"""What a handler answers with."""
+"""The output of a handler."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ _JSON = "application/json"
 
 
 class Output:
-    """An answer, or those of a batch: one content for each of its requests, in their order, or by
-    `batch_index`."""
+    """An answer, or the answers of a batch.
+
+    A batch needs one content per request, in order or with a `batch_index` each.
+    """
 
     def __init__(self, code: int = 200, message: str = "OK") -> None:
         self.code = code
-        """HTTP status."""
+        """HTTP status code."""
         self.message = message
         self.properties: dict[str, str] = {}
-        """Headers of the answer; `Content-Type` is that of the content unless it is set."""
+        """Response headers; `Content-Type` defaults to that of the content."""
         self.content = PairList()
         self.batch_indices: list[int | None] = []
-        """Of each content."""
+        """Batch index of each content."""
         self.content_types: list[str] = []
-        """Of each content, as its form suggests."""
+        """Default content type of each content."""
         self.stream_content: Iterable[Any] | AsyncIterable[Any] | None = None
 
     def set_code(self, code: int) -> Output:
@@ -38,7 +40,7 @@ class Output:
         return self
 
     def error(self, error: str, code: int = 424, message: str = "prediction failure") -> Output:
-        """Makes it the answer to a request that failed."""
+        """Make this the answer to a failed request."""
         self.code, self.message = code, message
         return self.add_as_json({"code": code, "message": message, "error": error})
 
@@ -47,7 +49,7 @@ class Output:
         return self
 
     def add(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
-        """Text or bytes as they are, anything else as JSON."""
+        """Add text or bytes unchanged, anything else as JSON."""
         match value:
             case str():
                 return self._add(value.encode(), "text/plain; charset=utf-8", key, batch_index)
@@ -59,14 +61,14 @@ class Output:
     def add_as_json(
         self, val: Any, key: str | None = None, batch_index: int | None = None
     ) -> Output:
-        """Numbers and arrays of numpy and torch may be in it. Raises ValueError for NaN."""
+        """Add a value as JSON; it may contain numpy and torch values. Raises ValueError for NaN."""
         data = json.dumps(val, ensure_ascii=False, allow_nan=False, default=_plain)
         return self._add(data.encode(), _JSON, key, batch_index)
 
     def add_as_npz(
         self, np_list: list[Any], key: str | None = None, batch_index: int | None = None
     ) -> Output:
-        """Arrays in numpy's own file format."""
+        """Add arrays as a .npz file."""
         import numpy
 
         file = io.BytesIO()
@@ -74,10 +76,14 @@ class Output:
         return self._add(file.getvalue(), "tensor/npz", key, batch_index)
 
     def add_stream_content(self, stream_content: Iterable[Any] | AsyncIterable[Any]) -> Output:
-        """The parts of an answer that is sent as they come: text and bytes as they are, anything
-        else as a line of JSON."""
+        """Stream an answer in parts: text and bytes unchanged, anything else as a line of JSON.
+
+        Raises TypeError if `stream_content` is not iterable.
+        """
         if not isinstance(stream_content, Iterable | AsyncIterable):
-            raise TypeError(f"{type(stream_content).__name__} has no parts to be streamed")
+            raise TypeError(
+                f"{type(stream_content).__name__} is not iterable and cannot be streamed"
+            )
         self.stream_content = stream_content
         return self
 
@@ -93,4 +99,4 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if hasattr(value, "isoformat"):
         return str(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} is not JSON serializable")

@@ -1,10 +1,10 @@
-"""Contents by their names, of which some may have none."""
+"""An ordered list of contents with optional names."""
 
 from __future__ import annotations
 
 
 class PairList:
-    """Pairs in their order; a name may come twice, and then means its first."""
+    """Pairs in insertion order; lookup by a duplicate key returns its first value."""
 
     def __init__(self) -> None:
         self.keys: list[str | None] = []
@@ -21,7 +21,7 @@ class PairList:
         return not self.keys
 
     def get(self, key: str) -> bytes | None:
-        """None where there is none."""
+        """Return the first value of `key`, or None if it is missing."""
         return self.values[self.keys.index(key)] if key in self.keys else None
 
     def key_at(self, index: int) -> str | None:

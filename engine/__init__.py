@@ -1,4 +1,4 @@
-"""The process that owns the device: tokens in, tokens out. `LLM` runs it without a server."""
+"""The engine: turns token ids into token ids on the device. `LLM` runs it without a server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MODULES = {
     "SamplingParams": "core.sampling",
     "StructuredOutputsParams": "core.structured_outputs",
 }
-"""Imported when they are first asked for: a server's engine starts without the offline class."""
+"""Public names by module. Imported on first use, so a server does not import the offline class."""
 __all__ = [
     "LLM",
     "CompletionOutput",

@@ -1,7 +1,7 @@
-"""`python -m engine LAUNCH.json`: loads the model and serves it; started by the supervisor.
+"""`python -m engine LAUNCH.json`: loads the model and serves it. Started by the supervisor.
 
-Exit codes: 0 when told to stop, 2 where the configuration and the model do not fit, 3 where the
-model does not fit into memory, else 1.
+Exit codes: 0 after SIGTERM, 2 if the configuration does not fit the model, 3 if memory does not
+suffice for the model, 1 for any other error.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ logger = logging.getLogger("engine")
 
 
 class _Stopped(BaseException):
-    """SIGTERM. Not SystemExit, which is how a handler's own code may fail."""
+    """SIGTERM was received. Not SystemExit, which a user's handler may raise by itself."""
 
 
 def main() -> int:
-    """Serves until SIGTERM; returns the exit code."""
+    """Serve until SIGTERM. Return the exit code."""
     signal.signal(signal.SIGTERM, _stop)
     try:
         return _serve()
@@ -47,7 +47,7 @@ def _stop(*_: object) -> None:
 def _serve() -> int:
     die_with_parent()
     phases = Phases()
-    # Imported here, and not above, so that a start can say how long it takes.
+    # Imported here, so that the phase "imports" includes the time they take.
     from transformers.utils import logging as transformers_logging
 
     from engine.serve.connection import Connection
@@ -56,12 +56,12 @@ def _serve() -> int:
     launch = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Launch)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if not sys.stderr.isatty():
-        transformers_logging.disable_progress_bar()  # a log is no place for one
+        transformers_logging.disable_progress_bar()  # progress bars would clutter a log
     with Connection(launch.endpoint) as connection:
         try:
             engine = _build(launch, phases)
             gc.collect()
-            gc.freeze()  # what is there stays; collections need not look at it between two steps
+            gc.freeze()  # the model stays: keep the collector from scanning it between steps
             Server(engine, connection, launch.options.job_queue_size).serve_forever()
         except ConfigurationError as error:
             connection.broadcast(Dead(str(error)))
@@ -69,7 +69,7 @@ def _serve() -> int:
             return error.exit_code
         except Exception as error:
             connection.broadcast(Dead(f"{type(error).__name__}: {error}"))
-            logger.exception("the engine ends")
+            logger.exception("the engine failed")
             return 1
     return 0
 

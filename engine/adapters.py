@@ -1,4 +1,4 @@
-"""What the options say of adapters, at start: room for them, and those to load at once."""
+"""Prepares a model for LoRA at start: reserves memory and loads the adapters found on disk."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MIB = 2**20
 def start_adapters(
     model_dir: Path, options: Options, model: PackedModel | LibraryModel, executor_reason: str
 ) -> tuple[Adapters | None, tuple[str, ...]]:
-    """None where adapters are not enabled; and a note on what was reserved and loaded.
+    """Return the adapters, or None if LoRA is not enabled, and notes for the log.
 
-    Raises ConfigurationError where the model cannot have adapters, or one cannot be loaded.
+    Raises ConfigurationError if the model does not support LoRA or an adapter cannot be loaded.
     """
     if not options.enable_lora:
         if options.adapters is not None:
@@ -32,29 +32,31 @@ def start_adapters(
             "adapter into the model, and leave option.enable_lora out"
         )
     try:
-        memory = model.adapt(options.max_loras, options.max_lora_rank)
+        memory = model.enable_adapters(options.max_loras, options.max_lora_rank)
     except UnsupportedModelError as error:
         raise ConfigurationError(f"option.enable_lora: {error}") from error
     adapters = Adapters(memory)
-    for folder in _folders(model_dir, options):
+    for folder in _adapter_folders(model_dir, options):
         try:
             adapters.load(folder.name, str(folder))
         except LongshoreError as error:
             raise ConfigurationError(f"adapter '{folder.name}': {error}") from error
-    names = ", ".join(each.name for each in adapters.loaded) or "none yet"
+    names = ", ".join(adapter.name for adapter in adapters.loaded) or "none yet"
     return adapters, (
         f"LoRA: {memory.num_slots} adapters of rank {memory.max_rank} take "
         f"{memory.num_bytes / MIB:,.1f} MiB; loaded: {names}",
     )
 
 
-def _folders(model_dir: Path, options: Options) -> list[Path]:
-    """Of the adapters to load, by name."""
+def _adapter_folders(model_dir: Path, options: Options) -> list[Path]:
+    """Return the folders of the adapters to load, sorted by name."""
     directory = model_dir / (options.adapters or DEFAULT_DIRECTORY)
     if not directory.is_dir():
         if options.adapters is not None:
             raise ConfigurationError(f"option.adapters={options.adapters}: no such directory")
         return []
     return sorted(
-        each for each in directory.iterdir() if each.is_dir() and not each.name.startswith(".")
+        folder
+        for folder in directory.iterdir()
+        if folder.is_dir() and not folder.name.startswith(".")
     )

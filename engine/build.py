@@ -1,21 +1,28 @@
-"""From options to a running engine: every «auto» is decided here, once, and said."""
+"""Builds an engine from options. Every `auto` is resolved here and reported in Facts."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from core.batching import choose_batching
-from core.errors import ConfigurationError
+from core.errors import ConfigurationError, InsufficientMemoryError
 from core.messages import Facts
-from core.options import Batching, Options
+from core.options import Options
 from core.plan import BlockMoves, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from core.sizing import bytes_per_block
+from core.strategy_table import (
+    DEFAULT_FOR_OTHERS,
+    DEFAULT_FOR_PACKED,
+    LIBRARY_NAMES,
+    Batching,
+)
 from engine.adapters import start_adapters
 from engine.attention.backends import AttentionBackend, TorchBackend, make_backend
 from engine.attention.call import UnsupportedModelError
@@ -41,9 +48,11 @@ from strategies.factory import StrategySettings, make_strategy
 
 
 def build_engine(model_dir: Path, options: Options, phases: Phases | None = None) -> Engine:
-    """Loads the model and sizes everything. phases: what the start has spent its time on so far.
+    """Load the model, choose the limits and check that a step runs.
 
-    Raises ConfigurationError where the options and the model do not fit together.
+    phases: the times of the start so far.
+
+    Raises ConfigurationError if the options and the model do not fit together.
     """
     phases = phases or Phases()
     device = choose_device(options)
@@ -70,20 +79,6 @@ def build_engine(model_dir: Path, options: Options, phases: Phases | None = None
     phases.end("K and V, graphs" if device.type == "cuda" else "K and V")
     _check_forward(executor, options.block_size, sizes)
     phases.end("first steps")
-    strategy = make_strategy(
-        StrategySettings(
-            batching=batching,
-            num_blocks=sizes.num_blocks,
-            block_size=options.block_size,
-            max_model_len=sizes.max_model_len,
-            limits=Limits(max_sequences=sizes.max_sequences, max_step_tokens=sizes.max_step_tokens),
-            max_delay_s=options.max_batch_delay / 1000,
-            kv_reservation=options.kv_reservation,
-            enable_prefix_caching=options.enable_prefix_caching,
-            preemption_mode=options.preemption_mode,
-            num_swap_blocks=sizes.num_swap_blocks,
-        )
-    )
     facts = Facts(
         model=str(model_dir),
         architecture=(config.architectures or [config.model_type])[0],
@@ -112,20 +107,35 @@ def build_engine(model_dir: Path, options: Options, phases: Phases | None = None
         notes=notes + source.notes + sizes.notes + executor_notes,
     )
     return Engine(
-        strategy,
+        make_strategy(_strategy_settings(options, batching, sizes)),
         executor,
         facts,
-        overlaps=_overlaps(options, model),
+        overlaps=overlaps_steps(options, model),
         grammars=grammars,
         adapters=adapters,
     )
 
 
+def _strategy_settings(options: Options, batching: Batching, sizes: Sizes) -> StrategySettings:
+    return StrategySettings(
+        batching=batching,
+        num_blocks=sizes.num_blocks,
+        block_size=options.block_size,
+        max_model_len=sizes.max_model_len,
+        limits=Limits(max_sequences=sizes.max_sequences, max_step_tokens=sizes.max_step_tokens),
+        max_delay_s=options.max_batch_delay / 1000,
+        kv_reservation=options.kv_reservation,
+        enable_prefix_caching=options.enable_prefix_caching,
+        preemption_mode=options.preemption_mode,
+        num_swap_blocks=sizes.num_swap_blocks,
+    )
+
+
 def read_config(model_dir: Path, options: Options) -> PreTrainedConfig:
-    """The model's config.json. Raises ConfigurationError where it cannot be used."""
+    """Read the model's config.json. Raises ConfigurationError if it is missing or unreadable."""
     if not (model_dir / "config.json").is_file():
         raise ConfigurationError(
-            f"{model_dir} has no config.json; a model directory in Hugging Face form is needed"
+            f"{model_dir} has no config.json; a model directory in Hugging Face format is needed"
         )
     try:
         return AutoConfig.from_pretrained(model_dir, trust_remote_code=options.trust_remote_code)
@@ -136,15 +146,18 @@ def read_config(model_dir: Path, options: Options) -> PreTrainedConfig:
 def _check_task(options: Options, config: PreTrainedConfig) -> None:
     if options.task == "text2text-generation" and not config.is_encoder_decoder:
         raise ConfigurationError(
-            f"option.task=text2text-generation: {config.model_type} is no encoder-decoder model; "
-            "say text-generation, or leave it out"
+            f"option.task=text2text-generation: {config.model_type} is not an encoder-decoder "
+            "model; set it to text-generation, or leave it out"
         )
 
 
 def _load(
     source: ModelSource, options: Options, phases: Phases
 ) -> tuple[PackedModel | LibraryModel, str]:
-    """The model for the executor the options and the architecture allow, and the reason."""
+    """Load the model for the packed executor if possible, else for the library executor.
+
+    Return it and the reason for the choice.
+    """
     config = source.config
     reason = "option.executor=library"
     if options.executor != "library":
@@ -157,15 +170,15 @@ def _load(
             reason = f"{config.model_type} cannot run packed: {error}"
             if options.executor == "packed":
                 raise ConfigurationError(
-                    f"option.executor=packed: {reason}; say option.executor=auto"
+                    f"option.executor=packed: {reason}; set option.executor=auto"
                 ) from error
         else:
-            return model, "a decoder whose paged logits equal transformers' own"
+            return model, "a decoder whose paged logits match those of transformers"
     if options.decoder == "own":
-        raise ConfigurationError(f"option.decoder=own: {reason}; say option.decoder=auto")
+        raise ConfigurationError(f"option.decoder=own: {reason}; set option.decoder=auto")
     try:
         library = load_library_model(source)
-    except Exception as error:  # whatever a library for files of weights may raise
+    except Exception as error:  # loading weights may raise anything
         raise ConfigurationError(
             f"transformers cannot load {config.model_type} for text generation: {error}"
         ) from error
@@ -176,22 +189,28 @@ def _load(
 def _batching(
     options: Options, model: PackedModel | LibraryModel, executor_reason: str
 ) -> tuple[Batching, str]:
-    """Raises ConfigurationError for a strategy that the executor cannot follow."""
+    """Return the strategy and the reason for it.
+
+    Raises ConfigurationError if the strategy needs the packed executor and the model cannot use it.
+    """
     choice = choose_batching(options)
     if isinstance(model, PackedModel):
-        return choice.name or "paged", choice.reason
-    if choice.name in ("continuous", "paged"):
+        return choice.name or DEFAULT_FOR_PACKED, choice.reason
+    if choice.needs_packed_executor:
         raise ConfigurationError(
             f"{choice.reason} chooses {choice.name}, but {executor_reason}; "
-            "none and dynamic work with this model"
+            f"{' and '.join(LIBRARY_NAMES)} work with this model"
         )
-    return choice.name or "dynamic", choice.reason
+    return choice.name or DEFAULT_FOR_OTHERS, choice.reason
 
 
 def _executor(
     model: PackedModel | LibraryModel, options: Options, sizes: Sizes, grammars: Grammars
 ) -> tuple[Executor, int, tuple[str, ...]]:
-    """The executor, the bytes of its KV blocks (what `generate` takes is its own), and notes."""
+    """Return the executor, the bytes of its KV blocks and notes for the log.
+
+    The library executor has no KV blocks: `generate` allocates its own cache.
+    """
     if isinstance(model, LibraryModel):
         return LibraryExecutor(model, grammars), 0, ()
     block_size, num_blocks = options.block_size, sizes.num_blocks
@@ -203,7 +222,7 @@ def _executor(
         model.shapes, num_blocks, block_size, kv_dtype, model.device, sizes.num_swap_blocks
     )
     kv_bytes = num_blocks * bytes_per_block(model.shapes, block_size, kv_dtype.itemsize)
-    graphs, graph_notes = _decode_graphs(model, cache, backend, options, sizes)
+    graphs, graph_notes = capture_decode_graphs(model, cache, backend, options, sizes)
     return (
         PackedExecutor(model, cache, backend, graphs, grammars),
         kv_bytes,
@@ -211,10 +230,13 @@ def _executor(
     )
 
 
-def _decode_graphs(
+def capture_decode_graphs(
     model: PackedModel, cache: KVCache, backend: AttentionBackend, options: Options, sizes: Sizes
 ) -> tuple[DecodeGraphs | None, tuple[str, ...]]:
-    """CUDA graphs, and a note where the model cannot be captured."""
+    """Capture CUDA graphs, or return None, with a note if the model cannot be captured.
+
+    Raises InsufficientMemoryError if they do not fit.
+    """
     if options.enforce_eager or model.device.type != "cuda" or isinstance(backend, TorchBackend):
         return None, ()
     try:
@@ -227,14 +249,20 @@ def _decode_graphs(
             max_model_len=sizes.max_model_len,
             progress=lambda rows: tqdm(rows, desc="CUDA graphs", disable=not sys.stderr.isatty()),
         )
+    except torch.OutOfMemoryError as error:
+        raise InsufficientMemoryError(
+            "the CUDA graphs do not fit beside the weights and the KV cache; lower "
+            "option.gpu_memory_utilization or option.max_rolling_batch_size, or set "
+            "option.enforce_eager=true"
+        ) from error
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         return None, (f"decode steps run without CUDA graphs: {reason}",)
     return graphs, ()
 
 
-def _overlaps(options: Options, model: PackedModel | LibraryModel) -> bool:
-    """Whether a step is scheduled before the last one is known; `generate` runs whole answers."""
+def overlaps_steps(options: Options, model: PackedModel | LibraryModel) -> bool:
+    """Whether a step is scheduled before the one in flight is done; never with `generate`."""
     if isinstance(model, LibraryModel):
         return False
     if options.async_scheduling is None:
@@ -249,19 +277,18 @@ def _kv_dtype_name(options: Options, model: PackedModel | LibraryModel) -> str:
 
 
 def _check_forward(executor: Executor, block_size: int, sizes: Sizes) -> None:
-    """Computes a prompt and, packed, a decode step with moves of blocks before it, so that «ready»
-    means that the model answers.
+    """Run a prompt and, with the packed executor, a decode step with block moves before it.
 
-    On CUDA it also means that no request waits for a kernel to be compiled.
+    So a model that cannot run fails at start, and on CUDA no request waits for a kernel to compile.
     """
     params = SamplingParams(temperature=0.5, top_p=0.9, max_tokens=1, seed=0)
     sequence = Sequence(0, [0, 0], params)
     blocks = tuple(range(-(-2 // block_size)))
     plans = [StepPlan((Chunk(sequence, 0, 2, blocks, samples=True),))]
     if isinstance(executor, PackedExecutor):
-        there_and_back = ((0, 0),) if sizes.num_swap_blocks else ()
+        swaps = ((0, 0),) if sizes.num_swap_blocks else ()
         copies = ((0, 1),) if sizes.num_blocks > 1 else ()
-        moves = BlockMoves(there_and_back, there_and_back, copies)
+        moves = BlockMoves(swaps, swaps, copies)
         plans.append(StepPlan((Chunk(sequence, 1, 1, blocks, samples=True),), moves))
     try:
         for plan in plans:

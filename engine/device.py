@@ -1,4 +1,4 @@
-"""Which device and precision to run on."""
+"""Chooses the device and the data types."""
 
 from __future__ import annotations
 
@@ -21,16 +21,47 @@ DTYPES = {
 }
 
 
-def choose_device(options: Options) -> torch.device:
-    """Raises ConfigurationError where CUDA is asked for and absent."""
+def choose_device(options: Options, device_files: Path = Path("/dev")) -> torch.device:
+    """Return the first CUDA device if torch can use one, else the CPU; or the one that is set.
+
+    device_files: the directory of the operating system's device files.
+
+    Raises ConfigurationError if option.device is cuda and no CUDA device is usable. Likewise with
+    auto if the machine has an NVIDIA GPU and torch is built for CUDA: a driver that is too old must
+    not make a GPU endpoint serve from its CPU.
+    """
     has_cuda = torch.cuda.is_available()
     if options.device == "cuda" and not has_cuda:
-        raise ConfigurationError("option.device=cuda: no CUDA device is visible; use auto or cpu")
+        raise ConfigurationError(
+            f"option.device=cuda: no CUDA device is visible ({_cuda_failure()}); use auto or cpu"
+        )
+    if options.device == "auto" and not has_cuda and torch.version.cuda is not None:
+        gpus = sorted(path.name for path in device_files.glob("nvidia[0-9]*"))
+        if gpus:
+            raise ConfigurationError(
+                f"option.device=auto: this machine has a GPU ({gpus[0]}), but torch "
+                f"{torch.__version__} cannot use it: {_cuda_failure()}; update the NVIDIA driver, "
+                "or set option.device=cpu"
+            )
     use_cuda = has_cuda if options.device == "auto" else options.device == "cuda"
     return torch.device("cuda" if use_cuda else "cpu")
 
 
+def _cuda_failure() -> str:
+    """Return why torch has no CUDA device, in one line."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).partition("\n")[0].rstrip(".")
+    return "torch.cuda.is_available() is false"
+
+
 def choose_dtype(options: Options, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+    """Return the type of weights and activations.
+
+    With `auto`: on CUDA fp16 for an fp16 checkpoint, else bf16; on a CPU bf16 if its hardware
+    multiplies bf16, else fp32.
+    """
     if options.dtype != "auto":
         return DTYPES[options.dtype]
     if device.type == "cpu":
@@ -39,9 +70,10 @@ def choose_dtype(options: Options, config: PreTrainedConfig, device: torch.devic
 
 
 def choose_kv_dtype(options: Options, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type of the KV cache; fp8 e4m3 is kept as bytes on GPUs without the type.
+    """Return the KV cache's type. GPUs without fp8 (below 8.9) store e4m3 values as uint8.
 
-    Raises ConfigurationError for fp8 beside fp32 on CUDA, which the kernels do not compute.
+    Raises ConfigurationError for an fp8 cache with an fp32 model on CUDA, which the kernels do not
+    support.
     """
     if options.kv_cache_dtype == "auto":
         return dtype
@@ -55,7 +87,7 @@ def choose_kv_dtype(options: Options, dtype: torch.dtype, device: torch.device) 
 
 
 def cpu_has_bf16() -> bool:
-    """Whether the CPU multiplies bf16 in hardware (x86 AVX-512 or AMX, Arm)."""
+    """Whether the CPU multiplies bf16 in hardware (AVX-512 or AMX on x86, Arm's bf16)."""
     try:
         words = set(Path("/proc/cpuinfo").read_text().split())
     except OSError:
@@ -64,10 +96,10 @@ def cpu_has_bf16() -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether it, or what caused it, is an allocation that failed on a device or on the host."""
+    """Whether an error or one of its causes is a failed allocation, on the device or the host."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    # torch has no class of its own for an allocation that the host refuses.
+    # torch has no exception class for a failed allocation on the host.
     if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
@@ -76,27 +108,29 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def check_tensor_parallel(options: Options, device: torch.device) -> tuple[str, ...]:
-    """Notes on what is done instead; raises ConfigurationError where that would surprise."""
-    asked = options.tensor_parallel_degree
-    if asked is None or asked == "1":
+    """Return notes for the log if one device is used instead of several.
+
+    Raises ConfigurationError for an invalid degree, and on CUDA for a degree above 1.
+    """
+    degree = options.tensor_parallel_degree
+    if degree is None or degree == "1":
         return ()
-    if asked != "max" and not (asked.isdecimal() and int(asked) > 0):
+    if degree != "max" and not (degree.isdecimal() and int(degree) > 0):
         raise ConfigurationError(
-            f"option.tensor_parallel_degree={asked}: expected a positive integer or max"
+            f"option.tensor_parallel_degree={degree}: expected a positive integer or max"
         )
     if device.type == "cpu":
-        return (f"option.tensor_parallel_degree={asked}: one rank runs on the CPU",)
+        return (f"option.tensor_parallel_degree={degree}: one rank runs on the CPU",)
     num_devices = torch.cuda.device_count()
-    if asked == "max":
+    if degree == "max":
         return (f"option.tensor_parallel_degree=max: one of {num_devices} devices is used",)
-    degree = int(asked)
-    if degree > num_devices:
+    if int(degree) > num_devices:
         raise ConfigurationError(
-            f"option.tensor_parallel_degree={asked}, but {num_devices} CUDA devices are visible"
+            f"option.tensor_parallel_degree={degree}, but {num_devices} CUDA devices are visible"
         )
-    if degree > 1:
+    if int(degree) > 1:
         raise ConfigurationError(
-            f"option.tensor_parallel_degree={asked}: this version runs a model on one device; "
+            f"option.tensor_parallel_degree={degree}: this version runs a model on one device; "
             "set it to 1"
         )
     return ()

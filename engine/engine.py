@@ -1,8 +1,8 @@
-"""The engine: a strategy, an executor, and the loop between them.
+"""The engine: a strategy that schedules steps and an executor that runs them.
 
-Plain, a step is scheduled, submitted, waited for and committed. Overlapped (vLLM's asynchronous
-scheduling), the next step is scheduled and submitted before this one is waited for, so that the
-device never idles while the host thinks:
+Without overlap, a step is scheduled, submitted, waited for and committed. With overlap (vLLM's
+asynchronous scheduling), the next step is scheduled and submitted before the engine waits for this
+one, so that the device does not idle while the host schedules:
 
 ```
 host     schedule 2 | submit 2 | wait 1 | commit 1 | schedule 3 | submit 3 | wait 2 ...
@@ -33,11 +33,15 @@ from strategies.base import Strategy
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 3
-"""Steps that fail in a row before the engine gives up: the device, not a request, is at fault."""
+"""Consecutive failed steps after which the engine gives up: the device is at fault, not a
+request."""
 
 
 class Engine:
-    """Owned by one loop; not thread-safe. Time is an argument, so a test can drive it."""
+    """Adds and aborts requests, and runs steps. Not thread-safe.
+
+    Time is an argument, so that tests can set it.
+    """
 
     def __init__(
         self,
@@ -49,19 +53,22 @@ class Engine:
         grammars: Grammars | None = None,
         adapters: Adapters | None = None,
     ) -> None:
-        """grammars: the executor's; without them no answer can be constrained."""
+        """overlaps: schedule a step before the one in flight is committed.
+
+        grammars: those of the executor; if None, `structured_outputs` is rejected.
+        """
         self.strategy = strategy
         self.facts = facts
         self.grammars = grammars
         self.adapters = adapters
         """None where `option.enable_lora` is false."""
-        self._executor = executor
-        self._overlaps = overlaps
+        self.executor = executor
+        self.overlaps = overlaps
         self._in_flight: tuple[StepPlan, SubmittedStep] | None = None
-        """The step that the device computes while the next one is scheduled."""
+        """The step that the device computes while the next one is scheduled; see `overlaps`."""
         self._next_id = 0
         self.num_steps = 0
-        """Submitted since the start, like the sums below."""
+        """Steps submitted since the start. The two sums below are over these."""
         self.num_step_sequences = 0
         self.num_step_tokens = 0
         self._num_failed_steps = 0
@@ -69,11 +76,12 @@ class Engine:
     def add(
         self, prompt_token_ids: Tokens[int], params: SamplingParams, now: float, adapter: str = ""
     ) -> int:
-        """Accepts a request and returns its id. Waits for a grammar that it does not know yet.
-        adapter: the name of one, or '' for none.
+        """Add a request and return its id. A new grammar is compiled first, in this thread.
 
-        Raises RequestError for what can never run, NotFoundError for an adapter that is not
-        loaded; nothing is changed then.
+        adapter: the name of a LoRA adapter, or '' for none.
+
+        Raises RequestError if the request can never run and NotFoundError if the adapter is not
+        loaded. Nothing changes then.
         """
         chosen = self._adapter(adapter) if adapter else None
         prompt_token_ids = params.truncated(prompt_token_ids, self.facts.max_model_len)
@@ -90,53 +98,56 @@ class Engine:
         if not self.strategy.fits(request):
             raise RequestError(
                 "num_beams",
-                f"{params.beam_width} beams of {request.sequences[0].max_length} tokens are more "
-                "than the KV memory or the token budget of a step holds",
+                f"{params.beam_width} beams of {request.sequences[0].max_length} tokens do not "
+                "fit into the KV cache or the token budget of a step",
             )
         self.strategy.add(request)
         self._next_id += len(request.sequence_ids)
         return request.id
 
     def abort(self, request_id: int, index: int | None = None) -> None:
-        """Nothing more is heard of it, or of one of its answers. Unknown ids are no error."""
+        """End a request, or only the answer `index`, without further output.
+
+        Unknown ids are ignored.
+        """
         self.strategy.abort(request_id, index)
 
     def adapter_slots_in_use(self) -> set[int]:
-        """Of requests that run or wait. A step in flight needs none of the others: whatever is
-        written into a slot is written after it."""
+        """Return the adapter slots of running and waiting requests.
+
+        Other slots may be overwritten even while a step is in flight: the device runs the copy
+        after that step.
+        """
         groups = (*self.strategy.running, *self.strategy.waiting)
-        return {each.request.adapter.slot for each in groups if each.request.adapter}
+        return {group.request.adapter.slot for group in groups if group.request.adapter}
 
     def has_work(self) -> bool:
         return self.strategy.has_work() or self._in_flight is not None
 
     def step(self, now: float, between_tokens: Callable[[], None] = lambda: None) -> list[Output]:
-        """Submits the next step, if there is something to compute now, and commits the oldest.
+        """Submit the next step, if anything is scheduled now, and commit the oldest one.
 
-        That is the same step, or where steps overlap the one before, whose outputs are returned.
-        `between_tokens` may call `add` and `abort`; the library executor calls it in long runs.
+        Without overlap both are the same step; with overlap, the outputs are those of the step
+        before. `between_tokens` may call `add` and `abort`; the library executor calls it between
+        the tokens of an answer.
 
-        A step that fails ends its sequences with Finish.ERROR. Raises what the executor raised
-        once that has happened MAX_FAILED_STEPS times in a row.
+        A failed step ends its sequences with Finish.ERROR. After MAX_FAILED_STEPS failures in a
+        row, raises the executor's error instead.
         """
-        failed, submitted = self._submit(now, between_tokens)
-        if self._overlaps:
+        failed: list[Output] = []
+        submitted = None
+        plan = self.strategy.schedule(now)
+        if plan is not None:
+            self.num_steps += 1
+            self.num_step_sequences += len(plan.chunks)
+            self.num_step_tokens += plan.num_tokens
+            try:
+                submitted = plan, self.executor.submit(plan, between_tokens)
+            except Exception as error:
+                failed = self._fail(plan, error)
+        if self.overlaps:
             submitted, self._in_flight = self._in_flight, submitted
         return failed if submitted is None else failed + self._commit(*submitted)
-
-    def _submit(
-        self, now: float, between_tokens: Callable[[], None]
-    ) -> tuple[list[Output], tuple[StepPlan, SubmittedStep] | None]:
-        plan = self.strategy.schedule(now)
-        if plan is None:
-            return [], None
-        self.num_steps += 1
-        self.num_step_sequences += len(plan.chunks)
-        self.num_step_tokens += plan.num_tokens
-        try:
-            return [], (plan, self._executor.submit(plan, between_tokens))
-        except Exception as error:
-            return self._fail(plan, error), None
 
     def _commit(self, plan: StepPlan, step: SubmittedStep) -> list[Output]:
         try:
@@ -147,7 +158,10 @@ class Engine:
         return self.strategy.commit(plan, result)
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[Output]:
-        """To be called where the error is handled. Raises it again after too many."""
+        """End the plan's sequences with Finish.ERROR; after too many failures raise `error`.
+
+        Call from within an `except` block.
+        """
         logger.exception("step failed num_sequences=%d", len(plan.chunks))
         self._num_failed_steps += 1
         if self._num_failed_steps >= MAX_FAILED_STEPS:
@@ -160,7 +174,7 @@ class Engine:
         return self.adapters.find(name)
 
     def _resolved(self, params: SamplingParams, num_prompt: int) -> SamplingParams:
-        """With what the request has left open."""
+        """Fill in `max_tokens` and `seed` where the request leaves them open."""
         if params.max_tokens == NO_LIMIT:
             room = max(1, params.min_tokens, self.facts.max_model_len - num_prompt)
             params = msgspec.structs.replace(params, max_tokens=room)
@@ -192,10 +206,10 @@ class Engine:
             self._check_token_ids("bad_words", word)
         if params.structured_outputs is not None:
             if self.grammars is None:
-                raise RequestError("structured_outputs", "this engine has no grammars")
+                raise RequestError("structured_outputs", "this engine does not support it")
             self.grammars.matcher(params.structured_outputs)
         if params.prompt_logprobs is not None and not self.facts.scores_prompts:
-            raise RequestError("prompt_logprobs", "an encoder-decoder model has none")
+            raise RequestError("prompt_logprobs", "not available for an encoder-decoder model")
 
     def _check_token_ids(self, field: str, token_ids: Iterable[int]) -> None:
         if not all(0 <= token_id < self.facts.vocab_size for token_id in token_ids):

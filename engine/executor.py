@@ -1,4 +1,4 @@
-"""What the engine asks of whatever computes a step."""
+"""The interface of an executor, which computes steps for the engine."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from core.plan import StepPlan, StepResult
 
 
 class SubmittedStep(Protocol):
-    """A step that the device computes, or has computed."""
+    """A step that was submitted to the device."""
 
     def wait(self) -> StepResult:
-        """A result for each chunk with `samples`, once it is there.
+        """Block until the step is done. Return a result for each chunk with `samples`.
 
-        May raise whatever the device raises; the plan's sequences are then ended as failed.
+        May raise any error of the device; the engine then fails the plan's sequences.
         """
         ...
 
 
 class Executor(Protocol):
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> SubmittedStep:
-        """Starts one forward over all chunks, or several forwards one after the other.
+        """Start one forward pass over all chunks, or several, one after the other.
 
-        The next plan may be submitted before this one's result is waited for: it runs after it,
+        The next plan may be submitted before `wait` is called on this one. It runs after this one,
         and its chunks may end with tokens that this one samples.
 
-        `between_tokens` is called between two forwards of one step, so never where there is one.
-        It may abort sequences of the plan, which then have `finish`. May raise as `wait` does.
+        `between_tokens` is called between the forward passes of a step, if there are several. It
+        may abort sequences of the plan; these then have `finish` set. Raises as `wait` does.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """A step whose result is at hand."""
+    """A step that is already done."""
 
     result: StepResult
 

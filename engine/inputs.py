@@ -1,4 +1,4 @@
-"""From a plan to the tensors of its forward pass."""
+"""Builds the input tensors of a forward pass from a step's plan."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from kernels.batch import PagedBatch
 
 PADDING_SLOT = -1
 NO_ADAPTER = -1
-NOWHERE: Mapping[int, int] = {}
+NO_ROWS: Mapping[int, int] = {}
 Fill = Callable[[Tensor, Tensor], None]
-"""Writes tokens in flight among the ids [T] of a step, out of those that the one before sampled."""
+"""Puts tokens in flight into a step's ids [T], from the tokens sampled by the step before, [N']."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The rows of prompts whose logits score the token after them."""
+    """The R prompt tokens whose logits score the token after them (`prompt_logprobs`)."""
 
     rows: Tensor
-    """[R] int64: which of the T tokens."""
+    """[R] int64: their indices among the step's T tokens."""
     next_tokens: Tensor
     """[R] int64: the token after each."""
     chunks: tuple[Chunk, ...]
-    """Whose rows they are, one after the other, `len(chunk.scored)` each."""
+    """The chunks of these rows in order; each has `len(chunk.scored)` rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One flat row of T tokens: those of sequences that decode, then the others' chunks."""
+    """A step's T tokens, without padding between sequences: decodes first, then longer chunks."""
 
     tokens: Tensor
-    """[3, T] int64: ids, positions and slots."""
+    """[3, T] int64: token ids, positions and the slot mapping."""
     sampled_rows: Tensor
-    """[S] int64: which of the T tokens the next ones are sampled after."""
+    """[S] int64: indices of the tokens whose logits are sampled from."""
     batch: PagedBatch
     sampled: tuple[Chunk, ...]
     """The chunk of each of the S rows."""
     scored: Scored | None = None
     adapter_slots: Tensor | None = None
-    """[T] int64: the slot of each token's adapter, NO_ADAPTER without; None where none has one."""
+    """[T] int64: each token's adapter slot or NO_ADAPTER. None if no token has an adapter."""
 
     @property
     def logit_rows(self) -> Tensor:
-        """[S + R] int64: which of the T tokens have logits."""
+        """[S + R] int64: indices of the tokens that need logits."""
         if self.scored is None:
             return self.sampled_rows
         return torch.cat([self.sampled_rows, self.scored.rows])
@@ -66,12 +66,12 @@ class StepInputs:
         return self.tokens[1:2]
 
     def newest(self) -> Tensor:
-        """[S] int64: the token that each sampled one follows."""
+        """Return [S] int64: the input token of each sampled row."""
         return self.tokens[0].index_select(0, self.sampled_rows)
 
 
 class InputBuilder:
-    """Makes the inputs of step after step. Keeps the block tables of the step before as arrays."""
+    """Builds the inputs of each step. Caches the block tables of the step before as arrays."""
 
     def __init__(self, block_size: int, staging: Staging) -> None:
         self._block_size = block_size
@@ -83,19 +83,21 @@ class InputBuilder:
         plan: StepPlan,
         *,
         newest: Tensor | None = None,
-        newest_rows: Mapping[int, int] = NOWHERE,
+        newest_rows: Mapping[int, int] = NO_ROWS,
         num_rows: int = 0,
     ) -> StepInputs:
-        """newest: [N'] int64, tokens that the step before sampled; newest_rows: by sequence id,
-        where in it. Chunks that end in flight take their last token from there, on the device.
+        """Start copying the inputs to the device. Does not wait.
 
-        num_rows: rows of padding are added up to that many, in a step of decodes alone.
+        newest: [N'] int64, the tokens sampled by the step before; newest_rows: indices into it by
+        sequence id. A chunk that ends in flight takes its last token from there, on the device.
+
+        num_rows: pad a step of decodes to this many rows. Ignored where the step is larger.
         """
-        chunks = sorted(plan.chunks, key=lambda chunk: chunk.length > 1)  # stable: decodes first
+        chunks = sorted(plan.chunks, key=lambda chunk: chunk.length > 1)  # decodes first; stable
         num_decodes = sum(chunk.length == 1 for chunk in chunks)
         padding = max(0, num_rows - len(chunks))
-        assert not padding or num_decodes == len(chunks), "only decodes are padded"
-        in_front = num_decodes + padding
+        assert not padding or num_decodes == len(chunks), "only a step of decodes is padded"
+        first_prefill = num_decodes + padding
         ends = np.cumsum([chunk.length for chunk in chunks] + [1] * padding).tolist()
         contexts = [chunk.end for chunk in chunks] + [0] * padding
         parcel = Parcel(self._staging)
@@ -103,11 +105,11 @@ class InputBuilder:
         sampled_rows = parcel.put(_sampled_rows(chunks, ends))
         scored = parcel.put(_scored_rows(chunks, ends))
         context_lens = parcel.put(np.array(contexts, np.int32))
-        query_starts = [end - in_front for end in (in_front, *ends[in_front:])]
+        query_starts = [end - first_prefill for end in (first_prefill, *ends[first_prefill:])]
         starts = parcel.put(np.array(query_starts, np.int32))
         tables = parcel.put(self._block_tables(chunks, padding))
         adapter_slots = _adapter_slots(chunks, padding, parcel)
-        fill = _plan_late_tokens(chunks, ends, newest_rows, parcel)
+        fill = _plan_fill(chunks, ends, newest_rows, parcel)
         parcel.send()
         if fill is not None:
             assert newest is not None
@@ -118,7 +120,7 @@ class InputBuilder:
             block_tables=tables(),
             slot_mapping=tokens()[2],
             spans=tuple(zip([0, *ends], ends, contexts, strict=False)),
-            num_decodes=in_front,
+            num_decodes=first_prefill,
         )
         return StepInputs(
             tokens(),
@@ -130,7 +132,7 @@ class InputBuilder:
         )
 
     def _tokens(self, chunks: Sequence[Chunk], num_decodes: int, padding: int) -> NDArray[np.int64]:
-        """[3, T]: token ids, positions and slots; 0 for an id that is in flight."""
+        """Return [3, T]: ids, positions and slots. The id of a token in flight is 0."""
         columns = [self._decode_columns(chunks[:num_decodes])]
         columns += [np.array([[0], [0], [PADDING_SLOT]]).repeat(padding, 1)]
         columns += [self._columns(chunk) for chunk in chunks[num_decodes:]]
@@ -151,7 +153,10 @@ class InputBuilder:
         return np.stack([np.array(ids + [0] * (chunk.length - len(ids))), positions, slots])
 
     def _block_tables(self, chunks: Sequence[Chunk], padding: int) -> NDArray[np.int32]:
-        """[N, B]: of each table what the context uses; a reserved table may be far longer."""
+        """Return [N, B]: the block tables, cut to the blocks that the contexts use.
+
+        With reserved blocks a sequence's table may be much longer.
+        """
         used = [-(-chunk.end // self._block_size) for chunk in chunks]
         tables = np.zeros((len(chunks) + padding, max(used)), np.int32)
         for row, (chunk, count) in enumerate(zip(chunks, used, strict=True)):
@@ -160,40 +165,42 @@ class InputBuilder:
         return tables
 
     def _table(self, chunk: Chunk) -> NDArray[np.int32]:
-        """Made anew only when the table has changed: once in `block_size` tokens."""
-        known = self._tables.get(chunk.sequence.id)
-        if known is not None and known[0] is chunk.blocks:
-            return known[1]
+        """Return the block table as an array. It is rebuilt only if the chunk's table is new, which
+        in decoding happens once in `block_size` tokens."""
+        cached = self._tables.get(chunk.sequence.id)
+        if cached is not None and cached[0] is chunk.blocks:
+            return cached[1]
         table = np.array(chunk.blocks, np.int32)
         self._tables[chunk.sequence.id] = chunk.blocks, table
         return table
 
 
-def _plan_late_tokens(
+def _plan_fill(
     chunks: Sequence[Chunk], ends: Sequence[int], newest_rows: Mapping[int, int], parcel: Parcel
 ) -> Fill | None:
-    """None where no token is in flight."""
-    late = [
+    """Return None if no token is in flight."""
+    in_flight = [
         (end - 1, newest_rows[chunk.sequence.id])
         for chunk, end in zip(chunks, ends, strict=False)
         if chunk.ends_in_flight
     ]
-    if not late:
+    if not in_flight:
         return None
-    places, rows = (parcel.put(np.array(each, int)) for each in zip(*late, strict=True))
+    targets, rows = (parcel.put(np.array(column, int)) for column in zip(*in_flight, strict=True))
 
     def fill(ids: Tensor, newest: Tensor) -> None:
-        ids.index_copy_(0, places(), newest.index_select(0, rows()))
+        ids.index_copy_(0, targets(), newest.index_select(0, rows()))
 
     return fill
 
 
 def _adapter_slots(chunks: Sequence[Chunk], padding: int, parcel: Parcel) -> Sent | None:
-    """None where no sequence has an adapter."""
+    """Return [T] int64 slots, or None if no sequence has an adapter."""
     if not any(chunk.sequence.adapter for chunk in chunks):
         return None
     adapters = [chunk.sequence.adapter for chunk in chunks]
-    slots = [each.slot if each else NO_ADAPTER for each in adapters] + [NO_ADAPTER] * padding
+    slots = [adapter.slot if adapter else NO_ADAPTER for adapter in adapters]
+    slots += [NO_ADAPTER] * padding
     lengths = [chunk.length for chunk in chunks] + [1] * padding
     return parcel.put(np.repeat(np.array(slots, int), lengths))
 
@@ -204,7 +211,7 @@ def _sampled_rows(chunks: Sequence[Chunk], ends: Sequence[int]) -> NDArray[np.in
 
 
 def _scored_rows(chunks: Sequence[Chunk], ends: Sequence[int]) -> NDArray[np.int64]:
-    """[2, R]: the rows that score the prompt token after them, and that token."""
+    """Return [2, R]: the scored rows and the prompt token after each."""
     pairs = [
         (end - chunk.end + position, chunk.sequence.token_ids[position + 1])
         for chunk, end in zip(chunks, ends, strict=False)

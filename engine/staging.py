@@ -1,4 +1,4 @@
-"""Arrays from the host to the device and back, in copies that nobody waits for."""
+"""Asynchronous copies of arrays from the host to the device and back."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ALIGNMENT = 16
-"""Bytes; every array starts at a multiple of it, as vectorized loads want."""
+"""Each array starts at a multiple of this many bytes, for vectorized loads."""
 
 
 class Staging:
-    """Pinned buffers that take turns.
+    """Pinned host buffers, used in turn, for copies to the device.
 
-    A copy from ordinary memory waits until the device has finished all work before it, one from
-    pinned memory does not. The copy may still stand in the stream's queue when the next step's
-    arrays are written, so those go to another buffer.
+    A copy from pageable memory blocks the host until the device has finished all earlier work. A
+    copy from pinned memory does not. It may still be queued when the next step's arrays are
+    written, so these go to another buffer.
     """
 
     def __init__(self, device: torch.device, num_buffers: int = 3) -> None:
@@ -27,7 +27,7 @@ class Staging:
         self._turn = 0
 
     def upload(self, arrays: Sequence[NDArray[np.generic]]) -> list[Tensor]:
-        """Tensors on the device with the shapes, types and, once copied, contents of `arrays`."""
+        """Start copying `arrays` to the device. Return tensors of the same shapes and types."""
         starts, end = [], 0
         for array in arrays:
             starts.append(end)
@@ -44,11 +44,11 @@ class Staging:
 
 
 Sent = Callable[[], Tensor]
-"""An array's tensor on the device, once its parcel is sent."""
+"""Returns an array's tensor on the device. Call it after the parcel's `send`."""
 
 
 class Parcel:
-    """Arrays from several places that go over in one copy."""
+    """Collects arrays and sends them to the device in one copy."""
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
@@ -56,33 +56,36 @@ class Parcel:
         self._tensors: list[Tensor] = []
 
     def put(self, array: NDArray[np.generic]) -> Sent:
-        place = len(self._arrays)
+        """Add an array. Return a function that gives its tensor once the parcel is sent."""
+        index = len(self._arrays)
         self._arrays.append(array)
-        return lambda: self._tensors[place]
+        return lambda: self._tensors[index]
 
     def send(self) -> None:
+        """Start the copy. Call once, after the last `put`."""
         if self._arrays:
             self._tensors = self._staging.upload(self._arrays)
 
 
 class HostCopy:
-    """Tensors on their way to the host."""
+    """An asynchronous copy of tensors to the host."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Starts to copy them."""
+        """Start the copy. Does not wait."""
         self._tensors = [_start_copy(tensor) for tensor in tensors]
-        self._copied = torch.cuda.Event() if any(each.is_cuda for each in tensors) else None
+        self._copied = torch.cuda.Event() if any(tensor.is_cuda for tensor in tensors) else None
         if self._copied is not None:
             self._copied.record()
 
     def wait(self) -> list[Tensor]:
+        """Block until the copy is done. Return the tensors on the host."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._tensors
 
 
 def _start_copy(tensor: Tensor) -> Tensor:
-    """Its contents on the host, once the device has come so far."""
+    """Return a host tensor, which is filled once the device reaches this copy."""
     if not tensor.is_cuda:
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -90,7 +93,7 @@ def _start_copy(tensor: Tensor) -> Tensor:
 
 
 class _Buffer:
-    """Bytes on the host, and when the last copy of them was done."""
+    """A pinned host buffer and the event of its last copy."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -99,7 +102,7 @@ class _Buffer:
         self._copied = torch.cuda.Event() if self._is_cuda else None
 
     def of_size(self, num_bytes: int) -> Tensor:
-        """The bytes, free to be written."""
+        """Return at least `num_bytes` bytes to write to, once the last copy is done."""
         if self._copied is not None:
             self._copied.synchronize()
         if len(self._bytes) < num_bytes:

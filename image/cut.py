@@ -1,7 +1,7 @@
-"""Removes from an environment what no server needs, and says how much that was.
+"""Remove what a server does not need from the environment, and print the sizes.
 
-Tests of libraries, headers and tools to build against them, disassemblers and profilers, and the
-descriptions of the 400 AWS services that fetching a model from S3 does not touch.
+That is: libraries' tests, headers and build tools, disassemblers, profilers, and botocore's data on
+some 400 AWS services that downloading a model from S3 does not use.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ AWS_SERVICES = ("s3", "sso", "sso-oidc", "sts")
 
 
 def main() -> None:
-    """Run by the environment's own Python."""
-    (root,) = (Path(each) for each in sys.path if each.endswith("site-packages"))
+    """Clean up the environment of the Python that runs this."""
+    (root,) = (Path(entry) for entry in sys.path if entry.endswith("site-packages"))
     for pattern in PATTERNS:
         remove(pattern, root.glob(pattern))
-    services = (each for each in (root / "botocore" / "data").iterdir() if each.is_dir())
-    remove("botocore/data", (each for each in services if each.name not in AWS_SERVICES))
+    services = (path for path in (root / "botocore" / "data").iterdir() if path.is_dir())
+    remove("botocore/data", (path for path in services if path.name not in AWS_SERVICES))
 
 
-def remove(what: str, paths: Iterator[Path]) -> None:
-    """Files and directories with all that is in them."""
+def remove(label: str, paths: Iterator[Path]) -> None:
+    """Delete files and directories, and print their total size with the label."""
     size = 0
     for path in list(paths):
         if path.is_dir():
-            size += sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+            size += sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
             shutil.rmtree(path)
         elif path.exists():
             size += path.stat().st_size
             path.unlink()
-    print(f"{size / 2**20:7.1f} MiB  {what}")
+    print(f"{size / 2**20:7.1f} MiB  {label}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Prints what the server of pyproject.toml needs on a device, one requirement a line."""
+"""Print the server's requirements from pyproject.toml for a device, one per line."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ EXTRAS = ("aws", "images")
 
 
 def main(device: str) -> None:
-    """device: cuda or cpu."""
+    """Print the requirements for `device`, cuda or cpu."""
     if device not in ("cuda", "cpu"):
         sys.exit(f"DEVICE={device}: expected cuda or cpu")
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
     extras = (project["optional-dependencies"][name] for name in EXTRAS)
-    for each in chain(project["dependencies"], *extras):
-        if device == "cuda" or not each.startswith(CUDA_ONLY):
-            print(each)
+    for requirement in chain(project["dependencies"], *extras):
+        if device == "cuda" or not requirement.startswith(CUDA_ONLY):
+            print(requirement)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Copies whole blocks of all layers: copy-on-write for sequences that share a block."""
+"""Copy-on-write for shared blocks: copies whole blocks of all layers in one launch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kernels.cache_table import CacheTable
 
 @triton.jit
 def copy_blocks_kernel(addresses, strides, sizes, pairs, TILE: tl.constexpr):
-    """Program (p, c, i): the i-th TILE words of cache c's block, for pair p."""
+    """Program (p, c, i) copies the i-th TILE words of cache c's block, for pair p."""
     cache = tl.program_id(1)
     size = tl.load(sizes + cache)
     words = tl.program_id(2) * TILE + tl.arange(0, TILE)
     if tl.program_id(2) * TILE >= size:
         return
-    # The table's numbers are even (cache_table checks it); the compiler cannot know.
+    # The table's numbers are even, which `cache_table` checks and the compiler cannot know.
     base = tl.multiple_of(tl.load(addresses + cache).to(tl.pointer_type(tl.int64)), 16)
     stride = tl.multiple_of(tl.load(strides + cache), 2)
     is_inside = words < tl.multiple_of(size, 2)
@@ -27,10 +27,10 @@ def copy_blocks_kernel(addresses, strides, sizes, pairs, TILE: tl.constexpr):
 
 
 def copy_blocks(table: CacheTable, pairs: Tensor) -> None:
-    """Block pairs[p, 0] is copied to block pairs[p, 1], in every cache of the table, in place.
+    """Copy block pairs[p, 0] to block pairs[p, 1] in every cache of the table, in place.
 
-    pairs [P, 2] int32 or int64 on the caches' device. The copies run in no order: no target may be
-    another pair's source or target.
+    pairs: [P, 2] int32 or int64 on the caches' device. The copies run in any order, so no target
+    may be another pair's source or target.
     """
     if not len(pairs):
         return

@@ -1,4 +1,4 @@
-"""Where the blocks of all layers lie, for kernels that move whole blocks of every layer at once."""
+"""Addresses of all layers' blocks, for kernels that move whole blocks of every layer at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORD_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class CacheTable:
-    """K and V tensors of all layers; the same block id means the same tokens in each of them.
+    """K and V tensors of all layers; a block id stands for the same tokens in each of them.
 
     ```
     staging row of a block   | keys 0 | values 0 | keys 1 | ...      words_per_block words of int64
@@ -23,23 +23,26 @@ class CacheTable:
     """
 
     caches: tuple[Tensor, ...]
-    """C tensors [blocks, ...], each block one dense run of memory."""
+    """C tensors [blocks, ...]; each block is one dense run of memory."""
     addresses: Tensor
-    """[C] int64, on the caches' device: where block 0 starts."""
+    """[C] int64, on the caches' device: addresses of block 0."""
     strides: Tensor
-    """[C] int64: words from a block to the next."""
+    """[C] int64: words from one block to the next."""
     sizes: Tensor
-    """[C] int64: words of a block."""
+    """[C] int64: words in a block."""
     starts: Tensor
-    """[C] int64: words before this tensor's part in a staging row."""
+    """[C] int64: offset in words of this tensor's part in a staging row."""
     largest_size: int
-    """Words of the largest tensor's block."""
+    """Most words in a block of any tensor."""
     words_per_block: int
-    """Of all tensors together."""
+    """Words in a block over all tensors."""
 
 
 def cache_table(caches: Sequence[Tensor]) -> CacheTable:
-    """Valid as long as the tensors are. Raises ValueError for blocks not dense or not aligned."""
+    """Return the table of these tensors, which must outlive it.
+
+    Raises ValueError if blocks are not dense or not aligned to 16 bytes.
+    """
     for cache in caches:
         _check(cache)
     sizes = [cache[0].nbytes // WORD_BYTES for cache in caches]
@@ -61,7 +64,7 @@ def cache_table(caches: Sequence[Tensor]) -> CacheTable:
 
 
 def _check(cache: Tensor) -> None:
-    """Kernels move 16 bytes at a time; strides within a block may be in any order (NHD, HND)."""
+    """Check what kernels rely on to move 16 bytes at a time; NHD and HND blocks are both fine."""
     block = cache[0]
     pairs = zip(block.shape, block.stride(), strict=True)
     if sum((size - 1) * stride for size, stride in pairs) != block.numel() - 1:

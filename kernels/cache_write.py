@@ -1,4 +1,4 @@
-"""Writes new K and V into their slots of the paged cache, as fp8 where the cache is fp8."""
+"""Writes new K and V into their slots of the paged cache, converted to fp8 if the cache is fp8."""
 
 from __future__ import annotations
 
@@ -7,42 +7,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.fp8 import e4m3_encode
+from kernels.fp8 import to_cache_type
 from kernels.paged_arguments import stride
 from kernels.plan import Plan, planned
 
 
 @triton.jit
-def _write_rows(
+def write_rows(
     source,
-    cache,
-    token,
-    block,
-    offset,
+    target,
     first_head,
     scale,
-    source_token_stride,
     source_head_stride,
-    cache_block_stride,
-    cache_slot_stride,
-    cache_head_stride,
+    target_head_stride,
     NUM_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     HEADS_PER_TILE: tl.constexpr,
     DIM_TILE: tl.constexpr,
 ):
-    """Some heads of one token, scaled and converted to the cache's type."""
+    """Copy HEADS_PER_TILE heads of one token into its slot, converted to the cache's type."""
     heads = first_head + tl.arange(0, HEADS_PER_TILE)[:, None]
     dims = tl.arange(0, DIM_TILE)[None, :]
     is_inside = (heads < NUM_HEADS) & (dims < DIM)
-    source += token.to(tl.int64) * source_token_stride
     rows = tl.load(source + heads * source_head_stride + dims, mask=is_inside)
-    if cache.dtype.element_ty == tl.uint8:
-        rows = e4m3_encode(rows.to(tl.float32) * scale)
-    elif cache.dtype.element_ty == tl.float8e4nv:
-        rows = (rows.to(tl.float32) * scale).to(tl.float8e4nv)
-    cache += block * cache_block_stride + offset * cache_slot_stride
-    tl.store(cache + heads * cache_head_stride + dims, rows, mask=is_inside)
+    rows = to_cache_type(rows, scale, target.dtype.element_ty)
+    tl.store(target + heads * target_head_stride + dims, rows, mask=is_inside)
 
 
 @triton.jit
@@ -72,23 +61,23 @@ def write_kv_kernel(
     KEY_TILE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
 ):
-    """Program (t, h): K and V of the h-th HEADS_PER_TILE heads of token t."""
-    token = tl.program_id(0)
+    """Program (t, h) writes K and V of the h-th HEADS_PER_TILE heads of token t."""
+    token = tl.program_id(0).to(tl.int64)
     first_head = tl.program_id(1) * HEADS_PER_TILE
     slot = tl.load(slot_mapping + token).to(tl.int64)
     if slot < 0:
         return
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
-    _write_rows(
-        key, key_cache, token, block, offset, first_head, inverse_key_scale,
-        key_token_stride, key_head_stride,
-        key_block_stride, key_slot_stride, key_cache_head_stride,
+    write_rows(
+        key + token * key_token_stride,
+        key_cache + block * key_block_stride + offset * key_slot_stride,
+        first_head, inverse_key_scale, key_head_stride, key_cache_head_stride,
         NUM_HEADS, KEY_DIM, HEADS_PER_TILE, KEY_TILE,
     )  # fmt: skip
-    _write_rows(
-        value, value_cache, token, block, offset, first_head, inverse_value_scale,
-        value_token_stride, value_head_stride,
-        value_block_stride, value_slot_stride, value_cache_head_stride,
+    write_rows(
+        value + token * value_token_stride,
+        value_cache + block * value_block_stride + offset * value_slot_stride,
+        first_head, inverse_value_scale, value_head_stride, value_cache_head_stride,
         NUM_HEADS, VALUE_DIM, HEADS_PER_TILE, VALUE_TILE,
     )  # fmt: skip
 
@@ -103,13 +92,14 @@ def write_kv(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> None:
-    """Token t's K and V go to slot `slot_mapping[t]`; a negative slot (padding) is skipped.
+    """Write token t's K and V into slot `slot_mapping[t]`; skip negative slots (padding).
 
-    key [T, kv_heads, key_dim], value [T, kv_heads, value_dim]: bf16, fp16 or fp32, any strides but
-    rows contiguous. Caches [blocks, block_size, kv_heads, dim], changed in place, likewise strided
-    (so blocks may be [kv_heads, block_size] in memory): of the same type, or fp8 e4m3 as uint8
-    (any GPU) or float8_e4m3fn (sm_89 and newer), holding value / scale, saturated at ±448.
-    slot_mapping [T] int32 or int64, no slot twice. Raises ValueError on other types and strides.
+    key: [T, kv_heads, key_dim]; value: [T, kv_heads, value_dim]; bf16, fp16 or fp32, rows
+    contiguous, other strides are free. Caches: [blocks, block_size, kv_heads, dim], changed in
+    place, strides as free (so blocks may be [kv_heads, block_size] in memory), of the same type or
+    of fp8 e4m3, stored as uint8 (any GPU) or float8_e4m3fn (sm_89 and newer). An fp8 cache holds
+    value / scale, saturated at ±448. slot_mapping: [T] int32 or int64, without duplicates. Raises
+    ValueError for other types and strides.
     """
     grid, numbers, options = _plan(key, value, key_cache, value_cache)
     if grid[0]:
@@ -121,13 +111,13 @@ def write_kv(
 
 @planned
 def _plan(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) -> Plan:
-    _check(key, key_cache)
-    _check(value, value_cache)
+    check_rows(key, key_cache)
+    check_rows(value, value_cache)
     num_tokens, num_heads, key_dim = key.shape
     value_dim = value.shape[2]
     key_tile, value_tile = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
     heads_per_tile = min(triton.next_power_of_2(num_heads), max(1, 1024 // key_tile))
-    # As many threads as there are 16-byte stores.
+    # One thread per 16-byte store.
     num_threads = heads_per_tile * key_tile * key_cache.dtype.itemsize // 16
     return Plan(
         (num_tokens, triton.cdiv(num_heads, heads_per_tile)),
@@ -148,7 +138,8 @@ def _plan(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) ->
     )
 
 
-def _check(rows: Tensor, cache: Tensor) -> None:
+def check_rows(rows: Tensor, cache: Tensor) -> None:
+    """Raise ValueError if `rows` [T, heads, dim] cannot be written into `cache`."""
     if cache.dtype not in (rows.dtype, torch.uint8, torch.float8_e4m3fn):
         raise ValueError(f"cannot write {rows.dtype} into a cache of {cache.dtype}")
     if rows.stride(2) != 1 or cache.stride(3) != 1:

@@ -1,8 +1,8 @@
-"""Tile sizes per GPU and shape, measured once and kept in configurations.json; no run-time tuning.
+"""Tile sizes per GPU and shape, from configurations.json; nothing is tuned at run time.
 
-Of the rows of a kernel, the first holds whose `when` names nothing that differs. `when` may name
-`arch` (90 is sm_90), `head_dim`, `group` (query heads per KV head), `query_bits` and `kv_bits`,
-each as a list. Rows that name no `arch` fit the smallest supported GPU.
+The first row of a kernel whose `when` matches applies. `when` may give lists of accepted values for
+`arch` (90 is sm_90), `head_dim`, `group` (query heads per KV head), `query_bits` and `kv_bits`.
+Rows without `arch` fit the smallest supported GPU.
 """
 
 from __future__ import annotations
@@ -23,33 +23,34 @@ TABLE = Path(__file__).with_name("configurations.json")
 @dataclass(frozen=True, slots=True)
 class AttentionConfiguration:
     block_m: int
-    """Rows of a tile at most: query heads, times query tokens in prefill."""
+    """Most rows in a tile: query heads, in prefill times query tokens."""
     block_n: int
-    """Keys of a tile."""
+    """Keys in a tile."""
     num_warps: int
     num_stages: int
-    """Tiles of K and V in flight, the one at work included."""
+    """Triton's pipeline depth. K and V have this many buffers in shared memory if tensor cores read
+    them from there (wgmma), and one less if they read registers (mma.sync)."""
     max_registers: int | None = None
-    """A thread may have. Without, the assembler may spill to have fewer, for more programs at once,
-    and cannot know that shared memory has no room for those."""
+    """Registers per thread. If None, the assembler may spill some so that more programs fit on a
+    multiprocessor; it does not know that its shared memory has no room for them."""
     min_split_keys: int = 256
-    """Decode: no split has less, or combining costs more than it gains."""
+    """Decode: fewest keys in a split; with less, combining would cost more than it gains."""
 
 
 def attention_configuration(
     kernel: str, head_dim: int, group: int, query_dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> AttentionConfiguration:
-    """The row for the current GPU. `kernel`: "decode" or "prefill"."""
+    """Return the row for the current GPU. kernel: "decode" or "prefill"."""
     return _lookup(kernel, current_arch(), head_dim, group, query_dtype, kv_dtype)
 
 
 def num_splits(num_rows: int, num_kv_heads: int, num_processors: int, max_context_len: int) -> int:
-    """Splits of a decode batch of `num_rows`, captured once for all contexts up to a length.
+    """Return the number of splits of a decode batch of `num_rows`, for all contexts up to a length.
 
-    The smallest power of two that gives every streaming multiprocessor two programs, and up to four
-    splits where one long context could keep a large batch waiting; none shorter than 256 keys at
-    that length, and at most 64. How long the contexts of a step are does not enter: splits that
-    would be too short find no work and end at once.
+    This is the smallest power of two that gives every streaming multiprocessor two programs, and up
+    to four splits if one long context could keep a large batch waiting. There are at most 64, and
+    none is shorter than 256 keys at that length. The contexts of a step do not matter, so a graph
+    can be captured: splits that would be too short have no work and return at once.
     """
     to_fill = -(-2 * num_processors // (num_rows * num_kv_heads))
     to_balance = min(-(-max_context_len // 8192), 4)
@@ -58,7 +59,7 @@ def num_splits(num_rows: int, num_kv_heads: int, num_processors: int, max_contex
 
 
 def current_arch() -> int:
-    """90 for sm_90; 0 in Triton's interpreter, which gets the rows for any arch."""
+    """Return 90 for sm_90, and 0 in Triton's interpreter, which uses the rows without `arch`."""
     if knobs.runtime.interpret:
         return 0
     active: Any = driver.active
@@ -67,7 +68,7 @@ def current_arch() -> int:
 
 @cache
 def _arch(active: Any, device: int) -> int:
-    """Of a device of Triton's active driver, which asks torch each time."""
+    """Cache the arch of a device: Triton's active driver would ask torch each time."""
     return active.get_current_target().arch
 
 

@@ -1,7 +1,7 @@
-"""A GPU that is not there: real wrappers on CPU tensors compile for it, and nothing is launched.
+"""Runs the real wrappers on CPU tensors for a GPU that is not there: compiles, launches nothing.
 
-A wrapper chooses tile sizes and passes real strides, so what is compiled is exactly what it would
-launch, with the same specialisations (divisibility by 16, constants).
+The wrappers choose tile sizes and pass real strides, so the compiled code is exactly what they
+would launch, with the same specializations (divisibility by 16, constants).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUM_PROCESSORS = {80: 108, 86: 80, 89: 58, 90: 132}
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel[grid](...) that a wrapper asked for."""
+    """One kernel[grid](...) of a wrapper."""
 
     name: str
     grid: tuple[int, ...]
@@ -33,7 +33,7 @@ class Launch:
 
 
 class FakeCuda:
-    """As much of Triton's CUDA driver as compiling needs."""
+    """The part of Triton's CUDA driver that compiling needs."""
 
     def __init__(self, arch: int) -> None:
         self._arch = arch
@@ -52,7 +52,7 @@ class FakeCuda:
 
 
 class IdleCuda(FakeCuda):
-    """Also as much as loading and launching need."""
+    """Also has the part that loading and launching need."""
 
     def __init__(self, arch: int) -> None:
         super().__init__(arch)
@@ -64,7 +64,7 @@ class IdleCuda(FakeCuda):
     def load_binary(
         self, name: str, binary: bytes, shared: int, device: int
     ) -> tuple[int, int, int, int, int]:
-        """Module, function, registers, spills, and the most threads of a program."""
+        """Return module, function, registers, spills, and the most threads of a program."""
         return 1, 1, 0, 0, 1024
 
     def launcher_cls(self, source: ASTSource, metadata: Any) -> Callable[..., None]:
@@ -76,7 +76,7 @@ def _launch_nothing(*arguments: Any) -> None:
 
 
 class FakeProperties:
-    """As much of torch's device properties as a wrapper may ask for."""
+    """The device properties that wrappers read from torch."""
 
     def __init__(self, arch: int) -> None:
         self.major, self.minor = divmod(arch, 10)
@@ -85,10 +85,9 @@ class FakeProperties:
 
 @contextmanager
 def target(arch: int) -> Iterator[list[Launch]]:
-    """Within it, launches are compiled for sm_`arch` and appended to the list, not run.
+    """Compile launches for sm_`arch` and append them to the list instead of running them.
 
-    Outputs of the wrappers keep whatever was in them. torch answers as if its current CUDA device
-    were of this arch.
+    Outputs of the wrappers stay uninitialized. torch reports a current CUDA device of this arch.
     """
     launches: list[Launch] = []
     run = JITFunction.run
@@ -107,14 +106,14 @@ def target(arch: int) -> Iterator[list[Launch]]:
 
 @contextmanager
 def idle_gpu(arch: int) -> Iterator[None]:
-    """Within it, launches go their whole way through Triton and then do nothing."""
+    """Let launches go all the way through Triton and then do nothing."""
     with _active(IdleCuda(arch), arch):
         yield
 
 
 @contextmanager
 def _active(cuda: FakeCuda, arch: int) -> Iterator[None]:
-    """Triton and torch answer as if the current CUDA device were of this arch."""
+    """Let Triton and torch report a current CUDA device of this arch."""
     previous = driver._active
     driver.set_active(cuda)
     try:

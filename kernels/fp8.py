@@ -1,9 +1,9 @@
 """fp8 e4m3 as bytes, for GPUs whose compiler has no such type (before sm_89).
 
-One sign, four exponent (bias 7), three mantissa bits; no infinity; 0x7F and 0xFF are NaN. Decoding
-moves the seven low bits to the top of the wider type's exponent and mantissa, subnormals included,
-and multiplies by the power of two that the biases differ by: exact for all 254 finite codes.
-Encoding is bit-equal to `cvt.rn.satfinite.e4m3`.
+A code has one sign bit, four exponent bits (bias 7) and three mantissa bits; there is no infinity,
+and 0x7F and 0xFF are NaN. Decoding moves the seven low bits to the top of the wider type's exponent
+and mantissa, also for subnormals, and multiplies by a power of two for the difference of the
+biases. This is exact for all 254 finite codes. Encoding is bit-equal to `cvt.rn.satfinite.e4m3`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import triton.language as tl
 
 @triton.jit
 def e4m3_decode(codes, dtype: tl.constexpr):
-    """uint8 codes → their exact values in `dtype` (fp16, bf16 or fp32).
+    """Convert uint8 codes to their exact values in `dtype` (fp16, bf16 or fp32).
 
-    NOTE: the two NaN codes become ±480, which a check in the innermost loop would cost too much to
-    prevent.
+    NOTE: the two NaN codes become ±480; a check in the innermost loop would cost too much.
     """
     if dtype == tl.float16:
         bits = codes.to(tl.uint16)
@@ -36,13 +35,28 @@ def e4m3_decode(codes, dtype: tl.constexpr):
 
 @triton.jit
 def e4m3_encode(values):
-    """fp32 → uint8 codes: nearest, ties to even, saturating at ±448; NaN stays NaN."""
+    """Convert fp32 to uint8 codes: nearest, ties to even, saturated at ±448; NaN stays NaN."""
     clamped = tl.clamp(values, -448.0, 448.0).to(tl.int32, bitcast=True)
     magnitude = clamped & 0x7FFFFFFF
-    # Normal results: round to three mantissa bits, then change the exponent's bias from 127 to 7.
+    # Normal results: round to three mantissa bits, then change the exponent bias from 127 to 7.
     normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
     # Below 2**-6 a code counts multiples of 2**-9; adding 2**23 rounds to one in the low bits.
     multiples = magnitude.to(tl.float32, bitcast=True) * 512.0 + 8388608.0
     subnormal = multiples.to(tl.int32, bitcast=True) & 0xF
     codes = tl.where(magnitude < 0x3C800000, subnormal, normal) | ((clamped >> 24) & 0x80)
     return tl.where(values == values, codes, 0x7F).to(tl.uint8)
+
+
+@triton.jit
+def to_cache_type(rows, scale, dtype: tl.constexpr):
+    """Return `rows` as a cache of `dtype` stores them: fp8 holds rows * scale, saturated at ±448.
+
+    A cache of any other type is of the rows' own type, and `scale` is ignored.
+    """
+    if dtype == tl.uint8:
+        stored = e4m3_encode(rows.to(tl.float32) * scale)
+    elif dtype == tl.float8e4nv:
+        stored = (rows.to(tl.float32) * scale).to(tl.float8e4nv)
+    else:
+        stored = rows
+    return stored

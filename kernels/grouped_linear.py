@@ -1,9 +1,9 @@
-"""A linear layer of all experts in one launch: rows sorted by expert, each by its own weights.
+"""A linear layer of all experts in one launch, for rows that are sorted by expert.
 
 A program computes one tile of one expert's outputs. Programs find their expert on the device, so
-the grid needs only shapes: nothing waits for the device, and a CUDA graph can be replayed with
-other ends. torch's own grouped product does so too, but only in bf16 and on sm_90 and sm_100;
-elsewhere it copies the ends to the host and loops over the experts.
+the grid depends only on shapes: nothing waits for the device, and a CUDA graph can be replayed with
+other `ends`. torch's own grouped product does this too, but only in bf16 on sm_90 and sm_100;
+elsewhere it copies `ends` to the host and loops over the experts.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from kernels.plan import Plan, planned
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GROUP = 8
-"""Tiles of rows that meet one tile of weights before the next, so that L2 has both (as in Triton's
-tutorial on matrix multiplication)."""
+"""Row tiles that use a tile of weights before the next one is used, so that both stay in L2 (as in
+Triton's tutorial on matrix multiplication)."""
 
 
 @triton.jit
 def find_tile(
     ends_ptr, tile, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr
 ):  # fmt: skip
-    """Which expert row tile `tile` belongs to, and which of that expert's tiles it is.
+    """Return the expert of row tile `tile`, and its index among that expert's tiles.
 
-    Experts without rows have no tile. Past the last tile the expert is at least NUM_EXPERTS.
+    Experts without rows have no tiles. Past the last tile, the expert is at least NUM_EXPERTS.
     EXPERTS: NUM_EXPERTS rounded up to a power of two.
     """
     expert = tl.arange(0, EXPERTS)
@@ -48,7 +48,10 @@ def grouped_linear_kernel(
     NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, IS_EVEN: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (row tiles * output tiles,). IS_EVEN: BLOCK_K divides the number of inputs."""
+    """Compute one output tile; grid (row tiles * output tiles,).
+
+    IS_EVEN: BLOCK_K divides the number of inputs.
+    """
     num_output_tiles = tl.cdiv(num_outputs, BLOCK_N)
     num_row_tiles = tl.num_programs(0) // num_output_tiles
     row_tile, output_tile = tl.swizzle2d(
@@ -86,12 +89,12 @@ def grouped_linear_kernel(
 
 
 def grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """`weights[e] @ row` of every row of expert e, summed in fp32, then rounded.
+    """Return `weights[e] @ row` for every row of expert e, summed in fp32, then rounded.
 
-    rows: [M, K] in fp16, bf16 or fp32, sorted by expert; weights: [E, N, K] of the same type; both
-    with any strides but K contiguous; ends: [E] int32, contiguous, where each expert's rows end,
-    the last of them M. Returns [M, N], contiguous, of the rows' type. Raises ValueError for other
-    shapes, strides and types.
+    rows: [M, K] in fp16, bf16 or fp32, sorted by expert; weights: [E, N, K] of the same type; K
+    contiguous in both, other strides are free. ends: [E] int32, contiguous, the past-last row of
+    each expert; the last is M. The result is [M, N], contiguous, of the rows' type. Raises
+    ValueError for other shapes, strides and types.
     """
     plan = _plan(rows, weights, ends)
     out = rows.new_empty((rows.shape[0], weights.shape[1]))
@@ -106,17 +109,17 @@ def _plan(rows: Tensor, weights: Tensor, ends: Tensor) -> Plan:
     num_rows, num_inputs = rows.shape
     num_experts, num_outputs, _ = weights.shape
     strides = (stride(rows, 0), stride(weights, 0), stride(weights, 1))
-    # A tile has about as many rows as an expert, so that few experts' weights are read twice.
+    # A tile has about as many rows as an expert, so that few weights are read twice.
     block_m = min(max(16, triton.next_power_of_2(-(-num_rows // num_experts))), 128)
     block_n = 64
-    if any(each % 16 for each in (num_inputs, *strides)):
-        block_m = min(block_m, 32)  # loads of one number each take many registers
+    if any(size % 16 for size in (num_inputs, *strides)):
+        block_m = min(block_m, 32)  # loads of single numbers take many registers
     elif rows.dtype == torch.float32:
         block_m = min(block_m, 64)
     elif block_m >= 64:
         block_n = 128
     block_k = 128 // rows.dtype.itemsize  # a cache line
-    # The most tiles there can be: the last tile of each expert may hold a single row.
+    # An upper bound on the tiles: the last tile of each expert may have a single row.
     num_last = min(num_experts, num_rows)
     num_row_tiles = num_last + (num_rows - num_last) // block_m
     return Plan(

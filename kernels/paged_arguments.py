@@ -1,4 +1,4 @@
-"""What the wrappers of the paged attention kernels have in common: checks and factors."""
+"""Argument checks and score factors of the paged attention wrappers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_paged_arguments(
     sinks: Tensor | None,
     out: Tensor | None,
 ) -> None:
-    """Raises ValueError with the cure, reading no tensor's contents."""
+    """Raise ValueError with a remedy for unsupported arguments; tensors' contents are not read."""
     _check_shapes(query, key_cache, value_cache)
     _check_dtypes(query, key_cache, value_cache)
     for name, tensor in (("query", query), ("key_cache", key_cache), ("value_cache", value_cache)):
@@ -40,7 +40,7 @@ def check_paged_arguments(
     if out is not None:
         check_strides("out", out)
         if out.shape != query.shape or out.dtype != query.dtype:
-            raise ValueError(f"out is {list(out.shape)} {out.dtype}; it must be as the query")
+            raise ValueError(f"out is {list(out.shape)} {out.dtype}; it must be like the query")
     if sinks is not None and (sinks.shape != (query.shape[1],) or not sinks.is_contiguous()):
         raise ValueError(
             f"sinks are {list(sinks.shape)}; they must be one number per head in a row"
@@ -57,9 +57,12 @@ def check_strides(name: str, tensor: Tensor) -> None:
 
 @planned
 def is_aligned(tensor: Tensor) -> bool:
-    """Rows that are not known to begin at multiples of 16 elements are read 2 bytes at a time."""
+    """Return whether rows begin at multiples of 16 elements.
+
+    Kernels would read rows of which they do not know this 2 bytes at a time.
+    """
     starts = (stride(tensor, dim) for dim in range(tensor.ndim - 1))
-    return tensor.stride(-1) == 1 and all(each % 16 == 0 for each in starts)
+    return tensor.stride(-1) == 1 and all(start % 16 == 0 for start in starts)
 
 
 def check_integers(name: str, tensor: Tensor) -> None:
@@ -72,7 +75,7 @@ def check_integers(name: str, tensor: Tensor) -> None:
 
 @planned
 def score_factors(scale: float, softcap: float | None) -> tuple[float, float | None]:
-    """`score_scale` and `cap` of `kernels.attention_tile.softmax_step`, both in base 2."""
+    """Return `score_scale` and `cap` of `kernels.attention_tile.softmax_step`, both in base 2."""
     if not scale > 0:
         raise ValueError(f"scale is {scale}; it must be positive")
     log2_e = math.log2(math.e)
@@ -82,7 +85,7 @@ def score_factors(scale: float, softcap: float | None) -> tuple[float, float | N
 
 
 def stride(tensor: Tensor, dim: int) -> int:
-    """In elements; 0 for a dimension of size 1, of which torch may report anything."""
+    """Return a stride in elements; 0 for a dimension of size 1, whose stride torch leaves open."""
     return tensor.stride(dim) if tensor.shape[dim] > 1 else 0
 
 

@@ -1,9 +1,9 @@
 """Paged attention of one query per sequence, split over the keys (flash decoding).
 
-A program attends the heads of one KV head's group, packed into the rows of one tile so that K and
-V are read once, over one split of one sequence's keys. With more than one split, a second kernel
-combines the partial results. Every launch depends only on shapes and on `num_splits`, lengths are
-read on the device: the pair can be captured in a CUDA graph and replayed with new lengths.
+A program computes the query heads of one KV head over one split of a sequence's keys. The heads are
+the rows of one tile, so K and V are read once for all of them. With more than one split, a second
+kernel combines the partial results. The launches depend only on shapes and `num_splits`; lengths
+are read on the device. So both can be captured in a CUDA graph and replayed with new lengths.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention_tile import load_rows, row_offsets, softmax_step
+from kernels.attention_tile import block_ids, load_rows, row_offsets, softmax_step
 from kernels.configurations import AttentionConfiguration, attention_configuration
 from kernels.paged_arguments import check_paged_arguments, score_factors, stride
 from kernels.plan import Plan, planned
@@ -24,7 +24,8 @@ def split_bounds(
     context_len, window, split,
     BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, MIN_TILES: tl.constexpr,
 ):  # fmt: skip
-    """First key seen at all; first and past-last tile of `split`; number of splits with work."""
+    """Return the first visible key, first and past-last tile of `split`, and number of splits with
+    work."""
     first_key = 0 if window is None else tl.maximum(context_len - window, 0)
     first_tile = first_key // BLOCK_N
     end_tile = tl.cdiv(context_len, BLOCK_N)
@@ -49,7 +50,10 @@ def paged_decode_kernel(
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr, MIN_TILES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (kv_heads * tiles per group, N, NUM_SPLITS). Several splits leave sinks to combining."""
+    """Attend over one split; grid (kv_heads * tiles per group, N, NUM_SPLITS).
+
+    With several splits, the combining kernel adds the sinks.
+    """
     TILES_PER_GROUP: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     kv_head = tl.program_id(0) // TILES_PER_GROUP
     row = tl.program_id(1).to(tl.int64)
@@ -82,12 +86,14 @@ def paged_decode_kernel(
     key_head_ptr = key_ptr + kv_head * kv_head_stride
     value_head_ptr = value_ptr + kv_head * kv_head_stride
     table_row_ptr = table_ptr + row * table_stride
+    # The ids of a tile are loaded one iteration ahead. If K and V addresses depended on a load of
+    # the same iteration, Triton's pipeliner would give K and V fewer buffers than num_stages.
+    blocks = block_ids(table_row_ptr, begin, context_len, BLOCK_SIZE, BLOCK_N)
     for tile in range(begin, end):
         position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         is_seen = (position >= first_key) & (position < context_len)
-        rows = row_offsets(
-            table_row_ptr, tile, context_len, block_stride, token_stride, BLOCK_SIZE, BLOCK_N
-        )
+        rows = row_offsets(blocks, tile, block_stride, token_stride, BLOCK_SIZE, BLOCK_N, PRECISION)
+        blocks = block_ids(table_row_ptr, tile + 1, context_len, BLOCK_SIZE, BLOCK_N)
         keys = load_rows(key_head_ptr, rows, is_seen, query.dtype, HEAD_DIM, BLOCK_D, True)
         products = tl.dot(query, keys.T, input_precision=PRECISION)
         weights, correction, row_max, row_sum = softmax_step(
@@ -99,7 +105,7 @@ def paged_decode_kernel(
             input_precision=PRECISION,
         )  # fmt: skip
 
-    # No key and no sink: a row of padding, whose output is zero.
+    # A padding row has no key and no sink; its output is zero.
     attended = attended * (value_scale / tl.where(row_sum > 0, row_sum, 1.0))[:, None]
     if NUM_SPLITS == 1:
         out = out_ptr + row * out_token_stride + head[:, None] * out_head_stride + dims[None, :]
@@ -118,7 +124,10 @@ def combine_splits_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr, MIN_TILES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (heads, N). Splits without work were never written, so they are not read."""
+    """Combine the splits of one head; grid (heads, N).
+
+    Splits without work wrote nothing, so they are not read.
+    """
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     context_len = tl.load(context_ptr + row).to(tl.int32)
@@ -167,19 +176,19 @@ def paged_decode(
     out: Tensor | None = None,
     scratch: Tensor | None = None,
 ) -> Tensor:
-    """Attention of each sequence's newest token over all of its K/V.
+    """Return the attention of each sequence's newest token over all of its K and V.
 
-    query: [N, heads, head_dim], fp16, bf16 or fp32; caches: [blocks, block_size, kv_heads,
-    head_dim], all dimensions but the last in any order in memory, of the query's dtype or, but for
-    fp32, fp8 e4m3 as float8_e4m3fn or its bytes as uint8, whose numbers stand for that many
-    `key_scale` and `value_scale`; block_tables: [N, B] int32 or int64, read as far as contexts go;
-    context_lens: [N] int32, the newest token included, 0 for a row of padding, which gets zeros.
-    `window`, `softcap`, `sinks`: as in `kernels.sdpa.paged_attention`. `num_splits`: a power of
-    two, see `kernels.configurations.num_splits`. scratch: fp32, at least `scratch_numel` long,
-    not read after the call. With `out` and, for several splits, `scratch` given, nothing is
-    allocated. Returns `out`, [N, heads, head_dim].
+    query: [N, heads, head_dim] in fp16, bf16 or fp32. Caches: [blocks, block_size, kv_heads,
+    head_dim], all dimensions but the last in any order in memory, of the query's dtype or, unless
+    that is fp32, fp8 e4m3 as float8_e4m3fn or as its bytes in uint8. The values of fp8 caches are
+    multiplied by `key_scale` and `value_scale`. block_tables: [N, B] int32 or int64, read only as
+    far as the contexts reach. context_lens: [N] int32, including the newest token; 0 for a padding
+    row, whose output is zero. window, softcap, sinks: as in `kernels.sdpa.paged_attention`.
+    num_splits: a power of two, see `kernels.configurations.num_splits`. scratch: fp32, at least
+    `scratch_numel` long, not read after the call. If `out` and, for several splits, `scratch` are
+    given, nothing is allocated. Returns `out`, [N, heads, head_dim].
 
-    Raises ValueError for what the kernel cannot take; `kernels.sdpa` can.
+    Raises ValueError for arguments that the kernel does not support; `kernels.sdpa` does.
     """
     check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
     if num_splits < 1 or num_splits & (num_splits - 1):
@@ -216,7 +225,7 @@ def _plan(
     return Plan(
         (num_kv_heads * -(-group // block_m), num_rows, num_splits),
         (
-            *(stride(each, dim) for each in (out, query) for dim in range(2)),
+            *(stride(rows, dim) for rows in (out, query) for dim in range(2)),
             *(stride(cache, dim) for dim in range(3)),
         ),
         {
@@ -253,19 +262,19 @@ def _combining_plan(out: Tensor, num_splits: int, tile: AttentionConfiguration) 
 
 
 def _min_tiles(tile: AttentionConfiguration) -> int:
-    """Of a split."""
+    """Return the fewest tiles in a split."""
     return -(-tile.min_split_keys // tile.block_n)
 
 
 def scratch_numel(num_rows: int, num_heads: int, head_dim: int, num_splits: int) -> int:
-    """Elements of fp32 scratch that `paged_decode` needs: a partial result and its log-sum each."""
+    """Return how many fp32 numbers of scratch `paged_decode` needs for partial results and sums."""
     return 0 if num_splits == 1 else num_rows * num_heads * num_splits * (head_dim + 1)
 
 
 def _split_scratch(
     scratch: Tensor | None, query: Tensor, num_splits: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Flat views for the partial results and their log-sums."""
+    """Return flat views of the scratch for partial results and for their log-sums."""
     if num_splits == 1:
         return None, None
     num_rows, num_heads, head_dim = query.shape

@@ -1,9 +1,9 @@
-"""Paged attention of chunks of several sequences, of any lengths, in one launch.
+"""Paged attention for new tokens of several sequences, any number of each, in one launch.
 
-A program attends one block of a sequence's query tokens, with the heads of one KV head's group as
-further rows of the tile, over all keys that they may see (FlashAttention-2, arXiv 2307.08691).
-Programs find their sequence on the device, so the grid needs only the number of tokens and of
-sequences. Whole prompts, chunks after cached prefixes and decode rows may be mixed.
+A program computes a block of one sequence's query tokens over all keys that they may see
+(FlashAttention-2, arXiv 2307.08691). Each query head of one KV head's group is a further row of its
+tile. Programs find their sequence on the device, so the grid depends only on the numbers of tokens
+and sequences. Whole prompts, chunks after cached prefixes and decode rows may be mixed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention_tile import load_rows, row_offsets, softmax_step
+from kernels.attention_tile import block_ids, load_rows, row_offsets, softmax_step
 from kernels.configurations import AttentionConfiguration, attention_configuration
 from kernels.paged_arguments import check_integers, check_paged_arguments, score_factors, stride
 from kernels.plan import Plan, planned
@@ -21,10 +21,10 @@ from kernels.plan import Plan, planned
 
 @triton.jit
 def find_sequence(starts_ptr, num_sequences, block, BLOCK_Q: tl.constexpr):
-    """Which sequence's tokens block `block` holds.
+    """Return the sequence whose tokens are in block `block`.
 
-    Sequence i takes blocks from starts[i] // BLOCK_Q + i on: at least as many as it needs, at most
-    one too many, whatever the lengths. So at most T // BLOCK_Q + N blocks are launched.
+    The blocks of sequence i begin at starts[i] // BLOCK_Q + i: it has as many as it needs or one
+    more, for any lengths. So T // BLOCK_Q + N blocks are always enough.
     """
     num_begun = 0
     for first in range(0, num_sequences, 128):
@@ -37,12 +37,17 @@ def find_sequence(starts_ptr, num_sequences, block, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def attend_tiles(
-    attended, row_max, row_sum, query, key_ptr, value_ptr, table_ptr, position, context_len,
+    attended, row_max, row_sum, blocks, query, key_ptr, value_ptr, table_ptr, position, context_len,
     first_key, begin, end, score_scale, cap, window, block_stride, token_stride,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The running sums after key tiles [begin, end); MASKED where a row may not see all keys."""
+    """Return the running sums after key tiles [begin, end), and the block ids of tile `end`.
+
+    blocks: the ids of tile `begin`. The ids of a tile are loaded one iteration ahead: if K and V
+    addresses depended on a load of the same iteration, Triton's pipeliner would give K and V fewer
+    buffers than num_stages. MASKED: some row may not see all keys of a tile.
+    """
     for tile in range(begin, end):
         key_position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         is_stored = key_position < context_len
@@ -50,9 +55,8 @@ def attend_tiles(
         if window is not None:
             is_stored = is_stored & (key_position >= first_key)
             is_seen = is_seen & (key_position[None, :] > position[:, None] - window)
-        rows = row_offsets(
-            table_ptr, tile, context_len, block_stride, token_stride, BLOCK_SIZE, BLOCK_N
-        )
+        rows = row_offsets(blocks, tile, block_stride, token_stride, BLOCK_SIZE, BLOCK_N, PRECISION)
+        blocks = block_ids(table_ptr, tile + 1, context_len, BLOCK_SIZE, BLOCK_N)
         keys = load_rows(key_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
         products = tl.dot(query, keys.T, input_precision=PRECISION)
         weights, correction, row_max, row_sum = softmax_step(
@@ -63,7 +67,7 @@ def attend_tiles(
             weights.to(query.dtype), values, attended * correction[:, None],
             input_precision=PRECISION,
         )  # fmt: skip
-    return attended, row_max, row_sum
+    return attended, row_max, row_sum, blocks
 
 
 @triton.jit(
@@ -80,9 +84,9 @@ def paged_prefill_kernel(
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T // BLOCK_Q + N, kv_heads * tiles per group)."""
+    """Attend a block of query tokens; grid (T // BLOCK_Q + N, kv_heads * tiles per group)."""
     TILES_PER_GROUP: tl.constexpr = (GROUP + HEADS - 1) // HEADS
-    # A sequence's last tokens see the most keys: they go first, so that short work ends the launch.
+    # A sequence's last tokens see the most keys. They go first, so the launch ends with short work.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     sequence = find_sequence(starts_ptr, num_sequences, block, BLOCK_Q)
     start = tl.load(starts_ptr + sequence).to(tl.int32)
@@ -115,10 +119,10 @@ def paged_prefill_kernel(
     first_position = context_len - query_len + first_token
     position = context_len - query_len + token
     end_key = tl.minimum(first_position + BLOCK_Q, context_len)
-    # Tiles that all rows see whole need no mask; with a window each tile may cut some row's.
+    # Tiles that all rows see in full need no mask. With a window, any tile may need one.
     if window is None:
         first_key = 0
-        first_masked = (first_position + 1) // BLOCK_N
+        first_masked = tl.maximum(first_position + 1, 0) // BLOCK_N
     else:
         first_key = tl.maximum(first_position - window + 1, 0)
         first_masked = first_key // BLOCK_N
@@ -126,14 +130,17 @@ def paged_prefill_kernel(
     value_head_ptr = value_ptr + kv_head * kv_head_stride
     table_row_ptr = table_ptr + sequence.to(tl.int64) * table_stride
     if window is None:
-        attended, row_max, row_sum = attend_tiles(
-            attended, row_max, row_sum, query, key_head_ptr, value_head_ptr, table_row_ptr,
+        blocks = block_ids(table_row_ptr, 0, context_len, BLOCK_SIZE, BLOCK_N)
+        attended, row_max, row_sum, blocks = attend_tiles(
+            attended, row_max, row_sum, blocks, query, key_head_ptr, value_head_ptr, table_row_ptr,
             position, context_len, first_key, 0, first_masked, score_scale, cap, window,
             block_stride, token_stride,
             HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, False,
         )  # fmt: skip
-    attended, row_max, row_sum = attend_tiles(
-        attended, row_max, row_sum, query, key_head_ptr, value_head_ptr, table_row_ptr,
+    else:
+        blocks = block_ids(table_row_ptr, first_masked, context_len, BLOCK_SIZE, BLOCK_N)
+    attended, row_max, row_sum, _ = attend_tiles(
+        attended, row_max, row_sum, blocks, query, key_head_ptr, value_head_ptr, table_row_ptr,
         position, context_len, first_key, first_masked, tl.cdiv(end_key, BLOCK_N), score_scale, cap,
         window, block_stride, token_stride,
         HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, True,
@@ -164,12 +171,12 @@ def paged_prefill(
     value_scale: float = 1.0,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of each chunk's queries over all of its sequence's K/V so far.
+    """Return the causal attention of new tokens over their sequence's K and V so far.
 
-    query: [T, heads, head_dim]; query_starts: [N + 1] int32, where each sequence's tokens begin in
-    it, ending with their number, which may be less than T: rows after that are left as they are.
-    The other arguments and errors: as `kernels.paged_decode.paged_decode`. A sequence without
-    tokens is skipped. With `out` given nothing is allocated. Returns `out`,
+    query: [T, heads, head_dim]. query_starts: [N + 1] int32, the first row of each sequence in
+    `query` and at last the number of rows that belong to sequences; rows of `out` after that are
+    left unchanged. The other arguments and errors are those of `kernels.paged_decode.paged_decode`.
+    A sequence may have no tokens. If `out` is given, nothing is allocated. Returns `out`,
     [T, heads, head_dim].
     """
     check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
@@ -203,7 +210,7 @@ def _plan(
     return Plan(
         (num_blocks, num_kv_heads * -(-group // heads_per_tile)),
         (
-            *(stride(each, dim) for each in (out, query) for dim in range(2)),
+            *(stride(rows, dim) for rows in (out, query) for dim in range(2)),
             *(stride(cache, dim) for dim in range(3)),
         ),
         {

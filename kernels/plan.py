@@ -1,4 +1,4 @@
-"""What wrappers work out of their tensors' shapes: once for a shape, not in every layer and step.
+"""Caches what wrappers compute from shapes and strides, so that layers and steps share it.
 
 The host must launch kernels faster than the GPU runs them; see `benchmarks.host_step`.
 """
@@ -12,27 +12,27 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from torch import Tensor
 
 MOST_KEPT = 512
-"""Results of one function. All layers of a step share theirs, and steps differ in their tokens."""
+"""Most cached results of one function. The layers of a step share them; steps differ in tokens."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Plan(NamedTuple):
-    """A launch, but for its tensors."""
+    """A launch without its tensors."""
 
     grid: tuple[int, ...]
     numbers: tuple[int, ...]
-    """Arguments by position, after all others."""
+    """Positional arguments that come after all others."""
     options: dict[str, Any]
-    """Constants of the kernel and Triton's options."""
+    """The kernel's constants and Triton's options."""
 
 
 def planned(function: Callable[P, R]) -> Callable[P, R]:
-    """Keeps what `function` gives for tensors of these shapes, strides and types.
+    """Cache the results of `function` by the shapes, strides and types of its tensors.
 
-    All else of its arguments, which are positional, is compared as it is. It must not read what is
-    in a tensor, nor where it lies.
+    Other arguments are compared by value; all are positional. `function` must not depend on a
+    tensor's contents or address.
     """
     results: dict[Hashable, R] = {}
 
@@ -41,8 +41,8 @@ def planned(function: Callable[P, R]) -> Callable[P, R]:
         assert not keywords, "arguments are positional"
         key = tuple(
             [
-                (each.shape, each.stride(), each.dtype) if isinstance(each, Tensor) else each
-                for each in arguments
+                (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else value
+                for value in arguments
             ]
         )
         try:

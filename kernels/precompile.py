@@ -1,8 +1,8 @@
-"""Compiles kernels into Triton's cache for GPUs that are not there: `python -m kernels.precompile`.
+"""Compiles kernels into Triton's cache without a GPU: `python -m kernels.precompile`.
 
-For an image, so that serving a model of a common shape compiles nothing, and so that no C compiler
-is needed where it runs: of all that Triton builds, only its module of driver calls is C. Other
-shapes are compiled when they are met, as everywhere.
+An image build runs this, so that serving a model of a common shape compiles nothing. It also builds
+Triton's module of driver calls, the only part that needs a C compiler. Kernels for other shapes are
+compiled at their first use, as usual.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,31 +27,30 @@ from triton.backends.nvidia import driver
 from kernels import dry_run
 from kernels.block_copy import copy_blocks
 from kernels.cache_table import cache_table
-from kernels.cache_write import write_kv
 from kernels.gated_activation import gated_activation
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
-from kernels.rms_norm import rms_norm
-from kernels.rotary import rotary
+from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rotary_cache_write import rotary_write_kv
 from kernels.swap import gather_blocks, scatter_blocks
 
 BLOCK_SIZE = 16
 """The default of `option.block_size`."""
 NUM_SPLITS = (1, 2, 4, 8, 16, 32, 64)
-"""All that `kernels.configurations.num_splits` may choose."""
+"""All results that `kernels.configurations.num_splits` may have."""
 _TOKENS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of a decoder its kernels are compiled for."""
+    """The sizes of a decoder that its kernels depend on."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     hidden_size: int
     norms_heads: bool = False
-    """Queries and keys have a norm of their own, as in Qwen 3."""
+    """Whether queries and keys are normalized per head, as in Qwen 3."""
 
 
 SHAPES = (
@@ -66,17 +66,19 @@ SHAPES = (
 )
 
 
-def compile_shape(arch: int, shape: Shape) -> list[dry_run.Launch]:
-    """Compiles for sm_`arch`, through the wrappers, what a decoder in bf16 launches."""
+def compile_shape(
+    arch: int, shape: Shape, splits: Sequence[int] = NUM_SPLITS
+) -> list[dry_run.Launch]:
+    """Compile for sm_`arch` all kernels that a decoder in bf16 launches, through their wrappers."""
     with dry_run.target(arch) as launches:
         query, key, value = _projected(shape)
-        _compile_attention(query, key, value, shape)
-        _compile_elementwise(query, key, shape)
+        _compile_attention(query, key, value, shape, splits)
+        _compile_elementwise(shape)
     return launches
 
 
 def compile_block_moves(arch: int) -> list[dry_run.Launch]:
-    """The same for copy-on-write and swap, which are one kernel each for all shapes."""
+    """Compile the kernels of copy-on-write and swapping, which do not depend on the shape."""
     cache = torch.empty(2, BLOCK_SIZE, 1, 64, dtype=torch.bfloat16)
     table = cache_table([cache, cache])
     staging = torch.empty(2, table.words_per_block, dtype=torch.int64)
@@ -89,15 +91,15 @@ def compile_block_moves(arch: int) -> list[dry_run.Launch]:
 
 
 def compile_driver_module() -> Path:
-    """Triton's module of driver calls, which needs a C compiler but no driver; returns its file.
+    """Build Triton's module of driver calls, which needs a C compiler but no driver.
 
-    Raises RuntimeError where nothing was made.
+    Returns its file. Raises RuntimeError if Triton built none.
     """
     with tempfile.TemporaryDirectory() as directory:
         _make_stub(Path(directory) / "libcuda.so.1")
         with knobs.nvidia.scope():
             knobs.nvidia.libcuda_path = directory
-            # It is made and kept; without the driver it cannot be loaded.
+            # Triton builds and caches it; without the driver, loading it fails.
             with suppress(ImportError):
                 driver.CudaUtils()
     for path in Path(knobs.cache.dir).glob("*/cuda_utils*.so"):
@@ -106,7 +108,7 @@ def compile_driver_module() -> Path:
 
 
 def _make_stub(path: Path) -> None:
-    """A library with the names of the driver's, which a linker would drop if it had none of use."""
+    """Build a library with the driver's symbols: a linker would drop one that resolves none."""
     source = Path(driver.__file__).with_name("driver.c").read_text()
     names = sorted(set(re.findall(r"\bcu[A-Z]\w+(?=\()", source)))
     stub = "\n".join(f"void {name}(void) {{}}" for name in names)
@@ -115,33 +117,36 @@ def _make_stub(path: Path) -> None:
 
 
 def _projected(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values as slices of one product, as fused layers make them."""
+    """Return queries, keys and values as slices of one merged projection."""
     heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
     rows = torch.empty(_TOKENS, sum(heads), shape.head_dim, dtype=torch.bfloat16)
     query, key, value = rows.split(heads, 1)
     return query, key, value
 
 
-def _compile_attention(query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> None:
+def _compile_attention(
+    query: Tensor, key: Tensor, value: Tensor, shape: Shape, splits: Sequence[int]
+) -> None:
     size = (2, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
     keys, values = (torch.empty(size, dtype=torch.bfloat16) for _ in range(2))
-    write_kv(key, value, keys, values, torch.zeros(_TOKENS, dtype=torch.int64))
+    cos, sin = torch.empty(2, _TOKENS, shape.head_dim // 2, dtype=torch.bfloat16)
+    if shape.norms_heads:
+        query, key = (rms_norm(rows, rows[0, 0], 1e-6) for rows in (query, key))
+    slots = torch.zeros(_TOKENS, dtype=torch.int64)
+    rotary_write_kv(query, key, value, cos, sin, shape.head_dim, keys, values, slots)
     tables = torch.zeros(_TOKENS, 4, dtype=torch.int32)
     lens, starts = torch.ones(_TOKENS, dtype=torch.int32), torch.arange(_TOKENS + 1).int()
     out, scale = torch.empty(query.shape, dtype=query.dtype), shape.head_dim**-0.5
-    for num_splits in NUM_SPLITS:
+    for num_splits in splits:
         paged_decode(query, keys, values, tables, lens, scale=scale, num_splits=num_splits, out=out)
     paged_prefill(query, keys, values, tables, starts, lens, scale=scale, out=out)
 
 
-def _compile_elementwise(query: Tensor, key: Tensor, shape: Shape) -> None:
+def _compile_elementwise(shape: Shape) -> None:
     hidden = torch.empty(_TOKENS, shape.hidden_size, dtype=torch.bfloat16)
     rms_norm(hidden, hidden[0], 1e-6)
+    add_rms_norm(hidden, hidden, hidden[0], 1e-6)
     gated_activation(torch.empty(_TOKENS, 2 * shape.hidden_size, dtype=torch.bfloat16), "silu")
-    if shape.norms_heads:
-        query, key = (rms_norm(rows, rows[0, 0], 1e-6) for rows in (query, key))
-    cos, sin = torch.empty(2, _TOKENS, shape.head_dim, dtype=torch.bfloat16)
-    rotary(query, key, cos, sin, shape.head_dim)
 
 
 def _compile_job(job: tuple[int, Shape | None]) -> int:
@@ -150,7 +155,7 @@ def _compile_job(job: tuple[int, Shape | None]) -> int:
 
 
 def main() -> int:
-    """Compiles all, on all cores."""
+    """Compile all shapes for all GPUs, on all cores."""
     jobs = list(product(dry_run.ARCHS, (None, *SHAPES)))
     compile_driver_module()
     with ProcessPoolExecutor() as pool:

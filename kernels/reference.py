@@ -1,4 +1,4 @@
-"""Paged attention as its definition says, slowly, in fp64: what every kernel is tested against."""
+"""A slow reference of paged attention in fp64, which all kernels are tested against."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def paged_attention_reference(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> Tensor:
-    """The signature and meaning of `kernels.sdpa.paged_attention`, one query and head at a time.
+    """Compute `kernels.sdpa.paged_attention` for one query and head at a time.
 
-    Caches may hold fp8 e4m3, also as bytes: numbers that stand for so many scales. Returns
-    [T, heads, value_dim] in fp64.
+    Caches may also hold fp8 e4m3, as such or as bytes, whose values are multiplied by the scales.
+    Returns [T, heads, value_dim] in fp64.
     """
     num_tokens, num_heads, _ = query.shape
     group = num_heads // key_cache.shape[2]
@@ -54,7 +54,7 @@ def paged_decode_reference(
     context_lens: Tensor,
     **options: Any,
 ) -> Tensor:
-    """Twin of `kernels.paged_decode.paged_decode`; takes its options about the result's value."""
+    """Reference of `kernels.paged_decode.paged_decode`, with the options that affect the result."""
     starts = torch.arange(len(context_lens) + 1)
     return paged_prefill_reference(
         query, key_cache, value_cache, block_tables, starts, context_lens, **options
@@ -70,9 +70,9 @@ def paged_prefill_reference(
     context_lens: Tensor,
     **options: Any,
 ) -> Tensor:
-    """Twin of `kernels.paged_prefill.paged_prefill`; takes its options about the result's value.
+    """Reference of `kernels.paged_prefill.paged_prefill`, with the options that affect the result.
 
-    A sequence with a context of 0 is padding: zeros.
+    A sequence with a context of 0 is padding; its output is zero.
     """
     starts, lens = query_starts.tolist(), context_lens.tolist()
     spans = tuple(
@@ -97,7 +97,7 @@ def _softcap(scores: Tensor, softcap: float | None) -> Tensor:
 
 
 def _softmax_with_sink(scores: Tensor, sink: Tensor | None) -> Tensor:
-    """A sink takes a share of the probability and gives nothing for it."""
+    """Compute a softmax in which a sink takes a share of the probability but has no value."""
     if sink is None:
         return scores.softmax(-1)
     return torch.cat([scores, sink.double().view(1)]).softmax(-1)[:-1]

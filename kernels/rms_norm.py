@@ -1,6 +1,8 @@
-"""Root-mean-square norm of rows in one launch, where transformers' takes six."""
+"""RMSNorm of rows in one launch, with or without the residual add before it."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -11,9 +13,34 @@ from kernels.paged_arguments import stride
 from kernels.plan import Plan, planned
 
 MAX_WIDTH = 32768
-"""A row lies in the registers of one program."""
+"""One program holds a whole row in registers."""
 TILE = 1024
-"""Numbers in a program's tile where rows are shorter, so that it takes several."""
+"""Least numbers in a program's tile: it takes several rows if they are short."""
+
+
+@triton.jit
+def normalize(
+    numbers,
+    weight,
+    eps,
+    dims,
+    is_inside,
+    dtype: tl.constexpr,
+    WIDTH: tl.constexpr,
+    OFFSET: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr,
+    ROWS_PER_TILE: tl.constexpr,
+    WIDTH_TILE: tl.constexpr,
+):
+    """Return the norm of `numbers` [ROWS_PER_TILE, WIDTH_TILE] fp32 in `dtype`."""
+    mean_square = tl.sum(numbers * numbers, 1) / WIDTH
+    numbers *= tl.rsqrt(mean_square + eps)[:, None]
+    if ROUNDS_FIRST:
+        numbers = numbers.to(dtype).to(tl.float32)
+    # Loaded again for each row, from L1: loaded as one short row, it would be 2 bytes a thread.
+    factors = weight + tl.broadcast_to(dims, ROWS_PER_TILE, WIDTH_TILE)
+    factors = tl.load(factors, mask=is_inside, other=0.0).to(tl.float32) + OFFSET
+    return (numbers * factors).to(dtype)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_heads"])
@@ -34,34 +61,65 @@ def rms_norm_kernel(
     ROWS_PER_TILE: tl.constexpr,
     WIDTH_TILE: tl.constexpr,
 ):
-    """Program r: the r-th ROWS_PER_TILE rows, heads of a token after each other."""
+    """Program r takes the r-th ROWS_PER_TILE rows; the heads of a token follow each other."""
     row = tl.program_id(0) * ROWS_PER_TILE + tl.arange(0, ROWS_PER_TILE)
     dims = tl.arange(0, WIDTH_TILE)[None, :]
     is_inside = (row < num_rows)[:, None] & (dims < WIDTH)
     token, head = (row // num_heads).to(tl.int64), row % num_heads
     starts = (token * token_stride + head * head_stride)[:, None]
     numbers = tl.load(rows + starts + dims, mask=is_inside, other=0.0).to(tl.float32)
-    mean_square = tl.sum(numbers * numbers, 1) / WIDTH
-    numbers *= tl.rsqrt(mean_square + eps)[:, None]
-    if ROUNDS_FIRST:
-        numbers = numbers.to(out.dtype.element_ty).to(tl.float32)
-    # For each row again, from L1: as one short row they would be read 2 bytes a thread.
-    factors = weight + tl.broadcast_to(dims, ROWS_PER_TILE, WIDTH_TILE)
-    factors = tl.load(factors, mask=is_inside, other=0.0).to(tl.float32) + OFFSET
+    normed = normalize(
+        numbers, weight, eps, dims, is_inside, out.dtype.element_ty,
+        WIDTH, OFFSET, ROUNDS_FIRST, ROWS_PER_TILE, WIDTH_TILE,
+    )  # fmt: skip
     places = (token * out_token_stride + head * out_head_stride)[:, None] + dims
-    tl.store(out + places, (numbers * factors).to(out.dtype.element_ty), mask=is_inside)
+    tl.store(out + places, normed, mask=is_inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def add_rms_norm_kernel(
+    total,
+    normed,
+    hidden,
+    output,
+    weight,
+    eps,
+    num_rows,
+    hidden_stride,
+    output_stride,
+    WIDTH: tl.constexpr,
+    OFFSET: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr,
+    ROWS_PER_TILE: tl.constexpr,
+    WIDTH_TILE: tl.constexpr,
+):
+    """Program r takes the r-th ROWS_PER_TILE rows. `total` and `normed` are contiguous."""
+    row = tl.program_id(0) * ROWS_PER_TILE + tl.arange(0, ROWS_PER_TILE)
+    dims = tl.arange(0, WIDTH_TILE)[None, :]
+    is_inside = (row < num_rows)[:, None] & (dims < WIDTH)
+    row = row.to(tl.int64)[:, None]
+    dtype = total.dtype.element_ty
+    numbers = tl.load(hidden + row * hidden_stride + dims, mask=is_inside, other=0.0).to(tl.float32)
+    added = tl.load(output + row * output_stride + dims, mask=is_inside, other=0.0)
+    rounded = (numbers + added.to(tl.float32)).to(dtype)
+    tl.store(total + row * WIDTH + dims, rounded, mask=is_inside)
+    result = normalize(
+        rounded.to(tl.float32), weight, eps, dims, is_inside, dtype,
+        WIDTH, OFFSET, ROUNDS_FIRST, ROWS_PER_TILE, WIDTH_TILE,
+    )  # fmt: skip
+    tl.store(normed + row * WIDTH + dims, result, mask=is_inside)
 
 
 def rms_norm(
     rows: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0, rounds_first: bool = True
 ) -> Tensor:
-    """`row / sqrt(mean(row²) + eps) * (weight + offset)` of every row, in fp32, then rounded.
+    """Return `row / sqrt(mean(row²) + eps) * (weight + offset)` for every row.
 
-    rows: [T, width] or [T, heads, width] in fp16, bf16 or fp32, any strides but rows contiguous;
-    weight: [width], contiguous. `rounds_first`: to the rows' type before the weight multiplies,
-    too, as Llama does and Gemma (whose offset is 1) does not; then no weight may be of a wider
-    type. Returns a new tensor, dense in the order of `rows` in memory. Raises ValueError for other
-    shapes and strides.
+    rows: [T, width] or [T, heads, width] in fp16, bf16 or fp32; rows contiguous, other strides are
+    free. weight: [width], contiguous. Computed in fp32 and rounded to the type of `rows`.
+    rounds_first: also round before the weight multiplies, as Llama does and Gemma (whose offset is
+    1) does not; then the weight must not be of a wider type. The result is dense, in the order of
+    `rows` in memory. Raises ValueError for other shapes and strides.
     """
     out = torch.empty_like(rows)
     grid, numbers, options = _plan(rows, weight, out, rounds_first)
@@ -72,26 +130,75 @@ def rms_norm(
     return out
 
 
+def add_rms_norm(
+    hidden: Tensor,
+    output: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    offset: float = 0.0,
+    rounds_first: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Return `hidden + output` and the `rms_norm` of this sum, both new tensors.
+
+    The sum is rounded to its type before it is normed, as by two operations. hidden, output:
+    [T, width] of one type; rows contiguous, other strides are free. The other arguments and errors
+    are those of `rms_norm`.
+    """
+    grid, numbers, options = _add_plan(hidden, output, weight, rounds_first)
+    total, normed = torch.empty_like(hidden), torch.empty_like(hidden)
+    if grid[0]:
+        add_rms_norm_kernel[grid](
+            total, normed, hidden, output, weight, eps, *numbers,
+            OFFSET=offset, ROUNDS_FIRST=rounds_first, **options,
+        )  # fmt: skip
+    return total, normed
+
+
 @planned
 def _plan(rows: Tensor, weight: Tensor, out: Tensor, rounds_first: bool) -> Plan:
     _check(rows, weight, rounds_first)
-    width = rows.shape[-1]
     num_heads = rows.shape[1] if rows.ndim == 3 else 1
     num_rows = rows.shape[0] * num_heads
+    strides = [
+        (stride(tensor, 0), stride(tensor, 1) if num_heads > 1 else 0) for tensor in (rows, out)
+    ]
+    tiling = _tiling(rows.shape[-1])
+    return Plan(
+        (triton.cdiv(num_rows, tiling["ROWS_PER_TILE"]),),
+        (num_rows, num_heads, *strides[0], *strides[1]),
+        tiling,
+    )
+
+
+@planned
+def _add_plan(hidden: Tensor, output: Tensor, weight: Tensor, rounds_first: bool) -> Plan:
+    if hidden.ndim != 2 or hidden.shape != output.shape or hidden.dtype != output.dtype:
+        raise ValueError(
+            f"hidden is {list(hidden.shape)} {hidden.dtype}, output {list(output.shape)} "
+            f"{output.dtype}; both must be [tokens, width] of one type"
+        )
+    for rows in (hidden, output):
+        _check(rows, weight, rounds_first)
+    num_rows, width = hidden.shape
+    tiling = _tiling(width)
+    return Plan(
+        (triton.cdiv(num_rows, tiling["ROWS_PER_TILE"]),),
+        (num_rows, stride(hidden, 0), stride(output, 0)),
+        tiling,
+    )
+
+
+def _tiling(width: int) -> dict[str, Any]:
     width_tile = triton.next_power_of_2(width)
     rows_per_tile = max(1, TILE // width_tile)
-    strides = [(stride(each, 0), stride(each, 1) if num_heads > 1 else 0) for each in (rows, out)]
-    return Plan(
-        (triton.cdiv(num_rows, rows_per_tile),),
-        (num_rows, num_heads, *strides[0], *strides[1]),
-        {
-            "WIDTH": width,
-            "ROWS_PER_TILE": rows_per_tile,
-            "WIDTH_TILE": width_tile,
-            # As many threads as there are 16-byte loads of bf16; a long row is several a thread.
-            "num_warps": min(16, max(4, rows_per_tile * width_tile // 256)),
-        },
-    )
+    return {
+        "WIDTH": width,
+        "ROWS_PER_TILE": rows_per_tile,
+        "WIDTH_TILE": width_tile,
+        # As many threads as there are 16-byte loads of bf16; in a long row, several loads a thread.
+        "num_warps": min(16, max(4, rows_per_tile * width_tile // 256)),
+    }
 
 
 def _check(rows: Tensor, weight: Tensor, rounds_first: bool) -> None:

@@ -1,8 +1,8 @@
-"""Paged attention on torch's scaled_dot_product_attention: any device, any head size.
+"""Paged attention on torch's scaled_dot_product_attention, for any device and head size.
 
-Each sequence's blocks are gathered into scratch that is reused from call to call (a fresh buffer
-costs more in page faults than the attention itself), then one SDPA runs over exactly its tokens:
-nothing is padded.
+Each sequence's blocks are gathered into a scratch buffer, then one SDPA runs over exactly its
+tokens, without padding. The buffer is reused: page faults of a new one would cost more than the
+attention itself.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from kernels.batch import PagedBatch
 
 
 class Scratch:
-    """Buffers to gather one sequence's K and V into; each grows to the longest seen."""
+    """Buffers for the gathered K and V of one sequence; they grow to the longest seen."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def gather(self, name: str, cache: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
-        """The blocks of `cache` as [tokens, kv_heads, head_dim]; valid until the next call.
+        """Return the blocks of `cache` as [tokens, kv_heads, head_dim], valid until the next call.
 
-        A cache of fp8 e4m3, also as bytes, is converted to `dtype`.
+        An fp8 e4m3 cache, also one stored as bytes, is converted to `dtype`.
         """
         is_fp8 = cache.dtype != dtype
         cache = cache.view(torch.uint8) if is_fp8 else cache
-        # NOTE: not len(), which costs a tensor more than a gather of short sequences.
+        # NOTE: len() of a tensor would cost more than the gather of a short sequence.
         num_blocks = blocks.shape[0]
         buffer = self._buffers.get(name)
         if buffer is None or not _fits(buffer, num_blocks, cache):
@@ -52,13 +52,13 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of each chunk's queries over all of its sequence's K/V so far.
+    """Return the causal attention of new tokens over their sequence's K and V so far.
 
-    query: [T, heads, head_dim]; caches: [blocks, block_size, kv_heads, head_dim] of the same type
-    or of fp8 e4m3 (float8_e4m3fn, or its bytes), already holding the K/V of these tokens.
-    `window`: a query sees that many newest positions, its own included.
-    `softcap`: scores become softcap * tanh(score / softcap). `sinks`: [heads], a logit per head
-    that joins the softmax and has no value. Returns [T, heads, value_dim].
+    query: [T, heads, head_dim]. Caches: [blocks, block_size, kv_heads, head_dim] of the same type
+    or fp8 e4m3 (float8_e4m3fn, or its bytes), which already contain K and V of these tokens.
+    window: the number of newest positions that a query sees, including its own. softcap: scores
+    become softcap * tanh(score / softcap). sinks: [heads], a logit per head that joins the softmax
+    and has no value. Returns [T, heads, value_dim].
     """
     out = query.new_empty(*query.shape[:2], value_cache.shape[3])
     block_size = key_cache.shape[1]
@@ -86,10 +86,10 @@ def paged_attention(
 def _sdpa(
     queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None
 ) -> Tensor:
-    """queries [heads, Q, D], keys and values [kv_heads, K, D] → [heads, Q, value_dim]."""
+    """Attend queries [heads, Q, D] to keys and values [kv_heads, K, D]: [heads, Q, value_dim]."""
     (num_heads, num_queries, _), (num_kv_heads, num_keys, _) = queries.shape, keys.shape
     if num_queries == 1 and (window is None or num_keys <= window):
-        # Decode: a group's heads become queries of one KV head, so K and V are read once.
+        # Decode: the heads of a group become queries of one KV head, so K and V are read once.
         grouped = queries.reshape(1, num_kv_heads, num_heads // num_kv_heads, -1)
         return F.scaled_dot_product_attention(
             grouped, keys[None], values[None], scale=scale
@@ -116,7 +116,10 @@ def _attend_by_hand(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """What SDPA has no argument for. Softmax in fp32, as transformers' eager attention."""
+    """Attend with softcap or sinks, which SDPA does not support.
+
+    The softmax is in fp32, as in transformers' eager attention.
+    """
     num_heads, num_queries, _ = queries.shape
     group = num_heads // keys.shape[0]
     keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
@@ -133,7 +136,7 @@ def _attend_by_hand(
 
 
 def _mask(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
-    """[Q, K], True where a query may look; the last query stands at the last key."""
+    """Return a mask [Q, K], True where a query sees a key; the last query is at the last key."""
     query = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
     key = torch.arange(num_keys, device=device)[None]
     mask = key <= query

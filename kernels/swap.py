@@ -1,4 +1,4 @@
-"""Blocks of all layers to and from one contiguous buffer, which one copy takes to the host."""
+"""Moves blocks of all layers to and from one contiguous buffer, which is copied to the host."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def swap_kernel(
     IS_GATHER: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Program (b, c, i): the i-th TILE words of cache c's part of the b-th block."""
+    """Program (b, c, i) copies the i-th TILE words of cache c's part of the b-th block."""
     cache = tl.program_id(1)
     size = tl.load(sizes + cache)
     words = tl.program_id(2) * TILE + tl.arange(0, TILE)
     if tl.program_id(2) * TILE >= size:
         return
-    # The table's numbers are even (cache_table checks it); the compiler cannot know.
+    # The table's numbers are even, which `cache_table` checks and the compiler cannot know.
     base = tl.multiple_of(tl.load(addresses + cache).to(tl.pointer_type(tl.int64)), 16)
     stride = tl.multiple_of(tl.load(strides + cache), 2)
     start = tl.multiple_of(tl.load(starts + cache), 2)
@@ -42,16 +42,16 @@ def swap_kernel(
 
 
 def gather_blocks(table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
-    """Row b of `staging` becomes block block_ids[b] of every cache, one after the other.
+    """Copy block block_ids[b] of every cache, one after another, into row b of `staging`.
 
-    block_ids [B] int32 or int64 on the caches' device; staging [>= B, table.words_per_block] int64,
-    contiguous, on the same device. Raises ValueError for other buffers.
+    block_ids: [B] int32 or int64 on the caches' device; staging: [>= B, table.words_per_block]
+    int64, contiguous, on the same device. Raises ValueError for other buffers.
     """
     _swap(table, block_ids, staging, is_gather=True)
 
 
 def scatter_blocks(table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
-    """The way back: block block_ids[b] of every cache becomes row b of `staging`; no id twice."""
+    """Copy row b of `staging` back into block block_ids[b] of every cache; ids are unique."""
     _swap(table, block_ids, staging, is_gather=False)
 
 

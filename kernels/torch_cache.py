@@ -1,6 +1,6 @@
-"""What cache_write.py, block_copy.py and swap.py do, in torch, on any device.
+"""The functions of cache_write.py, block_copy.py and swap.py in torch, for any device.
 
-Same names, signatures and meaning. The CPU engine uses them, and tests compare with them.
+Names, signatures and results are the same. The CPU engine uses them, and tests compare with them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def write_kv(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> None:
-    """Token t's K and V go to slot `slot_mapping[t]`; a negative slot (padding) is skipped.
+    """Write token t's K and V into slot `slot_mapping[t]`; skip negative slots (padding).
 
     key, value: [T, kv_heads, head_dim]; caches: [blocks, block_size, kv_heads, head_dim], changed
-    in place, of the same type or fp8 e4m3 (float8_e4m3fn, or its codes in uint8) holding
-    value / scale; slot_mapping: [T], no slot twice.
+    in place, of the same type or fp8 e4m3 (float8_e4m3fn, or its codes in uint8) with
+    value / scale; slot_mapping: [T], without duplicates.
     """
     is_token = slot_mapping >= 0
     if not is_token.all():
@@ -37,21 +37,21 @@ def write_kv(
 
 
 def copy_blocks(table: CacheTable, pairs: Tensor) -> None:
-    """Block pairs[p, 0] is copied to block pairs[p, 1] in every cache of the table."""
+    """Copy block pairs[p, 0] to block pairs[p, 1] in every cache of the table."""
     source, target = pairs.long().unbind(1)
     for cache in table.caches:
         cache[target] = cache[source]
 
 
 def gather_blocks(table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
-    """Row b of `staging` [>= B, words_per_block] int64 becomes block block_ids[b] of all caches."""
+    """Copy block block_ids[b] of all caches into row b of `staging` [>= B, words_per_block]."""
     for row, block in enumerate(block_ids.tolist()):
         parts = [_words(cache[block]) for cache in table.caches]
         torch.cat(parts, out=staging[row])
 
 
 def scatter_blocks(table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
-    """Block block_ids[b] of all caches becomes row b of `staging`."""
+    """Copy row b of `staging` into block block_ids[b] of all caches."""
     sizes = table.sizes.tolist()
     for row, block in enumerate(block_ids.tolist()):
         for cache, part in zip(table.caches, staging[row].split(sizes), strict=True):
@@ -60,7 +60,7 @@ def scatter_blocks(table: CacheTable, block_ids: Tensor, staging: Tensor) -> Non
 
 def _write(rows: Tensor, cache: Tensor, slots: Tensor, scale: float) -> None:
     if cache.dtype != rows.dtype:
-        # Bytes from here on, as torch does not index fp8 on every device.
+        # Index bytes: torch does not index fp8 on every device.
         rows = rows.float().mul(1.0 / scale).clamp(-E4M3_MAX, E4M3_MAX)
         rows, cache = rows.to(torch.float8_e4m3fn).view(torch.uint8), cache.view(torch.uint8)
     if cache.is_contiguous():
@@ -71,6 +71,6 @@ def _write(rows: Tensor, cache: Tensor, slots: Tensor, scale: float) -> None:
 
 
 def _words(block: Tensor) -> Tensor:
-    """A dense block as [words] int64 in the order of memory, sharing it."""
+    """View a dense block as [words] int64, in memory order."""
     flat = block.as_strided((block.numel(),), (1,))
     return flat.view(torch.int64)

@@ -1,6 +1,6 @@
-"""What rms_norm.py, gated_activation.py and rotary.py do, in torch, on any device.
+"""The functions of rms_norm.py, gated_activation.py and rotary.py in torch, for any device.
 
-Same names, signatures and meaning, and to the bit what transformers' own operations give.
+Names and signatures are the same. Results are bit for bit those of transformers' operations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 def rms_norm(
     rows: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0, rounds_first: bool = True
 ) -> Tensor:
-    """`row / sqrt(mean(row²) + eps) * (weight + offset)` of every row [..., width]."""
+    """Return `row / sqrt(mean(row²) + eps) * (weight + offset)` for every row [..., width]."""
     numbers = rows.float()
     numbers = numbers * torch.rsqrt(numbers.pow(2).mean(-1, keepdim=True) + eps)
     if rounds_first:
@@ -23,16 +23,30 @@ def rms_norm(
     return (numbers * (weight.float() + offset)).to(rows.dtype)
 
 
+def add_rms_norm(
+    hidden: Tensor,
+    output: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    offset: float = 0.0,
+    rounds_first: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Return `hidden + output` and the `rms_norm` of this sum; [T, width] each."""
+    total = hidden + output
+    return total, rms_norm(total, weight, eps, offset=offset, rounds_first=rounds_first)
+
+
 def gated_activation(gate_up: Tensor, activation: Literal["silu", "gelu_tanh"]) -> Tensor:
-    """activation(gate) * up; gate_up [T, 2 * I], gates first → [T, I]."""
+    """Return activation(gate) * up, [T, I], for gate_up [T, 2 * I], gates first."""
     gate, up = gate_up.chunk(2, -1)
     return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
 def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> None:
-    """Turns the first `rotary_dim` dims of query and key [T, heads, head_dim], in place.
+    """Rotate the first `rotary_dim` dims of query and key [T, heads, head_dim] in place.
 
-    cos, sin: [T, rotary_dim], or [T, rotary_dim / 2] where one half serves both.
+    cos, sin: [T, rotary_dim], or [T, rotary_dim / 2] if both halves share them.
     """
     half = rotary_dim // 2
     first_cos, first_sin = cos[:, None, :half], sin[:, None, :half]

@@ -1,4 +1,4 @@
-"""What cpu/logits.py does, in torch, on any device."""
+"""The function of cpu/logits.py in torch, for any device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from torch import Tensor
 
 
 def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """logits [N, vocabulary] → of each row the likeliest token, [N] int64, the first of several,
-    and the logarithm of the sum of all exponentials, [N] fp32."""
+    """Return each row's argmax, [N] int64, and log-sum-exp, [N] fp32, for logits [N, vocab_size].
+
+    The first token wins a tie.
+    """
     logits = logits.float()
     return logits.argmax(-1), logits.logsumexp(-1)

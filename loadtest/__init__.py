@@ -1,1 +1,1 @@
-"""Measures serving containers over HTTP, ours and others; imports nothing of the server."""
+"""Load tests of serving containers over HTTP, ours and others; imports no server code."""

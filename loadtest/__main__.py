@@ -1,4 +1,4 @@
-"""The command line: `compare` and `sweep` measure, `report` draws what was measured."""
+"""Command line: `compare` and `sweep` measure servers, `report` draws existing results."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line; returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Run a command line and return the exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     parser = make_parser()
-    parsed = parser.parse_args(given)
+    parsed = parser.parse_args(arguments)
     if parsed.command == "report":
         return _report(parsed)
-    return _measure(parser, parsed, f"python -m loadtest {shlex.join(given)}")
+    return _measure(parser, parsed, f"python -m loadtest {shlex.join(arguments)}")
 
 
 def _measure(parser: argparse.ArgumentParser, parsed: argparse.Namespace, command: str) -> int:
-    import locust  # noqa: F401 - patches sockets, which must come before anything that uses them
+    import locust  # noqa: F401 - monkey-patches sockets, so it must precede modules that use them
 
     from loadtest.machine import describe_machine
     from loadtest.measure import WarmUpError
@@ -47,16 +47,16 @@ def _measure(parser: argparse.ArgumentParser, parsed: argparse.Namespace, comman
         slo=slo,
     )
 
-    def keep(run: Run) -> None:
-        """After each run, so that whatever ends this process leaves what there was."""
+    def save(run: Run) -> None:
+        """Write all results after each run, so that they survive a crash."""
         results.runs.append(run)
         results.write(parsed.out)
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # whichever it is, servers must be stopped
+    for number in (signal.SIGINT, signal.SIGTERM):  # both must unwind and stop the servers
         signal.signal(number, signal.default_int_handler)
     code = 0
     try:
-        if not _run(parser, parsed, results, keep):
+        if not _run(parser, parsed, results, save):
             code = EXIT_INTERRUPTED
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
@@ -64,7 +64,7 @@ def _measure(parser: argparse.ArgumentParser, parsed: argparse.Namespace, comman
         print(f"loadtest: {error}", file=sys.stderr)
         code = EXIT_FAILED
     if code:
-        results.notes.append("Not all of it: the command was ended before its time.")
+        results.notes.append("Incomplete: the command did not run to its end.")
     return _write(results, parsed.out) or code
 
 
@@ -72,15 +72,16 @@ def _run(
     parser: argparse.ArgumentParser,
     parsed: argparse.Namespace,
     results: Results,
-    keep: Callable[[Run], None],
+    save: Callable[[Run], None],
 ) -> bool:
+    """Run `compare` or `sweep`. Returns False if it was interrupted."""
     from loadtest.compare import compare
     from loadtest.plan import Load
     from loadtest.sweep import sweep
 
     subjects = _subjects(parser, parsed)
     load = Load(
-        requests=getattr(parsed, "requests", 0),  # a sweep has so many as its rates make
+        num_requests=getattr(parsed, "requests", 0),  # a sweep sets it for each rate
         users=parsed.users,
         rate=parsed.rate,
         trace=parsed.trace,
@@ -90,7 +91,7 @@ def _run(
         seed=parsed.seed,
     )
     if parsed.command == "compare":
-        return compare(subjects, parsed.workload, load, num_warm_up=parsed.warm_up, on_run=keep)
+        return compare(subjects, parsed.workload, load, num_warm_up=parsed.warm_up, on_run=save)
     return sweep(
         subjects,
         parsed.workload,
@@ -101,7 +102,7 @@ def _run(
         first_rate=parsed.first_rate,
         num_refinements=parsed.refinements,
         num_warm_up=parsed.warm_up,
-        on_run=keep,
+        on_run=save,
     )
 
 
@@ -120,7 +121,7 @@ def _subjects(parser: argparse.ArgumentParser, parsed: argparse.Namespace):
         )
         return Target(endpoint=endpoint)
     if not parsed.properties.is_file():
-        parser.error(f"{parsed.properties} is no file; --properties names another")
+        parser.error(f"{parsed.properties} is not a file; set --properties")
     return Strategies(
         names=parsed.strategies,
         properties=read_properties(parsed.properties),
@@ -148,9 +149,9 @@ def _report(parsed: argparse.Namespace) -> int:
 
 
 def _write(results: Results, out: Path) -> int:
-    """results.json, requests.csv and report.html, of whatever there is."""
+    """Write results.json, requests.csv and report.html. Returns EXIT_FAILED if no run exists."""
     if not results.runs:
-        print("loadtest: nothing was measured", file=sys.stderr)
+        print("loadtest: no results", file=sys.stderr)
         return EXIT_FAILED
     from loadtest.report.page import write_report
 

@@ -1,4 +1,4 @@
-"""The options of the command line, with their help."""
+"""Command line options and their help texts."""
 
 from __future__ import annotations
 
@@ -9,61 +9,84 @@ from loadtest.workloads import WORKLOADS, Workload
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Parses a whole command line."""
+    """Return the parser of the whole command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest", description="Measures serving containers over HTTP."
+        prog="python -m loadtest", description="Load-test serving containers over HTTP."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    compare = _command(commands, "compare", "the same work against each strategy, or a server")
+    compare = _command(
+        commands, "compare", "run the same requests against each batching strategy or a server"
+    )
     _add_subjects(compare)
     _add_load(compare)
-    compare.add_argument("--requests", type=_count, default=500, help="of each run (default: 500)")
+    compare.add_argument(
+        "--requests", type=_count, default=500, help="requests per run (default: 500)"
+    )
     compare.add_argument(
         "--workload",
         type=_workloads,
         default=[WORKLOADS["aws"]],
         metavar="NAME,...",
-        help="workloads, separated by commas (default: aws)",
+        help="comma-separated workloads (default: aws)",
     )
-    sweep = _command(commands, "sweep", "the highest rate that holds a service level objective")
+    sweep = _command(
+        commands, "sweep", "find the highest request rate that meets a service level objective"
+    )
     _add_subjects(sweep)
     _add_load(sweep)
     sweep.add_argument(
-        "--workload", type=_workload, default=WORKLOADS["chat"], metavar="NAME", help="(chat)"
+        "--workload",
+        type=_workload,
+        default=WORKLOADS["chat"],
+        metavar="NAME",
+        help="workload (default: chat)",
     )
     sweep.add_argument(
         "--slo",
         default="ttft_p99=2s,itl_p99=200ms",
         metavar="BOUNDS",
-        help="ttft, itl, e2e or queue, _, mean, p50, p90, p99 or max, =, a time "
-        "(default: %(default)s)",
+        help="comma-separated bounds NAME_STATISTIC=VALUE: NAME is ttft, itl, e2e or queue, "
+        "STATISTIC is mean, p50, p90, p99 or max, VALUE is in s or ms (default: %(default)s)",
     )
     sweep.add_argument(
         "--seconds",
         type=_positive,
         default=30.0,
-        help="of requests at each rate; long against the answers and the bounds (default: 30)",
+        help="seconds of requests per rate; should be much longer than a response and the bounds "
+        "(default: 30)",
     )
     sweep.add_argument(
-        "--rates", type=_rates, default=[], metavar="R,...", help="requests/s to try, no search"
+        "--rates",
+        type=_rates,
+        default=[],
+        metavar="R,...",
+        help="requests/s to try, instead of searching",
     )
     sweep.add_argument(
-        "--first-rate", type=_positive, default=1.0, help="where the search begins (default: 1)"
+        "--first-rate",
+        type=_positive,
+        default=1.0,
+        help="requests/s at which the search starts (default: 1)",
     )
     sweep.add_argument(
-        "--refinements", type=int, default=3, help="halvings of the last interval (default: 3)"
+        "--refinements",
+        type=int,
+        default=3,
+        help="bisection steps after the first rate that fails (default: 3)",
     )
-    report = _command(commands, "report", "report.html again, of results that are there")
-    report.add_argument("results", type=Path, nargs="+", help="results.json, or their folders")
-    report.add_argument("--out", type=Path, required=True, metavar="DIR")
-    report.add_argument("--pictures", action="store_true", help="also every chart as a PNG")
+    report = _command(commands, "report", "write report.html from existing results")
+    report.add_argument("results", type=Path, nargs="+", help="results.json files or their folders")
+    report.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder for the report"
+    )
+    report.add_argument("--pictures", action="store_true", help="also write each chart as a PNG")
     return parser
 
 
 def _command(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
 ) -> argparse.ArgumentParser:
-    names = "\n".join(f"  {each.name:27}{each.doc}" for each in WORKLOADS.values())
+    names = "\n".join(f"  {workload.name:27}{workload.doc}" for workload in WORKLOADS.values())
     return commands.add_parser(
         name,
         help=text,
@@ -74,74 +97,98 @@ def _command(
 
 
 def _add_subjects(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what is measured")
+    group = parser.add_argument_group("servers under test")
     group.add_argument(
         "--strategies",
         type=_names,
         default=["none", "dynamic", "continuous", "paged"],
         metavar="NAME,...",
-        help="of our container, each in a fresh process (default: all four)",
+        help="strategies of our container, each run in a fresh process (default: all four)",
     )
     group.add_argument(
         "--properties",
         type=Path,
         default=Path("serving.properties"),
         metavar="FILE",
-        help="of all of them, beside option.batching (default: %(default)s)",
+        help="properties of every server, apart from option.batching (default: %(default)s)",
     )
-    group.add_argument("--model-dir", type=Path, metavar="DIR", help="as the container takes it")
-    group.add_argument("--target", metavar="URL", help="a running server instead")
+    group.add_argument(
+        "--model-dir", type=Path, metavar="DIR", help="passed to the container as --model-dir"
+    )
+    group.add_argument("--target", metavar="URL", help="measure a running server instead")
     group.add_argument(
         "--sagemaker",
         metavar="ENDPOINT",
-        help="a SageMaker endpoint instead, by AWS's own configuration; with --target, of the "
-        "runtime at that address",
+        help="measure a SageMaker endpoint instead, with boto3's credentials and region; with "
+        "--target, through the SageMaker runtime at that address",
     )
     group.add_argument(
         "--schema",
         choices=["lmi", "openai"],
         default="lmi",
-        help="lmi: inputs and parameters, also of text-generation-inference; openai: completions",
+        help="request schema; lmi: inputs and parameters, as in text-generation-inference; "
+        "openai: completions (default: lmi)",
     )
-    group.add_argument("--path", help="in place of /invocations, or /v1/completions")
+    group.add_argument("--path", help="request path (default: /invocations or /v1/completions)")
     group.add_argument(
-        "--timeout", type=_positive, default=600.0, help="seconds without a byte (default: 600)"
+        "--timeout",
+        type=_positive,
+        default=600.0,
+        help="seconds without data before a request fails (default: 600)",
     )
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what is sent")
-    group.add_argument("--users", type=_count, default=50, help="of a closed loop (default: 50)")
+    group = parser.add_argument_group("load")
     group.add_argument(
-        "--rate", type=_positive, help="requests/s of an open loop, whatever the workload's"
+        "--users", type=_count, default=50, help="concurrent users of a closed loop (default: 50)"
+    )
+    group.add_argument(
+        "--rate",
+        type=_positive,
+        help="requests/s; makes any workload an open loop and overrides the workload's rate",
     )
     group.add_argument(
         "--trace",
         type=Path,
         metavar="CSV",
-        help="lengths and arrivals: TIMESTAMP, ContextTokens, GeneratedTokens",
+        help="take lengths and arrivals from a trace with the columns TIMESTAMP, ContextTokens and "
+        "GeneratedTokens",
     )
     group.add_argument(
-        "--time-scale", type=_positive, default=1.0, help="arrivals so many times as fast"
+        "--time-scale",
+        type=_positive,
+        default=1.0,
+        help="speed-up of the arrivals of a trace or workload (default: 1)",
     )
     group.add_argument(
-        "--length-scale", type=_positive, default=1.0, help="factor on all lengths (default: 1)"
+        "--length-scale", type=_positive, default=1.0, help="factor for all lengths (default: 1)"
     )
     group.add_argument(
         "--max-length",
         type=_count,
-        help="leave out what has more tokens (default: what the server says of itself)",
+        help="skip requests with more tokens, prompt and output together (default: the limit that "
+        "the server reports)",
     )
-    group.add_argument("--seed", type=int, default=0, help="of lengths, texts and arrivals")
     group.add_argument(
-        "--warm-up", type=int, default=16, help="requests before, not counted (default: 16)"
+        "--seed", type=int, default=0, help="seed for lengths, prompts and arrivals (default: 0)"
     )
-    group.add_argument("--out", type=Path, required=True, metavar="DIR", help="for what is found")
+    group.add_argument(
+        "--warm-up",
+        type=int,
+        default=16,
+        help="warm-up requests before each run, not counted (default: 16)",
+    )
+    group.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder for the results"
+    )
 
 
 def _workload(name: str) -> Workload:
     if name not in WORKLOADS:
-        raise argparse.ArgumentTypeError(f"no workload {name}; there are {', '.join(WORKLOADS)}")
+        raise argparse.ArgumentTypeError(
+            f"unknown workload {name}; choose from {', '.join(WORKLOADS)}"
+        )
     return WORKLOADS[name]
 
 
@@ -154,13 +201,13 @@ def _names(text: str) -> list[str]:
 
 
 def _rates(text: str) -> list[float]:
-    return [_positive(each) for each in text.split(",")]
+    return [_positive(rate) for rate in text.split(",")]
 
 
 def _positive(text: str) -> float:
     value = float(text)
     if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not greater than 0")
     return value
 
 

@@ -1,4 +1,4 @@
-"""When requests are sent, where that does not wait for answers (an open loop)."""
+"""Arrival processes of an open loop, where requests do not wait for responses."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import random
 from collections.abc import Iterator
 
 BURST = 16
-"""Requests that come at once."""
+"""Requests per burst, all due at the same moment."""
 CALM_SHARE = 0.5
-"""Of all requests, those that come one by one between the bursts."""
+"""Share of requests that arrive one by one between bursts."""
 
 
 def poisson(rate: float, rng: random.Random) -> Iterator[float]:
-    """Independent requests, `rate` a second on average."""
+    """Yield arrival times in seconds of a Poisson process with `rate` requests per second."""
     at_s = 0.0
     while True:
         at_s += rng.expovariate(rate)
@@ -20,7 +20,7 @@ def poisson(rate: float, rng: random.Random) -> Iterator[float]:
 
 
 def bursts(rate: float, rng: random.Random) -> Iterator[float]:
-    """The same rate on average, half of it in bursts of BURST requests at one moment."""
+    """Yield arrival times with the same mean rate, half of them in bursts of BURST requests."""
     calm = poisson(rate * CALM_SHARE, rng)
     period = BURST / (rate * (1 - CALM_SHARE))
     next_burst, at_s = period, next(calm)

@@ -1,4 +1,4 @@
-"""The same work against each of several servers."""
+"""Runs the same requests against several servers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from loadtest.measure import measure
 from loadtest.plan import Load
+from loadtest.request import Words
 from loadtest.results import Run
 from loadtest.subjects import Subjects
-from loadtest.words import Words
 from loadtest.workloads import Workload
 
 
@@ -21,15 +21,15 @@ def compare(
     num_warm_up: int,
     on_run: Callable[[Run], None],
 ) -> bool:
-    """Every workload on every subject, each time a fresh one; False if it was interrupted.
+    """Run every workload on every subject, opened afresh each time.
 
-    How words become tokens, and how long a request may be, is asked of the first of them, and
-    holds for all: otherwise their work would differ.
+    Returns False if interrupted. The first subject's tokenizer and length limit apply to all
+    subjects; otherwise their requests would differ.
     """
     words: Words | None = None
     for workload in workloads:
         for name in subjects.names:
-            for answer in _answers(workload, name):
+            for output in _fixed_outputs(workload, name):
                 with subjects.open(name) as subject:
                     if words is None:
                         words = subject.endpoint.words()
@@ -40,7 +40,7 @@ def compare(
                         load,
                         words,
                         num_warm_up=num_warm_up,
-                        fixed_answer=answer,
+                        fixed_output=output,
                     )
                 on_run(run)
                 if not run.is_whole:
@@ -49,11 +49,11 @@ def compare(
 
 
 def with_limit(load: Load, max_length: int | None) -> Load:
-    """With the server's limit, where none was given."""
+    """Return the load with the server's length limit if it has none of its own."""
     return load if load.max_length else dataclasses.replace(load, max_length=max_length)
 
 
-def _answers(workload: Workload, name: str) -> Sequence[int | None]:
-    """Their own lengths; for dynamic batching then also what the article measured it with."""
-    fixed = workload.fixed_dynamic_answer
+def _fixed_outputs(workload: Workload, name: str) -> Sequence[int | None]:
+    """Return the values of `fixed_output` to run: dynamic batching also runs the article's."""
+    fixed = workload.fixed_dynamic_output
     return (None, fixed) if name == "dynamic" and fixed else (None,)

@@ -1,4 +1,4 @@
-"""What is measured: where it is, how one asks it, and what it says of itself."""
+"""The server under test: its address, its schema, and what it reports about itself."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import msgspec
 
 from loadtest.clients.schema import LmiSchema, OpenAISchema, Schema
 from loadtest.clients.transport import HttpTransport, SendError, Transport
-from loadtest.words import COMMON, Words
+from loadtest.request import COMMON, Words
 
-ASK_S = 30.0
-"""For questions beside the measurement."""
+QUERY_TIMEOUT_S = 30.0
+"""Timeout of queries that are not part of the measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A running server, or an endpoint of SageMaker."""
+    """A running server or a SageMaker endpoint."""
 
     url: str | None
-    """None: SageMaker's own address for the region."""
+    """None stands for SageMaker's own address in the region."""
     sagemaker: str | None = None
-    """Name of the endpoint, where it is one."""
+    """Name of the SageMaker endpoint, if it is one."""
     schema: str = "lmi"
     path: str | None = None
-    """In place of the schema's own."""
+    """Overrides the schema's path."""
     timeout_s: float = 600.0
 
     def connect(self) -> Transport:
-        """A way there for one user."""
+        """Open a transport for one user."""
         if self.sagemaker is None:
             assert self.url is not None
             return HttpTransport(self.url, self.timeout_s)
@@ -37,10 +37,10 @@ class Endpoint:
         return SageMakerTransport(self.sagemaker, self.timeout_s, self.url)
 
     def get(self, path: str) -> bytes | None:
-        """The body of a GET; None where there is no such thing."""
+        """Return the body of a GET, or None if it fails."""
         if self.url is None:
             return None
-        transport = HttpTransport(self.url, ASK_S)
+        transport = HttpTransport(self.url, QUERY_TIMEOUT_S)
         try:
             return transport.get(path)
         except SendError:
@@ -49,7 +49,7 @@ class Endpoint:
             transport.close()
 
     def make_schema(self) -> Schema:
-        """The schema in its form for this server."""
+        """Return the schema, set up for this server's model and features."""
         path = {} if self.path is None else {"path": self.path}
         if self.schema == "openai":
             model = self._model()
@@ -57,19 +57,19 @@ class Endpoint:
         return LmiSchema(**path, timings=b"longshore:" in (self.get("/metrics") or b""))
 
     def max_length(self) -> int | None:
-        """Most tokens of a prompt and its answer, where the server says so as vLLM does."""
+        """Return the `max_model_len` that /v1/models reports as in vLLM, or None."""
         model = self._model()
         return None if model is None else model.get("max_model_len")
 
     def words(self) -> Words:
-        """Counted by the server's own tokenizer where it can be asked; else one token a word."""
+        """Return a prompt generator, calibrated with /tokenize or assuming one token per word."""
         if self.url is None:
             return Words()
-        transport = HttpTransport(self.url, ASK_S)
+        transport = HttpTransport(self.url, QUERY_TIMEOUT_S)
         body = {"prompt": " ".join(COMMON), "model": (self._model() or {}).get("id")}
         try:
-            answer = transport.post("/tokenize", msgspec.json.encode(body))
-            return Words(msgspec.json.decode(answer)["count"] / len(COMMON))
+            response = transport.post("/tokenize", msgspec.json.encode(body))
+            return Words(msgspec.json.decode(response)["count"] / len(COMMON))
         except (SendError, msgspec.DecodeError, KeyError, TypeError):
             return Words()
         finally:

@@ -1,4 +1,4 @@
-"""Where it was measured, and with which versions; nothing of it is imported."""
+"""Describes the machine and the installed package versions, without importing the packages."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ PACKAGES = ("longshore", "torch", "transformers", "triton", "gunicorn", "locust"
 
 
 def describe_machine() -> dict[str, str]:
-    """Names and values for a table."""
+    """Return facts by name, without the unknown ones."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found = {
         "processor": f"{_processor()}, {cores} cores for this process",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
-        "GPU": _said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or "none",
+        "GPU": _output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or "none",
         "system": f"{platform.system()} {platform.release()}",
         "Python": platform.python_version(),
-        "commit": _said("git", "describe", "--always", "--dirty"),
+        "commit": _output_of("git", "describe", "--always", "--dirty"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", ""),
     }
     found |= {name: _version(name) for name in PACKAGES}
@@ -44,9 +44,9 @@ def _version(package: str) -> str:
         return ""
 
 
-def _said(*command: str) -> str:
-    """What a command prints; nothing where there is none of that name, or it fails."""
+def _output_of(*command: str) -> str:
+    """Return a command's stdout, or an empty string if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return ""
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() if answer.returncode == 0 else ""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""

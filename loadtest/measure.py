@@ -1,7 +1,8 @@
-"""One run: a warm-up, then a plan sent to a server that is watched meanwhile."""
+"""Runs one workload against one server: a warm-up, then the plan while the server is sampled."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,30 +11,31 @@ import gevent
 import psutil
 from tqdm import tqdm
 
-from loadtest.ask import Ask
-from loadtest.drive import drive
 from loadtest.endpoint import Endpoint
 from loadtest.measures import measures_of, quantiles
-from loadtest.plan import Load, Plan, make_plan, warm_up_asks
+from loadtest.plan import Load, Plan, make_plan, warm_up_requests
 from loadtest.record import Record
+from loadtest.request import Request, Words
 from loadtest.results import Run
 from loadtest.session import Session
+from loadtest.user import LoadUser, SessionEnvironment
 from loadtest.watch import Watch
-from loadtest.words import Words
 from loadtest.workloads import Workload
 
 SETTLE_S = 1.0
-"""Until the server's last figures have reached /metrics."""
+"""Pause for the server's last figures to reach /metrics."""
+USER_GRACE_S = 5.0
+"""Time that locust's users have to stop once the session has finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is measured."""
+    """A server under test."""
 
     name: str
     endpoint: Endpoint
     processes: Sequence[psutil.Process] = ()
-    """Its own, where it runs here."""
+    """The server's processes, if it runs on this machine."""
     start_s: float | None = None
     settings: dict[str, str]
 
@@ -45,38 +47,44 @@ def measure(
     words: Words,
     *,
     num_warm_up: int,
-    fixed_answer: int | None = None,
+    fixed_output: int | None = None,
 ) -> Run:
-    """Returns what there is if it is interrupted. Raises ValueError as `make_plan` does."""
-    plan = make_plan(workload, load, words, fixed_answer=fixed_answer)
+    """Warm the server up, run the workload, and return its measures.
+
+    An interrupted run returns what it has so far. Raises ValueError as `make_plan` does, and
+    WarmUpError if every warm-up request failed.
+    """
+    plan = make_plan(workload, load, words, fixed_output=fixed_output)
     num_users = plan.num_users(load.users)
     started = time.perf_counter()
-    session = _session(subject, workload.name, warm_up_asks(plan, words, num_warm_up))
-    is_whole = not num_warm_up or _interruptible(session, min(num_warm_up, num_users))
+    session = _session(subject, workload.name, warm_up_requests(plan, words, num_warm_up))
+    is_whole = not num_warm_up or _completes(session, min(num_warm_up, num_users))
     warm_up_s = time.perf_counter() - started
     _require_success(session.records)
     samples = []
     if is_whole:
-        gevent.sleep(SETTLE_S)  # or the first look would see the warm-up under way
-        session = _session(subject, workload.name, plan.asks)
+        gevent.sleep(SETTLE_S)  # otherwise the first sample would still count the warm-up
+        session = _session(subject, workload.name, plan.requests)
         with _bar(session, subject.name, workload.name, plan):
             watch = Watch(subject.endpoint.url, lambda: session.now_s, subject.processes)
             watch.start()
-            is_whole = _interruptible(session, num_users)
+            is_whole = _completes(session, num_users)
         gevent.sleep(SETTLE_S)
         watch.stop()
         samples = watch.samples
     else:
         session.records.clear()
     users = None if plan.is_open else num_users
-    variant = "" if fixed_answer is None else f"all answers {plan.asks[0].shape.answer} tokens"
+    variant = (
+        "" if fixed_output is None else f"all outputs {plan.requests[0].shape.output_tokens} tokens"
+    )
     return Run(
         name=subject.name,
         variant=variant,
         workload=workload.name,
         loop=plan.loop,
         users=users,
-        rate=_rate(plan.asks),
+        rate=_rate(plan.requests),
         length_scale=load.length_scale,
         num_left_out=plan.num_left_out,
         tokens_per_word=words.tokens_per_word,
@@ -92,41 +100,56 @@ def measure(
 
 
 class WarmUpError(Exception):
-    """Not one request of the warm-up was answered: nothing can be measured."""
+    """Every warm-up request failed, so nothing can be measured."""
 
 
-def _session(subject: Subject, name: str, asks: Sequence[Ask]) -> Session:
+def _session(subject: Subject, name: str, requests: Sequence[Request]) -> Session:
     endpoint = subject.endpoint
-    return Session(asks, endpoint.connect, endpoint.make_schema(), name=name)
+    return Session(requests, endpoint.connect, endpoint.make_schema(), name=name)
 
 
-def _interruptible(session: Session, num_users: int) -> bool:
-    """Whether it ran to its end."""
+def _completes(session: Session, num_users: int) -> bool:
+    """Run a session. Returns False if it was interrupted."""
     try:
-        drive(session, num_users)
+        _drive(session, num_users)
     except KeyboardInterrupt:
         return False
     return True
 
 
+def _drive(session: Session, num_users: int) -> None:
+    """Run a session with locust's runner; stops the users if interrupted."""
+    for name in ("locust", "locust.runners"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    environment = SessionEnvironment(user_classes=[LoadUser], stop_timeout=0)
+    environment.session = session
+    runner = environment.create_local_runner()
+    try:
+        runner.start(num_users, spawn_rate=num_users)
+        session.finished.wait()
+    finally:
+        runner.quit()
+        runner.greenlet.join(USER_GRACE_S)
+
+
 def _require_success(records: Sequence[Record]) -> None:
     if records and not any(record.is_good for record in records):
-        raise WarmUpError(f"no request of the warm-up was answered: {records[0].error}")
+        raise WarmUpError(f"every warm-up request failed, the first with: {records[0].error}")
 
 
 def _bar(session: Session, name: str, workload: str, plan: Plan) -> tqdm:
-    """A progress bar that follows the session's records."""
-    bar = tqdm(total=len(plan.asks), desc=f"{workload}, {name}", unit="request", leave=True)
+    """Return a progress bar that advances with the session's records."""
+    bar = tqdm(total=len(plan.requests), desc=f"{workload}, {name}", unit="request", leave=True)
 
     def advance(record: Record) -> None:
         bar.update()
         if not record.is_good:
-            bar.set_postfix(errors=sum(not each.is_good for each in session.records))
+            bar.set_postfix(errors=sum(not record.is_good for record in session.records))
 
     session.on_record = advance
     return bar
 
 
-def _rate(asks: Sequence[Ask]) -> float | None:
-    last = asks[-1].due_s
-    return len(asks) / last if last else None
+def _rate(requests: Sequence[Request]) -> float | None:
+    last = requests[-1].due_s
+    return len(requests) / last if last else None

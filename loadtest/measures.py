@@ -1,4 +1,4 @@
-"""What a run amounts to: the figures of tables and charts, from records and samples."""
+"""Summarizes the records and samples of a run into the figures of tables and charts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadtest.watch import Sample
 
 
 class Spread(msgspec.Struct, kw_only=True):
-    """A distribution of seconds."""
+    """Statistics of a duration, in seconds."""
 
     mean: float
     p50: float
@@ -22,7 +22,7 @@ class Spread(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """None where there are no values."""
+        """Summarize the values that are not None; returns None if there are none."""
         known = sorted(value for value in values if value is not None)
         if not known:
             return None
@@ -35,57 +35,58 @@ class Spread(msgspec.Struct, kw_only=True):
         )
 
 
-class Inside(msgspec.Struct, kw_only=True):
-    """What the server's own counters say. Missing where it has none."""
+class ServerMeasures(msgspec.Struct, kw_only=True):
+    """Measures from the server's own counters; None where it does not export them."""
 
     batch: float | None = None
-    """Sequences of a step, on average."""
+    """Mean sequences per step."""
     step_s: float | None = None
-    """Of the run's seconds, those for each step."""
+    """Seconds of the run per step."""
     kv_used: float | None = None
-    """Held KV blocks over all, averaged over time."""
+    """Share of KV blocks in use, averaged over time."""
     kv_filled: float | None = None
-    """Tokens in held blocks over the room in them, averaged over time."""
+    """Share of the token slots of used KV blocks that are filled, averaged over time."""
     preemptions: float | None = None
     prefix_hits: float | None = None
-    """Share of prompt tokens that were known."""
+    """Share of prompt tokens found in the prefix cache."""
 
 
 class Measures(msgspec.Struct, kw_only=True):
-    """Of the requests with a whole answer, unless it says otherwise."""
+    """Measures of a run, over successful requests unless noted otherwise."""
 
     num_good: int
     num_errors: int
     seconds: float
-    """From the first request's sending to the last answer's end."""
+    """From sending the first request to the end of the last response."""
     requests_per_s: float
     tokens_per_s: float | None
-    """Output tokens as the server counts them; None where it does not."""
+    """Output tokens as counted by the server; None if it does not report counts."""
     prompt_tokens: float
-    """Mean of a request."""
+    """Mean per request."""
     output_tokens: float | None
+    """Mean per request, over all its samples."""
     num_short: int
-    """Answers that the server counts shorter, or longer, than was asked for."""
+    """Requests whose output is shorter or longer than requested, as counted by the server."""
     first_token: Spread | None
     gap: Spread | None
-    """Between two arrivals of tokens of an answer."""
+    """Inter-token latency: time between two arrivals of tokens of one sample."""
     latency: Spread | None
     queue: Spread | None
-    """By the server's own clock."""
+    """Queue time by the server's clock."""
     late_s: float | None
-    """In an open loop: the most that the client sent a request too late."""
+    """Open loop: longest delay between a request's due time and its sending."""
     pace: float | None = None
-    """In an open loop: the time in which requests fell due, over that in which answers ended. Below
-    1 the server, or the client, falls behind, however good its latencies still are."""
+    """Open loop: span of due times over span of response ends. Below 1, the server or the client
+    falls behind, however good the latencies still are."""
     awscurl_tps: float | None
-    """As awscurl has it: requests over the sum of their latencies, times clients."""
+    """awscurl's formula: requests over the sum of their latencies, times clients."""
     client_cpu: float | None
-    """Cores that this process used."""
+    """Cores used by this process."""
     server_cpu: float | None
     other_cpu: float | None
-    """Cores that neither of the two used, and that so were not there for them."""
+    """Cores used by other processes, which client and server could not use."""
     gpu: float | None
-    inside: Inside
+    inside: ServerMeasures
 
 
 def measures_of(
@@ -95,7 +96,11 @@ def measures_of(
     *,
     clients: int | None,
 ) -> Measures:
-    """clients: of a closed loop; None of an open one."""
+    """Compute the measures of a run.
+
+    gaps_s: inter-token gaps of the successful requests. clients: number of users in a closed loop,
+    None in an open one.
+    """
     good = [record for record in records if record.is_good]
     start = min((record.sent_s for record in records), default=0.0)
     end = max((record.finished_s for record in records), default=0.0)
@@ -126,65 +131,73 @@ def measures_of(
         awscurl_tps=len(good) / latencies * clients if clients and latencies else None,
         client_cpu=mean(sample.client_cpu for sample in during),
         server_cpu=mean(sample.server_cpu for sample in during),
-        other_cpu=mean(map(_others, during)),
+        other_cpu=mean(map(_other_cpu, during)),
         gpu=mean(sample.gpu for sample in during),
-        inside=_inside(samples, during, seconds),
+        inside=_server_measures(samples, during, seconds),
     )
 
 
 def _pace(records: Sequence[Record]) -> float | None:
     due = [record.due_s for record in records if record.due_s is not None]
     ends = [record.finished_s for record in records if record.due_s is not None]
-    took = max(ends, default=0.0) - min(ends, default=0.0)
-    return (max(due) - min(due)) / took if took else None
+    span = max(ends, default=0.0) - min(ends, default=0.0)
+    return (max(due) - min(due)) / span if span else None
 
 
-def _others(sample: Sample) -> float | None:
+def _other_cpu(sample: Sample) -> float | None:
     if sample.machine_cpu is None or sample.server_cpu is None or sample.client_cpu is None:
         return None
     return max(0.0, sample.machine_cpu - sample.server_cpu - sample.client_cpu)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Of values in order: the smallest that at least this share of them does not exceed."""
+    """Return the smallest value that is at least as large as `share` of the ascending values."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def quantiles(values: Iterable[float], count: int = 200) -> list[float]:
-    """`count` + 1 of them, from the least to the most; none of nothing."""
+    """Return `count` + 1 evenly spaced quantiles from minimum to maximum; empty if no values."""
     ordered = sorted(values)
-    return [quantile(ordered, at / count) for at in range(count + 1)] if ordered else []
+    return [quantile(ordered, i / count) for i in range(count + 1)] if ordered else []
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are known."""
+    """Return the mean of the values that are not None, or None if there are none."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 
 
 def filled(metrics: dict[str, float]) -> float | None:
-    """Tokens in held KV blocks over all room for tokens."""
-    room = metrics.get("kv_blocks", 0.0) * metrics.get("kv_block_tokens", 0.0)
-    return metrics["kv_tokens_filled"] / room if room and "kv_tokens_filled" in metrics else None
+    """Return the share of all KV token slots that hold a token of a running sequence, or None."""
+    capacity = metrics.get("kv_blocks", 0.0) * metrics.get("kv_block_tokens", 0.0)
+    if not capacity or "kv_tokens_filled" not in metrics:
+        return None
+    return metrics["kv_tokens_filled"] / capacity
 
 
-def _inside(all_samples: Sequence[Sample], during: Sequence[Sample], seconds: float) -> Inside:
-    """Sums are of all samples, since the last is taken when the server's have settled."""
+def _server_measures(
+    all_samples: Sequence[Sample], during: Sequence[Sample], seconds: float
+) -> ServerMeasures:
+    """Compute measures from /metrics.
+
+    Counters use all samples, because the last one is taken once the server's counters have
+    settled; gauges use only the samples taken during the run.
+    """
     seen = [sample.metrics for sample in all_samples if sample.metrics]
 
-    def grown(key: str) -> float | None:
+    def increase(key: str) -> float | None:
         values = [metrics[key] for metrics in seen if key in metrics]
         return values[-1] - values[0] if values else None
 
-    steps, queries = grown("steps"), grown("prefix_queries")
-    busy = [each.metrics for each in during if each.metrics.get("kv_used")]
-    return Inside(
-        batch=(grown("step_sequences") or 0.0) / steps if steps else None,
+    steps, queries = increase("steps"), increase("prefix_queries")
+    busy = [sample.metrics for sample in during if sample.metrics.get("kv_used")]
+    return ServerMeasures(
+        batch=(increase("step_sequences") or 0.0) / steps if steps else None,
         step_s=seconds / steps if steps else None,
         kv_used=mean(metrics["kv_used"] for metrics in busy),
         kv_filled=mean(
             share / metrics["kv_used"] for metrics in busy if (share := filled(metrics)) is not None
         ),
-        preemptions=grown("preemptions"),
-        prefix_hits=(grown("prefix_hits") or 0.0) / queries if queries else None,
+        preemptions=increase("preemptions"),
+        prefix_hits=(increase("prefix_hits") or 0.0) / queries if queries else None,
     )

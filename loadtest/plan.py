@@ -1,4 +1,4 @@
-"""The requests of one measurement: the same for every server that is measured."""
+"""Plans the requests of a run, identical for every server under test."""
 
 from __future__ import annotations
 
@@ -9,94 +9,105 @@ from itertools import islice
 from pathlib import Path
 
 from loadtest.arrivals import bursts, poisson
-from loadtest.ask import Ask, Shape
+from loadtest.request import Request, Shape, Words
 from loadtest.traces import Arrival, read_trace
-from loadtest.words import Words
 from loadtest.workloads import Workload
 
 MAX_DRAWS = 100
-"""Shapes looked at for each that is wanted, before the limit counts as impossible."""
+"""Shapes drawn per planned request before giving up on finding ones that fit."""
 MARGIN = 4
-"""Tokens that a server may add to a prompt: special ones, or for a first word without a space."""
+"""Tokens a server may add to a prompt: special tokens, or a first word without its space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is asked for beside the workload."""
+    """Load settings that do not come from the workload."""
 
-    requests: int
+    num_requests: int
     users: int
+    """Concurrent users of a closed loop."""
     rate: float | None = None
     """Requests per second; turns a closed loop into an open one."""
     trace: Path | None = None
     time_scale: float = 1.0
-    """Arrivals of a trace, or of a workload with a rate of its own, come so many times as fast."""
+    """Speed-up of the arrivals of a trace, or of a workload with its own rate."""
     length_scale: float = 1.0
     max_length: int | None = None
-    """Most tokens of a prompt and its answer; what is longer is left out."""
+    """Most tokens of a prompt and its output; longer requests are skipped."""
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Asks in the order in which they are sent."""
+    """Requests in sending order."""
 
-    asks: tuple[Ask, ...]
+    requests: tuple[Request, ...]
     loop: str
-    """Closed or open, in words."""
+    """Description of the closed or open loop."""
     num_left_out: int
-    """Requests of the workload that are too long for the server."""
+    """Requests of the workload that were skipped as too long for the server."""
 
     @property
     def is_open(self) -> bool:
-        return self.asks[0].due_s is not None
+        return self.requests[0].due_s is not None
 
     def num_users(self, users: int) -> int:
-        """In an open loop nobody ever waits for another's answer, so each has one request."""
-        return len(self.asks) if self.is_open else min(users, len(self.asks))
+        """Return the number of locust users: one per request in an open loop, so none waits."""
+        return len(self.requests) if self.is_open else min(users, len(self.requests))
 
 
 def make_plan(
-    workload: Workload, load: Load, words: Words, *, fixed_answer: int | None = None
+    workload: Workload, load: Load, words: Words, *, fixed_output: int | None = None
 ) -> Plan:
-    """The same for the same arguments. Raises ValueError where nothing fits `load.max_length`.
+    """Plan the requests of a run, deterministically.
 
-    fixed_answer: of every request, before scaling, in place of its own length.
+    fixed_output: output length of every request, before scaling, overriding the workload's.
+    Raises ValueError if no request fits `load.max_length`.
     """
     fitting: list[Arrival] = []
     num_seen = 0
     for arrival in _candidates(workload, load):
-        if len(fitting) == load.requests:
+        if len(fitting) == load.num_requests:
             break
         num_seen += 1
-        shape = _sized(arrival.shape, load.length_scale, fixed_answer)
-        if load.max_length is None or shape.prompt + shape.answer + MARGIN <= load.max_length:
+        shape = _sized(arrival.shape, load.length_scale, fixed_output)
+        if (
+            load.max_length is None
+            or shape.prompt_tokens + shape.output_tokens + MARGIN <= load.max_length
+        ):
             fitting.append(Arrival(arrival.at_s, shape))
     if not fitting:
         raise ValueError(
-            f"no request of {workload.name} fits into {load.max_length} tokens; "
-            "give a smaller --length-scale"
+            f"no request of workload {workload.name} fits into {load.max_length} tokens; "
+            "use a smaller --length-scale"
         )
     times, loop = _times(workload, load, fitting)
-    asks = tuple(
-        Ask(index, arrival.shape, _prompt(arrival.shape, index, load.seed, words), due_s, index)
+    requests = tuple(
+        Request(index, arrival.shape, _prompt(arrival.shape, index, load.seed, words), due_s, index)
         for index, (arrival, due_s) in enumerate(zip(fitting, times, strict=True))
     )
-    return Plan(asks, loop, num_seen - len(fitting))
+    return Plan(requests, loop, num_seen - len(fitting))
 
 
-def warm_up_asks(plan: Plan, words: Words, count: int, answer: int = 4) -> tuple[Ask, ...]:
-    """Prompts as long as the plan's, with other words, and short answers."""
+def warm_up_requests(
+    plan: Plan, words: Words, count: int, output_tokens: int = 4
+) -> tuple[Request, ...]:
+    """Return requests with prompts as long as the plan's, but other words and short outputs."""
     rng = random.Random("warm up")
     return tuple(
-        Ask(
-            ask.index,
-            Shape(ask.shape.prompt, answer, None, "", ask.shape.samples, ask.shape.beams),
-            words.text(ask.shape.prompt, rng),
+        Request(
+            request.index,
+            Shape(
+                request.shape.prompt_tokens,
+                output_tokens,
+                samples=request.shape.samples,
+                beams=request.shape.beams,
+            ),
+            words.text(request.shape.prompt_tokens, rng),
             None,
-            ask.seed,
+            request.seed,
         )
-        for ask in plan.asks[:count]
+        for request in plan.requests[:count]
     )
 
 
@@ -105,40 +116,40 @@ def _candidates(workload: Workload, load: Load) -> Iterator[Arrival]:
         yield from read_trace(load.trace)
         return
     shapes = workload.draw(random.Random(f"{workload.name} {load.seed}"))
-    for shape in islice(shapes, MAX_DRAWS * load.requests):
+    for shape in islice(shapes, MAX_DRAWS * load.num_requests):
         yield Arrival(0.0, shape)
 
 
-def _sized(shape: Shape, scale: float, fixed_answer: int | None) -> Shape:
-    if fixed_answer is not None:
-        shape = Shape(shape.prompt, fixed_answer, shape.prefix, shape.kind)
+def _sized(shape: Shape, scale: float, fixed_output: int | None) -> Shape:
+    if fixed_output is not None:
+        shape = Shape(shape.prompt_tokens, fixed_output, shape.prefix, shape.kind)
     return shape.scaled(scale)
 
 
 def _times(
     workload: Workload, load: Load, arrivals: Sequence[Arrival]
 ) -> tuple[list[float | None], str]:
-    """When each is due, and the loop in words."""
+    """Return the due time of each request, and a description of the loop."""
     if load.trace is not None:
         start, span = arrivals[0].at_s, arrivals[-1].at_s - arrivals[0].at_s
         scale = load.rate * span / len(arrivals) if load.rate and span else load.time_scale
-        times = [(each.at_s - start) / scale for each in arrivals]
-        return list(times), f"open loop: arrivals of {load.trace.name}, {scale:.3g} times as fast"
+        times = [(arrival.at_s - start) / scale for arrival in arrivals]
+        return list(times), f"open loop: arrivals of {load.trace.name}, sped up {scale:.3g}×"
     if workload.loop == "closed" and load.rate is None:
-        loop = f"closed loop: {load.users} users, each sends its next request after an answer"
+        loop = f"closed loop: {load.users} users, each sends its next request after a response"
         return [None] * len(arrivals), loop
     rate = load.rate or workload.rate * load.time_scale
     process, name = poisson, "Poisson arrivals"
     if workload.loop == "bursts":
-        process, name = bursts, "bursts among Poisson arrivals"
+        process, name = bursts, "Poisson arrivals with bursts"
     drawn = process(rate, random.Random(f"arrivals {load.seed}"))
     return list(islice(drawn, len(arrivals))), f"open loop: {name}, {rate:.3g} requests/s"
 
 
 def _prompt(shape: Shape, index: int, seed: int, words: Words) -> str:
-    own = random.Random(f"{seed} {index}")
+    rng = random.Random(f"{seed} {index}")
     if shape.prefix is None:
-        return words.text(shape.prompt, own)
-    which, length = shape.prefix
-    beginning = words.text(length, random.Random(f"prefix {seed} {which}"))
-    return f"{beginning} {words.text(max(1, shape.prompt - length), own)}"
+        return words.text(shape.prompt_tokens, rng)
+    prefix_index, prefix_tokens = shape.prefix
+    prefix = words.text(prefix_tokens, random.Random(f"prefix {seed} {prefix_index}"))
+    return f"{prefix} {words.text(max(1, shape.prompt_tokens - prefix_tokens), rng)}"

@@ -1,31 +1,31 @@
-"""A search for the highest rate that holds an objective."""
+"""Search for the highest request rate that meets an objective."""
 
 from __future__ import annotations
 
 MAX_RATES = 16
-"""Tried for one server, whatever it holds."""
+"""Most rates tried per server."""
 
 
 class RateSearch:
-    """The next rate to try: doubled until one fails, then between the best and the worst."""
+    """Doubles the rate until one fails, then bisects between the best and the lowest failed."""
 
     def __init__(self, first: float, num_refinements: int) -> None:
         self.highest: float | None = None
-        """That held."""
+        """Highest rate that met the objective."""
         self._lowest_failed: float | None = None
         self._next = first
         self._num_left = num_refinements
         self._num_tried = 0
 
     def next(self) -> float | None:
-        """None once the search is over."""
+        """Return the next rate to try, or None once the search is over."""
         if self._num_left < 0 or self._num_tried == MAX_RATES:
             return None
         self._num_tried += 1
         return self._next
 
-    def take(self, rate: float, *, held: bool) -> None:
-        """How it went with that rate."""
+    def report(self, rate: float, *, held: bool) -> None:
+        """Record whether `rate` met the objective."""
         if held:
             self.highest = rate
         else:

@@ -1,4 +1,4 @@
-"""What became of one request."""
+"""Outcome and timings of one request."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import msgspec
 
-from loadtest.ask import Ask
+from loadtest.request import Request
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Seconds of the server's own clock, where it tells them; only differences mean anything."""
+    """Timestamps of the server's clock in seconds, if it reports them; use only differences."""
 
     arrived: float
     admitted: float
@@ -21,25 +21,25 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """Times are seconds of the client's clock since the start of the measurement."""
+    """Outcome of a request. Times are seconds of the client's clock since the run started."""
 
     index: int
     kind: str = ""
     prompt_tokens: int
-    """As the server counts them, else as they were asked for."""
+    """As counted by the server, otherwise as requested."""
     asked_tokens: int
-    """Of all its answers, each to its very last."""
+    """Output tokens requested, over all samples."""
     due_s: float | None = None
     sent_s: float
     first_s: float | None = None
-    """The arrival of the first bytes that hold a token."""
+    """Arrival of the first bytes that hold a token."""
     finished_s: float
     output_tokens: int | None = None
-    """As the server counts them; None: it did not say."""
+    """As counted by the server; None if it did not report a count."""
     error: str | None = None
-    """Why there is no whole answer; None once its terminal record was read."""
+    """Why the response is incomplete; None once its terminal record was read."""
     stall_s: float | None = None
-    """The longest wait between two arrivals of tokens."""
+    """Longest gap between two arrivals of tokens."""
     timings: Timings | None = None
 
     @property
@@ -60,49 +60,49 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 class Attempt:
-    """A request under way: takes in what arrives, and makes a record of it."""
+    """A request in flight: collects what arrives and turns it into a record."""
 
-    def __init__(self, ask: Ask, sent_s: float) -> None:
-        shape = ask.shape
+    def __init__(self, request: Request, sent_s: float) -> None:
+        shape = request.shape
         self._arrivals: defaultdict[int, list[float]] = defaultdict(list)
-        """When bytes with tokens came, by the answer that they are of."""
+        """Arrival times of tokens, by sample index."""
         self._record = Record(
-            index=ask.index,
+            index=request.index,
             kind=shape.kind,
-            prompt_tokens=shape.prompt,
-            asked_tokens=shape.answer * shape.samples,
-            due_s=ask.due_s,
+            prompt_tokens=shape.prompt_tokens,
+            asked_tokens=shape.output_tokens * shape.samples,
+            due_s=request.due_s,
             sent_s=sent_s,
             finished_s=sent_s,
-            error="the answer ended without its terminal record",
+            error="the response ended without its terminal record",
         )
 
     @property
     def gaps_s(self) -> Sequence[float]:
-        """Between two arrivals of tokens of one answer."""
+        """Gaps between two arrivals of tokens of one sample."""
         return [
             after - before for times in self._arrivals.values() for before, after in pairwise(times)
         ]
 
-    def tokens(self, at_s: float, answer: int = 0) -> None:
-        self._arrivals[answer].append(at_s)
+    def add_tokens(self, at_s: float, sample: int = 0) -> None:
+        self._arrivals[sample].append(at_s)
 
-    def counted(self, prompt_tokens: int | None, output_tokens: int | None) -> None:
-        """What the server says of sizes."""
+    def set_counts(self, prompt_tokens: int | None, output_tokens: int | None) -> None:
+        """Store the server's token counts; None leaves a count as it was."""
         if prompt_tokens is not None:
             self._record.prompt_tokens = prompt_tokens
         if output_tokens is not None:
             self._record.output_tokens = output_tokens
 
-    def timed(self, timings: Timings) -> None:
+    def set_timings(self, timings: Timings) -> None:
         self._record.timings = timings
 
-    def ended(self) -> None:
-        """The terminal record was read, and it tells of no failure."""
+    def complete(self) -> None:
+        """Mark the request successful: its terminal record was read and reports no failure."""
         self._record.error = None
 
-    def record(self, now_s: float, error: str | None = None) -> Record:
-        """error: what went wrong, if it did; it counts for more than a terminal record."""
+    def finish(self, now_s: float, error: str | None = None) -> Record:
+        """Return the record. An `error` makes it a failure even after a terminal record."""
         record = self._record
         record.finished_s = now_s
         record.error = error or record.error

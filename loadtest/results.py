@@ -1,4 +1,4 @@
-"""What was measured, as it is written to files and read from them again."""
+"""Results of a command, written to and read from files."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from loadtest.watch import Sample
 
 
 class Run(msgspec.Struct, kw_only=True):
-    """One workload against one server."""
+    """One workload run against one server."""
 
     name: str
-    """The strategy, or what was measured instead of one."""
+    """Strategy, or the target server's name."""
     variant: str = ""
     """How the workload differs from that of the other servers, if it does."""
     workload: str
     loop: str
-    """Closed or open, in words."""
+    """Description of the closed or open loop."""
     users: int | None
-    """Of a closed loop."""
+    """Users of a closed loop; None in an open one."""
     rate: float | None
-    """Requests per second that were sent in an open loop, on average."""
+    """Mean requests per second sent in an open loop."""
     length_scale: float = 1.0
     num_left_out: int
     tokens_per_word: float
     start_s: float | None
-    """Until the server answered, where it was started for this run."""
+    """Seconds until the server was ready, if it was started for this run."""
     warm_up_s: float
     settings: dict[str, str] = {}
     """The server's properties."""
     is_whole: bool
-    """False where it was interrupted."""
+    """False if the run was interrupted."""
     measures: Measures
     gap_quantiles_s: list[float]
     records: list[Record]
@@ -57,11 +57,11 @@ class Results(msgspec.Struct, kw_only=True):
     machine: dict[str, str]
     notes: list[str] = []
     slo: dict[str, float] = {}
-    """Of a sweep: seconds by the measure that they bound, such as `ttft_p99`."""
+    """Bounds of a sweep in seconds, by measure, such as `ttft_p99`."""
     runs: list[Run] = []
 
     def write(self, folder: Path) -> None:
-        """results.json, and requests.csv with a row for each request."""
+        """Write results.json, and requests.csv with a row per request."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "results.json").write_bytes(msgspec.json.encode(self))
         with (folder / "requests.csv").open("w", newline="") as file:
@@ -81,6 +81,6 @@ def _row(run: Run, record: Record) -> Sequence[object]:
 
 
 def read_results(path: Path) -> Results:
-    """Of results.json, or the folder it lies in. Raises msgspec's errors for another file."""
+    """Read results.json, given its path or folder. Raises msgspec's errors for any other file."""
     file = path / "results.json" if path.is_dir() else path
     return msgspec.json.decode(file.read_bytes(), type=Results)

@@ -1,4 +1,4 @@
-"""A container of ours in a process of its own, from its start to its end."""
+"""Runs our container in a child process."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ from loadtest.clients.transport import HttpTransport, SendError
 
 START_S = 1800.0
 STOP_S = 60.0
-LOOK_S = 0.1
+POLL_S = 0.1
 
 
 class ServerError(Exception):
-    """The server did not start, or ended; with the last lines of its log."""
+    """The server exited during start-up (with the last lines of its log), or timed out."""
 
 
 class Server:
-    """A context manager: inside, /ping answers 200; after it, every process of it has ended."""
+    """Context manager for a running container.
+
+    Inside the block /ping answers 200; after the block all of the server's processes have exited.
+    """
 
     def __init__(
         self, properties: Mapping[str, str], log: Path, *, model_dir: Path | None = None
@@ -35,7 +38,7 @@ class Server:
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.start_s = 0.0
-        """How long it took until it answered."""
+        """Seconds until the server was ready."""
         self._properties = properties
         self._log = log
         self._model_dir = model_dir
@@ -51,7 +54,7 @@ class Server:
         if self._model_dir is not None:
             command += ["--model-dir", str(self._model_dir)]
         with self._log.open("w") as log:
-            # A session of its own, so that Ctrl-C reaches this process alone.
+            # In its own session, so that Ctrl-C only reaches this process.
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -67,7 +70,7 @@ class Server:
         self._stop()
 
     def processes(self) -> list[psutil.Process]:
-        """It, and all that it has started."""
+        """Return the server's process and all its descendants."""
         root = psutil.Process(self._process.pid)
         return [root, *root.children(recursive=True)]
 
@@ -76,12 +79,12 @@ class Server:
         try:
             while time.perf_counter() < deadline:
                 if self._process.poll() is not None:
-                    raise ServerError(f"the server ended at its start:\n{self._last_lines()}")
+                    raise ServerError(f"the server exited during start-up:\n{self._last_lines()}")
                 try:
                     transport.get("/ping")
                     return
                 except SendError:
-                    time.sleep(LOOK_S)
+                    time.sleep(POLL_S)
         finally:
             transport.close()
         raise ServerError(f"the server was not ready within {START_S:.0f} s")
@@ -104,7 +107,7 @@ class Server:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """A serving.properties; a relative directory of a model is made absolute, as it says."""
+    """Read a serving.properties file, resolving a relative model directory against its folder."""
     with path.open("rb") as file:
         properties = javaproperties.load(file)
     model = properties.get("option.model_id", "")

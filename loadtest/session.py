@@ -1,4 +1,4 @@
-"""One measurement under way: what is still to send, and what has come back."""
+"""State of a run in progress: the requests still to send and the records so far."""
 
 from __future__ import annotations
 
@@ -7,64 +7,67 @@ from collections.abc import Callable, Iterable
 
 from gevent.event import Event
 
-from loadtest.ask import Ask
 from loadtest.clients.schema import Schema
 from loadtest.clients.transport import SendError, Transport
 from loadtest.record import Attempt, Record
+from loadtest.request import Request
 
 Connect = Callable[[], Transport]
 
 
 class Session:
-    """Shared by the users of one run. Works in greenlets, so nothing needs a lock."""
+    """Hands out the requests of one run to its users and collects their records.
+
+    All users are greenlets of one thread, so nothing needs a lock.
+    """
 
     def __init__(
         self,
-        asks: Iterable[Ask],
+        requests: Iterable[Request],
         connect: Connect,
         schema: Schema,
         *,
         name: str = "",
     ) -> None:
-        """name: of the workload, for locust's own statistics."""
+        """name: workload name in locust's own statistics."""
         self.name = name
         self.connect = connect
         self.records: list[Record] = []
         self.on_record: Callable[[Record], None] = lambda record: None
-        """Called with each record as it is made."""
+        """Called with each new record."""
         self.gaps_s: list[float] = []
-        """Between two arrivals of tokens, over all good requests."""
+        """Inter-token gaps in seconds, over all successful requests."""
         self.finished = Event()
-        """Set once all that was to send has a record."""
-        self._asks = iter(asks)
+        """Set once every request has a record."""
+        self._asks = iter(requests)
         self._schema = schema
         self._num_open = 0
         self._start = time.perf_counter()
 
     @property
     def now_s(self) -> float:
-        """Seconds since the start."""
+        """Seconds since the session was created."""
         return time.perf_counter() - self._start
 
-    def take(self) -> Ask | None:
-        """The next to send; None if there is none left. Each one taken must be sent."""
-        ask = next(self._asks, None)
-        if ask is not None:
+    def take(self) -> Request | None:
+        """Return the next request, or None if none is left. The caller must send it."""
+        request = next(self._asks, None)
+        if request is not None:
             self._num_open += 1
         elif not self._num_open:
             self.finished.set()
-        return ask
+        return request
 
-    def send(self, transport: Transport, ask: Ask) -> Record:
-        """Sends it and reads the whole answer; failures are part of the record."""
-        attempt, error = Attempt(ask, self.now_s), None
+    def send(self, transport: Transport, request: Request) -> Record:
+        """Send a request and read the whole response. Failures go into the record."""
+        attempt, error = Attempt(request, self.now_s), None
         try:
-            for at, line in transport.lines(self._schema.path, self._schema.body(ask)):
+            for at, line in transport.lines(self._schema.path, self._schema.body(request)):
                 self._schema.read(line, at - self._start, attempt)
         except SendError as failure:
             error = str(failure)
             transport.close()
-        record = attempt.record(self.now_s, error)
+        record = attempt.finish(self.now_s, error)
         self.records.append(record)
         if record.is_good:
             self.gaps_s += attempt.gaps_s
@@ -73,6 +76,6 @@ class Session:
         return record
 
     def forget(self) -> None:
-        """Drops what was kept so far, where nobody will read it."""
+        """Drop the records and gaps kept so far."""
         self.records.clear()
         self.gaps_s.clear()

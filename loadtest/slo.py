@@ -1,4 +1,4 @@
-"""Service level objectives: bounds on latency that a rate must hold."""
+"""Service level objectives: latency bounds that a rate must meet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from loadtest.results import Run
 KINDS = {"ttft": "first_token", "itl": "gap", "e2e": "latency", "queue": "queue"}
 STATISTICS = ("mean", "p50", "p90", "p99", "max")
 MIN_PACE = 0.8
-"""Of a rate that is sustained: what is missing must be the last answers' length, not a backlog."""
+"""Lowest `pace` of a sustained rate: a smaller one means a growing backlog, not just the time that
+the last responses take."""
 _UNITS = {"ms": 1e-3, "s": 1.0}
 _TERM = re.compile(
     rf"({'|'.join(KINDS)})_({'|'.join(STATISTICS)})=(\d+(?:\.\d+)?)({'|'.join(_UNITS)})"
@@ -19,18 +20,18 @@ _TERM = re.compile(
 
 
 def parse_slo(text: str) -> dict[str, float]:
-    """Bounds in seconds, by their names, of a text such as `ttft_p99=2s,itl_p99=200ms`.
+    """Parse bounds such as `ttft_p99=2s,itl_p99=200ms` into seconds by name.
 
-    Raises ValueError for what is no bound.
+    Raises ValueError for a malformed bound.
     """
     bounds: dict[str, float] = {}
     for term in text.split(","):
         match = _TERM.fullmatch(term.strip())
         if match is None:
             raise ValueError(
-                f"'{term}' is no bound: write NAME_STATISTIC=VALUE with a NAME of "
-                f"{', '.join(KINDS)}, a STATISTIC of {', '.join(STATISTICS)}, and a VALUE in s "
-                "or ms, as in ttft_p99=2s"
+                f"invalid bound '{term}': expected NAME_STATISTIC=VALUE, where NAME is one of "
+                f"{', '.join(KINDS)}, STATISTIC one of {', '.join(STATISTICS)}, and VALUE is in s "
+                "or ms, such as ttft_p99=2s"
             )
         kind, statistic, value, unit = match.groups()
         bounds[f"{kind}_{statistic}"] = float(value) * _UNITS[unit]
@@ -38,16 +39,16 @@ def parse_slo(text: str) -> dict[str, float]:
 
 
 def value_of(measures: Measures, name: str) -> float | None:
-    """What was measured of a bound's name, in seconds."""
+    """Return the measured value in seconds of a bound's name, or None if it was not measured."""
     kind, statistic = name.rsplit("_", 1)
     spread = getattr(measures, KINDS[kind])
     return None if spread is None else getattr(spread, statistic)
 
 
 def holds(measures: Measures, slo: Mapping[str, float]) -> bool:
-    """Every request was answered at the pace of arrivals, and every bound is kept.
+    """Return whether no request failed, responses kept pace with arrivals, and all bounds are met.
 
-    What was not measured is not kept.
+    A bound whose measure is missing counts as not met.
     """
     values = {name: value_of(measures, name) for name in slo}
     return (
@@ -59,7 +60,7 @@ def holds(measures: Measures, slo: Mapping[str, float]) -> bool:
 
 
 def sustained(runs: Sequence[Run], slo: Mapping[str, float]) -> float | None:
-    """The highest rate below which every one that was tried held; None if not even the lowest."""
+    """Return the highest rate such that it and all lower rates tried met the objective, or None."""
     best = None
     for run in sorted(runs, key=lambda run: run.rate or 0.0):
         if not holds(run.measures, slo):

@@ -1,4 +1,4 @@
-"""Where the servers of a comparison come from: started one after another, or running already."""
+"""Servers under test: our own container, started once per strategy, or a running server."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from loadtest.server import Server
 
 @dataclass(slots=True, kw_only=True)
 class Strategies:
-    """Our own container, with one strategy after another; each is alone on the machine."""
+    """Our own container, started with one strategy after another, each alone on the machine."""
 
     names: Sequence[str]
     properties: Mapping[str, str]
-    """Of all of them, beside `option.batching`."""
+    """Properties of every server, apart from `option.batching`."""
     model_dir: Path | None
     logs: Path
-    """Folder for what the servers say."""
+    """Folder for the servers' logs."""
     schema: str = "lmi"
     timeout_s: float = 600.0
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @contextmanager
     def open(self, name: str) -> Iterator[Subject]:
-        """A fresh process with this strategy, until the block ends."""
+        """Run a server with this strategy in a fresh process until the block ends."""
         settings = {**self.properties, "option.batching": name}
         self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / f"{next(self._numbers):02d}-{name}.log"
@@ -46,7 +46,7 @@ class Strategies:
 
 @dataclass(slots=True, kw_only=True)
 class Target:
-    """A server that runs already, here or elsewhere."""
+    """A server that is already running, here or elsewhere."""
 
     endpoint: Endpoint
 
@@ -57,7 +57,7 @@ class Target:
 
     @contextmanager
     def open(self, name: str) -> Iterator[Subject]:
-        """The server as it is."""
+        """Yield the running server as it is."""
         yield Subject(name=name, endpoint=self.endpoint, settings={})
 
 

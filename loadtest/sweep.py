@@ -1,4 +1,4 @@
-"""The same workload at one rate after another, up to what a server sustains."""
+"""Runs a workload at increasing rates to find the highest one that a server sustains."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from loadtest.compare import with_limit
 from loadtest.measure import measure
 from loadtest.plan import Load
 from loadtest.rate_search import RateSearch
+from loadtest.request import Words
 from loadtest.results import Run
 from loadtest.slo import holds
 from loadtest.subjects import Subjects
-from loadtest.words import Words
 from loadtest.workloads import Workload
 
 MIN_REQUESTS = 20
-"""Of a rate, however low: of fewer, percentiles mean little."""
+"""Fewest requests per rate; percentiles of fewer mean little."""
 
 
 def sweep(
@@ -33,10 +33,10 @@ def sweep(
     num_warm_up: int,
     on_run: Callable[[Run], None],
 ) -> bool:
-    """Every subject at one rate after another; False if it was interrupted.
+    """Run every subject at one rate after another. Returns False if interrupted.
 
-    seconds: in which the requests of a rate fall due, so that a rate which is too high shows as a
-    backlog. rates: those to try, in place of a search.
+    seconds: span over which the requests of a rate fall due. It must be long enough for a rate
+    that is too high to build up a backlog. rates: rates to try instead of a search.
     """
     words: Words | None = None
     for name in subjects.names:
@@ -50,7 +50,7 @@ def sweep(
                     subject,
                     workload,
                     dataclasses.replace(
-                        load, rate=rate, requests=max(MIN_REQUESTS, math.ceil(rate * seconds))
+                        load, rate=rate, num_requests=max(MIN_REQUESTS, math.ceil(rate * seconds))
                     ),
                     words,
                     num_warm_up=num_warm_up,
@@ -59,5 +59,5 @@ def sweep(
                 on_run(run)
                 if not run.is_whole:
                     return False
-                search.take(rate, held=holds(run.measures, slo))
+                search.report(rate, held=holds(run.measures, slo))
     return True

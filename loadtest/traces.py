@@ -1,8 +1,8 @@
-"""When requests came to a real service, and how long they were.
+"""Traces: arrival times and lengths of the requests of a real service.
 
-A trace is a CSV with the columns of Azure's public ones (2023; Splitwise, ISCA 2024). None is part
-of this project: without a file, requests are drawn from log-normal distributions with the moments
-and the mean rates of those two.
+A trace is a CSV with the columns of Azure's public traces of 2023 (Splitwise, ISCA 2024). This
+project ships none: without a file, lengths are drawn from log-normal distributions with the
+moments of Azure's conversation and code traces, and arrivals have those traces' mean rates.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from loadtest.ask import Shape
+from loadtest.request import Shape
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One row."""
+    """A row of a trace."""
 
     at_s: float
-    """Since the first row."""
+    """Seconds since the first row."""
     shape: Shape
 
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Of tokens: mean and standard deviation of the logarithm, and the most there were."""
+    """Distribution of a length in tokens: mean and deviation of its logarithm, and the maximum."""
 
     mean: float
     deviation: float
@@ -42,16 +42,16 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a trace looks like from afar."""
+    """Summary of a trace, from which requests can be drawn."""
 
-    prompt: LogNormal
-    answer: LogNormal
+    prompt_tokens: LogNormal
+    output_tokens: LogNormal
     rate: float
     """Requests per second."""
 
     def shapes(self, rng: random.Random) -> Iterator[Shape]:
         while True:
-            yield Shape(self.prompt.draw(rng), self.answer.draw(rng))
+            yield Shape(self.prompt_tokens.draw(rng), self.output_tokens.draw(rng))
 
 
 CONVERSATION = Service(LogNormal(6.63, 0.99, 14050), LogNormal(5.02, 0.86, 1000), 5.53)
@@ -59,7 +59,10 @@ CODE = Service(LogNormal(7.00, 1.36, 7437), LogNormal(2.79, 0.85, 1899), 2.57)
 
 
 def read_trace(path: Path) -> list[Arrival]:
-    """All rows in order. Raises ValueError for a file without the columns, or with a bad row."""
+    """Return all rows in file order.
+
+    Raises ValueError if the file lacks a column, has no rows, or has a malformed row.
+    """
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         if missing := set(COLUMNS) - set(reader.fieldnames or ()):
@@ -72,7 +75,7 @@ def read_trace(path: Path) -> list[Arrival]:
 
 
 def _time(text: str) -> datetime:
-    """Azure's have seven digits after the point, one more than Python reads."""
+    """Parse a timestamp. Azure's have seven fractional digits, one more than Python accepts."""
     return datetime.fromisoformat(text.strip()[:26])
 
 

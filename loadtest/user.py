@@ -1,4 +1,4 @@
-"""Locust's user: sends what its session hands out, and tells locust what became of it."""
+"""A locust user that sends the requests of a session and reports their outcome to locust."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from locust import User, task
 from locust.env import Environment
 from locust.exception import StopUser
 
-from loadtest.ask import Ask
 from loadtest.clients.transport import SendError
 from loadtest.record import Record
+from loadtest.request import Request
 from loadtest.session import Session
 
 
@@ -20,10 +20,10 @@ class SessionEnvironment(Environment):
 
 
 class LoadUser(User):
-    """One of many at once. Ends when there is nothing left to send.
+    """A concurrent user. Stops when the session has no requests left.
 
-    Locust times a request until its headers; what counts here are tokens, so every request makes
-    three entries of locust's statistics: the whole of it, its first token, its longest stall.
+    Locust times a request up to its headers, but tokens matter here. Every request therefore adds
+    three entries to locust's statistics: the whole request, its first token and its longest stall.
     """
 
     environment: SessionEnvironment
@@ -37,14 +37,14 @@ class LoadUser(User):
     @task
     def send_next(self) -> None:
         session = self.environment.session
-        ask = session.take()
-        if ask is None:
+        request = session.take()
+        if request is None:
             raise StopUser
-        if ask.due_s is not None:
-            gevent.sleep(max(0.0, ask.due_s - session.now_s))
-        self._report(ask, session.send(self._transport, ask))
+        if request.due_s is not None:
+            gevent.sleep(max(0.0, request.due_s - session.now_s))
+        self._report(request, session.send(self._transport, request))
 
-    def _report(self, ask: Ask, record: Record) -> None:
+    def _report(self, request: Request, record: Record) -> None:
         name = self.environment.session.name
         error = SendError(record.error) if record.error else None
         self._fire("request", name, record.latency_s, record.output_tokens or 0, error)

@@ -1,4 +1,4 @@
-"""Looks at a server while it is measured: its /metrics, and the processors it takes."""
+"""Samples a server during a run: its /metrics, and CPU and GPU use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loadtest.clients.transport import HttpTransport, SendError
 
 INTERVAL_S = 0.25
 GPU_EVERY = 4
-"""Looks at /metrics for each at the GPU, which takes long."""
+"""Samples per query of the GPU, which is slow."""
 NAMES = {
     "running": "vllm:num_requests_running",
     "waiting": "vllm:num_requests_waiting",
@@ -35,34 +35,34 @@ NAMES = {
 
 
 class Sample(msgspec.Struct, kw_only=True):
-    """One look. What cannot be seen is missing."""
+    """State of the server at one moment; unknown values are missing."""
 
     at_s: float
     metrics: dict[str, float] = {}
-    """By the keys of NAMES."""
+    """Values by the keys of NAMES."""
     server_cpu: float | None = None
-    """Cores in use since the look before."""
+    """Cores used since the previous sample."""
     client_cpu: float | None = None
     machine_cpu: float | None = None
-    """Of all processes of the machine, where the server runs here."""
+    """Cores used by all processes of the machine, if the server runs on it."""
     gpu: float | None = None
-    """Share of the time in which it was busy."""
+    """GPU utilization, from 0 to 1."""
 
 
 class Watch:
-    """A greenlet that looks every INTERVAL_S between `start` and `stop`."""
+    """A greenlet that takes a sample every INTERVAL_S between `start` and `stop`."""
 
     def __init__(
         self, url: str | None, clock: Callable[[], float], processes: Sequence[psutil.Process] = ()
     ) -> None:
-        """processes: of the server, where they run here."""
+        """processes: the server's, if it runs on this machine."""
         self.samples: list[Sample] = []
         self._transport = None if url is None else HttpTransport(url, 5.0)
         self._clock = clock
         client = psutil.Process()
-        self._server = _Processors((lambda: sum(map(_of, processes))) if processes else None)
-        self._client = _Processors(lambda: _of(client))
-        self._machine = _Processors(_of_machine if processes else None)
+        self._server = _CpuMeter((lambda: sum(map(_cpu_seconds, processes))) if processes else None)
+        self._client = _CpuMeter(lambda: _cpu_seconds(client))
+        self._machine = _CpuMeter(_machine_cpu_seconds if processes else None)
         self._has_gpu = bool(processes) and shutil.which("nvidia-smi") is not None
         self._greenlet: gevent.Greenlet | None = None
 
@@ -70,29 +70,29 @@ class Watch:
         self._greenlet = gevent.spawn(self._run)
 
     def stop(self) -> None:
-        """After a last look."""
+        """Take a last sample and stop."""
         if self._greenlet is not None:
             self._greenlet.kill()
-            self._look()
+            self._sample()
         if self._transport is not None:
             self._transport.close()
 
     def _run(self) -> None:
         while True:
-            self._look()
+            self._sample()
             gevent.sleep(INTERVAL_S)
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         at_s = self._clock()
-        looks_at_gpu = self._has_gpu and len(self.samples) % GPU_EVERY == 0
+        samples_gpu = self._has_gpu and len(self.samples) % GPU_EVERY == 0
         self.samples.append(
             Sample(
                 at_s=at_s,
                 metrics=self._metrics(),
-                server_cpu=self._server.used(at_s),
-                client_cpu=self._client.used(at_s),
-                machine_cpu=self._machine.used(at_s),
-                gpu=_gpu() if looks_at_gpu else None,
+                server_cpu=self._server.cores(at_s),
+                client_cpu=self._client.cores(at_s),
+                machine_cpu=self._machine.cores(at_s),
+                gpu=_gpu() if samples_gpu else None,
             )
         )
 
@@ -106,7 +106,7 @@ class Watch:
 
 
 def parse(text: str) -> dict[str, float]:
-    """The samples of NAMES, summed over labels."""
+    """Return the metrics of NAMES, by key, summed over labels."""
     lines = (line for line in text.splitlines() if "_bucket{" not in line)
     keys: Mapping[str, str] = {name: key for key, name in NAMES.items()}
     found: dict[str, float] = {}
@@ -118,15 +118,15 @@ def parse(text: str) -> dict[str, float]:
     return found
 
 
-class _Processors:
-    """How many cores are in use, by a clock of processor time."""
+class _CpuMeter:
+    """Computes the cores in use from accumulated CPU seconds."""
 
     def __init__(self, seconds: Callable[[], float] | None) -> None:
         self._seconds = seconds
         self._last: tuple[float, float] | None = None
 
-    def used(self, at_s: float) -> float | None:
-        """Since it was last asked; None the first time, or where there is no clock."""
+    def cores(self, at_s: float) -> float | None:
+        """Return the mean since the previous call; None on the first call or without a source."""
         if self._seconds is None:
             return None
         before, self._last = self._last, (at_s, self._seconds())
@@ -135,7 +135,7 @@ class _Processors:
         return max(0.0, (self._last[1] - before[1]) / (at_s - before[0]))
 
 
-def _of(process: psutil.Process) -> float:
+def _cpu_seconds(process: psutil.Process) -> float:
     try:
         times = process.cpu_times()
     except psutil.NoSuchProcess:
@@ -143,8 +143,8 @@ def _of(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-def _of_machine() -> float:
-    """All processors' time but what they idle; a guest's is counted as its host's too."""
+def _machine_cpu_seconds() -> float:
+    """Return the non-idle seconds of all cores. Guest time is left out: user time includes it."""
     times = psutil.cpu_times()._asdict()
     return sum(times.values()) - sum(
         times.get(name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice")
@@ -153,6 +153,6 @@ def _of_machine() -> float:
 
 def _gpu() -> float | None:
     command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    shares = [float(line) / 100 for line in answer.stdout.split() if line.isdigit()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    shares = [float(line) / 100 for line in done.stdout.split() if line.isdigit()]
     return sum(shares) / len(shares) if shares else None

@@ -1,8 +1,8 @@
-"""The corpus as a language model sees it: speeches, documents, tokens, windows.
+"""Turn the corpus into training data: speeches, documents, tokens, windows.
 
-A play is a list of speeches.  Training text takes two forms, cut afresh in every epoch: plain
-documents (a run of speeches under their speakers' names) and conversations (a few consecutive
-speeches as chat messages).  Both end in <|endoftext|>, so the model learns when to stop.
+A play is a list of speeches. Every epoch cuts it anew into two kinds of text: plain documents
+(consecutive speeches under their speakers' names) and conversations (a few consecutive speeches as
+chat messages). Both end in <|endoftext|>, so the model learns when to stop.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ CONVERSATION_SPEECHES = (2, 6)
 
 
 class Speech(NamedTuple):
-    """What one speaker says before another takes over."""
+    """A speaker and the text spoken before the next one takes over."""
 
     speaker: str
     text: str
 
 
 def read_speeches(path: Path) -> list[Speech]:
-    """Parse blocks of "SPEAKER:", line break, text, parted by blank lines."""
+    """Parse blocks of "SPEAKER:", line break, text, separated by blank lines.
+
+    Exits if the file cannot be read or has too few speeches.
+    """
     try:
         blocks = path.read_text(encoding="utf-8").strip().split("\n\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -47,32 +50,35 @@ def read_speeches(path: Path) -> list[Speech]:
     speeches = [Speech(*block.split(":\n", 1)) for block in blocks if ":\n" in block]
     if len(speeches) < MIN_SPEECHES:
         raise SystemExit(
-            f"the corpus is too small: {path} holds {len(speeches)} speeches of the form "
+            f"the corpus is too small: {path} has {len(speeches)} speeches of the form "
             f"'SPEAKER:', line break, text; at least {MIN_SPEECHES} are needed"
         )
     return speeches
 
 
 def split(speeches: list[Speech], held_out: float) -> tuple[list[Speech], list[Speech]]:
-    """Part the last `held_out` share of the text from the rest."""
+    """Split off the last `held_out` share of the text for validation."""
     ends = list(accumulate(len(speech.speaker) + len(speech.text) for speech in speeches))
     kept = bisect(ends, (1 - held_out) * ends[-1])
     return speeches[:kept], speeches[kept:]
 
 
 def document(speeches: list[Speech]) -> str:
-    """The plain form: a page of a play."""
+    """Render speeches as a plain document, like a page of a play."""
     return "\n\n".join(":\n".join(speech) for speech in speeches) + END
 
 
 def validation_documents(speeches: list[Speech]) -> list[str]:
-    """The plain form of held-out speeches, cut at fixed places."""
+    """Render held-out speeches as plain documents of a fixed number of speeches."""
     length = sum(DOCUMENT_SPEECHES) // 2
-    return [document(speeches[at : at + length]) for at in range(0, len(speeches), length)]
+    return [document(speeches[start : start + length]) for start in range(0, len(speeches), length)]
 
 
 def conversation(speeches: list[Speech], as_speaker: bool) -> list[dict[str, str]]:
-    """The chat form: user and assistant take turns; a system message may name the assistant."""
+    """Render speeches as chat messages in which user and assistant take turns.
+
+    `as_speaker` adds a system message that names the assistant's first speaker.
+    """
     system = {"role": "system", "content": f"You are {speeches[1].speaker}."}
     turns = [
         {"role": ("user", "assistant")[turn % 2], "content": speech.text}
@@ -84,7 +90,7 @@ def conversation(speeches: list[Speech], as_speaker: bool) -> list[dict[str, str
 def train_tokenizer(
     speeches: list[Speech], vocabulary: int, context: int
 ) -> PreTrainedTokenizerFast:
-    """Byte-level BPE: any text survives encoding and decoding."""
+    """Train a byte-level BPE tokenizer, which encodes and decodes any text without loss."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -107,7 +113,10 @@ def train_tokenizer(
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> list[int]:
-    """One stream of tokens, of any length (the outer tokenizer warns beyond the context)."""
+    """Encode documents as one stream of tokens.
+
+    Calls the backend, because the outer tokenizer warns beyond its context length.
+    """
     return tokenizer.backend_tokenizer.encode("".join(documents)).ids
 
 
@@ -122,7 +131,7 @@ def runs(
 
 
 class TrainingStream:
-    """Endless token windows; every epoch cuts, shuffles and renders the speeches anew."""
+    """Yields token windows endlessly; every epoch cuts, shuffles and renders the speeches anew."""
 
     def __init__(
         self,
@@ -137,7 +146,7 @@ class TrainingStream:
         self.rng = random.Random(seed)
 
     def windows(self, context: int) -> Iterator[list[int]]:
-        """Windows of `context` tokens in random order, cut from one epoch after another."""
+        """Yield windows of `context` tokens, in random order within each epoch."""
         tokens: list[int] = []
         while True:
             tokens += self._epoch()

@@ -1,4 +1,4 @@
-"""Figures, samples and the model card of the demo model, taken from the files that ship."""
+"""Measure the saved demo model, sample from it and write its model card."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MESSAGES = [{"role": "user", "content": "Good morrow, cousin. What news from the
 
 @dataclass(frozen=True)
 class Figures:
-    """What the report states about the model."""
+    """Figures of the model card; `size` is in bytes."""
 
     parameters: int
     size: int
@@ -41,7 +41,7 @@ class Figures:
 
 @torch.inference_mode()
 def total_loss(model: LlamaForCausalLM, tokens: list[int]) -> float:
-    """Nats of all tokens but the first, each predicted within a window of full context."""
+    """Return the summed loss in nats of all tokens but the first, over windows of full context."""
     context = model.config.max_position_embeddings
     was_training = model.training
     model.eval()
@@ -54,7 +54,7 @@ def total_loss(model: LlamaForCausalLM, tokens: list[int]) -> float:
 
 
 def measure(directory: Path, documents: list[str], tokens_per_second: float) -> Figures:
-    """Load what was saved and measure it on the held-out documents."""
+    """Load the saved model and measure it on the held-out documents."""
     model = AutoModelForCausalLM.from_pretrained(directory)
     tokens = encode(AutoTokenizer.from_pretrained(directory), documents)
     nats = total_loss(model, tokens)
@@ -73,7 +73,7 @@ def sample(
     prompt: str,
     temperature: float,
 ) -> str:
-    """Continue a prompt by up to 160 tokens; temperature 0 is greedy."""
+    """Return a prompt and its continuation of up to 160 tokens; temperature 0 is greedy."""
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     output = model.generate(**inputs, max_new_tokens=160, **sampling)
@@ -81,7 +81,7 @@ def sample(
 
 
 def samples(directory: Path, seed: int) -> dict[str, str]:
-    """Continuations of a play and of a chat, by title."""
+    """Return sample continuations of a play and of a chat, by title."""
     model = AutoModelForCausalLM.from_pretrained(directory)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     chat = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
@@ -94,9 +94,9 @@ def samples(directory: Path, seed: int) -> dict[str, str]:
 
 
 def model_card(figures: Figures, command: str, texts: dict[str, str]) -> str:
-    """The README.md beside the model."""
-    shown = "\n\n".join(f"{title}:\n\n```text\n{text}\n```" for title, text in texts.items())
-    return CARD.format(figures=figures, command=command, samples=shown)
+    """Return the text of the README.md beside the model."""
+    blocks = "\n\n".join(f"{title}:\n\n```text\n{text}\n```" for title, text in texts.items())
+    return CARD.format(figures=figures, command=command, samples=blocks)
 
 
 CARD = """\
@@ -104,23 +104,23 @@ CARD = """\
 
 A small Llama (grouped-query attention, tied embeddings, bfloat16) that writes plays in the manner
 of Shakespeare. It is big enough to be fun and small enough to ship with the project. It knows
-nothing but its corpus: use it to try and to test the server, not to answer questions.
+only its corpus: use it to try out and test the server, not to answer questions.
 
 - Plain prompts continue a play: `ROMEO:` starts a speech of Romeo.
-- Chat prompts get one speech as the answer. A system message `You are ROMEO.` names the speaker.
+- Chat prompts are answered with one speech. A system message `You are ROMEO.` names the speaker.
 - `<|endoftext|>` ends documents and answers; it is the eos token. There is no bos token.
 
 | figure | value |
 | --- | --- |
 {figures}
 
-The validation loss is that of these files on the end of the corpus, as plain documents. Neither
-the tokenizer nor the weights were trained on it; it only chose the step to keep.
+The validation loss was measured with these files on the end of the corpus, as plain documents.
+Neither the tokenizer nor the weights were trained on that part; it only selected the best step.
 
 ## Training
 
-The corpus is tinyshakespeare, 1.1 MB of plays. Each epoch cuts it into new documents, and renders
-some of them as conversations. Trained on two CPU cores with
+The corpus is tinyshakespeare, 1.1 MB of plays. Each epoch cuts it into new documents and renders
+some of them as conversations. The model was trained on two CPU cores with
 
 ```sh
 {command}
@@ -132,5 +132,5 @@ some of them as conversations. Trained on two CPU cores with
 
 ## Licence
 
-The text of the plays, from which everything here was made, is in the public domain.
+The plays, from which everything here was made, are in the public domain.
 """

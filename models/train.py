@@ -1,4 +1,4 @@
-"""Train the demo model: a small Llama that continues plays and answers chats in their manner.
+"""Train the demo model: a small Llama that continues plays and answers chats in their style.
 
 The corpus is a text file of speeches ("SPEAKER:", line break, text, blank line), such as
 tinyshakespeare. The output directory is a Hugging Face checkpoint in bfloat16 with a tokenizer,
@@ -41,7 +41,7 @@ EVALUATIONS = 20
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line; the defaults are those of the model that ships."""
+    """Parse the command line; the defaults reproduce the demo model in the repository."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -50,7 +50,7 @@ def parse_arguments() -> argparse.Namespace:
         "--out",
         type=Path,
         default=Path(__file__).parent / "demo",
-        help="directory to write (default: demo beside this script)",
+        help="output directory (default: demo beside this script)",
     )
 
     def option(name: str, default: float, text: str) -> None:
@@ -59,7 +59,7 @@ def parse_arguments() -> argparse.Namespace:
 
     option("--steps", 1700, "optimiser steps")
     option("--batch", 2, "windows per step")
-    option("--context", 1024, "tokens per window, and positions the model can address")
+    option("--context", 1024, "tokens per window and maximum positions of the model")
     option("--vocabulary", 1536, "tokens in the vocabulary")
     option("--layers", 4, "transformer layers")
     option("--width", 256, "size of the hidden state, a multiple of 128")
@@ -67,8 +67,8 @@ def parse_arguments() -> argparse.Namespace:
     option("--learning-rate", 4e-3, "peak learning rate")
     option("--weight-decay", 0.1, "decay of the weight matrices")
     option("--dropout", 0.2, "dropout of the embedding and of every residual branch")
-    option("--chat-share", 0.25, "share of the speeches that are rendered as conversations")
-    option("--validation-share", 0.1, "share of the corpus, from its end, that is held out")
+    option("--chat-share", 0.25, "share of the speeches rendered as conversations")
+    option("--validation-share", 0.1, "share held out from the end of the corpus")
     option("--seed", 1, "seed of weights, dropout and data order")
     return parser.parse_args()
 
@@ -76,9 +76,10 @@ def parse_arguments() -> argparse.Namespace:
 def build_model(
     arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerFast
 ) -> LlamaForCausalLM:
-    """A Llama with heads of 64 and two query heads per key-value head.
+    """Build a Llama with a head size of 64 and two query heads per KV head.
 
-    The model has no padding token: its embedding would never be trained, and it is the eos token.
+    The config sets no padding token: that is the eos token, and Llama's embedding would not train
+    the row of a padding token.
     """
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -97,7 +98,7 @@ def build_model(
 
 
 def add_dropout(model: LlamaForCausalLM, probability: float) -> None:
-    """Drop activations where they enter the residual stream, in training mode only."""
+    """Add dropout where activations enter the residual stream, in training mode only."""
 
     def drop(module: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return functional.dropout(output, probability, module.training)
@@ -111,7 +112,7 @@ def add_dropout(model: LlamaForCausalLM, probability: float) -> None:
 
 
 def build_optimizers(model: LlamaForCausalLM, weight_decay: float) -> list[Optimizer]:
-    """Muon for the weight matrices, with updates of AdamW's size; AdamW for the rest."""
+    """Return Muon for the weight matrices (with updates of AdamW's size) and AdamW for the rest."""
     matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
     norms = [weight for weight in model.model.parameters() if weight.ndim == 1]
     return [
@@ -121,7 +122,7 @@ def build_optimizers(model: LlamaForCausalLM, weight_decay: float) -> list[Optim
 
 
 def schedule(progress: float) -> float:
-    """Linear warm-up, then a cosine down to zero; `progress` goes from 0 to 1."""
+    """Return the learning rate factor: linear warm-up, then cosine decay, for progress 0 to 1."""
     return min(progress / WARM_UP, (1 + math.cos(math.pi * progress)) / 2)
 
 
@@ -131,7 +132,7 @@ def train(
     validation: list[int],
     arguments: argparse.Namespace,
 ) -> float:
-    """Train in place and keep the weights of the best evaluation; return tokens per second."""
+    """Train in place, keep the weights of the best evaluation and return tokens per second."""
     optimizers = build_optimizers(model, arguments.weight_decay)
     windows = stream.windows(arguments.context)
     losses: dict[str, float] = {}
@@ -156,7 +157,7 @@ def train(
 def training_step(
     model: LlamaForCausalLM, batch: Tensor, optimizers: list[Optimizer], learning_rate: float
 ) -> float:
-    """One update; the loss in nats per token."""
+    """Update the weights once and return the loss in nats per token."""
     with torch.autocast("cpu", torch.bfloat16):
         loss = model(input_ids=batch, labels=batch).loss
     loss.backward()
@@ -177,14 +178,14 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory:
 
 
 def command_line(arguments: argparse.Namespace) -> str:
-    """The command that repeats this training, without the directories of this machine."""
+    """Return the command that repeats this training, without local directories."""
     options = {k: v for k, v in vars(arguments).items() if k not in ("corpus", "out")}
     words = [word for k, v in options.items() for word in (f"--{k.replace('_', '-')}", str(v))]
     return shlex.join(["python", "models/train.py", arguments.corpus.name, *words])
 
 
 def main() -> None:
-    """Train, save, measure what was saved, and write its model card."""
+    """Train and save the model, measure the saved files and write the model card."""
     arguments = parse_arguments()
     torch.manual_seed(arguments.seed)
     speeches, held_out = split(read_speeches(arguments.corpus), arguments.validation_share)

@@ -1,4 +1,5 @@
-"""Batching strategies: which tokens of which sequences run next, in which KV blocks.
+"""Batching strategies: decide which tokens of which sequences run next, in which KV blocks.
 
-Plain Python: no device, no I/O, and the time is an argument. `make_strategy` is the way in.
+Plain Python: no device, no I/O, and time is an argument. Create one with
+`strategies.factory.make_strategy`.
 """

@@ -1,14 +1,14 @@
-"""The contract of a batching strategy, and the bookkeeping all four share.
+"""The interface of a batching strategy, and the bookkeeping that all of them share.
 
 ```
 plan    = strategy.schedule(now)        # which tokens of which sequences, in which KV blocks
-result  = executor.submit(plan).wait()  # one forward over all of them, and the sampled tokens
+result  = executor.submit(plan).wait()  # one forward pass over all of them, and sampled tokens
 outputs = strategy.commit(plan, result) # append, finish, free
 ```
 
-The next step may be scheduled and submitted before this one is committed: a device computes in
-the order of submission, so what a later step reads is there, and blocks that a commit frees are
-written again only by steps after all that were submitted.
+The next step may be scheduled and submitted before this one is committed. A device computes steps
+in the order of submission, so a later step finds the K/V that it reads, and blocks freed by a
+commit are only written by steps submitted after it.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from strategies.memory.base import KVMemory, Span
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one step may hold, in every strategy."""
+    """The limits of one step, for every strategy."""
 
     max_sequences: int
-    """Most sequences that run at once; a group wider than that runs alone."""
+    """Most sequences that run at once. A group with more sequences than that runs alone."""
     max_step_tokens: int
-    """Token budget of one step; a longer prompt is computed in chunks."""
+    """Token budget of one step. A longer prompt is computed in chunks."""
 
 
 class StepBudget:
-    """The tokens of one step. Sequences that decode come before any chunk of a prompt.
+    """The token budget of one step. Decoding sequences come before any chunk of a prompt.
 
-    So a long prompt, however old or urgent, never holds up a running stream by more than a step.
+    So a long prompt, however old or urgent, delays a running stream by at most one step.
     """
 
     def __init__(self, num_tokens: int, groups: Iterable[SequenceGroup]) -> None:
         self.num_left = num_tokens
-        self._num_owed = sum(group.num_decoding for group in groups)
-        """Tokens for sequences that decode and have not had their turn."""
+        self._num_set_aside = sum(group.num_decoding for group in groups)
+        """Tokens for decoding sequences whose turn is still to come."""
 
-    def turn_of(self, group: SequenceGroup) -> int:
-        """Tokens that the group may take; to be asked of each group once, in order."""
-        self._num_owed -= group.num_decoding
-        return max(self.num_left - self._num_owed, min(self.num_left, group.num_decoding))
+    def allowance(self, group: SequenceGroup) -> int:
+        """Return how many tokens the group may take. Call once for each group, in order."""
+        self._num_set_aside -= group.num_decoding
+        return max(self.num_left - self._num_set_aside, min(self.num_left, group.num_decoding))
 
     def take(self, num_tokens: int) -> None:
         self.num_left -= num_tokens
@@ -61,9 +61,9 @@ class Strategy(ABC):
     """Decides what runs next. Not thread-safe: one loop owns it.
 
     `add`, `abort` and `fail` may be called at any time between two calls of the others, also
-    between `schedule` and `commit` of the same step; steps are committed in order. After `abort`
-    a request is never heard of again; of every other one each answer ends with exactly one Output
-    that has `finish`, or all of them together with one that has Finish.ERROR.
+    between `schedule` and `commit` of the same step. Steps must be committed in order. An aborted
+    request gets no more outputs. Each answer of any other request ends with exactly one Output that
+    has `finish`, or the whole request with one that has Finish.ERROR.
     """
 
     def __init__(self, memory: KVMemory, limits: Limits) -> None:
@@ -71,47 +71,48 @@ class Strategy(ABC):
         self.limits = limits
         self.waiting: list[SequenceGroup] = []
         self.running: list[SequenceGroup] = []
-        """Both by rank, which is priority, then order of arrival: oldest first."""
+        """Both lists are sorted by rank: priority, then order of arrival, oldest first."""
         self._group_of: dict[int, SequenceGroup] = {}
-        """By sequence id."""
+        """Maps a sequence id to its group."""
         self._swapped_out: list[Sequence] = []
-        """Since the last plan."""
+        """Sequences swapped out since the last plan."""
         self.num_preemptions = 0
         self.num_swaps = 0
-        """Of the preemptions, those whose blocks went to the host."""
+        """Preemptions that moved the blocks to the host."""
         self.num_prompt_tokens = 0
-        """Looked for in the prefix cache: of all groups ever admitted, with what they had
-        generated before a preemption."""
+        """Tokens looked up in the prefix cache, over all groups ever admitted. A group that was
+        preempted is looked up again, with the tokens it had generated."""
         self.num_cached_tokens = 0
-        """Of those, what prefix caching had kept."""
+        """Tokens of `num_prompt_tokens` that were found in the prefix cache."""
 
     @property
     def num_running(self) -> int:
-        """Sequences that run."""
+        """Running sequences."""
         return sum(group.num_sequences for group in self.running)
 
     @property
     def num_filled_tokens(self) -> int:
-        """Slots of held blocks that are written; of the others the tables of `running` tell."""
+        """Token slots already written, over all held blocks."""
         memory = self.memory
         num_empty = sum(
-            len(memory.table(each.id)) * memory.block_size - each.num_computed_tokens
+            len(memory.table(sequence.id)) * memory.block_size - sequence.num_computed_tokens
             for group in self.running
-            for each in group.sequences
+            for sequence in group.sequences
         )
         return max(0, memory.num_held_blocks * memory.block_size - num_empty)
 
     def add(self, request: Request) -> None:
-        """Queues a request that `fits`, and whose `max_length` fits into the memory."""
+        """Queue a request. It must pass `fits`, and its `max_length` must fit into the memory."""
         assert request.sequences[0].max_length <= self.memory.num_tokens, "can never run"
         for group in self._groups(request):
             self._group_of |= dict.fromkeys(group.sequence_ids, group)
             self._enqueue(group)
 
     def abort(self, request_id: int, index: int | None = None) -> bool:
-        """Drops a request, or one answer of it, and frees its memory; False if it is not here.
+        """Drop a request, or only its answer `index`, and free its memory.
 
-        One answer alone can be dropped while answers are told as they come: not of a beam search.
+        Returns False if there is nothing to drop. A beam search has no separate answers until it
+        ends, so there an `index` drops nothing.
         """
         found = False
         for group in (*self.running, *self.waiting):
@@ -129,9 +130,9 @@ class Strategy(ABC):
         return bool(self.waiting or self.running)
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next step; None if there is nothing to compute at this time.
+        """Return the next step, or None if there is nothing to compute now.
 
-        The plan stays within `limits`. What it computes counts as computed from now on.
+        The plan stays within `limits`. Its tokens count as computed from now on.
         """
         chunks = self._next_chunks(now)
         for chunk in chunks:
@@ -145,14 +146,17 @@ class Strategy(ABC):
 
     @abstractmethod
     def _next_chunks(self, now: float) -> list[Chunk]:
-        """What to compute next, each chunk with its blocks taken."""
+        """Return the chunks to compute next, with their blocks already reserved."""
 
     def wake_at(self) -> float | None:
-        """When to call `schedule` again after it returned None; None: when something arrives."""
+        """Return when to call `schedule` again after it returned None.
+
+        Returns None to wait for the next request instead.
+        """
         return None
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Output]:
-        """Appends what was sampled, ends and frees what is done. The same for all strategies."""
+        """Append the sampled tokens, end finished sequences and free their blocks."""
         outputs = self._fail_sequences(result)
         touched: dict[SequenceGroup, None] = {}
         for chunk in plan.chunks:
@@ -167,13 +171,15 @@ class Strategy(ABC):
         return outputs
 
     def fail(self, plan: StepPlan, reason: str) -> list[Output]:
-        """Ends every request of a plan that could not be run, instead of `commit`."""
+        """End every request of a plan that could not be run. Replaces `commit` for that plan."""
         touched = (*(chunk.sequence for chunk in plan.chunks), *plan.swapped_out)
         alive = [sequence for sequence in touched if sequence.finish is None]
-        return self._fail_requests({self._group_of[each.id].request.id: reason for each in alive})
+        return self._fail_requests(
+            {self._group_of[sequence.id].request.id: reason for sequence in alive}
+        )
 
     def _fail_sequences(self, result: StepResult) -> list[Output]:
-        """Ends the requests of sequences for which no token could be chosen."""
+        """End the requests of sequences for which no token could be sampled."""
         return self._fail_requests(
             {
                 self._group_of[id].request.id: failure.reason
@@ -191,31 +197,34 @@ class Strategy(ABC):
         ]
 
     def fits(self, request: Request) -> bool:
-        """Whether it can ever run. Samples always can, beams only all together."""
+        """Whether the request can ever run.
+
+        Samples can run one by one, so they always fit. All beams of a search must run together.
+        """
         if not request.params.beam_width:
             return True
         group = BeamGroup(request)
-        has_turns = group.num_sequences <= self.limits.max_step_tokens
-        return has_turns and self._most_blocks(group) <= self.memory.num_blocks
+        fits_step = group.num_sequences <= self.limits.max_step_tokens
+        return fits_step and self._most_blocks(group) <= self.memory.num_blocks
 
     @abstractmethod
     def _most_blocks(self, group: SequenceGroup) -> int:
-        """The most blocks that a group may ever hold."""
+        """Return the most blocks that a group may ever hold."""
 
     def _groups(self, request: Request) -> list[SequenceGroup]:
-        """What of a request is to run together: beams; nothing else, where nothing is shared."""
+        """Split a request into scheduling groups: one for a beam search, else one per sample."""
         if request.params.beam_width:
             return [BeamGroup(request)]
         return [SequenceGroup(request, [sequence]) for sequence in request.sequences]
 
     def _enqueue(self, group: SequenceGroup) -> None:
-        insort(self.waiting, group, key=lambda each: each.rank)
+        insort(self.waiting, group, key=lambda group: group.rank)
 
     def _admit(self, group: SequenceGroup, now: float) -> None:
         if group.request.admitted is None:
             group.request.admitted = now
         self.waiting.remove(group)
-        insort(self.running, group, key=lambda each: each.rank)
+        insort(self.running, group, key=lambda group: group.rank)
 
     def _drop_if_ended(self, group: SequenceGroup) -> None:
         if not group.sequences:
@@ -224,7 +233,7 @@ class Strategy(ABC):
                 del self._group_of[sequence_id]
 
     def _chunk(self, sequence: Sequence, length: int) -> Chunk:
-        """The next `length` of the sequence's pending tokens."""
+        """Return the chunk of the sequence's next `length` pending tokens."""
         start = sequence.num_computed_tokens
         samples = start + length == sequence.num_tokens
         scored = sequence.rows_to_score(start, start + length)
@@ -232,9 +241,9 @@ class Strategy(ABC):
 
 
 class ReservingStrategy(Strategy):
-    """A strategy whose sequences hold their memory from admission to end.
+    """A strategy whose sequences reserve all their memory at admission and keep it to the end.
 
-    Nothing of it is ever preempted, so a step is simply the next tokens of all that run.
+    Nothing is ever preempted, so a step is the next tokens of all running sequences.
     """
 
     def _next_chunks(self, now: float) -> list[Chunk]:
@@ -243,22 +252,25 @@ class ReservingStrategy(Strategy):
         chunks: list[Chunk] = []
         budget = StepBudget(self.limits.max_step_tokens, self.running)
         for group in self.running:
-            for sequence, length in group.turns(budget.turn_of(group)):
+            for sequence, length in group.turns(budget.allowance(group)):
                 chunks.append(self._chunk(sequence, length))
                 budget.take(length)
         return chunks
 
     @abstractmethod
     def _admissible(self, now: float) -> Iterator[SequenceGroup]:
-        """The waiting groups to admit now, oldest first, each with its memory reserved."""
+        """Yield the waiting groups to admit now, oldest first, with their memory reserved."""
 
     def _reserved(self, max_sequences: int) -> Iterator[SequenceGroup]:
-        """The oldest waiting groups, at most so many sequences, while their reservation fits."""
+        """Reserve memory for the oldest waiting groups and yield them, until one does not fit.
+
+        max_sequences: most sequences to admit, over all groups.
+        """
         for group in tuple(self.waiting):
-            has_slots = group.num_sequences <= max_sequences or not self.running
+            has_places = group.num_sequences <= max_sequences or not self.running
             reservation = self._reservation(group.sequences[0])
-            spans = [Span(each, 0, reservation) for each in group.sequence_ids]
-            if max_sequences <= 0 or not has_slots or not self.memory.reserve(spans):
+            spans = [Span(sequence_id, 0, reservation) for sequence_id in group.sequence_ids]
+            if max_sequences <= 0 or not has_places or not self.memory.reserve(spans):
                 return
             yield group
             max_sequences -= group.num_sequences
@@ -268,5 +280,5 @@ class ReservingStrategy(Strategy):
         return group.num_sequences * self.memory.blocks_for(reservation)
 
     def _reservation(self, sequence: Sequence) -> int:
-        """Tokens to reserve for a sequence: all it may ever need."""
+        """Return the tokens to reserve for a sequence: by default its longest possible length."""
         return sequence.max_length

@@ -1,4 +1,4 @@
-"""The beams of one search as a group: they take every step together."""
+"""The beams of one beam search as a sequence group. They take every step together."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from strategies.memory.base import KVMemory
 
 
 class BeamGroup(SequenceGroup):
-    """Begins with one sequence; from the first step on it has one for each live beam.
+    """Starts with one sequence. From the first step on, it has one for each live beam.
 
     ```
-    step k     beam 0   beam 1   beam 2      sequence ids and block tables stay with the places;
-                │  └──────┐ └──x   │         a beam that goes on twice is forked, one that does
-    step k+1   beam 0   beam 1   beam 2      not is freed, all by moving references
+    step k     beam 0   beam 1   beam 2      The sequence ids are fixed: one for each place in the
+                │  └──────┐ └──x   │         beam. `KVMemory.reassign` gives each place the K/V of
+    step k+1   beam 0   beam 1   beam 2      the beam it continues, and frees beams that end.
     ```
 
-    Which beam continues which is known only at commit, so a step of theirs is never scheduled while
-    another is in flight.
+    Which beam continues which is known only at commit. So no step of the group is scheduled while
+    another of its steps is in flight.
     """
 
     def __init__(self, request: Request) -> None:
@@ -36,13 +36,14 @@ class BeamGroup(SequenceGroup):
         return len(self.sequence_ids)
 
     def turns(self, budget: int) -> list[Turn]:
-        if any(each.num_in_flight for each in self.sequences):
+        if any(sequence.num_in_flight for sequence in self.sequences):
             return []
-        num_pending = sum(each.num_pending_tokens for each in self.sequences)
+        num_pending = sum(sequence.num_pending_tokens for sequence in self.sequences)
         if self._is_sharing or num_pending <= budget:
             return super().turns(budget)
         turns: list[Turn] = []
-        for sequence in self.sequences:  # all but the last token, which they compute together
+        # Too much for one step: compute ahead. The last tokens must all go into one step.
+        for sequence in self.sequences:
             length = min(sequence.num_pending_tokens - 1, budget)
             if length > 0:
                 turns.append((sequence, length))
@@ -50,10 +51,10 @@ class BeamGroup(SequenceGroup):
         return turns
 
     def commit(self, result: StepResult, memory: KVMemory) -> list[Output]:
-        sampled = [result[each.id] for each in self.sequences]
+        sampled = [result[sequence.id] for sequence in self.sequences]
         if isinstance(sampled[0], Hypotheses):
             return self._end_all(sampled[0].best, memory)
-        self._search.advance([each for each in sampled if isinstance(each, Candidates)])
+        self._search.advance([beam for beam in sampled if isinstance(beam, Candidates)])
         if self._search.is_over:
             return self._end_all(self._search.hypotheses, memory)
         parents, beams = self.sequences, self._search.beams
@@ -69,13 +70,13 @@ class BeamGroup(SequenceGroup):
     def end(self, sequence: Sequence, finish: Finish, memory: KVMemory) -> None:
         super().end(sequence, finish, memory)
         if not self.sequences:
-            for sequence_id in self.sequence_ids:  # also what is reserved for beams to come
+            for sequence_id in self.sequence_ids:  # including those reserved for later beams
                 memory.release(sequence_id)
 
     def _end_all(self, hypotheses: Tokens[Hypothesis], memory: KVMemory) -> list[Output]:
         for sequence in tuple(self.sequences):
             self.end(sequence, Finish.STOP, memory)
-        return self.request.tell_best(hypotheses)
+        return self.request.best_outputs(hypotheses)
 
 
 def _child(parent: Sequence, id: int, beam: Beam) -> Sequence:

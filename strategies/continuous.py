@@ -1,12 +1,12 @@
-"""Continuous batching: sequences join and leave between any two steps.
+"""Continuous batching: sequences join and leave the batch between any two steps.
 
 The iteration-level scheduling of Orca (OSDI 2022), with its memory: one contiguous run of blocks
-per sequence, reserved when it is admitted. How much is reserved is the policy (the names are the
-PagedAttention paper's, section 6.1):
+per sequence, reserved at admission. `option.kv_reservation` says how many tokens to reserve
+(`core.sizing.reserved_tokens`). The names are from the PagedAttention paper, section 6.1:
 
-max      the longest possible sequence, whatever the request; what a server without knowledge does
-pow2     the prompt, and the next power of two of the tokens that may be generated
-oracle   exactly the tokens it may use; the true length when requests set `ignore_eos`
+max      max_model_len for every request, as a server does that cannot know the length
+pow2     the prompt, plus max_tokens rounded up to a power of two
+oracle   the prompt plus max_tokens; this is the true length when requests set `ignore_eos`
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from collections.abc import Iterator
 
 from core.options import KVReservation
 from core.sequence import Sequence
+from core.sizing import reserved_tokens
 from strategies.base import Limits, ReservingStrategy
+from strategies.factory import StrategySettings
 from strategies.group import SequenceGroup
 from strategies.memory.base import KVMemory
+from strategies.memory.slots import SlotMemory
 
 
 class ContinuousStrategy(ReservingStrategy):
-    """Admits while a slot is free and the reservation of the oldest waiting request fits."""
+    """Admits while a place is free and the reservation of the oldest waiting request fits."""
 
     def __init__(
         self, memory: KVMemory, limits: Limits, reservation: KVReservation, max_model_len: int
@@ -34,9 +37,16 @@ class ContinuousStrategy(ReservingStrategy):
         return self._reserved(self.limits.max_sequences - self.num_running)
 
     def _reservation(self, sequence: Sequence) -> int:
-        if self.reservation == "max":
-            return self.max_model_len
-        if self.reservation == "oracle":
-            return sequence.max_length
-        power_of_two = 1 << (sequence.params.max_tokens - 1).bit_length()
-        return min(sequence.num_prompt_tokens + power_of_two, self.max_model_len)
+        return reserved_tokens(
+            self.reservation,
+            sequence.num_prompt_tokens,
+            sequence.params.max_tokens,
+            self.max_model_len,
+        )
+
+
+def make(settings: StrategySettings) -> ContinuousStrategy:
+    memory = SlotMemory(settings.num_blocks, settings.block_size)
+    return ContinuousStrategy(
+        memory, settings.limits, settings.kv_reservation, settings.max_model_len
+    )

@@ -1,7 +1,7 @@
-"""Dynamic batching: requests are gathered into a gang, which runs until its last member ends.
+"""Dynamic batching: requests are collected into a batch, which runs until its last member ends.
 
-The request-level batching of DJL Serving, Triton Inference Server and TorchServe. A member
-answers as soon as it ends; what it leaves empty stays empty until the whole gang is done.
+The request-level batching of DJL Serving, Triton Inference Server and TorchServe. Each request is
+answered as soon as it ends, but its place stays empty until the whole batch has ended.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strategies.base import Limits, ReservingStrategy
+from strategies.factory import StrategySettings
 from strategies.group import SequenceGroup
 from strategies.memory.base import KVMemory
+from strategies.memory.slots import SlotMemory
 
 
 class DynamicStrategy(ReservingStrategy):
-    """A gang starts with `max_sequences` requests, or once the oldest has waited `max_delay_s`."""
+    """Starts a batch with `max_sequences` requests, or when the oldest waited `max_delay_s`."""
 
     def __init__(self, memory: KVMemory, limits: Limits, max_delay_s: float) -> None:
         super().__init__(memory, limits)
         self.max_delay_s = max_delay_s
 
     def _admissible(self, now: float) -> Iterator[SequenceGroup]:
-        gang_is_due = not self.running and (self._is_full() or self._is_overdue(now))
-        return self._reserved(self.limits.max_sequences if gang_is_due else 0)
+        batch_is_due = not self.running and (self._is_full() or self._is_overdue(now))
+        return self._reserved(self.limits.max_sequences if batch_is_due else 0)
 
     def wake_at(self) -> float | None:
         return None if self.running or not self.waiting else self._deadline()
@@ -35,3 +37,8 @@ class DynamicStrategy(ReservingStrategy):
 
     def _deadline(self) -> float:
         return self.waiting[0].request.arrival + self.max_delay_s
+
+
+def make(settings: StrategySettings) -> DynamicStrategy:
+    memory = SlotMemory(settings.num_blocks, settings.block_size)
+    return DynamicStrategy(memory, settings.limits, settings.max_delay_s)

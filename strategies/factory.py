@@ -1,22 +1,18 @@
-"""From the name of a strategy to the strategy, with the memory it wants."""
+"""Makes a strategy from its name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 
-from core.options import Batching, KVReservation, PreemptionMode
+from core.options import KVReservation, PreemptionMode
+from core.strategy_table import Batching
 from strategies.base import Limits, Strategy
-from strategies.continuous import ContinuousStrategy
-from strategies.dynamic import DynamicStrategy
-from strategies.memory.blocks import PagedMemory
-from strategies.memory.slots import SlotMemory
-from strategies.none import NoneStrategy
-from strategies.paged import PagedStrategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategySettings:
-    """Everything a strategy needs to know, resolved."""
+    """The settings of all strategies, with every default resolved. Each uses those it needs."""
 
     batching: Batching
     num_blocks: int
@@ -31,22 +27,8 @@ class StrategySettings:
 
 
 def make_strategy(settings: StrategySettings) -> Strategy:
-    limits = settings.limits
-    if settings.batching == "paged":
-        memory = PagedMemory(
-            settings.num_blocks,
-            settings.block_size,
-            num_host_blocks=settings.num_swap_blocks,
-            caches_prefixes=settings.enable_prefix_caching,
-        )
-        return PagedStrategy(memory, limits, settings.preemption_mode)
-    memory = SlotMemory(settings.num_blocks, settings.block_size)
-    match settings.batching:
-        case "none":
-            return NoneStrategy(memory, limits)
-        case "dynamic":
-            return DynamicStrategy(memory, limits, settings.max_delay_s)
-        case "continuous":
-            return ContinuousStrategy(
-                memory, limits, settings.kv_reservation, settings.max_model_len
-            )
+    """Call `make(settings)` of the module `strategies.<settings.batching>`.
+
+    The module is found by the name of the strategy, so a new strategy changes nothing here.
+    """
+    return import_module(f"strategies.{settings.batching}").make(settings)

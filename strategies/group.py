@@ -1,4 +1,4 @@
-"""A sequence group: sequences of one prompt that run together and may share its K/V."""
+"""A sequence group: sequences of one prompt that run together and may share its KV blocks."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from core.sequence import Sequence
 from strategies.memory.base import KVMemory
 
 Turn = tuple[Sequence, int]
-"""A sequence, and how many of its pending tokens to compute next."""
+"""A sequence and the number of its pending tokens to compute next."""
 
 
 class SequenceGroup:
-    """What a strategy admits and preempts, as one (the PagedAttention paper, section 4.5).
+    """The unit of admission and preemption (the PagedAttention paper, section 4.5).
 
     ```
-    prompt      |<--- num_shared_tokens --->|1|      all but its last token, which each sequence
-    sequence 0  |=========== computed ======|=|--▶   computes itself, to sample after it
-    sequence 1  |      forked from 0        |=|--▶
+    prompt      |<--- num_shared_tokens --->|1|      All but the last token is shared. Each
+    sequence 0  |=========== computed ======|=|--▶   sequence computes the last token itself, to
+    sequence 1  |      forked from 0        |=|--▶   sample from its logits.
     ```
 
-    The first sequence computes what can be shared, then the others fork from it. After a
-    preemption by recomputation the same happens again. With one sequence there is nothing to share.
+    The first sequence computes the shared tokens, then the others fork from it. After preemption by
+    recomputation, the same happens again. A group of one sequence shares nothing.
     """
 
     def __init__(self, request: Request, sequences: Iterable[Sequence]) -> None:
         self.request = request
         self.sequences = list(sequences)
-        """Those that have not ended."""
-        self.sequence_ids = tuple(each.id for each in self.sequences)
+        """The sequences that have not ended."""
+        self.sequence_ids = tuple(sequence.id for sequence in self.sequences)
         self.rank = request.params.priority, self.sequences[0].id
-        """Whose turn comes first: the lowest."""
+        """Groups are served in ascending order of rank: priority, then arrival."""
         self.num_shared_tokens = self.sequences[0].num_prompt_tokens - 1
 
     @property
@@ -42,17 +42,17 @@ class SequenceGroup:
 
     @property
     def num_decoding(self) -> int:
-        """Sequences that wait for nothing but their next token."""
-        return sum(each.num_pending_tokens == 1 for each in self.sequences)
+        """Sequences with exactly one pending token."""
+        return sum(sequence.num_pending_tokens == 1 for sequence in self.sequences)
 
     @property
     def _is_sharing(self) -> bool:
-        """Whether the first sequence computes what the others wait for."""
+        """Whether the first sequence is still computing the tokens that the others will share."""
         is_behind = self.sequences[0].num_computed_tokens < self.num_shared_tokens
         return is_behind and len(self.sequences) > 1
 
     def turns(self, budget: int) -> list[Turn]:
-        """What to compute next, within a budget of tokens."""
+        """Return what to compute next, with at most `budget` tokens in total."""
         first = self.sequences[0]
         if budget <= 0:
             return []
@@ -67,18 +67,19 @@ class SequenceGroup:
         return turns
 
     def commit(self, result: StepResult, memory: KVMemory) -> list[Output]:
-        """Appends what was sampled, frees what has ended; returns what the client hears."""
+        """Append the sampled tokens and free ended sequences. Returns outputs for the client."""
         outputs: list[Output] = []
         for sequence in tuple(self.sequences):
             sampled = result.get(sequence.id)
             if isinstance(sampled, Sampled):
                 count = sequence.append(sampled) if sampled.token_ids else 0
-                outputs.append(self.request.tell(sequence, count, sampled.prompt))
+                outputs.append(self.request.output(sequence, count, sampled.prompt))
                 if sequence.finish is not None:
                     self.end(sequence, sequence.finish, memory)
         return outputs
 
     def end(self, sequence: Sequence, finish: Finish, memory: KVMemory) -> None:
+        """Set the finish reason of a sequence, free its memory and remove it from the group."""
         sequence.finish = finish
         memory.release(sequence.id)
         self.sequences.remove(sequence)

@@ -1,14 +1,16 @@
-"""Paged batching: continuous batching whose sequences take KV blocks as they need them.
+"""Paged batching: continuous batching whose sequences allocate KV blocks on demand.
 
-PagedAttention and the scheduler of vLLM (SOSP 2023, sections 4.3 to 4.5): first come, first
-served; sequences of one prompt share its blocks. What a prompt shares with blocks that are still
-known is not computed again. When blocks run out, the newest running group gives back all of its
-blocks (preemption) until it is the oldest that waits and they fit again:
+PagedAttention and the scheduler of vLLM (SOSP 2023, sections 4.3 to 4.5): requests are served in
+order of arrival, and sequences of one prompt share its blocks. A prefix that is still in the prefix
+cache is not computed again. When blocks run out, the newest running group is preempted: it gives
+back all of its blocks and waits until it is the oldest waiting group and fits again.
+`option.preemption_mode` says what happens to the contents of the blocks:
 
-swap        they are kept on the host, as long as its memory lasts; where it is full, recompute
-recompute   they are computed again from the tokens known by then
-auto        swap for what would take more than a step to recompute, or has several sequences,
-            which would no longer share what they generated; recompute for the rest
+swap        they move to the host; if the swap space is full, recompute
+recompute   they are dropped, and later computed again from the tokens known by then
+auto        swap a group that would take more than one step to recompute, or that has several
+            sequences, which after recomputing would no longer share what they generated;
+            recompute the others
 """
 
 from __future__ import annotations
@@ -17,13 +19,17 @@ from core.options import PreemptionMode
 from core.plan import Chunk
 from core.request import Request
 from strategies.base import Limits, StepBudget, Strategy
+from strategies.factory import StrategySettings
 from strategies.group import SequenceGroup, Turn
 from strategies.memory.base import Span
 from strategies.memory.blocks import PagedMemory
 
 
 class PagedStrategy(Strategy):
-    """Running groups go first, oldest first; what budget and blocks are left admits new ones."""
+    """Schedules running groups first, oldest first, then admits new ones with what is left.
+
+    What is left are the token budget of the step and the free blocks.
+    """
 
     def __init__(
         self, memory: PagedMemory, limits: Limits, preemption_mode: PreemptionMode = "recompute"
@@ -31,10 +37,10 @@ class PagedStrategy(Strategy):
         super().__init__(memory, limits)
         self.preemption_mode: PreemptionMode = preemption_mode
         self._blocks = memory
-        """The same memory, with what only paging can do."""
+        """The same object as `memory`, with its own type."""
 
     def _groups(self, request: Request) -> list[SequenceGroup]:
-        """All sequences of a request together, so that they share; unless they would not fit."""
+        """Put all samples of a request into one group, which shares its prompt, if that fits."""
         whole = SequenceGroup(request, request.sequences)
         fits = self._most_blocks(whole) <= self.memory.num_blocks
         is_shared = fits and not request.params.beam_width
@@ -51,18 +57,18 @@ class PagedStrategy(Strategy):
 
     def _continue_running(self, budget: StepBudget) -> list[Chunk]:
         chunks: list[Chunk] = []
-        # Preemption takes from the end of `running`, so it never reaches one already passed.
-        place = 0
-        while place < len(self.running):
-            group = self.running[place]
-            turns = group.turns(budget.turn_of(group))
+        # Preemption takes from the end of `running`, so it never reaches a group already passed.
+        index = 0
+        while index < len(self.running):
+            group = self.running[index]
+            turns = group.turns(budget.allowance(group))
             if self._take_blocks(group, turns):
                 chunks += self._chunks(turns, budget)
-            place += 1
+            index += 1
         return chunks
 
     def _share_prompt(self, group: SequenceGroup) -> None:
-        """Forks the others of a group from its first sequence, once that has computed so far."""
+        """Fork the other sequences from the first once it has computed the shared tokens."""
         first, *others = group.sequences
         num_shared = group.num_shared_tokens
         for other in others:
@@ -71,7 +77,10 @@ class PagedStrategy(Strategy):
                 other.num_computed_tokens = num_shared
 
     def _take_blocks(self, group: SequenceGroup, turns: list[Turn]) -> bool:
-        """Blocks for the next tokens, if need be from newer groups; False: preempted itself."""
+        """Reserve blocks for the turns, preempting newer groups if needed.
+
+        Returns False if the group itself had to be preempted.
+        """
         while not self.memory.reserve(_spans(turns)):
             victim = self.running[-1]
             self._preempt(victim)
@@ -80,7 +89,7 @@ class PagedStrategy(Strategy):
         return True
 
     def _preempt(self, group: SequenceGroup) -> None:
-        if self._is_to_swap(group) and self._blocks.swap_out(group.sequence_ids):
+        if self._should_swap(group) and self._blocks.swap_out(group.sequence_ids):
             self._swapped_out += group.sequences
             self.num_swaps += 1
         else:
@@ -89,10 +98,10 @@ class PagedStrategy(Strategy):
         self._enqueue(group)
         self.num_preemptions += 1
 
-    def _is_to_swap(self, group: SequenceGroup) -> bool:
+    def _should_swap(self, group: SequenceGroup) -> bool:
         if self.preemption_mode != "auto":
             return self.preemption_mode == "swap"
-        num_computed = sum(each.num_computed_tokens for each in group.sequences)
+        num_computed = sum(sequence.num_computed_tokens for sequence in group.sequences)
         return group.num_sequences > 1 or num_computed > self.limits.max_step_tokens
 
     def _release(self, group: SequenceGroup) -> None:
@@ -114,7 +123,10 @@ class PagedStrategy(Strategy):
         return chunks
 
     def _begin(self, group: SequenceGroup, budget: StepBudget) -> list[Turn]:
-        """Its first turns, on top of the blocks that are known; none where there is no room."""
+        """Return the first turns of a group, which start after its cached prefix.
+
+        Returns none, and leaves the group without blocks, if there is no room.
+        """
         first, turns = group.sequences[0], []
         first.num_computed_tokens = self._blocks.adopt(first)
         if self._has_room_for(group):
@@ -128,7 +140,7 @@ class PagedStrategy(Strategy):
         return turns
 
     def _resume(self, group: SequenceGroup, budget: StepBudget) -> list[Turn]:
-        """Its next turns, with its blocks back from the host; none where there is no room."""
+        """Swap a group back in and return its next turns; none if there is no room."""
         turns = group.turns(budget.num_left)
         if not turns or not self._has_room_for(group):
             return []
@@ -140,28 +152,40 @@ class PagedStrategy(Strategy):
         return not self.running or num_sequences <= self.limits.max_sequences
 
     def _has_room_for(self, group: SequenceGroup) -> bool:
-        """Whether all its tokens fit, and a block more for each sequence that runs.
+        """Whether all tokens of the group fit, plus one block for each running sequence.
 
         Without that reserve, the next step would preempt what this one admits.
         """
-        num_needed = self._num_blocks(group, [each.num_tokens for each in group.sequences])
+        num_needed = self._num_blocks(group, [sequence.num_tokens for sequence in group.sequences])
         num_held = len(self.memory.table(group.sequences[0].id))
         return num_needed - num_held + self.num_running <= self.memory.num_free_blocks
 
     def _num_blocks(self, group: SequenceGroup, lengths: list[int]) -> int:
-        """Blocks for the sequences of a group that share no more than whole blocks of the prompt.
+        """Return the blocks of a group whose sequences share only full blocks of the prompt.
+
+        lengths: tokens of each sequence.
 
         ```
-        lengths   |<- whole blocks ->|<- own ->|
+        lengths   |<-- full blocks ->|<- own ->|
                                      |<--- own --->|
         ```
         """
-        num_whole = group.num_shared_tokens // self.memory.block_size
-        return num_whole + sum(self.memory.blocks_for(each) - num_whole for each in lengths)
+        num_shared = group.num_shared_tokens // self.memory.block_size
+        return num_shared + sum(self.memory.blocks_for(length) - num_shared for length in lengths)
 
     def _chunks(self, turns: list[Turn], budget: StepBudget) -> list[Chunk]:
         budget.take(sum(length for _, length in turns))
         return [self._chunk(sequence, length) for sequence, length in turns]
+
+
+def make(settings: StrategySettings) -> PagedStrategy:
+    memory = PagedMemory(
+        settings.num_blocks,
+        settings.block_size,
+        num_host_blocks=settings.num_swap_blocks,
+        caches_prefixes=settings.enable_prefix_caching,
+    )
+    return PagedStrategy(memory, settings.limits, settings.preemption_mode)
 
 
 def _spans(turns: list[Turn]) -> list[Span]:

@@ -8,13 +8,13 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--rewrite-golden`."""
+    """Whether --rewrite-golden was given."""
     parser.addoption(
         "--rewrite-golden", action="store_true", help="write tests/container/golden anew"
     )
 
 
 def pytest_collection_finish() -> None:
-    """Whatever the modules hold stays: collections need not look at torch's objects each time."""
+    """Freeze the objects of imported modules, so that garbage collections skip torch's objects."""
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Who may import whom, and who may load torch (docs/design.md)."""
+"""The allowed imports between packages, and the packages that may load torch (docs/design.md)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MAY_IMPORT = {
     "kernels": set(),
     "strategies": {"core"},
     "engine": {"core", "djl_python", "kernels", "strategies"},
-    "container": {"core"},  # it speaks to the engine over the wire alone
+    "container": {"core"},  # talks to the engine only over the socket
     "benchmarks": {"core", "engine", "kernels", "strategies"},
-    "loadtest": set(),  # it speaks HTTP, to any server
+    "loadtest": set(),  # talks HTTP to any server
     "models": set(),
-    "deploy": set(),  # it runs the load test as a command
-    "examples": {"deploy"},  # the lines of SageMaker's streams
+    "deploy": set(),  # runs the load test as a command
+    "examples": {"deploy"},  # parses SageMaker's streams
     "image": set(),
 }
 ROOMS = {
@@ -50,7 +50,7 @@ ROOMS = {
     ),
     "container.apis": (
         ("generation", "tasks", "adapters", "models", "invocations"),
-        ("openai", "text"),
+        ("openai", "text", "tokenize"),
         ("chat", "completions"),
         ("embeddings",),
     ),
@@ -71,7 +71,7 @@ MAY_BE_HEAVY = {"kernels", "engine", "benchmarks", "models"}
 
 
 def imported_roots(path: Path) -> set[str]:
-    """First names of all imports of a file; local and TYPE_CHECKING ones count too."""
+    """Return the top-level packages that a file imports, also locally or under TYPE_CHECKING."""
     roots = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -119,7 +119,7 @@ def test_rooms_are_small(package):
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
-def test_imports_follow_the_arrows(package):
+def test_imports_follow_the_allowed_directions(package):
     files = list((ROOT / package).rglob("*.py"))
     assert files
     for path in files:
@@ -142,13 +142,34 @@ def test_the_front_end_loads_without_torch():
 @pytest.mark.parametrize(
     "module", ["container.front_end.app", "engine.build", "engine.serve.server"]
 )
-def test_grammars_are_loaded_with_the_first_that_is_asked_for(module):
+def test_llguidance_is_imported_by_the_first_grammar(module):
     code = f"import sys, {module}; sys.exit('llguidance' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
+def test_only_route_functions_use_the_globals_of_flask():
+    """Other functions get the request as an argument (container/http/request_context.py)."""
+    users = set()
+    for path in (ROOT / "container").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "flask":
+                names = {alias.name for alias in node.names}
+                if names & {"g", "request", "current_app", "session"}:
+                    users.add(path.relative_to(ROOT / "container").as_posix())
+    assert users == {
+        "apis/adapters.py",
+        "apis/invocations/runtime.py",
+        "apis/models.py",
+        "http/failures.py",
+        "http/headers.py",
+        "http/request_context.py",
+        "multi_model/app.py",
+        "multi_model/relay.py",
+    }
+
+
 def test_kernels_init_imports_nothing_and_has_no_version():
-    """transformers probes for a package of this name and imports whatever it finds."""
+    """transformers looks for a package of this name and imports it if found."""
     path = ROOT / "kernels" / "__init__.py"
     assert imported_roots(path) == set()
     assert "__version__ =" not in path.read_text()

@@ -1,1 +1,1 @@
-"""Our server on a CPU against others: same model, same requests, each alone on the machine."""
+"""Compares our server on a CPU with other systems, on the same model and requests."""

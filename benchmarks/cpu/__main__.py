@@ -1,7 +1,7 @@
-"""`python -m benchmarks.cpu`: our server on a CPU, and others on the same model and requests.
+"""Compare our server on a CPU with other systems, on the same model and requests.
 
-It builds the model, with random weights, and runs each system alone on the machine, in turns.
-docs/benchmarks.md says what is sent and how to read the table.
+Builds the model with random weights and runs the systems in turns, each alone on the machine.
+docs/benchmarks.md describes the load and the table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.cpu.work import DTYPES, Result, Work
 
 FOLDER = ROOT / "build" / "cpu"
 QUIET = 0.1
-"""Cores that something else may use before a run counts as disturbed."""
+"""Cores that other processes may use before a run counts as disturbed."""
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def main() -> int:
         seed=options.seed,
     )
     model = options.out / f"model-{options.shape}"
-    if not (model / "tokenizer_config.json").exists():  # the last that is written
+    if not (model / "tokenizer_config.json").exists():  # the last file written
         from benchmarks.cpu.model import write_model  # loads torch
 
         write_model(options.shape, model)
@@ -75,43 +75,63 @@ def main() -> int:
 
 
 def _python(name: str, options: argparse.Namespace) -> Path:
-    """Of the environment that a system runs in."""
+    """Return the interpreter of the environment that a system runs in, creating it if needed."""
     if name not in PACKAGES:
         return Path(sys.executable)
     return options.peer_python or make_peer(name, options.out / "peers" / name)
 
 
 def _write(found: dict[str, Any], runs: dict[str, list[Result]], file: Path) -> None:
-    """After each round, so that whatever ends this process leaves what there was."""
-    each = {name: [dataclasses.asdict(run) for run in results] for name, results in runs.items()}
-    file.write_text(json.dumps(found | {"runs": each}, indent=1) + "\n")
+    """Write the results so far; called after each round, so that they survive a crash."""
+    fields = {name: [dataclasses.asdict(run) for run in results] for name, results in runs.items()}
+    file.write_text(json.dumps(found | {"runs": fields}, indent=1) + "\n")
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu", description=__doc__)
     parser.add_argument(
-        "--vs", type=_peers, default=[], metavar="NAME,...", help=f"of {', '.join(PEERS)}"
+        "--vs",
+        type=_peers,
+        default=[],
+        metavar="NAME,...",
+        help=f"systems to compare with, out of {', '.join(PEERS)} (default: none)",
     )
-    parser.add_argument("--shape", choices=SHAPES, default="llama-88m", help="(%(default)s)")
-    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="(%(default)s)")
-    parser.add_argument("--users", type=int, default=50, help="(%(default)s)")
-    parser.add_argument("--requests", type=int, default=150, help="(%(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of lengths, texts and tokens")
+    parser.add_argument(
+        "--shape", choices=SHAPES, default="llama-88m", help="model shape (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="fp32", help="compute dtype (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--users", type=int, default=50, help="concurrent users (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--requests", type=int, default=150, help="requests per run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="runs of each system (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed for lengths and prompts (default: %(default)s)"
+    )
     parser.add_argument(
         "--peer-python",
         type=Path,
-        help="of an environment that has the one system named by --vs; else it is made",
+        help="Python interpreter with the one system of --vs that needs its own environment "
+        "(default: create a virtual environment)",
     )
     parser.add_argument(
-        "--out", type=Path, default=FOLDER, help="for models, environments, logs and cpu.json"
+        "--out",
+        type=Path,
+        default=FOLDER,
+        help="folder for models, environments, logs and cpu.json (default: %(default)s)",
     )
     parser.add_argument(
-        "--dry", action="store_true", help="a tiny model, few requests: that it runs, no figures"
+        "--dry", action="store_true", help="test the benchmark with a tiny model and few requests"
     )
     options = parser.parse_args()
     if options.peer_python and len(set(options.vs) & PACKAGES.keys()) != 1:
-        parser.error("--peer-python is for one system: say --vs vllm, or --vs openvino")
+        parser.error("--peer-python is for one system: use it with --vs vllm or --vs openvino")
     if options.dry:
         options.shape, options.users, options.requests, options.rounds = "dry", 3, 4, 1
     options.out = options.out.resolve()
@@ -122,7 +142,9 @@ def _peers(text: str) -> list[str]:
     names = text.split(",")
     for name in names:
         if name not in PEERS:
-            raise argparse.ArgumentTypeError(f"no system {name}; there are {', '.join(PEERS)}")
+            raise argparse.ArgumentTypeError(
+                f"unknown system {name}; choose from {', '.join(PEERS)}"
+            )
     return names
 
 

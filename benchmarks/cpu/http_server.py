@@ -1,4 +1,4 @@
-"""A server in a process of its own, alone on the machine, under the load test's clients."""
+"""Measures a server, running alone on the machine, with the load test."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from benchmarks.cpu.work import Result, Sent, Work
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 900.0
 STOP_S = 30.0
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
 class MeasurementError(Exception):
-    """Something did not start, or failed; the message ends with what it said last."""
+    """A server or command failed, or did not start; the message may end with its last output."""
 
 
 def measure_server(
     command: Sequence[str], environment: Mapping[str, str], ready: str, work: Work, folder: Path
 ) -> Result:
-    """Starts a server, has it answer many users and then one, and stops it.
+    """Start a server, load it with many users and then with one, and stop it.
 
-    command: with {port} where the port belongs; ready: the path that answers 200 once it serves.
-    Raises MeasurementError.
+    command: command line, with {port} for the port. ready: path that returns 200 once the server
+    is ready. Raises MeasurementError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
@@ -45,21 +45,24 @@ def measure_server(
         tokens_per_s=many["measures"]["tokens_per_s"],
         tokens_per_s_of_one=one["measures"]["tokens_per_s"],
         start_s=start_s,
-        sent=[Sent(each["prompt_tokens"], each["asked_tokens"]) for each in many["records"]],
+        sent=[Sent(record["prompt_tokens"], record["asked_tokens"]) for record in many["records"]],
     )
 
 
 def _load(url: str, folder: Path, users: int, requests: int, seed: int) -> dict:
-    """The one run of a load test: 16 requests to warm up (or one), then those that count."""
+    """Run the load test and return its single run.
+
+    Warms up with 16 requests, or one per user if there are fewer.
+    """
     command = [sys.executable, "-m", "loadtest", "compare", "--target", url, "--schema", "openai"]
     command += ["--workload", "aws", "--users", str(users), "--requests", str(requests)]
     command += ["--seed", str(seed), "--warm-up", str(min(16, users)), "--out", str(folder)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     if done.returncode:
-        raise MeasurementError(f"{' '.join(command)} ended with {done.returncode}")
+        raise MeasurementError(f"{' '.join(command)} exited with {done.returncode}")
     (run,) = json.loads((folder / "results.json").read_text())["runs"]
     if run["measures"]["num_errors"] or run["measures"]["num_short"]:
-        raise MeasurementError(f"{folder}/results.json: not every answer is whole")
+        raise MeasurementError(f"{folder}/results.json: requests failed or outputs are incomplete")
     return run
 
 
@@ -76,7 +79,7 @@ def _server(
             env=os.environ | environment,
             stdout=out,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that all of it can be ended
+            start_new_session=True,  # so that all its processes can be stopped
         )
     try:
         _wait_until_ready(process, url + ready, log)
@@ -92,13 +95,13 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> 
             with urllib.request.urlopen(url, timeout=5):
                 return
         except (urllib.error.URLError, OSError):
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
     lines = log.read_text(errors="replace").splitlines()[-15:]
-    raise MeasurementError("\n".join([f"the server is not ready: {log}", *lines]))
+    raise MeasurementError("\n".join([f"the server did not become ready: {log}", *lines]))
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Its whole session: servers start processes of their own."""
+    """Stop the server's whole session, because servers start child processes."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

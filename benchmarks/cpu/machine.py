@@ -1,4 +1,4 @@
-"""Where it is measured, and whether it is alone there."""
+"""The machine: its CPU, and whether it is idle."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import time
 from pathlib import Path
 
-LOOK_S = 1.0
+INTERVAL_S = 1.0
 
 
 def describe_machine() -> str:
-    """The processor by its name, and how many cores of it there are for this process."""
+    """Return the CPU's name, its vector extensions, and the cores available to this process."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     features = set(" ".join(line for line in lines if line.startswith("flags")).split())
@@ -20,14 +20,15 @@ def describe_machine() -> str:
 
 
 def busy_cores() -> float:
-    """How many cores are in use, while this process only waits."""
+    """Return how many cores other processes use, measured over INTERVAL_S."""
     before, started = _busy_s(), time.perf_counter()
-    time.sleep(LOOK_S)
+    time.sleep(INTERVAL_S)
     return (_busy_s() - before) / (time.perf_counter() - started)
 
 
 def _busy_s() -> float:
-    """Seconds that all cores together were neither idle nor waiting for a disk; /proc/stat."""
-    numbers = [int(each) for each in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    """Return the total non-idle seconds of all cores from /proc/stat; I/O wait counts as idle."""
+    fields = Path("/proc/stat").read_text().split("\n")[0].split()[1:9]
+    numbers = [int(field) for field in fields]
     user, nice, system, _, _, irq, softirq, _ = numbers
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""A model of a shape, with random weights, as a directory in Hugging Face form."""
+"""Writes a model with random weights as a directory in Hugging Face format."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SEED = 0
 
 
 def write_model(shape: str, folder: Path) -> None:
-    """Config, weights in bf16, as nearly all are published, and tokenizer.
+    """Write config, weights and tokenizer, deterministically.
 
-    Whoever loads them computes the same.
+    Weights are in bf16, like those of most published models.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(SHAPES[shape], indent=1) + "\n")
@@ -34,12 +34,12 @@ def write_model(shape: str, folder: Path) -> None:
 
 
 def make_tokenizer(vocab_size: int) -> Tokenizer:
-    """Byte-level BPE that knows every byte, and then beginnings of words, the shortest first.
+    """Return a byte-level BPE tokenizer of all bytes, then word beginnings by increasing length.
 
-    So each id of the vocabulary has a text of its own, and no corpus is needed.
+    Every token id decodes to a distinct text, and no training corpus is needed.
     """
     vocab = {byte: id for id, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    space = "Ġ"  # as byte-level BPE writes it
+    space = "Ġ"  # a space in byte-level BPE
     merges: list[tuple[str, str]] = []
     stems = deque([space])
     while len(vocab) < vocab_size:

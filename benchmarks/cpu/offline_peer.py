@@ -1,7 +1,8 @@
-"""`python -m benchmarks.cpu.offline_peer MODEL WORK`: ours without a server, as `LLM` runs it.
+"""Measures our engine offline through `LLM`, without a server.
 
-Given all requests at once, of which as many run as there are users, like other offline systems:
-what it gains over ours is what HTTP and its clients cost. Prints what it found as JSON.
+Usage: `python -m benchmarks.cpu.offline_peer MODEL WORK`. Like the other offline systems it gets
+all requests at once and runs as many at a time as there are users. The difference from our server
+is the cost of HTTP and its clients. Prints the results as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def main(model_dir: str, work_file: str) -> None:
         "max_model_len": MAX_LENGTH,
         "max_num_seqs": work["users"],
         "kv_cache_memory_bytes": KV_GIB * 2**30,
-        "enable_prefix_caching": False,  # the single user asks again what all have asked
+        "enable_prefix_caching": False,  # the single user repeats earlier prompts
     }
     with LLM(model_dir, **options) as llm:
         _rate(llm, [([0] * 8, 4)])
@@ -38,15 +39,15 @@ def main(model_dir: str, work_file: str) -> None:
 
 
 def _rate(llm: LLM, requests: list[tuple[list[int], int]]) -> float:
-    """Tokens per second; each prompt is of ids, with the number of tokens to answer."""
+    """Return the output tokens per second. requests: prompt token ids and output lengths."""
     prompts: list[TokensPrompt] = [{"prompt_token_ids": prompt} for prompt, _ in requests]
     params = [
         SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for _, length in requests
     ]
     started = time.perf_counter()
-    answers = llm.generate(prompts, params, use_tqdm=False)
+    results = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - started
-    return sum(len(answer.outputs[0].token_ids) for answer in answers) / seconds
+    return sum(len(result.outputs[0].token_ids) for result in results) / seconds
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""`PEER_PYTHON -m benchmarks.cpu.openvino_peer MODEL WORK`: OpenVINO GenAI, offline.
+"""Measures OpenVINO GenAI's continuous batching offline.
 
-Its continuous batching, given all requests at once, of which as many run as there are users.
-Converts the model first, once. Runs in an environment of its own, which has openvino_genai and
-optimum-intel and nothing of this project. Prints what it found as JSON.
+Usage: `PEER_PYTHON -m benchmarks.cpu.openvino_peer MODEL WORK`. It gets all requests at once and
+runs as many at a time as there are users. The first run converts the model. PEER_PYTHON is an
+environment with openvino_genai and optimum-intel and without this project's dependencies. Prints
+the results as JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import openvino_genai as genai  # pyright: ignore[reportMissingImports]
 
 CACHE_GIB = 4
 TYPES = {"float32": ("fp32", "f32"), "bfloat16": ("fp16", "bf16")}
-"""By dtype: what weights are converted to, and what is computed in."""
+"""Weight format of the conversion and inference precision, by dtype."""
 
 
 def main(model_dir: str, work_file: str) -> None:
@@ -52,14 +53,14 @@ def _convert(model_dir: str, to: Path, weights: str) -> None:
 
 
 def _rate(pipeline: genai.ContinuousBatchingPipeline, requests: list) -> float:
-    """Tokens per second."""
+    """Return the output tokens per second. requests: prompt token ids and output lengths."""
     prompts = [ov.Tensor(np.array([prompt])) for prompt, _ in requests]
     started = time.perf_counter()
-    answers = pipeline.generate(prompts, [_greedy(length) for _, length in requests])
+    results = pipeline.generate(prompts, [_greedy(length) for _, length in requests])
     seconds = time.perf_counter() - started
-    lengths = [len(answer.m_generation_ids[0]) for answer in answers]
+    lengths = [len(result.m_generation_ids[0]) for result in results]
     if lengths != [length for _, length in requests]:
-        raise RuntimeError(f"answers of other lengths than were asked for: {lengths}")
+        raise RuntimeError(f"output lengths differ from the requested ones: {lengths}")
     return sum(lengths) / seconds
 
 

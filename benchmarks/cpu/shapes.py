@@ -1,11 +1,11 @@
-"""The shapes that are measured: small models, as a CPU serves them."""
+"""Shapes of small models for CPU benchmarks."""
 
 from __future__ import annotations
 
 from benchmarks.shapes import Config
 
 MAX_LENGTH = 2048
-"""Positions that a model knows."""
+"""max_position_embeddings of every shape."""
 
 LLAMA_88M: Config = {
     "architectures": ["LlamaForCausalLM"],

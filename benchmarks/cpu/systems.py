@@ -1,4 +1,4 @@
-"""The systems that are compared, and how each is run."""
+"""The systems to compare, and how to run each of them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ MAX_LENGTH = 1024
 MAX_SEQUENCES = 64
 KV_GIB = 4
 Measure = Callable[[Path, Work, Sequence[Sent], Path], Result]
-"""Takes a model's directory, the work, what our server was sent, and a folder for files of the run.
-
-Raises MeasurementError.
+"""Measures a system, given a model directory, the work, the requests that our server got, and a
+folder for the files of the run. Raises MeasurementError.
 """
 OURS = "paged"
 PEERS = ("vllm", "openvino", "transformers", "offline")
-WHAT = {
+TITLES = {
     OURS: "paged, over HTTP",
     "vllm": "vLLM's CPU build, over HTTP",
     "openvino": "OpenVINO GenAI, offline",
@@ -33,7 +32,7 @@ WHAT = {
 
 
 def make_systems(pythons: Mapping[str, Path]) -> dict[str, Measure]:
-    """By name, with the Python of the environment that each runs in."""
+    """Return the systems by name. pythons: interpreter of each system's environment."""
     return {name: _make(name, python) for name, python in pythons.items()}
 
 
@@ -57,7 +56,7 @@ def _ours(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result
 
 def _vllm(python: Path) -> Measure:
     def measure(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result:
-        # By itself it would leave one of two cores to its front end, and so be slower.
+        # By default vLLM reserves one of two cores for its front end and would be slower.
         settings = {
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(os.cpu_count()),
@@ -73,13 +72,15 @@ def _vllm(python: Path) -> Measure:
 
 
 def _offline(python: Path, module: str) -> Measure:
-    """A module of this package, given requests of the sizes that our server was sent."""
+    """Return a measurement that runs a module of this package on requests of the same sizes."""
 
     def measure(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result:
         rng = random.Random(work.seed)
         size = json.loads((model / "config.json").read_text())["vocab_size"]
-        requests = [(rng.choices(range(size), k=each.prompt), each.answer) for each in sent]
-        asked = {
+        requests = [
+            (rng.choices(range(size), k=request.prompt), request.answer) for request in sent
+        ]
+        work_fields = {
             "requests": requests,
             "users": work.users,
             "requests_of_one": work.requests_of_one,
@@ -87,11 +88,11 @@ def _offline(python: Path, module: str) -> Measure:
         }
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "work.json"
-        file.write_text(json.dumps(asked))
+        file.write_text(json.dumps(work_fields))
         command = [str(python), "-m", module, str(model), str(file)]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         if done.returncode:
-            raise MeasurementError(f"{' '.join(command)} ended with {done.returncode}")
+            raise MeasurementError(f"{' '.join(command)} exited with {done.returncode}")
         return Result(**json.loads(done.stdout.splitlines()[-1]), sent=list(sent))
 
     return measure

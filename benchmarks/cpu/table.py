@@ -1,33 +1,33 @@
-"""Medians and ratios of alternating runs, as a Markdown table."""
+"""Markdown table of the medians and ratios of alternating runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from benchmarks.cpu.systems import OURS, WHAT
+from benchmarks.cpu.systems import OURS, TITLES
 from benchmarks.cpu.work import Result
 
 Runs = Mapping[str, Sequence[Result]]
-"""By system; those at the same place ran after one another."""
+"""Results by system; results with the same index are from the same round."""
 
 
 def table(runs: Runs) -> list[str]:
-    """Lines. A ratio is ours over the system's, the median over pairs of runs."""
+    """Return the lines of the table. Ratios are medians over rounds of ours over the system's."""
     lines = [
-        "| system | tokens/s | ours over it | tokens/s of one user | ours over it |",
+        "| system | tokens/s | ours / system | tokens/s, one user | ours / system |",
         "| --- | --- | --- | --- | --- |",
     ]
     for name, results in runs.items():
-        many = [each.tokens_per_s for each in results]
-        one = [each.tokens_per_s_of_one for each in results]
+        many = [result.tokens_per_s for result in results]
+        one = [result.tokens_per_s_of_one for result in results]
         ours = runs[OURS]
         cells = [
-            WHAT[name],
+            TITLES[name],
             _spread(many),
-            _ratio([each.tokens_per_s for each in ours], many),
+            _ratio([result.tokens_per_s for result in ours], many),
             _spread(one),
-            _ratio([each.tokens_per_s_of_one for each in ours], one),
+            _ratio([result.tokens_per_s_of_one for result in ours], one),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

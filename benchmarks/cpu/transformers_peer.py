@@ -1,7 +1,8 @@
-"""`python -m benchmarks.cpu.transformers_peer MODEL WORK`: transformers' own `generate`, offline.
+"""Measures transformers' own `generate` offline.
 
-Batches of as many requests as there are users, padded to the longest prompt and run to the longest
-answer, as a handler in Python does it. Prints what it found as JSON.
+Usage: `python -m benchmarks.cpu.transformers_peer MODEL WORK`. It runs batches of as many requests
+as there are users, padded to the longest prompt and run to the longest output, as in a Python
+handler. Prints the results as JSON.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ def main(model_dir: str, work_file: str) -> None:
 
 @torch.inference_mode()
 def _rate(serve: Serve, requests: list[Request]) -> float:
-    """Tokens that were asked for, per second."""
+    """Return the requested tokens per second."""
     journal = serve(requests, float("inf"))
-    return sum(each.max_tokens for each in requests) / (journal.end - journal.begin)
+    return sum(request.max_tokens for request in requests) / (journal.end - journal.begin)
 
 
 if __name__ == "__main__":

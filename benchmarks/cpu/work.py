@@ -1,30 +1,31 @@
-"""What every system is asked to do, and what it made of that."""
+"""The load that every system gets, and the result of a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-"""By our own names: what the others call them."""
+"""torch's dtype names by our own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The load test's workload `aws`: three lengths of prompt, answers of 64, 128 and 256 tokens,
-    whatever the model says; everybody sends the next request once the last is answered.
+    """The load test's workload `aws` in a closed loop.
+
+    Prompts have three lengths and outputs 64, 128 or 256 tokens, ignoring end-of-sequence tokens.
     """
 
     users: int
     requests: int
     requests_of_one: int
-    """Sent one after another by a single user."""
+    """Requests that a single user sends one after another."""
     dtype: str
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The sizes of a request, in tokens."""
+    """Prompt and output length of a request in tokens."""
 
     prompt: int
     answer: int
@@ -32,13 +33,13 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one run of one system found."""
+    """Result of one run of one system."""
 
     tokens_per_s: float
-    """Of answers, with all users, over the wall clock from the first request to the last token."""
+    """Output tokens per second with all users, from the first request to the last token."""
     tokens_per_s_of_one: float
-    """The same with a single user."""
+    """Output tokens per second with a single user."""
     start_s: float
-    """Until it could answer."""
+    """Seconds until the system was ready."""
     sent: list[Sent]
-    """In order, as the server counts them."""
+    """Requests in order, with token counts from the server."""

@@ -1,1 +1,1 @@
-"""How much of the KV memory is used, shared and saved, from the real strategies; see __main__."""
+"""KV cache use, sharing and savings of the real strategies; see __main__."""

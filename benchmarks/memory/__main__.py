@@ -1,8 +1,8 @@
-"""`python -m benchmarks.memory`: the PagedAttention paper's memory figures, from our strategies.
+"""Reproduce the PagedAttention paper's memory figures with our strategies.
 
-The real strategies and memory managers are driven by an executor that computes nothing, over the
-lengths of a trace. With --model what prefix caching gains is also measured on that model.
-docs/benchmarks.md says what differs from the paper.
+The real strategies and memory managers run with an executor that computes nothing, on the request
+lengths of a trace. With --model, the gain of prefix caching is also measured on that model.
+docs/benchmarks.md describes the differences from the paper.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
                     "max_length": options.max_length}  # fmt: skip
         options.out.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1))
     print(f"{len(lengths)} requests, {source}; {options.tokens} token slots in blocks of 16")
-    print(f"{'what':46} {'ours':>8}  paper")
+    print(f"{'measure':46} {'ours':>8}  paper")
     for row in rows:
         print(f"{row['what']:46} {row['value']:8.1%}  {row['paper']:24} {row['note']}")
 
@@ -54,16 +54,39 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
     parser.add_argument(
-        "--trace", type=Path, help="CSV with the columns TIMESTAMP, ContextTokens, GeneratedTokens"
+        "--trace",
+        type=Path,
+        help="CSV file with the columns TIMESTAMP, ContextTokens and GeneratedTokens "
+        "(default: synthetic lengths)",
     )
-    parser.add_argument("--requests", type=int, default=300, help="how many of it")
-    parser.add_argument("--tokens", type=int, default=16_384, help="token slots of KV memory")
-    parser.add_argument("--max-length", type=int, default=2048, help="longest sequence")
-    parser.add_argument("--system-prompt", type=int, default=512, help="tokens that all begin with")
     parser.add_argument(
-        "--model", type=Path, help="also run this model with a common prompt, cached and not"
+        "--requests", type=int, default=300, help="number of requests (default: %(default)s)"
     )
-    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=16_384,
+        help="token slots of the KV cache (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-length",
+        type=int,
+        default=2048,
+        help="most tokens of prompt and output (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--system-prompt",
+        type=int,
+        default=512,
+        help="tokens of the prefix that all prompts share in the prefix caching cases "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--model",
+        type=Path,
+        help="also run this model with the shared prefix, with and without prefix caching",
+    )
+    parser.add_argument("--out", type=Path, help="also write the rows to this file as JSON")
     return parser.parse_args()
 
 
@@ -78,7 +101,7 @@ def _cases(lengths: list[Lengths], options: argparse.Namespace) -> Iterator[Call
             make(batching, options.tokens, options.max_length, **changes), _requests(lengths)
         )
         running = usage.num_running / max(1, usage.num_steps)
-        what = f"used of reserved, {name}"
+        what = f"reserved slots used, {name}"
         return _row(what, usage.used, PAPER_USED[name], running, usage.used_of_all)
 
     for name, reservation in RESERVATIONS.items():
@@ -87,13 +110,13 @@ def _cases(lengths: list[Lengths], options: argparse.Namespace) -> Iterator[Call
     few = lengths[: len(lengths) // 5]
     for width in WIDTHS:
         yield lambda width=width: _row(
-            f"saved by sharing, {width} samples",
+            f"blocks saved by sharing, {width} samples",
             run("paged", _requests(few, n=width)).shared,
             "6.1 % to 9.8 % (2 to 6)",
         )
     for width in WIDTHS:
         yield lambda width=width: _row(
-            f"saved by sharing, {width} beams",
+            f"blocks saved by sharing, {width} beams",
             run("paged", _requests(few, num_beams=width)).shared,
             "37.6 % to 55.2 % (2 to 6)",
         )
@@ -103,7 +126,7 @@ def _cases(lengths: list[Lengths], options: argparse.Namespace) -> Iterator[Call
         without = run("paged", requests).computed_tokens
         requests = _requests(lengths, system_prompt=options.system_prompt)
         cached = run("paged", requests, enable_prefix_caching=True).computed_tokens
-        what = f"computed tokens saved, prefix of {options.system_prompt}"
+        what = f"computed tokens saved, {options.system_prompt}-token prefix"
         return _row(what, 1 - cached / without, "")
 
     yield prefix
@@ -112,23 +135,23 @@ def _cases(lengths: list[Lengths], options: argparse.Namespace) -> Iterator[Call
 
 
 def _throughput(model_dir: Path, lengths: list[Lengths], system_prompt: int) -> Row:
-    # torch is imported where a model runs: the other cases need no more than Python.
+    # Imported here because it loads torch, which the other cases do not need.
     from benchmarks.memory.throughput import measure_gain
 
     gain = measure_gain(model_dir, lengths, system_prompt)
-    row = _row(f"requests/s, cached over not, prefix of {system_prompt}", gain.ratio, "")
-    rates = f"{gain.with_cache:.3g} and {gain.without_cache:.3g} requests/s"
-    return row | {"note": f"{rates} of {gain.num_requests}, {model_dir.name}"}
+    row = _row(f"requests/s with / without, {system_prompt}-token prefix", gain.ratio, "")
+    rates = f"{gain.with_cache:.3g} / {gain.without_cache:.3g} requests/s"
+    return row | {"note": f"{rates}, {gain.num_requests} requests, {model_dir.name}"}
 
 
 def _requests(lengths: list[Lengths], *, system_prompt: int = 0, **params: Any) -> list[Request]:
-    """Prompts that differ from their first token on, after the one that all begin with."""
+    """Return requests whose prompts share nothing beyond the first `system_prompt` tokens."""
     requests: list[Request] = []
     id = 0
-    for number, each in enumerate(lengths):
-        prompt = [*range(system_prompt), *[-1 - number] * each.prompt]
-        given = SamplingParams(max_tokens=each.generated, seed=number, **params)
-        requests.append(Request(id, prompt, given))
+    for number, request in enumerate(lengths):
+        prompt = [*range(system_prompt), *[-1 - number] * request.prompt]
+        sampling = SamplingParams(max_tokens=request.generated, seed=number, **params)
+        requests.append(Request(id, prompt, sampling))
         id += len(requests[-1].sequence_ids)
     return requests
 
@@ -136,8 +159,8 @@ def _requests(lengths: list[Lengths], *, system_prompt: int = 0, **params: Any) 
 def _row(
     what: str, value: float, paper: str, running: float = 0.0, used_of_all: float = 0.0
 ) -> Row:
-    """running: sequences at once, on average; used_of_all: used over all memory, gaps included."""
-    note = f"{used_of_all:.1%} of all memory, {running:.1f} run at once" if running else ""
+    """running: mean number of running sequences; used_of_all: used share of the whole KV cache."""
+    note = f"{used_of_all:.1%} of the KV cache, {running:.1f} running" if running else ""
     return {"what": what, "value": value, "paper": paper, "note": note,
             "running": running, "used_of_all": used_of_all}  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What prefix caching gains in requests per second, on a real model and the real clock."""
+"""Measures the gain of prefix caching in requests per second on a real model."""
 
 from __future__ import annotations
 
@@ -21,39 +21,42 @@ CLIENTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Medians over pairs of runs, one with the cache and one without right after each other."""
+    """Medians over pairs of consecutive runs, one with the prefix cache and one without."""
 
     ratio: float
     with_cache: float
     """Requests per second."""
     without_cache: float
     num_requests: int
-    """In one run."""
+    """Requests per run."""
 
 
-def measure_gain(model_dir: Path, lengths: Sequence[Lengths], system_prompt: int) -> Gain:
-    """Every prompt begins with the same `system_prompt` tokens; each pair has requests of its own.
+def measure_gain(
+    model_dir: Path, lengths: Sequence[Lengths], system_prompt: int, pairs: int = PAIRS
+) -> Gain:
+    """Measure the gain with prompts that all begin with the same `system_prompt` tokens.
 
-    Raises ValueError where the model's context has no room for any of `lengths` behind them.
+    Each pair of runs has its own requests. Raises ValueError if no request fits into the model's
+    context after the system prompt.
     """
     engines = {is_cached: _engine(model_dir, is_cached) for is_cached in (True, False)}
     room = engines[True].facts.max_model_len - system_prompt
-    fitting = [each for each in lengths if each.prompt + each.generated <= room]
+    fitting = [request for request in lengths if request.prompt + request.generated <= room]
     if not fitting:
         raise ValueError(
-            f"no request fits behind {system_prompt} tokens into the {room + system_prompt} of "
-            f"{model_dir}; use a shorter --system-prompt"
+            f"no request fits into the {room + system_prompt} tokens of {model_dir} after a system "
+            f"prompt of {system_prompt}; use a shorter --system-prompt"
         )
     vocab_size = engines[True].facts.vocab_size
     for engine in engines.values():
-        _run(engine, _requests(fitting[:2], system_prompt, vocab_size, seed=PAIRS))
+        _run(engine, _requests(fitting[:2], system_prompt, vocab_size, seed=pairs))
     rates: dict[bool, list[float]] = {True: [], False: []}
-    for pair in range(PAIRS):
+    for pair in range(pairs):
         requests = _requests(fitting, system_prompt, vocab_size, seed=pair)
         for is_cached in (True, False) if pair % 2 == 0 else (False, True):
             rates[is_cached].append(_run(engines[is_cached], requests))
-    ratios = [ours / without for ours, without in zip(*rates.values(), strict=True)]
-    medians = {is_cached: statistics.median(each) for is_cached, each in rates.items()}
+    ratios = [cached / uncached for cached, uncached in zip(*rates.values(), strict=True)]
+    medians = {is_cached: statistics.median(values) for is_cached, values in rates.items()}
     return Gain(statistics.median(ratios), medians[True], medians[False], len(fitting))
 
 
@@ -68,12 +71,12 @@ def _requests(
     rng = random.Random(seed)
     system = rng.choices(range(vocab_size), k=system_prompt)
     return [
-        Request(system + rng.choices(range(vocab_size), k=each.prompt), each.generated)
-        for each in lengths
+        Request(system + rng.choices(range(vocab_size), k=request.prompt), request.generated)
+        for request in lengths
     ]
 
 
 def _run(engine: Engine, requests: Sequence[Request]) -> float:
-    """Requests per second."""
+    """Run the requests and return requests per second."""
     journal = ClosedLoop(engine, CLIENTS).run(requests)
     return len(requests) / (journal.end - journal.begin)

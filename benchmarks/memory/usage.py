@@ -1,4 +1,4 @@
-"""What a strategy does with its KV memory, driven by an executor that computes nothing."""
+"""KV cache use of a strategy, run with an executor that computes nothing."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ VOCABULARY = 50_000
 
 @dataclass(slots=True)
 class Usage:
-    """Sums over all steps, in token slots unless it says otherwise."""
+    """Sums over all steps, in token slots unless noted otherwise."""
 
     written: int = 0
-    """Slots whose K/V are computed, each once however many sequences read it."""
+    """Slots with computed K/V; shared slots count once."""
     reserved: int = 0
     """Slots of held blocks."""
     referenced_blocks: int = 0
-    """Blocks of all tables, shared ones as often as they are shared."""
+    """Entries of all block tables; a shared block counts once per table."""
     held_blocks: int = 0
     available: int = 0
-    """All slots, held or not."""
+    """All slots of the KV cache."""
     num_running: int = 0
     num_steps: int = 0
     computed_tokens: int = 0
@@ -43,12 +43,15 @@ class Usage:
 
     @property
     def shared(self) -> float:
-        """Blocks saved by sharing, over the blocks without it (the paper's section 6.3)."""
+        """Blocks saved by sharing, as a share of the blocks needed without it (paper, 6.3)."""
         return 1 - self.held_blocks / max(1, self.referenced_blocks)
 
 
 def make(batching: str, num_tokens: int, max_length: int, **changes: object) -> Strategy:
-    """A strategy over `num_tokens` slots, in blocks of 16."""
+    """Build a strategy with `num_tokens` slots in blocks of 16.
+
+    changes: fields of StrategySettings that differ from the defaults here.
+    """
     values: dict[str, object] = {
         "batching": batching,
         "num_blocks": num_tokens // 16,
@@ -65,10 +68,10 @@ def make(batching: str, num_tokens: int, max_length: int, **changes: object) -> 
 
 
 def measure(strategy: Strategy, requests: Iterable[Request], seed: int = 0) -> Usage:
-    """Runs all requests, which wait from the beginning, and sums up every step before its commit.
+    """Run requests that all arrive at the start, and sum up the KV cache use of every step.
 
-    Where not all start at once, only steps while somebody waits count for memory, since only then
-    would more memory do more.
+    If some requests have to wait, only steps with waiting requests count, because only then could
+    more memory be used. Use is recorded after scheduling and before the commit.
     """
     todo, usage, rng = list(requests), Usage(), random.Random(seed)
     for request in todo:
@@ -92,8 +95,8 @@ def _add(usage: Usage, strategy: Strategy) -> None:
         for sequence in group.sequences:
             table = strategy.memory.table(sequence.id)
             usage.referenced_blocks += len(table)
-            for place, block in enumerate(table):
-                filled = max(0, min(size, sequence.num_computed_tokens - place * size))
+            for index, block in enumerate(table):
+                filled = max(0, min(size, sequence.num_computed_tokens - index * size))
                 written[block] = max(written.get(block, 0), filled)
     usage.written += sum(written.values())
     usage.held_blocks += strategy.memory.num_held_blocks
@@ -108,7 +111,7 @@ def _result(plan: StepPlan, rng: random.Random) -> StepResult:
 
 
 def _sampled(chunk: Chunk, rng: random.Random) -> Sampled | Candidates:
-    """A random token; of a beam the likeliest, with probabilities as steep as Zipf's law."""
+    """Return a random token, or for a beam candidates with exponentially distributed scores."""
     params = chunk.sequence.params
     if not params.beam_width:
         return Sampled((rng.randrange(VOCABULARY),), (-1.0,))

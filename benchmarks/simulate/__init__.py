@@ -1,1 +1,1 @@
-"""The real strategies and memory managers on a simulated clock; see __main__."""
+"""Simulates the real strategies and memory managers on a simulated clock; see __main__."""

@@ -1,12 +1,12 @@
-"""`python -m benchmarks.simulate`: which request rate each strategy sustains, on a simulated clock.
+"""Simulate which request rate each batching strategy sustains.
 
-The real strategies and memory managers run over a cost model of one step: weights and K/V over
-bandwidth, FLOPs over rate, and a fixed overhead. No model and no GPU takes part, and no speed is
-measured: an hour of requests takes seconds.
+The real strategies and memory managers run on a simulated clock with a cost model of a step:
+bytes of weights and K/V over bandwidth, FLOPs over FLOP/s, and a fixed overhead. No model runs, no
+GPU is used and no speed is measured, so an hour of requests takes seconds.
 
-Without --rate it looks for the highest rate at which the mean normalised latency, end-to-end
-latency over length of the answer, stays within --bound, as the figures of the PagedAttention paper
-do (SOSP 2023); with it, every system serves that rate. docs/benchmarks.md says how to read it.
+Without --rate, the highest rate is searched at which the mean normalized latency (end-to-end
+latency over output length) stays within --bound, as in the figures of the PagedAttention paper
+(SOSP 2023). With --rate, every system serves that rate. docs/benchmarks.md explains the results.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ PAPER_SETUPS = (
 )
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = make_parser(__doc__ or "")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         results = [_run(hardware, options) for hardware in _hardware(options)]
     except (ValueError, OSError, CalibrationError) as error:
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _run(hardware: Hardware, options: argparse.Namespace) -> dict[str, object]:
-    """One table, printed; and as JSON."""
+    """Simulate one machine, print the table, and return it for JSON."""
     if not 0 <= options.prefix_tokens < options.max_length - 1:
         raise ValueError("--prefix-tokens must leave room for a prompt within --max-length")
     traffic = _traffic(options)
@@ -79,7 +79,7 @@ def _run(hardware: Hardware, options: argparse.Namespace) -> dict[str, object]:
     rate = options.rate
     if rate == "trace":
         if not isinstance(traffic, Trace):
-            raise ValueError("--rate trace needs --trace")
+            raise ValueError("--rate trace requires --trace")
         rate = traffic.rate
     rows = _rows(task, None if rate is None else float(rate), options.bound)
     title = _title(task, options)
@@ -99,7 +99,7 @@ def _rows(task: Task, rate: float | None, bound: float) -> list[Row]:
 
 
 def _progress(bar: tqdm) -> Progress:
-    """Shows the simulated seconds of the run under way, up to the end of arrivals."""
+    """Return a callback that shows the current run's simulated seconds, up to the last arrival."""
     shown = ""
 
     def show(name: str, now: float) -> None:
@@ -117,15 +117,15 @@ def _title(task: Task, options: argparse.Namespace) -> str:
     source = options.trace.name if options.trace else f"{options.lengths}-like lengths, Poisson"
     hardware, efficiency = task.setup.hardware, task.setup.hardware.efficiency
     fleet = f", {task.num_machines} machines, {task.router}" if task.num_machines > 1 else ""
-    left_out = task.traffic.num_left_out
-    left = (
-        f" ({left_out} requests of over {options.max_length} tokens left out)" if left_out else ""
+    num_skipped = task.traffic.num_left_out
+    skipped = (
+        f" ({num_skipped} requests over {options.max_length} tokens skipped)" if num_skipped else ""
     )
     return (
-        f"SIMULATION: {hardware.name}{fleet}; {hardware.num_kv_tokens} tokens of K/V; "
-        f"{source}{left}, {task.duration_s:g} s, seed {options.seed}; "
+        f"SIMULATION: {hardware.name}{fleet}; KV cache of {hardware.num_kv_tokens} tokens; "
+        f"{source}{skipped}, {task.duration_s:g} s, seed {options.seed}; "
         f"{efficiency.bandwidth:.0%} of bandwidth, {efficiency.flops:.0%} of FLOP/s, "
-        f"{efficiency.overhead_s * 1e3:.3g} ms a step"
+        f"{efficiency.overhead_s * 1e3:.3g} ms overhead per step"
         + ("" if options.rate else f"; bound {options.bound:g} s/token")
     )
 

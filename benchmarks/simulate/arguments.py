@@ -1,4 +1,4 @@
-"""The command line of the simulator."""
+"""Command line of the simulator."""
 
 from __future__ import annotations
 
@@ -22,88 +22,101 @@ def make_parser(description: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     machine = parser.add_argument_group("machines")
-    machine.add_argument("--model", choices=MODELS, default="opt-13b", help="default: %(default)s")
-    machine.add_argument("--gpu", choices=GPUS, default="a100-40gb", help="default: %(default)s")
     machine.add_argument(
-        "--gpus", type=_count, default=1, metavar="N",
-        help="GPUs of a machine, tensor-parallel at no cost of communication (default: 1)",
-    )  # fmt: skip
-    machine.add_argument("--machines", type=_count, default=1, metavar="N", help="default: 1")
-    machine.add_argument(
-        "--router", choices=ROUTERS, default="least-loaded", help="default: %(default)s"
+        "--model", choices=MODELS, default="opt-13b", help="model to serve (default: %(default)s)"
     )
     machine.add_argument(
+        "--gpu", choices=GPUS, default="a100-40gb", help="GPU type (default: %(default)s)"
+    )
+    machine.add_argument(
+        "--gpus", type=_count, default=1, metavar="N",
+        help="GPUs per machine, tensor-parallel without communication cost (default: 1)",
+    )  # fmt: skip
+    machine.add_argument(
+        "--machines", type=_count, default=1, metavar="N", help="number of machines (default: 1)"
+    )
+    machine.add_argument(
+        "--router", choices=ROUTERS, default="least-loaded",
+        help="router in front of the machines (default: %(default)s)",
+    )  # fmt: skip
+    machine.add_argument(
         "--paper", action="store_true",
-        help="the paper's three setups, in place of --model, --gpu and --gpus",
+        help="simulate the paper's three setups instead of --model, --gpu and --gpus",
     )  # fmt: skip
     machine.add_argument(
         "--calibrate", type=Path, metavar="FILE",
-        help="efficiencies from gpu.json of `make gpu` on this GPU, or from results.json of a load "
-        "test of this model on this machine, in place of the next three",
+        help="take efficiencies from gpu.json of `make gpu` on this GPU, or from results.json of a "
+        "load test of this model on this machine, instead of the next three options",
     )  # fmt: skip
     machine.add_argument(
         "--bandwidth-efficiency", type=_share, default=assumed.bandwidth, metavar="SHARE",
-        help="default: %(default)s, an assumption",
+        help="share of the peak bandwidth that is reached (assumed default: %(default)s)",
     )  # fmt: skip
     machine.add_argument(
         "--flops-efficiency", type=_share, default=assumed.flops, metavar="SHARE",
-        help="default: %(default)s, an assumption",
+        help="share of the peak FLOP/s that is reached (assumed default: %(default)s)",
     )  # fmt: skip
     machine.add_argument(
         "--overhead-ms", type=float, default=assumed.overhead_s * 1e3, metavar="MS",
-        help="of each step (default: %(default)s, an assumption)",
+        help="fixed overhead of each step (assumed default: %(default)s)",
     )  # fmt: skip
     _add_traffic(parser.add_argument_group("requests"))
     systems = parser.add_argument_group("systems")
     systems.add_argument(
         "--systems", type=_systems, default=DEFAULT_SYSTEMS, metavar="NAME,...",
-        help=f"of {', '.join(SYSTEMS)} (default: all but none)",
+        help=f"comma-separated, out of {', '.join(SYSTEMS)} (default: all but none)",
     )  # fmt: skip
     systems.add_argument(
         "--max-sequences", type=_count, default=256, metavar="N",
-        help="that run at once (default: 256)",
+        help="most sequences running at once (default: 256)",
     )  # fmt: skip
     systems.add_argument(
         "--max-step-tokens", type=_count, default=2048, metavar="N",
         help="token budget of a step (default: 2048)",
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write everything there as well")
+    parser.add_argument(
+        "--json", type=Path, metavar="OUT", help="also write the full results to this file"
+    )
     return parser
 
 
 def _add_traffic(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--trace", type=Path, metavar="CSV",
-        help="with columns TIMESTAMP, ContextTokens, GeneratedTokens; stretched to each rate",
+        help="trace with the columns TIMESTAMP, ContextTokens and GeneratedTokens; its arrivals "
+        "are scaled to each rate",
     )  # fmt: skip
     group.add_argument(
         "--lengths", choices=MEANS, default="sharegpt",
-        help="without a trace: log-normal, with that data set's means (default: %(default)s)",
+        help="without a trace: log-normal lengths with the means of this data set "
+        "(default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--duration", type=_positive, default=3600.0, metavar="SECONDS",
-        help="in which requests arrive (default: an hour)",
+        help="time span over which requests arrive (default: 3600)",
     )  # fmt: skip
     group.add_argument(
         "--rate", type=_rate, metavar="R",
-        help="requests per second of the whole fleet, or `trace` for the trace's own",
+        help="requests/s over all machines, or `trace` for the trace's own rate "
+        "(default: search the highest sustained rate)",
     )  # fmt: skip
     group.add_argument(
         "--bound", type=_positive, default=0.5, metavar="S",
-        help="mean normalised latency that is sustained, in seconds per token (default: 0.5)",
+        help="highest mean normalized latency of a sustained rate, in seconds per token "
+        "(default: 0.5)",
     )  # fmt: skip
-    group.add_argument("--seed", type=int, default=0, help="default: 0")
+    group.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     group.add_argument(
         "--max-length", type=_count, default=2048, metavar="TOKENS",
-        help="of prompt and answer; requests beyond are left out (default: 2048)",
+        help="most tokens of prompt and output; longer requests are skipped (default: 2048)",
     )  # fmt: skip
     group.add_argument(
         "--prefixes", type=_count, default=1, metavar="N",
-        help="how many different beginnings prompts have (default: 1)",
+        help="number of distinct prompt prefixes (default: 1)",
     )  # fmt: skip
     group.add_argument(
         "--prefix-tokens", type=int, default=0, metavar="TOKENS",
-        help="length of such a beginning, on top of the prompt; above 0 paged caches prefixes "
+        help="length of a prefix, added to the prompt; above 0, paged enables prefix caching "
         "(default: 0)",
     )  # fmt: skip
 
@@ -111,7 +124,7 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
 def _positive(text: str) -> float:
     value = float(text)
     if not value > 0:
-        raise argparse.ArgumentTypeError("must be above 0")
+        raise argparse.ArgumentTypeError("must be greater than 0")
     return value
 
 
@@ -136,5 +149,7 @@ def _rate(text: str) -> float | str:
 def _systems(text: str) -> list[str]:
     names = text.split(",")
     if unknown := [name for name in names if name not in SYSTEMS]:
-        raise argparse.ArgumentTypeError(f"no such system: {', '.join(unknown)}")
+        raise argparse.ArgumentTypeError(
+            f"unknown system {', '.join(unknown)}; choose from {', '.join(SYSTEMS)}"
+        )
     return names

@@ -1,4 +1,4 @@
-"""All systems under the same traffic."""
+"""Compares all systems under the same traffic."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from benchmarks.simulate.traffic import Traffic
 
 Progress = Callable[[str, float], None]
 WHY_DIFFERENT = """\
-A simulation: no model ran, and no speed was measured. Where it differs from the paper, and why:
-- Steps cost what a roofline says; the paper's systems had kernels, hosts and links of their own,
-  and vLLM's attention kernel was slower than FasterTransformer's. GPUs here talk for free.
-- The strategies are ours in every system, with long prompts in chunks beside the decodes, under a
-  budget of tokens; the paper's systems computed prompts whole.
-- Synthetic lengths are log-normal with the paper's means, not ShareGPT's own conversations; short
-  answers weigh most in a mean of latency over length.
-- FasterTransformer is a padded gang of as many requests as fit at the greatest length; all members
-  have their answers when its longest is done.
-- The paper reads its factors off curves at «similar latencies»; here one bound decides."""
+This is a simulation: no model ran, and no speed was measured. It differs from the paper as follows:
+- Step times come from a roofline model. The paper's systems had their own kernels, hosts and
+  interconnects, and vLLM's attention kernel was slower than FasterTransformer's. Communication
+  between GPUs is free here.
+- All systems use our strategies, with chunked prefill: long prompts run in chunks next to decodes,
+  within a token budget. The paper's systems computed each prompt in one step.
+- Synthetic lengths are log-normal with the paper's means, not ShareGPT's conversations. Short
+  outputs weigh most in a mean of latency over length.
+- FasterTransformer is modelled as a padded static batch of as many requests as fit at the maximum
+  length. All of its requests finish when the longest one does.
+- The paper reads its factors off curves at "similar latencies"; here one latency bound decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is simulated."""
+    """A simulation to run: machines, traffic and systems."""
 
     setup: Setup
     traffic: Traffic
@@ -41,7 +42,10 @@ class Task:
     def serve(
         self, system: str, rate: float, bound: float, progress: Callable[[float], None]
     ) -> Outcome | None:
-        """None where the mean normalised latency exceeds the bound."""
+        """Simulate a system at a rate; return None if the mean normalized latency exceeds `bound`.
+
+        Also returns None if there are no arrivals.
+        """
         arrivals = self.traffic.arrivals(rate, self.duration_s)
         if not arrivals:
             return None
@@ -53,16 +57,16 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A system at a rate: what was asked for, or the highest that it sustains."""
+    """A system at the requested rate, or at the highest rate that it sustains."""
 
     system: str
     rate: float
-    """Requests per second; 0 where it sustains none."""
+    """Requests per second; 0 if the system sustains no rate."""
     outcome: Outcome | None
 
 
 def replay(task: Task, rate: float, progress: Progress) -> list[Row]:
-    """Every system at one rate, whatever becomes of it."""
+    """Run every system at one rate without a latency bound."""
     return [
         Row(
             name, rate, task.serve(name, rate, math.inf, lambda now, name=name: progress(name, now))
@@ -72,7 +76,7 @@ def replay(task: Task, rate: float, progress: Progress) -> list[Row]:
 
 
 def compare(task: Task, bound: float, progress: Progress) -> list[Row]:
-    """Every system at the highest rate at which the mean normalised latency is within the bound."""
+    """Run every system at the highest rate whose mean normalized latency is within `bound`."""
     return [_knee(task, name, bound, progress) for name in task.systems]
 
 

@@ -1,13 +1,13 @@
-"""How long a step takes, by arithmetic: a roofline of one machine, and a fixed overhead.
+"""Cost model of a step: a roofline of one machine plus a fixed overhead.
 
 ```
-seconds = max(bytes / bandwidth, FLOPs / rate) + overhead
-bytes   = every weight once, and K and V of every token that is attended to
-FLOPs   = 2 a parameter and token, and 4 a layer, channel and pair of query and key
+seconds = max(bytes / bandwidth, FLOPs / (FLOP/s)) + overhead
+bytes   = all weights once, and K and V of every token attended to
+FLOPs   = 2 per parameter and token, and 4 per layer, channel and query-key pair
 ```
 
-Tensor parallelism is idealised: so many GPUs have so many times the memory, bandwidth and FLOP/s of
-one, and what they say to each other takes no time.
+Tensor parallelism is idealized: N GPUs have N times the memory, bandwidth and FLOP/s of one, and
+communication takes no time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BYTES_PER_VALUE = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What of a dense decoder decides how much it moves and computes."""
+    """The properties of a dense decoder that determine its memory traffic and FLOPs."""
 
     name: str
     num_parameters: float
@@ -42,28 +42,28 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """As its maker's data sheet has it."""
+    """Data sheet figures of a GPU."""
 
     name: str
     memory_gib: float
     bandwidth: float
     """Bytes per second."""
     flops: float
-    """FLOP/s of dense bf16 products on tensor cores."""
+    """FLOP/s of dense bf16 matrix products on tensor cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """How much of a data sheet is reached. The defaults are assumptions; see calibration.py."""
+    """Share of the data sheet figures reached. The defaults are assumptions; see calibration.py."""
 
     bandwidth: float = 0.8
     flops: float = 0.6
     overhead_s: float = 0.003
-    """Of every step: the host, launches, sampling; what does not depend on the batch."""
+    """Fixed seconds per step for host work, launches and sampling, independent of the batch."""
 
 
 class Hardware:
-    """One machine: a model on so many GPUs."""
+    """One machine: a model on one or more GPUs."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class Hardware:
         efficiency: Efficiency | None = None,
         memory_utilization: float = 0.9,
     ) -> None:
-        """memory_utilization: the share of the memory for weights and K/V, 0.9 as in vLLM."""
+        """memory_utilization: share of GPU memory for weights and KV cache, 0.9 as in vLLM."""
         self.model, self.gpu, self.num_gpus = model, gpu, num_gpus
         self.efficiency = efficiency or Efficiency()
         usable = num_gpus * gpu.memory_gib * GIB * memory_utilization
         self.num_kv_tokens = int((usable - model.weight_bytes) // model.kv_bytes_per_token)
-        """Token slots of KV memory; not positive where the weights do not fit."""
+        """Token slots of the KV cache; zero or negative if the weights leave no room."""
         bandwidth = num_gpus * gpu.bandwidth * self.efficiency.bandwidth
         flops = num_gpus * gpu.flops * self.efficiency.flops
         self._weights_s = model.weight_bytes / bandwidth
@@ -92,28 +92,31 @@ class Hardware:
         return f"{self.model.name} on {gpus}"
 
     def step_s(self, num_tokens: int, num_pairs: int, num_kv_tokens: int) -> float:
-        """Seconds of a step over `num_tokens`.
+        """Return the seconds of a step that computes `num_tokens` tokens.
 
-        num_pairs: of a token and one that it attends to, itself included; num_kv_tokens: all that
-        is attended to, once for each sequence.
+        num_pairs: query-key pairs, including each token with itself. num_kv_tokens: sum of the
+        sequences' context lengths.
         """
         memory_s = self._weights_s + self._kv_token_s * num_kv_tokens
         compute_s = self._token_s * num_tokens + self._pair_s * num_pairs
         return max(memory_s, compute_s) + self.efficiency.overhead_s
 
     def decode_s(self, num_sequences: int, num_kv_tokens: int) -> float:
-        """Seconds of a step with a token of each sequence."""
+        """Return the seconds of a step that decodes one token of each sequence."""
         return self.step_s(num_sequences, num_kv_tokens, num_kv_tokens)
 
 
 def num_pairs(start: int, length: int) -> int:
-    """Pairs of query and key where positions `start : start + length` are computed."""
+    """Return the causal query-key pairs of computing positions `start : start + length`."""
     return length * start + length * (length + 1) // 2
 
 
 def _opt(name: str, num_layers: int, width: int) -> ModelShape:
-    """A model of the OPT paper's table 1 (arXiv 2205.01068); embeddings: 50,272 tokens, 2,050
-    positions; biases and norms, a thousandth, are left out."""
+    """Return a model of the OPT paper's table 1 (arXiv 2205.01068).
+
+    Embeddings have 50,272 tokens and 2,050 positions. Biases and norms, about 0.1 % of the
+    parameters, are left out.
+    """
     return ModelShape(
         name=name,
         num_parameters=12 * num_layers * width**2 + (50_272 + 2_050) * width,
@@ -124,9 +127,9 @@ def _opt(name: str, num_layers: int, width: int) -> ModelShape:
 
 
 MODELS = {
-    each.name: each
-    for each in (
-        ModelShape(  # its config.json; benchmarks/shapes.py
+    model.name: model
+    for model in (
+        ModelShape(  # from its config.json, as in benchmarks/shapes.py
             name="llama-2-7b",
             num_parameters=6.738e9,
             num_layers=32,
@@ -139,9 +142,9 @@ MODELS = {
     )
 }
 GPUS = {
-    each.name: each
-    for each in (
-        # NVIDIA's data sheets; of A100, H100 and H200 the SXM forms. Their GB of memory are GiB.
+    gpu.name: gpu
+    for gpu in (
+        # From NVIDIA's data sheets: SXM versions of A100, H100 and H200. Their memory "GB" are GiB.
         Gpu(name="a10g", memory_gib=24, bandwidth=600e9, flops=70e12),
         Gpu(name="a100-40gb", memory_gib=40, bandwidth=1555e9, flops=312e12),
         Gpu(name="a100-80gb", memory_gib=80, bandwidth=2039e9, flops=312e12),

@@ -1,4 +1,4 @@
-"""What takes the place of the engine's executors: it knows how long a step takes, and no more."""
+"""Executors that only compute how long a step takes, in place of the engine's executors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from core.sequence import Sequence
 
 
 class Executor(Protocol):
+    """Executes a step plan on the simulated clock."""
+
     def run(self, plan: StepPlan) -> tuple[float, StepResult]:
-        """Seconds of the step, and what it samples."""
+        """Return the seconds of the step and the tokens it samples."""
         ...
 
 
 class PackedExecutor:
-    """A step computes its tokens, without padding, and each sequence at its end gets one more."""
+    """Computes a step without padding; each chunk that samples yields one token."""
 
     def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
@@ -31,34 +33,37 @@ class PackedExecutor:
             sum(chunk.end for chunk in chunks),
         )
         return seconds, {
-            each.sequence.id: tokens(each.sequence, 1) for each in chunks if each.samples
+            chunk.sequence.id: tokens(chunk.sequence, 1) for chunk in chunks if chunk.samples
         }
 
 
 class PaddedExecutor:
-    """A gang as one run: padded to the longest prompt, over when the longest answer is.
+    """Runs a whole static batch as one step, padded to the longest prompt and longest output.
 
-    As FasterTransformer behind Triton's dynamic batching, and our own library executor: every
-    member takes part in every step, and all have their answers at the end.
+    Models FasterTransformer behind Triton Inference Server's dynamic batching, and our own library
+    executor: every sequence takes part in every forward pass, and all finish together.
     """
 
     def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
 
     def run(self, plan: StepPlan) -> tuple[float, StepResult]:
-        assert all(each.samples and each.start == 0 for each in plan.chunks), "not a whole gang"
-        count = len(plan.chunks)
-        prompt = max(each.length for each in plan.chunks)
-        answer = max(each.sequence.params.max_tokens for each in plan.chunks)
+        chunks = plan.chunks
+        assert all(chunk.samples and chunk.start == 0 for chunk in chunks), "not whole prompts"
+        count = len(chunks)
+        prompt = max(chunk.length for chunk in chunks)
+        output = max(chunk.sequence.params.max_tokens for chunk in chunks)
         seconds = self._hardware.step_s(
             count * prompt, count * num_pairs(0, prompt), count * prompt
         )
-        for length in range(prompt + 1, prompt + answer):
+        for length in range(prompt + 1, prompt + output):
             seconds += self._hardware.decode_s(count, count * length)
-        sequences = [each.sequence for each in plan.chunks]
-        return seconds, {each.id: tokens(each, each.params.max_tokens) for each in sequences}
+        sequences = [chunk.sequence for chunk in chunks]
+        return seconds, {
+            sequence.id: tokens(sequence, sequence.params.max_tokens) for sequence in sequences
+        }
 
 
 def tokens(sequence: Sequence, count: int) -> Sampled:
-    """The next `count` of an answer, unlike those of any other."""
+    """Return the next `count` output tokens of a sequence, distinct from all other sequences'."""
     return Sampled((token_of(sequence.id),) * count, (0.0,) * count)

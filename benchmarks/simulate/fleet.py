@@ -1,4 +1,4 @@
-"""Machines behind a router, and a stream of requests through them."""
+"""Machines behind a router, serving a stream of requests."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from benchmarks.simulate.tally import Figures, Tally
 from benchmarks.simulate.traffic import Arrival
 
 SLICE_S = 30.0
-"""Simulated seconds after the last arrival between two looks at whether it is all in vain."""
+"""Simulated seconds between two checks of the latency bound after the last arrival."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of a system under a traffic."""
+    """Result of a system under some traffic."""
 
     figures: Figures
     mean_batch: float
-    """Sequences of a step."""
+    """Mean sequences per step."""
     num_preemptions: int
     loads: tuple[int, ...]
-    """Requests that each machine got."""
+    """Requests routed to each machine."""
 
 
 class Fleet:
@@ -53,9 +53,9 @@ class Fleet:
         bound: float = math.inf,
         progress: Callable[[float], None] = lambda now: None,
     ) -> Outcome | None:
-        """None as soon as it is certain that the mean normalised latency exceeds `bound`.
+        """Serve all requests; return None once the mean normalized latency must exceed `bound`.
 
-        progress: is told the simulated time.
+        progress: called with the simulated time.
         """
         now = 0.0
         for arrival in self._arrivals:
@@ -65,7 +65,7 @@ class Fleet:
             if self.tally.least_normalized_latency(now) > bound:
                 return None
             progress(now)
-        while not self.tally.is_answered():
+        while not self.tally.is_complete():
             now += SLICE_S
             self._advance(now)
             if self.tally.least_normalized_latency(now) > bound:

@@ -1,4 +1,4 @@
-"""The highest request rate that a system sustains."""
+"""Search for the highest request rate that a system sustains."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import TypeVar
 Found = TypeVar("Found")
 
 LOWEST_RATE = 1 / 1024
-"""Requests per second below which nothing is looked for."""
+"""Lowest rate tried, in requests per second."""
 
 
 def highest_rate(
     attempt: Callable[[float], Found | None], start: float = 1.0, precision: float = 0.03
 ) -> tuple[float, Found] | None:
-    """The highest rate for which `attempt` finds something, and what; None: for none.
+    """Return the highest rate for which `attempt` does not return None, with its result.
 
-    Doubles or halves from `start` on until the rate is bracketed, then bisects in the logarithm
-    until the bracket is narrower than `precision`, and returns its lower end.
+    Doubles or halves the rate from `start` until it is bracketed, then bisects in the logarithm
+    until the bracket's relative width is within `precision`, and returns the lower end. Returns
+    None if no rate down to LOWEST_RATE succeeds.
     """
     low, high = start, start
     found = attempt(start)

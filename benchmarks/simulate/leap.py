@@ -1,8 +1,8 @@
-"""Steps in which every running sequence gets one token and nothing else happens, taken at once.
+"""Takes many steps at once in which every running sequence gets one token and nothing else happens.
 
-They are most of all steps. What a strategy would do in them is known (`is_quiet`), so its sequences
-and its memory are moved to where these steps would leave them.
-The result is exact, the clock to the last bit; tests compare it with every step taken singly.
+Most steps are of this kind. `is_quiet` says when they are certain to follow; sequences and KV
+memory are then moved directly to the state after these steps. The result is exact, including the
+clock to the last bit; tests compare it with single steps.
 """
 
 from __future__ import annotations
@@ -19,15 +19,20 @@ from strategies.memory.blocks import PagedMemory
 
 
 def is_quiet(strategy: Strategy, plan: StepPlan, num_running: int, num_ended: int) -> bool:
-    """Whether the next step is known to be one token of each running sequence, and nothing else.
+    """Return whether the next step is certain to decode one token per running sequence, only.
 
-    Either nobody waits, and everybody has sampled; or the step before was just such a step, and
-    nobody has ended: then who waited was refused, and will be again, since slots stay taken, free
-    blocks only become fewer, no prompt is completed that others could share, and generated tokens
-    are nobody else's prefix. In both cases for as long as no answer reaches its last token, the
-    blocks last, and nobody comes to an empty queue.
+    There are two such cases:
+    - No request waits, and all running sequences have sampled.
+    - The last step was already of this kind, and no sequence finished in it. The waiting requests
+      were refused then and will be refused again: no slot becomes free, free blocks only become
+      fewer, no prompt completes that others could share, and generated tokens are never another
+      request's prefix.
 
-    num_running: of the plan; num_ended: answers that ended with it, which is committed.
+    Either holds until a sequence reaches its last token, the free blocks run out, or a request
+    arrives at an empty queue.
+
+    num_running: running sequences of the plan; num_ended: sequences that finished with it. The
+    plan must be committed.
     """
     if len(plan.chunks) != num_running:
         return False
@@ -41,41 +46,44 @@ def _decodes(chunk: Chunk) -> bool:
 
 
 def leap(strategy: Strategy, hardware: Hardware, clock: float, until: float) -> tuple[float, int]:
-    """Takes as many such steps as begin before `until`; returns the clock, and their number.
+    """Take all such steps that begin before `until`; return the new clock and their number.
 
-    To be called while `is_quiet` holds.
+    `is_quiet` must hold.
     """
-    sequences = [each for group in strategy.running for each in group.sequences]
-    most = min(each.max_length - each.num_tokens for each in sequences) - 1
+    sequences = [sequence for group in strategy.running for sequence in group.sequences]
+    most = min(sequence.max_length - sequence.num_tokens for sequence in sequences) - 1
     if isinstance(strategy.memory, PagedMemory):
         most = min(most, _room(strategy.memory, sequences))
-    count, num_kv_tokens, steps = len(sequences), sum(each.num_tokens for each in sequences), 0
+    count, steps = len(sequences), 0
+    num_kv_tokens = sum(sequence.num_tokens for sequence in sequences)
     while steps < most and clock < until:
         clock += hardware.decode_s(count, num_kv_tokens)
         num_kv_tokens += count
         steps += 1
     if steps:
-        for each in sequences:
-            _decode(strategy.memory, each, steps)
+        for sequence in sequences:
+            _decode(strategy.memory, sequence, steps)
     return clock, steps
 
 
 def _room(memory: PagedMemory, sequences: Collection[Sequence]) -> int:
-    """The most tokens for which every sequence still finds blocks.
+    """Return the most tokens for which every sequence still gets its blocks.
+
+    A round gives each sequence one free block. `rest` blocks remain after the full rounds:
 
     ```
-    slots left of last blocks, sorted   0   3   3   7  12      free = 2 blocks, beside full rounds
-                                                ^ the third sequence to need one finds none
+    free slots in last blocks, sorted   0   3   3   7  12      rest = 2 blocks
+                                                ^ the third sequence to need a block gets none
     ```
     """
     size = memory.block_size
-    left = sorted(-each.num_computed_tokens % size for each in sequences)
+    left = sorted(-sequence.num_computed_tokens % size for sequence in sequences)
     rounds, rest = divmod(memory.num_free_blocks, len(sequences))
     return rounds * size + left[rest]
 
 
 def _decode(memory: KVMemory, sequence: Sequence, steps: int) -> None:
-    """What schedule and commit would do to it in so many steps."""
+    """Apply what schedule and commit would do to a sequence in `steps` steps."""
     start = sequence.num_computed_tokens
     end = start + steps
     if isinstance(memory, PagedMemory) and -start % memory.block_size < steps:

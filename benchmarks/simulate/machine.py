@@ -1,4 +1,4 @@
-"""One machine: a strategy, what its steps cost, and a clock of its own."""
+"""One simulated machine: a strategy, an executor and a clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strategies.base import Strategy
 
 
 class Machine:
-    """Runs step after step while it has requests. Time is simulated seconds."""
+    """Runs steps while it has requests. Times are simulated seconds."""
 
     def __init__(
         self,
@@ -22,29 +22,29 @@ class Machine:
         *,
         leaps: bool = True,
     ) -> None:
-        """leaps: take uneventful steps at once. The results are the same."""
+        """leaps: take uneventful steps at once, with identical results."""
         self.strategy = strategy
         self.clock = 0.0
-        """Where the last step ends: the earliest time at which another may begin."""
+        """End of the last step, the earliest time at which the next one may begin."""
         self.num_steps = 0
         self.num_sequence_steps = 0
-        """Sequences of all steps."""
+        """Sum of the batch sizes of all steps."""
         self._hardware = hardware
         self._tally = tally
         self._executor = executor or PackedExecutor(hardware)
         self._leaps = leaps
         self._is_quiet = False
-        """Whether the next step is sure to be like the last: decodes alone."""
+        """Whether the next step is certain to be like the last one: decodes only."""
         self._num_unfinished = 0
         self._num_ending = 0
-        """Answers that are complete when the last step ends."""
+        """Requests that finish when the last step ends."""
 
     def load(self, now: float) -> int:
-        """Requests that are not answered by `now`, which `advance` has reached."""
+        """Return the requests unfinished at `now`, after `advance(now)`."""
         return self._num_unfinished + (self._num_ending if now < self.clock else 0)
 
     def add(self, arrival: Arrival) -> None:
-        """A request comes, after `advance` to its time. A step under way does not see it."""
+        """Add a request, after `advance` to its arrival time. A running step excludes it."""
         if not self.strategy.has_work():
             self.clock = max(self.clock, arrival.at_s)
         if not self.strategy.waiting:
@@ -53,7 +53,7 @@ class Machine:
         self._num_unfinished += 1
 
     def advance(self, until: float) -> None:
-        """Takes every step that begins before `until`; one at that very time is not planned yet."""
+        """Run all steps that begin before `until`, but none that begins exactly then."""
         while self.strategy.has_work() and self.clock < until:
             if self._is_quiet and self._leaps:
                 self._leap(until)
@@ -74,7 +74,7 @@ class Machine:
         if plan is None:
             wake_at = self.strategy.wake_at()
             if wake_at is None or wake_at <= self.clock:
-                raise RuntimeError("requests wait that nothing will ever start")
+                raise RuntimeError("waiting requests can never be scheduled")
             self.clock = min(wake_at, until)
             return
         num_running = self.strategy.num_running
@@ -86,4 +86,4 @@ class Machine:
         self._num_ending = sum(output.finish is not None for output in outputs)
         self._num_unfinished -= self._num_ending
         self._is_quiet = is_quiet(self.strategy, plan, num_running, self._num_ending)
-        self._tally.take(outputs, self.clock)
+        self._tally.add(outputs, self.clock)

@@ -1,4 +1,4 @@
-"""Which machine of a fleet gets a request. A router sees requests and answers, and no machine."""
+"""Routers that choose the machine for a request, from the request and unfinished counts only."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from benchmarks.simulate.traffic import Arrival
 
 
 class Router(ABC):
+    """Chooses a machine for each request."""
+
     @abstractmethod
     def choose(self, arrival: Arrival, loads: Sequence[int]) -> int:
-        """The machine's index; loads: unanswered requests of each."""
+        """Return the index of the chosen machine. loads: unfinished requests per machine."""
 
 
 class RoundRobin(Router):
-    """One after the other."""
+    """Chooses the machines in turn."""
 
     def __init__(self) -> None:
         self._turns = count()
@@ -26,25 +28,25 @@ class RoundRobin(Router):
 
 
 class LeastLoaded(Router):
-    """The one with the fewest unanswered requests; of several the first."""
+    """Chooses the machine with the fewest unfinished requests, the first of several."""
 
     def choose(self, arrival: Arrival, loads: Sequence[int]) -> int:
         return min(range(len(loads)), key=loads.__getitem__)
 
 
 class PrefixAware(Router):
-    """Of the machines that have seen the prompt's prefix the least loaded, unless it has too much.
+    """Chooses the least loaded machine that has seen the prompt's prefix, unless it is overloaded.
 
-    Too much is more than a quarter above the mean, the request itself included, as in consistent
-    hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2018). Then, and for a new prefix,
-    the least loaded of all gets it, and has seen the prefix from then on.
+    Overloaded means more than 1.25 times the mean load, including the new request, as in consistent
+    hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2018). In that case, and for a new
+    prefix, the least loaded machine gets the request and counts as having seen the prefix.
     """
 
     MOST_OVER_MEAN = 1.25
 
     def __init__(self) -> None:
         self._seen: dict[int, set[int]] = {}
-        """By prefix: the machines."""
+        """Machines that have seen a prefix, by prefix."""
 
     def choose(self, arrival: Arrival, loads: Sequence[int]) -> int:
         most = self.MOST_OVER_MEAN * (sum(loads) + 1) / len(loads)

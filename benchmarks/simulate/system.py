@@ -1,4 +1,4 @@
-"""The systems that are compared, each as a strategy with its memory and its executor."""
+"""The systems to compare: each is a strategy with a memory manager and an executor."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from benchmarks.simulate.cost import Hardware
 from benchmarks.simulate.executor import Executor, PackedExecutor, PaddedExecutor
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.tally import Tally
-from core.options import Batching, KVReservation
+from core.options import KVReservation
+from core.strategy_table import Batching
 from strategies.base import Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
+    """A system to simulate."""
+
     name: str
     batching: Batching
     kv_reservation: KVReservation = "oracle"
     is_padded: bool = False
-    """Whether a gang is as many requests as could all be of the greatest length, padded."""
+    """Whether batches are padded and sized so that all requests may have the maximum length."""
 
 
 SYSTEMS = {
@@ -35,22 +38,23 @@ SYSTEMS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What all systems have in common."""
+    """Settings shared by all systems."""
 
     hardware: Hardware
     max_length: int = 2048
-    """Tokens of the longest sequence, prompt and answer; what `max` reserves."""
+    """Most tokens of prompt and output; kv_reservation `max` reserves that many."""
     max_sequences: int = 256
     max_step_tokens: int = 2048
     caches_prefixes: bool = False
 
     def machine(self, system: System, tally: Tally, *, leaps: bool = True) -> Machine:
-        """Raises ValueError where not one sequence of the greatest length fits."""
+        """Build a machine. Raises ValueError if no sequence of the maximum length fits."""
         most_longest = self.hardware.num_kv_tokens // self.max_length
         if most_longest < 1:
             raise ValueError(
-                f"{self.hardware.name}: room for {max(0, self.hardware.num_kv_tokens)} tokens of "
-                f"K/V, less than one sequence of {self.max_length}; take more GPUs"
+                f"{self.hardware.name}: the KV cache has room for "
+                f"{max(0, self.hardware.num_kv_tokens)} tokens, less than one sequence of "
+                f"{self.max_length}; use more GPUs"
             )
         executor: Executor = PackedExecutor(self.hardware)
         limits = Limits(max_sequences=self.max_sequences, max_step_tokens=self.max_step_tokens)

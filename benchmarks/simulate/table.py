@@ -1,4 +1,4 @@
-"""Rows as a Markdown table, with the PagedAttention paper's figures beside ours."""
+"""Markdown table of the results, with the PagedAttention paper's figures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ PAPER = {
     "orca-max": "2.7x to 8x",
     "orca-oracle": "1.7x to 2.7x",
 }
-"""What vLLM sustained over each of them on ShareGPT (SOSP 2023, section 6.2)."""
+"""vLLM's sustained rate over that of each system on ShareGPT (SOSP 2023, section 6.2)."""
 
 
 def table(rows: Sequence[Row], *, is_knee: bool) -> list[str]:
-    """Lines of a Markdown table."""
+    """Return the lines of the table. is_knee: rates are the highest sustained ones."""
     paged = next((row.rate for row in rows if row.system == "paged"), 0.0)
     lines = [_line([name for name, _ in _cells(rows[0], paged, is_knee)])] if rows else []
     lines += [_line(["---"] * len(_cells(rows[0], paged, is_knee)))] if rows else []
@@ -29,11 +29,11 @@ def _cells(row: Row, paged: float, is_knee: bool) -> list[tuple[str, str]]:
         ratio = f"{paged / row.rate:.1f}x" if row.rate and paged else "-"
         cells += [
             ("requests/s sustained", f"{row.rate:.3g}" if row.rate else "none"),
-            ("paged over it", ratio),
-            ("the paper, on ShareGPT", PAPER.get(row.system, "")),
+            ("paged / system", ratio),
+            ("paper, ShareGPT", PAPER.get(row.system, "")),
         ]
-    names = ["answers/s", "tokens/s", "s/token mean", "s/token p99", "TTFT p50 s", "TTFT p99 s",
-             "sequences a step", "preemptions"]  # fmt: skip
+    names = ["requests/s served", "tokens/s", "s/token mean", "s/token p99", "TTFT p50 s",
+             "TTFT p99 s", "sequences/step", "preemptions"]  # fmt: skip
     if row.outcome is None:
         return cells + [(name, "-") for name in names]
     figures = row.outcome.figures

@@ -1,4 +1,4 @@
-"""What the clients saw, and the figures that follow from it."""
+"""Collects the latencies seen by the clients and computes figures from them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from core.plan import Output
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of all requests. Seconds, unless it says otherwise."""
+    """Figures over all requests, in seconds unless noted otherwise."""
 
     num_requests: int
     requests_per_s: float
-    """Answers over the time from the first arrival to the last answer's end."""
+    """Requests over the time from the first arrival to the end of the last request."""
     tokens_per_s: float
-    """Of answers."""
+    """Output tokens per second."""
     normalized_latency: float
-    """Seconds per token: mean over requests of latency over length of the answer."""
+    """Mean over requests of latency over output length, in seconds per token."""
     normalized_latency_p99: float
     first_token_p50: float
     first_token_p99: float
@@ -29,47 +29,51 @@ class Figures:
 
 
 class Tally:
-    """Takes the outputs of all machines; every request is to be answered exactly once."""
+    """Collects the outputs of all machines and checks that every request finishes exactly once."""
 
     def __init__(self, arrivals: Collection[Arrival]) -> None:
         self._arrivals = {arrival.id: arrival for arrival in arrivals}
         self.first_tokens: dict[int, float] = {}
-        """By request id: seconds from its arrival."""
+        """Seconds from arrival to first token, by request id."""
         self.latencies: dict[int, float] = {}
-        """The same, to the end of its answer."""
+        """Seconds from arrival to the last token, by request id."""
         self._last = 0.0
-        self._sum = 0.0
-        """Of normalised latencies of those that are answered."""
-        self._num_late = 0.0
-        self._due = 0.0
-        """Over those under way: sums of 1 / length, and of arrival / length."""
+        """End of the last finished request."""
+        self._finished_sum = 0.0
+        """Sum of the normalized latencies of finished requests."""
+        self._inverse_lengths = 0.0
+        """Sum of 1 / output length over unfinished requests."""
+        self._weighted_arrivals = 0.0
+        """Sum of arrival time / output length over unfinished requests."""
 
     def begin(self, arrival: Arrival) -> None:
-        self._num_late += 1 / arrival.lengths.generated
-        self._due += arrival.at_s / arrival.lengths.generated
+        self._inverse_lengths += 1 / arrival.lengths.generated
+        self._weighted_arrivals += arrival.at_s / arrival.lengths.generated
 
-    def take(self, outputs: Iterable[Output], now: float) -> None:
+    def add(self, outputs: Iterable[Output], now: float) -> None:
         for output in outputs:
             if output.request_id not in self.first_tokens:
                 self.first_tokens[output.request_id] = now - self._at(output.request_id)
             if output.finish is not None:
                 self._end(self._arrivals[output.request_id], now)
 
-    def is_answered(self) -> bool:
+    def is_complete(self) -> bool:
+        """Return whether all requests have finished."""
         return len(self.latencies) == len(self._arrivals)
 
     def least_normalized_latency(self, now: float) -> float:
-        """What the mean over all requests will be at least, whatever happens after `now`."""
-        under_way = now * self._num_late - self._due
-        return (self._sum + max(0.0, under_way)) / max(1, len(self._arrivals))
+        """Return a lower bound of the final mean over all requests, given the time `now`."""
+        unfinished_sum = now * self._inverse_lengths - self._weighted_arrivals
+        return (self._finished_sum + max(0.0, unfinished_sum)) / max(1, len(self._arrivals))
 
     def figures(self) -> Figures:
-        """To be asked once all are answered."""
-        assert self.is_answered(), "some requests have no answer"
-        normalized = [self._normalized(each) for each in self._arrivals.values()]
+        """Compute the figures. All requests must have finished."""
+        assert self.is_complete(), "some requests are unfinished"
+        arrivals = self._arrivals.values()
+        normalized = [self._normalized(arrival) for arrival in arrivals]
         latencies, firsts = list(self.latencies.values()), list(self.first_tokens.values())
-        seconds = self._last - min(each.at_s for each in self._arrivals.values())
-        num_tokens = sum(each.lengths.generated for each in self._arrivals.values())
+        seconds = self._last - min(arrival.at_s for arrival in arrivals)
+        num_tokens = sum(arrival.lengths.generated for arrival in arrivals)
         return Figures(
             num_requests=len(normalized),
             requests_per_s=len(normalized) / seconds,
@@ -83,12 +87,12 @@ class Tally:
         )
 
     def _end(self, arrival: Arrival, now: float) -> None:
-        assert arrival.id not in self.latencies, f"request {arrival.id} is answered twice"
+        assert arrival.id not in self.latencies, f"request {arrival.id} finished twice"
         self.latencies[arrival.id] = now - arrival.at_s
         self._last = max(self._last, now)
-        self._sum += self._normalized(arrival)
-        self._num_late -= 1 / arrival.lengths.generated
-        self._due -= arrival.at_s / arrival.lengths.generated
+        self._finished_sum += self._normalized(arrival)
+        self._inverse_lengths -= 1 / arrival.lengths.generated
+        self._weighted_arrivals -= arrival.at_s / arrival.lengths.generated
 
     def _normalized(self, arrival: Arrival) -> float:
         return self.latencies[arrival.id] / arrival.lengths.generated

@@ -1,4 +1,4 @@
-"""Which requests come when: a trace stretched to a rate, or seeded synthetic ones."""
+"""Requests and their arrival times: a trace scaled to a rate, or synthetic requests."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from core.request import Request
 from core.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
-"""Made once: checking what a request says takes longer than most of what is simulated."""
+"""Created once, because validating sampling parameters takes longer than most of a simulation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request before any machine has it."""
+    """A request as it arrives at the router."""
 
     id: int
     at_s: float
     lengths: Lengths
-    """Without the prefix."""
+    """Lengths without the prefix."""
     prefix: int = 0
-    """Which of the common beginnings its prompt has."""
+    """Index of the shared prefix that its prompt begins with."""
     prefix_tokens: int = 0
 
     def request(self) -> Request:
-        """Its tokens differ from every other request's, but for the prefix.
+        """Return the request for a strategy; beyond the prefix it shares no token with any other.
 
-        The answer ends with the length that the trace has, and no sooner.
+        Its output always reaches the length given by the traffic.
         """
         prefix = [self.prefix] * self.prefix_tokens
         prompt = prefix + [token_of(self.id)] * self.lengths.prompt
@@ -40,31 +40,31 @@ class Arrival:
 
 
 def token_of(request_id: int) -> int:
-    """What its prompt and its answer are made of: no other has the same, nor any prefix."""
+    """Return the token that fills a request's prompt and output, unused by others and prefixes."""
     return -1 - request_id
 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """Common beginnings of prompts, such as system prompts; each is as likely as the others."""
+    """Shared prefixes of prompts, such as system prompts, all equally likely."""
 
     count: int = 1
     num_tokens: int = 0
 
 
 class Traffic(ABC):
-    """The same requests in the same order at any rate; only the time between them is scaled."""
+    """Generates the same requests in the same order at any rate, only with scaled arrival times."""
 
     def __init__(self, max_length: int, prefixes: Prefixes, seed: int) -> None:
-        """max_length: of prompt, with its prefix, and answer."""
+        """max_length: most tokens of prompt, including its prefix, and output."""
         self.max_length = max_length
         self.prefixes = prefixes
         self.seed = seed
         self.num_left_out = 0
-        """Requests of a trace that are too long."""
+        """Requests of a trace skipped as too long."""
 
     def arrivals(self, rate: float, duration_s: float) -> list[Arrival]:
-        """Requests of `duration_s` seconds at `rate` a second, on average."""
+        """Return the requests of `duration_s` seconds at a mean of `rate` requests per second."""
         rng, num_tokens = random.Random(self.seed + 1), self.prefixes.num_tokens
         return [
             Arrival(id, at_s, lengths, rng.randrange(self.prefixes.count), num_tokens)
@@ -76,7 +76,7 @@ class Traffic(ABC):
 
 
 class Synthetic(Traffic):
-    """Poisson arrivals of log-normal lengths."""
+    """Poisson arrivals with log-normal lengths."""
 
     def __init__(
         self, means: Lengths, max_length: int, prefixes: Prefixes | None = None, seed: int = 0
@@ -96,7 +96,7 @@ class Synthetic(Traffic):
 
 
 class Trace(Traffic):
-    """The rows of a trace that fit, stretched or compressed; they may end before the time does."""
+    """The requests of a trace that fit, scaled in time; they may end before the duration does."""
 
     def __init__(
         self,
@@ -105,17 +105,22 @@ class Trace(Traffic):
         prefixes: Prefixes | None = None,
         seed: int = 0,
     ) -> None:
-        """rows: seconds and lengths, in order. Raises ValueError where fewer than two fit."""
+        """rows: arrival seconds and lengths, in order. Raises ValueError if fewer than two fit."""
         super().__init__(max_length, prefixes or Prefixes(), seed)
         longest = max_length - self.prefixes.num_tokens
         self._rows = [row for row in rows if row[1].fits(longest)]
         self.num_left_out = len(rows) - len(self._rows)
         if len(self._rows) < 2 or self._rows[-1][0] <= self._rows[0][0]:
-            raise ValueError(f"the trace needs two requests of at most {longest} tokens")
+            raise ValueError(
+                f"the trace needs at least two requests of at most {longest} tokens that arrive at "
+                "different times"
+            )
         self._start_s, end_s = self._rows[0][0], self._rows[-1][0]
         self.rate = (len(self._rows) - 1) / (end_s - self._start_s)
-        """Requests per second, as it was recorded."""
+        """Requests per second of the recording."""
 
     def _timed(self, rate: float, duration_s: float) -> list[tuple[float, Lengths]]:
-        timed = [((at_s - self._start_s) * self.rate / rate, each) for at_s, each in self._rows]
+        timed = [
+            ((at_s - self._start_s) * self.rate / rate, lengths) for at_s, lengths in self._rows
+        ]
         return [row for row in timed if row[0] < duration_s]

@@ -1,5 +1,6 @@
-"""The APIs, a folder each: route (`api`), request fields (`schema`) and response (`answer`).
+"""The APIs, one folder or module each: routes, request fields and responses.
 
-`generation` holds what the text APIs share, `openai` what OpenAI's APIs share. Imports
-`container.http`, `container.schema` and `container.wire`.
+In a folder these are `api`, `schema` and `response`. `generation` has the code that the text APIs
+share, `openai` the code that OpenAI's APIs share. Imports `container.http`, `container.schema` and
+`container.wire`.
 """

@@ -1,1 +1,1 @@
-"""`container plan`: what a model needs of an instance's GPUs. Imports no other room."""
+"""`container plan`: estimates GPU memory. Imports no other folder of `container`."""

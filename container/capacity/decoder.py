@@ -1,4 +1,4 @@
-"""What config.json and the headers of the weights say of a decoder's size, without torch."""
+"""Reads a decoder's sizes from config.json and the headers of its weights, without torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """The sizes of a decoder."""
+    """The sizes of a decoder-only model."""
 
     name: str
     num_layers: int
@@ -35,29 +35,33 @@ class Decoder:
     dtype: str
     num_parameters: int
     is_counted: bool
-    """From the weights' own headers; else computed for a decoder as Llama's is."""
+    """True if num_parameters was read from the weights' headers. Otherwise it was computed from the
+    config, assuming Llama's architecture."""
 
     @property
     def shapes(self) -> list[LayerShape]:
         return [LayerShape(self.num_kv_heads, self.head_dim, self.head_dim)] * self.num_layers
 
 
-def decoder_in(directory: Path, options: Options) -> Decoder:
-    """The one whose files lie there; config.json is enough.
+def decoder_from_directory(directory: Path, options: Options) -> Decoder:
+    """Read the decoder in a directory. The weights are optional.
 
-    Raises ConfigurationError where there is none, or one that is sized otherwise.
+    Raises ConfigurationError if there is no config.json or the architecture is not supported.
     """
     path = directory / "config.json"
     if not path.is_file():
         raise ConfigurationError(f"{directory} holds no model (config.json is missing)")
     files = sorted(directory.glob("*.safetensors"))
-    counted = sum(map(_count, files)) if files else None
+    counted = sum(map(_count_parameters, files)) if files else None
     return _decoder(str(directory), json.loads(path.read_text("utf-8")), counted, options)
 
 
-def decoder_on_hub(model_id: str, options: Options) -> Decoder:
-    """The one of an id, of whose weights only the headers are fetched; raises likewise."""
-    import huggingface_hub  # half a second that only this needs
+def decoder_from_hub(model_id: str, options: Options) -> Decoder:
+    """Read a decoder on the hub; of its weights, fetch only the headers.
+
+    Raises ConfigurationError if the model cannot be fetched or is not supported.
+    """
+    import huggingface_hub  # the import takes half a second
     from huggingface_hub.errors import NotASafetensorsRepoError
 
     revision, counted = options.revision, None
@@ -72,12 +76,12 @@ def decoder_on_hub(model_id: str, options: Options) -> Decoder:
             counted = sum(metadata.parameter_count.values())
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ConfigurationError(f"{model_id}: not to be had from the hub: {reason}") from error
+        raise ConfigurationError(f"{model_id}: cannot be read from the hub: {reason}") from error
     return _decoder(model_id, json.loads(path.read_text("utf-8")), counted, options)
 
 
-def _count(path: Path) -> int:
-    """Numbers in a file of safetensors, which begins with the shapes of all."""
+def _count_parameters(path: Path) -> int:
+    """Count the parameters in a safetensors file from the shapes in its header."""
     with path.open("rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         header: dict[str, Any] = json.loads(file.read(size))
@@ -92,13 +96,13 @@ def _decoder(
     other_layers = set(text.get("layer_types") or ()) - _KNOWN_LAYERS
     if text.get("kv_lora_rank") or config.get("is_encoder_decoder") or other_layers:
         raise ConfigurationError(
-            f"{name}: plan sizes decoders that keep K and V of all their heads in every layer"
+            f"{name}: plan supports only decoders that cache K and V of all KV heads in every layer"
         )
 
     def size(key: str, *others: str) -> int:
-        for each in (key, *others):
-            if text.get(each):
-                return int(text[each])
+        for name_in_config in (key, *others):
+            if text.get(name_in_config):
+                return int(text[name_in_config])
         raise ConfigurationError(f"{name}: config.json has no {key}, so plan cannot size it")
 
     num_heads, hidden_size = size("num_attention_heads", "n_head"), size("hidden_size", "n_embd")
@@ -122,7 +126,7 @@ def _decoder(
 
 
 def _dtype(config: Mapping[str, Any], options: Options) -> str:
-    """As the engine chooses it on CUDA."""
+    """Return the dtype that the engine would choose on CUDA."""
     if options.dtype != "auto":
         return options.dtype
     own = config.get("dtype") or config.get("torch_dtype")
@@ -130,7 +134,7 @@ def _dtype(config: Mapping[str, Any], options: Options) -> str:
 
 
 def _llama_parameters(sizes: Mapping[str, int], config: Mapping[str, Any]) -> int:
-    """Embedding, gated MLPs, attention without biases, norms."""
+    """Compute the number of parameters: embeddings, attention without biases, gated MLPs, norms."""
     hidden, rows = sizes["hidden_size"], 2 * (sizes["num_heads"] + sizes["num_kv_heads"])
     layer = rows * sizes["head_dim"] * hidden + 3 * hidden * sizes["intermediate_size"] + 2 * hidden
     embeddings = 1 if config.get("tie_word_embeddings") else 2

@@ -1,7 +1,7 @@
 """GPUs of SageMaker's instance types.
 
-As EC2's DescribeInstanceTypes gives them (GpuInfo), read in November 2026; `ml.` is SageMaker's
-prefix. Of those, the types whose GPUs the kernels are compiled for: sm_80 to sm_90.
+The data come from GpuInfo in EC2's DescribeInstanceTypes, read in November 2026; SageMaker adds the
+prefix `ml.`. Only types whose GPUs the kernels are compiled for are listed: sm_80 to sm_90.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from core.suggest import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One instance type."""
+    """A SageMaker instance type."""
 
     name: str
     gpu: str
     num_gpus: int
     gpu_mib: int
-    """Memory of each of them."""
+    """Memory of each GPU, in MiB."""
 
 
 _G_SIZES = {
@@ -38,11 +38,11 @@ _FAMILIES = {
     "p5e": ("H200", 144_384, {8: "48xlarge"}),
     "p5en": ("H200", 144_384, {8: "48xlarge"}),
 }
-"""GPU, its memory in MiB, and the sizes by the number of GPUs."""
+"""Per family: the GPU, its memory in MiB, and the instance sizes by number of GPUs."""
 
 
 def instances() -> dict[str, Instance]:
-    """By their names."""
+    """Return all instance types by name."""
     found = [
         Instance(f"ml.{family}.{size}", gpu, count, mib)
         for family, (gpu, mib, sizes) in _FAMILIES.items()
@@ -53,12 +53,12 @@ def instances() -> dict[str, Instance]:
 
 
 def find_instance(name: str) -> Instance:
-    """Raises ConfigurationError for an unknown one, with the nearest known."""
+    """Return an instance type. Raises ConfigurationError, with a suggestion, if it is unknown."""
     known = instances()
     if name not in known:
         families = ", ".join(f"ml.{family}" for family in _FAMILIES)
         raise ConfigurationError(
-            f"--instance-type {name}: not known{did_you_mean(name, known)}; the families are "
+            f"--instance-type {name}: unknown{did_you_mean(name, known)}; the families are "
             f"{families}"
         )
     return known[name]

@@ -1,6 +1,6 @@
-"""What a model would have of an instance's GPU: `python -m container plan`.
+"""Estimates how many requests fit into an instance's GPU memory: `python -m container plan`.
 
-The engine's own arithmetic (`core.sizing`), with what the engine measures at start estimated.
+Uses the engine's own arithmetic (`core.sizing`). Estimates what the engine measures at start-up.
 """
 
 from __future__ import annotations
@@ -11,26 +11,33 @@ from dataclasses import dataclass
 from container.capacity.decoder import DTYPE_BYTES, Decoder
 from container.capacity.instances import Instance
 from core.errors import ConfigurationError
-from core.options import BATCHING_NAMES, Batching, Options
+from core.options import Options
 from core.sizing import (
     blocks_for,
     bytes_per_block,
     fit_length,
     gpu_kv_budget,
     length_limit,
+    reserved_tokens,
     sequence_limit,
     step_token_budget,
 )
+from core.strategy_table import (
+    BATCHING_NAMES,
+    DEFAULT_FOR_PACKED,
+    STRATEGIES,
+    Batching,
+)
 
 CONTEXT_BYTES = 600 * 2**20
-"""Of CUDA itself, its libraries' workspaces and the graphs: an assumption, not measured yet."""
+"""CUDA's context, its libraries' workspaces and CUDA graphs: an assumption, not yet measured."""
 SAMPLER_BYTES = 64
-"""Per logit of a step that draws with top-p, counted on a CPU."""
+"""Per logit of a step that samples with top-p, measured on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A typical one, in tokens."""
+    """A typical request; lengths in tokens."""
 
     prompt: int
     answer: int
@@ -38,29 +45,28 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Of one strategy."""
+    """The memory plan for one batching strategy."""
 
     batching: Batching
     activation_bytes: int
     num_blocks: int
     block_bytes: int
     max_model_len: int
-    at_once: int
-    """Requests of the typical length that run together."""
+    max_concurrent: int
+    """How many requests of the typical length run at the same time."""
     notes: tuple[str, ...]
 
 
 def make_plan(
     decoder: Decoder, instance: Instance, options: Options, batching: Batching, request: Request
 ) -> Plan:
-    """Raises ConfigurationError where the model does not fit."""
+    """Plan the memory for one strategy. Raises ConfigurationError if the model does not fit."""
     budget_tokens = step_token_budget(options, "cuda")
     max_sequences = min(sequence_limit(options, batching), budget_tokens)
     max_len = length_limit(options, decoder.max_length)
-    activations = sum(
-        _step_bytes(decoder, num_tokens, max_sequences)
-        for num_tokens in (budget_tokens, max_sequences)
-    )
+    activations = _step_bytes(decoder, budget_tokens, max_sequences)
+    if not options.enforce_eager:
+        activations += _graph_bytes(decoder, max_sequences)
     block_bytes = bytes_per_block(decoder.shapes, options.block_size, kv_itemsize(decoder, options))
     used = weights_bytes(decoder) + adapter_bytes(decoder, options) + CONTEXT_BYTES
     budget = gpu_kv_budget(options, instance.gpu_mib * 2**20, used, activations)
@@ -68,48 +74,51 @@ def make_plan(
     num_blocks = options.num_kv_blocks or min(usable, budget // block_bytes)
     if num_blocks == 0:
         raise ConfigurationError(
-            f"{decoder.name} does not fit: weights of {_mib(weights_bytes(decoder))}, steps and "
-            f"CUDA leave nothing of {options.gpu_memory_utilization:.0%} of the {instance.gpu}'s "
+            f"{decoder.name} does not fit: the weights ({_mib(weights_bytes(decoder))}), steps and "
+            f"CUDA use up {options.gpu_memory_utilization:.0%} of the {instance.gpu}'s "
             f"{_mib(instance.gpu_mib * 2**20)}"
         )
     max_len, notes = fit_length(options, max_len, num_blocks * options.block_size)
-    reserved = _tokens_held(options, batching, request, max_len)
-    at_once = min(max_sequences, num_blocks // blocks_for(reserved, options.block_size))
-    return Plan(batching, activations, num_blocks, block_bytes, max_len, at_once, notes)
+    reserved = _tokens_reserved(options, batching, request, max_len)
+    max_concurrent = min(max_sequences, num_blocks // blocks_for(reserved, options.block_size))
+    return Plan(batching, activations, num_blocks, block_bytes, max_len, max_concurrent, notes)
 
 
 def plan_lines(
     decoder: Decoder, instance: Instance, options: Options, request: Request
 ) -> Iterator[str]:
-    """The plan of all four strategies. Raises ConfigurationError where the model does not fit."""
+    """Yield the lines of the plan for all strategies.
+
+    Raises ConfigurationError if the model does not fit.
+    """
     plans = [
         make_plan(decoder, instance, options, batching, request) for batching in BATCHING_NAMES
     ]
-    paged = plans[-1]
+    paged = next(plan for plan in plans if plan.batching == DEFAULT_FOR_PACKED)
     count = f"{instance.num_gpus} x " if instance.num_gpus > 1 else ""
-    used = " (a model runs on one of them)" if instance.num_gpus > 1 else ""
+    used = " (a model uses one of them)" if instance.num_gpus > 1 else ""
     yield f"{decoder.name} on {instance.name}: {count}{instance.gpu}{used}"
     how = "" if decoder.is_counted else ", computed from config.json"
     yield (
         f"  weights: {_mib(weights_bytes(decoder))}, "
-        f"{decoder.num_parameters / 1e6:,.0f} million numbers in {decoder.dtype}{how}"
+        f"{decoder.num_parameters / 1e6:,.0f} million parameters in {decoder.dtype}{how}"
     )
     if options.enable_lora:
         yield f"  adapters: {_mib(adapter_bytes(decoder, options))} for option.max_loras"
     usable = int(instance.gpu_mib * 2**20 * options.gpu_memory_utilization)
     yield f"  usable: {_mib(usable)}, {options.gpu_memory_utilization:.0%} of the GPU's memory"
     yield (
-        f"  besides: about {_mib(paged.activation_bytes)} for steps and {_mib(CONTEXT_BYTES)} for "
+        f"  overhead: about {_mib(paged.activation_bytes)} for steps and {_mib(CONTEXT_BYTES)} for "
         "CUDA (estimates; the engine measures both when it starts)"
     )
     yield (
         f"  KV: blocks of {options.block_size} tokens, {_mib(paged.block_bytes)} each; "
-        f"sequences of {paged.max_model_len} tokens at most"
+        f"at most {paged.max_model_len} tokens per sequence"
     )
-    yield f"  requests of {request.prompt} + {request.answer} tokens at once:"
+    yield f"  concurrent requests of {request.prompt} + {request.answer} tokens:"
     for plan in plans:
         memory = f"{plan.num_blocks} blocks, {_mib(plan.num_blocks * plan.block_bytes)}"
-        yield f"    {plan.batching:<10}  {plan.at_once:>4}  ({memory})"
+        yield f"    {plan.batching:<10}  {plan.max_concurrent:>4}  ({memory})"
     yield from (f"  note: {note}" for note in paged.notes)
 
 
@@ -118,7 +127,7 @@ def weights_bytes(decoder: Decoder) -> int:
 
 
 def adapter_bytes(decoder: Decoder, options: Options) -> int:
-    """Of the slots for LoRA adapters, where the linear layers are those of a Llama."""
+    """Return the bytes of the LoRA adapter slots, for linear layers of Llama's shapes."""
     if not options.enable_lora:
         return 0
     hidden, inner = decoder.hidden_size, decoder.intermediate_size
@@ -128,25 +137,33 @@ def adapter_bytes(decoder: Decoder, options: Options) -> int:
     return decoder.num_layers * num_columns * widths * DTYPE_BYTES[decoder.dtype]
 
 
-def _tokens_held(options: Options, batching: Batching, request: Request, max_len: int) -> int:
-    """For one request: reserved by the strategy or, paged, held when the answer ends."""
-    whole = min(request.prompt + request.answer, max_len)
-    if batching != "continuous" or options.kv_reservation == "oracle":
-        return whole
-    if options.kv_reservation == "max":
-        return max_len
-    return min(request.prompt + (1 << (request.answer - 1).bit_length()), max_len)
+def _tokens_reserved(options: Options, batching: Batching, request: Request, max_len: int) -> int:
+    """Return the token slots that a request reserves or, if paged, holds when it finishes."""
+    policy = options.kv_reservation if STRATEGIES[batching].has_kv_reservation else "oracle"
+    return min(reserved_tokens(policy, request.prompt, request.answer, max_len), max_len)
 
 
 def _step_bytes(decoder: Decoder, num_tokens: int, num_sequences: int) -> int:
-    """The residual, a norm of it, and a gated MLP of a layer; then the logits and their draw."""
+    """Return the peak of a step: a layer's activations, or the sampled logits."""
+    sampled = num_sequences * decoder.vocab_size * SAMPLER_BYTES
+    return max(_layer_bytes(decoder, num_tokens), sampled)
+
+
+def _graph_bytes(decoder: Decoder, num_rows: int) -> int:
+    """Return the memory of the CUDA graphs: the forward pass of a decode step, and fp32 logits."""
+    num_logits = num_rows * decoder.vocab_size
+    logits_bytes = num_logits * DTYPE_BYTES[decoder.dtype]
+    return max(_layer_bytes(decoder, num_rows), logits_bytes) + num_logits * DTYPE_BYTES["fp32"]
+
+
+def _layer_bytes(decoder: Decoder, num_tokens: int) -> int:
+    """Return the activations of one layer: residual, norm and gated MLP."""
     rows = 2 * decoder.hidden_size + 3 * decoder.intermediate_size
-    layer = num_tokens * rows * DTYPE_BYTES[decoder.dtype]
-    return max(layer, num_sequences * decoder.vocab_size * SAMPLER_BYTES)
+    return num_tokens * rows * DTYPE_BYTES[decoder.dtype]
 
 
 def kv_itemsize(decoder: Decoder, options: Options) -> int:
-    """Of a number in the KV cache."""
+    """Return the bytes of one element of the KV cache."""
     return DTYPE_BYTES[decoder.dtype] if options.kv_cache_dtype == "auto" else 1
 
 

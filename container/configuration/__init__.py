@@ -1,1 +1,1 @@
-"""Options: read from serving.properties and the environment, resolved and reported."""
+"""Options: reading them from serving.properties and the environment, and reporting them."""

@@ -1,8 +1,8 @@
-"""Environment variables that set options, in LMI's precedence.
+"""Environment variables that set options, with the precedence that LMI gives them.
 
 ```
 SAGEMAKER_*  >  serving.properties  >  OPTION_*  >  HF_*, TENSOR_PARALLEL_DEGREE, ...
-             >  SERVING_*  >  the names of text-generation-inference
+             >  SERVING_*  >  names from text-generation-inference (TGI)
 ```
 """
 
@@ -32,7 +32,7 @@ _FALLBACKS = {
     "MODEL_LOADING_TIMEOUT": "option.model_loading_timeout",
     "DJL_ENTRY_POINT": "option.entryPoint",
 }
-_OF_TGI = {
+_TGI = {
     "SM_NUM_GPUS": "option.tensor_parallel_degree",
     "HF_MODEL_TRUST_REMOTE_CODE": "option.trust_remote_code",
     "MAX_CONCURRENT_REQUESTS": "job_queue_size",
@@ -44,37 +44,41 @@ _OF_TGI = {
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The settings that variables make, above and below the file, and what is wrong with them."""
+    """Settings from environment variables, and the errors and warnings about the variables."""
 
     above_file: tuple[Setting, ...]
+    """Settings that override serving.properties."""
     below_file: tuple[Setting, ...]
-    """The first of several settings of one key counts."""
+    """Settings that serving.properties overrides. If a key occurs twice, the first one wins."""
     errors: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
 def read_environment(variables: Mapping[str, str]) -> Environment:
-    """Sorts the variables that mean options; empty ones count as unset."""
+    """Read the variables that set options. Empty variables count as unset."""
     given = {name: text for name, text in sorted(variables.items()) if text.strip()}
-    options = _option_variables()
-    servings = _serving_variables()
+    option_variables = _option_variables()
+    serving_variables = _serving_variables()
     return Environment(
         above_file=(*_settings(given, _SAGEMAKER), *_payload_limit(given)),
         below_file=(
-            *_settings(given, options),
+            *_settings(given, option_variables),
             *_settings(given, _FALLBACKS),
-            *_settings(given, servings),
-            *_settings(given, _OF_TGI),
+            *_settings(given, serving_variables),
+            *_settings(given, _TGI),
         ),
-        errors=(*_unknown_options(given, {**options, **servings}), *_bad_payload_limit(given)),
-        warnings=tuple(_useless(given, servings)),
+        errors=(
+            *_unknown_options(given, {**option_variables, **serving_variables}),
+            *_bad_payload_limit(given),
+        ),
+        warnings=tuple(_ineffective(given, serving_variables)),
     )
 
 
-def names_a_model(variables: Mapping[str, str]) -> bool:
-    """Whether one of them says which model to serve."""
+def sets_model_id(variables: Mapping[str, str]) -> bool:
+    """Return whether a variable names the model to serve."""
     settings = read_environment(variables).below_file
-    return any(each.key == "option.model_id" for each in settings)
+    return any(setting.key == "option.model_id" for setting in settings)
 
 
 def _settings(given: Mapping[str, str], names: Mapping[str, str]) -> Iterator[Setting]:
@@ -84,7 +88,7 @@ def _settings(given: Mapping[str, str], names: Mapping[str, str]) -> Iterator[Se
 
 
 def _payload_limit(given: Mapping[str, str]) -> Iterator[Setting]:
-    """SAGEMAKER_MAX_PAYLOAD_IN_MB, in the unit of the option."""
+    """Convert SAGEMAKER_MAX_PAYLOAD_IN_MB to bytes, the unit of max_request_size."""
     text = given.get(_PAYLOAD, "").strip()
     if text.isdecimal():
         yield Setting(
@@ -99,7 +103,7 @@ def _bad_payload_limit(given: Mapping[str, str]) -> Iterator[str]:
 
 
 def _option_variables() -> dict[str, str]:
-    keys = [row.key for row in option_table().values() if row.key.startswith("option.")]
+    keys = [option.key for option in option_table().values() if option.key.startswith("option.")]
     return {_option_variable(key): key for key in ["engine", *keys]}
 
 
@@ -108,7 +112,9 @@ def _option_variable(key: str) -> str:
 
 
 def _serving_variables() -> dict[str, str]:
-    keys = [row.key for row in option_table().values() if not row.key.startswith("option.")]
+    keys = [
+        option.key for option in option_table().values() if not option.key.startswith("option.")
+    ]
     return {f"SERVING_{key.upper()}": key for key in keys if key != "engine"}
 
 
@@ -119,7 +125,7 @@ def _unknown_options(given: Mapping[str, str], known: Mapping[str, str]) -> Iter
             yield f"environment variable {name}: no such option{did_you_mean(name, known)}"
 
 
-def _useless(given: Mapping[str, str], servings: Mapping[str, str]) -> Iterator[str]:
+def _ineffective(given: Mapping[str, str], known: Mapping[str, str]) -> Iterator[str]:
     advice = {
         **VARIABLE_ADVICE,
         **{_option_variable(key): text for key, text in ADVICE.items()},
@@ -128,5 +134,5 @@ def _useless(given: Mapping[str, str], servings: Mapping[str, str]) -> Iterator[
     for name in given:
         if name in advice:
             yield f"environment variable {name} has no effect here: {advice[name]}"
-        elif name.startswith("ARGS_") or (name.startswith("SERVING_") and name not in servings):
-            yield f"environment variable {name} has no effect here{did_you_mean(name, servings)}"
+        elif name.startswith("ARGS_") or (name.startswith("SERVING_") and name not in known):
+            yield f"environment variable {name} has no effect here{did_you_mean(name, known)}"

@@ -1,7 +1,7 @@
-"""What DJL Serving's LMI container knows and this one does not, with what to use instead.
+"""Options of DJL Serving's LMI container that this one lacks, and what to use instead.
 
-A key of this table is a warning at start-up: the file was right for LMI, and its author should
-hear that the key does nothing here. Old values that would change the meaning are errors.
+A key of `ADVICE` causes a warning at start-up: it is valid for LMI but has no effect here. A value
+in `REMOVED_VALUES` is an error, because ignoring it would change the model's behavior.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from core.options import REMOVED_OPTIONS
 ALIASES: Mapping[str, str] = {"max_dynamic_batch_size": "batch_size"}
 
 _ONE_COPY = "one engine process runs one copy of the model; scale out with more containers"
-_FORMAT = "a request's own fields choose its schema; option.output_formatter the form of a stream"
-_HANDLERS = "name the file of your handler with option.entryPoint"
-_QUANTIZED = "weights are not quantized; option.dtype chooses the precision"
-_SPECULATIVE = "speculative decoding is not part of this container; leave it out"
-_FIXED_CODE = "status codes are fixed: 400, 404, 413, 424 and 503"
+_FORMAT = "the request's fields choose its schema; option.output_formatter sets the stream format"
+_HANDLERS = "set option.entryPoint to your handler's file"
+_QUANTIZED = "quantization is not supported; option.dtype sets the precision"
+_SPECULATIVE = "speculative decoding is not supported; leave it out"
+_FIXED_CODES = "status codes are fixed: 400, 404, 413, 424 and 503"
 
 ADVICE: Mapping[str, str] = {
     **{f"option.{name}": advice for name, advice in REMOVED_OPTIONS.items()},
@@ -36,12 +36,12 @@ ADVICE: Mapping[str, str] = {
     "log_request_metric": "leave it out",
     "metrics_aggregation": "leave it out",
     "chunked_read_timeout": "use option.predict_timeout",
-    "bad_request_http_code": _FIXED_CODE,
-    "wlm_error_http_code": _FIXED_CODE,
-    "throttle_error_http_code": _FIXED_CODE,
-    "timeout_http_code": _FIXED_CODE,
-    "server_error_http_code": _FIXED_CODE,
-    "wait_model_loading": "/ping answers 503 until the model has answered; leave it out",
+    "bad_request_http_code": _FIXED_CODES,
+    "wlm_error_http_code": _FIXED_CODES,
+    "throttle_error_http_code": _FIXED_CODES,
+    "timeout_http_code": _FIXED_CODES,
+    "server_error_http_code": _FIXED_CODES,
+    "wait_model_loading": "/ping returns 503 until the model is ready; leave it out",
     "option.mpi_mode": "the model runs in one process; leave it out",
     "option.async_mode": "use option.batching",
     "option.pipeline_parallel_degree": "the model runs on one device; leave it out",
@@ -50,35 +50,35 @@ ADVICE: Mapping[str, str] = {
     "option.quantization": _QUANTIZED,
     "option.load_in_8bit": _QUANTIZED,
     "option.load_in_4bit": _QUANTIZED,
-    "option.enable_streaming": 'a request streams where it says "stream": true',
+    "option.enable_streaming": 'a request streams if it sets "stream": true',
     "option.input_formatter": _FORMAT,
-    "option.max_output_size": "use parameters.max_new_tokens of the request",
+    "option.max_output_size": "set parameters.max_new_tokens in the request",
     "option.waiting_steps": "use option.max_rolling_batch_prefill_tokens",
-    "option.handler": "the handler's function is called handle",
-    "option.env": "set the variables of the container itself",
-    "option.pythonExecutable": "the container's own Python runs",
-    "option.enable_venv": "the container's own Python runs",
-    "option.enable_chunked_prefill": "long prompts are always computed in chunks, see "
+    "option.handler": "the handler function must be named handle",
+    "option.env": "set environment variables on the container",
+    "option.pythonExecutable": "handlers run in the container's Python",
+    "option.enable_venv": "handlers run in the container's Python",
+    "option.enable_chunked_prefill": "long prompts are always prefilled in chunks, see "
     "option.max_rolling_batch_prefill_tokens",
     "option.max_num_seqs": "use option.max_rolling_batch_size",
     "option.max_num_batched_tokens": "use option.max_rolling_batch_prefill_tokens",
     "option.tokenizer_mode": "tokenizer.json is always used; leave it out",
-    "option.decoding_strategy": "a request chooses it: parameters.do_sample and temperature",
-    "option.disable_flash_attn": "attention is Longshore's own; leave it out",
+    "option.decoding_strategy": "set parameters.do_sample and temperature in the request",
+    "option.disable_flash_attn": "Longshore has its own attention kernels; leave it out",
     "option.multi_gpu": "the model runs on one device; leave it out",
     "option.max_sparsity": "leave it out",
     "option.max_splits": "leave it out",
-    "option.max_cpu_loras": "all loaded adapters lie on the device; use option.max_loras",
+    "option.max_cpu_loras": "all loaded adapters stay on the device; use option.max_loras",
     "option.fully_sharded_loras": "the model runs on one device; leave it out",
-    "option.lora_dtype": "adapters have the model's type; leave it out",
-    "option.lora_extra_vocab_size": "adapters bring no tokens of their own; leave it out",
+    "option.lora_dtype": "adapters use the model's dtype; leave it out",
+    "option.lora_extra_vocab_size": "adapters cannot add tokens; leave it out",
     "option.draft_model_id": _SPECULATIVE,
     "option.spec_length": _SPECULATIVE,
     "option.speculative_draft_model": _SPECULATIVE,
     "option.speculative_config": _SPECULATIVE,
-    "option.chat_template_content_format": "the form follows from the template; leave it out",
+    "option.chat_template_content_format": "the format follows from the template; leave it out",
     "option.enable_auto_tool_choice": "option.tool_call_parser is enough",
-    "option.reasoning_parser": "reasoning is part of the answer's text; leave it out",
+    "option.reasoning_parser": "reasoning stays in the response text; leave it out",
     "option.s3url": "use option.model_id",
 }
 
@@ -87,7 +87,7 @@ VALUE_ALIASES: Mapping[tuple[str, str], str] = {
     ("option.output_formatter", "jsonlines_chat"): "jsonlines",
     ("option.output_formatter", "sse_chat"): "sse",
 }
-"""Values of LMI, by key and value, that have another name here."""
+"""Maps a key and one of LMI's values for it to the name of the same value here."""
 
 VARIABLE_ADVICE: Mapping[str, str] = {
     "SAGEMAKER_NUM_MODEL_WORKERS": _ONE_COPY,
@@ -98,24 +98,24 @@ VARIABLE_ADVICE: Mapping[str, str] = {
     "PYTHON_EXECUTABLE": ADVICE["option.pythonExecutable"],
     "ENABLE_CUDA_GRAPHS": "use option.enforce_eager",
 }
-"""The same for environment variables that do not spell a key."""
+"""Like `ADVICE`, for environment variables that do not follow from an option's key."""
 
 _USE_AUTO = "use option.rolling_batch=auto, or option.batching"
 _USE_PYTHON = "use engine=Python"
-_AS_FOUND = "use option.load_format=auto, which reads weights in the form in which they lie there"
+_USE_AUTO_FORMAT = "use option.load_format=auto, which detects the format of the weights"
 
 REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     ("option.rolling_batch", "deepspeed"): _USE_AUTO,
     ("option.rolling_batch", "trtllm"): _USE_AUTO,
     ("option.rolling_batch", "neuronx"): _USE_AUTO,
     ("option.rolling_batch", "tnx"): _USE_AUTO,
-    ("option.load_format", "safetensors"): _AS_FOUND,
-    ("option.load_format", "pt"): _AS_FOUND,
-    ("option.load_format", "npcache"): _AS_FOUND,
+    ("option.load_format", "safetensors"): _USE_AUTO_FORMAT,
+    ("option.load_format", "pt"): _USE_AUTO_FORMAT,
+    ("option.load_format", "npcache"): _USE_AUTO_FORMAT,
     ("engine", "DeepSpeed"): _USE_PYTHON,
     ("engine", "FasterTransformer"): _USE_PYTHON,
 }
-"""Values of LMI, by key and value, that ask for something this container does not have."""
+"""Maps a key and an LMI value that is not supported here to advice on what to use instead."""
 
 _BUILT_IN_HANDLERS = (
     "djl_python.huggingface",
@@ -126,14 +126,14 @@ _BUILT_IN_HANDLERS = (
 
 
 def is_built_in_handler(entry_point: str) -> bool:
-    """Whether LMI's handler of this name does what Longshore's own engine does."""
+    """Return whether this is a built-in LMI handler, which Longshore's engine replaces."""
     return any(
         entry_point == name or entry_point.startswith(f"{name}.") for name in _BUILT_IN_HANDLERS
     )
 
 
 def handler_name(entry_point: str | None) -> str:
-    """The name of a handler's file; LMI lets users leave its ending out."""
+    """Return the name of a handler's file. As in LMI, users may omit the `.py`."""
     if entry_point is None:
         return "model.py"
     return entry_point if entry_point.endswith(".py") else f"{entry_point}.py"

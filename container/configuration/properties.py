@@ -1,4 +1,4 @@
-"""serving.properties as Java reads it: keys and values, each with its line."""
+"""Reads serving.properties, in Java's properties format, with line numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from core.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A key and its value as text, and where somebody wrote them."""
+    """A key, its value as text, and where it was set."""
 
     key: str
     text: str
@@ -21,9 +21,9 @@ class Setting:
 
 
 def read_properties(path: Path) -> tuple[Setting, ...]:
-    """Every entry of the file in its order, repeated keys included.
+    """Return all entries of the file in order, including repeated keys.
 
-    Raises ConfigurationError where the file cannot be read or is not in Java's format.
+    Raises ConfigurationError if the file cannot be read or is malformed.
     """
     try:
         return tuple(parse_properties(path.read_text("utf-8"), str(path)))
@@ -32,14 +32,16 @@ def read_properties(path: Path) -> tuple[Setting, ...]:
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path}: byte {error.start} is not UTF-8") from None
     except javaproperties.InvalidUEscapeError as error:
-        raise ConfigurationError(f"{path}: {error}; four hex digits follow a \\u") from None
+        raise ConfigurationError(
+            f"{path}: {error}; \\u must be followed by four hex digits"
+        ) from None
 
 
 def parse_properties(text: str, name: str) -> Iterator[Setting]:
-    """The entries of a file's text; `name` is the file's name in their sources."""
+    """Yield the entries of a file's text. `name` is the file name in their sources."""
     line = 1
     for element in javaproperties.parse(text):  # pyright: ignore[reportUnknownMemberType]
         if isinstance(element, javaproperties.KeyValue):
-            # Java keeps blanks at the end of a value, where nobody sees or means them.
+            # Java keeps trailing blanks of a value, which are never meant.
             yield Setting(element.key, element.value.strip(), f"{name}:{line}")
         line += len(element.source.splitlines())

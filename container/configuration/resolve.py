@@ -1,4 +1,4 @@
-"""From files and variables to options, each with the place it came from."""
+"""Resolves options from serving.properties and the environment, with the source of each."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ from core.suggest import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The options in effect, where each one that was set came from, and what to warn of."""
+    """The effective options, their sources, and the warnings to show."""
 
     options: Options
     sources: Mapping[str, str]
-    """By the option's name; options that nobody set are missing."""
+    """Where each option was set, by the option's name. Options with their defaults are absent."""
     warnings: tuple[str, ...]
     properties_path: Path | None
     handler_options: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Options that only the user's own handler knows, as the file gives them."""
+    """Options that only the user's handler knows, as written in the file."""
 
 
 def load_configuration(path: Path | None, variables: Mapping[str, str]) -> Configuration:
-    """Reads the file, where there is one, and the environment.
+    """Read the properties file, if `path` is not None, and the environment variables.
 
-    A file beside a handler may have options of its own for it. Raises ConfigurationError that lists
-    everything wrong in both, not only the first.
+    If the file lies beside a handler, its unknown options are passed to the handler. Raises
+    ConfigurationError that lists all errors in both sources, not only the first.
     """
     settings = read_properties(path) if path else ()
     environment = read_environment(variables)
-    collected = _Collected(list(environment.errors), list(environment.warnings))
-    collected.fill(environment.above_file)
-    collected.take_file(settings)
-    collected.fill(environment.below_file)
-    handler_options = collected.settle_unknown(path)
-    if collected.errors:
-        raise ConfigurationError("\n".join(collected.errors))
+    collector = _SettingCollector(list(environment.errors), list(environment.warnings))
+    collector.add(environment.above_file)
+    collector.add_file(settings)
+    collector.add(environment.below_file)
+    handler_options = collector.resolve_unknown(path)
+    if collector.errors:
+        raise ConfigurationError("\n".join(collector.errors))
     return Configuration(
-        make_options(collected.values),
-        collected.sources,
-        tuple(collected.warnings),
+        make_options(collector.values),
+        collector.sources,
+        tuple(collector.warnings),
         path,
         handler_options,
     )
 
 
 @dataclass(slots=True)
-class _Collected:
-    """Settings taken in by falling precedence: what is set already stays."""
+class _SettingCollector:
+    """Collects settings in order of precedence: the first setting of an option wins."""
 
     errors: list[str]
     warnings: list[str]
@@ -68,27 +68,27 @@ class _Collected:
     sources: dict[str, str] = field(default_factory=dict[str, str])
     unknown: list[Setting] = field(default_factory=list[Setting])
 
-    def take_file(self, settings: Iterable[Setting]) -> None:
-        """The entries of a file: the last of a repeated key counts, with a warning."""
+    def add_file(self, settings: Iterable[Setting]) -> None:
+        """Add the entries of a file. The last entry of a repeated key wins, with a warning."""
         last: dict[str, tuple[Option, Setting]] = {}
         for setting in settings:
-            row = self._row(setting)
-            if row is None:
+            option = self._option(setting)
+            if option is None:
                 continue
-            if row.name in last:
-                earlier = last[row.name][1]
+            if option.name in last:
+                earlier = last[option.name][1]
                 self.warnings.append(f"{setting.source}: {setting.key} repeats {earlier.source}")
-            last[row.name] = (row, setting)
-        for row, setting in last.values():
-            self._set(row, setting)
+            last[option.name] = (option, setting)
+        for option, setting in last.values():
+            self._set(option, setting)
 
-    def fill(self, settings: Iterable[Setting]) -> None:
-        rows = _rows_by_key()
+    def add(self, settings: Iterable[Setting]) -> None:
+        options = _options_by_key()
         for setting in settings:
-            self._set(rows[setting.key], setting)
+            self._set(options[setting.key], setting)
 
-    def settle_unknown(self, path: Path | None) -> dict[str, str]:
-        """Unknown options are a handler's where the file has one, else errors."""
+    def resolve_unknown(self, path: Path | None) -> dict[str, str]:
+        """Return unknown options as handler options if there is a handler, else record errors."""
         handler_options: dict[str, str] = {}
         for setting in self.unknown:
             nearest = _nearest_key(setting.key)
@@ -96,7 +96,7 @@ class _Collected:
             if name != setting.key and path is not None and self._has_handler(path):
                 handler_options[name] = setting.text
                 self.warnings.append(
-                    f"{setting.source}: {setting.key} is handed to the handler{nearest}"
+                    f"{setting.source}: {setting.key} is passed to the handler{nearest}"
                 )
             else:
                 self.errors.append(f"{setting.source}: unknown key '{setting.key}'{nearest}")
@@ -109,45 +109,45 @@ class _Collected:
         name = handler_name(None if entry_point is None else str(entry_point))
         return (path.parent / name).is_file()
 
-    def _row(self, setting: Setting) -> Option | None:
-        """The option that an entry of the file sets, or None after saying why there is none."""
-        row = _rows_by_key().get(ALIASES.get(setting.key, setting.key))
-        if row is None and setting.key in ADVICE:
+    def _option(self, setting: Setting) -> Option | None:
+        """Return the option that an entry of the file sets, or None after recording why not."""
+        option = _options_by_key().get(ALIASES.get(setting.key, setting.key))
+        if option is None and setting.key in ADVICE:
             advice = ADVICE[setting.key]
             self.warnings.append(f"{setting.source}: {setting.key} has no effect here: {advice}")
-        elif row is None:
+        elif option is None:
             self.unknown.append(setting)
-        return row
+        return option
 
-    def _set(self, row: Option, setting: Setting) -> None:
-        if row.name in self.sources:
-            overrules = self.sources[row.name]
-            if overrules != setting.source:
-                self.warnings.append(f"{setting.source}: {overrules} comes first")
+    def _set(self, option: Option, setting: Setting) -> None:
+        if option.name in self.sources:
+            winner = self.sources[option.name]
+            if winner != setting.source:
+                self.warnings.append(f"{setting.source}: overridden by {winner}")
             return
-        self.sources[row.name] = setting.source
-        removed = REMOVED_VALUES.get((row.key, setting.text))
-        if removed:
+        self.sources[option.name] = setting.source
+        advice = REMOVED_VALUES.get((option.key, setting.text))
+        if advice:
             self.errors.append(
-                f"{setting.source}: {row.key}={setting.text} is not served: {removed}"
+                f"{setting.source}: {option.key}={setting.text} is not supported: {advice}"
             )
             return
         try:
-            value = row.parse(VALUE_ALIASES.get((row.key, setting.text), setting.text))
-            row.check(value)
+            value = option.parse(VALUE_ALIASES.get((option.key, setting.text), setting.text))
+            option.check(value)
         except ConfigurationError as error:
             self.errors.append(f"{setting.source}: {error}")
         else:
-            self.values[row.name] = value
+            self.values[option.name] = value
 
 
-def _rows_by_key() -> dict[str, Option]:
-    return {row.key: row for row in option_table().values()}
+def _options_by_key() -> dict[str, Option]:
+    return {option.key: option for option in option_table().values()}
 
 
 def _nearest_key(key: str) -> str:
-    known = _rows_by_key()
-    # The prefix is what people forget or add, so the name without it decides first.
+    known = _options_by_key()
+    # Users often forget or add the prefix, so first look for the same name with or without it.
     bare = key.removeprefix("option.")
     for candidate in (bare, f"option.{bare}"):
         if candidate in known:

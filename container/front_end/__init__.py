@@ -1,1 +1,1 @@
-"""The front end's process: gunicorn, its worker, and the Flask app with all routes."""
+"""The front-end process: gunicorn, its worker class, and the Flask app with all routes."""

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from flask import Flask
 
-from container.apis.adapters.api import AdapterRoutes
+from container.apis.adapters import AdapterRoutes
+from container.apis.embeddings import EmbeddingApi
 from container.apis.generation.formatters import Formatters, FormatterTokenizer, Functions
 from container.apis.generation.prompting import Prompting
-from container.apis.generation.service import Service
-from container.apis.invocations.api import Invocations
+from container.apis.generation.service import GenerationService
+from container.apis.invocations.api import Api, Invocations
 from container.apis.invocations.runtime import RuntimeRoutes
-from container.apis.models.api import ModelRoutes
-from container.front_end.generation_routes import GenerationApi
-from container.front_end.openai_routes import OpenAIRoutes
+from container.apis.models import ModelRoutes
+from container.apis.tasks.handler import HandlerApi
+from container.apis.tasks.pipeline import PipelineApi
+from container.apis.tokenize import TokenizeRoutes
+from container.front_end.generation_routes import GenerationApi, OpenAIRoutes
 from container.front_end.openapi import openapi_document
 from container.http.failures import register_failures
 from container.http.headers import register_headers
-from container.http.host import json_response
+from container.http.service import Service, json_response
 from container.wire.engine_client import EngineClient
 from core.options import Options
-from core.task import Kind
+from core.task import Kind, Task
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 
@@ -32,30 +35,42 @@ def create_app(
     template: ChatTemplate | None = None,
     formatters: Functions | None = None,
 ) -> Flask:
-    """All routes over one engine that generates text; see `task_app` for other tasks."""
-    app = begin_app(options)
+    """Return the application for a model that generates text."""
     prompting = Prompting(tokenizer, template)
-    service = Service(client, prompting, options, model_name)
-    ModelRoutes(service).add_to(app)
+    service = GenerationService(client, prompting, options, model_name)
+    formatted = service  # as in LMI, formatters apply only to /invocations and its aliases
+    if formatters is not None:
+        own = Formatters(formatters, FormatterTokenizer(tokenizer, template))
+        formatted = GenerationService(client, prompting, options, model_name, own)
+    app = _create(service, GenerationApi(formatted), "generation")
     AdapterRoutes(service).add_to(app)
     OpenAIRoutes(service).add_to(app)
-    formatted = service  # as in LMI, formatters have to do with SageMaker's door alone
-    if formatters is not None:
-        applied = Formatters(formatters, FormatterTokenizer(tokenizer, template))
-        formatted = Service(client, prompting, options, model_name, applied)
-    complete_app(app, Invocations(service, GenerationApi(formatted)), options, "generation")
+    TokenizeRoutes(service).add_to(app)
     return app
 
 
-def begin_app(options: Options) -> Flask:
-    """An application without routes."""
+def create_task_app(client: EngineClient, options: Options, model_name: str, task: Task) -> Flask:
+    """Return the application for a model with any other task."""
+    service = Service(client, options, model_name)
+    match task.kind:
+        case "embedding":
+            api = EmbeddingApi(service)
+            app = _create(service, api, task.kind)
+            api.add_to(app)
+            return app
+        case "handler":
+            return _create(service, HandlerApi(service), task.kind)
+        case _:
+            return _create(service, PipelineApi(service, task), task.kind)
+
+
+def _create(service: Service, api: Api, kind: Kind) -> Flask:
+    """Return an application with the routes, headers and error handlers that all tasks share."""
+    options = service.options
     app = Flask("longshore", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = options.max_request_size
-    return app
-
-
-def complete_app(app: Flask, invocations: Invocations, options: Options, kind: Kind) -> None:
-    """Adds what every task has: SageMaker's door, the document, headers and errors."""
+    ModelRoutes(service).add_to(app)
+    invocations = Invocations(service, api)
     invocations.add_to(app)
     if options.local_runtime_api:
         RuntimeRoutes(invocations).add_to(app)
@@ -63,3 +78,4 @@ def complete_app(app: Flask, invocations: Invocations, options: Options, kind: K
     app.add_url_rule("/openapi.json", "openapi", lambda: json_response(document))
     register_headers(app)
     register_failures(app)
+    return app

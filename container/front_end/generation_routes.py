@@ -1,47 +1,72 @@
-"""Text generation, where the fields of a body say which schema it has."""
+"""The routes to the text generation APIs: /invocations for all of them, and OpenAI's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flask import Response
+from flask import Flask, Response
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
 from container.apis.chat.api import ChatApi
 from container.apis.completions.api import CompletionsApi
-from container.apis.generation.service import Service
+from container.apis.generation.service import GenerationService
 from container.apis.generation.stream import MIMETYPES, StreamFormat
 from container.apis.text.api import TextApi
+from container.http.request_context import RequestContext, request_context
 
 
 class GenerationApi:
-    """All schemas."""
+    """Answers requests to /invocations, where the body's fields select the API."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: GenerationService) -> None:
         self._service = service
         self._text = TextApi(service)
         self._chat = ChatApi(service)
         self._completions = CompletionsApi(service)
 
-    def read(self) -> Mapping[str, object]:
-        """The fields of a body of any served type."""
-        return self._service.read()
+    def read(self, context: RequestContext) -> Mapping[str, object]:
+        """Return the body's fields, as `GenerationService.read` does."""
+        return self._service.read(context)
 
-    def answer(self, body: Mapping[str, object], accept: str | None) -> Response:
-        """By `messages`, `prompt` or `inputs`."""
-        form = self._stream_format(accept)
+    def answer(self, context: RequestContext, body: Mapping[str, object]) -> Response:
+        """Answer a body with `messages`, `prompt` or, if it has neither, `inputs`."""
+        stream_format = self._stream_format(context.accept)
         if "messages" in body:
-            return self._chat.answer(body, form)
+            return self._chat.answer(context, body, stream_format)
         if "prompt" in body:
-            return self._completions.answer(body, form)
-        return self._text.answer(body, form)
+            return self._completions.answer(context, body, stream_format)
+        return self._text.answer(context, body, stream_format)
 
     def _stream_format(self, accept: str | None) -> StreamFormat:
+        """Return the configured format, unless the client prefers the other one."""
         options = self._service.options
         is_sse = options.output_formatter == "sse" or options.tgi_compat
         configured: StreamFormat = "sse" if is_sse else "jsonlines"
-        other: StreamFormat = "jsonlines" if configured == "sse" else "sse"
-        accepts = parse_accept_header(accept, MIMEAccept)
-        accepted = accepts.best_match([MIMETYPES[configured], MIMETYPES[other]])
-        return other if accepted == MIMETYPES[other] else configured
+        other: StreamFormat = "jsonlines" if is_sse else "sse"
+        accepted = parse_accept_header(accept, MIMEAccept)
+        preferred = accepted.best_match([MIMETYPES[configured], MIMETYPES[other]])
+        return other if preferred == MIMETYPES[other] else configured
+
+
+class OpenAIRoutes:
+    """OpenAI's routes; clients use the `base_url` http://HOST:PORT/v1."""
+
+    def __init__(self, service: GenerationService) -> None:
+        self._chat = ChatApi(service)
+        self._completions = CompletionsApi(service)
+
+    def add_to(self, app: Flask) -> None:
+        """Add the routes to the app."""
+        app.add_url_rule("/v1/chat/completions", view_func=self.chat, methods=["POST"])
+        app.add_url_rule("/v1/completions", view_func=self.completions, methods=["POST"])
+
+    def chat(self) -> Response:
+        """Handle POST /v1/chat/completions."""
+        context = request_context()
+        return self._chat.answer(context, context.json_fields(), "sse")
+
+    def completions(self) -> Response:
+        """Handle POST /v1/completions."""
+        context = request_context()
+        return self._completions.answer(context, context.json_fields(), "sse")

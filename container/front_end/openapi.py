@@ -1,18 +1,18 @@
-"""The project's OpenAPI document, made of the tables that the schemas themselves check with."""
+"""The OpenAPI document, built from the field tables that requests are checked against."""
 
 from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 
-from container.apis.adapters.schema import ADAPTER_FIELDS
+from container.apis.adapters import ADAPTER_FIELDS
 from container.apis.chat.schema import CHAT_FIELDS
 from container.apis.completions.schema import COMPLETION_FIELDS
-from container.apis.embeddings.schema import EMBEDDING_FIELDS, INPUTS_FIELDS
-from container.apis.models.schema import LOAD_FIELDS
-from container.apis.openai.tokens import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
-from container.apis.tasks.pipeline_schema import PIPELINE_FIELDS
+from container.apis.embeddings import EMBEDDING_FIELDS, INPUTS_FIELDS
+from container.apis.models import LOAD_FIELDS
+from container.apis.tasks.pipeline import PIPELINE_FIELDS
 from container.apis.text.schema import PARAMETERS, TEXT_FIELDS
+from container.apis.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from container.schema.fields import Field, Fields
 from core.pipeline_tasks import FILES
 from core.task import Kind
@@ -21,17 +21,20 @@ Json = Mapping[str, object]
 
 
 def openapi_document(kind: Kind = "generation", *, with_runtime: bool) -> Json:
-    """The routes of a kind of task and what they take.
+    """Return the OpenAPI document for a kind of task.
 
-    `with_runtime`: SageMaker's runtime routes are served too.
+    `with_runtime` adds the routes of the SageMaker runtime API.
     """
     bodies = _BODIES[kind]
-    paths = {**_door_paths(bodies), **_OWN_PATHS[kind], **_MODEL_PATHS}
+    paths = {**_invocations_paths(bodies), **_OWN_PATHS[kind], **_MODEL_PATHS}
     return _document({**paths, **(_runtime_paths(bodies) if with_runtime else {})}, _schemas(kind))
 
 
 def multi_model_document() -> Json:
-    """The routes in front of several models; of what a model takes its own document tells."""
+    """Return the OpenAPI document of a container of several models.
+
+    Each model has a document of its own for its routes.
+    """
     return _document(_FRONT_PATHS, {"Load": _object(LOAD_FIELDS, list(LOAD_FIELDS))})
 
 
@@ -86,8 +89,8 @@ def _properties(fields: Fields) -> Json:
 
 
 def _property(field: Field) -> Json:
-    """Null means not given, and so is always right."""
-    if field.effect == "unserved":
+    """Return a field's JSON Schema. Null is always valid, as it means that the field is not set."""
+    if field.effect == "unsupported":
         return {"description": field.doc, "enum": [*field.neutral, None]}
     if not field.kind.schema:
         return {"description": field.doc}
@@ -139,9 +142,9 @@ def _parameters(names: Sequence[str]) -> Json:
 
 _PARAMETERS = {"anyOf": [_ref("Parameters"), {"type": "null"}]}
 _RESPONSES = {
-    "200": {"description": "The answer."},
-    "4XX": {"description": "What is wrong with the request, and with which field."},
-    "503": {"description": "Not ready, or too busy; worth trying again."},
+    "200": {"description": "The response."},
+    "4XX": {"description": "The error in the request, and the field that has it."},
+    "503": {"description": "Not ready or too busy; try again later."},
 }
 _ANYTHING: Json = {"content": {"*/*": {"schema": {}}}}
 _BODIES: Mapping[Kind, Json] = {
@@ -154,19 +157,23 @@ _OWN_PATHS: Mapping[Kind, Json] = {
     "generation": {
         "/v1/chat/completions": _post("OpenAI's chat completions.", _body("Chat")),
         "/v1/completions": _post("OpenAI's completions.", _body("Completion")),
-        "/tokenize": _post("The tokens of a text or a conversation.", _body("Tokenize")),
-        "/detokenize": _post("The text of tokens.", _body("Detokenize")),
+        "/tokenize": _post("Tokenize a text or a conversation.", _body("Tokenize")),
+        "/detokenize": _post("Return the text of token ids.", _body("Detokenize")),
         "/adapters": {
-            **_get("The LoRA adapters that are loaded."),
+            **_get("List the loaded LoRA adapters."),
             **_post(
-                "Load one; answered when requests may use it.",
+                "Load an adapter; the response comes when it can be used.",
                 _body("Adapter"),
-                **{"507": {"description": "option.max_loras are loaded: unload another one."}},
+                **{
+                    "507": {
+                        "description": "option.max_loras adapters are loaded; unload one first."
+                    }
+                },
             ),
         },
         "/adapters/{name}": {
-            **_get("The adapter of that name.", "name"),
-            **_delete("Unload it.", "name"),
+            **_get("Describe an adapter.", "name"),
+            **_delete("Unload an adapter.", "name"),
         },
     },
     "embedding": {"/v1/embeddings": _post("OpenAI's embeddings.", _body("Embedding"))},
@@ -174,44 +181,51 @@ _OWN_PATHS: Mapping[Kind, Json] = {
     "handler": {},
 }
 _MODEL_PATHS: Json = {
-    "/models": _get("The one model, as DJL Serving lists it."),
-    "/models/{name}": _get("The same, as DJL Serving describes it.", "name"),
-    "/v1/models": _get("The one model, and its adapters."),
-    "/v1/models/{name}": _get("The model of that name.", "name"),
-    "/metrics": _get("What the engine is doing, in Prometheus' form."),
+    "/models": _get("List the model, in DJL Serving's format."),
+    "/models/{name}": _get("Describe the model, in DJL Serving's format.", "name"),
+    "/v1/models": _get("List the model and its adapters, in OpenAI's format."),
+    "/v1/models/{name}": _get("Describe the model or an adapter, in OpenAI's format.", "name"),
+    "/metrics": _get("The engine's metrics in Prometheus' text format."),
     "/openapi.json": _get("This document."),
 }
 _FRONT_PATHS: Json = {
-    "/ping": _get("Whether models are served and may be loaded."),
+    "/ping": _get("Return 200 once all models of the store are loaded."),
     "/models": {
-        **_get("The models by their names, a page at a time (limit, next_page_token)."),
+        **_get("List the models by name, in pages (limit, next_page_token)."),
         **_post(
-            "Load a model; answered when it is ready.",
+            "Load a model; the response comes when it is ready.",
             _body("Load"),
-            **{"507": {"description": "Memory is short: unload another one."}},
+            **{"507": {"description": "Not enough memory; unload another model first."}},
         ),
     },
     "/models/{name}": {
-        **_get("One model.", "name"),
-        **_delete("Unload it; answered when nothing of it is left.", "name"),
+        **_get("Describe a model.", "name"),
+        **_delete("Unload a model; the response comes when its memory is free.", "name"),
     },
-    "/models/{name}/invoke": _post("Its /invocations.", _ANYTHING, "name"),
-    "/models/{name}/openapi.json": _get("Its own document: /models/NAME/ comes first.", "name"),
-    "/predictions/{name}": _post("Its /invocations.", _ANYTHING, "name"),
-    "/invocations": _post(
-        "Of the model that X-Amzn-SageMaker-Target-Model names, or the only one.", _ANYTHING
+    "/models/{name}/invoke": _post("The model's /invocations.", _ANYTHING, "name"),
+    "/models/{name}/openapi.json": _get(
+        "The model's own document, whose paths are below /models/NAME.", "name"
     ),
-    "/metrics": _get("What all engines are doing, in Prometheus' form."),
+    "/predictions/{name}": _post("The model's /invocations.", _ANYTHING, "name"),
+    "/invocations": _post(
+        "The /invocations of the model in X-Amzn-SageMaker-Target-Model, or of the only model.",
+        _ANYTHING,
+    ),
+    "/metrics": _get("The metrics of all engines in Prometheus' text format."),
     "/openapi.json": _get("This document."),
 }
 
 
-def _door_paths(body: Json) -> Json:
+def _invocations_paths(body: Json) -> Json:
     return {
-        "/ping": _get("Whether requests would be answered."),
-        "/invocations": _post("The answer to one request or a batch of them.", body),
-        "/predictions/{model}": _post("As /invocations, by the model's name.", body, "model"),
-        "/models/{model}/invoke": _post("The same.", body, "model"),
+        "/ping": _get("Return 200 if the engine is healthy."),
+        "/invocations": _post("Answer one request or a batch.", body),
+        "/predictions/{model}": _post(
+            "The same as /invocations, with the model's name.", body, "model"
+        ),
+        "/models/{model}/invoke": _post(
+            "The same as /invocations, with the model's name.", body, "model"
+        ),
     }
 
 

@@ -1,4 +1,4 @@
-"""The front-end process: gunicorn and its workers, which own HTTP and text.
+"""The front-end process: gunicorn and its workers, which handle HTTP and text.
 
 `python -m container.front_end.start LAUNCH_JSON`
 """
@@ -16,7 +16,7 @@ import msgspec
 from flask import Flask
 from gunicorn.app.base import BaseApplication
 
-from container.configuration.report import refuse
+from container.configuration.report import report_error
 from container.launch.ports import require_free_port
 from core.errors import ConfigurationError
 from core.messages import Launch
@@ -29,31 +29,30 @@ GRACEFUL_TIMEOUT_S = 25
 KEEPALIVE_S = 75
 """Longer than the 60 s for which AWS's load balancers keep idle connections."""
 STUCK_WORKER_S = 120
-"""A worker whose event loop stands still this long is replaced; streams do not count as that."""
+"""A worker whose event loop is blocked for this long is replaced. Streams do not block it."""
 NICENESS = 10
-"""Below the engine's. Where they share cores, on a CPU above all, a thread of the engine that is
-interrupted keeps the others waiting, and they leave time enough between their products; a front
-end that comes late sends several tokens at once."""
-CONNECTIONS_BESIDE_REQUESTS = 1000
-"""Idle connections and pings, beside requests that run or wait."""
+"""The front end runs at a lower priority than the engine, with which it shares cores on a CPU. When
+a thread of the engine is interrupted in a matrix product, all its other threads wait. The front end
+still gets time between products, and when it is late it sends several tokens at once."""
+EXTRA_CONNECTIONS = 1000
+"""For idle connections and pings, in addition to running and waiting requests."""
 
 
 class FrontEnd(BaseApplication):
-    """gunicorn, configured by the launch file instead of its own options."""
+    """gunicorn, configured from the launch file instead of its own options."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         super().__init__()
 
     def load_config(self) -> None:
-        """Settings by gunicorn's names; called by gunicorn."""
+        """Set gunicorn's settings. Called by gunicorn."""
         for name, value in gunicorn_settings(self._launch).items():
             self.cfg.set(name, value)
 
     def load(self) -> Flask:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Builds the application; called in each worker, after the fork and the patching."""
-        from container.front_end.app import create_app
-        from container.front_end.task_app import create_task_app
+        """Return the application. Called in each worker, after the fork and monkey-patching."""
+        from container.front_end.app import create_app, create_task_app
         from container.wire.engine_client import EngineClient
         from core.text.template_files import load_chat_template
         from core.text.tokenizer import Tokenizer
@@ -80,12 +79,12 @@ class FrontEnd(BaseApplication):
         return load_formatters(Path(path), self._launch.library_dir) if path else None
 
     def end_requests(self, reason: str) -> None:
-        """Ends every running request with an error; called in a worker that must stop."""
+        """Fail every running request. Called in a worker that must stop."""
         self._client.fail_all(reason)
 
 
 def gunicorn_settings(launch: Launch) -> dict[str, Any]:
-    """Everything that differs from gunicorn's defaults."""
+    """Return all settings that differ from gunicorn's defaults."""
     options = launch.options
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
@@ -94,7 +93,7 @@ def gunicorn_settings(launch: Launch) -> dict[str, Any]:
         "workers": options.http_workers or max(1, (cores or 1) // 4),
         "worker_connections": options.job_queue_size
         + options.max_rolling_batch_size
-        + CONNECTIONS_BESIDE_REQUESTS,
+        + EXTRA_CONNECTIONS,
         "timeout": STUCK_WORKER_S,
         "graceful_timeout": GRACEFUL_TIMEOUT_S,
         "keepalive": KEEPALIVE_S,
@@ -107,12 +106,12 @@ def gunicorn_settings(launch: Launch) -> dict[str, Any]:
 
 
 def read_launch(path: Path) -> Launch:
-    """The launch file that the supervisor wrote."""
+    """Read the launch file, which the supervisor wrote."""
     return msgspec.json.decode(path.read_bytes(), type=Launch)
 
 
 def main(launch_path: str) -> int:
-    """Serves until SIGTERM; gunicorn ends the process. Returns only where it cannot start."""
+    """Serve until SIGTERM. Returns an exit code only if it cannot start; else gunicorn exits."""
     die_with_parent()
     os.nice(NICENESS)
     launch = read_launch(Path(launch_path))
@@ -121,20 +120,20 @@ def main(launch_path: str) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
-    # One text at a time has nothing to share among threads.
+    # Texts are tokenized one at a time, so the tokenizer's threads would have nothing to share.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _allow_many_connections()
     try:
         if not launch.socket:
             require_free_port(launch.port)
     except ConfigurationError as error:
-        return refuse(error)
+        return report_error(error)
     FrontEnd(launch).run()
     return 0
 
 
 def _allow_many_connections() -> None:
-    """Each connection is an open file, and shells allow 1,024 of them by default."""
+    """Raise the limit of open files. Each connection is one, and the usual limit is 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

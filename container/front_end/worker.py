@@ -1,8 +1,9 @@
-"""gunicorn's gevent worker, taught to stop as a container must.
+"""gunicorn's gevent worker with the shutdown that a container needs.
 
-gunicorn's own waits for idle keep-alive connections, looks only once a second, and cuts running
-requests off without a word. This one ends idle connections at once, and shortly before the time
-is up has the application end what still runs, so that every stream gets its last line.
+gunicorn's own worker waits for idle keep-alive connections, notices SIGTERM only once a second, and
+closes running requests without an error. This one closes idle connections at once. Shortly before
+the graceful timeout it makes the application fail the requests that still run, so that every stream
+gets its last record.
 """
 
 from __future__ import annotations
@@ -22,36 +23,36 @@ from gunicorn.workers.ggevent import GeventWorker
 from core.processes import die_with_parent
 
 LAST_WORDS_S = 2.0
-"""Seconds before the end of the graceful time in which running requests are told of it."""
-_TICK_S = 0.05
+"""How long before the end of the graceful timeout the running requests are failed."""
+_POLL_INTERVAL_S = 0.05
 
 
 class EndsRequests(Protocol):
-    """What the worker asks of the gunicorn application it runs."""
+    """The method that the worker needs of its gunicorn application."""
 
     def end_requests(self, reason: str) -> None:
-        """Ends every running request with an error that says why."""
+        """Fail every running request with an error that gives the reason."""
         ...
 
 
 class DrainingWorker(GeventWorker):
-    """A worker whose idle connections never delay its end."""
+    """A worker that finishes its requests on SIGTERM but does not wait for idle connections."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._idle: dict[object, gevent.Timeout] = {}
-        self._stop_asked = gevent.event.Event()
+        self._stop_requested = gevent.event.Event()
 
     def init_process(self) -> None:
-        """Runs the worker; called after the fork, and returns at the end."""
-        # Until gunicorn installs its handlers, much later, the inherited ones would lose a SIGTERM.
+        """Run the worker to its end. Called after the fork."""
+        # gunicorn installs its own handler much later; until then a SIGTERM would be lost.
         signal.signal(signal.SIGTERM, self.handle_exit)
         die_with_parent()
         super().init_process()
 
     @contextmanager
     def timeout_ctx(self) -> Generator[None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The time in which a connection waits for its next request."""
+        """Limit the time for which a connection waits for its next request."""
         greenlet = gevent.getcurrent()
         with _silent_timeout(self.cfg.keepalive if self.alive else 0) as timeout:
             self._idle[greenlet] = timeout
@@ -61,18 +62,18 @@ class DrainingWorker(GeventWorker):
                 del self._idle[greenlet]
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM."""
+        """Handle SIGTERM."""
         self.alive = False
-        self._stop_asked.set()
+        self._stop_requested.set()
 
     def run(self) -> None:
-        """Serves until SIGTERM, and then for as long as requests run and time allows."""
-        servers = [self._server(each) for each in self.sockets]
+        """Serve until SIGTERM, then until all requests or the graceful timeout have ended."""
+        servers = [self._server(listener) for listener in self.sockets]
         for server in servers:
             server.start()
         while self.alive:
             self.notify()
-            self._stop_asked.wait(1.0)
+            self._stop_requested.wait(1.0)
         for server in servers:
             server.close()
         self._end_idle_connections()
@@ -91,24 +92,24 @@ class DrainingWorker(GeventWorker):
 
         server = StreamServer(listener, handle=handle, spawn=pool)
         if self.cfg.workers > 1:
-            server.max_accept = 1  # one at a time, so that no worker takes them all
+            server.max_accept = 1  # so that one worker does not accept all connections
         return server
 
     def _end_idle_connections(self) -> None:
-        """As if their keep-alive time were over, which gunicorn takes as a regular end."""
+        """Raise the keep-alive timeout in each idle connection, which gunicorn handles cleanly."""
         for greenlet, timeout in list(self._idle.items()):
             gevent.kill(cast("gevent.Greenlet[..., Any]", greenlet), timeout)
 
     def _drained(self, servers: list[StreamServer], within_s: float) -> bool:
-        """Waits until no connection is open; False where there still are some."""
+        """Wait until no connection is open. Returns False if some still are after `within_s`."""
         with _silent_timeout(within_s):
             while any(server.pool for server in servers):
                 self.notify()
-                gevent.sleep(_TICK_S)
+                gevent.sleep(_POLL_INTERVAL_S)
             return True
         return False
 
 
 def _silent_timeout(seconds: float) -> gevent.Timeout:
-    """A timeout that ends its `with` block and is not raised any further."""
+    """Return a timeout that ends its `with` block without an exception."""
     return gevent.Timeout(seconds, False)  # pyright: ignore[reportArgumentType]

@@ -1,1 +1,1 @@
-"""What every route shares: bodies, errors, deadlines, metrics. Imports `schema` and `wire`."""
+"""Code shared by all routes: bodies, errors, deadlines, metrics. Imports `schema` and `wire`."""

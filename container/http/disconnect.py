@@ -1,4 +1,4 @@
-"""Whether the client of a request is still there."""
+"""Detects that the client of a request has disconnected."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import gevent.monkey
 
 
 class HasFileno(Protocol):
-    """The part of a socket that is asked for here."""
+    """An object with a file descriptor, such as a socket."""
 
     def fileno(self) -> int: ...
 
 
 def disconnect_check(environ: Mapping[str, object]) -> Callable[[], bool]:
-    """A function that says whether the client of this WSGI request has gone.
+    """Return a function that returns whether the client of this WSGI request has disconnected.
 
-    Always «no» under a server that does not hand out its socket.
+    The function always returns False under a server that does not put its socket into `environ`.
     """
     connection = environ.get("gunicorn.socket")
     if connection is None:
@@ -27,18 +27,18 @@ def disconnect_check(environ: Mapping[str, object]) -> Callable[[], bool]:
 
 
 def has_hung_up(connection: HasFileno) -> bool:
-    """Whether the peer closed the connection, or its half of it; takes nothing out of it."""
-    # gevent's own recv would wait for data even with MSG_DONTWAIT, so the plain class looks.
+    """Return whether the peer closed its end of the connection. Consumes no data."""
+    # gevent's recv waits for data even with MSG_DONTWAIT, so use the unpatched socket class.
     plain_socket = gevent.monkey.get_original("socket", "socket")
     try:
-        looking: socket.socket = plain_socket(fileno=connection.fileno())
-    except (OSError, ValueError):  # closed on this side
+        probe: socket.socket = plain_socket(fileno=connection.fileno())
+    except (OSError, ValueError):  # already closed on this side
         return True
     try:
-        return looking.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        return probe.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
     except BlockingIOError:
         return False
     except OSError:
         return True
     finally:
-        looking.detach()
+        probe.detach()

@@ -1,10 +1,10 @@
-"""AWS's framing of streams, `application/vnd.amazon.eventstream`.
+"""The AWS event stream encoding, `application/vnd.amazon.eventstream`.
 
 ```
-| total length | length of headers | CRC of these 8 bytes | headers | payload | CRC of all before |
+| total length | headers length | CRC of these 8 bytes | headers | payload | CRC of all the above |
 ```
 
-Numbers are unsigned, of 32 bits, the highest byte first.
+Lengths and CRCs are unsigned 32-bit integers, big-endian.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import zlib
 
 MIMETYPE = "application/vnd.amazon.eventstream"
 
-_TEXT_VALUE = 7
-_BESIDE_CONTENT = 16
-"""Bytes of a frame besides headers and payload."""
+_STRING_VALUE_TYPE = 7
+_OVERHEAD_BYTES = 16
+"""Bytes of a frame in addition to its headers and payload."""
 
 
 def payload_part(payload: bytes) -> bytes:
-    """A frame with a part of the model's answer, as SageMaker streams it."""
+    """Return a PayloadPart frame, in which SageMaker streams a part of the response body."""
     headers = b"".join(
         _header(name, value)
         for name, value in (
@@ -29,13 +29,18 @@ def payload_part(payload: bytes) -> bytes:
             (b":message-type", b"event"),
         )
     )
-    lengths = struct.pack(">II", _BESIDE_CONTENT + len(headers) + len(payload), len(headers))
+    lengths = struct.pack(">II", _OVERHEAD_BYTES + len(headers) + len(payload), len(headers))
     frame = lengths + _checksum(lengths) + headers + payload
     return frame + _checksum(frame)
 
 
 def _header(name: bytes, value: bytes) -> bytes:
-    return struct.pack(">B", len(name)) + name + struct.pack(">BH", _TEXT_VALUE, len(value)) + value
+    return (
+        struct.pack(">B", len(name))
+        + name
+        + struct.pack(">BH", _STRING_VALUE_TYPE, len(value))
+        + value
+    )
 
 
 def _checksum(data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Headers that every answer has, whatever its route."""
+"""Response headers that every route sets."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 
 
 def register_headers(app: Flask) -> None:
-    """Names each request, and sends what belongs to an answer beside its body."""
+    """Give each request an id, and add the common headers to each response."""
     app.before_request(_begin)
     app.after_request(_add)
 
 
 def _begin() -> None:
-    """SageMaker's own id where it sent one that can stand in a log line, else a new one."""
+    """Take SageMaker's inference id as the request id if it is printable, else make a new one."""
     given = request.headers.get("X-Amzn-SageMaker-Inference-Id", "")
     g.request_id = given if re.fullmatch(r"[!-~]{1,64}", given) else uuid.uuid4().hex
     g.headers = {}
@@ -27,6 +27,6 @@ def _add(response: Response) -> Response:
     response.headers.setdefault("X-Request-Id", g.request_id)
     response.headers.update(g.headers)
     attributes = request.headers.get(_ATTRIBUTES, "")
-    if re.fullmatch(r"[ -~]{1,1024}", attributes):  # what SageMaker itself lets through
+    if re.fullmatch(r"[ -~]{1,1024}", attributes):  # the characters that SageMaker allows
         response.headers[_ATTRIBUTES] = attributes
     return response

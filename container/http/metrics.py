@@ -1,7 +1,7 @@
-"""The engine's figures in Prometheus' form, by vLLM's names where they mean the same.
+"""The engine's metrics in Prometheus format, with vLLM's names where the meaning is the same.
 
-All of them come with the engine's heartbeats, which every front-end worker hears: whichever of
-them is asked gives the same answer, and none needs to share anything with the others.
+The values arrive with the engine's heartbeats. Every front-end worker receives them, so each worker
+can answer `/metrics` alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIMETYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def metrics_text(facts: Facts, stats: Stats, model_name: str) -> bytes:
-    """The body of `/metrics`."""
+    """Return the body of a `/metrics` response."""
     registry = CollectorRegistry()
     registry.register(_EngineCollector(facts, stats, model_name))
     return generate_latest(registry)
@@ -47,19 +47,19 @@ class _EngineCollector(Collector):
         used = stats.num_held_blocks / max(1, facts.num_kv_blocks)
         for name, value, doc in (
             ("vllm:num_requests_running", stats.num_running, "Sequences in the batch."),
-            ("vllm:num_requests_waiting", stats.num_waiting, "Sequences that wait for a place."),
-            ("vllm:kv_cache_usage_perc", used, "Held KV blocks, 1 being all."),
-            ("longshore:kv_blocks", facts.num_kv_blocks, "KV blocks in all."),
-            ("longshore:kv_block_tokens", facts.block_size, "Tokens in a KV block."),
-            ("longshore:kv_blocks_held", stats.num_held_blocks, "KV blocks held."),
+            ("vllm:num_requests_waiting", stats.num_waiting, "Sequences waiting to be scheduled."),
+            ("vllm:kv_cache_usage_perc", used, "Fraction of the KV blocks in use; 1 is all."),
+            ("longshore:kv_blocks", facts.num_kv_blocks, "Total KV blocks."),
+            ("longshore:kv_block_tokens", facts.block_size, "Tokens per KV block."),
+            ("longshore:kv_blocks_held", stats.num_held_blocks, "KV blocks in use."),
             (
                 "longshore:kv_tokens_filled",
                 stats.num_filled_tokens,
-                "Tokens whose K and V are in held blocks; the rest of these is reserved or empty.",
+                "Token slots written in the KV blocks in use; the rest are reserved or empty.",
             ),
         ):
             if "kv_" in name and not facts.num_kv_blocks:
-                continue  # the task is not to generate
+                continue  # the task has no KV cache
             family = GaugeMetricFamily(name, doc, labels=tuple(self._labels))
             family.add_metric(tuple(self._labels.values()), value)
             yield family
@@ -70,38 +70,72 @@ class _EngineCollector(Collector):
         sums: tuple[tuple[str, int, str], ...] = (
             ("vllm:prompt_tokens", stats.num_prompt_tokens, "Prompt tokens."),
             ("vllm:generation_tokens", stats.num_generated_tokens, "Generated tokens."),
-            ("vllm:prefix_cache_queries", stats.num_prefix_queries, "Tokens looked up."),
-            ("vllm:prefix_cache_hits", stats.num_prefix_hits, "Tokens found."),
+            (
+                "vllm:prefix_cache_queries",
+                stats.num_prefix_queries,
+                "Tokens looked up in the prefix cache.",
+            ),
+            (
+                "vllm:prefix_cache_hits",
+                stats.num_prefix_hits,
+                "Tokens found in the prefix cache.",
+            ),
             ("vllm:num_preemptions", sum(preemptions.values()), "Preemptions."),
             ("longshore:steps", stats.num_steps, "Forward passes."),
-            ("longshore:step_sequences", stats.num_step_sequences, "Sequences over all steps."),
-            ("longshore:step_tokens", stats.num_step_tokens, "Tokens computed."),
+            (
+                "longshore:step_sequences",
+                stats.num_step_sequences,
+                "Sequences computed, summed over all steps.",
+            ),
+            (
+                "longshore:step_tokens",
+                stats.num_step_tokens,
+                "Tokens computed, summed over all steps.",
+            ),
         )
         for name, value, doc in sums:
             yield self._counter(name, doc, {"": value})
         yield self._counter(
-            "vllm:request_success", "Answers that ended.", stats.finished, "finished_reason"
+            "vllm:request_success",
+            "Finished sequences, by finish reason.",
+            stats.finished,
+            "finished_reason",
         )
         yield self._counter(
-            "longshore:preemptions", "Preemptions, by what becomes of K and V.", preemptions, "mode"
+            "longshore:preemptions",
+            "Preemptions, by mode: KV cache swapped out or recomputed.",
+            preemptions,
+            "mode",
         )
 
     def _counter(self, name: str, doc: str, values: dict[str, int], label: str = "") -> Metric:
         family = CounterMetricFamily(name, doc, labels=(*self._labels, *filter(None, [label])))
-        for value_of_label, value in values.items():
-            own = [value_of_label] if label else []
+        for label_value, value in values.items():
+            own = [label_value] if label else []
             family.add_metric((*self._labels.values(), *own), value)
         return family
 
     def _histograms(self) -> Iterator[Metric]:
         stats = self._stats
         for name, durations, doc in (
-            ("vllm:time_to_first_token_seconds", stats.first_token, "Arrival to first token."),
-            ("vllm:inter_token_latency_seconds", stats.inter_token, "Between two tokens."),
-            ("vllm:request_queue_time_seconds", stats.queue, "Arrival to admission."),
-            ("vllm:request_prefill_time_seconds", stats.prefill, "Admission to first token."),
-            ("vllm:request_decode_time_seconds", stats.decode, "First token to the end."),
-            ("vllm:e2e_request_latency_seconds", stats.whole, "Arrival to the end."),
+            (
+                "vllm:time_to_first_token_seconds",
+                stats.first_token,
+                "Time from arrival to the first token.",
+            ),
+            ("vllm:inter_token_latency_seconds", stats.inter_token, "Time between two tokens."),
+            ("vllm:request_queue_time_seconds", stats.queue, "Time from arrival to scheduling."),
+            (
+                "vllm:request_prefill_time_seconds",
+                stats.prefill,
+                "Time from scheduling to the first token.",
+            ),
+            (
+                "vllm:request_decode_time_seconds",
+                stats.decode,
+                "Time from the first token to the end.",
+            ),
+            ("vllm:e2e_request_latency_seconds", stats.whole, "Time from arrival to the end."),
         ):
             family = HistogramMetricFamily(name, doc, labels=tuple(self._labels))
             family.add_metric(tuple(self._labels.values()), _buckets(durations), durations.sum_s)
@@ -109,6 +143,6 @@ class _EngineCollector(Collector):
 
 
 def _buckets(durations: Durations) -> list[tuple[str, float]]:
-    """Pairs of upper bound and count of all up to it."""
+    """Return pairs of an upper bound and the number of durations up to it."""
     bounds = [*map(str, BOUNDS_S), "+Inf"]
     return list(zip(bounds, map(float, accumulate(durations.counts)), strict=True))

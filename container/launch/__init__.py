@@ -1,1 +1,1 @@
-"""Starts, watches and stops the processes. Imports `container.configuration` and `models`."""
+"""Starts, monitors and stops the processes. Imports `configuration` and `models`."""

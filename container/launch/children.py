@@ -1,4 +1,4 @@
-"""Child processes that never outlive the supervisor, each with everything it starts itself."""
+"""Child processes, which are killed together with everything that they start."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
-SPINS = "10000"
-"""Looks that a thread of OpenMP's takes for the next task, before it sleeps: about 0.2 ms, as long
-as Python takes from one product to the next. Waking it each time costs up to a third of an engine's
-speed on a CPU (docs/benchmarks.md); spinning for long keeps its core from the front end."""
+OPENMP_SPIN_COUNT = "10000"
+"""How often an idle OpenMP thread polls for work before it sleeps (GOMP_SPINCOUNT): about 0.2 ms.
+
+That covers the time Python needs between two matrix products. Waking sleeping threads for each
+product costs up to a third of the engine's speed on a CPU (docs/benchmarks.md); spinning for longer
+takes CPU time from the front end.
+"""
 
 
 class Child:
-    """A process in a session of its own, so that a terminal's Ctrl-C does not reach it.
+    """A child process in its own session, so that a terminal's Ctrl-C does not reach it.
 
-    It must be started by the main thread, and must itself call `core.processes.die_with_parent`.
+    Create it in the main thread. The child itself must call `core.processes.die_with_parent`.
     """
 
     def __init__(
@@ -28,11 +31,11 @@ class Child:
         variables: Mapping[str, str] = os.environ,
         output: int | None = None,
     ) -> None:
-        """`output`: a file descriptor for all that it says; None: where this process says it."""
+        """`output` is a file descriptor for stdout and stderr; None means those of this process."""
         self.name = name
         self._process = subprocess.Popen(
             list(command),
-            env=_with_patience(variables),
+            env=_with_openmp_settings(variables),
             stdout=output,
             stderr=output,
             start_new_session=True,
@@ -40,32 +43,32 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative where a signal ended it."""
+        """The exit code: None while the process runs, negative if a signal ended it."""
         return self._process.poll()
 
     def terminate(self) -> None:
-        """Asks it to end; harmless where it has ended."""
+        """Send SIGTERM. Does nothing if the process has ended."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """Ends it and all it started, and waits until it is gone."""
+        """Kill the process and its process group, and wait until the process has ended."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def how_it_ended(self) -> str:
-        """The exit code in words."""
+    def describe_exit(self) -> str:
+        """Return a phrase for the exit code, such as "ended with exit code 1"."""
         code = self.exit_code
         if code is None:
             return "is running"
         if code >= 0:
             return f"ended with exit code {code}"
-        hint = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
-        return f"was ended by {signal.Signals(-code).name}{hint}"
+        hint = ", possibly out of memory" if -code == signal.SIGKILL else ""
+        return f"was killed by {signal.Signals(-code).name}{hint}"
 
 
-def _with_patience(variables: Mapping[str, str]) -> Mapping[str, str]:
-    """How long OpenMP's threads spin while they wait, unless that has been said."""
+def _with_openmp_settings(variables: Mapping[str, str]) -> Mapping[str, str]:
+    """Add the spin count of OpenMP threads, unless the user has set OMP_WAIT_POLICY."""
     if "OMP_WAIT_POLICY" in variables:
         return variables
-    return {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": SPINS, **variables}
+    return {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": OPENMP_SPIN_COUNT, **variables}

@@ -1,4 +1,4 @@
-"""The TCP port: known to be free before anything slow begins."""
+"""Checks the TCP port before anything slow begins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from core.errors import ConfigurationError
 
 
 def require_free_port(port: int) -> None:
-    """Raises ConfigurationError where nothing can listen on the port."""
+    """Raise ConfigurationError if the port is invalid or already in use."""
     if not 0 < port < 65536:
         raise ConfigurationError(f"port {port}: must be 1 to 65535")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

@@ -1,4 +1,4 @@
-"""What is settled before a process starts: the model, the task, a handler's packages."""
+"""Steps before any process starts: fetch the model, choose the task, install requirements."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 from container.configuration.report import format_value
 from container.configuration.resolve import Configuration
-from container.models.directory import named_path, open_model_dir, resolve_model_dir
+from container.models.directory import configured_model_path, open_model_dir, resolve_model_dir
 from container.models.handler_file import find_formatters, find_handler
-from container.models.requirements import installed_requirements
-from container.models.s3 import downloaded
+from container.models.requirements import install_requirements_file
+from container.models.s3 import download_from_s3
 from core.errors import ConfigurationError
 from core.task import Task, check_options, choose_task
 from core.text.template_files import load_chat_template
@@ -21,21 +21,22 @@ from core.text.tokenizer import tokenizer_file
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """What `core.messages.Launch` says of the model."""
+class PreparedModel:
+    """The model's part of `core.messages.Launch`."""
 
     model_dir: Path
-    """For a handler, where its file lies."""
+    """The directory of the model's files; for a handler, the directory of its file."""
     task: Task
     library_dir: Path | None = None
+    """The packages installed from requirements.txt, if any."""
     formatters: Path | None = None
-    """The file of the user's formatters, where the model itself is served."""
+    """The file with the user's formatters, if the engine serves the model itself."""
 
 
-def prepare(configuration: Configuration, model_dir: Path) -> Prepared:
-    """Fetches and installs what has to be.
+def prepare(configuration: Configuration, model_dir: Path) -> PreparedModel:
+    """Download the model and install requirements as needed, and choose the task.
 
-    Raises ConfigurationError for what would otherwise fail later, in a process.
+    Raises ConfigurationError for errors that would otherwise appear later, in a child process.
     """
     options = configuration.options
     handler = find_handler(configuration, model_dir)
@@ -45,18 +46,20 @@ def prepare(configuration: Configuration, model_dir: Path) -> Prepared:
         if task.kind == "generation":
             tokenizer_file(path)
             load_chat_template(path, options.chat_template)
-        return _with_formatters(configuration, model_dir, Prepared(path, task))
+        return _with_formatters(configuration, model_dir, PreparedModel(path, task))
     task = handler_task(configuration, handler, _model_id(configuration, model_dir))
-    return Prepared(handler.parent, task, _library_dir(configuration, handler))
+    return PreparedModel(handler.parent, task, _library_dir(configuration, handler))
 
 
-def _with_formatters(configuration: Configuration, model_dir: Path, model: Prepared) -> Prepared:
+def _with_formatters(
+    configuration: Configuration, model_dir: Path, model: PreparedModel
+) -> PreparedModel:
     path = find_formatters(configuration, model_dir)
     if path is None:
         return model
-    _check_formatted(configuration, path, model.task)
+    _check_formatters(configuration, path, model.task)
     library_dir = _library_dir(configuration, path)
-    # In a process of its own: this one has nothing to do with the user's code.
+    # Check the file in another process, because this one must not run user code.
     command = [
         sys.executable,
         "-m",
@@ -64,41 +67,41 @@ def _with_formatters(configuration: Configuration, model_dir: Path, model: Prepa
         str(path),
         str(library_dir or ""),
     ]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        raise ConfigurationError(done.stderr.strip())
+    result = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    if result.returncode != 0:
+        raise ConfigurationError(result.stderr.strip())
     return replace(model, formatters=path, library_dir=library_dir)
 
 
-def _check_formatted(configuration: Configuration, path: Path, task: Task) -> None:
+def _check_formatters(configuration: Configuration, path: Path, task: Task) -> None:
     if task.kind != "generation":
         raise ConfigurationError(
-            f"{path}: formatters are for text generation, and this is {task.name} ({task.reason}); "
-            "write handle(inputs)"
+            f"{path}: formatters work only for text generation, but the task is {task.name} "
+            f"({task.reason}); write handle(inputs)"
         )
     if configuration.handler_options:
         raise ConfigurationError(
             f"unknown option.{next(iter(configuration.handler_options))}: only handle(inputs) "
-            f"gets options of its own, and {path} has none"
+            f"takes custom options, and {path} does not define it"
         )
 
 
 def _library_dir(configuration: Configuration, code: Path) -> Path | None:
     if not configuration.options.install_requirements:
         return None
-    return installed_requirements(code.parent / "requirements.txt")
+    return install_requirements_file(code.parent / "requirements.txt")
 
 
 def handler_task(
-    configuration: Configuration, handler: Path, given: Mapping[str, str] | None = None
+    configuration: Configuration, handler: Path, more: Mapping[str, str] | None = None
 ) -> Task:
-    """The task of a handler, which learns what somebody set, and `given`.
+    """Return the task of a handler. Its properties are the options that were set and `more`.
 
     Raises ConfigurationError as `choose_task` does.
     """
     options = configuration.options
-    named = {name: format_value(getattr(options, name)) for name in configuration.sources}
-    properties = {**named, **configuration.handler_options, **(given or {})}
+    explicit = {name: format_value(getattr(options, name)) for name in configuration.sources}
+    properties = {**explicit, **configuration.handler_options, **(more or {})}
     task = Task(
         kind="handler", name=str(handler), reason="the user's own code", properties=properties
     )
@@ -107,27 +110,30 @@ def handler_task(
 
 
 def expected_task(configuration: Configuration, model_dir: Path) -> Task | None:
-    """The task as far as it shows without a download; raises as `prepare` does."""
+    """Return the task, or None if it cannot be known without a download.
+
+    Raises ConfigurationError as `prepare` does.
+    """
     handler = find_handler(configuration, model_dir)
     if handler is not None:
         return handler_task(configuration, handler)
-    path = open_model_dir(named_path(configuration, model_dir))
-    is_here = (path / "config.json").is_file() or configuration.options.task is not None
-    if not is_here:
+    path = open_model_dir(configured_model_path(configuration, model_dir))
+    is_known = (path / "config.json").is_file() or configuration.options.task is not None
+    if not is_known:
         return None
     task = choose_task(path, configuration.options)
     formatters = find_formatters(configuration, model_dir)
     if formatters is not None:
-        _check_formatted(configuration, formatters, task)
+        _check_formatters(configuration, formatters, task)
     return task
 
 
 def _model_id(configuration: Configuration, model_dir: Path) -> Mapping[str, str]:
-    """A path where it is one here, as LMI hands it on; an id of a hub as it is."""
+    """Return the `model_id` property of a handler: a local path if there is one, else a hub id."""
     model_id = configuration.options.model_id
     if model_id is None:
         return {}
     if model_id.startswith("s3://"):
-        return {"model_id": str(downloaded(model_id))}
-    path = named_path(configuration, model_dir)
+        return {"model_id": str(download_from_s3(model_id))}
+    path = configured_model_path(configuration, model_dir)
     return {"model_id": str(path.resolve()) if path.exists() else model_id}

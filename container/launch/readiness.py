@@ -1,4 +1,4 @@
-"""The supervisor's view of the engine: whether it has said Ready yet, and with what facts."""
+"""Lets the supervisor wait until the engine is ready."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _HELLO_INTERVAL_S = 1.0
 
 
 class ReadinessWatch:
-    """Says hello to one engine until it is ready. Close it then, or when the engine has died."""
+    """Sends Hello to an engine until it answers with Ready.
+
+    Close the watch when the engine is ready or has died.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self._socket = context.socket(zmq.DEALER)
@@ -24,7 +27,7 @@ class ReadinessWatch:
         self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
 
     def wait(self, timeout_s: float) -> Facts | None:
-        """Waits that long at most; the facts once the engine is ready."""
+        """Wait at most `timeout_s`. Return the engine's facts if it is ready, else None."""
         if time.monotonic() >= self._hello_due:
             self._hello_due = time.monotonic() + _HELLO_INTERVAL_S
             self._socket.send(self._hello)

@@ -1,4 +1,4 @@
-"""The process that starts the others, says what it started, and ends with all of them."""
+"""The main process: starts the engine and the front end, monitors them and stops them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from container.configuration.report import banner_lines, facts_lines
 from container.configuration.resolve import Configuration
 from container.launch.children import Child
 from container.launch.ports import require_free_port
-from container.launch.preparation import Prepared
+from container.launch.preparation import PreparedModel
 from container.launch.readiness import ReadinessWatch
 from core.errors import ConfigurationError, InsufficientMemoryError
 from core.messages import Launch
@@ -29,56 +29,59 @@ from core.messages import Launch
 logger = logging.getLogger(__name__)
 
 FRONT_END_STOP_S = 26.0
-"""Running requests have 25 s to end (`frontend.GRACEFUL_TIMEOUT_S`); SageMaker kills after 30."""
+"""Time for the front end to stop, in which running requests may finish.
+
+    The front end gives them 25 s (`GRACEFUL_TIMEOUT_S`). SageMaker kills the container after 30 s.
+    """
 ENGINE_STOP_S = 3.0
-_TICK_S = 0.1
+_POLL_INTERVAL_S = 0.1
 _MAX_SOCKET_PATH = 100
-_REFUSALS = (ConfigurationError.exit_code, InsufficientMemoryError.exit_code)
-"""Exit codes of an engine that would end again."""
+_FINAL_EXIT_CODES = (ConfigurationError.exit_code, InsufficientMemoryError.exit_code)
+"""Exit codes of an engine that would fail again if it were restarted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """How the two children are started; the launch file's path is added."""
+    """The commands of the two child processes. The launch file's path is appended to each."""
 
     engine: Sequence[str] = (sys.executable, "-m", "engine")
     front_end: Sequence[str] = (sys.executable, "-m", "container.front_end.start")
 
 
 class Supervisor:
-    """Runs the engine and the front end until one of them is lost or a signal asks to stop."""
+    """Runs the engine and the front end until one of them fails for good or a signal arrives."""
 
     def __init__(
         self,
         launch: Launch,
         launch_path: Path,
         commands: Commands,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
     ) -> None:
         self._launch = launch
         self._launch_path = str(launch_path)
         self._commands = commands
-        self._say = say
+        self._print_line = print_line
         self._restarts_left = launch.options.retry_threshold
-        self._stops_asked = 0
-        self._facts_said = False
-        self._is_late = False
+        self._num_stop_signals = 0
+        self._facts_printed = False
+        self._loading_timed_out = False
 
-    def ask_to_stop(self, signum: int, frame: FrameType | None) -> None:
-        """A signal handler: the first signal asks the children to end, the second ends them."""
-        self._stops_asked += 1
+    def on_stop_signal(self, signum: int, frame: FrameType | None) -> None:
+        """Handle a signal: the first one stops the children gracefully, the second kills them."""
+        self._num_stop_signals += 1
 
     def run(self) -> int:
-        """Returns the exit code: 0 after a requested stop."""
+        """Run until stopped. Return the exit code, which is 0 after a stop signal."""
         with zmq.Context[zmq.Socket[bytes]]() as self._context:
             self._front_end = Child("front end", [*self._commands.front_end, self._launch_path])
             self._engine = self._start_engine()
             try:
-                code = self._watch()
-                if self._stops_asked:
-                    self._say(
-                        f"stopping: running requests have {FRONT_END_STOP_S:.0f} s to end; "
-                        "the same signal again ends them now"
+                code = self._run_until_stopped()
+                if self._num_stop_signals:
+                    self._print_line(
+                        f"stopping: running requests have {FRONT_END_STOP_S:.0f} s to finish; "
+                        "repeat the signal to stop now"
                     )
                 self._stop(self._front_end, FRONT_END_STOP_S)
                 self._stop(self._engine, ENGINE_STOP_S)
@@ -86,7 +89,7 @@ class Supervisor:
             finally:
                 self._front_end.kill()
                 self._engine.kill()
-                self._forget_readiness()
+                self._close_readiness()
 
     def _start_engine(self) -> Child:
         self._readiness: ReadinessWatch | None = ReadinessWatch(
@@ -95,87 +98,90 @@ class Supervisor:
         self._loading_deadline = time.monotonic() + self._launch.options.model_loading_timeout
         return Child("engine", [*self._commands.engine, self._launch_path])
 
-    def _forget_readiness(self) -> None:
+    def _close_readiness(self) -> None:
         if self._readiness is not None:
             self._readiness.close()
             self._readiness = None
 
-    def _watch(self) -> int:
-        """Returns the exit code once something has ended that must not, or a stop is asked for."""
-        while not self._stops_asked:
-            self._await_tick()
+    def _run_until_stopped(self) -> int:
+        """Return the exit code after a stop signal or the loss of a child process."""
+        while not self._num_stop_signals:
+            self._wait_for_readiness()
             if self._front_end.exit_code is not None:
-                logger.error("front end %s", self._front_end.how_it_ended())
+                logger.error("front end %s", self._front_end.describe_exit())
                 return 1
             if self._engine.exit_code is not None:
-                logger.error("engine %s", self._engine.how_it_ended())
+                logger.error("engine %s", self._engine.describe_exit())
                 if not self._restart_engine():
-                    return self._code_for_lost_engine()
+                    return self._exit_code_of_lost_engine()
         return 0
 
-    def _await_tick(self) -> None:
-        """Lets a moment pass, in which the engine may become ready, or be late for it."""
+    def _wait_for_readiness(self) -> None:
+        """Wait one poll interval. Print the facts if the engine is ready; kill it if it is late."""
         if self._readiness is None:
-            time.sleep(_TICK_S)
+            time.sleep(_POLL_INTERVAL_S)
             return
-        facts = self._readiness.wait(_TICK_S)
+        facts = self._readiness.wait(_POLL_INTERVAL_S)
         if facts is not None:
-            self._forget_readiness()
-            if not self._facts_said:
-                self._facts_said = True
+            self._close_readiness()
+            if not self._facts_printed:
+                self._facts_printed = True
                 for line in facts_lines(facts):
-                    self._say(line)
+                    self._print_line(line)
         elif time.monotonic() > self._loading_deadline:
             timeout = self._launch.options.model_loading_timeout
             logger.error("engine not ready after %d s (option.model_loading_timeout)", timeout)
-            self._is_late = True
+            self._loading_timed_out = True
             self._engine.kill()
 
     def _restart_engine(self) -> bool:
-        refused = self._engine.exit_code in _REFUSALS
-        if refused or not self._restarts_left or self._stops_asked:
+        is_final = self._engine.exit_code in _FINAL_EXIT_CODES
+        if is_final or not self._restarts_left or self._num_stop_signals:
             return False
         self._restarts_left -= 1
-        logger.warning("engine starts again, restarts_left=%d", self._restarts_left)
+        logger.warning("restarting the engine, restarts_left=%d", self._restarts_left)
         self._engine.kill()
-        self._forget_readiness()
+        self._close_readiness()
         self._engine = self._start_engine()
         return True
 
-    def _code_for_lost_engine(self) -> int:
+    def _exit_code_of_lost_engine(self) -> int:
         code = self._engine.exit_code
-        if self._stops_asked:
+        if self._num_stop_signals:
             return 0
-        if code in _REFUSALS:
+        if code in _FINAL_EXIT_CODES:
             return code
-        # While it loads nobody else kills it than the kernel that has no memory left.
-        is_short = code == -signal.SIGKILL and not self._facts_said and not self._is_late
-        return InsufficientMemoryError.exit_code if is_short else 1
+        # An engine killed while it loads was killed by the kernel's out-of-memory killer.
+        out_of_memory = (
+            code == -signal.SIGKILL and not self._facts_printed and not self._loading_timed_out
+        )
+        return InsufficientMemoryError.exit_code if out_of_memory else 1
 
-    def _stop(self, child: Child, within_s: float) -> None:
-        """Asks it to end and waits, unless a second signal has asked for haste."""
+    def _stop(self, child: Child, timeout_s: float) -> None:
+        """Terminate the child and wait until it has ended, `timeout_s` or a second signal."""
         child.terminate()
-        deadline = time.monotonic() + within_s
-        while child.exit_code is None and self._stops_asked < 2:
+        deadline = time.monotonic() + timeout_s
+        while child.exit_code is None and self._num_stop_signals < 2:
             if time.monotonic() > deadline:
-                logger.warning("%s did not end within %.0f s", child.name, within_s)
+                logger.warning("%s did not end within %.0f s", child.name, timeout_s)
                 return
-            time.sleep(_TICK_S / 4)
+            time.sleep(_POLL_INTERVAL_S / 4)
 
 
 def supervise(
     configuration: Configuration,
-    prepared: Prepared,
+    prepared: PreparedModel,
     port: int,
     commands: Commands | None = None,
     *,
     socket: Path | None = None,
     name: str = "",
 ) -> int:
-    """Serves the model on the port until a signal; returns the exit code.
+    """Serve the model until a signal arrives, and return the exit code.
 
-    `socket`: the Unix socket to serve on, in place of the port; `name`: what clients call the
-    model. Raises ConfigurationError where the port is taken. Needs the main thread, for signals.
+    Listens on the Unix socket `socket` if given, else on the port. `name` is the model's name in
+    requests. Raises ConfigurationError if the port is in use. Call it from the main thread, which
+    receives the signals.
     """
     if socket is None:
         require_free_port(port)
@@ -184,7 +190,7 @@ def supervise(
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
-    # Beside its socket, so that whoever gave it removes what a killed supervisor leaves.
+    # Beside the socket, so that its owner also removes the files of a killed supervisor.
     with run_directory(socket and socket.parent) as run_dir:
         launch = Launch(
             model_dir=str(prepared.model_dir.resolve()),
@@ -201,38 +207,41 @@ def supervise(
         launch_path.write_bytes(msgspec.json.encode(launch))
         address = str(socket or f"port {port}")
         for line in banner_lines(configuration, launch.model_dir, address, launch.task):
-            _say(line)
+            _print_line(line)
         if launch.formatters:
-            _say(f"  formatters: {launch.formatters}")
-        supervisor = Supervisor(launch, launch_path, commands or Commands(), _say)
-        with _signals_to(supervisor.ask_to_stop):
+            _print_line(f"  formatters: {launch.formatters}")
+        supervisor = Supervisor(launch, launch_path, commands or Commands(), _print_line)
+        with _signal_handler(supervisor.on_stop_signal):
             return supervisor.run()
 
 
 @contextlib.contextmanager
 def run_directory(parent: Path | None = None) -> Generator[Path]:
-    """A directory that only this user can read, short enough for the path of a socket.
+    """Create a private temporary directory in `parent` or TMPDIR, and delete it at the end.
 
-    Below `parent`, or TMPDIR.
+    Raises ConfigurationError if its path is too long for a Unix socket in it.
     """
     path = Path(tempfile.mkdtemp(prefix="longshore-", dir=parent))
     try:
         if len(str(path)) > _MAX_SOCKET_PATH - len("/engine.sock"):
-            raise ConfigurationError(f"{path} is too long for a socket's path: shorten TMPDIR")
+            raise ConfigurationError(
+                f"{path} is too long for a Unix socket path; set a shorter TMPDIR"
+            )
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _signals_to(handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
-    previous = {each: signal.signal(each, handler) for each in (signal.SIGINT, signal.SIGTERM)}
+def _signal_handler(handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
+    signums = (signal.SIGINT, signal.SIGTERM)
+    previous = {signum: signal.signal(signum, handler) for signum in signums}
     try:
         yield
     finally:
-        for each, old_handler in previous.items():
-            signal.signal(each, old_handler)
+        for signum, old_handler in previous.items():
+            signal.signal(signum, old_handler)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, flush=True)

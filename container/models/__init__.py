@@ -1,1 +1,1 @@
-"""The model's files: found, downloaded, unpacked. Imports `container.configuration`."""
+"""Finds, downloads and unpacks the model's files. Imports `container.configuration`."""

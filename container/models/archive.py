@@ -1,4 +1,4 @@
-"""Models in one file, such as SageMaker's model.tar.gz."""
+"""Models in an archive, such as SageMaker's model.tar.gz."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from container.models.cache import cached
+from container.models.cache import cached_directory
 from core.errors import ConfigurationError
 
 _SUFFIXES = (".tar.gz", ".tgz", ".tar", ".zip")
 
 
 def is_archive(name: str) -> bool:
-    """Whether a file of this name holds a model's files."""
+    """Return whether the file name has the suffix of an archive."""
     return name.endswith(_SUFFIXES)
 
 
-def without_suffix(name: str) -> str:
-    """The name of what an archive of this name holds; others stay as they are."""
-    suffix = next((each for each in _SUFFIXES if name.endswith(each)), "")
+def strip_archive_suffix(name: str) -> str:
+    """Return the name without the suffix of an archive, if it has one."""
+    suffix = next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), "")
     return name.removesuffix(suffix)
 
 
-def unpacked(archive: Path) -> Path:
-    """The directory of its files. Raises ConfigurationError where it cannot be unpacked."""
+def unpack_archive(archive: Path) -> Path:
+    """Unpack an archive, unless that was done before, and return the directory of its files.
+
+    Raises ConfigurationError if it cannot be unpacked.
+    """
 
     def fill(directory: Path) -> None:
         try:
@@ -33,13 +36,13 @@ def unpacked(archive: Path) -> Path:
             raise ConfigurationError(f"cannot unpack {archive}: {error}") from None
 
     status = archive.stat()
-    return cached(f"{archive.resolve()} {status.st_size} {status.st_mtime_ns}", fill)
+    return cached_directory(f"{archive.resolve()} {status.st_size} {status.st_mtime_ns}", fill)
 
 
 def _extract(archive: Path, directory: Path) -> None:
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as file:
-            file.extractall(directory)  # leaves out what would lie elsewhere
+            file.extractall(directory)  # strips ".." and leading slashes
         return
     with tarfile.open(archive) as file:
-        file.extractall(directory, filter="data")  # refuses what would lie elsewhere
+        file.extractall(directory, filter="data")  # rejects paths outside the directory

@@ -1,4 +1,4 @@
-"""Directories of models that had to be fetched or unpacked: filled once, then complete."""
+"""Caches downloaded and unpacked files in directories below TMPDIR."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pathlib import Path
 from core.errors import ConfigurationError
 
 
-def cached(key: str, fill: Callable[[Path], None]) -> Path:
-    """The directory for `key`, which tells contents apart; `fill` makes it where it is missing.
+def cached_directory(key: str, fill: Callable[[Path], None]) -> Path:
+    """Return the directory for `key`, which identifies its contents. If it is missing, `fill` it.
 
-    It lies below TMPDIR, since SageMaker's own directory for models is read-only. Whoever sees it
-    sees it whole: it gets its name when it is filled.
+    The directory lies below TMPDIR because SageMaker's model directory is read-only. It is filled
+    under a temporary name and then renamed, so other processes never see it incomplete.
     """
     path = _root() / hashlib.sha256(key.encode()).hexdigest()[:32]
     if path.is_dir():
         return path
-    filling = Path(tempfile.mkdtemp(dir=path.parent))
+    partial = Path(tempfile.mkdtemp(dir=path.parent))
     try:
-        fill(filling)
-        filling.rename(path)
+        fill(partial)
+        partial.rename(path)
     except FileExistsError:
-        return path  # another process was quicker
+        return path  # another process was faster
     finally:
-        shutil.rmtree(filling, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
     return path
 
 
@@ -36,5 +36,5 @@ def _root() -> Path:
     path = Path(tempfile.gettempdir()) / f"longshore-models-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     if path.stat().st_uid != os.getuid():
-        raise ConfigurationError(f"{path} is somebody else's; set TMPDIR to another directory")
+        raise ConfigurationError(f"{path} belongs to another user; set TMPDIR to another directory")
     return path

@@ -1,4 +1,4 @@
-"""Where the model's files lie: beside serving.properties, at a path, on S3 or on the hub."""
+"""Locates the model's files: beside serving.properties, at a path, on S3 or on the hub."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 
 from container.configuration.resolve import Configuration
-from container.models.archive import is_archive, unpacked
-from container.models.s3 import downloaded
+from container.models.archive import is_archive, unpack_archive
+from container.models.s3 import download_from_s3
 from core.errors import ConfigurationError
 from core.hub import from_hub
 
@@ -18,50 +18,51 @@ _MODEL_FILES = ("config.json", "serving.properties", "model.py")
 
 
 def default_model_dir() -> Path:
-    """SageMaker's directory in a container; the demo model of the checkout elsewhere."""
+    """Return SageMaker's model directory if it exists, else the demo model of this repository."""
     if SAGEMAKER_MODEL_DIR.is_dir():
         return SAGEMAKER_MODEL_DIR
     return Path(__file__).parents[1] / "models" / "demo"
 
 
 def open_model_dir(path: Path) -> Path:
-    """The directory itself: an archive is unpacked, alone in a directory or named as the path.
+    """Return the directory of the model at `path`, which may be a directory or an archive.
 
-    A directory that holds nothing but another one stands for that, as in LMI.
+    If a directory's only entry is another directory or an archive, that entry is opened instead,
+    as in LMI.
     """
     if path.is_file() and is_archive(path.name):
-        return open_model_dir(unpacked(path))
+        return open_model_dir(unpack_archive(path))
     entries = list(path.iterdir()) if path.is_dir() else []
     if len(entries) == 1 and (entries[0].is_dir() or is_archive(entries[0].name)):
         return open_model_dir(entries[0])
     return path
 
 
-def properties_beside(model_dir: Path) -> Path | None:
-    """The configuration that lies in a model's directory, where there is one."""
+def find_properties(model_dir: Path) -> Path | None:
+    """Return the path of serving.properties in the model directory, or None if there is none."""
     path = model_dir / "serving.properties"
     return path if path.is_file() else None
 
 
 def holds_model(directory: Path) -> bool:
-    """Whether anything in it makes it a model: weights, a handler, or a file that names them."""
+    """Return whether the directory holds a model, a handler or a serving.properties."""
     return any((directory / name).is_file() for name in _MODEL_FILES)
 
 
 def resolve_model_dir(configuration: Configuration, model_dir: Path) -> Path:
-    """The local directory of the model; downloads what is on S3 or on the Hugging Face hub.
+    """Return the model's local directory; download the model from S3 or the Hugging Face hub.
 
-    Raises ConfigurationError where no model is there, with the ways to name one.
+    Raises ConfigurationError if no model is found, with the ways to specify one.
     """
     model_id = configuration.options.model_id
     if model_id is None:
         return _require_model(
-            model_dir, "put a model there, or name one with option.model_id, HF_MODEL_ID or "
+            model_dir, "put a model there, or specify one with option.model_id, HF_MODEL_ID or "
             "--model-dir",
         )  # fmt: skip
     if model_id.startswith("s3://"):
-        return _require_model(open_model_dir(downloaded(model_id)), "correct option.model_id")
-    local = open_model_dir(named_path(configuration, model_dir))
+        return _require_model(open_model_dir(download_from_s3(model_id)), "correct option.model_id")
+    local = open_model_dir(configured_model_path(configuration, model_dir))
     if local.is_dir():
         if configuration.options.revision:
             logger.warning("option.revision has no effect on the local model %s", local)
@@ -70,28 +71,32 @@ def resolve_model_dir(configuration: Configuration, model_dir: Path) -> Path:
     return _require_model(path, "choose another model or option.revision")
 
 
-def named_path(configuration: Configuration, model_dir: Path) -> Path:
-    """The model directory, or what option.model_id is if it is a path: relative to its file."""
+def configured_model_path(configuration: Configuration, model_dir: Path) -> Path:
+    """Return option.model_id as a path, or `model_dir` if the option is not set.
+
+    A relative path starts at the directory of serving.properties. Nothing may exist at the path,
+    as when option.model_id is an id on the hub.
+    """
     model_id = configuration.options.model_id
     if model_id is None:
         return model_dir
-    beside = configuration.properties_path.parent if configuration.properties_path else Path()
-    return beside / Path(model_id).expanduser()
+    base = configuration.properties_path.parent if configuration.properties_path else Path()
+    return base / Path(model_id).expanduser()
 
 
 def describe_model(configuration: Configuration, model_dir: Path) -> str:
-    """Which model would be served, and what is wrong with it as far as a look shows."""
-    path, model_id = named_path(configuration, model_dir), configuration.options.model_id
+    """Describe the model that would be served, without downloading it."""
+    path, model_id = configured_model_path(configuration, model_dir), configuration.options.model_id
     if model_id is not None and model_id.startswith("s3://"):
         return f"{model_id} (to be downloaded)"
     path = open_model_dir(path)
     if path.is_dir():
-        lacks = "" if (path / "config.json").is_file() else " (no config.json: holds no model)"
-        return f"{path.resolve()}{lacks}"
-    return f"{model_id} (no directory here)" if model_id else f"{path} (there is no such directory)"
+        problem = "" if (path / "config.json").is_file() else " (no model: config.json is missing)"
+        return f"{path.resolve()}{problem}"
+    return f"{model_id} (not a local directory)" if model_id else f"{path} (no such directory)"
 
 
-def _require_model(path: Path, cure: str) -> Path:
+def _require_model(path: Path, hint: str) -> Path:
     if not (path / "config.json").is_file():
-        raise ConfigurationError(f"{path} holds no model (config.json is missing): {cure}")
+        raise ConfigurationError(f"{path} holds no model (config.json is missing): {hint}")
     return path

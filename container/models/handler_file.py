@@ -1,4 +1,4 @@
-"""The user's own code: where its file lies, and whether it answers requests or formats them."""
+"""Finds the user's Python file, and whether it defines a handler or formatters."""
 
 from __future__ import annotations
 
@@ -15,84 +15,87 @@ from core.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-_ANSWERING = ("handle", "model_fn")
-_NOTHING = "neither handle(inputs) nor model_fn(model_dir)"
-_FORMATTERS = ("input_formatter", "output_formatter")
-_UNSERVED_DECORATORS = ("prediction_handler", "predict_formatter", "init_handler")
+_HANDLER_NAMES = ("handle", "model_fn")
+_NO_HANDLER = "neither handle(inputs) nor model_fn(model_dir)"
+_FORMATTER_DECORATORS = ("input_formatter", "output_formatter")
+_UNSUPPORTED_DECORATORS = ("prediction_handler", "predict_formatter", "init_handler")
 
 
 def find_handler(configuration: Configuration, model_dir: Path) -> Path | None:
-    """The file of `option.entryPoint`, else a model.py; None where the model itself is served.
+    """Return the file of `option.entryPoint` or model.py, or None if it defines no handler.
 
-    Both lie beside serving.properties or in the model directory. Raises ConfigurationError for a
-    file that is named and cannot answer, and for one that is not Python, with the line.
+    Looks beside serving.properties, then in the model directory. None means that the engine serves
+    the model itself. Raises ConfigurationError if the file of option.entryPoint is missing or
+    defines neither handler nor formatters, if nothing could answer requests, and for syntax errors.
     """
     entry_point = configuration.options.entryPoint
     if entry_point is not None and is_built_in_handler(entry_point):
         return None
     if entry_point is not None and entry_point.startswith(("djl_python.", "http:", "https:")):
         raise ConfigurationError(
-            f"option.entryPoint={entry_point}: name a file beside serving.properties, or leave it "
-            "out: option.task says what to do with a model"
+            f"option.entryPoint={entry_point}: use a file beside serving.properties, or leave it "
+            "out and set option.task"
         )
     path = _file(configuration, model_dir, entry_point)
     if path is None:
         return None
-    roles = _roles(path)
-    if roles.answers and roles.formats:
+    defined = _definitions(path)
+    if defined.has_handler and defined.has_formatters:
         raise ConfigurationError(
-            f"{path}: formatters are for the model itself, but handle(inputs) or "
-            "model_fn(model_dir) answers in its place; leave out one or the other"
+            f"{path}: formatters do not work together with handle(inputs) or model_fn(model_dir), "
+            "which replace the model; define one or the other"
         )
-    if roles.answers:
+    if defined.has_handler:
         return path.resolve()
-    needs_model = "has formatters but no model" if roles.formats else f"defines {_NOTHING}"
-    if not _has_model(configuration, model_dir) or (entry_point is not None and not roles.formats):
-        raise ConfigurationError(f"{path} {needs_model}, so nothing can answer")
-    if not roles.formats:
+    problem = "has formatters but no model" if defined.has_formatters else f"defines {_NO_HANDLER}"
+    if not _has_model(configuration, model_dir) or (
+        entry_point is not None and not defined.has_formatters
+    ):
+        raise ConfigurationError(f"{path} {problem}, so nothing can answer requests")
+    if not defined.has_formatters:
         logger.warning(
-            "%s defines %s: the model itself is served, as in LMI, and nothing of the file",
+            "%s defines %s: ignoring it and serving the model, as LMI does",
             path,
-            _NOTHING,
+            _NO_HANDLER,
         )
     return None
 
 
 def find_formatters(configuration: Configuration, model_dir: Path) -> Path | None:
-    """The same file, where it has formatters for what the model itself answers.
+    """Return the file that `find_handler` looks at if it has formatters, else None.
 
-    `find_handler` has been asked first, and has not found that the file answers.
+    Call this only after `find_handler` has returned None.
     """
     entry_point = configuration.options.entryPoint
     is_built_in = entry_point is not None and is_built_in_handler(entry_point)
     path = _file(configuration, model_dir, None if is_built_in else entry_point)
-    return path.resolve() if path is not None and _roles(path).formats else None
+    return path.resolve() if path is not None and _definitions(path).has_formatters else None
 
 
 def _file(configuration: Configuration, model_dir: Path, entry_point: str | None) -> Path | None:
     name = handler_name(entry_point)
     properties = configuration.properties_path
     directories = [properties.parent, model_dir] if properties else [model_dir]
-    path = next((each / name for each in directories if (each / name).is_file()), None)
+    path = next((folder / name for folder in directories if (folder / name).is_file()), None)
     if path is None and entry_point is not None:
         raise ConfigurationError(
             f"option.entryPoint={entry_point}: there is no file {directories[0] / name}; "
-            "name one beside serving.properties, or leave it out"
+            "use a file beside serving.properties, or leave it out"
         )
     return path
 
 
 @dataclass(frozen=True, slots=True)
-class _Roles:
-    """What a file is for, as its symbols say."""
+class _Definitions:
+    """The definitions in a user's file, found without running it."""
 
-    answers: bool
-    """The module would have one of the names; what it imports counts."""
-    formats: bool
-    """A function is decorated as a formatter."""
+    has_handler: bool
+    """Whether the module would define a handler function, also by importing it."""
+    has_formatters: bool
+    """Whether a function is decorated as a formatter."""
 
 
-def _roles(path: Path) -> _Roles:
+def _definitions(path: Path) -> _Definitions:
     try:
         source = path.read_text("utf-8")
         names = symtable.symtable(source, str(path), "exec").get_identifiers()
@@ -101,22 +104,22 @@ def _roles(path: Path) -> _Roles:
         raise ConfigurationError(f"{path}:{error.lineno}: SyntaxError: {error.msg}") from None
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path}: {error}") from None
-    for name in _UNSERVED_DECORATORS:
+    for name in _UNSUPPORTED_DECORATORS:
         if name in decorators:
             raise ConfigurationError(
-                f"{path}:{decorators[name]}: @{name} is not served; write handle(inputs), or "
+                f"{path}:{decorators[name]}: @{name} is not supported; write handle(inputs) or "
                 "model_fn(model_dir) and predict_fn(data, model)"
             )
-    formats = any(name in decorators for name in _FORMATTERS)
+    has_formatters = any(name in decorators for name in _FORMATTER_DECORATORS)
     imports_all = re.search(r"^from .+ import \*", source, re.MULTILINE)
-    may_import = bool(imports_all) and not formats
-    return _Roles(may_import or any(name in names for name in _ANSWERING), formats)
+    may_import = bool(imports_all) and not has_formatters
+    return _Definitions(may_import or any(name in names for name in _HANDLER_NAMES), has_formatters)
 
 
 def _decorators(module: ast.Module) -> dict[str, int]:
-    """Names of the decorators of the module's functions, with their lines."""
+    """Return the decorators of the module's functions: their names and line numbers."""
     functions = [
-        each for each in module.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        node for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     return {
         ast.unparse(decorator).rpartition(".")[2]: decorator.lineno

@@ -1,4 +1,4 @@
-"""Models on S3, through boto3, which only this needs: `pip install longshore[aws]`."""
+"""Downloads models from S3. Needs boto3: `pip install longshore[aws]`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from container.models.cache import cached
+from container.models.cache import cached_directory
 from core.errors import ConfigurationError
 
 
@@ -15,11 +15,11 @@ class _Object(NamedTuple):
     etag: str
 
 
-def downloaded(uri: str) -> Path:
-    """A directory with the object of this `s3://` address, or with all below that prefix.
+def download_from_s3(uri: str) -> Path:
+    """Download the object at an `s3://` URI, or all objects below it; return their directory.
 
-    Credentials, region and endpoint are found as boto3 finds them. What was fetched before is not
-    fetched again, unless it has changed. Raises ConfigurationError where nothing is to be had.
+    boto3 finds the credentials, region and endpoint. Objects are downloaded again only if they
+    have changed. Raises ConfigurationError if there is no object or the download fails.
     """
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     try:
@@ -27,13 +27,13 @@ def downloaded(uri: str) -> Path:
         exceptions = importlib.import_module("boto3.exceptions")
         botocore = importlib.import_module("botocore.exceptions")
     except ImportError:
-        raise ConfigurationError(f"{uri}: needs boto3; pip install 'longshore[aws]'") from None
+        raise ConfigurationError(f"{uri}: requires boto3; pip install 'longshore[aws]'") from None
     try:
         client = boto3.client("s3")
         objects = _listed(client, bucket, prefix)
         if not objects:
-            raise ConfigurationError(f"{uri}: there is nothing")
-        return cached(
+            raise ConfigurationError(f"{uri}: no such object or prefix")
+        return cached_directory(
             f"{uri} {objects}", lambda directory: _fetch(client, bucket, objects, directory)
         )
     except (exceptions.Boto3Error, botocore.BotoCoreError, botocore.ClientError) as error:
@@ -41,7 +41,10 @@ def downloaded(uri: str) -> Path:
 
 
 def _listed(client: Any, bucket: str, prefix: str) -> dict[str, _Object]:
-    """By the path below the prefix. Names that begin like the prefix are not below it."""
+    """List the objects by their path below the prefix.
+
+    The prefix is a whole path: for `a/b`, `a/bc` does not count.
+    """
     below = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
     objects: dict[str, _Object] = {}
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
@@ -58,6 +61,8 @@ def _fetch(client: Any, bucket: str, objects: dict[str, _Object], directory: Pat
     for name, object in objects.items():
         path = (directory / name).resolve()
         if not path.is_relative_to(directory.resolve()):
-            raise ConfigurationError(f"s3://{bucket}/{object.key}: would lie outside of the model")
+            raise ConfigurationError(
+                f"s3://{bucket}/{object.key}: would be written outside the model directory"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         client.download_file(bucket, object.key, str(path))

@@ -1,1 +1,1 @@
-"""Several models behind one door: SageMaker's multi-model API and DJL's model store."""
+"""Serves several models on one port: SageMaker's multi-model API and DJL's model store."""

@@ -1,4 +1,4 @@
-"""One model of several: a single-model container that serves on a Unix socket.
+"""Runs the container of one of several models, which serves on a Unix socket.
 
 `python -m container.multi_model.child URL NAME SOCKET SHARE_OF_OTHERS`
 """
@@ -10,40 +10,40 @@ import os
 import sys
 from pathlib import Path
 
-from container.configuration.report import refuse
+from container.configuration.report import report_error
 from container.configuration.resolve import Configuration, load_configuration
 from container.launch.preparation import prepare
 from container.launch.supervisor import supervise
-from container.models.directory import open_model_dir, properties_beside
+from container.models.directory import find_properties, open_model_dir
 from core.errors import ConfigurationError
 from core.processes import die_with_parent
 
 
 def main(url: str, name: str, socket: str, share_of_others: str) -> int:
-    """Serves until SIGTERM; the exit code of `serve`."""
+    """Serve until SIGTERM and return the exit code, as `serve` does."""
     die_with_parent()
     try:
         model_dir = open_model_dir(Path(url))
-        configuration = load_configuration(properties_beside(model_dir), os.environ)
-        configuration = beside_others(configuration, float(share_of_others))
+        configuration = load_configuration(find_properties(model_dir), os.environ)
+        configuration = with_gpu_share_of_others(configuration, float(share_of_others))
         prepared = prepare(configuration, model_dir)
         return supervise(configuration, prepared, 0, socket=Path(socket), name=name)
     except ConfigurationError as error:
-        return refuse(error)
+        return report_error(error)
 
 
-def beside_others(configuration: Configuration, share: float) -> Configuration:
-    """The same for an engine on a GPU of which other models have this share.
+def with_gpu_share_of_others(configuration: Configuration, share: float) -> Configuration:
+    """Return the configuration for a GPU of which other models use this share of the memory.
 
-    An engine counts all that is used of a GPU against its option.gpu_memory_utilization, whoever
-    uses it; so the shares of the others are added to its own.
+    An engine counts all used memory of its GPU, also that of other processes, against
+    option.gpu_memory_utilization. So the share of the others is added to this option.
     """
     if not share:
         return configuration
     own = configuration.options.gpu_memory_utilization
     note = (
-        f"option.gpu_memory_utilization={own:g} of this model comes on top of {share:g} for the "
-        "others on its GPU"
+        f"option.gpu_memory_utilization={own:g} of this model is added to {share:g} for the other "
+        "models on its GPU"
     )
     return dataclasses.replace(
         configuration,

@@ -1,4 +1,4 @@
-"""The figures of all models as one page for Prometheus; the label model_name tells them apart."""
+"""Merges the metrics of all models into one page; the label model_name tells them apart."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from container.multi_model.connection import UnixConnection
+from container.multi_model.model_container import UnixConnection
 
 TIMEOUT_S = 2.0
 
 
-def merged_metrics(sockets: Iterable[Path]) -> bytes:
-    """Asks all of them at once; those that do not answer in time are left out."""
-    asked: list[gevent.Greenlet[[], str]] = [gevent.spawn(_metrics, each) for each in sockets]
-    gevent.joinall(asked, TIMEOUT_S)
-    gevent.killall(asked)
+def merge_metrics(sockets: Iterable[Path]) -> bytes:
+    """Fetch the metrics of all models concurrently; leave out those that do not answer in time."""
+    fetches: list[gevent.Greenlet[[], str]] = [gevent.spawn(_fetch, socket) for socket in sockets]
+    gevent.joinall(fetches, TIMEOUT_S)
+    gevent.killall(fetches)
     registry = CollectorRegistry()
-    pages = [each.value for each in asked if isinstance(each.value, str)]
+    pages = [fetch.value for fetch in fetches if isinstance(fetch.value, str)]
     registry.register(_Merged(pages))
     return generate_latest(registry)
 
@@ -41,13 +41,13 @@ class _Merged(Collector):
         return self._families.values()
 
 
-def _metrics(socket: Path) -> str:
-    """Empty where there are none, such as of a container that has just ended."""
+def _fetch(socket: Path) -> str:
+    """Return a container's metrics, or '' if it does not answer, as when it has just ended."""
     connection = UnixConnection(socket)
     try:
         connection.request("GET", "/metrics")
-        answer = connection.getresponse()
-        return answer.read().decode() if answer.status == 200 else ""
+        response = connection.getresponse()
+        return response.read().decode() if response.status == 200 else ""
     except (OSError, HTTPException):
         return ""
     finally:

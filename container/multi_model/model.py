@@ -1,4 +1,4 @@
-"""One model of several: where it stands, and what may be said to who asks."""
+"""The state of one of several models."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Literal
 
 from gevent.event import Event
 
-from container.apis.models.status import ModelStatus, Status
+from container.apis.models import ModelStatus, Status
 from container.multi_model.model_container import ModelContainer
 from core.errors import LongshoreError
 
-WORDS: Mapping[Status, str] = {
+STATUS_WORDS: Mapping[Status, str] = {
     "LOADING": "being loaded",
     "READY": "already loaded",
     "UNLOADING": "being unloaded",
 }
-"""After «the model is»."""
+"""Completes the message "the model is ..."."""
 
 
 class RefusedError(LongshoreError):
-    """What is asked of a model cannot be done; `code` is the HTTP status."""
+    """A request to or about a model cannot be carried out; `code` is the HTTP status."""
 
     def __init__(self, code: int, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -31,22 +31,25 @@ class RefusedError(LongshoreError):
 
 @dataclass(slots=True)
 class Model:
-    """One that is loaded, or on its way."""
+    """A model that is loaded, or being loaded or unloaded."""
 
     name: str
     url: str
     stage: Literal["LOADING", "READY", "UNLOADING"] = "LOADING"
     gpu: str | None = None
+    """The GPU as in CUDA_VISIBLE_DEVICES; None on a CPU."""
     gpu_share: float = 0.0
+    """Fraction of the GPU's memory that this model may use."""
     container: ModelContainer | None = None
     gone: Event = field(default_factory=Event)
+    """Set when the model has been unloaded or could not be loaded."""
 
     @property
     def status(self) -> Status:
-        """FAILED: it has ended by itself, after it was ready."""
+        """The stage, or FAILED if the container has ended by itself after it was ready."""
         has_ended = self.container is not None and self.container.exit_code is not None
         return "FAILED" if self.stage == "READY" and has_ended else self.stage
 
     @property
-    def described(self) -> ModelStatus:
+    def as_status(self) -> ModelStatus:
         return ModelStatus(self.name, self.url, self.status)

@@ -1,7 +1,8 @@
-"""The processes of one model of several, and the socket on which they serve it."""
+"""The container of one of several models: its processes, and HTTP over its Unix socket."""
 
 from __future__ import annotations
 
+import http.client
 import os
 import sys
 import time
@@ -11,20 +12,38 @@ from http.client import HTTPException
 from pathlib import Path
 
 import gevent
+from gevent import socket as gevent_socket
 from gevent.fileobject import FileObjectPosix
 
-from container.configuration.report import REFUSAL
+from container.configuration.report import ERROR_PREFIX
 from container.launch.children import Child
-from container.multi_model.connection import UnixConnection
 
 COMMAND = (sys.executable, "-m", "container.multi_model.child")
-_LOOK_INTERVAL_S = 0.05
-_LAST_LINES = 40
-_LAST_WORDS_S = 5.0
+_POLL_INTERVAL_S = 0.05
+_NUM_KEPT_LINES = 40
+_LAST_OUTPUT_S = 5.0
+"""Time to read the last output of a container that has ended."""
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """An HTTP connection over a Unix socket, cooperative with other greenlets."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost")
+        self._path = str(path)
+
+    def connect(self) -> None:
+        self.sock = gevent_socket.socket(gevent_socket.AF_UNIX, gevent_socket.SOCK_STREAM)
+        self.sock.connect(self._path)
+
+    def hang_up(self) -> None:
+        """Shut the socket down, also while another greenlet waits for the response."""
+        if self.sock is not None:
+            self.sock.shutdown(gevent_socket.SHUT_RDWR)
 
 
 class ModelContainer:
-    """A child process with all that it starts; what they say goes to our output, by the name."""
+    """The processes of a model. Their output is printed with the model's name as prefix."""
 
     def __init__(
         self,
@@ -35,8 +54,8 @@ class ModelContainer:
     ) -> None:
         self.socket = socket
         self._name = name
-        self._is_asked_to_end = False
-        self._lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._is_terminating = False
+        self._lines: deque[str] = deque(maxlen=_NUM_KEPT_LINES)
         reading, writing = os.pipe()
         try:
             self._child = Child(name, command, variables=variables, output=writing)
@@ -45,65 +64,67 @@ class ModelContainer:
             raise
         finally:
             os.close(writing)
-        self._relay: gevent.Greenlet[[], None] = gevent.spawn(self._relay_lines, reading)
+        self._output: gevent.Greenlet[[], None] = gevent.spawn(self._copy_output, reading)
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative where a signal ended it."""
+        """The exit code: None while the container runs, negative if a signal ended it."""
         return self._child.exit_code
 
     def wait_until_ready(self) -> bool:
-        """True once it answers requests; False where it has ended, and said all it had to say."""
+        """Return True once it answers requests, or False if it has ended and its output is read."""
         while self.exit_code is None:
             if self._is_healthy():
                 return True
-            gevent.sleep(_LOOK_INTERVAL_S)
-        self._relay.join(_LAST_WORDS_S)
+            gevent.sleep(_POLL_INTERVAL_S)
+        self._output.join(_LAST_OUTPUT_S)
         return False
 
-    def why_it_ended(self) -> str:
-        """Its own reasons; the last line that it said, where it gave none."""
-        reasons = [each.removeprefix(REFUSAL) for each in self._lines if each.startswith(REFUSAL)]
-        said = reasons or [each for each in self._lines if each.strip()][-1:]
-        return "\n".join(said) or f"its container {self._child.how_it_ended()}"
+    def exit_reason(self) -> str:
+        """Return the errors that the container printed, else its last line, else its exit code."""
+        errors = [
+            line.removeprefix(ERROR_PREFIX) for line in self._lines if line.startswith(ERROR_PREFIX)
+        ]
+        lines = errors or [line for line in self._lines if line.strip()][-1:]
+        return "\n".join(lines) or f"its container {self._child.describe_exit()}"
 
     def terminate(self) -> None:
-        """Asks it to end as a stopped container does: what runs may end, and is told in the end.
+        """Send SIGTERM, after which running requests may finish before the container ends.
 
         May be repeated.
         """
-        if not self._is_asked_to_end:
-            self._is_asked_to_end = True  # asked a second time, it would make haste
+        if not self._is_terminating:
+            self._is_terminating = True  # a second SIGTERM would kill running requests
             self._child.terminate()
 
-    def stop(self, within_s: float) -> None:
-        """The same, and waits; nothing of it is left then."""
+    def stop(self, timeout_s: float) -> None:
+        """Terminate, wait until the container has ended or `timeout_s` has passed, then kill."""
         self.terminate()
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + timeout_s
         while self.exit_code is None and time.monotonic() < deadline:
-            gevent.sleep(_LOOK_INTERVAL_S)
+            gevent.sleep(_POLL_INTERVAL_S)
         self.kill()
 
     def kill(self) -> None:
-        """Ends it at once; nothing of it is left then."""
+        """Kill the container and wait until all its processes have ended."""
         self._child.kill()
-        # The kernel kills what it had started, and only when all of it has gone the pipe ends.
-        self._relay.join(_LAST_WORDS_S)
+        # The kernel kills its descendants too. The pipe closes once all of them are gone.
+        self._output.join(_LAST_OUTPUT_S)
         self.socket.unlink(missing_ok=True)
 
     def _is_healthy(self) -> bool:
         connection = UnixConnection(self.socket)
         try:
             connection.request("GET", "/ping")
-            answer = connection.getresponse()
-            answer.read()
-            return answer.status == 200
+            response = connection.getresponse()
+            response.read()
+            return response.status == 200
         except (OSError, HTTPException):
             return False
         finally:
             connection.close()
 
-    def _relay_lines(self, reading: int) -> None:
+    def _copy_output(self, reading: int) -> None:
         with FileObjectPosix(reading, "rb") as lines:
             for line in lines:
                 text = line.decode("utf-8", "replace").rstrip("\n")

@@ -1,4 +1,4 @@
-"""What a model needs at least, as far as its files tell before it is loaded."""
+"""Estimates a model's memory needs from its files, before it is loaded."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from container.capacity.decoder import Decoder, decoder_in
+from container.capacity.decoder import Decoder, decoder_from_directory
 from container.capacity.plan import adapter_bytes, kv_itemsize, weights_bytes
 from container.configuration.resolve import load_configuration
-from container.models.directory import named_path, open_model_dir, properties_beside
+from container.models.directory import configured_model_path, find_properties, open_model_dir
 from core.errors import ConfigurationError
 from core.options import Options
 from core.sizing import bytes_per_block
@@ -18,35 +18,36 @@ from core.sizing import bytes_per_block
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Of one model."""
+    """The memory needs of a model."""
 
     gpu_share: float
     """option.gpu_memory_utilization."""
     may_use_gpu: bool
-    least_bytes: int
-    """Of weights, and of adapters and KV memory as far as the options fix them; 0 where the files
-    do not tell."""
+    min_bytes: int
+    """Bytes for weights, adapters and the KV cache if the options fix its size; 0 if unknown."""
 
 
-def needs_of(url: Path, variables: Mapping[str, str]) -> Needs:
-    """Unpacks an archive. Raises ConfigurationError where the configuration is wrong."""
+def estimate_needs(url: Path, variables: Mapping[str, str]) -> Needs:
+    """Estimate the needs of a model. Raises ConfigurationError if its configuration is invalid."""
     model_dir = open_model_dir(url)
-    configuration = load_configuration(properties_beside(model_dir), variables)
-    options, least_bytes = configuration.options, 0
-    # What is not sized here, or not even right, is for the engine to judge.
+    configuration = load_configuration(find_properties(model_dir), variables)
+    options, min_bytes = configuration.options, 0
+    # If the size is unknown or config.json is invalid, leave the error to the engine.
     with suppress(ConfigurationError, OSError, ValueError, TypeError, KeyError, AttributeError):
-        decoder = decoder_in(open_model_dir(named_path(configuration, model_dir)), options)
-        least_bytes = weights_bytes(decoder) + _fixed_kv_bytes(decoder, options)
-        least_bytes += adapter_bytes(decoder, options)
-    return Needs(options.gpu_memory_utilization, options.device != "cpu", least_bytes)
+        decoder = decoder_from_directory(
+            open_model_dir(configured_model_path(configuration, model_dir)), options
+        )
+        min_bytes = weights_bytes(decoder) + _fixed_kv_bytes(decoder, options)
+        min_bytes += adapter_bytes(decoder, options)
+    return Needs(options.gpu_memory_utilization, options.device != "cpu", min_bytes)
 
 
 def visible_gpus(variables: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
-    """As CUDA_VISIBLE_DEVICES names them; all that NVIDIA's driver shows where that is not set."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES or, if it is not set, all GPUs below `devices`."""
     chosen = variables.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return tuple(map(str, range(len(list(devices.glob("nvidia[0-9]*"))))))
-    return tuple(each.strip() for each in chosen.split(",") if each.strip() not in ("", "-1"))
+    return tuple(name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1"))
 
 
 def _fixed_kv_bytes(decoder: Decoder, options: Options) -> int:

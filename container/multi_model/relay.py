@@ -1,4 +1,4 @@
-"""Hands a request on to the container of its model, and the answer back, as they are."""
+"""Forwards a request to the container of its model, and relays the response unchanged."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import gevent
 from flask import Response, request
 from werkzeug.exceptions import ClientDisconnected
 
+from container.http.deadline import CLIENT_CHECK_INTERVAL_S, ClientGoneError
 from container.http.disconnect import disconnect_check
-from container.http.patience import LOOK_INTERVAL_S, ClientGoneError
-from container.multi_model.connection import UnixConnection
+from container.multi_model.model_container import UnixConnection
 from core.errors import EngineUnavailableError
 
 _PIECE_BYTES = 2**16
@@ -33,61 +33,62 @@ _HOP_BY_HOP = {
 
 
 class _Relayed(Response):
-    default_mimetype = None  # none where the model's container gave none
+    default_mimetype = None  # no Content-Type unless the model's container sent one
 
 
 def relay(socket: Path, target: str) -> Response:
-    """The answer to the current request from the server on a socket; target: path and query there.
+    """Forward Flask's current request to the server on a Unix socket; stream the response.
 
-    It comes as it is made. A client that goes away takes its request at the server with it. Raises
-    EngineUnavailableError where the server ends before the first byte of the answer's body.
+    `target` is the path and query at the server. If the client disconnects, the connection to the
+    server is closed too. Raises EngineUnavailableError if the server ends before the first byte of
+    the response body, and ClientGoneError if the client has disconnected by then.
     """
     exchange = _Exchange(socket)
     try:
         return exchange.begin(target)
     except BaseException as error:
         exchange.end()
-        if exchange.client_has_gone or isinstance(error, ClientDisconnected):
-            raise ClientGoneError("the client has gone") from None
+        if exchange.client_disconnected or isinstance(error, ClientDisconnected):
+            raise ClientGoneError("the client has disconnected") from None
         if isinstance(error, OSError | HTTPException):
-            raise EngineUnavailableError("the model's container is lost; try again") from None
+            raise EngineUnavailableError("the model's container has ended; try again") from None
         raise
 
 
 class _Exchange:
-    """One request to the server, and its answer."""
+    """One request to the server, and its response."""
 
     def __init__(self, socket: Path) -> None:
-        self.client_has_gone = False
+        self.client_disconnected = False
         self._connection = UnixConnection(socket)
         self._has_hung_up = disconnect_check(request.environ)
         self._watch: gevent.Greenlet[[], None] = gevent.spawn(self._watch_client)
 
     def begin(self, target: str) -> Response:
-        # Where the server answers before it has read all, such as with a 413, it may hang up too.
+        # The server may respond before it has read the whole body (with 413), and then hang up.
         with suppress(BrokenPipeError, ConnectionResetError):
             self._connection.request(request.method, target, _body(), _headers())
-        answer = self._connection.getresponse()
-        pieces = self._pieces(answer)
+        response = self._connection.getresponse()
+        pieces = self._pieces(response)
         first = next(pieces, b"")
-        # These have no body, whatever they say of its length.
-        length = ("content-length",) if answer.status in (204, 304) else ()
+        # These have no body, whatever their Content-Length says.
+        length = ("content-length",) if response.status in (204, 304) else ()
         dropped = {*_HOP_BY_HOP, *length}
-        headers = [each for each in answer.getheaders() if each[0].lower() not in dropped]
-        status = f"{answer.status} {answer.reason}"
-        response = _Relayed(chain([first], pieces), status, headers)
-        response.call_on_close(self.end)
-        return response
+        headers = [header for header in response.getheaders() if header[0].lower() not in dropped]
+        status = f"{response.status} {response.reason}"
+        relayed = _Relayed(chain([first], pieces), status, headers)
+        relayed.call_on_close(self.end)
+        return relayed
 
     def end(self) -> None:
         self._watch.kill(block=False)
         self._connection.close()
 
-    def _pieces(self, answer: HTTPResponse) -> Iterator[bytes]:
-        """The body; raises ConnectionResetError where it is cut off, as its client is to see."""
-        left = answer.length
+    def _pieces(self, response: HTTPResponse) -> Iterator[bytes]:
+        """Yield the body. Raises ConnectionResetError if it is cut off, as the client must see."""
+        left = response.length
         try:
-            while piece := answer.read1(_PIECE_BYTES):
+            while piece := response.read1(_PIECE_BYTES):
                 left = None if left is None else left - len(piece)
                 yield piece
         except HTTPException:
@@ -97,15 +98,15 @@ class _Exchange:
 
     def _watch_client(self) -> None:
         while not self._has_hung_up():
-            gevent.sleep(LOOK_INTERVAL_S)
-        self.client_has_gone = True
+            gevent.sleep(CLIENT_CHECK_INTERVAL_S)
+        self.client_disconnected = True
         with suppress(OSError):
             self._connection.hang_up()
 
 
 def _cut_off() -> ConnectionResetError:
-    """Has the server end the client's connection without a last chunk, or short of its length."""
-    return ConnectionResetError(errno.ECONNRESET, "the model's container is lost")
+    """Return an error on which our server closes the connection without completing the response."""
+    return ConnectionResetError(errno.ECONNRESET, "the model's container has ended")
 
 
 def _headers() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The process in front of several models: a port, and a container for each model."""
+"""Serves several models on one port, with a container for each model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from container.multi_model.models import Models
 from core.errors import ConfigurationError, InsufficientMemoryError
 
 _BACKLOG = 2048
-_LAST_BYTES_S = 1.0
+_LAST_RESPONSE_S = 1.0
 
 
 def serve_models(
@@ -34,10 +34,10 @@ def serve_models(
     variables: Mapping[str, str],
     command: Sequence[str] = COMMAND,
 ) -> int:
-    """Serves these models, and what is loaded beside them, until a signal; the exit code.
+    """Serve these models, and those loaded later, until a signal; return the exit code.
 
-    Raises ConfigurationError where the port is taken or one of them cannot be loaded. Needs the
-    main thread, for signals and for its children.
+    Raises ConfigurationError if the port is in use or one of `entries` cannot be loaded. Call it
+    from the main thread, which receives signals and must start the child processes.
     """
     require_free_port(port)
     logging.basicConfig(
@@ -47,18 +47,18 @@ def serve_models(
     )
     with run_directory() as run_dir:
         models = Models(run_dir, variables, command)
-        front = _Front(create_front(models))
+        app = _BusyTracker(create_front(models))
         server = WSGIServer(
             ("0.0.0.0", port),
-            front,
+            app,
             backlog=_BACKLOG,
             log=None,
             handler_class=_Handler,
             environ={"SERVER_NAME": "localhost"},
         )
-        with _signals(models) as (stop, haste):
+        with _stop_signals(models) as (stop, stop_now):
             server.start()
-            print(f"Longshore on port {port}, for several models", flush=True)
+            print(f"Longshore on port {port}, serving several models", flush=True)
             try:
                 _load_all(models, entries)
                 stop.wait()
@@ -68,16 +68,17 @@ def serve_models(
                     raise kind(str(error)) from None
             finally:
                 server.close()
-                models.stop(haste)
-                front.idle.wait(_LAST_BYTES_S)
+                models.stop(stop_now)
+                app.idle.wait(_LAST_RESPONSE_S)
     return 0
 
 
-class _Front:
-    """The application, and whether it has any request to answer."""
+class _BusyTracker:
+    """WSGI middleware that knows whether requests are running."""
 
     def __init__(self, app: Flask) -> None:
         self.idle = Event()
+        """Set while no request runs."""
         self.idle.set()
         self._app = app
         self._num_requests = 0
@@ -94,7 +95,7 @@ class _Front:
 
 
 class _Handler(WSGIHandler):
-    """Tells the application its client's socket, as gunicorn does, to see when it hangs up."""
+    """Puts the client's socket into `environ`, as gunicorn does; `disconnect_check` needs it."""
 
     def get_environ(self) -> dict[str, Any]:
         return {**super().get_environ(), "gunicorn.socket": self.socket}
@@ -103,25 +104,25 @@ class _Handler(WSGIHandler):
 def _load_all(models: Models, entries: Mapping[str, Path]) -> None:
     for name, path in entries.items():
         models.load(name, str(path))
-    models.is_open = True
+    models.initial_models_loaded = True
 
 
 @contextmanager
-def _signals(models: Models) -> Generator[tuple[Event, Event]]:
-    """Events of the first signal, which asks the models to end, and of the second."""
-    stop, haste = Event(), Event()
+def _stop_signals(models: Models) -> Generator[tuple[Event, Event]]:
+    """Handle signals: the first sets `stop` and stops the models, the second sets `stop_now`."""
+    stop, stop_now = Event(), Event()
 
-    def take() -> None:
+    def handle() -> None:
         if stop.is_set():
-            haste.set()
+            stop_now.set()
             return
-        print("stopping: what runs may end; the same signal again ends it now", flush=True)
+        print("stopping: running requests may finish; repeat the signal to stop now", flush=True)
         stop.set()
-        models.ask_to_stop()
+        models.begin_stop()
 
-    handlers = [gevent.signal_handler(each, take) for each in (signal.SIGINT, signal.SIGTERM)]
+    handlers = [gevent.signal_handler(signum, handle) for signum in (signal.SIGINT, signal.SIGTERM)]
     try:
-        yield stop, haste
+        yield stop, stop_now
     finally:
         for handler in handlers:
             handler.cancel()

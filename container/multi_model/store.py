@@ -5,33 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from container.models.archive import is_archive, without_suffix
+from container.models.archive import is_archive, strip_archive_suffix
 from container.models.directory import holds_model, open_model_dir
 from core.errors import ConfigurationError
 
 
 def store_entries(path: Path) -> Mapping[str, Path]:
-    """The models of a store by their names; none where the path itself is the model.
+    """Return the models of a model store by name, or nothing if the path is no store.
 
-    As in DJL, a directory is a store where every entry, hidden ones too, is a directory or an
-    archive. One entry alone is the model itself, which for its clients is the same. Where no entry
-    holds a model the directory is no store either. Raises ConfigurationError where only some do,
-    or two have one name.
+    As in DJL, a directory is a store if all its entries, including hidden ones, are directories or
+    archives. A directory with a single entry is treated as that model, and one in which no entry
+    holds a model is not a store. Raises ConfigurationError if only some entries hold a model or two
+    have the same name.
     """
     entries = sorted(path.iterdir()) if path.is_dir() else []
-    if len(entries) < 2 or not all(each.is_dir() or is_archive(each.name) for each in entries):
+    if len(entries) < 2 or not all(entry.is_dir() or is_archive(entry.name) for entry in entries):
         return {}
-    others = [each for each in entries if each.is_dir() and not holds_model(open_model_dir(each))]
-    if len(others) == len(entries):
+    without_model = [
+        entry for entry in entries if entry.is_dir() and not holds_model(open_model_dir(entry))
+    ]
+    if len(without_model) == len(entries):
         return {}
-    if others:
-        names = ", ".join(each.name for each in others)
+    if without_model:
+        names = ", ".join(entry.name for entry in without_model)
         raise ConfigurationError(
-            f"{path} is a store of several models, since each of its entries is a directory or an "
-            f"archive; but {names} holds no model (config.json, serving.properties, model.py): "
-            "take it out, or put a serving.properties beside it if all of it is one model"
+            f"{path} is a store of several models, because all its entries are directories or "
+            f"archives, but {names} holds no model (config.json, serving.properties, model.py): "
+            f"remove it or, if {path} is one model, put a serving.properties there"
         )
-    models = {without_suffix(each.name): each for each in entries}
+    models = {strip_archive_suffix(entry.name): entry for entry in entries}
     if len(models) < len(entries):
-        raise ConfigurationError(f"{path} has two models of one name: rename a file or directory")
+        raise ConfigurationError(
+            f"{path} has two models with the same name: rename a file or directory"
+        )
     return models

@@ -1,1 +1,1 @@
-"""Tables of request fields: their types, checks and OpenAPI. Imports no other room."""
+"""Tables of request fields: types, checks and OpenAPI. Imports no other folder of `container`."""

@@ -1,4 +1,4 @@
-"""The bytes of a request's body as an object of fields."""
+"""Parses a request body into a dict of fields."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ import msgspec
 from core.errors import RequestError
 
 _JSON_TYPES = ("", "application/json", "application/x-www-form-urlencoded")
-"""Without a type a body is JSON; the third is what `curl -d` says of whatever it sends."""
+"""A body without a Content-Type is read as JSON; `curl -d` sends the third type by default."""
 
 
 def is_json_type(content_type: str) -> bool:
-    """Whether a body of this Content-Type is read as JSON."""
+    """Return whether a body of this Content-Type is parsed as JSON."""
     return content_type in _JSON_TYPES or content_type.endswith("+json")
 
 
-def is_served_type(content_type: str) -> bool:
-    """Whether a body of this Content-Type can be read."""
+def is_supported_type(content_type: str) -> bool:
+    """Return whether a body of this Content-Type can be parsed."""
     return is_json_type(content_type) or content_type in ("text/plain", "text/csv")
 
 
 def read_body(
     body: bytes, content_type: str, example: str = '{"inputs": "..."}'
 ) -> dict[str, object]:
-    """The fields of a body of a served type. Raises RequestError where it is not of that type."""
+    """Return the fields of a body whose Content-Type passes `is_supported_type`.
+
+    Raises RequestError when the body is malformed; `example` is quoted in the message.
+    """
     text = _decoded(body)
     if content_type == "text/plain":
         return {"inputs": text}
@@ -44,16 +47,18 @@ def _decoded(body: bytes) -> str:
 
 
 def _csv_inputs(text: str) -> list[str]:
-    """The rows under the header `inputs`."""
+    """Return the rows below the header `inputs`."""
     try:
         rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except csv.Error as error:
         raise RequestError("body", f"is not CSV: {error}") from None
-    rows = [row for row in rows if row]  # empty lines
+    rows = [row for row in rows if row]  # drops empty lines
     if not rows or rows[0] != ["inputs"]:
-        raise RequestError("body", "expected CSV of one column whose header is inputs")
+        raise RequestError("body", "expected CSV with one column named inputs")
     if any(len(row) != 1 for row in rows):
-        raise RequestError("body", 'has more than one column; "quote" texts with commas')
+        raise RequestError(
+            "body", 'has more than one column; put "quotes" around strings with commas'
+        )
     return [row[0] for row in rows[1:]]
 
 

@@ -1,4 +1,4 @@
-"""Tables of fields: what an API takes, what it refuses, and what it passes over."""
+"""Tables of fields: those an API supports, those it rejects, and those it ignores."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field that an API knows; the tables below and the OpenAPI document are made of these."""
+    """A field that an API recognizes; request checks and the OpenAPI document are built from it."""
 
     kind: Kind
     doc: str
-    effect: Literal["served", "unserved", "ignored"] = "served"
+    effect: Literal["supported", "unsupported", "ignored"] = "supported"
     neutral: tuple[object, ...] = ()
-    """Values of an unserved field that ask for nothing, so that they are accepted."""
-    first_name: str | None = None
-    """For an alias, the field it stands for."""
+    """Values of an unsupported field that are accepted because they request nothing."""
+    canonical_name: str | None = None
+    """For an alias, the name of the field it stands for."""
 
 
 Fields = Mapping[str, Field]
 
 
-def alias(first_name: str, fields: Fields) -> Field:
-    """Another name for a field of that table."""
-    original = fields[first_name]
-    return Field(original.kind, f"The same as `{first_name}`.", first_name=first_name)
+def alias(canonical_name: str, fields: Fields) -> Field:
+    """Return a field that is another name for `canonical_name` in `fields`."""
+    original = fields[canonical_name]
+    return Field(original.kind, f"The same as `{canonical_name}`.", canonical_name=canonical_name)
 
 
-def unserved(kind: Kind, *neutral: object, instead: str = "leave it out") -> Field:
-    """A field that others know and that is refused here, except where it asks for nothing."""
-    return Field(kind, f"Not served by this version; {instead}.", "unserved", neutral)
+def unsupported(kind: Kind, *neutral: object, instead: str = "leave it out") -> Field:
+    """Return a field of other servers that is rejected here unless its value is in `neutral`."""
+    return Field(kind, f"Not supported by this version; {instead}.", "unsupported", neutral)
 
 
-def ignored(why: str = "Means nothing here, and is passed over.") -> Field:
-    """A field that others know and that changes no answer here."""
+def ignored(why: str = "Has no effect here and is ignored.") -> Field:
+    """Return a field of other servers that is accepted and changes nothing here."""
     return Field(ANYTHING, why, "ignored")
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The served fields that were given, under their first names; null means not given."""
+    """The supported fields of a request, by canonical name; fields that are null are left out."""
 
     given: Mapping[str, object]
     warnings: tuple[str, ...]
-    """What was passed over, a sentence each."""
+    """One sentence for each ignored field."""
 
     def get(self, name: str, default: T) -> T:
-        """The value, of the type that the field's kind promises."""
+        """Return the field's value, whose type `read_fields` has checked, or `default`."""
         return cast(T, self.given.get(name, default))
 
     def __contains__(self, name: str) -> bool:
@@ -62,7 +62,11 @@ class Values:
 
 
 def read_fields(body: Mapping[str, object], fields: Fields, prefix: str = "") -> Values:
-    """Checks names and types. Raises RequestError that names the first mistake."""
+    """Check the names and types of the fields in `body`.
+
+    Raises RequestError for the first unknown, duplicate, malformed or unsupported field; `prefix`
+    precedes its name in the message.
+    """
     values: dict[str, object] = {}
     warnings: list[str] = []
     _reject_unknown(body, fields, prefix)
@@ -74,11 +78,11 @@ def read_fields(body: Mapping[str, object], fields: Fields, prefix: str = "") ->
             warnings.append(f"{prefix}{name} has no effect here")
             continue
         _check(f"{prefix}{name}", value, field)
-        first_name = field.first_name or name
-        if first_name in values:
+        canonical_name = field.canonical_name or name
+        if canonical_name in values:
             raise RequestError(f"{prefix}{name}", "is given twice, under two names")
-        if field.effect == "served":
-            values[first_name] = value
+        if field.effect == "supported":
+            values[canonical_name] = value
     return Values(values, tuple(warnings))
 
 
@@ -89,7 +93,7 @@ def _reject_unknown(body: Iterable[str], fields: Fields, prefix: str) -> None:
 
 
 def _check(name: str, value: object, field: Field) -> None:
-    if not field.kind.holds(value):
+    if not field.kind.accepts(value):
         raise RequestError(name, f"expected {field.kind.expected}")
-    if field.effect == "unserved" and value not in field.neutral:
+    if field.effect == "unsupported" and value not in field.neutral:
         raise RequestError(name, field.doc[0].lower() + field.doc[1:].rstrip("."))

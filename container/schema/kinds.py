@@ -1,4 +1,4 @@
-"""The kinds of values that a field can hold: how each is checked, said and described."""
+"""Kinds of field values: the check, its error text and the JSON Schema of each."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _TOKEN_ID = re.compile("[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`expected` ends the sentence «expected ...»; `schema` is the same as JSON Schema."""
+    """`expected` completes the error message "expected ..."; `schema` is the JSON Schema."""
 
     expected: str
-    holds: Callable[[object], bool]
+    accepts: Callable[[object], bool]
     schema: Schema
 
 
@@ -27,7 +27,7 @@ def is_list(value: object) -> TypeGuard[list[object]]:
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """A number of 64 bits, as all that crosses the wire must be."""
+    """Return whether the value is an integer that MessagePack can carry (64 bits)."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_INTEGER
 
 
@@ -35,8 +35,8 @@ def is_integers(value: object) -> TypeGuard[list[int]]:
     return is_list(value) and all(map(is_integer, value))
 
 
-def is_texts(value: object) -> TypeGuard[list[str]]:
-    return is_list(value) and all(isinstance(each, str) for each in value)
+def is_strings(value: object) -> TypeGuard[list[str]]:
+    return is_list(value) and all(isinstance(item, str) for item in value)
 
 
 def _is_number(value: object) -> bool:
@@ -44,7 +44,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_objects(value: object) -> bool:
-    return is_list(value) and all(isinstance(each, dict) for each in value)
+    return is_list(value) and all(isinstance(item, dict) for item in value)
 
 
 def _is_biases(value: object) -> bool:
@@ -55,23 +55,23 @@ def _is_biases(value: object) -> bool:
 
 
 _INTEGER_SCHEMA = {"type": "integer", "minimum": -_MAX_INTEGER, "maximum": _MAX_INTEGER}
-_TEXT_SCHEMA = {"type": "string"}
-_TEXTS_SCHEMA = {"type": "array", "items": _TEXT_SCHEMA}
+_STRING_SCHEMA = {"type": "string"}
+_STRINGS_SCHEMA = {"type": "array", "items": _STRING_SCHEMA}
 
 BOOLEAN = Kind("true or false", lambda value: isinstance(value, bool), {"type": "boolean"})
 NUMBER = Kind("a number", _is_number, {"type": "number"})
 INTEGER = Kind("an integer of at most 64 bits", is_integer, _INTEGER_SCHEMA)
 INTEGERS = Kind("a list of integers", is_integers, {"type": "array", "items": _INTEGER_SCHEMA})
-TEXT = Kind("a text", lambda value: isinstance(value, str), _TEXT_SCHEMA)
-TEXTS = Kind("a list of texts", is_texts, _TEXTS_SCHEMA)
-TEXT_OR_TEXTS = Kind(
-    "a text or a list of texts",
-    lambda value: isinstance(value, str) or is_texts(value),
-    {"anyOf": [_TEXT_SCHEMA, _TEXTS_SCHEMA]},
+STRING = Kind("a string", lambda value: isinstance(value, str), _STRING_SCHEMA)
+STRINGS = Kind("a list of strings", is_strings, _STRINGS_SCHEMA)
+STRING_OR_STRINGS = Kind(
+    "a string or a list of strings",
+    lambda value: isinstance(value, str) or is_strings(value),
+    {"anyOf": [_STRING_SCHEMA, _STRINGS_SCHEMA]},
 )
 OBJECT = Kind("an object", lambda value: isinstance(value, dict), {"type": "object"})
 BIASES = Kind(
-    "an object of token ids and numbers",
+    "an object that maps token ids to numbers",
     _is_biases,
     {
         "type": "object",
@@ -82,10 +82,10 @@ BIASES = Kind(
 OBJECTS = Kind("a list of objects", _is_objects, {"type": "array", "items": {"type": "object"}})
 
 
-def shaped(kind: Kind, schema: Schema) -> Kind:
-    """The same with a closer description; what that says more is checked where it is read."""
+def with_schema(kind: Kind, schema: Schema) -> Kind:
+    """Return the kind with more JSON Schema, which the reader of the field has to check itself."""
     return replace(kind, schema={**kind.schema, **schema})
 
 
 ANYTHING = Kind("anything", lambda _: True, {})
-"""For fields whose form is checked where they are read."""
+"""For fields whose form is checked by the code that reads them."""

@@ -1,1 +1,1 @@
-"""The client of the engine, and the replies that arrive from it. Imports no other room."""
+"""The engine's client and its replies. Imports no other folder of `container`."""

@@ -1,7 +1,7 @@
-"""The front end's end of the wire: one DEALER socket, one queue for every running request.
+"""The front end's connection to the engine: one DEALER socket and a queue per running request.
 
-Works with gevent's primitives alone, so it neither needs nor minds monkey-patching. Everything
-here runs in the thread that made the client.
+Uses gevent's primitives explicitly, so it works with and without monkey-patching. All calls must
+come from the thread that created the client.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ from core.stats import Stats
 logger = logging.getLogger(__name__)
 
 HELLO_INTERVAL_S = 1.0
-LOOK_INTERVAL_S = 0.25
-"""How soon the end of an engine that said nothing is noticed."""
+LIVENESS_CHECK_INTERVAL_S = 0.25
+"""How long `recv` waits before checking whether the engine is still alive."""
 MAX_SILENCE_S = 10.0
-"""An engine whose heartbeats stay away for longer counts as dead."""
+"""An engine that sends no heartbeat for this long is considered dead."""
 
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether requests would be answered now, and if not why."""
+    """Whether the engine can answer requests now; `reason` says why not."""
 
     healthy: bool
     reason: str
 
 
 class EngineClient:
-    """Submits requests to the engine at `endpoint` and hands back its answers."""
+    """Submits requests to the engine at `endpoint` and routes its replies to their handlers."""
 
     def __init__(
         self, endpoint: str, heartbeat_timeout_s: float, clock: Clock = time.monotonic
     ) -> None:
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._clock = clock
         self._name = uuid.uuid4().hex
@@ -85,61 +85,64 @@ class EngineClient:
 
     @property
     def facts(self) -> Facts:
-        """What the engine resolved. Raises EngineUnavailableError while it is not ready."""
+        """The settings the engine resolved. Raises EngineUnavailableError while it is not ready."""
         if self._facts is None:
             raise EngineUnavailableError(self._down_reason)
         return self._facts
 
     @property
     def stats(self) -> Stats:
-        """What the engine last said of itself, at most a heartbeat ago while it is healthy."""
+        """The engine's counters as of its last heartbeat."""
         return self._stats
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """Those that are loaded, as the engine last said; none while it is not ready."""
+        """The loaded adapters, as the engine last reported them; empty while it is not ready."""
         return self._adapters
 
     def health(self) -> Health:
-        """Healthy means that the engine was ready, is heard of, and moves."""
+        """Check that the engine is ready, sends heartbeats and completes steps."""
         if self._facts is None:
             return Health(False, self._down_reason)
         silence = self._clock() - self._last_heard
         if silence >= MAX_SILENCE_S:
-            return Health(False, f"no heartbeat of the engine for {silence:.0f} s")
+            return Health(False, f"no heartbeat from the engine for {silence:.0f} s")
         age = self._step_age_s
         if age >= self._heartbeat_timeout_s:
-            return Health(False, f"the engine is stuck: no step ended for {age:.0f} s")
+            return Health(False, f"the engine is stuck: no step completed for {age:.0f} s")
         return Health(True, "")
 
     def submit(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, adapter: str = ""
     ) -> TokenStream:
-        """Starts a request. Raises EngineUnavailableError where nobody would answer."""
+        """Start a generation. Raises EngineUnavailableError while the engine is not ready."""
         stream = TokenStream(self._new_id(), params.num_answers, self.abort)
         self._send(Submit(stream.id, list(prompt_token_ids), params, adapter))
         self._streams[stream.id] = stream
         return stream
 
     def perform(self, body: bytes, headers: Mapping[str, str]) -> TaskReply:
-        """Starts a request of a task. Raises EngineUnavailableError where nobody would answer."""
-        return self._ask(Perform(self._new_id(), body, dict(headers)))
+        """Start a task. Raises EngineUnavailableError while the engine is not ready."""
+        return self._request(Perform(self._new_id(), body, dict(headers)))
 
     def load_adapter(self, name: str, src: str) -> TaskReply:
-        """Has an adapter loaded; likewise."""
-        return self._ask(LoadAdapter(self._new_id(), name, src))
+        """Load the adapter at `src`. Raises EngineUnavailableError like `perform`."""
+        return self._request(LoadAdapter(self._new_id(), name, src))
 
     def unload_adapter(self, name: str) -> TaskReply:
-        """Has it unloaded; likewise."""
-        return self._ask(UnloadAdapter(self._new_id(), name))
+        """Unload an adapter. Raises EngineUnavailableError like `perform`."""
+        return self._request(UnloadAdapter(self._new_id(), name))
 
-    def forget(self, id: str) -> None:
-        """Aborts a request of a task, unless it has its answer."""
+    def abort_task(self, id: str) -> None:
+        """Abort a task or an adapter request, unless its reply is complete."""
         if self._replies.pop(id, None) is not None:
             self._send(Abort(id))
 
     def abort(self, id: str, index: int | None = None) -> None:
-        """Aborts a running request, of which nothing more is handed on, or one answer of it."""
+        """Abort a running generation request, or only the answer with this index.
+
+        Drops what still arrives for an aborted request.
+        """
         if id not in self._streams:
             return
         if index is None:
@@ -147,15 +150,15 @@ class EngineClient:
         self._send(Abort(id, index))
 
     def fail_all(self, reason: str) -> None:
-        """Ends every running request with a failure that says `reason`."""
+        """Fail every running request with `reason`."""
         running = [*self._streams.values(), *self._replies.values()]
         self._streams.clear()
         self._replies.clear()
-        for each in running:
-            each.push(Failed(each.id, "failed", reason))
+        for request in running:
+            request.push(Failed(request.id, "failed", reason))
 
-    def _ask(self, message: Perform | LoadAdapter | UnloadAdapter) -> TaskReply:
-        reply = TaskReply(message.id, self.forget)
+    def _request(self, message: Perform | LoadAdapter | UnloadAdapter) -> TaskReply:
+        reply = TaskReply(message.id, self.abort_task)
         self._send(message)
         self._replies[reply.id] = reply
         return reply
@@ -170,7 +173,7 @@ class EngineClient:
         return f"{self._name}-{next(self._numbers)}"
 
     def close(self) -> None:
-        """Fails what still runs and closes the socket."""
+        """Fail the running requests and close the socket."""
         self._receiver.kill()
         self.fail_all("the front end is closing")
         self._disconnect()
@@ -186,17 +189,20 @@ class EngineClient:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.sndhwm = self._socket.rcvhwm = 0
-        # NOTE: not `immediate`, which on a disconnect drops what was received, such as Dead.
+        # NOTE: do not set `immediate`: on a disconnect it drops received messages, such as Dead.
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._socket.connect(self._endpoint)
+        self._socket.connect(self.endpoint)
 
     def _disconnect(self) -> None:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=0)
 
-    def _lost(self, reason: str) -> None:
-        """Back to the beginning, with a new socket: what the old one still holds is stale."""
+    def _reconnect(self, reason: str) -> None:
+        """Fail the running requests and wait for a new engine, on a new socket.
+
+        Messages still queued in the old socket are stale.
+        """
         logger.warning("engine=lost reason=%r requests=%d", reason, self._num_running)
         self._down_reason = reason
         self._disconnect()
@@ -208,13 +214,13 @@ class EngineClient:
             frame = self._receive(self._say_hello())
             if frame is not None:
                 self._dispatch(self._decoder.decode(frame))
-                gevent.sleep(0)  # while messages wait nothing else here lets the others run
+                gevent.sleep(0)  # lets other greenlets run even while more messages wait
             else:
                 self._check_alive()
 
     def _receive(self, timeout_s: float) -> bytes | None:
-        # NOTE: zmq.green's poll would miss what arrives while another greenlet sends, since that
-        # takes the edge away that its file descriptor shows; its recv does not.
+        # NOTE: zmq.green's poll misses messages that arrive while another greenlet sends, because
+        # sending consumes the edge-triggered event of the socket's file descriptor. recv does not.
         try:
             return cast(bytes, self._socket.recv(zmq.NOBLOCK))
         except zmq.Again:
@@ -224,24 +230,27 @@ class EngineClient:
         return None
 
     def _check_alive(self) -> None:
-        """For when nothing waits: an engine that ended without a word leaves its last ones."""
+        """Reconnect if the engine has died without sending Dead.
+
+        Call only when no message waits, so that its last messages are read first.
+        """
         if self._monitor.poll(0):
-            self._lost("the engine has ended")
+            self._reconnect("the engine has ended")
         elif self._facts and self._clock() - self._last_heard >= MAX_SILENCE_S:
-            self._lost(f"no heartbeat of the engine for {MAX_SILENCE_S:.0f} s")
+            self._reconnect(f"no heartbeat from the engine for {MAX_SILENCE_S:.0f} s")
 
     def _dispatch(self, message: FromEngine) -> None:
         match message:
             case Step(generated):
-                for each in generated:
-                    self._hand_on(each)
+                for tokens in generated:
+                    self._push_to_stream(tokens)
             case Performed():
-                self._reply(message)
+                self._push_to_reply(message)
             case Failed(id):
                 if id in self._replies:
-                    self._reply(message)
+                    self._push_to_reply(message)
                 else:
-                    self._hand_on(message)
+                    self._push_to_stream(message)
             case Heartbeat(step_age_s, stats):
                 self._last_heard, self._step_age_s = self._clock(), step_age_s
                 self._stats = stats
@@ -251,28 +260,31 @@ class EngineClient:
             case Adapters(loaded):
                 self._adapters = loaded
             case Dead(reason):
-                self._lost(f"the engine has ended: {reason}")
+                self._reconnect(f"the engine has ended: {reason}")
 
-    def _hand_on(self, message: Generated | Failed) -> None:
+    def _push_to_stream(self, message: Generated | Failed) -> None:
         stream = self._streams.get(message.id)
         if stream is None:
-            return  # aborted while this was on its way
+            return  # aborted while this message was in flight
         stream.push(message)
         if stream.has_ended:
             del self._streams[message.id]
 
-    def _reply(self, message: Performed | Failed) -> None:
+    def _push_to_reply(self, message: Performed | Failed) -> None:
         reply = self._replies.get(message.id)
         if reply is None:
-            return  # aborted while this was on its way
+            return  # aborted while this message was in flight
         reply.push(message)
         if isinstance(message, Failed) or message.is_last:
             del self._replies[message.id]
 
     def _say_hello(self) -> float:
-        """Makes the client known when it is time to; returns how long to wait for messages."""
+        """Send Hello to an engine that is not ready yet, once per HELLO_INTERVAL_S.
+
+        Returns how many seconds to wait for messages.
+        """
         if self._facts is not None:
-            return LOOK_INTERVAL_S
+            return LIVENESS_CHECK_INTERVAL_S
         if self._clock() >= self._hello_due:
             self._send(Hello())
             self._hello_due = self._clock() + HELLO_INTERVAL_S

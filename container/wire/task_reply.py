@@ -1,4 +1,4 @@
-"""What the engine says of a performed task, whole or in parts, or of a change of adapters."""
+"""The engine's reply to a task request or to loading or unloading an adapter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from core.messages import Failed, Performed
 
 
 class TaskReply:
-    """Waits for whoever serves the request."""
+    """A queue of the reply's parts, which the request handler reads."""
 
     def __init__(self, id: str, on_abort: Callable[[str], None]) -> None:
         self.id = id
@@ -19,9 +19,9 @@ class TaskReply:
         self._arrived: gevent.queue.SimpleQueue[Performed | Failed] = gevent.queue.SimpleQueue()
 
     def get(self, timeout_s: float) -> Performed | None:
-        """The next part; None where it did not come in time.
+        """Return the next part, or None if none arrived within `timeout_s`.
 
-        Raises what `failure_of` makes of the engine's refusal.
+        Raises the error that `failure_of` returns when the engine reports a failure.
         """
         try:
             message = self._arrived.get(timeout=timeout_s)
@@ -32,9 +32,9 @@ class TaskReply:
         return message
 
     def push(self, message: Performed | Failed) -> None:
-        """Takes in the message of the engine; for the client alone."""
+        """Add a part that the engine sent. Only EngineClient calls this."""
         self._arrived.put(message)
 
     def abort(self) -> None:
-        """Has the engine forget it, unless it ended by itself; may be called at any time."""
+        """Abort the request in the engine, unless it has ended. May be called at any time."""
         self._on_abort(self.id)

@@ -1,4 +1,4 @@
-"""What the engine says of one request, waiting for whoever serves that request."""
+"""The tokens that the engine generates for one request, queued for the request's handler."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ from core.errors import (
 )
 from core.messages import Failed, Generated
 
+_ERROR_OF_KIND = {
+    error.kind: error
+    for error in (OverloadedError, NotFoundError, ConflictError, NoRoomError, GenerationError)
+}
+
 
 class TokenStream:
-    """The tokens of one submitted request, those of each answer in order, up to their ends."""
+    """The tokens of one request; the tokens of each of its answers arrive in order."""
 
     def __init__(
         self, id: str, num_answers: int, on_abort: Callable[[str, int | None], None]
     ) -> None:
-        """`on_abort` gets the id, and the index of the answer where not all are aborted."""
+        """`on_abort` is called with the id and an answer's index, or None to abort all answers."""
         self.id = id
         self._on_abort = on_abort
         self._arrived: gevent.queue.SimpleQueue[Generated | Failed] = gevent.queue.SimpleQueue()
@@ -34,17 +39,17 @@ class TokenStream:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether all answers have ended, so that no more messages will arrive."""
         return not self._open
 
     def get(self, timeout_s: float) -> list[Generated]:
-        """All that has arrived, as one message for each answer; nothing where nothing did in time.
+        """Return everything that has arrived, merged into one message per answer.
 
-        Raises RequestError, NotFoundError, OverloadedError or GenerationError where the engine
-        says so.
+        Waits up to `timeout_s` for the first message and returns an empty list if none arrives.
+        Raises the error that `failure_of` returns when the engine reports a failure.
         """
         generated: list[Generated] = []
-        for message in [] if self._failed else self._waiting(timeout_s):
+        for message in [] if self._failed else self._drain(timeout_s):
             if isinstance(message, Failed):
                 self._failed = message
                 break
@@ -54,7 +59,7 @@ class TokenStream:
         return _merged(generated)
 
     def push(self, message: Generated | Failed) -> None:
-        """Takes in a message of the engine; for the client alone."""
+        """Add a message that the engine sent. Only EngineClient calls this."""
         if isinstance(message, Failed):
             self._open.clear()
         elif message.finish is not None:
@@ -62,7 +67,7 @@ class TokenStream:
         self._arrived.put(message)
 
     def abort(self, index: int | None = None) -> None:
-        """Has the engine stop, with one answer or with all, unless they ended by themselves.
+        """Abort one answer, or all if `index` is None. Does nothing for answers that have ended.
 
         May be called at any time.
         """
@@ -71,7 +76,7 @@ class TokenStream:
             self._open = self._open - aborted
             self._on_abort(self.id, index if self._open else None)
 
-    def _waiting(self, timeout_s: float) -> list[Generated | Failed]:
+    def _drain(self, timeout_s: float) -> list[Generated | Failed]:
         try:
             messages = [self._arrived.get(timeout=timeout_s)]
             while not self._arrived.empty():
@@ -82,11 +87,11 @@ class TokenStream:
 
 
 def _merged(messages: Iterable[Generated]) -> list[Generated]:
-    """One message for each answer, in the order of their first ones."""
+    """Merge the messages into one per answer, in the order in which the answers first appear."""
     by_index: dict[int, list[Generated]] = {}
     for message in messages:
         by_index.setdefault(message.index, []).append(message)
-    return [_joined(each) if len(each) > 1 else each[0] for each in by_index.values()]
+    return [_joined(parts) if len(parts) > 1 else parts[0] for parts in by_index.values()]
 
 
 def _joined(parts: list[Generated]) -> Generated:
@@ -103,17 +108,7 @@ def _joined(parts: list[Generated]) -> Generated:
 
 
 def failure_of(failed: Failed) -> LongshoreError:
-    """The error to raise for what the engine said."""
-    match failed.kind:
-        case "rejected":
-            return RequestError(failed.field, failed.message)
-        case "overloaded":
-            return OverloadedError(failed.message)
-        case "not_found":
-            return NotFoundError(failed.message)
-        case "conflict":
-            return ConflictError(failed.message)
-        case "no_room":
-            return NoRoomError(failed.message)
-        case "failed":
-            return GenerationError(failed.message)
+    """Return the error to raise for a failure that the engine reported."""
+    if failed.kind == RequestError.kind:
+        return RequestError(failed.field, failed.message)
+    return _ERROR_OF_KIND[failed.kind](failed.message)

@@ -1,1 +1,1 @@
-"""Text on both sides of the tokens; used by the front end and by the offline LLM class."""
+"""Text before and after the model: used by the front end and by the offline LLM class."""

@@ -1,4 +1,4 @@
-"""The text of one answer as its tokens arrive: detokenization, stop texts, the finish reason."""
+"""The text of one answer as its tokens arrive: detokenization, stop strings, finish reason."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from itertools import zip_longest
 
 from core.sampling import Finish, SamplingParams, TopLogprobs
 from core.text.detokenizer import Detokenizer
-from core.text.stopping import StopTexts
+from core.text.stopping import StopStrings
 from core.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """One generated token and the text that became certain with it.
+    """One generated token and the text that it completes.
 
-    The texts of all tokens of an answer together are the answer: a token that only begins a
-    character, or may begin a stop text, has '' and its text comes with a later one.
+    The texts of all tokens, joined, are the answer. A token that ends inside a character, or that
+    may start a stop string, has the text ''; its text comes with a later token.
     """
 
     id: int
     text: str
     logprob: float
     top: TopLogprobs | None = None
-    """Where the request wants `logprobs`."""
+    """Set if the request has `logprobs`."""
 
 
 class Answer:
-    """Collects one answer. `finish` is set when it has ended; push nothing after that."""
+    """Collects the tokens of one answer. Once `finish` is set, push nothing more."""
 
     def __init__(
         self,
@@ -42,11 +42,10 @@ class Answer:
         include_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
-        """Without a tokenizer the answer has no text.
+        """Without a tokenizer, the answer has no text.
 
-        keep: special tokens that are not skipped; include_stop: the stop text is not cut.
-
-        min_tokens: stop texts that end in so many first tokens do not count.
+        keep: special tokens that are not skipped; include_stop: keep the stop string in the text;
+        min_tokens: ignore stop strings that end within this many first tokens.
         """
         self._detokenizer = tokenizer and Detokenizer(
             tokenizer,
@@ -55,7 +54,7 @@ class Answer:
             spaces_between_special_tokens=spaces_between_special_tokens,
             keep=keep,
         )
-        self._stop = StopTexts(stop, include=include_stop)
+        self._stop = StopStrings(stop, include=include_stop)
         self._num_exempt = min_tokens
         self.tokens: list[TokenText] = []
         self.finish: Finish | None = None
@@ -69,11 +68,11 @@ class Answer:
         *,
         keep: Collection[int] = (),
     ) -> Answer:
-        """One with all that the parameters say of text."""
+        """Create an answer with the text settings of the sampling parameters."""
         return cls(
             tokenizer,
             prompt_token_ids,
-            params.stop_texts,
+            params.stop_strings,
             keep=keep,
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
@@ -87,7 +86,7 @@ class Answer:
 
     @property
     def cumulative_logprob(self) -> float:
-        """Of all tokens under the unfiltered model, in nats."""
+        """Sum of the logprobs of all tokens, in nats."""
         return sum(token.logprob for token in self.tokens)
 
     def push(
@@ -97,10 +96,10 @@ class Answer:
         finish: Finish | None = None,
         top: Sequence[TopLogprobs] = (),
     ) -> list[TokenText]:
-        """Takes new tokens in; returns them with their texts.
+        """Add new tokens and return them with their texts.
 
-        Tokens after a stop text are dropped; `self.finish` is then Finish.STOP, and the engine
-        must be told to abort unless `finish` says that it ended by itself.
+        At a stop string, drops the tokens after it and sets `self.finish` to Finish.STOP. The
+        caller must then abort the answer in the engine, unless `finish` says that it has ended.
         """
         new: list[TokenText] = []
         pairs = zip(token_ids, logprobs, strict=True)

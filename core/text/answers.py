@@ -1,4 +1,4 @@
-"""The answers to one prompt as their tokens arrive, and which of them are told."""
+"""The answers to one prompt as their tokens arrive, and which of them are returned."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from core.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """New tokens of one answer; its last ones if `finish` is set."""
+class Delta:
+    """New tokens of one answer. They are its last ones if `finish` is set."""
 
     index: int
-    """Of the answer among those that are told."""
+    """Index of the answer among the returned ones."""
     tokens: list[TokenText]
     finish: Finish | None
 
 
 class Answers:
-    """The `n` answers to one prompt, each told to its own end.
+    """The `n` answers to one prompt.
 
-    With `best_of` more are sampled and the likeliest told. They are ranked here and not by the
-    engine, which does not know where a stop text has cut an answer. Scores of the prompt, where
-    they are wanted, come before all else: an answer that is quicker than they are waits.
+    With `best_of`, more answers are sampled and the most likely ones returned. They are ranked
+    here because the engine does not know where a stop string cuts an answer. If the request has
+    `prompt_logprobs`, all of them come before the first token; answers wait for them.
     """
 
     def __init__(
@@ -38,61 +38,63 @@ class Answers:
         *,
         keep: Collection[int] = (),
     ) -> None:
-        """Without a tokenizer answers have no text. keep: special tokens that are not skipped."""
+        """Without a tokenizer, answers have no text. keep: special tokens that are not skipped."""
         self._params = params
         self._sampled = [
             Answer.of(params, tokenizer, prompt_token_ids, keep=keep)
             for _ in range(params.num_answers)
         ]
         self.prompt_scores: list[TopLogprobs] = []
-        """Of the prompt's tokens from the second on, where the request wants `prompt_logprobs`."""
+        """For the prompt's tokens from the second on, if the request has `prompt_logprobs`."""
         wants_scores = params.prompt_logprobs is not None
         self._num_scores = len(prompt_token_ids) - 1 if wants_scores else 0
-        self._early: list[News] = []
-        """What came before the last of the scores."""
+        self._held: list[Delta] = []
+        """Deltas that wait for the rest of the prompt's scores."""
 
     @property
     def num_open(self) -> int:
-        """Samples, told or not, that have not ended."""
-        return sum(each.finish is None for each in self._sampled)
+        """Samples that have not ended, including those that will not be returned."""
+        return sum(answer.finish is None for answer in self._sampled)
 
     @property
     def num_tokens(self) -> int:
-        """Of all samples, told or not."""
-        return sum(len(each.tokens) for each in self._sampled)
+        """Tokens of all samples, including those that will not be returned."""
+        return sum(len(answer.tokens) for answer in self._sampled)
 
     @property
-    def told(self) -> list[Answer]:
-        """The `n` answers so far; with `best_of` the best first, once all have ended."""
+    def returned(self) -> list[Answer]:
+        """The `n` answers so far. With `best_of`, best first, and final once all have ended."""
         if not self._params.is_ranked:
             return self._sampled
-        ranked = sorted(self._sampled, key=lambda each: -each.cumulative_logprob)
+        ranked = sorted(self._sampled, key=lambda answer: -answer.cumulative_logprob)
         return ranked[: self._params.n]
 
-    def push(self, output: Output | Generated) -> list[News]:
-        """Takes in what the engine says of one answer; returns what there is to tell by now.
+    def push(self, output: Output | Generated) -> list[Delta]:
+        """Add an output of the engine, and return the deltas for the client.
 
-        What still comes of an answer that a stop text has ended is dropped.
+        Drops output for an answer that a stop string has already ended.
         """
         self.prompt_scores += output.prompt
-        self._early += self._new(output)
+        self._held += self._deltas(output)
         if len(self.prompt_scores) < self._num_scores:
             return []
-        news, self._early = self._early, []
-        return news
+        deltas, self._held = self._held, []
+        return deltas
 
-    def stopped_by_text(self, output: Output | Generated) -> bool:
-        """Whether the answer has ended without the engine, which must be told to abort it."""
+    def stopped_by_string(self, output: Output | Generated) -> bool:
+        """Whether a stop string ended the answer, so the caller must abort it in the engine."""
         return output.finish is None and self._sampled[output.index].finish is not None
 
-    def _new(self, output: Output | Generated) -> list[News]:
+    def _deltas(self, output: Output | Generated) -> list[Delta]:
         answer = self._sampled[output.index]
         if answer.finish is not None:
             return []
         new = answer.push(output.token_ids, output.logprobs, output.finish, output.top)
         if not self._params.is_ranked:
-            has_news = new or answer.finish is not None
-            return [News(output.index, new, answer.finish)] if has_news else []
+            is_empty = not new and answer.finish is None
+            return [] if is_empty else [Delta(output.index, new, answer.finish)]
         if self.num_open:
             return []
-        return [News(rank, each.tokens, each.finish) for rank, each in enumerate(self.told)]
+        return [
+            Delta(rank, answer.tokens, answer.finish) for rank, answer in enumerate(self.returned)
+        ]

@@ -1,4 +1,4 @@
-"""Words that an answer must not contain, as tokens."""
+"""Converts words that an answer must not contain to tokens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from core.text.tokenizer import Tokenizer
 
 
 def with_bad_word_ids(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-    """The same parameters with the tokens of each text of `bad_words` in its place.
+    """Return the parameters with the texts in `bad_words` replaced by their tokens.
 
-    A word stands at the start of an answer or after a space. As in vLLM, both spellings count
-    where they differ in their first token and have the same number of tokens.
+    A word may start the answer or follow a space. As in vLLM, both spellings are forbidden if they
+    differ in their first token and have the same number of tokens.
     """
     if not any(isinstance(word, str) for word in params.bad_words):
         return params

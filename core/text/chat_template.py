@@ -1,7 +1,7 @@
-"""A model's chat template: messages to one prompt, as transformers' `apply_chat_template` does.
+"""Renders messages to a prompt with the model's chat template, as `apply_chat_template` does.
 
-Templates are programs that come with a model, so they run in jinja2's sandbox, and see nothing
-but the JSON of the request.
+Templates are programs that come with a model, so they run in jinja2's sandbox and see only the JSON
+of the request.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class ChatTemplate:
     def __init__(
         self, source: str, *, with_tools: str = "", special_tokens: Mapping[str, str] | None = None
     ) -> None:
-        """`with_tools` is the template for requests with tools, where the model has its own.
+        """with_tools: the template for requests with tools, if the model has a separate one.
 
-        Raises ConfigurationError where a template is not in jinja2's language.
+        Raises ConfigurationError if a template is not valid jinja2.
         """
         environment = _environment()
         self._special_tokens = dict(special_tokens or {})
@@ -41,7 +41,7 @@ class ChatTemplate:
             self._with_tools = environment.from_string(with_tools or source)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigurationError(f"chat template, line {error.lineno}: {error}") from None
-        self._joins_parts = self._wants_texts()
+        self._takes_text = self._renders_text()
 
     def render(
         self,
@@ -52,36 +52,39 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, object] | None = None,
     ) -> str:
-        """The prompt. Special tokens are part of its text.
+        """Return the prompt, which includes special tokens as text.
 
-        Raises RequestError where the template refuses the conversation.
+        Raises RequestError if the template rejects the conversation.
         """
-        shown = [self._shown(message) for message in messages]
+        converted = [self._converted(message) for message in messages]
         if continue_final_message:
-            _mark_end(shown)
+            _mark_end(converted)
         template = self._with_tools if tools else self._plain
         prompt = self._render(
             template,
             {
                 **self._special_tokens,
                 **(variables or {}),
-                "messages": shown,
+                "messages": converted,
                 "tools": list(tools) or None,
                 "documents": None,
                 "add_generation_prompt": add_generation_prompt,
             },
         )
-        return _until_mark(prompt, shown) if continue_final_message else prompt
+        return _until_mark(prompt) if continue_final_message else prompt
 
     def _render(self, template: jinja2.Template, variables: Mapping[str, object]) -> str:
         try:
             return template.render(variables)
-        except Exception as error:  # whatever a program may raise that got what it did not expect
+        except Exception as error:  # a template may raise anything on unexpected input
             reason = str(error) or type(error).__name__
-            raise RequestError("messages", f"the chat template refuses them: {reason}") from None
+            raise RequestError("messages", f"the chat template rejects them: {reason}") from None
 
-    def _wants_texts(self) -> bool:
-        """Whether a content that is a text shows in the prompt; else it must be a list of parts."""
+    def _renders_text(self) -> bool:
+        """Whether the template renders a content that is a string.
+
+        Otherwise it must be a list of parts.
+        """
         try:
             return "probe" in self._render(self._plain, self._probe())
         except RequestError:
@@ -91,19 +94,19 @@ class ChatTemplate:
         messages = [{"role": "user", "content": "probe"}]
         return {**self._special_tokens, "messages": messages, "add_generation_prompt": True}
 
-    def _shown(self, message: Message) -> dict[str, object]:
-        """The message with its content in the one form of the two that the template knows."""
+    def _converted(self, message: Message) -> dict[str, object]:
+        """Return the message with its content in the form that the template takes."""
         content = message.get("content")
-        if isinstance(content, list) and self._joins_parts:
+        if isinstance(content, list) and self._takes_text:
             parts = cast(list[Mapping[str, str]], content)
             return {**message, "content": "\n".join(part["text"] for part in parts)}
-        if isinstance(content, str) and not self._joins_parts:
+        if isinstance(content, str) and not self._takes_text:
             return {**message, "content": [{"type": "text", "text": content}]}
         return dict(message)
 
 
 def _mark_end(messages: list[dict[str, object]]) -> None:
-    """Puts a mark where the last message's text ends, to find it again in the prompt."""
+    """Mark the end of the last message's text, to find it in the prompt."""
     content = messages[-1].get("content")
     if isinstance(content, str):
         messages[-1]["content"] = content + _CONTINUE_HERE
@@ -112,20 +115,22 @@ def _mark_end(messages: list[dict[str, object]]) -> None:
         last = {**parts[-1], "text": parts[-1]["text"] + _CONTINUE_HERE}
         messages[-1]["content"] = [*parts[:-1], last]
     else:
-        raise RequestError("continue_final_message", "the last message has no text to go on with")
+        raise RequestError("continue_final_message", "the last message has no text to continue")
 
 
-def _until_mark(prompt: str, messages: Sequence[Message]) -> str:
+def _until_mark(prompt: str) -> str:
     at = prompt.rfind(_CONTINUE_HERE.strip())
     if at < 0:
-        raise RequestError("continue_final_message", "the chat template leaves the message out")
-    # A template that trims texts has trimmed the mark's own blank, and is to trim before it too.
-    keeps_blanks = prompt[at:].startswith(_CONTINUE_HERE)
-    return prompt[:at] if keeps_blanks else prompt[:at].rstrip()
+        raise RequestError(
+            "continue_final_message", "the chat template does not render the message"
+        )
+    # The mark ends with a space. If the template has stripped it, strip the text before it too.
+    keeps_spaces = prompt[at:].startswith(_CONTINUE_HERE)
+    return prompt[:at] if keeps_spaces else prompt[:at].rstrip()
 
 
 def _environment() -> jinja2.Environment:
-    """The language that templates are written in, as transformers defines it."""
+    """Return the jinja2 environment for templates, as transformers sets it up."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -138,12 +143,12 @@ def _environment() -> jinja2.Environment:
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}` marks answers for training; here it is only what it encloses."""
+    """Renders the contents of `{% generation %}`, which marks answers for training."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """Called by jinja2 at the opening tag."""
+        """Parse the block; jinja2 calls this at the opening tag."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.Scope(body, lineno=line)
@@ -156,7 +161,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike jinja2's own this leaves <, > and & as they are."""
+    """Encode as JSON. Unlike jinja2's own filter, this does not escape <, > and &."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,15 +1,15 @@
-"""Tokens to text one token at a time, never splitting a character.
+"""Incremental detokenization that never splits a character.
 
 A character may span several tokens, and a token's text may depend on the token before it
 (SentencePiece drops a leading space). So a window of recent tokens is decoded again with each
-new one, and what it adds is released once it ends in a whole character:
+new one, and the new text is released once it ends in a complete character:
 
 ```
 token_ids   ... | window_start ...... released ...... end |
 text            |<-- already released -->|<-- new text -->|
 ```
 
-The method of vLLM's and text-generation-inference's incremental detokenizers.
+vLLM and text-generation-inference use the same method.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from core.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 NUM_CONTEXT_TOKENS = 5
-"""Tokens before the answer that can influence how its first token is written."""
+"""Tokens of the prompt to decode along, since they can affect the text of the first token."""
 MAX_INCOMPLETE_TOKENS = 3
-"""A UTF-8 character has four bytes, so at most three tokens can wait for the rest of one."""
+"""A UTF-8 character has up to four bytes, so at most three tokens can wait for its last byte."""
 
 
 class Detokenizer:
-    """The text of one answer. The texts that `push` and `flush` return are the whole answer."""
+    """Decodes one answer. The texts that `push` and `flush` return, joined, are the answer."""
 
     def __init__(
         self,
@@ -37,10 +37,11 @@ class Detokenizer:
         spaces_between_special_tokens: bool = True,
         keep: Collection[int] = (),
     ) -> None:
-        """spaces_between_special_tokens: False writes an added token that follows another one
-        as it is, without what the tokenizer's decoder would put between them.
+        """Decode after the given prompt.
 
-        keep: special tokens that are not skipped.
+        spaces_between_special_tokens: if False, adjacent added tokens are joined without the space
+        that the tokenizer's decoder would put between them; keep: special tokens that are not
+        skipped.
         """
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
@@ -52,7 +53,7 @@ class Detokenizer:
         self._released = len(self._token_ids)
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; '' while a character is incomplete."""
+        """Add a token and return the text that it completes; '' while a character is incomplete."""
         self._token_ids.append(token_id)
         end = len(self._token_ids)
         text = self._text_until(end)
@@ -62,13 +63,13 @@ class Detokenizer:
             if joined and added is not None:
                 return self._release(added, end)
         if text.endswith(REPLACEMENT):
-            # What may still become a character is among the newest tokens; what was before is not.
+            # Only the newest tokens can still be an incomplete character; release all before them.
             end = max(self._released, end - MAX_INCOMPLETE_TOKENS)
             text = self._text_until(end)
         return self._release(text, end)
 
     def flush(self) -> str:
-        """The text still held back at the end of an answer, incomplete as it is."""
+        """Return the text still held back at the end of an answer, even if incomplete."""
         end = len(self._token_ids)
         return self._release(self._text_until(end), end)
 

@@ -1,7 +1,8 @@
-"""The grammar of an answer's form, as llguidance takes it.
+"""Grammars for structured outputs, in the format of llguidance.
 
-The front end checks it, so that a wrong one is refused at once; the engine constrains answers by
-it (engine/sampling/grammars.py). The library is loaded with the first request that needs it.
+The front end validates a grammar, so that an invalid one is rejected at once. The engine constrains
+answers with it (engine/sampling/grammars.py). llguidance is imported with the first request that
+needs it.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from core.errors import RequestError
 from core.structured_outputs import StructuredOutputsParams
 
 FIELD = "structured_outputs"
-"""What errors name, until whoever knows the client's own word puts it there."""
+"""The field in errors. Callers replace it with the client's own name for the field."""
 MAX_CHARACTERS = 2**20
 JSON_SETTINGS = {"whitespace_pattern": r" |\n( {0,16}|\t{0,4})"}
-"""Between the parts of a JSON text a blank may stand, or a new line with its indentation: left to
-itself, a weak model goes on with blanks for ever."""
+"""Whitespace in JSON: one space, or a newline with its indentation. Without a limit, a weak model
+may generate whitespace forever."""
 ASCII_CLASSES = "dws"
-r"""In regular expressions \d, \w and \s stand for ASCII: a number in Bengali is seldom meant."""
+r"""Classes that match ASCII only in regular expressions: \d seldom means Bengali digits."""
 
 _GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 
 
 def load_llguidance() -> ModuleType:
-    """The library. Raises RequestError where it is not installed."""
+    """Import llguidance. Raises RequestError if it is not installed."""
     try:
         import llguidance
     except ImportError:
@@ -37,9 +38,9 @@ def load_llguidance() -> ModuleType:
 
 
 def grammar_text(form: StructuredOutputsParams) -> str:
-    """The grammar in llguidance's words, which is not checked yet.
+    """Convert a constraint to a grammar of llguidance, which may still be invalid.
 
-    Raises RequestError where the form has none.
+    Raises RequestError if the constraint cannot be converted.
     """
     llguidance = load_llguidance()
     if form.json_object or form.json is not None:
@@ -52,9 +53,9 @@ def grammar_text(form: StructuredOutputsParams) -> str:
 
 
 def checked(form: StructuredOutputsParams) -> StructuredOutputsParams:
-    """The same as a grammar that llguidance takes; it has the same `grammar_text`.
+    """Return the constraint as a grammar that llguidance accepts, with the same `grammar_text`.
 
-    Raises RequestError that says what is wrong with it.
+    Raises RequestError with the reason if it does not.
     """
     llguidance, text = load_llguidance(), grammar_text(form)
     limits = llguidance.LLParserLimits(verbose_errors=False)
@@ -65,17 +66,17 @@ def checked(form: StructuredOutputsParams) -> StructuredOutputsParams:
 
 
 def grammar_error(message: str) -> RequestError:
-    """What llguidance says, as one line."""
+    """Return an error with the message of llguidance on one line."""
     return RequestError(FIELD, " ".join(message.split()))
 
 
 def json_in_lark(schema: dict[str, Any]) -> str:
-    """What in Lark's notation stands for a JSON text of that schema."""
+    """Return the Lark expression for JSON that follows a schema."""
     return f"%json {_encoded(schema)}"
 
 
 def lark_text(text: str) -> str:
-    """What in Lark's notation stands for a text."""
+    """Return the Lark string literal for a text."""
     return msgspec.json.encode(text).decode()
 
 
@@ -85,7 +86,7 @@ def _schema(given: str | dict[str, Any]) -> dict[str, Any]:
     try:
         return msgspec.json.decode(given, type=dict[str, Any])
     except msgspec.ValidationError:
-        raise RequestError(FIELD, "a schema is an object") from None
+        raise RequestError(FIELD, "a schema must be an object") from None
     except (ValueError, RecursionError) as error:
         raise RequestError(FIELD, f"the schema is not JSON: {error}") from None
 
@@ -103,7 +104,7 @@ def _choice(texts: tuple[str, ...]) -> str:
 
 
 def _lark(grammar: str) -> str:
-    """GBNF in Lark's notation; other grammars as they are."""
+    """Convert a GBNF grammar to Lark; return other grammars unchanged."""
     if not _GBNF.search(grammar):
         return grammar
     load_llguidance()
@@ -111,7 +112,7 @@ def _lark(grammar: str) -> str:
 
     try:
         return any_to_lark(grammar)
-    except Exception as error:  # of a parser that raises what it comes upon
+    except Exception as error:  # the parser may raise anything
         raise grammar_error(str(error)) from None
 
 

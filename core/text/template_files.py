@@ -1,4 +1,4 @@
-"""Where a model keeps its chat template, and the special tokens that it names."""
+"""Loads a model's chat template and the special tokens that it uses."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ class _TokenizerConfig(msgspec.Struct):
 
 
 def load_chat_template(model_dir: Path, override: str | None) -> ChatTemplate | None:
-    """The template of `override`, a file (beside the model or elsewhere), else the model's own.
+    """Load the chat template from the file `override`, or else the model's own.
 
-    None where there is neither. Raises ConfigurationError where a file cannot be used.
+    override: a path relative to the model's directory, or absolute. Returns None if there is no
+    template. Raises ConfigurationError if a file cannot be used.
     """
     config = _read_config(model_dir / "tokenizer_config.json")
     tokens = _read_config(model_dir / "special_tokens_map.json").special_tokens()
@@ -66,12 +67,12 @@ def load_chat_template(model_dir: Path, override: str | None) -> ChatTemplate | 
 
 
 def _own_templates(model_dir: Path, config: _TokenizerConfig) -> dict[str, str]:
-    """Files count before the entry of tokenizer_config.json, where templates once were."""
+    """Return the model's templates by name. Files override entries of tokenizer_config.json."""
     entry = config.chat_template or []
     named = (
         {"default": entry}
         if isinstance(entry, str)
-        else {each.name: each.template for each in entry}
+        else {template.name: template.template for template in entry}
     )
     for path in (model_dir / "additional_chat_templates").glob("*.jinja"):
         named[path.stem] = _read_text(path)

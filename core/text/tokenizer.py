@@ -1,4 +1,4 @@
-"""The model's tokenizer through the `tokenizers` library: 15 MiB and 0.1 s, no torch."""
+"""The model's tokenizer, from the `tokenizers` library: 15 MiB and 0.1 s to load, no torch."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ from core.errors import ConfigurationError
 
 
 class Tokenizer:
-    """Text to token ids and back. Safe to share between threads."""
+    """Converts text to token ids and back. Safe to share between threads."""
 
     def __init__(self, model_dir: Path) -> None:
-        """Raises ConfigurationError where the directory has no tokenizer.json."""
+        """Raises ConfigurationError if the directory has no tokenizer.json."""
         self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file(model_dir)))
-        # A file may carry the truncation or padding of its training; serving wants neither.
+        # The file may set truncation or padding for training. Serving needs neither.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         added: Mapping[int, tokenizers.AddedToken] = self._tokenizer.get_added_tokens_decoder()
         self.added_tokens = {token_id: token.content for token_id, token in added.items()}
-        """Token id → text of those beside the vocabulary proper, special ones among them."""
+        """Maps the ids of added tokens, including special tokens, to their text."""
         self._special_ids = {token_id for token_id, token in added.items() if token.special}
         self._before = self.encode("a", add_special_tokens=False)[-1:]
-        """Some token to stand before another one."""
+        """A token to decode before another one (see `piece`)."""
         self._pieces: dict[int, str] = {}
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
     ) -> list[int]:
-        """`max_tokens` keeps so many of the last ones, special tokens at the beginning included."""
-        # NOTE: `encode` would hold the GIL, and with it every other thread, for all of a long text.
+        """Return the token ids of a text.
+
+        max_tokens: keep only this many, the last ones of the text; special tokens count too.
+        """
+        # NOTE: `encode` holds the GIL throughout, which blocks all threads during a long text.
         if max_tokens is None:
             batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             return batch[0].ids
@@ -48,17 +51,17 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         keep: Collection[int] = (),
     ) -> str:
-        """Bytes that form no character, as at a cut, become U+FFFD.
+        """Return the text of tokens. Bytes that form no complete character become U+FFFD.
 
-        `keep`: special tokens that are not skipped.
+        keep: special tokens that are not skipped.
         """
         if skip_special_tokens and keep:
-            token_ids = [each for each in token_ids if each in keep or not self.is_special(each)]
+            token_ids = [id for id in token_ids if id in keep or not self.is_special(id)]
             skip_special_tokens = False
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def piece(self, token_id: int) -> str:
-        """The text of one token inside a longer text, where a leading blank is kept."""
+        """Return the text of one token inside a longer text, where leading spaces are kept."""
         if token_id not in self._pieces:
             before = self._before
             text = self.decode([*before, token_id], skip_special_tokens=False)
@@ -67,25 +70,25 @@ class Tokenizer:
         return self._pieces[token_id]
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token is a mark, such as the end of the text, and no text itself."""
+        """Whether the token is special, such as an end-of-sequence token."""
         return token_id in self._special_ids
 
     def token(self, token_id: int) -> str:
-        """The token as the vocabulary spells it; '' for an id that it lacks."""
+        """Return the token as spelled in the vocabulary; '' for an unknown id."""
         return self._tokenizer.id_to_token(token_id) or ""
 
     def ids_of(self, tokens: Iterable[str]) -> dict[str, int]:
-        """The ids of those tokens that the vocabulary has."""
+        """Return the ids of those tokens that are in the vocabulary."""
         ids = {token: self._tokenizer.token_to_id(token) for token in tokens}
         return {token: token_id for token, token_id in ids.items() if token_id is not None}
 
 
 def tokenizer_file(model_dir: Path) -> Path:
-    """The model's tokenizer.json. Raises ConfigurationError where there is none."""
+    """Return the path of tokenizer.json. Raises ConfigurationError if it does not exist."""
     path = model_dir / "tokenizer.json"
     if not path.is_file():
         raise ConfigurationError(
-            f"{model_dir} has no tokenizer.json; make one with transformers: "
+            f"{model_dir} has no tokenizer.json; create it with transformers: "
             f"AutoTokenizer.from_pretrained('{model_dir}').save_pretrained('{model_dir}')"
         )
     return path

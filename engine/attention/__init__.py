@@ -1,4 +1,4 @@
-"""Paged attention: one layer's call, the backends that compute it, and the KV cache they share.
+"""Paged attention: one layer's call, the backends that compute it, and the KV cache.
 
 Imports `kernels` and `core`.
 """

@@ -1,8 +1,8 @@
-"""Which functions write, read and move the KV cache: Triton's on CUDA, C++ on a CPU, or torch's."""
+"""Attention backends, which write, read and move the KV cache: Triton, C++ on CPUs, or torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -10,40 +10,48 @@ from torch import Tensor
 
 from core.sizing import LayerShape
 from engine.attention.call import AttentionCall
-from kernels import torch_cache
+from kernels import torch_cache, torch_elementwise
 from kernels.batch import PagedBatch
 from kernels.cache_table import CacheTable
 from kernels.cpu import attention as cpu_attention
 from kernels.cpu import cache as cpu_cache
+from kernels.cpu import elementwise as cpu_elementwise
 from kernels.cpu.attention import MAX_DIM
-from kernels.cpu.library import SUFFIXES, WIDTH, what_is_lacking
+from kernels.cpu.shared_library import SUFFIXES, WIDTH, unavailable_reason
 from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS, is_aligned
 from kernels.sdpa import Scratch, paged_attention
 
 
 class AttentionBackend(Protocol):
-    """One layer's work. keys, values: [num_blocks, block_size, kv_heads, head_dim]."""
+    """Computes one layer's attention over its KV cache.
+
+    keys, values: the layer's cache, [num_blocks, block_size, kv_heads, head_dim].
+    """
 
     def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """Puts the new K and V of `call` into their slots [T]."""
+        """Write the new K and V of `call` into their slots [T]; a negative slot is padding.
+
+        If the call has a rotation, also rotate its queries in place, and write rotated keys.
+        `call.key` may be rotated in place or not.
+        """
         ...
 
     def attend(
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch
     ) -> Tensor:
-        """Returns [T, heads, value_dim]."""
+        """Return the attention output, [T, heads, value_dim]; `write` comes first."""
         ...
 
     def copy_blocks(self, table: CacheTable, pairs: Tensor) -> None:
-        """In all layers, block pairs[p, 0] is copied to block pairs[p, 1]."""
+        """Copy block pairs[p, 0] to block pairs[p, 1] in all layers."""
         ...
 
     def gather_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
-        """Row b of `staging` becomes block block_ids[b] of all layers."""
+        """Copy block block_ids[b] of all layers into row b of `staging`."""
         ...
 
     def scatter_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
-        """Block block_ids[b] of all layers becomes row b of `staging`."""
+        """Copy row b of `staging` into block block_ids[b] of all layers."""
         ...
 
 
@@ -54,29 +62,36 @@ def make_backend(
     max_model_len: int,
     kv_dtype: torch.dtype,
 ) -> tuple[AttentionBackend, tuple[str, ...]]:
-    """The fastest backend that computes these layers, and a note where that is not the obvious.
+    """Return the fastest backend that supports these layers, and notes for the log.
 
-    max_model_len: no context is longer.
+    max_model_len: the longest context, in tokens. There is a note if torch's SDPA has to be used.
     """
     if device.type != "cuda":
-        reason = _what_cpp_lacks(shapes, kv_dtype)
+        reason = _unsupported_in_cpp(shapes, kv_dtype)
         if reason is None:
             return CpuBackend(), ()
         return TorchBackend(), (f"attention runs on torch's SDPA, slowly: {reason}",)
-    reason = _what_triton_lacks(shapes, block_size)
+    reason = _unsupported_in_triton(shapes, block_size)
     if reason is not None:
-        return TorchBackend(), (f"attention runs on torch's SDPA, slowly: {reason}",)
+        # Imported only here, so that CPUs do not need Triton.
+        from kernels.rotary import rotary
+
+        return TorchBackend(rotary), (f"attention runs on torch's SDPA, slowly: {reason}",)
     num_processors = torch.cuda.get_device_properties(device).multi_processor_count
     return TritonBackend(num_processors, max_model_len), ()
 
 
 class TorchBackend:
-    """Any shape on any device."""
+    """Runs torch's SDPA: any shape on any device."""
 
-    def __init__(self) -> None:
+    def __init__(self, rotary: Callable[..., None] = torch_elementwise.rotary) -> None:
+        """rotary: rotates queries and keys in place."""
+        self._rotary = rotary
         self._scratch = Scratch()
 
     def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        if call.rotation is not None:
+            self._rotary(call.query, call.key, *call.rotation)
         torch_cache.write_kv(call.key, call.value, keys, values, slots)
 
     def copy_blocks(self, table: CacheTable, pairs: Tensor) -> None:
@@ -105,9 +120,14 @@ class TorchBackend:
 
 
 class CpuBackend(TorchBackend):
-    """The C++ kernels; blocks are copied and swapped by torch."""
+    """Runs the C++ kernels; torch copies and swaps blocks."""
+
+    def __init__(self) -> None:
+        super().__init__(cpu_elementwise.rotary)
 
     def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        if call.rotation is not None:
+            self._rotary(call.query, call.key, *call.rotation)
         cpu_cache.write_kv(_dense(call.key), _dense(call.value), keys, values, slots)
 
     def attend(
@@ -126,22 +146,25 @@ class CpuBackend(TorchBackend):
 
 
 class TritonBackend:
-    """Rows that decode with split-KV, the others with the variable-length prefill kernel."""
+    """Runs decodes on the split-KV kernel and all other tokens on the prefill kernel."""
 
     def __init__(self, num_processors: int, max_model_len: int) -> None:
-        # Triton is imported where its kernels run, so that the CPU does without it.
+        """num_processors: streaming multiprocessors of the GPU."""
+        # Imported only here, so that CPUs do not need Triton.
         from kernels import (
             block_copy,
             cache_write,
             configurations,
             paged_decode,
             paged_prefill,
+            rotary_cache_write,
             swap,
         )
 
         self._num_processors = num_processors
         self._max_model_len = max_model_len
         self._write_kv = cache_write.write_kv
+        self._rotary_write_kv = rotary_cache_write.rotary_write_kv
         self._copy_blocks = block_copy.copy_blocks
         self._gather_blocks = swap.gather_blocks
         self._scatter_blocks = swap.scatter_blocks
@@ -151,7 +174,12 @@ class TritonBackend:
         self._newest: tuple[PagedBatch, _Parts] | None = None
 
     def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        self._write_kv(_aligned(call.key), _aligned(call.value), keys, values, slots)
+        key, value = _aligned(call.key), _aligned(call.value)
+        if call.rotation is None:
+            self._write_kv(key, value, keys, values, slots)
+        else:
+            # NOTE: queries are rotated in place, so this must not get an aligned copy of them.
+            self._rotary_write_kv(call.query, key, value, *call.rotation, keys, values, slots)
 
     def copy_blocks(self, table: CacheTable, pairs: Tensor) -> None:
         self._copy_blocks(table, pairs)
@@ -182,8 +210,8 @@ class TritonBackend:
                 values,
                 parts.decode_tables,
                 parts.decode_lens,
-                # Not by the contexts at hand: each number of splits is a kernel to compile, and
-                # capturing the graphs has compiled all that this can give.
+                # Does not depend on the contexts of this step: each number of splits is another
+                # kernel to compile, and only those that graphs were captured with are compiled.
                 num_splits=self._num_splits(
                     first, keys.shape[2], self._num_processors, self._max_model_len
                 ),
@@ -204,7 +232,7 @@ class TritonBackend:
         return out
 
     def _parts(self, batch: PagedBatch) -> _Parts:
-        """Made once for all layers of a step."""
+        """Split a batch's tensors, once for all layers of a step."""
         if self._newest is None or self._newest[0] is not batch:
             first = batch.num_decodes
             tables, lens = batch.block_tables, batch.context_lens
@@ -214,7 +242,7 @@ class TritonBackend:
 
 
 class _Parts(NamedTuple):
-    """Views of a batch's tensors: of the sequences that decode, and of the others."""
+    """Views of a batch's tensors: the decodes, and the other sequences."""
 
     decode_tables: Tensor
     decode_lens: Tensor
@@ -223,29 +251,37 @@ class _Parts(NamedTuple):
 
 
 def _aligned(rows: Tensor) -> Tensor:
-    """[T, heads, dim] with strides that the kernels take; slices of merged q, k and v have them."""
+    """Return rows [T, heads, dim] with strides that the kernels take, copied if need be.
+
+    Slices of merged q, k and v are not copied.
+    """
     return rows if is_aligned(rows) else rows.contiguous()
 
 
 def _dense(rows: Tensor) -> Tensor:
-    """[T, heads, dim] with dims side by side."""
+    """Return rows [T, heads, dim] whose last dimension is contiguous, copied if need be."""
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
-def _what_cpp_lacks(shapes: Sequence[LayerShape], kv_dtype: torch.dtype) -> str | None:
+def _unsupported_in_cpp(shapes: Sequence[LayerShape], kv_dtype: torch.dtype) -> str | None:
+    """Return why the C++ kernels cannot compute these layers, or None."""
     if kv_dtype not in SUFFIXES:
         return f"a KV cache of {str(kv_dtype).removeprefix('torch.')} is for GPUs"
     for shape in shapes:
         for dim in (shape.key_dim, shape.value_dim):
             if dim % WIDTH or dim > MAX_DIM:
-                return f"a head dim of {dim} is no multiple of {WIDTH} up to {MAX_DIM}"
-    return what_is_lacking()
+                return f"a head dim of {dim} is not a multiple of {WIDTH} up to {MAX_DIM}"
+    return unavailable_reason()
 
 
-def _what_triton_lacks(shapes: Sequence[LayerShape], block_size: int) -> str | None:
+def _unsupported_in_triton(shapes: Sequence[LayerShape], block_size: int) -> str | None:
+    """Return why the Triton kernels cannot compute these layers, or None."""
     if block_size not in BLOCK_SIZES:
-        return f"option.block_size={block_size} is none of {BLOCK_SIZES}"
+        return f"option.block_size={block_size} is not one of {BLOCK_SIZES}"
     for shape in shapes:
         if shape.key_dim != shape.value_dim or shape.key_dim not in HEAD_DIMS:
-            return f"head dims {shape.key_dim} and {shape.value_dim} are not one of {HEAD_DIMS}"
+            return (
+                f"head dims {shape.key_dim} (keys) and {shape.value_dim} (values) must be equal "
+                f"and one of {HEAD_DIMS}"
+            )
     return None

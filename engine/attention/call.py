@@ -1,8 +1,8 @@
-"""The one function through which transformers' models reach our KV memory.
+"""One layer's attention call, and the attention function of transformers' models.
 
-Models stay untouched: the function is registered with AttentionInterface, and what it needs (the
-batch's layout and the cache) travels as the typed keyword `paged` through `model(...)`. Because
-no mask function is registered beside it, transformers builds no mask and synchronizes nothing.
+The models are not patched: `paged_attention_forward` is registered with AttentionInterface. The
+batch and the KV cache reach it as the keyword `paged` of `model(...)`. No mask function is
+registered, so transformers builds no mask and does not synchronize with the device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import sys
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -20,16 +20,26 @@ from core.errors import ConfigurationError
 
 ATTENTION_NAME = "longshore_paged"
 UNSUPPORTED_KEYWORDS = ("position_bias", "indices", "block_indices")
-"""Keywords of attention variants that a plain softmax over K/V would silently drop."""
+"""Keywords of attention variants that plain softmax attention would silently ignore."""
 
 
 class UnsupportedModelError(ConfigurationError):
-    """The model cannot run packed; the message is the reason, without the model's name."""
+    """The model cannot run on the paged KV cache; the message is the reason, without its name."""
+
+
+class Rotation(NamedTuple):
+    """The arguments of `rotary` that follow queries and keys."""
+
+    cos: Tensor
+    """[T, rotary_dim], or [T, rotary_dim / 2] if both halves share them."""
+    sin: Tensor
+    rotary_dim: int
+    """How many of a head's first dims are rotated."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One layer's attention over a flat row of T tokens, after rotary embedding."""
+    """One layer's attention for T tokens of all sequences of a step."""
 
     layer: int
     query: Tensor
@@ -42,18 +52,21 @@ class AttentionCall:
     window: int | None
     softcap: float | None
     sinks: Tensor | None
+    rotation: Rotation | None = None
+    """Rotary embedding that the backend has yet to apply to `query` and `key`; None if they are
+    final. The backend may apply it in place."""
 
 
 class AttendsPaged(Protocol):
-    """What travels as the keyword `paged`."""
+    """The keyword `paged` of a decoder."""
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Returns [T, heads, value_dim]."""
+        """Return the attention output, [T, heads, value_dim]."""
         ...
 
 
 def register_attention() -> None:
-    """Makes ATTENTION_NAME known to transformers. Calling it again changes nothing."""
+    """Register ATTENTION_NAME with transformers. Calling it again changes nothing."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
 
 
@@ -70,11 +83,12 @@ def paged_attention_forward(
     s_aux: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature: [1, heads, T, dim] each; returns [1, T, heads, dim].
+    """Compute attention with transformers' signature; return [1, T, heads, dim] and no weights.
 
-    Raises UnsupportedModelError where the model asks for what paged attention does not compute.
+    query, key, value: [1, heads, T, dim], after rotary embedding. Raises UnsupportedModelError if
+    the model passes an argument that paged attention does not support.
     """
-    _refuse_what_would_be_dropped(attention_mask, paged, keywords)
+    _check_arguments(attention_mask, paged, keywords)
     assert paged is not None
     call = AttentionCall(
         layer=module.layer_idx,  # pyright: ignore[reportArgumentType]
@@ -89,7 +103,7 @@ def paged_attention_forward(
     return paged.attend(call)[None], None
 
 
-def _refuse_what_would_be_dropped(
+def _check_arguments(
     attention_mask: Tensor | None, paged: AttendsPaged | None, keywords: dict[str, Any]
 ) -> None:
     if paged is None:
@@ -102,10 +116,10 @@ def _refuse_what_would_be_dropped(
 
 
 def _window_of(module: nn.Module, keywords: dict[str, Any]) -> int | None:
-    """The layer's sliding window, in tokens.
+    """Return the layer's sliding window in tokens, or None.
 
-    A keyword is authoritative, even None (exaone4 passes None on full layers while its config
-    has a window). Some models (qwen2_moe, phimoe) put the window into the mask alone.
+    The keyword is authoritative, even if it is None: exaone4 passes None on full layers while its
+    config has a window. Some models (qwen2_moe, phimoe) put the window only into the mask.
     """
     if "sliding_window" in keywords:
         return keywords["sliding_window"] or None

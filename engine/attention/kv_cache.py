@@ -1,4 +1,4 @@
-"""The tensors behind the block tables: K and V of every layer, in blocks."""
+"""The paged KV cache: K and V of every layer, in blocks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from core.sizing import LayerShape, bytes_per_block
 
 MADV_POPULATE_WRITE = 23
 POPULATE_BYTES = 32 * 2**20
-"""At a time, so that nobody waits long for the kernel's lock of this process's memory."""
+"""Bytes populated per call, so that no thread waits long for Linux's lock of the address space."""
 
 
 class KVCache:
-    """Per layer two tensors [num_blocks, block_size, kv_heads, head_dim].
+    """Two tensors per layer, [num_blocks, block_size, kv_heads, head_dim].
 
     On a GPU they are uninitialized. On a CPU they are zero, and a head's part of a block is one run
-    of memory. dtype: the model's, or fp8 e4m3 as float8_e4m3fn or as its bytes in uint8. `host` are
-    blocks of all layers in the host's memory, [num_host_blocks, words] int64, pinned beside a GPU.
+    of memory. dtype: the model's, or fp8 e4m3 as float8_e4m3fn or as its bytes in uint8. `host`
+    holds swapped blocks of all layers in host memory, [num_host_blocks, words] int64, pinned if the
+    device is a GPU.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class KVCache:
         self.block_size = block_size
         self.keys = [allocate(shape.num_kv_heads, shape.key_dim) for shape in shapes]
         self.values = [allocate(shape.num_kv_heads, shape.value_dim) for shape in shapes]
-        _make_pages(regions)
+        _populate_in_background(regions)
         words = bytes_per_block(shapes, block_size, dtype.itemsize) // 8
         self.host = torch.empty(
             num_host_blocks, words, dtype=torch.int64, pin_memory=device.type == "cuda"
@@ -59,18 +60,18 @@ class KVCache:
 
 
 def _zeros(num_bytes: int) -> Tensor:
-    """Bytes of the host's memory, in huge pages where there are any, none of which is made yet."""
+    """Reserve zeroed bytes of host memory, in huge pages if available; no page is allocated yet."""
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(AttributeError, OSError):  # where the system, or its kernel, has none
+    with suppress(AttributeError, OSError):  # not Linux, or a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def _make_pages(regions: Sequence[Tensor]) -> None:
-    """Has the kernel make every page, so that no step waits for it to find and clear one.
+def _populate_in_background(regions: Sequence[Tensor]) -> None:
+    """Have Linux allocate every page, so that no step waits until a page is found and cleared.
 
-    A thread in the background does it, which a start does not wait for either. Linux before 5.14
-    cannot do that beside others who write; there all is written here.
+    A background thread does it, so the start does not wait either. Linux before 5.14 cannot
+    populate pages while others write them; there this function writes all of the memory.
     """
     pieces = [piece for region in regions for piece in region.split(POPULATE_BYTES)]
     if not pieces:
@@ -86,18 +87,18 @@ def _make_pages(regions: Sequence[Tensor]) -> None:
 def _populate_all(pieces: list[Tensor]) -> None:
     while pieces:
         if _populate(pieces.pop(0)):
-            return  # memory is short: pages are made as steps write them
+            return  # memory is short: pages are allocated as steps write them
 
 
 def _populate(piece: Tensor) -> int:
-    """Has the kernel make the pages of these bytes, whatever they hold; 0, or why it does not."""
+    """Have Linux allocate the pages of these bytes, without changing them; return 0 or an errno."""
     if sys.platform != "linux":
         return errno.EINVAL
     start = piece.data_ptr() & -mmap.PAGESIZE
     length = piece.data_ptr() + len(piece) - start
     result = _libc().madvise(
         ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_POPULATE_WRITE
-    )  # meanwhile other threads run
+    )  # ctypes releases the GIL, so other threads run meanwhile
     return ctypes.get_errno() if result else 0
 
 

@@ -1,4 +1,4 @@
-"""One forward pass over the KV cache, as every layer sees it."""
+"""The KV cache and the batch of one forward pass, as the layers use them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernels.batch import PagedBatch
 
 
 class PagedStep:
-    """Travels to every layer as the argument `paged`."""
+    """The argument `paged` of every layer."""
 
     def __init__(self, batch: PagedBatch, cache: KVCache, backend: AttentionBackend) -> None:
         self.batch = batch
@@ -19,7 +19,7 @@ class PagedStep:
         self.backend = backend
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Writes the K and V of these tokens, then attends to all so far of each sequence."""
+        """Write the new K and V, then attend over each sequence's K and V so far."""
         keys, values = self.cache.keys[call.layer], self.cache.values[call.layer]
         self.backend.write(call, keys, values, self.batch.slot_mapping)
         return self.backend.attend(call, keys, values, self.batch)

@@ -1,4 +1,4 @@
-"""Loads a model: our own decoder, transformers' code, and the gate that compares the two.
+"""Loads models: our own decoder or transformers' code, and the gate that compares the two.
 
 Imports `engine.model`, `engine.lora` and `engine.attention`.
 """

@@ -1,7 +1,8 @@
-"""The gate: a model is served by a decoder only if that gives the logits of transformers' own code.
+"""The gate: a decoder serves a model only if its logits equal those of transformers' own code.
 
-Names suggest, trials decide. A prompt is computed in chunks through the paged path, with the very
-kernels that will serve, and compared with transformers' layers and eager attention.
+A model type's name is no proof, so every model is tried. A probe prompt runs in chunks through the
+paged path, with the kernels that will serve, and its logits are compared with those of
+transformers' layers and eager attention.
 """
 
 from __future__ import annotations
@@ -31,36 +32,37 @@ from engine.staging import Staging
 PROBE_LENGTH = 40
 PROBE_BLOCK_SIZE = 16
 PROBE_CHUNKS = ((0, 19), (19, 20), (39, 1))
-"""A prompt, more of it, and a decode step: all that attention is ever asked for."""
+"""(start, length) of a prompt chunk, a later chunk and a decode step: all cases of attention."""
 MAX_RELATIVE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
-"""Of the probe's logits; a wrong model is off by about 1."""
+"""Limit for the probe's logits, by dtype. A wrong model has an error of about 1."""
 MAX_KERNEL_ERROR = 0.5
-"""In low precision, of layers that are right in fp32: more than rounding, or a router's near ties,
-explains."""
+"""Limit in low precision for layers that passed in fp32. Rounding and a router's near ties stay
+below it."""
 
 
-class Computes(Protocol):
-    """A decoder of either way."""
+class PagedDecoder(Protocol):
+    """Our decoder or transformers' model."""
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, rows: Tensor, paged: AttendsPaged
     ) -> Tensor:
-        """ids, positions, rows: [T], [T], [R] int64 → [R, vocabulary]."""
+        """Return logits [R, vocab_size] of the tokens at `rows` [R]; ids and positions are [T]."""
         ...
 
 
 @torch.inference_mode()
 def paged_logits(
-    decoder: Computes,
+    decoder: PagedDecoder,
     vocab_size: int,
     shapes: list[LayerShape],
     device: torch.device,
     dtype: torch.dtype,
     backend: AttentionBackend | None = None,
 ) -> Tensor:
-    """[vocabulary] fp32, after the probe's last token; its blocks do not follow one another.
+    """Return the decoder's logits [vocab_size] in fp32 after the probe's last token.
 
-    backend: None for the one that will serve.
+    The probe's KV blocks are in reverse order, so that a wrong block table shows. backend: the one
+    that will serve if None.
     """
     num_blocks = -(-PROBE_LENGTH // PROBE_BLOCK_SIZE)
     cache = KVCache(shapes, num_blocks, PROBE_BLOCK_SIZE, dtype, device)
@@ -81,55 +83,55 @@ def paged_logits(
 
 @torch.inference_mode()
 def eager_logits(model: Any, vocab_size: int) -> Tensor:
-    """The same of one of transformers' models, whose attention is eager."""
+    """Return the logits of a transformers model with eager attention, as `paged_logits`."""
     ids = torch.tensor([probe_ids(vocab_size)], device=model.device)
     positions = torch.arange(PROBE_LENGTH, device=model.device)[None]
     return model(input_ids=ids, position_ids=positions, use_cache=False).logits[0, -1].float()
 
 
 def relative_error(logits: Tensor, expected: Tensor) -> float:
-    """Infinite for NaN."""
+    """Return the largest difference relative to the largest expected logit; infinity for NaN."""
     error = (logits - expected).abs().max() / expected.abs().max()
     return error.nan_to_num(float("inf")).item()
 
 
-def refuse(error: float) -> UnsupportedModelError:
+def mismatch_error(error: float) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"paged and eager attention give different logits (relative error {error:.2g})"
     )
 
 
 def load_reference(source: ModelSource, attention: str = "eager") -> Any:
-    """One of transformers' models, on the source's device.
+    """Load a transformers model on the source's device.
 
-    Raises UnsupportedModelError where it cannot be had with this attention, ConfigurationError
-    where its files cannot be read.
+    Raises UnsupportedModelError if transformers cannot load it with this attention implementation,
+    ConfigurationError if its files cannot be read.
     """
     try:
         with _quietly():
-            model, missing = source.load_whole(AutoModelForCausalLM, attention)
-    except KeyError as error:  # a table of attention classes by name
-        raise UnsupportedModelError("its attention is a class of its own") from error
+            model, missing = source.load_with_missing(AutoModelForCausalLM, attention)
+    except KeyError as error:  # from a table of attention classes by name
+        raise UnsupportedModelError("it has custom attention classes") from error
     except ValueError as error:
-        raise UnsupportedModelError(f"transformers cannot load it so: {error}") from error
-    except Exception as error:  # whatever a library for files of weights may raise
+        raise UnsupportedModelError(f"transformers cannot load it: {error}") from error
+    except Exception as error:  # the weight file libraries may raise anything
         raise ConfigurationError(f"transformers cannot read {source.model_dir}: {error}") from error
-    if missing:  # which transformers would draw at random
+    if missing:  # transformers would initialize them randomly
         raise ConfigurationError(
             f"{source.model_dir} has no tensor '{missing[0]}': the download is incomplete, or "
-            "config.json is of another model"
+            "config.json belongs to another model"
         )
     return model.to(source.device).eval()
 
 
 def probe_ids(vocab_size: int) -> list[int]:
-    """Spread over the vocabulary, and all different where it is large enough."""
-    return [(1 + 7919 * place) % vocab_size for place in range(PROBE_LENGTH)]
+    """Return the probe's token ids: spread over the vocabulary, distinct if it is large enough."""
+    return [(1 + 7919 * index) % vocab_size for index in range(PROBE_LENGTH)]
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Of a model's first layers transformers would say that most of the file is unused."""
+    """Silence transformers, which would warn that most of the file is unused."""
     level = transformers_logging.get_verbosity()
     shows_progress = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()

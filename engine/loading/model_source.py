@@ -1,7 +1,7 @@
 """Where a model's weights come from: the files of its directory, or a random number generator.
 
-Random weights make speed measurable without a checkpoint: how long a step takes does not depend
-on the numbers that are multiplied.
+Random weights allow benchmarks without a checkpoint, because the time of a step does not depend on
+the values of the weights.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from transformers import GenerationConfig, PreTrainedConfig
 from core.errors import ConfigurationError
 
 SEED = 0
-"""Of random weights, so that two builds on one kind of device are equal."""
+"""Seed of random weights: two builds on the same kind of device have equal weights."""
 WEIGHT_FILES = ("*.safetensors", "*.bin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """Everything that loading a model needs, whichever executor it is for.
+    """Everything needed to load a model, for any executor.
 
-    Raises ConfigurationError from the constructor where weights are wanted and absent.
+    The constructor raises ConfigurationError if the directory has no weight files, unless the
+    weights are random.
     """
 
     model_dir: Path
@@ -33,7 +34,7 @@ class ModelSource:
     dtype: torch.dtype
     device: torch.device
     is_dummy: bool = False
-    """Random weights; no file of weights is looked at."""
+    """Use random weights and ignore weight files."""
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
@@ -42,11 +43,12 @@ class ModelSource:
         ):
             raise ConfigurationError(
                 f"{self.model_dir} has a config.json but no weights ({', '.join(WEIGHT_FILES)}); "
-                "option.load_format=dummy runs it with random ones"
+                "option.load_format=dummy uses random ones"
             )
 
     @property
     def notes(self) -> tuple[str, ...]:
+        """Notes for the start-up output."""
         random = "the weights are random, and so are the answers: option.load_format=dummy"
         return (random,) if self.is_dummy else ()
 
@@ -56,21 +58,21 @@ class ModelSource:
     def in_fp32(self) -> ModelSource:
         return replace(self, dtype=torch.float32)
 
-    def load_whole(self, kind: Any, attention: str) -> tuple[Any, list[str]]:
-        """As `load`, and the names of parameters that no file has."""
+    def load_with_missing(self, kind: Any, attention: str) -> tuple[Any, list[str]]:
+        """Load a model as `load` does; return it and the names of parameters that no file has."""
         keywords: dict[str, object] = {"attn_implementation": attention}
         if self.is_dummy:
             return self.load(kind, **keywords), []
-        model, told = self.load(kind, output_loading_info=True, **keywords)
-        return model, sorted(told["missing_keys"])
+        model, info = self.load(kind, output_loading_info=True, **keywords)
+        return model, sorted(info["missing_keys"])
 
     def load(self, kind: Any, **keywords: object) -> Any:
-        """A model of one of transformers' Auto classes; raises what transformers raises.
+        """Load a model with one of transformers' Auto classes; raises what transformers raises.
 
-        It lies on the device already if the weights are random, else still on the CPU.
+        Random weights are created on the device; loaded weights are still on the CPU.
         """
         keywords |= {"dtype": self.dtype, "trust_remote_code": self.trust_remote_code}
-        # Copies, because transformers writes its keywords into the configuration.
+        # Copy the config, because transformers writes keywords into it.
         if not self.is_dummy:
             config = deepcopy(self.config)
             return kind.from_pretrained(self.model_dir, config=config, **keywords)

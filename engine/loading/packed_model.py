@@ -1,4 +1,4 @@
-"""A decoder that runs packed: ours where the table of families has it, else transformers' code."""
+"""`PackedModel`: our own decoder if the family table has the model, else transformers' code."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from core.errors import ConfigurationError
 from core.options import DecoderChoice
 from engine.attention.call import AttendsPaged, UnsupportedModelError
 from engine.inputs import StepInputs
-from engine.loading.foreign import ForeignDecoder, load_foreign
 from engine.loading.model_source import ModelSource
-from engine.loading.own import load_own
+from engine.loading.own_decoder import load_own_decoder
+from engine.loading.transformers_decoder import TransformersDecoder, load_transformers_decoder
 from engine.lora.memory import AdapterMemory
 from engine.model.decoder import Decoder
 from engine.phases import Phases
 
 
 class PackedModel:
-    """What the executor and the sizing ask of a model. Make it with `load_packed_model`."""
+    """A model as the packed executor and memory sizing use it, made by `load_packed_model`."""
 
     def __init__(
-        self, decoder: Decoder | ForeignDecoder, source: ModelSource, description: str
+        self, decoder: Decoder | TransformersDecoder, source: ModelSource, description: str
     ) -> None:
         self.description = description
-        """Whose layers they are, and why not ours."""
+        """Which code computes the layers, and if it is transformers', why."""
         self.config: PreTrainedConfig = source.config
         self.device, self.dtype = source.device, source.dtype
         self.shapes = decoder.shapes
         self.adapter_memory: AdapterMemory | None = None
-        """Once `adapt` was called."""
+        """Set by `enable_adapters`."""
         self._decoder = decoder
 
     @property
@@ -38,10 +38,10 @@ class PackedModel:
         return self._decoder.num_bytes
 
     @torch.inference_mode()
-    def adapt(self, num_slots: int, max_rank: int) -> AdapterMemory:
-        """Gives the linear layers room for adapters; to be called once.
+    def enable_adapters(self, num_slots: int, max_rank: int) -> AdapterMemory:
+        """Allocate adapter slots and attach them to the linear layers. Call it at most once.
 
-        Raises UnsupportedModelError where the model has no such layers.
+        Raises UnsupportedModelError if no linear layer can take adapters.
         """
         if not self._decoder.linears:
             raise UnsupportedModelError("it has no linear layers that see each token once")
@@ -50,7 +50,7 @@ class PackedModel:
         return memory
 
     def forward(self, inputs: StepInputs, paged: AttendsPaged) -> Tensor:
-        """Logits [S + R, vocabulary] of the rows to sample after and of those that score."""
+        """Return logits [S + R, vocab_size]: S rows to sample from, then R rows to score."""
         slots = inputs.adapter_slots
         if self.adapter_memory is not None:
             self.adapter_memory.choose(slots)
@@ -66,31 +66,32 @@ class PackedModel:
 def load_packed_model(
     source: ModelSource, max_length: int, choice: DecoderChoice, phases: Phases
 ) -> PackedModel:
-    """max_length: most tokens of a sequence.
+    """Load a model to run packed. max_length: maximum tokens of a sequence.
 
-    Raises UnsupportedModelError where neither way gives the logits of transformers' own code,
-    ConfigurationError where the files are at fault, or the model has no decoder of that choice.
+    Raises UnsupportedModelError if no decoder reproduces the logits of transformers' own code,
+    ConfigurationError if the model's files are broken or `choice` is "own" and it has no own
+    decoder.
     """
     model_type = source.config.model_type
     reason = "option.decoder=transformers"
     if choice != "transformers":
         try:
-            decoder = load_own(source, max_length, phases)
+            decoder = load_own_decoder(source, max_length, phases)
         except UnsupportedModelError as error:
             reason = str(error)
         else:
             return _packed(decoder, source, f"own ({model_type})")
         if choice == "own":
             raise ConfigurationError(
-                f"option.decoder=own: {model_type} has none: {reason}; say option.decoder=auto"
+                f"option.decoder=own: {model_type} has none: {reason}; use option.decoder=auto"
             )
-    decoder = load_foreign(source, max_length, phases)
+    decoder = load_transformers_decoder(source, max_length, phases)
     return _packed(decoder, source, f"transformers' code ({model_type}): {reason}")
 
 
 def _packed(
-    decoder: Decoder | ForeignDecoder, source: ModelSource, description: str
+    decoder: Decoder | TransformersDecoder, source: ModelSource, description: str
 ) -> PackedModel:
     if source.device.type == "cuda":
-        torch.cuda.empty_cache()  # the memory that is left for K and V is asked of the device
+        torch.cuda.empty_cache()  # so that the device reports all memory that is free for KV
     return PackedModel(decoder, source, description)

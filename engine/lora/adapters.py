@@ -1,4 +1,4 @@
-"""Which adapters are loaded, under which names, and where."""
+"""The registry of loaded adapters: their names and slots."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from engine.lora.memory import AdapterMemory
 
 
 class Adapters:
-    """Owned by one loop; `read` alone may be called in any thread.
+    """Loads and unloads adapters. Not thread-safe, except `read`.
 
-    An adapter that is loaded takes three calls, so that its files can be read while steps go on:
-    `reserve`, `read`, `install`; or `cancel` in place of the last.
+    Loading takes three calls, so that files can be read while steps go on: `reserve`, `read` and
+    `install`; or `cancel` instead of `install`.
     """
 
     def __init__(self, memory: AdapterMemory) -> None:
@@ -31,18 +31,18 @@ class Adapters:
 
     @property
     def loaded(self) -> tuple[Adapter, ...]:
-        """The one loaded longest ago first."""
+        """The oldest first."""
         return tuple(self._loaded.values())
 
     def find(self, name: str) -> Adapter:
-        """Raises NotFoundError."""
+        """Return a loaded adapter. Raises NotFoundError."""
         if name not in self._loaded:
             known = ", ".join(self._loaded) or "none"
             raise NotFoundError(f"no adapter '{name}' is loaded; those that are: {known}")
         return self._loaded[name]
 
     def load(self, name: str, src: str, in_use: Collection[int] = ()) -> Adapter:
-        """All three calls. Raises what they raise; nothing is changed then."""
+        """Reserve, read and install. Raises what these raise; nothing changes then."""
         self.reserve(name, in_use)
         try:
             weights = self.read(src)
@@ -52,14 +52,15 @@ class Adapters:
         return self.install(name, src, weights)
 
     def reserve(self, name: str, in_use: Collection[int] = ()) -> None:
-        """Keeps a slot for it. in_use: slots that requests use, whether or not their adapters are
-        still loaded.
+        """Reserve a slot for an adapter.
 
-        Raises ConflictError where the name is taken, NoRoomError where there is no slot.
+        in_use: slots used by requests, including those of adapters unloaded meanwhile.
+
+        Raises ConflictError if the name is taken and NoRoomError if no slot is free.
         """
         if name in self._loaded or name in self._reserved:
             raise ConflictError(f"adapter '{name}' is loaded already; unload it first")
-        kept = {*(each.slot for each in self._loaded.values()), *self._reserved.values()}
+        kept = {*(adapter.slot for adapter in self._loaded.values()), *self._reserved.values()}
         free = set(range(self.num_slots)) - kept - set(in_use)
         if not free:
             num_ending = self.num_slots - len(kept)
@@ -70,11 +71,11 @@ class Adapters:
         self._reserved[name] = min(free)
 
     def read(self, src: str) -> AdapterWeights:
-        """The adapter in that directory. Raises RequestError where it cannot be served."""
+        """Read the adapter in the directory `src`. Raises RequestError if it cannot be served."""
         return read_adapter(Path(src), self._memory.sizes, self._memory.max_rank)
 
     def install(self, name: str, src: str, weights: AdapterWeights) -> Adapter:
-        """Copies it into its slot; from now on requests find it."""
+        """Copy the weights into the reserved slot. From now on, requests can use the adapter."""
         slot = self._reserved.pop(name)
         self._memory.write(slot, weights)
         self._num_loads += 1
@@ -83,9 +84,9 @@ class Adapters:
         return adapter
 
     def cancel(self, name: str) -> None:
-        """Gives back what was reserved."""
+        """Release a reserved slot."""
         del self._reserved[name]
 
     def unload(self, name: str) -> None:
-        """No new request finds it. Raises NotFoundError."""
+        """Unload an adapter. Requests that use it go on. Raises NotFoundError."""
         del self._loaded[self.find(name).name]

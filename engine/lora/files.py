@@ -1,4 +1,4 @@
-"""Reads an adapter in PEFT's form: adapter_config.json and adapter_model.safetensors."""
+"""Reads an adapter in PEFT's format: adapter_config.json and adapter_model.safetensors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from core.errors import RequestError
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<side>[AB])\.weight")
-_CHANGES_THE_MODEL = ("pissa", "olora", "corda")
-"""Ways to begin training that subtract the first A and B from the model's own weights."""
+_MODEL_CHANGING_INITS = ("pissa", "olora", "corda")
+"""Initializations that subtract the initial `B @ A` from the model's own weights."""
 
 
 class _Config(msgspec.Struct):
-    """Of adapter_config.json, what changes the result; the rest is about training."""
+    """The fields of adapter_config.json that affect inference; the others concern training."""
 
     lora_alpha: float
     peft_type: str = "LORA"
@@ -43,12 +43,12 @@ class _Config(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """What an adapter adds to one linear layer, `b @ a`, in that layer's type."""
+    """An adapter's factors for one linear layer, in the layer's type. It adds `b @ a`."""
 
     a: Tensor
     """[rank, in]."""
     b: Tensor
-    """[out, rank], times the adapter's scale."""
+    """[out, rank], multiplied by the adapter's scale."""
 
     @property
     def rank(self) -> int:
@@ -57,20 +57,20 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """On the host."""
+    """An adapter's weights, on the host."""
 
     layers: Mapping[str, LayerWeights]
-    """By the names of linear layers in the model."""
+    """By the linear layers' names in the model."""
 
     @property
     def rank(self) -> int:
-        """The highest."""
+        """The highest rank of any layer."""
         return max(layer.rank for layer in self.layers.values())
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSize:
-    """Of a linear layer."""
+    """Features and type of a linear layer."""
 
     in_features: int
     out_features: int
@@ -78,9 +78,10 @@ class LayerSize:
 
 
 def read_adapter(folder: Path, sizes: Mapping[str, LayerSize], max_rank: int) -> AdapterWeights:
-    """sizes: of the layers that an adapter may have.
+    """Read and check an adapter. sizes: of the layers that can be adapted, by name.
 
-    Raises RequestError, whose field is `src`, for what is no adapter, or none of this model.
+    Raises RequestError with field `src` if the folder holds no adapter, an unsupported one or one
+    for another model.
     """
     config = _read_config(folder)
     tensors = _read_tensors(folder)
@@ -88,12 +89,13 @@ def read_adapter(folder: Path, sizes: Mapping[str, LayerSize], max_rank: int) ->
     for key, tensor in tensors.items():
         match = _TENSOR.fullmatch(key)
         if match is None:
-            raise _refused(
-                folder, f"'{key}' is not of a linear layer; adapters of embeddings are not served"
+            raise _rejected(
+                folder,
+                f"'{key}' is not in a linear layer; adapters of embeddings are not served",
             )
         sides.setdefault(match["layer"], {})[match["side"]] = tensor
     if not sides:
-        raise _refused(folder, f"{WEIGHTS} holds no tensors")
+        raise _rejected(folder, f"{WEIGHTS} holds no tensors")
     for name, pair in sides.items():
         _check_layer(folder, name, pair, sizes, max_rank)
     return AdapterWeights(
@@ -105,10 +107,10 @@ def _read_config(folder: Path) -> _Config:
     try:
         config = msgspec.json.decode((folder / CONFIG).read_bytes(), type=_Config)
     except OSError as error:
-        raise _refused(folder, f"{CONFIG} cannot be read: {error.strerror}") from None
+        raise _rejected(folder, f"{CONFIG} cannot be read: {error.strerror}") from None
     except msgspec.DecodeError as error:
-        raise _refused(folder, f"{CONFIG}: {error}") from None
-    unserved = {
+        raise _rejected(folder, f"{CONFIG}: {error}") from None
+    unsupported = {
         f"peft_type {config.peft_type}": config.peft_type != "LORA",
         "DoRA (use_dora)": config.use_dora,
         "biases (bias, lora_bias)": config.bias != "none" or config.lora_bias,
@@ -119,11 +121,11 @@ def _read_config(folder: Path) -> _Config:
         "new tokens (trainable_token_indices)": config.trainable_token_indices,
         "alora_invocation_tokens": config.alora_invocation_tokens,
     }
-    for what, has_it in unserved.items():
-        if has_it:
-            raise _refused(folder, f"{what} cannot be served; merge the adapter into the model")
-    if str(config.init_lora_weights).startswith(_CHANGES_THE_MODEL):
-        raise _refused(
+    for feature, is_used in unsupported.items():
+        if is_used:
+            raise _rejected(folder, f"{feature} cannot be served; merge the adapter into the model")
+    if str(config.init_lora_weights).startswith(_MODEL_CHANGING_INITS):
+        raise _rejected(
             folder,
             f"init_lora_weights={config.init_lora_weights} has changed the model's weights; save "
             "it with PEFT's path_initial_model_for_weight_conversion",
@@ -135,7 +137,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     try:
         return load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise _refused(folder, f"{WEIGHTS} cannot be read: {error}") from None
+        raise _rejected(folder, f"{WEIGHTS} cannot be read: {error}") from None
 
 
 def _check_layer(
@@ -147,21 +149,21 @@ def _check_layer(
 ) -> None:
     size = sizes.get(name)
     if size is None:
-        known = ", ".join(sorted({each.rpartition(".")[2] for each in sizes}))
-        raise _refused(
+        known = ", ".join(sorted({layer.rpartition(".")[2] for layer in sizes}))
+        raise _rejected(
             folder, f"this model has no layer '{name}' to adapt; its linear layers are {known}"
         )
-    if len(pair) < 2 or any(each.ndim != 2 for each in pair.values()):
-        raise _refused(folder, f"{name} needs lora_A and lora_B, two matrices")
+    if len(pair) < 2 or any(tensor.ndim != 2 for tensor in pair.values()):
+        raise _rejected(folder, f"{name} needs lora_A and lora_B, two matrices")
     (rank, in_features), (out_features, rank_of_b) = pair["A"].shape, pair["B"].shape
     if (in_features, out_features) != (size.in_features, size.out_features) or rank != rank_of_b:
-        raise _refused(
+        raise _rejected(
             folder,
             f"{name} is {out_features} x {rank_of_b} times {rank} x {in_features}, and in this "
             f"model {size.out_features} x {size.in_features}: it was made for another model",
         )
     if not 1 <= rank <= max_rank:
-        raise _refused(
+        raise _rejected(
             folder, f"{name} has rank {rank}, and option.max_lora_rank is {max_rank}; raise it"
         )
 
@@ -172,11 +174,11 @@ def _layer(
     rank = pair["A"].shape[0]
     scale = config.lora_alpha / (rank**0.5 if config.use_rslora else rank)
     a, b = pair["A"].to(size.dtype), (pair["B"].float() * scale).to(size.dtype)
-    # Multiplied by the zeros of other adapters' tokens they would still be no zeros.
+    # Infinity or NaN times the zeros of other adapters' tokens would be NaN.
     if not (a.isfinite().all() and b.isfinite().all()):
-        raise _refused(folder, f"{name} holds numbers that are not finite")
+        raise _rejected(folder, f"{name} holds values that are not finite")
     return LayerWeights(a, b)
 
 
-def _refused(folder: Path, why: str) -> RequestError:
+def _rejected(folder: Path, why: str) -> RequestError:
     return RequestError("src", f"{folder}: {why}")

@@ -1,8 +1,8 @@
-"""All loaded adapters on the device, and what they add to a forward pass.
+"""The loaded LoRA adapters on the device, and their part of a forward pass.
 
 LoRA (Hu et al., 2021) adds `scale * B @ A` to the weight of a linear layer, [out, in], where A is
-[rank, in] and B [out, rank]. Here the matrices of all adapters lie below each other, in slots of
-`max_rank` rows, and of the product with all A only what is of each token's own adapter is kept:
+[rank, in] and B [out, rank]. Here the A of all adapters are stacked, in slots of `max_rank` rows.
+The input is multiplied by all of them, and each token keeps only the columns of its own adapter:
 
 ```
            slot 0   slot 1   slot 2
@@ -11,9 +11,9 @@ token 1  [ x A0^T   ......   ...... ]     @      B1     added to the output of t
 token 2  [ ......   ......   ...... ]            B2
 ```
 
-Two dense products, whatever the mixture: nothing is sorted or gathered, no shape depends on which
-adapters a step has, and so a step can be captured. Multiplying by zeros costs little: the ranks of
-all slots together are far less than a layer is wide.
+These are two dense products for any mix of adapters. Nothing is sorted or gathered, and no shape
+depends on the adapters of a step, so a CUDA graph can capture it. The multiplications by zero cost
+little, since the ranks of all slots together are far smaller than a layer is wide.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Adaptable(Protocol):
 
     @property
     def parts(self) -> Mapping[str, Part]:
-        """By the names of the model's layers, which are PEFT's too."""
+        """By the names of the model's layers, which PEFT uses too."""
         ...
 
     def attach(self, add: Add) -> None:
-        """From now on `add` is called with each product: rows [T, in], outputs [T, out]."""
+        """Call `add` after each product from now on, with inputs [T, in] and outputs [T, out]."""
         ...
 
 
@@ -51,39 +51,46 @@ class AdapterMemory:
     def __init__(
         self, linears: Sequence[Adaptable], num_slots: int, max_rank: int, device: torch.device
     ) -> None:
-        """From now on the layers add what `choose` chooses."""
+        """Attach to the linear layers, which from now on add the adapters chosen by `choose`."""
         self.num_slots = num_slots
         self.max_rank = max_rank
         self._foreign: Tensor | None = None
-        """[T, num_slots * max_rank]: whether a column is of another adapter than the token's. It
-        lies here because linear layers, unlike attention, are handed nothing but their input."""
+        """[T, num_slots * max_rank] bool: columns that do not belong to the token's adapter. Kept
+        here because a linear layer is called with its input only."""
         self._slot_of_column = torch.arange(num_slots, device=device).repeat_interleave(max_rank)
-        self._factors = [_Factors(linear, num_slots * max_rank, device) for linear in linears]
-        for linear, factors in zip(linears, self._factors, strict=True):
+        self.factors = [_Factors(linear, num_slots * max_rank, device) for linear in linears]
+        """The stacked A and B of each linear layer."""
+        for linear, factors in zip(linears, self.factors, strict=True):
             linear.attach(self._adder(factors))
 
     @property
     def sizes(self) -> Mapping[str, LayerSize]:
-        """Of the layers that an adapter may have."""
+        """Sizes of the layers that can be adapted, by name."""
         return {
-            name: LayerSize(each.down.shape[1], up.shape[1], up.dtype)
-            for each in self._factors
-            for name, up in each.up.items()
+            name: LayerSize(factors.down.shape[1], up.shape[1], up.dtype)
+            for factors in self.factors
+            for name, up in factors.up.items()
         }
 
     @property
     def num_bytes(self) -> int:
-        tensors = [tensor for each in self._factors for tensor in (each.down, *each.up.values())]
-        return sum(each.nbytes for each in tensors)
+        return sum(
+            tensor.nbytes
+            for factors in self.factors
+            for tensor in (factors.down, *factors.up.values())
+        )
 
     @torch.inference_mode()
     def write(self, slot: int, weights: AdapterWeights) -> None:
-        """Puts an adapter into a slot, in place of what was there, before the next forward."""
-        for factors in self._factors:
+        """Overwrite a slot with an adapter, in stream order before the next forward pass."""
+        for factors in self.factors:
             factors.write(slice(slot * self.max_rank, (slot + 1) * self.max_rank), weights.layers)
 
     def choose(self, slots: Tensor | None) -> None:
-        """Which adapter each token of the next forward has, [T] int64; None: no token has one."""
+        """Set each token's slot for the next forward pass.
+
+        slots: [T] int64; None if no token has an adapter.
+        """
         self._foreign = None if slots is None else slots[:, None] != self._slot_of_column
 
     def _adder(self, factors: _Factors) -> Add:
@@ -95,7 +102,7 @@ class AdapterMemory:
 
 
 class _Factors:
-    """A and B of all slots, for the parts of one linear layer."""
+    """A and B of all slots, for one linear layer, which may fuse several layers of the model."""
 
     def __init__(self, linear: Adaptable, num_columns: int, device: torch.device) -> None:
         options = {"dtype": linear.dtype, "device": device}
@@ -103,24 +110,25 @@ class _Factors:
         self._num_columns = num_columns
         height = len(self._parts) * num_columns
         self.down = torch.zeros(height, linear.in_features, **options)
-        """The A of the first layer, then those of the next: they have the same input."""
+        """[layers * num_columns, in]: A of the first fused layer, then of the next, since all have
+        the same input."""
         self.up = {
             name: torch.zeros(num_columns, part.rows.stop - part.rows.start, **options)
             for name, part in self._parts.items()
         }
-        """The B of each layer, transposed."""
+        """B of each layer, transposed: [num_columns, out]."""
 
     def add(self, x: Tensor, foreign: Tensor, output: Tensor) -> None:
         """x: [T, in]; output: [T, out], changed in place."""
         inner = F.linear(x, self.down).view(len(x), len(self.up), self._num_columns)
-        inner.masked_fill_(foreign[:, None], 0)  # not times 0: one may have overflowed
-        for place, (name, up) in enumerate(self.up.items()):
-            output[:, self._parts[name].rows].addmm_(inner[:, place], up)
+        inner.masked_fill_(foreign[:, None], 0)  # not a product: inf * 0 is NaN
+        for index, (name, up) in enumerate(self.up.items()):
+            output[:, self._parts[name].rows].addmm_(inner[:, index], up)
 
     def write(self, columns: slice, layers: Mapping[str, LayerWeights]) -> None:
         down = self.down.view(len(self.up), self._num_columns, -1)
-        for place, (name, up) in enumerate(self.up.items()):
-            a, b = down[place, columns], up[columns]
+        for index, (name, up) in enumerate(self.up.items()):
+            a, b = down[index, columns], up[columns]
             a.zero_()
             b.zero_()
             if name in layers:

@@ -1,4 +1,4 @@
-"""What a step takes of the device's memory besides weights and K/V, by running the largest one."""
+"""Measures the memory that a step takes beside weights and KV cache, by running the largest one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kernels.batch import PagedBatch
 
 
 def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
-    """Most bytes that `work` holds at once on a CUDA device, beyond what is there before."""
+    """Run `work` and return the peak of the bytes that it allocates on a CUDA device."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -30,24 +30,33 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
 
 
 @torch.inference_mode()
-def run_step(model: PackedModel, num_tokens: int, num_sequences: int) -> Tensor:
-    """A forward over that many tokens without K/V, and a draw for each sequence, [S] int64.
+def run_forward(model: PackedModel, num_tokens: int, num_sequences: int) -> Tensor:
+    """Run a forward pass without a KV cache. Return logits [S, vocabulary].
 
-    Attention takes no memory but its output, as the real one does.
+    Attention is replaced by zeros. The real one too allocates nothing but its output.
     """
     device = model.device
     tokens = torch.zeros(3, num_tokens, dtype=torch.int64, device=device)
     rows = torch.arange(num_sequences, device=device)
-    nothing = torch.empty(0, dtype=torch.int32, device=device)
-    batch = PagedBatch(nothing, nothing, nothing, tokens[2], spans=())
+    empty = torch.empty(0, dtype=torch.int32, device=device)
+    batch = PagedBatch(empty, empty, empty, tokens[2], spans=())
     slots = None if model.adapter_memory is None else tokens[0]
     inputs = StepInputs(tokens, rows, batch, (), adapter_slots=slots)
-    logits = model.forward(inputs, _NoMemory())
+    return model.forward(inputs, NoAttention())
+
+
+@torch.inference_mode()
+def run_step(model: PackedModel, num_tokens: int, num_sequences: int) -> Tensor:
+    """Run a forward pass as above and sample for each sequence. Return token ids [S] int64."""
+    logits = run_forward(model, num_tokens, num_sequences)
+    newest = torch.zeros(num_sequences, dtype=torch.int64, device=model.device)
     params = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
-    drawn = [Row(Sequence(id, [0], params), 1) for id in range(num_sequences)]
-    return Sampler(Staging(device)).sample(logits, drawn, inputs.newest()).token_ids
+    sampled = [Row(Sequence(id, [0], params), 1) for id in range(num_sequences)]
+    return Sampler(Staging(model.device)).sample(logits, sampled, newest).token_ids
 
 
-class _NoMemory:
+class NoAttention:
+    """Stands in for the paged attention of a step: returns zeros."""
+
     def attend(self, call: AttentionCall) -> Tensor:
         return call.query.new_zeros(*call.query.shape[:2], call.value.shape[-1])

@@ -1,35 +1,43 @@
-"""How long, how many and how much at once: limits, each lowered to what the others allow."""
+"""Chooses the limits of an engine and the number of KV blocks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedConfig
 
 from core.errors import InsufficientMemoryError
-from core.options import Batching, Options
+from core.host_memory import available_host_memory
+from core.options import Options
 from core.sizing import (
     LENGTH_NAMES,
     blocks_for,
     bytes_per_block,
     fit_length,
+    gpu_kv_budget,
     length_limit,
     sequence_limit,
     step_token_budget,
 )
+from core.strategy_table import STRATEGIES, Batching
 from engine.device import choose_kv_dtype
 from engine.loading.packed_model import PackedModel
-from engine.memory.budget import kv_budget, swap_budget
-from engine.memory.largest_step import peak_bytes, run_step
+from engine.memory.largest_step import peak_bytes, run_forward, run_step
 from engine.step.library_executor import LibraryModel
+
+GIB = 2**30
+MAX_DEFAULT_ON_CPU = 4 * GIB
+MAX_DEFAULT_SWAP = 4 * GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What `core.messages.Facts` tells of them, and the notes on what had to be lowered."""
+    """The limits that `core.messages.Facts` documents, and notes on limits that were lowered."""
 
     max_model_len: int
     max_sequences: int
@@ -41,27 +49,31 @@ class Sizes:
 
 
 def choose_sizes(options: Options, batching: Batching, model: PackedModel | LibraryModel) -> Sizes:
-    """Limits and number of blocks, each lowered to what the others allow."""
+    """Choose the limits and the number of KV blocks. Each is lowered to what the others allow.
+
+    Raises InsufficientMemoryError if the largest step does not fit beside the weights.
+    """
     is_packed = isinstance(model, PackedModel)
     max_len = max_model_len(options, model.config)
     max_sequences = sequence_limit(options, batching)
     if is_packed:
         step_tokens = step_token_budget(options, model.device.type)
-        # Fewer tokens in a step than sequences would leave the newest without a turn.
+        # With fewer tokens per step than sequences, the newest sequences would never be scheduled.
         max_sequences = min(max_sequences, step_tokens)
     else:
-        step_tokens = max_sequences * max_len  # `generate` takes prompts whole
+        step_tokens = max_sequences * max_len  # `generate` does not split prompts
     usable = max_sequences * blocks_for(max_len, options.block_size)
     num_blocks = options.num_kv_blocks or usable
-    activation_bytes = num_swap_blocks = 0
+    reserved_bytes = num_swap_blocks = 0
     if is_packed:
         kv_dtype = choose_kv_dtype(options, model.dtype, model.device)
         per_block = bytes_per_block(model.shapes, options.block_size, kv_dtype.itemsize)
         if options.num_kv_blocks is None:
-            activation_bytes = _activation_bytes(model, step_tokens, max_sequences)
-            budget = kv_budget(options, model.device, activation_bytes)
+            if model.device.type == "cuda":
+                reserved_bytes = activation_bytes(options, model, step_tokens, max_sequences)
+            budget = kv_budget(options, model.device, reserved_bytes)
             num_blocks = min(usable, budget // per_block)
-        if batching == "paged" and options.preemption_mode != "recompute":
+        if STRATEGIES[batching].is_paged and options.preemption_mode != "recompute":
             num_swap_blocks = min(usable, swap_budget(options) // per_block)
     max_len, notes = fit_length(options, max_len, num_blocks * options.block_size)
     return Sizes(
@@ -69,21 +81,34 @@ def choose_sizes(options: Options, batching: Batching, model: PackedModel | Libr
         max_sequences=max_sequences,
         max_step_tokens=step_tokens,
         num_blocks=num_blocks,
-        activation_bytes=activation_bytes,
+        activation_bytes=reserved_bytes,
         num_swap_blocks=num_swap_blocks,
         notes=notes,
     )
 
 
-def _activation_bytes(model: PackedModel, step_tokens: int, max_sequences: int) -> int:
-    """Measured on CUDA: of the largest step, and of the decode step that the graphs keep apart."""
-    if model.device.type != "cuda":
-        return 0
+def activation_bytes(
+    options: Options,
+    model: PackedModel,
+    step_tokens: int,
+    max_sequences: int,
+    measure: Callable[[Callable[[], Tensor], torch.device], int] = peak_bytes,
+) -> int:
+    """Return the bytes of device memory that steps need beside the weights and the KV cache.
+
+    That is the peak of the largest step, sampling included, and for CUDA graphs the peak of the
+    largest decode step's forward pass, which their memory pool keeps, and their logits buffer.
+    Graphs do not sample. `measure` returns the peak of a function.
+
+    Raises InsufficientMemoryError if the largest step does not fit.
+    """
     try:
-        return sum(
-            peak_bytes(partial(run_step, model, num_tokens, max_sequences), model.device)
-            for num_tokens in (step_tokens, max_sequences)
-        )
+        largest_step = measure(partial(run_step, model, step_tokens, max_sequences), model.device)
+        if options.enforce_eager:
+            return largest_step
+        decode = partial(run_forward, model, max_sequences, max_sequences)
+        logits = max_sequences * model.config.get_text_config().vocab_size * torch.float32.itemsize
+        return largest_step + measure(decode, model.device) + logits
     except torch.OutOfMemoryError as error:
         raise InsufficientMemoryError(
             f"a step of {step_tokens} tokens does not fit into the device's memory beside the "
@@ -92,8 +117,28 @@ def _activation_bytes(model: PackedModel, step_tokens: int, max_sequences: int) 
 
 
 def max_model_len(options: Options, config: PreTrainedConfig) -> int:
-    """Most tokens of a sequence, before memory may lower it."""
+    """Return the most tokens of a sequence, from the options and the config, not the memory."""
     text_config: Any = config.get_text_config()
     lengths = (getattr(text_config, name, None) or 0 for name in LENGTH_NAMES)
     own = next((length for length in lengths if length > 0), None)
     return length_limit(options, own)
+
+
+def kv_budget(options: Options, device: torch.device, activation_bytes: int = 0) -> int:
+    """Return the bytes for KV blocks. Call it once the weights are loaded.
+
+    activation_bytes: left free for steps.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return gpu_kv_budget(options, total, total - free, activation_bytes)
+    if options.kv_cache_memory_bytes is not None:
+        return options.kv_cache_memory_bytes
+    return min(MAX_DEFAULT_ON_CPU, available_host_memory() // 4)
+
+
+def swap_budget(options: Options) -> int:
+    """Return the bytes of host memory for swapped-out blocks."""
+    if options.swap_space_gib is not None:
+        return int(options.swap_space_gib * GIB)
+    return min(MAX_DEFAULT_SWAP, available_host_memory() // 4)

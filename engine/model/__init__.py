@@ -1,4 +1,5 @@
-"""The decoder: layers, families, linear layers and their weight formats, and the weights' files.
+"""The decoder: its layers, the table of families, linear layers with their weight formats, and the
+loading of weight files.
 
 Imports `engine.attention`.
 """

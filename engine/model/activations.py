@@ -1,4 +1,4 @@
-"""The nonlinearities of MLPs, by transformers' names."""
+"""Activation functions of MLPs, by transformers' names."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ FUSED: Mapping[str, Literal["silu", "gelu_tanh"]] = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
 }
-"""Those that our kernels compute together with the product of gate and up."""
+"""Activations that our kernels fuse with the multiplication of gate and up."""
 
 
 def make_gated(name: str, loader: Loader) -> Activation:
-    """[T, 2 * I], gates first → activation(gate) * up, [T, I]."""
+    """Return a function from [T, 2 * I], gates first, to activation(gate) * up, [T, I]."""
     fused = FUSED.get(name)
     if fused is not None:
         kernel = loader.elementwise.gated_activation
@@ -39,12 +39,12 @@ def make_gated(name: str, loader: Loader) -> Activation:
 
 
 def make_plain(name: str, loader: Loader, block: str) -> Activation:
-    """block: of the MLP, below which an activation may have weights."""
+    """Return an elementwise activation. block: the MLP's name, for activations with weights."""
     return XIELU(loader, block) if name == "xielu" else ACT2FN[name]
 
 
 class XIELU:
-    """A square above 0, an exponential below, both with learned steepness (Huang, 2024)."""
+    """xIELU: quadratic above 0, exponential below, with learned coefficients (Huang, 2024)."""
 
     BETA, EPS = 0.5, -1e-6
 

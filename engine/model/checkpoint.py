@@ -1,9 +1,10 @@
-"""A model's tensors by name, out of safetensors files that are mapped into memory, not read."""
+"""A model's tensors by name, from memory-mapped safetensors files."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -26,19 +27,19 @@ NOT_WEIGHTS = (
     "act_fn.beta",
     "act_fn.eps",
 )
-"""Ends of names: constants that older versions of transformers saved beside the weights."""
+"""Suffixes of names: constants that older versions of transformers saved beside the weights."""
 Entry = tuple[str, Callable[[], Tensor]]
-"""The file of a tensor, for messages, and what reads it."""
-INCOMPLETE = "the download is incomplete, or config.json is of another model"
+"""A tensor's file, for messages, and the function that reads it."""
+INCOMPLETE = "the download is incomplete, or config.json belongs to another model"
 BROKEN = "download the model again"
-CURE = "option.decoder=transformers loads it by transformers' rules"
+CURE = "try option.decoder=transformers, which follows transformers' loading rules"
 
 
 class Checkpoint:
-    """Each tensor can be taken once; the decoder has no use for one that is left at the end."""
+    """Tensors by name. Each can be taken once, which shows the ones that the decoder never uses."""
 
     def __init__(self, tensors: Mapping[str, Entry], origin: str) -> None:
-        """tensors: by name. origin: where they are from, for messages."""
+        """origin: where the tensors come from, for messages."""
         self._tensors = dict(tensors)
         self._origin = origin
 
@@ -46,7 +47,10 @@ class Checkpoint:
         return name in self._tensors
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Often a view of a mapped file. Raises ConfigurationError if missing or misshapen."""
+        """Remove and return a tensor, often a view of a mapped file.
+
+        Raises ConfigurationError if it is missing, unreadable, of another shape or not a float.
+        """
         if name not in self._tensors:
             raise ConfigurationError(f"{self._origin} has no tensor '{name}': {INCOMPLETE}")
         file, read = self._tensors.pop(name)
@@ -58,7 +62,7 @@ class Checkpoint:
             ) from error
         if tensor.shape != shape:
             raise ConfigurationError(
-                f"{file}: tensor '{name}' is {list(tensor.shape)}, and by config.json it is "
+                f"{file}: tensor '{name}' has shape {list(tensor.shape)}, but config.json implies "
                 f"{list(shape)}; {CURE}"
             )
         if not tensor.is_floating_point():
@@ -68,20 +72,20 @@ class Checkpoint:
             )
         return tensor
 
-    def require_nothing_left(self, *, but: str) -> None:
-        """but: a tensor that may be there. Raises ConfigurationError for any other."""
+    def require_all_taken(self, *, except_for: str) -> None:
+        """Raise ConfigurationError if a tensor other than `except_for` was never taken."""
         for name, (file, _) in self._tensors.items():
-            if name != but and not name.endswith(NOT_WEIGHTS):
+            if name != except_for and not name.endswith(NOT_WEIGHTS):
                 raise ConfigurationError(
                     f"{file}: tensor '{name}' belongs to no layer of this model; {CURE}"
                 )
 
 
 def open_checkpoint(model_dir: Path, family: Family) -> Checkpoint:
-    """The files that transformers would read.
+    """Open the safetensors files of a model directory, the ones that transformers would read.
 
-    Raises UnsupportedModelError where the weights are in another form, ConfigurationError where a
-    file is missing or broken.
+    Raises UnsupportedModelError if the weights are in another format, ConfigurationError if a file
+    is missing or broken.
     """
     tensors: dict[str, Entry] = {}
     for path in _files(model_dir):
@@ -89,14 +93,15 @@ def open_checkpoint(model_dir: Path, family: Family) -> Checkpoint:
             file = safe_open(path, "pt")
         except (SafetensorError, OSError) as error:
             raise ConfigurationError(f"cannot read {path}: {error}; {BROKEN}") from error
-        for name in file.keys():  # noqa: SIM118 - it is no mapping
-            tensors[name] = str(path), _reader(file, name)
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            tensors[name] = str(path), partial(file.get_tensor, name)
     return Checkpoint(_renamed(tensors, family), str(model_dir))
 
 
-def checkpoint_of(state: Mapping[str, Tensor], family: Family, origin: str) -> Checkpoint:
-    """Of tensors that are in memory already, such as random ones."""
+def checkpoint_from_tensors(state: Mapping[str, Tensor], family: Family, origin: str) -> Checkpoint:
+    """Wrap tensors that are already in memory, such as random weights."""
 
+    # Each reader holds only its own tensor, so memory is freed as tensors are taken.
     def reader(tensor: Tensor) -> Callable[[], Tensor]:
         return lambda: tensor
 
@@ -109,7 +114,7 @@ def _files(model_dir: Path) -> list[Path]:
     if (model_dir / SINGLE_FILE).is_file():
         return [model_dir / SINGLE_FILE]
     if not (model_dir / INDEX_FILE).is_file():
-        raise UnsupportedModelError(f"its weights are not in {SINGLE_FILE}, nor in shards of it")
+        raise UnsupportedModelError(f"it has neither {SINGLE_FILE} nor {INDEX_FILE}")
     try:
         names = json.loads((model_dir / INDEX_FILE).read_text())["weight_map"].values()
     except (OSError, ValueError, KeyError, AttributeError) as error:
@@ -119,19 +124,17 @@ def _files(model_dir: Path) -> list[Path]:
     return [model_dir / name for name in sorted(set(names))]
 
 
-def _reader(file: safe_open, name: str) -> Callable[[], Tensor]:
-    return lambda: file.get_tensor(name)
-
-
 def _renamed(tensors: dict[str, Entry], family: Family) -> dict[str, Entry]:
-    """By the names that transformers' modules have. Some families are published without the first
-    word of them: `wte.weight` for `transformer.wte.weight`."""
+    """Rename tensors to the names of transformers' modules.
+
+    Some checkpoints lack the base model's prefix: `wte.weight` for `transformer.wte.weight`.
+    """
     for published, own in family.renames:
-        tensors = {name.replace(published, own): each for name, each in tensors.items()}
+        tensors = {name.replace(published, own): entry for name, entry in tensors.items()}
     base = family.prefix.partition(".")[0] + "."
     if any(name.startswith(base) for name in tensors):
         return tensors
     return {
-        name if name.startswith(family.head) else base + name: each
-        for name, each in tensors.items()
+        name if name.startswith(family.head) else base + name: entry
+        for name, entry in tensors.items()
     }

@@ -1,38 +1,37 @@
-"""One decoder for all families of the table: embedding, layers, norm, head.
+"""The decoder of all supported model families: embedding, layers, final norm, head.
 
-Rows are tokens of many sequences, one after the other: [T, hidden], nothing padded. Each layer
-calls attention once, `paged.attend`, which writes the keys and values of these tokens into the KV
-cache and reads those of their sequences by block table. `Linear` knows how a weight is stored, the
-table in `engine.model.families` how a family differs from Llama.
+One forward pass computes the T tokens of all sequences of a step as one flat batch, [T, hidden],
+without padding. Each layer calls `paged.attend` once, which writes the tokens' keys and values to
+the KV cache and attends over the block tables of their sequences. A `Linear` hides how its weight
+is stored; `engine.model.families` lists how each family differs from Llama.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from tqdm import tqdm
 
-from engine.attention.call import AttendsPaged, AttentionCall
+from engine.attention.call import AttendsPaged, AttentionCall, Rotation
 from engine.model.activations import make_gated, make_plain
 from engine.model.experts import Experts
 from engine.model.families import ExpertNames
 from engine.model.loader import Loader, Source
-from engine.model.norms import Norm
+from engine.model.norms import Norm, add_and_norm
 from engine.model.rotary import Angles, Rotary
 from engine.model.spec import DecoderSpec
 
 AnglesByRope = Mapping[str, Angles]
-Progress = Callable[[Sequence[int]], Iterable[int]]
-"""Is handed the layers to come, and may show how far that is."""
 
 
 class RunsLayers(Protocol):
-    """All layers at once, as `engine.model.native` does on a CPU."""
+    """Runs all layers in one call; `engine.model.native` implements it for CPUs."""
 
-    def computes(self, paged: AttendsPaged) -> bool: ...
+    def supports(self, paged: AttendsPaged) -> bool: ...
 
     def __call__(
         self, hidden: Tensor, angles: AnglesByRope, paged: Any, rows: Tensor | None
@@ -40,24 +39,27 @@ class RunsLayers(Protocol):
 
 
 class Decoder:
-    """Token ids in, logits out."""
+    """A decoder-only model: token ids in, logits out."""
 
     def __init__(
-        self, loader: Loader, spec: DecoderSpec, num_layers: int, progress: Progress = iter
+        self, loader: Loader, spec: DecoderSpec, num_layers: int, *, show_progress: bool = False
     ) -> None:
-        """num_layers: the first ones; the rest of the checkpoint is left alone then."""
+        """Load the weights of the first `num_layers` layers and of everything around them.
+
+        show_progress: show a progress bar if stderr is a terminal.
+        """
         family, width = spec.family, spec.hidden_size
         prefix = family.prefix
         self.spec, self.shapes = spec, spec.shapes
         embedding = f"{prefix}{family.embedding}.weight"
         if spec.is_tied and embedding not in loader.checkpoint:
-            embedding = f"{family.head}.weight"  # some files have the head's name for both
+            embedding = f"{family.head}.weight"  # some checkpoints store only the head
         self.embedding = loader.tensor(embedding, spec.vocab_size, width)
-        self._positions = _positions(loader, spec)
+        self._position_embedding = _load_position_embedding(loader, spec)
         self.rotary = Rotary(spec, loader.device, loader.dtype)
-        self.layers = [
-            Layer(loader, spec, index, self.rotary) for index in progress(range(num_layers))
-        ]
+        # None hides the bar unless stderr is a terminal.
+        indices = tqdm(range(num_layers), "loading layers", disable=None if show_progress else True)
+        self.layers = [Layer(loader, spec, index, self.rotary) for index in indices]
         self.norm = loader.norm(
             f"{prefix}{family.final_norm}", (width,), family.norm, spec.norm_eps
         )
@@ -65,7 +67,7 @@ class Decoder:
         self.linears = loader.linears
         self.num_bytes = loader.num_bytes
         self.native: RunsLayers | None = None
-        """Computes the layers in place of `layers`, where there is such a thing."""
+        """Runs the layers in place of `layers` if it is set and supports the step."""
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=loader.dtype).item()
 
     def __call__(
@@ -77,46 +79,39 @@ class Decoder:
         *,
         has_adapters: bool = False,
     ) -> Tensor:
-        """Logits [R, vocabulary] of the tokens `rows` [R] int64 out of T. Ids, positions: [T].
+        """Return logits [R, vocab_size] of the tokens at `rows`.
 
-        has_adapters: some of these tokens have an adapter.
+        token_ids, positions: [T] int64. rows: [R] int64, indices of tokens. has_adapters: whether
+        any token of the step uses an adapter.
         """
         hidden = self.embed(token_ids, positions)
         angles = self.rotary(positions)
-        if has_adapters or len(rows) >= len(hidden):
-            hidden = self._run(hidden, angles, paged, None, has_adapters)
-            return self.logits(hidden.index_select(0, rows))
-        return self.logits(self._run(hidden, angles, paged, rows, has_adapters))
-
-    def _run(
-        self,
-        hidden: Tensor,
-        angles: AnglesByRope,
-        paged: AttendsPaged,
-        rows: Tensor | None,
-        has_adapters: bool,
-    ) -> Tensor:
-        """All layers. rows: the tokens that are still wanted after the last; None: all."""
-        if self.native is not None and not has_adapters and self.native.computes(paged):
-            return self.native(hidden, angles, paged, rows)
-        *others, last = self.layers
-        for layer in others:
-            hidden = layer(hidden, angles, paged)
-        return last(hidden, angles, paged, rows)
+        # The last layer finishes only the rows that need logits, except with adapters, whose masks
+        # have a row for each of the T tokens.
+        last_rows = None if has_adapters or len(rows) >= len(hidden) else rows
+        output: Tensor | None = None
+        if self.native is not None and not has_adapters and self.native.supports(paged):
+            hidden = self.native(hidden, angles, paged, last_rows)
+        else:
+            for layer in self.layers[:-1]:
+                hidden, output = layer(hidden, output, angles, paged)
+            hidden, output = self.layers[-1](hidden, output, angles, paged, last_rows)
+        _, normed = add_and_norm(hidden, output, self.norm, self.spec.residual_scale)
+        return self.logits(normed.index_select(0, rows) if last_rows is None else normed)
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """[T, hidden]."""
+        """Return the input of the first layer, [T, hidden], for ids and positions [T]."""
         hidden = F.embedding(token_ids, self.embedding)
         if self._embedding_scale != 1.0:
             hidden = hidden * self._embedding_scale
-        if self._positions is not None:
+        if self._position_embedding is not None:
             offset = self.spec.family.position_offset
-            hidden = hidden + F.embedding(positions + offset, self._positions)
+            hidden = hidden + F.embedding(positions + offset, self._position_embedding)
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] after the last layer → [R, vocabulary]."""
-        logits = self.head(self.norm(hidden))
+    def logits(self, normed: Tensor) -> Tensor:
+        """Return logits [R, vocab_size] for the final norm's outputs [R, hidden]."""
+        logits = self.head(normed)
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
         cap = self.spec.logit_softcap
@@ -124,7 +119,12 @@ class Decoder:
 
 
 class Layer:
-    """`x += attention(norm(x)); x += mlp(norm(x))`, with norms where the family has them."""
+    """`x += attention(norm(x)); x += mlp(norm(x))`, with each family's own placement of norms.
+
+    The last add of a layer is left to the norm that follows it, the next layer's or the final one,
+    so that both are one launch: a layer takes and returns the residual stream, and the output that
+    is yet to be added to it.
+    """
 
     def __init__(self, loader: Loader, spec: DecoderSpec, index: int, rotary: Rotary) -> None:
         family = spec.family
@@ -143,13 +143,18 @@ class Layer:
     def __call__(
         self,
         hidden: Tensor,
+        output: Tensor | None,
         angles: AnglesByRope,
         paged: AttendsPaged,
         rows: Tensor | None = None,
-    ) -> Tensor:
-        """[T, hidden] → the same; or [R, hidden], where only the tokens `rows` are still wanted."""
+    ) -> tuple[Tensor, Tensor]:
+        """Return the residual stream and this layer's last output, which is yet to be added.
+
+        hidden: [T, hidden]. output: what the previous layer has yet to add, None in the first
+        layer. rows: the result is [R, hidden], of the tokens at these rows only.
+        """
         before_attention, after_attention, before_mlp, after_mlp = self.norms
-        normed = hidden if before_attention is None else before_attention(hidden)
+        hidden, normed = add_and_norm(hidden, output, before_attention, self.residual_scale)
         attended = self.attention(normed, angles, paged, rows)
         if rows is not None:
             hidden, normed = hidden.index_select(0, rows), normed.index_select(0, rows)
@@ -157,16 +162,14 @@ class Layer:
             attended = after_attention(attended)
         if self.is_parallel:
             output = self.mlp(normed if before_mlp is None else before_mlp(hidden))
-            return hidden + attended + output
-        hidden = torch.add(hidden, attended, alpha=self.residual_scale)
-        output = self.mlp(hidden if before_mlp is None else before_mlp(hidden))
-        if after_mlp is not None:
-            output = after_mlp(output)
-        return torch.add(hidden, output, alpha=self.residual_scale)
+            return hidden + attended, output
+        hidden, normed = add_and_norm(hidden, attended, before_mlp, self.residual_scale)
+        output = self.mlp(normed)
+        return hidden, output if after_mlp is None else after_mlp(output)
 
 
 class Attention:
-    """Projects to queries, keys and values, rotates, attends over the KV cache, projects back."""
+    """Self-attention over the KV cache, with rotary embedding and optional q/k norms."""
 
     def __init__(
         self, loader: Loader, spec: DecoderSpec, index: int, name: str, rotary: Rotary
@@ -192,7 +195,7 @@ class Attention:
         paged: AttendsPaged,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """[T, hidden] → the same, or of the tokens `rows` alone."""
+        """Return the attention output [T, hidden], or [R, hidden] of the tokens at `rows` only."""
         kind, clip, dim = self.spec.qk_norm, self.spec.qkv_clip, self.spec.head_dim
         query, key, value = self.qkv(hidden).split_with_sizes(self._sizes, -1)
         if kind == "row":
@@ -202,9 +205,13 @@ class Attention:
         query, key, value = (part.unflatten(-1, (-1, dim)) for part in (query, key, value))
         if kind == "head":
             query, key = self.norms[0](query), self.norms[1](key)
+        rotation = None
         if self.layer.rope is not None:
-            self._rotate(query, key, *angles[self.layer.rope], self.rotary_dim)
+            rotation = Rotation(*angles[self.layer.rope], self.rotary_dim)
         if kind == "after rotary":
+            if rotation is not None:
+                self._rotate(query, key, *rotation)
+                rotation = None
             query, key = self.norms[0](query), self.norms[1](key)
         call = AttentionCall(
             layer=self.index,
@@ -215,6 +222,7 @@ class Attention:
             window=self.layer.window,
             softcap=self.spec.softcap,
             sinks=self.sinks,
+            rotation=rotation,
         )
         attended = paged.attend(call).flatten(1)
         return self.out(attended if rows is None else attended.index_select(0, rows))
@@ -226,7 +234,8 @@ class MLP:
     def __init__(
         self, loader: Loader, spec: DecoderSpec, block: str, width: int | None = None
     ) -> None:
-        """width: of the layer between; None: what the config says."""
+        """block: the MLP's name in the checkpoint. width: intermediate size, `spec.mlp_width` if
+        None."""
         family = spec.family
         width = width or spec.mlp_width
         total = 2 * width if family.is_gated else width
@@ -246,7 +255,7 @@ class MLP:
 
 
 class SharedExperts:
-    """Experts, and beside them an MLP that sees every token, as strongly as a gate says."""
+    """Experts plus a shared MLP that sees every token, weighted by a sigmoid gate (Qwen2-MoE)."""
 
     def __init__(self, loader: Loader, spec: DecoderSpec, block: str, names: ExpertNames) -> None:
         config: Any = spec.config
@@ -261,6 +270,7 @@ class SharedExperts:
 
 
 def _mlp(loader: Loader, spec: DecoderSpec, index: int, name: str) -> MLP | Experts | SharedExperts:
+    """Load the feed-forward block of layer `index`, whose name in the checkpoint is `name`."""
     family = spec.family
     names = family.experts
     if names is None or not spec.layers[index].has_experts:
@@ -270,9 +280,12 @@ def _mlp(loader: Loader, spec: DecoderSpec, index: int, name: str) -> MLP | Expe
 
 
 def _qkv(spec: DecoderSpec, name: str, sizes: list[int], order: Tensor | None) -> list[Source]:
-    """order: of the elements of each head of queries and keys; None: as they are."""
+    """Return the sources of the merged product of queries, keys and values.
+
+    sizes: outputs of each. order: a permutation of the elements of each query and key head.
+    """
     family, dim = spec.family, spec.head_dim
-    names = [f"{name}.{each}" for each in family.qkv]
+    names = [f"{name}.{projection}" for projection in family.qkv]
     if family.qkv_by_head:
         rows = torch.arange(sum(sizes)).view(spec.num_heads, 3, dim)
         return [Source(names[0], sum(sizes), rows.transpose(0, 1).flatten())]
@@ -281,18 +294,24 @@ def _qkv(spec: DecoderSpec, name: str, sizes: list[int], order: Tensor | None) -
     orders: list[Tensor | None] = [None] * 3
     if order is not None:
         orders[:2] = [(torch.arange(0, size, dim)[:, None] + order).flatten() for size in sizes[:2]]
-    return [Source(*each) for each in zip(names, sizes, orders, strict=True)]
+    return [Source(*source) for source in zip(names, sizes, orders, strict=True)]
 
 
 def _halves_of_pairs(dim: int, rotary_dim: int) -> Tensor:
-    """[dim] int64: an order of a head's elements in which those that turn together are half of
-    `rotary_dim` apart. Products of queries and keys, both in this order, are the same."""
-    turned = torch.arange(rotary_dim).view(-1, 2).T.flatten()
-    return torch.cat([turned, torch.arange(rotary_dim, dim)])
+    """Return the permutation [dim] int64 from interleaved to half-split rotary layout.
+
+    It moves elements 2i and 2i + 1, which rotate together, to i and i + rotary_dim / 2. Applied to
+    queries and keys alike, it leaves their dot products unchanged.
+    """
+    rotated = torch.arange(rotary_dim).view(-1, 2).T.flatten()
+    return torch.cat([rotated, torch.arange(rotary_dim, dim)])
 
 
 def _qk_norms(loader: Loader, spec: DecoderSpec, name: str, order: Tensor | None) -> list[Norm]:
-    """Of queries and of keys, where there are any."""
+    """Load the norms of queries and of keys; return an empty list if the model has none.
+
+    order: as in `_qkv`.
+    """
     family = spec.family
     if not spec.qk_norm:
         return []
@@ -307,10 +326,11 @@ def _qk_norms(loader: Loader, spec: DecoderSpec, name: str, order: Tensor | None
     return norms
 
 
-def _positions(loader: Loader, spec: DecoderSpec) -> Tensor | None:
-    """[positions, hidden], where they are learned."""
+def _load_position_embedding(loader: Loader, spec: DecoderSpec) -> Tensor | None:
+    """Load the learned position embedding [positions, hidden], if the model has one."""
     family, config = spec.family, spec.config
-    if not family.positions:
+    if not family.position_embedding:
         return None
+    name = f"{family.prefix}{family.position_embedding}.weight"
     length = config.max_position_embeddings + family.position_offset
-    return loader.tensor(f"{family.prefix}{family.positions}.weight", length, spec.hidden_size)
+    return loader.tensor(name, length, spec.hidden_size)

@@ -1,37 +1,57 @@
-"""Which functions normalize, activate and rotate: Triton's on CUDA, C++ on a CPU, or torch's."""
+"""Selects elementwise kernels: Triton on CUDA, C++ on a CPU, torch if there is no compiler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels import torch_elementwise
 from kernels.cpu import elementwise as cpu_elementwise
-from kernels.cpu.library import what_is_lacking
+from kernels.cpu.shared_library import unavailable_reason
 
 
 @dataclass(frozen=True, slots=True)
 class Elementwise:
-    """Signatures as in `kernels.torch_elementwise`."""
+    """The elementwise kernels of a device, with the signatures of `kernels.torch_elementwise`."""
 
     rms_norm: Callable[..., Tensor]
+    add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
     gated_activation: Callable[..., Tensor]
     rotary: Callable[..., None]
 
 
 def make_elementwise(device: torch.device) -> Elementwise:
     if device.type == "cuda":
-        # Triton is imported where its kernels run, so that the CPU does without it.
+        # Imported only here, so that CPUs do not need Triton.
         from kernels import gated_activation, rms_norm, rotary
 
-        return Elementwise(rms_norm.rms_norm, gated_activation.gated_activation, rotary.rotary)
-    if what_is_lacking() is None:
         return Elementwise(
-            cpu_elementwise.rms_norm, cpu_elementwise.gated_activation, cpu_elementwise.rotary
+            rms_norm.rms_norm,
+            rms_norm.add_rms_norm,
+            gated_activation.gated_activation,
+            rotary.rotary,
+        )
+    if device.type == "cpu" and unavailable_reason() is None:
+        return Elementwise(
+            cpu_elementwise.rms_norm,
+            _cpu_add_rms_norm,
+            cpu_elementwise.gated_activation,
+            cpu_elementwise.rotary,
         )
     return Elementwise(
-        torch_elementwise.rms_norm, torch_elementwise.gated_activation, torch_elementwise.rotary
+        torch_elementwise.rms_norm,
+        torch_elementwise.add_rms_norm,
+        torch_elementwise.gated_activation,
+        torch_elementwise.rotary,
     )
+
+
+def _cpu_add_rms_norm(
+    hidden: Tensor, output: Tensor, weight: Tensor, eps: float, **form: Any
+) -> tuple[Tensor, Tensor]:
+    total = hidden + output
+    return total, cpu_elementwise.rms_norm(total, weight, eps, **form)

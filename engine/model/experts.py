@@ -1,4 +1,4 @@
-"""A mixture of experts: a router chooses some MLPs for each token, and all run grouped."""
+"""Mixture of experts: a router picks the top k experts of each token; all run grouped."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from engine.model.loader import Loader, Source
 from engine.model.spec import DecoderSpec
 
 Grouped = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(rows [M, K] sorted by expert, weights [E, N, K], where each expert's rows end [E] int32)
-→ [M, N]."""
+"""(rows [M, K] sorted by expert, weights [E, N, K], ends [E] int32) -> [M, N]. ends[e] is the index
+after the last row of expert e."""
 
 
 class Experts:
-    """The tokens are sorted by expert, so that each product is one call over all experts.
+    """A layer's experts and their router.
 
-    Nothing waits for the device, and no shape depends on what the router chooses.
+    Tokens are sorted by expert, so that each product is one call over all experts. Nothing
+    synchronizes with the device, and no shape depends on the router's choice.
     """
 
     def __init__(self, loader: Loader, spec: DecoderSpec, block: str, names: ExpertNames) -> None:
@@ -39,33 +40,34 @@ class Experts:
         self._grouped = choose_grouped(loader.device, loader.dtype)
         self._ids = torch.arange(count, device=loader.device)
         weights = _Weights(loader, block, names, count, hidden, width)
-        self._gate_up, self._down = weights.gate_up, weights.down
+        self.gate_up, self.down = weights.gate_up, weights.down
+        """[experts, 2 * width, hidden], gates first, and [experts, hidden, width]."""
         self._gate_up_bias, self._down_bias = weights.gate_up_bias, weights.down_bias
-        self._activate = make_gated(spec.activation, loader)
+        self.activate = make_gated(spec.activation, loader)
         if names.interleaved:
             self._alpha, self._limit = config.swiglu_alpha, config.swiglu_limit
-            self._activate = self._clamped_swiglu
+            self.activate = self._clamped_swiglu
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """[T, hidden] → [T, hidden]."""
-        scores, chosen = self._route(rows)
+        """Return the weighted sum of each token's experts, [T, hidden], for rows [T, hidden]."""
+        scores, chosen = self.route(rows)
         by_expert, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(by_expert, self._ids, right=True, out_int32=True)
         gathered = rows.index_select(0, order // self._top_k)
-        gate_up = self._grouped(gathered, self._gate_up, ends)
+        gate_up = self._grouped(gathered, self.gate_up, ends)
         if self._gate_up_bias is not None:
             gate_up = gate_up + self._gate_up_bias[by_expert]
-        outputs = self._grouped(self._activate(gate_up), self._down, ends)
+        outputs = self._grouped(self.activate(gate_up), self.down, ends)
         if self._down_bias is not None:
             outputs = outputs + self._down_bias[by_expert]
         outputs = outputs * scores.flatten().index_select(0, order)[:, None]
         by_token = torch.empty_like(outputs).index_copy_(0, order, outputs)
         return by_token.view(len(rows), self._top_k, rows.shape[1]).sum(1)
 
-    def _route(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores [T, top_k], of the rows' type, and experts [T, top_k] int64."""
+    def route(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return scores [T, top_k] in the rows' dtype and expert ids [T, top_k] int64."""
         logits = self._router(rows)
-        if self._names.scores == "of chosen":
+        if self._names.softmax_over == "top k":
             best, chosen = logits.float().topk(self._top_k, -1)
             return best.softmax(-1).to(rows.dtype), chosen
         scores, chosen = logits.float().softmax(-1).topk(self._top_k, -1)
@@ -80,7 +82,8 @@ class Experts:
 
 
 class _Weights:
-    """gate_up [experts, 2 * width, hidden], gates first; down [experts, hidden, width]."""
+    """Weights of all experts: gate_up [experts, 2 * width, hidden] with gates first, and down
+    [experts, hidden, width]."""
 
     def __init__(
         self, loader: Loader, block: str, names: ExpertNames, count: int, hidden: int, width: int
@@ -117,15 +120,15 @@ class _Weights:
 
 
 def choose_grouped(device: torch.device, dtype: torch.dtype) -> Grouped:
-    """torch's where it does not wait for the device, and on a CPU; else our kernel.
+    """Return torch's grouped product if it does not synchronize with the device, else our kernel.
 
-    On CUDA, torch has a kernel for bf16 on sm_90 and sm_100 alone. Elsewhere it copies `ends` to
-    the host and loops over the experts, which no CUDA graph can hold.
+    On CUDA, torch only has a kernel for bf16 on sm_90 and sm_100. Elsewhere it copies `ends` to the
+    host and loops over the experts, which a CUDA graph cannot capture.
     """
     if device.type == "cuda":
         major, _ = torch.cuda.get_device_capability(device)
         if dtype != torch.bfloat16 or major not in (9, 10):
-            # Triton is imported where its kernels run, so that the CPU does without it.
+            # Imported only here, so that CPUs do not need Triton.
             from kernels.grouped_linear import grouped_linear
 
             return grouped_linear
@@ -137,5 +140,5 @@ def _torch_grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 def _gates_first(pairs: Tensor) -> Tensor:
-    """[..., 2 * width], gate and up in turns → all gates, then all ups."""
+    """Reorder the last dim, 2 * width, from alternating gate and up to all gates, then all ups."""
     return torch.cat([pairs[..., ::2], pairs[..., 1::2]], -1)

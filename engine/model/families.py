@@ -1,7 +1,7 @@
-"""The table of model families: how the layers of each differ from Llama's.
+"""The table of model families: how the layers of each family differ from Llama's.
 
-To add a family, add a row. Names are those of the checkpoint, below a layer or below the model.
-Numbers (sizes, windows, scales) come from the model's config; see `engine.model.spec`.
+To add a family, add a row. Names are tensor names in the checkpoint, relative to the layer or to
+the model. Numbers (sizes, windows, scales) come from the model's config; see `engine.model.spec`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class NormKind:
-    """RMSNorm, `x / rms(x) * (weight + offset)`, or LayerNorm, which subtracts the mean too."""
+    """RMSNorm, `x / rms(x) * (weight + offset)`, or LayerNorm, which also subtracts the mean."""
 
     subtracts_mean: bool = False
     offset: float = 0.0
     rounds_first: bool = True
-    """In low precision: rounds before the product with the weight (Llama), or after (Gemma)."""
+    """In low precision: round before multiplying by the weight (Llama), or after it (Gemma)."""
 
 
 RMS = NormKind()
@@ -30,8 +30,8 @@ LAYER = NormKind(subtracts_mean=True)
 class ExpertNames:
     """A mixture of experts in place of the MLP.
 
-    Each expert's tensors are named by `gate`, `up` and `down` below `experts.N.`, or all experts'
-    lie in `merged`: gate and up, then down.
+    A checkpoint stores either the tensors `gate`, `up` and `down` of each expert under
+    `experts.N.`, or two tensors for all experts, named by `merged`: gate and up together, and down.
     """
 
     block: str = "mlp"
@@ -41,11 +41,11 @@ class ExpertNames:
     down: str = "down_proj"
     merged: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
     shared: str = ""
-    """An MLP beside the experts, which sees every token; its output has a gate of its own."""
-    scores: Literal["of all", "of chosen"] = "of all"
-    """Softmax over all experts, of which some are chosen; or over the chosen ones alone."""
+    """A shared expert: an MLP that sees every token and whose output has its own gate."""
+    softmax_over: Literal["all", "top k"] = "all"
+    """Take the softmax over all experts, then the top k; or the top k, then their softmax."""
     always_normalizes: bool = False
-    """Scores of the chosen experts sum to 1; else where config.norm_topk_prob says so."""
+    """Normalize the top k scores to sum to 1 always, not only if config.norm_topk_prob is set."""
     interleaved: bool = False
     """gpt-oss: merged tensors are [experts, in, out], gate and up alternate, both are clamped."""
 
@@ -62,46 +62,47 @@ class Family:
     head: str = "lm_head"
     attention: str = "self_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    """One name where the checkpoint has them in one tensor."""
+    """One name if the checkpoint merges them into one tensor."""
     out: str = "o_proj"
     mlp: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
-    """One name where both are one tensor, or where there is no gate; see `is_gated`."""
+    """One name if both are one tensor, or if the MLP has no gate; see `is_gated`."""
     down: str = "down_proj"
     norms: tuple[str, str, str, str] = ("input_layernorm", "", "post_attention_layernorm", "")
-    """Before attention, after it, before the MLP, after it; empty where there is none."""
+    """Before attention, after it, before the MLP, after it; "" where the layer has no norm."""
     renames: tuple[tuple[str, str], ...] = ()
-    """Parts of tensor names: as published, and as transformers' modules (and PEFT) have them."""
+    """Replacements in tensor names: (as published, as in transformers' modules and PEFT)."""
 
     # Layers
     norm: NormKind = RMS
     qk_norm: Literal["", "head", "row", "after rotary"] = ""
-    """Normalizes queries and keys: each head, all heads as one row, or each head once rotated."""
+    """Normalize queries and keys: per head, all heads as one row, or per head after rotation."""
     qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
     qk_norm_is_optional: bool = False
-    """config.use_qk_norm decides."""
+    """Whether config.use_qk_norm switches q/k norms on."""
     windows: Literal["none", "all", "by layer"] = "none"
-    """Which layers have config.sliding_window: none, all, or those that config.layer_types says."""
+    """Which layers use config.sliding_window; "by layer": those config.layer_types names."""
     rotary: Literal["halves", "pairs", "none"] = "halves"
-    """Which numbers of a head turn together: i and i + half, or 2i and 2i + 1."""
-    rotates_windows_alone: bool = False
-    """Layers without a sliding window have no rotary embedding, where others have one."""
+    """Which elements of a head rotate together: i and i + half, or 2i and 2i + 1."""
+    rotates_only_windows: bool = False
+    """Apply rotary embedding only in sliding-window layers, if the model has any."""
     is_gated: bool = True
     is_parallel: bool = False
-    """Attention and MLP are both added to the layer's input; config.use_parallel_residual, where
-    there is one, decides instead."""
+    """Attention and MLP read the same input and are both added to it. The config's
+    use_parallel_residual overrides this if present."""
     parallel_shares_norm: bool = False
-    """A layer that is parallel has no norm of its own before the MLP (StableLM)."""
+    """In a parallel layer, the MLP shares attention's norm (StableLM)."""
     experts: ExpertNames | None = None
     scales_embedding: bool = False
-    """By the root of the hidden size (Gemma)."""
-    positions: str = ""
-    """Name of a table of learned positions."""
+    """Multiply embeddings by the square root of the hidden size (Gemma)."""
+    position_embedding: str = ""
+    """Name of the learned position embedding, if there is one."""
     position_offset: int = 0
+    """Added to positions before they are looked up in the position embedding."""
     is_transposed: bool = False
-    """Weights of linear layers are [in, out] (GPT-2)."""
+    """Linear weights are stored as [in, out] (GPT-2)."""
     qkv_by_head: bool = False
-    """The one tensor holds q, k and v of one head after the other (GPT-NeoX)."""
+    """The merged qkv tensor holds q, k and v of head 0, then of head 1, ... (GPT-NeoX)."""
 
 
 LLAMA = Family()
@@ -133,7 +134,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": replace(GEMMA, norms=SANDWICH, qk_norm="head", windows="by layer"),
     "olmo2": OLMO2,
     "olmo3": replace(OLMO2, windows="by layer"),
-    "exaone4": replace(BY_LAYER, norms=POST, qk_norm="head", rotates_windows_alone=True),
+    "exaone4": replace(BY_LAYER, norms=POST, qk_norm="head", rotates_only_windows=True),
     "helium": replace(LLAMA, norm=RMS_ROUNDED_LAST, rotary="pairs"),
     "ernie4_5": replace(LLAMA, rotary="pairs"),
     "glm": GLM,
@@ -155,12 +156,12 @@ FAMILIES: dict[str, Family] = {
     # LayerNorm
     "stablelm": replace(LLAMA, norm=LAYER, parallel_shares_norm=True),
     "cohere": replace(COHERE, qk_norm="head", qk_norm_is_optional=True),
-    "cohere2": replace(COHERE, windows="by layer", rotates_windows_alone=True),
+    "cohere2": replace(COHERE, windows="by layer", rotates_only_windows=True),
     "gpt2": Family(
         prefix="transformer.", layers="h", embedding="wte", final_norm="ln_f",
         attention="attn", qkv=("c_attn",), out="c_proj", gate_up=("c_fc",), down="c_proj",
         norms=("ln_1", "", "ln_2", ""), norm=LAYER, rotary="none", is_gated=False,
-        positions="wpe", is_transposed=True,
+        position_embedding="wpe", is_transposed=True,
     ),
     "gpt_neox": Family(
         prefix="gpt_neox.", embedding="embed_in", final_norm="final_layer_norm",
@@ -173,7 +174,8 @@ FAMILIES: dict[str, Family] = {
         prefix="model.decoder.", final_norm="final_layer_norm", out="out_proj",
         mlp="", gate_up=("fc1",), down="fc2",
         norms=("self_attn_layer_norm", "", "final_layer_norm", ""),
-        norm=LAYER, rotary="none", is_gated=False, positions="embed_positions", position_offset=2,
+        norm=LAYER, rotary="none", is_gated=False,
+        position_embedding="embed_positions", position_offset=2,
     ),
     # Mixtures of experts
     "mixtral": replace(
@@ -187,7 +189,7 @@ FAMILIES: dict[str, Family] = {
     "olmoe": replace(LLAMA, qk_norm="row", experts=QWEN_EXPERTS),
     "granitemoe": replace(
         LLAMA,
-        experts=ExpertNames(block="block_sparse_moe", router="router", scores="of chosen"),
+        experts=ExpertNames(block="block_sparse_moe", router="router", softmax_over="top k"),
         renames=(
             (".input_linear.weight", ".experts.gate_up_proj"),
             (".output_linear.weight", ".experts.down_proj"),
@@ -197,7 +199,7 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": replace(
         BY_LAYER,
         norm=RMS_ROUNDED_LAST,
-        experts=ExpertNames(router="router", scores="of chosen", interleaved=True),
+        experts=ExpertNames(router="router", softmax_over="top k", interleaved=True),
     ),
 }  # fmt: skip
-"""By `model_type` of config.json. A family that is not here runs by transformers' own code."""
+"""Keyed by `model_type` in config.json. Other families run on transformers' own code."""

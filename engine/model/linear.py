@@ -1,7 +1,7 @@
 """`Linear`, and the formats in which its weight may be stored.
 
-A format says how a checkpoint's tensors become it, how it multiplies rows, and what it takes. To
-add one, write such a class and choose it in `choose_format`.
+A format is built from a checkpoint's tensors, multiplies rows and knows its size in bytes. To add
+one, write such a class and choose it in `choose_format`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.cpu import linear as cpu_linear
-from kernels.cpu.library import SUFFIXES
+from kernels.cpu.shared_library import SUFFIXES
 
 Add = Callable[[Tensor, Tensor], None]
-"""(rows [T, in], outputs [T, out]): adds to the outputs in place."""
+"""(rows [T, in], outputs [T, out]): add to the outputs in place."""
 
 
 class Format(Protocol):
@@ -27,16 +27,16 @@ class Format(Protocol):
     num_bytes: int
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """rows [T, in] → [T, out], of the same type. bias: [out], in fp32 or the rows' type."""
+        """Return [T, out] in the dtype of rows [T, in]. bias: [out], fp32 or that dtype."""
         ...
 
 
 MakeFormat = Callable[[Sequence[Tensor]], Format]
-"""Makes one weight of parts, [out_i, in] each, below each other. The parts may lie in files."""
+"""Concatenate parts [out_i, in], which may be views of mapped files, into one weight."""
 
 
 class Dense:
-    """As it is, on any device."""
+    """A plain [out, in] tensor, on any device."""
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
@@ -44,7 +44,7 @@ class Dense:
 
     @classmethod
     def of(cls, parts: Sequence[Tensor], device: torch.device, dtype: torch.dtype) -> Dense:
-        """Copies each part straight to its place."""
+        """Concatenate parts [out_i, in], copying each one once."""
         num_rows = sum(len(part) for part in parts)
         weight = torch.empty(num_rows, parts[0].shape[1], device=device, dtype=dtype)
         start = 0
@@ -58,10 +58,11 @@ class Dense:
 
 
 class Panels:
-    """In panels, as the C++ product of a CPU reads it; see `kernels.cpu.linear`.
+    """A weight packed into panels for the C++ kernel; see `kernels.cpu.linear`.
 
-    A weight that bf16 holds to the bit stays bf16 beside rows of fp32: half the memory to read, and
-    the same numbers. Rows of bf16 have theirs in pairs on CPUs that multiply those.
+    A weight that bf16 represents exactly is stored in bf16 even if rows are fp32: half the memory
+    traffic, the same results. For bf16 rows, panels hold pairs of inputs if the CPU can multiply
+    bf16 pairs.
     """
 
     def __init__(self, panels: Tensor, num_columns: int) -> None:
@@ -70,7 +71,7 @@ class Panels:
 
     @classmethod
     def of(cls, parts: Sequence[Tensor], dtype: torch.dtype) -> Panels:
-        """dtype: of rows, fp32 or bf16."""
+        """Pack parts [out_i, in]. dtype: dtype of the rows, fp32 or bf16."""
         stored = torch.bfloat16 if all(map(_fits_bf16, parts)) else dtype
         in_pairs = dtype == torch.bfloat16 and parts[0].shape[1] % 2 == 0 and cpu_linear.has_pairs()
         panels = cpu_linear.fill_panels(parts, stored, in_pairs=in_pairs)
@@ -81,7 +82,7 @@ class Panels:
 
 
 def choose_format(device: torch.device, dtype: torch.dtype) -> MakeFormat:
-    """The fastest for the device."""
+    """Return the fastest format for the device. dtype: dtype of the rows."""
     if uses_panels(device, dtype):
         return lambda parts: Panels.of(parts, dtype)
     return lambda parts: Dense.of(parts, device, dtype)
@@ -93,19 +94,19 @@ def uses_panels(device: torch.device, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of the checkpoint's layers within a merged one."""
+    """One of the checkpoint's linear layers within a merged `Linear`."""
 
     rows: slice
-    """Which outputs are its."""
+    """Its slice of the outputs."""
     order: Tensor | None = None
-    """[out] int64: the checkpoint's row that each output is; None: as they are."""
+    """[out] int64: for each output, its row in the checkpoint; None: unchanged order."""
 
 
 class Linear:
-    """rows [T, in] → [T, out]: the one place that knows how a weight is stored.
+    """Maps rows [T, in] to [T, out], however the weight is stored.
 
-    Layers of the same input (q, k and v; gate and up) are one `Linear`, and `parts` says which
-    outputs are whose. Adapters add to what it returns.
+    Layers with the same input (q, k and v; gate and up) are merged into one `Linear`; `parts` says
+    which outputs belong to which. Adapters add to the outputs.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Linear:
         in_features: int,
         dtype: torch.dtype,
     ) -> None:
-        """bias: [out]. parts: by the names of the checkpoint. dtype: of rows."""
+        """bias: [out]. parts: keyed by name in the checkpoint. dtype: dtype of the rows."""
         self.format = format
         self.bias = bias
         self.parts = parts
@@ -131,12 +132,12 @@ class Linear:
         return outputs
 
     def attach(self, add: Add) -> None:
-        """From now on `add` is called with each product; for adapters."""
+        """Call `add(rows, outputs)` after every product from now on. Adapters use this."""
         self._add = add
 
 
 def _fits_bf16(part: Tensor) -> bool:
-    """Whether bf16 holds every number to the bit; a few rows at a time, to take little memory."""
+    """Whether bf16 represents every element exactly. Checks 1,024 rows at a time to save memory."""
     return part.dtype == torch.bfloat16 or all(
         torch.equal(rows.bfloat16().to(rows.dtype), rows) for rows in part.split(1024)
     )

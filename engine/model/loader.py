@@ -1,4 +1,4 @@
-"""Makes the parts of a decoder out of a checkpoint: each tensor goes straight to its place."""
+"""Builds the parts of a decoder from a checkpoint, copying each tensor once."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Source:
 
     name: str
     size: int
-    """Of its outputs."""
+    """Number of outputs."""
     order: Tensor | None = None
-    """[size] int64: which of its rows become the outputs; None: all as they are."""
+    """[size] int64: for each output, its row in the checkpoint; None: unchanged order."""
 
 
 class Loader:
-    """What has been made is on the device, in the type that is computed with."""
+    """Loads tensors, linear layers and norms onto the device, in the dtype of computation."""
 
     def __init__(
         self,
@@ -37,13 +37,14 @@ class Loader:
         *,
         is_transposed: bool = False,
     ) -> None:
-        """is_transposed: the checkpoint's linear layers are [in, out]."""
+        """is_transposed: whether the checkpoint stores linear weights as [in, out]."""
         self.checkpoint = checkpoint
         self.device, self.dtype = device, dtype
         self.elementwise: Elementwise = make_elementwise(device)
         self.linears: list[Linear] = []
-        """All that see each token once, and may be adapted."""
+        """Linear layers that see each token once and so can take adapters."""
         self.num_bytes = 0
+        """Bytes of everything loaded so far."""
         self._is_transposed = is_transposed
         self._format = choose_format(device, dtype)
 
@@ -54,7 +55,7 @@ class Loader:
         return self.tensor(name, *shape) if name in self.checkpoint else None
 
     def place(self, tensor: Tensor) -> Tensor:
-        """A copy, never a view of a mapped file."""
+        """Copy a tensor to the device, so that it is never a view of a mapped file."""
         placed = torch.empty(tensor.shape, device=self.device, dtype=self.dtype).copy_(tensor)
         self.num_bytes += placed.nbytes
         return placed
@@ -62,7 +63,10 @@ class Loader:
     def linear(
         self, sources: Sequence[Source], in_features: int, *, is_adaptable: bool = True
     ) -> Linear:
-        """One `Linear` of several layers that have the same input."""
+        """Merge linear layers that have the same input into one `Linear`.
+
+        is_adaptable: whether adapters may add to its outputs.
+        """
         weights, biases, parts, start = [], [], {}, 0
         for source in sources:
             weights.append(self._weight(source, in_features))
@@ -77,13 +81,15 @@ class Loader:
         return linear
 
     def head(self, name: str, vocab_size: int, embedding: Tensor, *, is_tied: bool) -> Linear:
-        """Multiplies by the embedding where both are one tensor; in panels only as bf16, where
-        that holds it, since it lies there twice."""
-        sources = [Source(name, vocab_size)]
+        """Load the output projection.
+
+        A tied head shares the embedding's tensor. Panels would be a second copy of it, so they are
+        used only if bf16 represents the embedding exactly.
+        """
         width = embedding.shape[1]
         if not is_tied:
-            weights = [self.checkpoint.take(f"{name}.weight", vocab_size, width)]
-            format = self._format(weights)
+            # [out, in] even where other linear weights are transposed (GPT-2).
+            format = self._format([self.checkpoint.take(f"{name}.weight", vocab_size, width)])
             self.num_bytes += format.num_bytes
         else:
             format = Dense(embedding)
@@ -92,7 +98,7 @@ class Loader:
                 if panels.panels.dtype == torch.bfloat16:
                     format = panels
                     self.num_bytes += format.num_bytes
-        return Linear(format, self._bias(sources[0]), {}, width, self.dtype)
+        return Linear(format, self._bias(Source(name, vocab_size)), {}, width, self.dtype)
 
     def norm(
         self,
@@ -102,7 +108,7 @@ class Loader:
         eps: float,
         order: Tensor | None = None,
     ) -> Norm:
-        """order: int64, of the last dim."""
+        """Load a norm. order: int64, permutes the last dim of its weight."""
         weight = self.tensor(f"{name}.weight", *shape)
         if order is not None:
             weight = weight[..., order].contiguous()
@@ -125,14 +131,16 @@ class Loader:
         return bias if source.order is None else bias[source.order.to(bias.device)]
 
     def _joined(self, sources: Sequence[Source], biases: Sequence[Tensor | None]) -> Tensor | None:
-        """Zeros for the layers without one. The C++ of a CPU takes biases in fp32."""
-        given = [
-            torch.zeros(source.size) if bias is None else bias
-            for source, bias in zip(sources, biases, strict=True)
-        ]
+        """Concatenate biases, with zeros for layers without one; None if no layer has one."""
         if all(bias is None for bias in biases):
             return None
+        # The CPU's C++ kernel takes biases in fp32.
         dtype = torch.float32 if uses_panels(self.device, self.dtype) else self.dtype
-        joined = torch.cat([bias.to(self.device, dtype) for bias in given])
+        joined = torch.cat(
+            [
+                (torch.zeros(source.size) if bias is None else bias).to(self.device, dtype)
+                for source, bias in zip(sources, biases, strict=True)
+            ]
+        )
         self.num_bytes += joined.nbytes
         return joined

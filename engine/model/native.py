@@ -1,4 +1,4 @@
-"""All layers of a decoder in one call of the C++ library, on a CPU (`kernels.cpu.prepared`)."""
+"""Runs all layers of a decoder in one call of the CPU's C++ library (`kernels.cpu.prepared`)."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from kernels.cpu.prepared import (
     AttentionInputs,
     Heads,
     LayerNorms,
+    NoKernelError,
     PreparedAttention,
     PreparedLayer,
     PreparedLayers,
     PreparedMLP,
     PreparedNorm,
     PreparedProduct,
-    UnpreparedError,
 )
 
 
 class NativeLayers:
-    """Computes what `Decoder.layers` compute, without adapters. Raises UnpreparedError with the
-    reason where the library has no kernel for a part of a layer."""
+    """Computes the same as `Decoder.layers`, without adapters."""
 
     def __init__(self, decoder: Decoder) -> None:
+        """Raises NoKernelError, with the reason, if the library has no kernel for some layer."""
         self._ropes = [layer.attention.layer.rope for layer in decoder.layers]
         self._layers = PreparedLayers([_layer(layer) for layer in decoder.layers])
 
-    def computes(self, paged: object) -> bool:
+    def supports(self, paged: object) -> bool:
+        """Whether `paged` is a step of the CPU backend."""
         return isinstance(paged, PagedStep) and isinstance(paged.backend, CpuBackend)
 
     def __call__(
         self, hidden: Tensor, angles: AnglesByRope, paged: PagedStep, rows: Tensor | None
     ) -> Tensor:
-        """[T, hidden] → the same, or [R, hidden] of the tokens `rows`, fewer than T."""
+        """Return hidden states [T, hidden], or [R, hidden] of the tokens at `rows`, with R < T."""
         cache = paged.cache
         inputs = [
             AttentionInputs(None if rope is None else angles[rope], keys, values, paged.batch)
@@ -49,9 +50,9 @@ class NativeLayers:
 
 def _layer(layer: Layer) -> PreparedLayer:
     if layer.is_parallel or layer.residual_scale != 1.0:
-        raise UnpreparedError("residuals are parallel, or scaled")
+        raise NoKernelError("its residual adds are parallel or scaled")
     if not isinstance(layer.mlp, MLP):
-        raise UnpreparedError("it has experts")
+        raise NoKernelError("it has experts")
     before, after, before_mlp, after_mlp = (
         None if norm is None else _norm(norm) for norm in layer.norms
     )
@@ -61,7 +62,7 @@ def _layer(layer: Layer) -> PreparedLayer:
 
 def _norm(norm: Norm) -> PreparedNorm:
     if not isinstance(norm, RMSNorm):
-        raise UnpreparedError("its norms subtract the mean")
+        raise NoKernelError("its norms subtract the mean")
     kind = norm.kind
     return PreparedNorm(norm.weight, norm.eps, offset=kind.offset, rounds_first=kind.rounds_first)
 
@@ -69,14 +70,14 @@ def _norm(norm: Norm) -> PreparedNorm:
 def _mlp(mlp: MLP) -> PreparedMLP:
     activation = FUSED.get(mlp.activation)
     if activation is None or not mlp.is_gated:
-        raise UnpreparedError(f"{mlp.activation} is not computed, or not gated")
+        raise NoKernelError(f"{mlp.activation} has no kernel, or the MLP has no gate")
     return PreparedMLP(_product(mlp.gate_up), _product(mlp.down), activation)
 
 
 def _attention(attention: Attention) -> PreparedAttention:
     spec = attention.spec
     if spec.qk_norm == "after rotary" or spec.qkv_clip is not None:
-        raise UnpreparedError("queries and keys are normalized after rotation, or clipped")
+        raise NoKernelError("its queries and keys are normalized after rotation, or clipped")
     norms = None
     if attention.norms:
         norms = _norm(attention.norms[0]), _norm(attention.norms[1])
@@ -93,16 +94,16 @@ def _attention(attention: Attention) -> PreparedAttention:
         norms=norms,
     )
     qkv, out = _product(attention.qkv), _product(attention.out)
-    if not PreparedAttention.computes(qkv, out, heads):
-        raise UnpreparedError("there is no kernel for such heads")
+    if not PreparedAttention.supports(qkv, out, heads):
+        raise NoKernelError("its heads have unsupported sizes")
     return PreparedAttention(qkv, out, heads)
 
 
 def _product(linear: Linear) -> PreparedProduct:
     format = linear.format
     if not isinstance(format, Panels):
-        raise UnpreparedError("its weights are not in panels")
+        raise NoKernelError("its weights are not in panels")
     product = PreparedProduct(format.panels, format.num_columns, linear.bias)
     if product.dtype != linear.dtype:
-        raise UnpreparedError("its rows become fp32 for each product")
+        raise NoKernelError(f"its {linear.dtype} rows must be cast to {product.dtype}")
     return product

@@ -1,9 +1,10 @@
-"""RMSNorm and LayerNorm of rows."""
+"""RMSNorm and LayerNorm."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,8 +14,26 @@ from engine.model.families import NormKind
 
 class Norm(Protocol):
     def __call__(self, rows: Tensor) -> Tensor:
-        """[..., width] → the same shape and type."""
+        """Normalize rows [..., width]; the result has their shape and dtype."""
         ...
+
+    def after_add(self, hidden: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `hidden + output` and the norm of this sum, [T, width] each."""
+        ...
+
+
+def add_and_norm(
+    hidden: Tensor, output: Tensor | None, norm: Norm | None, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return `hidden + scale * output` and its norm, in one launch if there is a kernel for it.
+
+    hidden, output: [T, width]. No output adds nothing. Without a norm the sum is returned twice.
+    """
+    if output is not None:
+        if norm is not None and scale == 1.0:
+            return norm.after_add(hidden, output)
+        hidden = torch.add(hidden, output, alpha=scale)
+    return hidden, hidden if norm is None else norm(hidden)
 
 
 class RMSNorm:
@@ -24,17 +43,20 @@ class RMSNorm:
         self, weight: Tensor, eps: float, kind: NormKind, elementwise: Elementwise
     ) -> None:
         self.weight, self.eps, self.kind = weight, eps, kind
-        self._rms_norm = elementwise.rms_norm
+        self._rms_norm, self._add_rms_norm = elementwise.rms_norm, elementwise.add_rms_norm
         self._form = {"offset": kind.offset, "rounds_first": kind.rounds_first}
 
     def __call__(self, rows: Tensor) -> Tensor:
         return self._rms_norm(rows, self.weight, self.eps, **self._form)
 
+    def after_add(self, hidden: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+        return self._add_rms_norm(hidden, output, self.weight, self.eps, **self._form)
+
 
 class LayerNorm:
     """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`.
 
-    weight: [width], or [heads, width] where each head of [T, heads, width] has its own.
+    weight: [width], or [heads, width] if each head of rows [T, heads, width] has its own.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
@@ -46,3 +68,7 @@ class LayerNorm:
             return F.layer_norm(rows, width, self._weight, self._bias, self._eps)
         normed = F.layer_norm(rows.float(), width, None, None, self._eps)
         return (normed * self._weight.float()).to(rows.dtype)
+
+    def after_add(self, hidden: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = hidden + output
+        return hidden, self(hidden)

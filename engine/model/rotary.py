@@ -1,8 +1,8 @@
-"""Rotary position embedding (Su et al., 2021): the angles of each token.
+"""Rotary position embedding (Su et al., 2021): the cosines and sines of each token.
 
-They depend on the token's position alone, never on what else is in the batch: transformers' forms
-that switch their frequencies by the longest sequence at hand (longrope, dynamic) are settled once,
-by the most tokens that a sequence may have.
+They depend only on the token's position, never on the rest of the batch. transformers' variants
+that switch frequencies with the longest sequence of a batch (longrope, dynamic) are fixed once
+here, by the maximum tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from engine.model.spec import DecoderSpec, is_long
 
 
 class Angles(NamedTuple):
-    """Of T tokens; element i turns with element i + half of a head's first `2 * half`."""
+    """Cosines and sines of T tokens. Elements i and i + half of a head rotate together."""
 
     cos: Tensor
     """[T, half]."""
     sin: Tensor
+    """[T, half]."""
 
 
 class Rotary:
-    """The angles of all layers, by `LayerSpec.rope`."""
+    """Computes the angles of all layers, once for each distinct `LayerSpec.rope`."""
 
     def __init__(self, spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -38,32 +39,35 @@ class Rotary:
         }
 
     def __call__(self, positions: Tensor) -> Mapping[str, Angles]:
-        """positions: [T] int64."""
-        return {name: self._angles(positions, *each) for name, each in self._frequencies.items()}
+        """Return the angles by `LayerSpec.rope`. positions: [T] int64."""
+        return {
+            name: self._angles(positions, frequencies, factor)
+            for name, (frequencies, factor) in self._frequencies.items()
+        }
 
     def _angles(self, positions: Tensor, frequencies: Tensor, factor: float) -> Angles:
-        turns = torch.outer(positions.float(), frequencies)
-        cos, sin = turns.cos(), turns.sin()
+        angles = torch.outer(positions.float(), frequencies)
+        cos, sin = angles.cos(), angles.sin()
         if factor != 1.0:
             cos, sin = cos * factor, sin * factor
         return Angles(cos.to(self._dtype), sin.to(self._dtype))
 
     def width(self, name: str) -> int:
-        """How many of a head's elements turn."""
+        """Return how many elements of a head rotate."""
         return 2 * len(self._frequencies[name][0])
 
 
 def _frequencies(spec: DecoderSpec, name: str) -> tuple[Tensor, float]:
-    """[half], and what cosines and sines are multiplied by."""
+    """Return the frequencies [half] and the factor on cosines and sines."""
     parameters = spec.ropes[name]
     kind = parameters["rope_type"]
     config: Any = spec.config
-    # Up to the length of training, to which `max_model_len` is bound, dynamic NTK changes nothing.
+    # Dynamic NTK only applies beyond the training length, which `max_model_len` never exceeds.
     if kind in ("default", "dynamic"):
         dim = int(spec.head_dim * parameters.get("partial_rotary_factor", 1.0))
         exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
         base = parameters["rope_theta"]
-        if kind == "dynamic" and parameters.get("alpha"):  # HunYuan's: at every length
+        if kind == "dynamic" and parameters.get("alpha"):  # HunYuan's variant, at every length
             base *= parameters["alpha"] ** (dim / (dim - 2))
         return 1.0 / base**exponents, 1.0
     keywords: dict[str, Any] = {"layer_type": name} if name else {}

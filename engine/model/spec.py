@@ -1,4 +1,4 @@
-"""What a model's config says of its layers, in one form for all families."""
+"""`DecoderSpec`: a model's config in one form for all families."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ EPS_NAMES = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "laye
 ACTIVATION_NAMES = ("hidden_activation", "hidden_act", "activation_function")
 MLP_WIDTH_NAMES = ("intermediate_size", "ffn_dim", "n_inner")
 PER_LAYER = ("layer_types", "no_rope_layers")
-"""Lists with an entry for each layer."""
+"""Config fields that are lists with one entry per layer."""
 TORCH_LAYER_NORM_EPS = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What may differ between the layers of one model, but for their weights."""
+    """The settings that may differ between the layers of one model."""
 
     window: int | None
-    """Tokens that attention looks back on, the token itself included; None: all."""
+    """Tokens that attention sees, including the current one; None: all."""
     scale: float
-    """Of the products of queries and keys."""
+    """Factor on the dot products of queries and keys."""
     rope: str | None
-    """Which rotary parameters, by `DecoderSpec.ropes`; None where nothing is rotated."""
+    """Key of the layer's rotary parameters in `DecoderSpec.ropes`; None: no rotary embedding."""
     has_experts: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """Sizes are numbers of elements."""
+    """Everything the decoder needs to know about a model. Sizes are numbers of elements."""
 
     model_type: str
     family: Family
@@ -49,40 +49,44 @@ class DecoderSpec:
     norm_eps: float
     activation: str
     mlp_width: int
-    """Of the layer between an MLP's products."""
+    """The MLP's intermediate size."""
     layers: tuple[LayerSpec, ...]
     ropes: Mapping[str, Mapping[str, Any]]
-    """transformers' `rope_parameters`, by layer type; by "" where all layers share them."""
+    """transformers' `rope_parameters` by layer type, or under "" if all layers share them."""
     softcap: float | None
-    """Of attention's scores."""
+    """Softcap of attention scores."""
     embedding_scale: float
     residual_scale: float
     logit_scale: float
     logit_softcap: float | None
     is_tied: bool
     qk_norm: str
-    """As `Family.qk_norm`."""
+    """See `Family.qk_norm`."""
     norms: tuple[str, str, str, str]
-    """As `Family.norms`."""
+    """See `Family.norms`."""
     is_parallel: bool
-    """Attention and MLP are added to the same input."""
+    """Attention and MLP read the same input and are both added to it."""
     qkv_clip: float | None
+    """Clamp queries, keys and values to [-qkv_clip, qkv_clip]."""
     max_length: int
-    """Most tokens of a sequence, which decides between longrope's two sets."""
+    """Maximum tokens of a sequence; selects between longrope's two sets of factors."""
 
     @property
     def shapes(self) -> list[LayerShape]:
         return [LayerShape(self.num_kv_heads, self.head_dim, self.head_dim)] * len(self.layers)
 
     @property
-    def sample_layers(self) -> int:
-        """How many of the first layers have one of every kind, and at least two where there are."""
+    def num_trial_layers(self) -> int:
+        """The number of first layers to try: at least two, and one of every kind of layer."""
         firsts = [self.layers.index(kind) for kind in set(self.layers)]
         return min(max(2, max(firsts) + 1), len(self.layers))
 
-    def config_of_first(self, num_layers: int) -> PreTrainedConfig:
-        """For transformers: the model's first layers. If longrope's long set serves, it is that of
-        short prompts too."""
+    def first_layers_config(self, num_layers: int) -> PreTrainedConfig:
+        """Return a config for transformers of a model of the first `num_layers` layers.
+
+        If the decoder uses longrope's long factors, the config makes transformers use them for
+        short prompts too.
+        """
         config: Any = deepcopy(self.config)
         for name in PER_LAYER:
             if getattr(config, name, None):
@@ -96,17 +100,21 @@ class DecoderSpec:
 
 
 def is_long(parameters: Mapping[str, Any], max_length: int) -> bool:
-    """Whether longrope uses its long set: always, if sequences may pass the original length."""
+    """Whether longrope uses its long factors: if sequences may exceed the original length."""
     return max_length > parameters["original_max_position_embeddings"]
 
 
 def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
-    """Raises UnsupportedModelError where the table has no row, or the config asks for more."""
+    """Read the spec of a model. max_length: maximum tokens of a sequence.
+
+    Raises UnsupportedModelError if FAMILIES has no such model type or the config uses a setting
+    that the decoder does not support.
+    """
     family = FAMILIES.get(config.model_type)
     if family is None:
-        raise UnsupportedModelError(f"there is no row for {config.model_type} in the table")
+        raise UnsupportedModelError(f"model type {config.model_type} is not in the family table")
     given: Any = config
-    _refuse(given)
+    _check_supported(given)
     num_heads = given.num_attention_heads
     head_dim = getattr(given, "head_dim", None) or given.hidden_size // num_heads
     is_parallel = getattr(given, "use_parallel_residual", family.is_parallel)
@@ -146,34 +154,34 @@ def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
     )
 
 
-def _refuse(config: Any) -> None:
-    """Settings of rare members of a family."""
-    refused = {
-        f"its weights are quantized ({_method(config)})": _method(config),
-        "its norms come after the residuals": not getattr(config, "do_layer_norm_before", True),
+def _check_supported(config: Any) -> None:
+    """Raise UnsupportedModelError for settings that only rare members of a family use."""
+    method = _quantization_method(config)
+    unsupported = {
+        f"its weights are quantized ({method})": method,
+        "its norms come after the residual adds": not getattr(config, "do_layer_norm_before", True),
         "its embedding is projected": (
             getattr(config, "word_embed_proj_dim", config.hidden_size) != config.hidden_size
         ),
-        "it normalizes each head by weights of its own": getattr(config, "qk_layernorm", False),
-        "it attends to an encoder": getattr(config, "add_cross_attention", False),
+        "its q/k norms have separate weights for each head": getattr(config, "qk_layernorm", False),
+        "it has cross-attention": getattr(config, "add_cross_attention", False),
         "its norms have no weights": not getattr(config, "layer_norm_elementwise_affine", True),
-        "none of its layers has a window": (
+        "none of its layers has a sliding window": (
             config.model_type == "cohere2" and not config.sliding_window
         ),
-        "its final norm is left out": getattr(config, "_remove_final_layer_norm", False),
+        "it has no final norm": getattr(config, "_remove_final_layer_norm", False),
     }
-    for reason, is_so in refused.items():
-        if is_so:
+    for reason, applies in unsupported.items():
+        if applies:
             raise UnsupportedModelError(reason)
 
 
-def _method(config: Any) -> str | None:
-    """Of quantization."""
+def _quantization_method(config: Any) -> str | None:
     quantization = getattr(config, "quantization_config", None)
     if quantization is None:
         return None
     given = quantization if isinstance(quantization, dict) else quantization.to_dict()
-    return str(given.get("quant_method", "by an unknown method"))
+    return str(given.get("quant_method", "unknown method"))
 
 
 def _layer(config: Any, family: Family, head_dim: int, index: int) -> LayerSpec:
@@ -207,12 +215,12 @@ def _rope(config: Any, family: Family, index: int) -> str | None:
     if family.rotary == "none":
         return None
     layer_types = getattr(config, "layer_types", None) or []
-    # SmolLM3 lists the layers that rotate; two families rotate in those with a window alone.
+    # `no_rope_layers` is SmolLM3's; despite its name, a nonzero entry means that the layer rotates.
     rotates = getattr(config, "no_rope_layers", None)
     if rotates and not rotates[index]:
         return None
     has_windows = getattr(config, "sliding_window", None) is not None
-    if family.rotates_windows_alone and has_windows and layer_types[index] != "sliding_attention":
+    if family.rotates_only_windows and has_windows and layer_types[index] != "sliding_attention":
         return None
     return layer_types[index] if layer_types and layer_types[index] in _ropes(config) else ""
 
@@ -228,6 +236,6 @@ def _has_experts(config: Any, index: int) -> bool:
 
 
 def _first(config: Any, names: tuple[str, ...]) -> Any:
-    """The first of these settings that there is."""
+    """Return the first of these settings that is not None, or None."""
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if value is not None), None)

@@ -1,4 +1,4 @@
-"""`LLM`: the engine without a server, with vLLM's offline interface.
+"""`LLM`: the engine without a server, with the interface of vLLM's `LLM`.
 
 Imports `engine.build`, `engine.engine`, `engine.lora` and `engine.tasks`.
 """

@@ -1,4 +1,4 @@
-"""Adapters of offline inference: loaded when a prompt first names one, as vLLM does."""
+"""LoRA adapters for offline inference. As in vLLM, a prompt's adapter is loaded on first use."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from engine.lora.adapters import Adapters
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """Which adapter a prompt wants; vLLM's class and field names.
+    """The adapter of a prompt. The class and its fields are named as in vLLM.
 
-    `lora_int_id` only tells adapters apart: the same name under another id is another adapter.
+    `lora_int_id` only tells adapters apart: the same name with another id is another adapter.
     """
 
     lora_name: str
     lora_int_id: int
     lora_path: str
-    """Its directory."""
+    """The adapter's directory."""
 
     @property
     def key(self) -> str:
-        """The name under which it is loaded."""
+        """The name under which the engine loads it."""
         return f"{self.lora_name}#{self.lora_int_id}"
 
 
@@ -33,12 +33,12 @@ LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
 
 
 def load_requested(engine: Engine, requests: Iterable[LoRARequest | None]) -> None:
-    """Loads those that are not, each in place of one that nobody wants if there is no room.
+    """Load the adapters that are not loaded yet. If all slots are taken, unload unused ones.
 
-    Raises RequestError where they are too many for one call or cannot be served, NoRoomError where
-    requests that run leave no room.
+    Raises RequestError if one call needs more adapters than slots or one cannot be served, and
+    NoRoomError if running requests occupy the slots.
     """
-    wanted = {each.key: each for each in requests if each is not None}
+    wanted = {request.key: request for request in requests if request is not None}
     if not wanted:
         return
     adapters = engine.adapters
@@ -50,22 +50,26 @@ def load_requested(engine: Engine, requests: Iterable[LoRARequest | None]) -> No
             f"{len(wanted)} adapters in one call are more than max_loras={adapters.num_slots}",
         )
     for key, request in wanted.items():
-        if key not in {each.name for each in adapters.loaded}:
+        if key not in {adapter.name for adapter in adapters.loaded}:
             _make_room(adapters, wanted, engine.adapter_slots_in_use())
             adapters.load(key, str(request.lora_path), engine.adapter_slots_in_use())
 
 
 def _make_room(adapters: Adapters, wanted: Iterable[str], in_use: set[int]) -> None:
-    """Unloads the adapter loaded longest ago of those that can go, if every slot is taken."""
+    """If every slot is taken, unload the oldest adapter that is neither wanted nor in use."""
     if len(adapters.loaded) < adapters.num_slots:
         return
-    idle = [each for each in adapters.loaded if each.name not in wanted and each.slot not in in_use]
+    idle = [
+        adapter
+        for adapter in adapters.loaded
+        if adapter.name not in wanted and adapter.slot not in in_use
+    ]
     if idle:
         adapters.unload(idle[0].name)
 
 
-def one_each(lora_request: LoRARequests, count: int) -> list[LoRARequest | None]:
-    """Raises RequestError where there are not as many as prompts."""
+def adapter_per_prompt(lora_request: LoRARequests, count: int) -> list[LoRARequest | None]:
+    """Return one request or None per prompt. Raises RequestError if a list's length differs."""
     if lora_request is None or isinstance(lora_request, LoRARequest):
         return [lora_request] * count
     if len(lora_request) != count:

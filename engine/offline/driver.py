@@ -1,4 +1,4 @@
-"""Runs an engine for callers in one thread, who may take turns, as two streams in a `zip` do."""
+"""Runs an engine for several callers in one thread, such as two streams in a `zip`."""
 
 from __future__ import annotations
 
@@ -9,63 +9,64 @@ from collections.abc import Iterator, Sequence
 from core.errors import EngineUnavailableError, GenerationError
 from core.plan import Output
 from core.sampling import Finish, SamplingParams
-from core.text.answers import Answers, News
+from core.text.answers import Answers, Delta
 from core.text.tokenizer import Tokenizer
 from engine.engine import Engine
 from engine.offline.outputs import RequestOutput, completion_output, prompt_logprobs
 
 
 class OfflineRequest:
-    """A prompt and what has been generated of its answers."""
+    """A prompt and its answers so far."""
 
     def __init__(
         self,
-        number: int,
+        prompt_index: int,
         prompt: str | None,
         prompt_token_ids: list[int],
         params: SamplingParams,
         tokenizer: Tokenizer | None,
         adapter: str = "",
     ) -> None:
-        """number: which of its caller's prompts; adapter: the name of a loaded one."""
-        self.number = number
+        """prompt_index: among the caller's prompts; adapter: the name of a loaded one, or ''."""
+        self.prompt_index = prompt_index
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.adapter = adapter
         self.answers = Answers(params, tokenizer, prompt_token_ids)
         self.id = -1
-        """The engine's, once it runs."""
+        """The engine's request id, once submitted."""
         self._prompt = prompt
         self._tokenizer = tokenizer
 
     def output(self) -> RequestOutput:
-        """All of it, once every answer has ended."""
+        """Return the result. Every answer must have ended."""
         params, scores = self.params, None
         if params.prompt_logprobs is not None:
-            told = self.answers.prompt_scores
-            scores = prompt_logprobs(self.prompt_token_ids, told, self._tokenizer)
+            scores = prompt_logprobs(
+                self.prompt_token_ids, self.answers.prompt_scores, self._tokenizer
+            )
         return RequestOutput(
             request_id=str(self.id),
             prompt=self._prompt,
             prompt_token_ids=self.prompt_token_ids,
             outputs=[
                 completion_output(index, answer, params, self._tokenizer)
-                for index, answer in enumerate(self.answers.told)
+                for index, answer in enumerate(self.answers.returned)
             ],
             prompt_logprobs=scores,
         )
 
 
-_Arrivals = deque[tuple[OfflineRequest, News | GenerationError]]
-"""What is new of the requests of one caller."""
+_Deltas = deque[tuple[OfflineRequest, Delta | GenerationError]]
+"""New outputs of one caller's requests, which it has not taken yet."""
 
 
 class Driver:
-    """Takes an engine's steps, and hands the news of each to whose requests it is of."""
+    """Steps an engine and routes each step's outputs to the caller that owns the request."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine: Engine | None = engine
-        self._running: dict[int, tuple[OfflineRequest, _Arrivals]] = {}
+        self._running: dict[int, tuple[OfflineRequest, _Deltas]] = {}
         """By the engine's request id."""
 
     @property
@@ -76,31 +77,31 @@ class Driver:
         return self._engine
 
     def close(self) -> None:
-        """Lets go of the engine; whoever still waits for news gets an error."""
+        """Drop the engine. Callers that are still iterating get EngineUnavailableError."""
         self._engine = None
 
-    def run(self, requests: Sequence[OfflineRequest]) -> Iterator[tuple[OfflineRequest, News]]:
-        """Submits all or none, and tells what is new until all have ended.
+    def run(self, requests: Sequence[OfflineRequest]) -> Iterator[tuple[OfflineRequest, Delta]]:
+        """Submit all requests and yield new tokens until every answer has ended.
 
-        Whatever ends it, also that it is closed, leaves nothing running. Raises RequestError for
-        what cannot run, GenerationError for what fails.
+        However it ends, also when the generator is closed, its requests are aborted. Raises
+        RequestError if a request cannot run (then none does) and GenerationError if one fails.
         """
-        arrivals: _Arrivals = deque()
+        deltas: _Deltas = deque()
         try:
             for request in requests:
                 request.id = self.engine.add(
                     request.prompt_token_ids, request.params, time.monotonic(), request.adapter
                 )
-                self._running[request.id] = request, arrivals
+                self._running[request.id] = request, deltas
             num_open = sum(request.params.n for request in requests)
             while num_open:
-                while not arrivals:
+                while not deltas:
                     self._step()
-                request, news = arrivals.popleft()
-                if isinstance(news, GenerationError):
-                    raise news
-                num_open -= news.finish is not None
-                yield request, news
+                request, delta = deltas.popleft()
+                if isinstance(delta, GenerationError):
+                    raise delta
+                num_open -= delta.finish is not None
+                yield request, delta
         finally:
             for request in requests:
                 if self._running.pop(request.id, None) and self._engine is not None:
@@ -110,21 +111,23 @@ class Driver:
         outputs = self.engine.step(time.monotonic())
         for output in outputs:
             if output.request_id in self._running:
-                request, arrivals = self._running[output.request_id]
-                arrivals += ((request, news) for news in self._news(request, output))
+                request, deltas = self._running[output.request_id]
+                deltas += ((request, delta) for delta in self._new_deltas(request, output))
         if not outputs:
             self._wait()
 
-    def _news(self, request: OfflineRequest, output: Output) -> Sequence[News | GenerationError]:
+    def _new_deltas(
+        self, request: OfflineRequest, output: Output
+    ) -> Sequence[Delta | GenerationError]:
         if output.finish == Finish.ERROR:
             return [GenerationError(output.failure)]
-        news = request.answers.push(output)
-        if request.answers.stopped_by_text(output):
+        deltas = request.answers.push(output)
+        if request.answers.stopped_by_string(output):
             self.engine.abort(output.request_id, output.index)
-        return news
+        return deltas
 
     def _wait(self) -> None:
-        """Sleeps until the strategy wants the next step: a gang of `dynamic` may be filling."""
+        """Sleep until the strategy's next step is due: `dynamic` may wait to fill a batch."""
         wake_at = self.engine.strategy.wake_at()
         if wake_at is not None:
             time.sleep(max(0.0, wake_at - time.monotonic()))

@@ -1,4 +1,4 @@
-"""Offline inference: the same engine without a server, in the shape of vLLM's `LLM` class.
+"""Offline inference: the engine without a server, with the interface of vLLM's `LLM` class.
 
 ```python
 from engine import LLM, SamplingParams
@@ -31,7 +31,7 @@ from core.text.template_files import load_chat_template
 from core.text.tokenizer import Tokenizer
 from engine.build import build_engine
 from engine.engine import Engine
-from engine.offline.adapters import LoRARequest, LoRARequests, load_requested, one_each
+from engine.offline.adapters import LoRARequest, LoRARequests, adapter_per_prompt, load_requested
 from engine.offline.driver import Driver, OfflineRequest
 from engine.offline.outputs import OutputDelta, RequestOutput, output_delta
 from engine.offline.prompts import Prompt, TokensPrompt, as_list, encoded
@@ -45,7 +45,7 @@ SERVICE_OPTIONS = frozenset({
     "heartbeat_timeout", "retry_threshold", "http_workers", "enable_stateful_sessions",
     "sessions_path", "sessions_expiration", "local_runtime_api", "install_requirements",
 })  # fmt: skip
-"""Options of the processes around an engine; without them they would do nothing."""
+"""Options of the server's other processes, which `LLM` does not start."""
 VLLM_NAMES: Mapping[str, str] = {
     "tensor_parallel_size": "tensor_parallel_degree",
     "max_num_seqs": "max_rolling_batch_size",
@@ -53,42 +53,43 @@ VLLM_NAMES: Mapping[str, str] = {
     "num_gpu_blocks_override": "num_kv_blocks",
     "swap_space": "swap_space_gib",
 }
-"""vLLM's names of options that LMI, and so this project, calls otherwise."""
+"""Our names, which are LMI's, by vLLM's names."""
 Message = Mapping[str, object]
 
 
 class LLM:
-    """A model and an engine in this process.
+    """A model and an engine in this process. Not thread-safe.
 
     Takes every option of serving.properties that concerns the engine, by its name without the
-    prefix or by vLLM's, for example `batching="paged", dtype="fp32", num_kv_blocks=40`. For one
-    thread at a time. `close`, or leaving a `with` block, gives all memory back.
+    prefix or by vLLM's name, for example `batching="paged", dtype="fp32", num_kv_blocks=40`.
+    `close`, or leaving a `with` block, frees all memory.
 
-    Raises ConfigurationError where the model or an option cannot be served.
+    Raises ConfigurationError if an option is wrong or the model cannot be served.
     """
 
     def __init__(self, model: str | Path, **options: Value) -> None:
-        """model: a directory, or an id of the Hugging Face hub."""
+        """model: a directory, or a model id of the Hugging Face hub."""
         options = {VLLM_NAMES.get(name, name): value for name, value in options.items()}
         for name in SERVICE_OPTIONS & options.keys():
             raise ConfigurationError(
                 f"option '{name}' has no effect without a server; leave it out"
             )
         self.options: Options = make_options(options)
-        self._model_dir = _local(model, self.options)
+        self._model_dir = _find_model(model, self.options)
         has_tokenizer = (self._model_dir / "tokenizer.json").is_file()
         self._tokenizer = Tokenizer(self._model_dir) if has_tokenizer else None
         self._driver: Driver | None = None
-        self._embedding: TaskEngine | None = None
+        self.embedding_engine: TaskEngine | None = None
+        """Set if the model embeds, until `close`; else see `llm_engine`."""
         task = choose_task(self._model_dir, self.options)
         if task.kind == "pipeline":
             raise ConfigurationError(
-                f"LLM generates or embeds, and {task.reason}: serve {task.name} by the container, "
-                "or say task='text-generation' or task='text-embedding'"
+                f"LLM only generates or embeds, but {task.reason}: serve {task.name} with the "
+                "container, or set task='text-generation' or task='text-embedding'"
             )
         if task.kind == "embedding":
-            self._embedding = build_task_engine(task, self._model_dir, self.options)
-            self.facts = self._embedding.facts
+            self.embedding_engine = build_task_engine(task, self._model_dir, self.options)
+            self.facts = self.embedding_engine.facts
         else:
             self._driver = Driver(build_engine(self._model_dir, self.options))
             self.facts = self._driver.engine.facts
@@ -101,18 +102,18 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: LoRARequests = None,
     ) -> list[RequestOutput]:
-        """Answers all prompts, batched as the strategy says; results in the order of prompts.
+        """Answer all prompts in the strategy's batches. Return the results in their order.
 
-        lora_request: the adapter of all prompts, or of each; needs option enable_lora.
+        lora_request: one adapter for all prompts, or one per prompt; needs option enable_lora.
 
-        Raises RequestError if one of them cannot run (none is run then), GenerationError if one
-        fails while it runs.
+        Raises RequestError if a prompt cannot run (then none does) and GenerationError if one fails
+        while it runs.
         """
         requests = self._requests(prompts, sampling_params, lora_request)
         num_answers = sum(request.params.n for request in requests)
         with tqdm(total=num_answers, desc="Answers", disable=not use_tqdm) as bar:
-            for _, news in self._generating.run(requests):
-                bar.update(news.finish is not None)
+            for _, delta in self._generation_driver.run(requests):
+                bar.update(delta.finish is not None)
         return [request.output() for request in requests]
 
     def chat(
@@ -127,18 +128,18 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> list[RequestOutput]:
-        """Answers one conversation or several: `generate` after `apply_chat_template`."""
+        """Answer one conversation or several: `apply_chat_template`, then `generate`."""
         is_one = not messages or isinstance(messages[0], Mapping)
         conversations = cast(Sequence[Sequence[Message]], [messages] if is_one else messages)
         prompts = [
             self.apply_chat_template(
-                each,
+                conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template_kwargs=chat_template_kwargs,
             )
-            for each in conversations
+            for conversation in conversations
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
@@ -149,14 +150,14 @@ class LLM:
         *,
         lora_request: LoRARequests = None,
     ) -> Iterator[OutputDelta]:
-        """The answers to all prompts as they come; the texts of each in order are its text.
+        """Yield new tokens of the answers to all prompts as they are generated.
 
-        Nothing is computed but while it is iterated over. Closing it, as leaving the loop does,
-        ends what still runs. Raises what `generate` raises.
+        The engine only runs while the caller iterates. Closing the generator, as leaving the loop
+        does, aborts the remaining answers. Raises what `generate` raises.
         """
         requests = self._requests(prompts, sampling_params, lora_request)
-        for request, news in self._generating.run(requests):
-            yield output_delta(request.number, news, request.params, self._tokenizer)
+        for request, delta in self._generation_driver.run(requests):
+            yield output_delta(request.prompt_index, delta, request.params, self._tokenizer)
 
     def apply_chat_template(
         self,
@@ -167,9 +168,9 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> TokensPrompt:
-        """The prompt that a conversation makes by the model's template, or option chat_template.
+        """Render a conversation with the model's chat template, or that of option chat_template.
 
-        Raises RequestError where the template refuses it, or where there is none.
+        Raises RequestError if there is no template or it rejects the conversation.
         """
         if self._template is None or self._tokenizer is None:
             raise RequestError("messages", "the model has no chat template; set chat_template")
@@ -190,25 +191,27 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[EmbeddingRequestOutput]:
-        """The vectors of all prompts, which are refused where they are too long, unless
-        `truncate_prompt_tokens` cuts them (-1: after as many tokens as the model takes).
+        """Return the vectors of all prompts, in their order.
 
-        Raises RequestError if one of them cannot be embedded, or the model is not for it;
-        GenerationError if one fails.
+        truncate_prompt_tokens: cut prompts to this many tokens; -1: to the model's limit. If None,
+        prompts that are too long are rejected.
+
+        Raises RequestError if a prompt cannot be embedded or the model is not an embedding
+        model, and GenerationError if a prompt fails.
         """
         if self._driver is not None:
             raise RequestError("prompts", "the model generates text; LLM(task='text-embedding')")
-        if self._embedding is None:
+        if self.embedding_engine is None:
             raise EngineUnavailableError("this LLM is closed; make another")
         limit = self.facts.max_model_len if truncate_prompt_tokens == -1 else truncate_prompt_tokens
-        return embed(self._embedding, as_list(prompts), limit, use_tqdm=use_tqdm)
+        return embed(self.embedding_engine, as_list(prompts), limit, use_tqdm=use_tqdm)
 
     def close(self) -> None:
-        """Drops the model and all KV memory; may be repeated. Nothing can be generated after."""
-        self._embedding = None
+        """Free the model and the KV cache. May be called again; any other call fails after it."""
+        self.embedding_engine = None
         if self._driver is not None:
             self._driver.close()
-        gc.collect()  # modules of transformers refer to themselves
+        gc.collect()  # modules of transformers have reference cycles
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
@@ -219,15 +222,20 @@ class LLM:
         self.close()
 
     @property
-    def _generating(self) -> Driver:
-        """Raises RequestError where the model is for something else."""
+    def llm_engine(self) -> Engine:
+        """The engine that runs this model's steps, under vLLM's name.
+
+        Raises RequestError if the model's task is not generation and EngineUnavailableError once
+        closed.
+        """
+        return self._generation_driver.engine
+
+    @property
+    def _generation_driver(self) -> Driver:
+        """Raises RequestError if the model's task is not generation."""
         if self._driver is None:
             raise RequestError("prompts", f"the task is {self.facts.task}: call embed")
         return self._driver
-
-    @property
-    def _engine(self) -> Engine:
-        return self._generating.engine
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
@@ -240,16 +248,18 @@ class LLM:
         lora_request: LoRARequests,
     ) -> list[OfflineRequest]:
         all_prompts = as_list(prompts)
-        all_params = _one_each(sampling_params, len(all_prompts))
-        adapters = one_each(lora_request, len(all_prompts))
-        load_requested(self._engine, adapters)
+        all_params = _params_per_prompt(sampling_params, len(all_prompts))
+        adapters = adapter_per_prompt(lora_request, len(all_prompts))
+        load_requested(self.llm_engine, adapters)
         return [
-            self._request(number, *each)
-            for number, each in enumerate(zip(all_prompts, all_params, adapters, strict=True))
+            self._request(index, prompt, params, adapter)
+            for index, (prompt, params, adapter) in enumerate(
+                zip(all_prompts, all_params, adapters, strict=True)
+            )
         ]
 
     def _request(
-        self, number: int, prompt: Prompt, params: SamplingParams, adapter: LoRARequest | None
+        self, prompt_index: int, prompt: Prompt, params: SamplingParams, adapter: LoRARequest | None
     ) -> OfflineRequest:
         if self._tokenizer is not None:
             params = with_bad_word_ids(params, self._tokenizer)
@@ -258,10 +268,10 @@ class LLM:
         text, token_ids = encoded(prompt, self._tokenizer)
         kept = list(params.truncated(token_ids, self.facts.max_model_len))
         name = adapter.key if adapter else ""
-        return OfflineRequest(number, text, kept, params, self._tokenizer, name)
+        return OfflineRequest(prompt_index, text, kept, params, self._tokenizer, name)
 
 
-def _local(model: str | Path, options: Options) -> Path:
+def _find_model(model: str | Path, options: Options) -> Path:
     path = Path(model).expanduser()
     if not path.is_dir():
         return from_hub(str(model), options, given_as="model", local=path)
@@ -270,7 +280,7 @@ def _local(model: str | Path, options: Options) -> Path:
     return path
 
 
-def _one_each(
+def _params_per_prompt(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):

@@ -1,4 +1,4 @@
-"""What the offline class gives, in the shapes and words of vLLM."""
+"""The outputs of `LLM`, with the class and field names of vLLM."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 from core.sampling import MAX_LOGPROBS, Finish, SamplingParams, TopLogprobs
 from core.text.answer import Answer, TokenText
-from core.text.answers import News
+from core.text.answers import Delta
 from core.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token that stands in a place, or might have."""
+    """The log-probability of a token at one position."""
 
     logprob: float
     """Under the unfiltered model, in nats."""
     rank: int
-    """1 is the most likely token."""
+    """1 for the most likely token."""
     decoded_token: str | None
-    """None without a tokenizer."""
+    """None if the model has no tokenizer."""
 
 
 Logprobs = dict[int, Logprob]
-"""By token id: the token in a place and the most likely ones there."""
+"""By token id: the token at a position and the most likely ones there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float
-    """Of all generated tokens under the unfiltered model, in nats."""
+    """Sum over all generated tokens under the unfiltered model, in nats."""
     logprobs: list[Logprobs] | None
-    """Of each generated token, where `SamplingParams.logprobs` is set."""
+    """One per generated token; None unless `SamplingParams.logprobs` is set."""
     finish_reason: str
-    """`stop` (end-of-sequence token or stop text) or `length`, as in vLLM and OpenAI."""
+    """`stop` (end-of-sequence token or stop string) or `length`, as in vLLM and OpenAI."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,35 +48,36 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    """None where token ids were given."""
+    """None if the prompt was given as token ids."""
     prompt_token_ids: list[int]
     """After `SamplingParams.truncate_prompt_tokens`."""
     outputs: list[CompletionOutput]
-    """`n` of them; with `best_of` the best first."""
+    """The `n` answers; with `best_of` the best first."""
     prompt_logprobs: list[Logprobs | None] | None = None
-    """Of each prompt token, where `SamplingParams.prompt_logprobs` is set; None for the first."""
+    """One per prompt token, None for the first; None unless `SamplingParams.prompt_logprobs` is
+    set."""
     finished: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """What is new of one answer."""
+    """New tokens of one answer."""
 
     prompt_index: int
-    """Which of the prompts it answers."""
+    """Index of its prompt."""
     index: int
-    """Which of the `n` answers to it."""
+    """Index among the prompt's `n` answers."""
     text: str
     token_ids: list[int]
     logprobs: list[Logprobs] | None
     finish_reason: str | None
-    """Set on the last one of an answer."""
+    """Set on an answer's last delta, else None."""
 
 
 def completion_output(
     index: int, answer: Answer, params: SamplingParams, tokenizer: Tokenizer | None
 ) -> CompletionOutput:
-    """An answer that has ended."""
+    """Convert an answer that has ended."""
     assert answer.finish is not None
     return CompletionOutput(
         index=index,
@@ -89,25 +90,25 @@ def completion_output(
 
 
 def output_delta(
-    prompt_index: int, news: News, params: SamplingParams, tokenizer: Tokenizer | None
+    prompt_index: int, delta: Delta, params: SamplingParams, tokenizer: Tokenizer | None
 ) -> OutputDelta:
-    """What is new of the answer to the prompt of that number."""
+    """Convert new tokens of an answer to the prompt at `prompt_index`."""
     return OutputDelta(
         prompt_index=prompt_index,
-        index=news.index,
-        text="".join(token.text for token in news.tokens),
-        token_ids=[token.id for token in news.tokens],
-        logprobs=_logprobs(news.tokens, params, tokenizer),
-        finish_reason=None if news.finish is None else _finish_reason(news.finish),
+        index=delta.index,
+        text="".join(token.text for token in delta.tokens),
+        token_ids=[token.id for token in delta.tokens],
+        logprobs=_logprobs(delta.tokens, params, tokenizer),
+        finish_reason=None if delta.finish is None else _finish_reason(delta.finish),
     )
 
 
 def prompt_logprobs(
     token_ids: Sequence[int], scores: Sequence[TopLogprobs], tokenizer: Tokenizer | None
 ) -> list[Logprobs | None]:
-    """Of each token of a prompt. `scores` are those from the second token on."""
-    places = zip(token_ids[1:], scores, strict=True)
-    return [None, *(_named(token_id, score, tokenizer) for token_id, score in places)]
+    """Return one per prompt token, None for the first. scores: from the second token on."""
+    scored = zip(token_ids[1:], scores, strict=True)
+    return [None, *(_by_token_id(token_id, score, tokenizer) for token_id, score in scored)]
 
 
 def _logprobs(
@@ -115,11 +116,13 @@ def _logprobs(
 ) -> list[Logprobs] | None:
     if params.logprobs is None:
         return None
-    return [_named(token.id, token.top, tokenizer) for token in tokens if token.top is not None]
+    return [
+        _by_token_id(token.id, token.top, tokenizer) for token in tokens if token.top is not None
+    ]
 
 
-def _named(token_id: int, top: TopLogprobs, tokenizer: Tokenizer | None) -> Logprobs:
-    """The token in the place first, then the others by rank."""
+def _by_token_id(token_id: int, top: TopLogprobs, tokenizer: Tokenizer | None) -> Logprobs:
+    """Return the token at the position first, then the others by rank."""
     ranked = [(token_id, top.logprob, top.rank)]
     ranked += zip(top.token_ids, top.logprobs, range(1, MAX_LOGPROBS + 1), strict=False)
     return {

@@ -1,4 +1,4 @@
-"""The forms in which the offline class takes prompts: vLLM's."""
+"""The types of prompts that `LLM` takes, which are those of vLLM."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from core.text.tokenizer import Tokenizer
 
 
 class TextPrompt(TypedDict):
-    """A text, as a dict."""
+    """A text prompt as a dict."""
 
     prompt: str
 
 
 class TokensPrompt(TypedDict, total=False):
-    """Token ids, and the text that they are of where it is known."""
+    """Token ids, and optionally their text."""
 
     prompt_token_ids: Sequence[int]
     prompt: str
@@ -26,18 +26,18 @@ Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, also where one was given."""
+    """Return a list of prompts. A single prompt becomes a list of one."""
     if isinstance(prompts, str | Mapping):
         return [cast(Prompt, prompts)]
-    if prompts and all(isinstance(each, int) for each in prompts):
+    if prompts and all(isinstance(prompt, int) for prompt in prompts):
         return [cast(Sequence[int], prompts)]
     return list(cast(Sequence[Prompt], prompts))
 
 
 def encoded(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, list[int]]:
-    """The text, where it is known, and the tokens.
+    """Return the prompt's text, or None if only its token ids were given, and its token ids.
 
-    Raises RequestError for a dict of another form, and for text without a tokenizer.
+    Raises RequestError for a dict with other keys, and for a text if there is no tokenizer.
     """
     if isinstance(prompt, Mapping):
         fields = cast(Mapping[str, object], prompt)

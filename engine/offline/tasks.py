@@ -1,4 +1,4 @@
-"""Embedding without a server: what `engine.LLM.embed` does."""
+"""Embeds prompts without a server, for `LLM.embed`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from engine.tasks.performer import Answer, Job, Outcome
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """The vector of a text."""
+    """The vector of a prompt."""
 
     embedding: list[float]
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequestOutput:
-    """A text and its vector, in the shape of vLLM's."""
+    """A prompt and its vector. Fields are named as in vLLM."""
 
     prompt: str | None
-    """None where token ids were given."""
+    """None if the prompt was given as token ids."""
     outputs: EmbeddingOutput
     num_prompt_tokens: int
 
@@ -37,21 +37,24 @@ class EmbeddingRequestOutput:
 def embed(
     engine: TaskEngine, prompts: Sequence[Prompt], max_tokens: int | None, *, use_tqdm: bool
 ) -> list[EmbeddingRequestOutput]:
-    """Batched as the strategy says; results in the order of prompts.
+    """Embed the prompts in the strategy's batches. Return the results in the order of prompts.
 
-    Raises RequestError or GenerationError for the first that fails, and then embeds no more.
+    Raises RequestError or GenerationError for the first prompt that fails; the others are aborted.
     """
     pending: dict[int, Prompt] = {}
     outputs: dict[int, EmbeddingRequestOutput] = {}
     try:
         for prompt in prompts:
-            body = msgspec.msgpack.encode(EmbeddingBody([_given(prompt)], "prompts", max_tokens))
+            body = msgspec.msgpack.encode(
+                EmbeddingBody([_text_or_token_ids(prompt)], "prompts", max_tokens)
+            )
             pending[engine.add(Job(body), time.monotonic())] = prompt
         with tqdm(total=len(pending), desc="Embeddings", disable=not use_tqdm) as bar:
             while engine.has_work():
                 ended = engine.step(time.monotonic())
-                for each in ended:
-                    outputs[each.request_id] = _output(pending[each.request_id], each.outcome)
+                for output in ended:
+                    prompt = pending[output.request_id]
+                    outputs[output.request_id] = _output(prompt, output.outcome)
                 bar.update(len(ended))
                 if not ended:
                     _wait(engine)
@@ -61,8 +64,8 @@ def embed(
     return [outputs[id] for id in pending]
 
 
-def _given(prompt: Prompt) -> str | list[int]:
-    """A text, or its token ids."""
+def _text_or_token_ids(prompt: Prompt) -> str | list[int]:
+    """Return the prompt's token ids if it has them, else its text."""
     if isinstance(prompt, Mapping):
         token_ids = prompt.get("prompt_token_ids")
         return list(token_ids) if token_ids is not None else str(prompt.get("prompt") or "")
@@ -70,7 +73,7 @@ def _given(prompt: Prompt) -> str | list[int]:
 
 
 def _wait(engine: TaskEngine) -> None:
-    """Sleeps until the strategy wants the next step: a gang of `dynamic` may be filling."""
+    """Sleep until the strategy's next step is due: `dynamic` may wait to fill a batch."""
     wake_at = engine.strategy.wake_at()
     if wake_at is not None:
         time.sleep(max(0.0, wake_at - time.monotonic()))
@@ -85,6 +88,6 @@ def _output(prompt: Prompt, outcome: Outcome) -> EmbeddingRequestOutput:
         case error:
             raise GenerationError(f"{type(error).__name__}: {error}")
     vector = np.frombuffer(answer.vectors[0], "<f4").tolist()
-    given = _given(prompt)
-    text = given if isinstance(given, str) else None
+    text_or_token_ids = _text_or_token_ids(prompt)
+    text = text_or_token_ids if isinstance(text_or_token_ids, str) else None
     return EmbeddingRequestOutput(text, EmbeddingOutput(vector), answer.num_tokens[0])

@@ -1,18 +1,18 @@
-"""The parts of sampling, in the order in which the sampler applies them.
+"""The steps of sampling, in the order in which the sampler applies them.
 
 ```
-allowed    allowed_token_ids                      all other logits
+allowed    allowed_token_ids                      masks all other tokens
 edits      bad_words, no_repeat_ngram_size (ngrams), min_tokens, logit_bias
-                                                  numbers added to single logits
-penalties  repetition, frequency, presence        of tokens that a sequence has
-grammar    structured_outputs                     all that the grammar does not go on with
+                                                  add to single logits
+penalties  repetition, frequency, presence        change logits of tokens in the sequence
+grammar    structured_outputs                     masks tokens that the grammar does not allow
 filters    temperature; min_p, top_k, top_p, typical_p
-draw       one number decides
-ranking    logprobs and prompt_logprobs           of the logits as the model gave them
+draw       draws a token with one uniform number
+ranking    logprobs and prompt_logprobs           from the model's unmodified logits
 ```
 
-It is vLLM's order, but for grammars, which have the last word here and the first there;
-`typical_p`, which vLLM has not, comes last as in transformers. Each part plans a step on the host:
-it puts what it needs on the device into one parcel, and returns what is to be done there once that
-is sent, or None where no row asks for it. None of it waits.
+This is vLLM's order with two differences: vLLM applies grammars first, and it has no `typical_p`,
+which comes last as in transformers. Each part plans a step on the host: it puts the arrays that it
+needs into the step's parcel and returns a function to call once the parcel is sent, or None if no
+row uses the part. Nothing waits for the device.
 """

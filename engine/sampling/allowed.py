@@ -1,4 +1,4 @@
-"""`allowed_token_ids`: every other token is impossible."""
+"""`allowed_token_ids`: masks every other token."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from engine.staging import Parcel
 
 
 class Allowed:
-    """Plans it for step after step; keeps each sequence's tokens as an array."""
+    """Caches each sequence's `allowed_token_ids` as an array."""
 
     def __init__(self) -> None:
         self._token_ids: WeakKeyDictionary[TokenSequence, NDArray[np.int64]] = WeakKeyDictionary()
 
     def plan(self, rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> Change | None:
-        places = [place for place, row in enumerate(rows) if row.params.allowed_token_ids]
-        if not places:
+        indices = [index for index, row in enumerate(rows) if row.params.allowed_token_ids]
+        if not indices:
             return None
-        token_ids = [self._token_ids_of(rows[place].sequence) for place in places]
-        owner = np.arange(len(places)).repeat(integers([len(each) for each in token_ids]))
-        place = parcel.put(integers(places))
-        index = parcel.put(owner * vocab_size + concatenated(token_ids))
+        token_ids = [self._token_ids_of(rows[index].sequence) for index in indices]
+        owner = np.arange(len(indices)).repeat(integers([len(ids) for ids in token_ids]))
+        row_index = parcel.put(integers(indices))
+        flat_index = parcel.put(owner * vocab_size + concatenated(token_ids))
 
         def change(scores: Tensor, newest: Tensor) -> None:
-            own = scores[place()]
+            own = scores[row_index()]
             kept = torch.full_like(own, float("-inf")).view(-1)
-            kept.scatter_(0, index(), own.view(-1)[index()])
-            scores.index_copy_(0, place(), kept.view_as(own))
+            kept.scatter_(0, flat_index(), own.view(-1)[flat_index()])
+            scores.index_copy_(0, row_index(), kept.view_as(own))
 
         return change
 

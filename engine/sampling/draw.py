@@ -1,4 +1,4 @@
-"""One token of each random row: inverse-transform sampling, one uniform number a row."""
+"""Draws a token for each non-greedy row: inverse transform sampling, one uniform number per row."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from engine.sampling.rows import Row, integers
 from engine.staging import Parcel
 
 MAX_NUMBERS = 2**24
-"""Scores to work on at once, which bounds what a large batch of a large vocabulary takes."""
+"""Most scores to process at once, which bounds the memory for large batches."""
 
 Draw = Callable[[Tensor, Tensor], None]
-"""Takes scores [N, vocabulary] and writes what it draws into token ids [N] int64."""
+"""Takes scores [N, vocabulary] and writes the drawn tokens into token ids [N] int64."""
 
 
 def plan_draws(rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> list[Draw]:
-    """For the rows that are not greedy; these keep the token that they have."""
-    places = [place for place, row in enumerate(rows) if not row.params.is_greedy]
+    """Plan the draws of the rows that are not greedy. Greedy rows keep their token ids."""
+    indices = [index for index, row in enumerate(rows) if not row.params.is_greedy]
     at_once = max(1, MAX_NUMBERS // vocab_size)
     return [
-        _plan_draw(rows, places[start : start + at_once], vocab_size, parcel)
-        for start in range(0, len(places), at_once)
+        _plan_draw(rows, indices[start : start + at_once], vocab_size, parcel)
+        for start in range(0, len(indices), at_once)
     ]
 
 
-def _plan_draw(rows: Sequence[Row], places: list[int], vocab_size: int, parcel: Parcel) -> Draw:
-    random = [rows[place] for place in places]
-    place = parcel.put(integers(places))
+def _plan_draw(rows: Sequence[Row], indices: list[int], vocab_size: int, parcel: Parcel) -> Draw:
+    random = [rows[index] for index in indices]
+    row_index = parcel.put(integers(indices))
     temperature = parcel.put(np.array([[row.params.temperature] for row in random], np.float32))
     uniform = parcel.put(uniforms(random)[:, None])
     filters = plan_filters(random, vocab_size, parcel)
 
     def draw(scores: Tensor, token_ids: Tensor) -> None:
-        own = scores[place()]
+        own = scores[row_index()]
         own.sub_(own.amax(1, keepdim=True)).div_(temperature())
         weights = weigh(own)
         for keep in filters:
             keep(own, weights)
-        until = weights.cumsum_(1)
-        total = until[:, -1:]
-        aim = (uniform() * total).to(torch.int64).minimum(total - 1)
-        drawn = torch.searchsorted(until, aim, right=True)
-        # Nothing has any weight where all is NaN or impossible: the row keeps its token.
-        drawn = torch.where(total > 0, drawn, token_ids[place()][:, None])
-        token_ids.index_copy_(0, place(), drawn[:, 0])
+        cumulative = weights.cumsum_(1)
+        total = cumulative[:, -1:]
+        threshold = (uniform() * total).to(torch.int64).minimum(total - 1)
+        drawn = torch.searchsorted(cumulative, threshold, right=True)
+        # A row of only NaN or masked tokens has no weight: it keeps its token.
+        drawn = torch.where(total > 0, drawn, token_ids[row_index()][:, None])
+        token_ids.index_copy_(0, row_index(), drawn[:, 0])
 
     return draw
 
 
 def uniforms(rows: Sequence[Row]) -> NDArray[np.float64]:
-    """A number in [0, 1) for each row, from its seed and position alone.
+    """Return a number in [0, 1) per row that depends on its seed and position only.
 
-    So the same seed gives the same tokens in any batch, after preemption, on any device.
-    SplitMix64 (Steele, Lea and Flood, 2014) over both.
+    So a seed gives the same numbers in any batch, after a preemption and on any device. Hashes both
+    with SplitMix64 (Steele, Lea and Flood, 2014).
     """
     seeds = np.array([row.params.seed or 0 for row in rows], dtype=np.uint64)
     positions = np.array([row.num_tokens for row in rows], dtype=np.uint64)
@@ -66,9 +66,7 @@ def uniforms(rows: Sequence[Row]) -> NDArray[np.float64]:
     return (bits >> np.uint64(11)).astype(np.float64) * np.float64(2.0**-53)
 
 
-def _mix(
-    bits: NDArray[np.uint64],
-) -> NDArray[np.uint64]:
+def _mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     bits = bits + np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,9 +1,9 @@
-"""min-p, top-k, top-p and typical-p: weights of what they drop become 0.
+"""min-p, top-k, top-p and typical-p: set the weights of dropped tokens to 0.
 
-Scores are logits over the temperature, the highest of a row being 0, and weights are e to their
-power as integers. So sums are exact and what a filter keeps is the same on every path through
-this file, in any batch. A token is kept if those before it are short of the wanted mass, and
-with it all that are its equals: what is kept depends on no order of sorting.
+Scores are logits divided by the temperature, shifted so that a row's highest is 0. Weights are
+exp(score), scaled to integers. Their sums are exact, so a filter keeps the same tokens on every
+code path and in any batch. A token is kept if the tokens before it do not reach the wanted mass,
+and so are all tokens of equal score. So the result does not depend on how ties are sorted.
 """
 
 from __future__ import annotations
@@ -18,36 +18,39 @@ from engine.sampling.rows import Row, integers
 from engine.staging import Parcel
 
 WEIGHT_OF_ONE = 2.0**44
-"""So that 2^18 tokens, all of them the most likely, still have a sum below 2^63."""
+"""The weight of a row's most likely token: 2^18 such tokens still sum to less than 2^63."""
 MAX_SHORT_K = 128
-"""Up to here the highest k are selected; beyond it, and for top-p alone, all are sorted."""
+"""Up to this top_k, `topk` selects the scores; above it, or for top-p alone, all are sorted."""
 
 Filter = Callable[[Tensor, Tensor], None]
 """Takes scores [N, vocabulary] and changes their weights [N, vocabulary] in place."""
 
 
 def weigh(scores: Tensor) -> Tensor:
-    """[N, vocabulary] int64, 0 for NaN. Below 2^-44 of the most likely, a token has none."""
+    """Return weights [N, vocabulary] int64.
+
+    The weight is 0 for NaN and for tokens less than 2^-44 times as likely as the most likely one.
+    """
     weights = scores.exp().mul_(WEIGHT_OF_ONE)
     return weights.nan_to_num_(0.0).to(torch.int64)
 
 
 def plan_filters(rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> list[Filter]:
-    """In the order in which they apply."""
-    params = [row.params for row in rows]
-    min_p = [place for place, each in enumerate(params) if each.min_p > 0]
-    short = [place for place, each in enumerate(params) if 0 < each.top_k <= MAX_SHORT_K]
+    """Return the filters in the order in which they apply."""
+    all_params = [row.params for row in rows]
+    min_p = [index for index, params in enumerate(all_params) if params.min_p > 0]
+    short = [index for index, params in enumerate(all_params) if 0 < params.top_k <= MAX_SHORT_K]
     long = [
-        place
-        for place, each in enumerate(params)
-        if each.top_k > MAX_SHORT_K or (each.top_k <= 0 and each.top_p < 1)
+        index
+        for index, params in enumerate(all_params)
+        if params.top_k > MAX_SHORT_K or (params.top_k <= 0 and params.top_p < 1)
     ]
-    typical = [place for place, each in enumerate(params) if each.typical_p < 1]
+    typical = [index for index, params in enumerate(all_params) if params.typical_p < 1]
     filters: list[Filter] = []
     if min_p:
         filters.append(_min_p(rows, min_p, parcel))
     if short:
-        width = min(vocab_size, max(params[place].top_k for place in short))
+        width = min(vocab_size, max(all_params[index].top_k for index in short))
         filters.append(_top(rows, short, width, parcel))
     if long:
         filters.append(_top(rows, long, vocab_size, parcel))
@@ -56,27 +59,27 @@ def plan_filters(rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> list[F
     return filters
 
 
-def _min_p(rows: Sequence[Row], places: list[int], parcel: Parcel) -> Filter:
-    """arXiv:2407.01082."""
-    place = parcel.put(integers(places))
-    share = parcel.put(np.array([[rows[each].params.min_p] for each in places], np.float32))
+def _min_p(rows: Sequence[Row], indices: list[int], parcel: Parcel) -> Filter:
+    """min-p (arXiv:2407.01082)."""
+    row_index = parcel.put(integers(indices))
+    share = parcel.put(np.array([[rows[index].params.min_p] for index in indices], np.float32))
 
     def keep(scores: Tensor, weights: Tensor) -> None:
-        _drop(weights, place(), scores[place()].exp() < share())
+        _drop(weights, row_index(), scores[row_index()].exp() < share())
 
     return keep
 
 
-def _top(rows: Sequence[Row], places: list[int], width: int, parcel: Parcel) -> Filter:
-    """Top-k, then top-p of what it leaves. Only the highest `width` scores of a row are ranked."""
-    params = [rows[place].params for place in places]
-    place = parcel.put(integers(places))
-    counts = [min(each.top_k, width) if each.top_k > 0 else width for each in params]
+def _top(rows: Sequence[Row], indices: list[int], width: int, parcel: Parcel) -> Filter:
+    """top-k, then top-p of the tokens left. Only the highest `width` scores of a row are ranked."""
+    all_params = [rows[index].params for index in indices]
+    row_index = parcel.put(integers(indices))
+    counts = [min(params.top_k, width) if params.top_k > 0 else width for params in all_params]
     last = parcel.put(integers(counts)[:, None] - 1)
-    mass = parcel.put(np.array([[each.top_p] for each in params]))
+    mass = parcel.put(np.array([[params.top_p] for params in all_params]))
 
     def keep(scores: Tensor, weights: Tensor) -> None:
-        own, own_weights = scores[place()], weights[place()]
+        own, own_weights = scores[row_index()], weights[row_index()]
         if width < own.shape[1]:
             ranked, order = own.topk(width)
         else:
@@ -84,36 +87,39 @@ def _top(rows: Sequence[Row], places: list[int], width: int, parcel: Parcel) -> 
         lowest = ranked.gather(1, last())
         own_weights.masked_fill_(own < lowest, 0)
         ranked_weights = own_weights.gather(1, order)
-        nucleus = _until(ranked, ranked_weights, mass() * own_weights.sum(1, keepdim=True))
+        nucleus = _value_at_mass(ranked, ranked_weights, mass() * own_weights.sum(1, keepdim=True))
         lowest = torch.where(mass() < 1, nucleus, lowest)
-        _drop(weights, place(), own < lowest)
+        _drop(weights, row_index(), own < lowest)
 
     return keep
 
 
-def _typical(rows: Sequence[Row], places: list[int], parcel: Parcel) -> Filter:
-    """arXiv:2202.00666. A token's surprise less the expected one is the mean score less its own."""
-    place = parcel.put(integers(places))
-    mass = parcel.put(np.array([[rows[each].params.typical_p] for each in places]))
+def _typical(rows: Sequence[Row], indices: list[int], parcel: Parcel) -> Filter:
+    """typical-p (arXiv:2202.00666).
+
+    A token's surprise minus the expected surprise equals the mean score minus the token's score.
+    """
+    row_index = parcel.put(integers(indices))
+    mass = parcel.put(np.array([[rows[index].params.typical_p] for index in indices]))
 
     def keep(scores: Tensor, weights: Tensor) -> None:
-        own, own_weights = scores[place()], weights[place()]
+        own, own_weights = scores[row_index()], weights[row_index()]
         total = own_weights.sum(1, keepdim=True)
         mean = torch.where(own_weights > 0, own * own_weights.double(), 0).sum(1, True) / total
         distance = (own - mean.float()).abs()
         ranked, order = distance.sort()
-        farthest = _until(ranked, own_weights.gather(1, order), mass() * total)
-        _drop(weights, place(), distance > farthest)
+        farthest = _value_at_mass(ranked, own_weights.gather(1, order), mass() * total)
+        _drop(weights, row_index(), distance > farthest)
 
     return keep
 
 
-def _until(ranked: Tensor, weights: Tensor, mass: Tensor) -> Tensor:
-    """[N, 1]: the first value of each row with which the mass [N, 1] is reached."""
+def _value_at_mass(ranked: Tensor, weights: Tensor, mass: Tensor) -> Tensor:
+    """Return [N, 1]: each row's first value with which the mass [N, 1] is reached."""
     before = weights.cumsum(1) - weights
     num_kept = (before < mass).sum(1, keepdim=True)
     return ranked.gather(1, num_kept.clamp(min=1) - 1)
 
 
-def _drop(weights: Tensor, place: Tensor, dropped: Tensor) -> None:
-    weights.index_copy_(0, place, weights[place].masked_fill_(dropped, 0))
+def _drop(weights: Tensor, row_index: Tensor, dropped: Tensor) -> None:
+    weights.index_copy_(0, row_index, weights[row_index].masked_fill_(dropped, 0))

@@ -1,4 +1,4 @@
-"""`structured_outputs`: tokens with which no text of the grammar goes on are impossible."""
+"""`structured_outputs`: masks the tokens that the grammar does not allow next."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from engine.staging import Parcel, Sent
 
 
 class Grammar:
-    """Plans it for step after step; keeps the matcher of each sequence.
+    """Keeps the matcher of each sequence.
 
-    A matcher takes in each token once, when the host first sees it, whether or not the sequence is
-    preempted then. The next mask needs that token, so such a sequence is never scheduled ahead.
+    A matcher consumes each token once, when it reaches the host, even if the sequence is preempted
+    then. The next mask needs that token, so the strategy never schedules such a sequence ahead.
     """
 
     def __init__(self, grammars: Grammars | None) -> None:
-        """None where no answer is constrained."""
+        """grammars: None if no answer is constrained."""
         self._grammars = grammars
         self._matchers: WeakKeyDictionary[TokenSequence, Matcher] = WeakKeyDictionary()
 
     def plan(self, rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> GrammarMask | None:
-        places = [place for place, row in enumerate(rows) if _is_constrained(row)]
-        if not places:
+        indices = [index for index, row in enumerate(rows) if _is_constrained(row)]
+        if not indices:
             return None
-        assert self._grammars is not None, "refused by the engine"
-        matchers = [self._matcher_of(rows[place].sequence, self._grammars) for place in places]
+        assert self._grammars is not None, "rejected by the engine"
+        matchers = [self._matcher_of(rows[index].sequence, self._grammars) for index in indices]
         masks = self._grammars.masks(matchers, vocab_size)
-        for place, mask in zip(places, masks, strict=True):
-            if rows[place].params.ignore_eos:
-                _go_on(mask, self._grammars.end_token_ids)
-        by_place = dict(zip(places, matchers, strict=True))
-        return GrammarMask(by_place, parcel.put(integers(places)), parcel.put(masks))
+        for index, mask in zip(indices, masks, strict=True):
+            if rows[index].params.ignore_eos:
+                _mask_end_tokens(mask, self._grammars.end_token_ids)
+        by_row = dict(zip(indices, matchers, strict=True))
+        return GrammarMask(by_row, parcel.put(integers(indices)), parcel.put(masks))
 
     def _matcher_of(self, sequence: TokenSequence, grammars: Grammars) -> Matcher:
         if sequence not in self._matchers:
@@ -52,47 +52,49 @@ class Grammar:
 
 
 class GrammarMask:
-    """Of the constrained rows of a step. A Change, whose tokens are taken in when they are known.
+    """The masks of a step's constrained rows. A Change; `settle` consumes the sampled tokens.
 
-    Where nothing is left of what the grammar allows, all of that is possible again.
+    If other logits processors have masked every token that the grammar allows, all of these become
+    equally likely.
     """
 
-    def __init__(self, matchers: Mapping[int, Matcher], place: Sent, masks: Sent) -> None:
-        """matchers: by row; place: [P] int64, the rows; masks: [P, bytes] uint8."""
+    def __init__(self, matchers: Mapping[int, Matcher], row_index: Sent, masks: Sent) -> None:
+        """matchers: by row; row_index: [P] int64, these rows; masks: [P, bytes] uint8."""
         self._matchers = matchers
-        self._place = place
+        self._row_index = row_index
         self._masks = masks
 
     def __call__(self, scores: Tensor, newest: Tensor) -> None:
-        own = scores[self._place()]
+        own = scores[self._row_index()]
         bit = torch.arange(8, dtype=torch.uint8, device=own.device)
         bits = (self._masks()[:, :, None] >> bit).bitwise_and_(1)
         is_allowed = bits.flatten(1)[:, : own.shape[1]].bool()
         own.masked_fill_(~is_allowed, float("-inf"))
         is_empty = own.amax(1, keepdim=True) == float("-inf")
         own.masked_fill_(is_empty & is_allowed, 0.0)
-        scores.index_copy_(0, self._place(), own)
+        scores.index_copy_(0, self._row_index(), own)
 
     def settle(self, sampled: list[Sampled | Failure]) -> None:
-        """Takes in what was sampled, and says there of which row the answer is complete or wrong.
+        """Advance the matchers by the sampled tokens of all rows of the step.
 
-        sampled: of all rows of the step.
+        Changes `sampled`: a row whose answer is complete gets `ends`, and one with a grammar error
+        becomes a Failure.
         """
-        for place, matcher in self._matchers.items():
-            own = sampled[place]
+        for row, matcher in self._matchers.items():
+            own = sampled[row]
             assert isinstance(own, Sampled)
             if not matcher.consume_token(own.token_ids[0]):
-                sampled[place] = Failure(str(grammar_error(matcher.get_error())))
+                sampled[row] = Failure(str(grammar_error(matcher.get_error())))
             elif matcher.is_stopped():
-                sampled[place] = replace(own, ends=True)
+                sampled[row] = replace(own, ends=True)
 
 
 def _is_constrained(row: Row) -> bool:
     return row.params.structured_outputs is not None and row.sequence.finish is None
 
 
-def _go_on(mask: NDArray[np.uint8], end_token_ids: Sequence[int]) -> None:
-    """Takes the ends out of a mask, unless nothing else is in it."""
+def _mask_end_tokens(mask: NDArray[np.uint8], end_token_ids: Sequence[int]) -> None:
+    """Remove the end tokens from the allowed ones, unless no others are allowed."""
     without = mask.copy()
     for token_id in end_token_ids:
         without[token_id // 8] &= ~np.uint8(1 << token_id % 8)

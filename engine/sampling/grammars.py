@@ -1,4 +1,4 @@
-"""Grammars that answers follow (llguidance): each compiled once, with a matcher for each answer."""
+"""Compiles grammars with llguidance, each once, and makes a matcher for each answer."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ from core.text.grammar import FIELD, grammar_error, grammar_text, load_llguidanc
 from core.text.tokenizer import tokenizer_file
 
 MAX_KEPT = 64
-"""Compiled grammars to keep: those used last."""
+"""Compiled grammars to keep; the least recently used ones are dropped."""
 Matcher = Any
-"""llguidance's LLMatcher: a grammar, and the tokens of an answer so far."""
+"""llguidance's LLMatcher: the state of a grammar after an answer's tokens so far."""
 
 
 class Grammars:
-    """Those of one model. Safe to share between threads; a matcher is not."""
+    """A cache of compiled grammars for one model. Thread-safe; its matchers are not."""
 
     def __init__(self, model_dir: Path, eos_token_ids: Collection[int]) -> None:
         self._model_dir = model_dir
         self._eos_token_ids = list(eos_token_ids)
         self._compiled: OrderedDict[str, Matcher] = OrderedDict()
-        """By their texts, none of them advanced."""
+        """Matchers in their initial state, by the grammar's text."""
         self._lock = threading.Lock()
         self._loading = threading.Lock()
 
     def knows(self, form: StructuredOutputsParams) -> bool:
-        """Whether a matcher is at hand. Raises RequestError where the form has no grammar."""
+        """Whether the grammar is compiled. Raises RequestError if the form has no grammar."""
         return grammar_text(form) in self._compiled
 
     def matcher(self, form: StructuredOutputsParams) -> Matcher:
-        """One at the start of an answer. The first of all waits until the tokenizer is read.
+        """Return a matcher in its initial state. Compiles a new grammar; the first call of all also
+        reads the tokenizer.
 
-        Raises RequestError where the grammar is wrong, too complex, or not for this model.
+        Raises RequestError if the grammar is wrong, too complex, or does not fit this model.
         """
         text = grammar_text(form)
         with self._lock:
@@ -58,13 +59,15 @@ class Grammars:
 
     @property
     def end_token_ids(self) -> list[int]:
-        """What ends an answer that may end. To be asked once there is a matcher."""
+        """Tokens that end an answer where the grammar allows the end. Call `matcher` first."""
         return self._tokenizer.eos_tokens
 
     def masks(self, matchers: Sequence[Matcher], vocab_size: int) -> NDArray[np.uint8]:
-        """Which token may come next for each: [N, bytes], token t is bit t % 8 of byte t // 8.
+        """Return bit masks [N, bytes] of the tokens allowed next.
 
-        vocab_size: of the logits. The tokenizer's may differ; what it lacks may not come.
+        Token t is bit t % 8 of byte t // 8.
+
+        vocab_size: of the logits. Tokens that the tokenizer does not have are not allowed.
         """
         masks = np.empty((len(matchers), -(-self._tokenizer.vocab_size // 32)), np.uint32)
         for matcher, mask in zip(matchers, masks, strict=True):
@@ -85,16 +88,16 @@ class Grammars:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        """llguidance's; with 128 thousand tokens it takes most of a second to read."""
+        """llguidance's tokenizer. With 128,000 tokens it takes most of a second to read."""
         try:
-            text = _without_padding(tokenizer_file(self._model_dir).read_bytes())
+            text = _without_truncation(tokenizer_file(self._model_dir).read_bytes())
             return load_llguidance().LLTokenizer(text, eos_token=self._eos_token_ids or None)
         except (ConfigurationError, ValueError) as error:
             raise RequestError(FIELD, f"does not go with this model: {error}") from None
 
 
-def _without_padding(tokenizer: bytes) -> str:
-    """A file may carry the truncation or padding of its training, which would end up in texts."""
+def _without_truncation(tokenizer: bytes) -> str:
+    """Remove truncation and padding settings, which a file may keep from training."""
     fields = msgspec.json.decode(tokenizer, type=dict[str, msgspec.Raw])
     nothing = dict.fromkeys(("truncation", "padding"), msgspec.Raw(b"null"))
     return msgspec.json.encode({**fields, **nothing}).decode()

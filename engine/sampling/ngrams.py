@@ -1,4 +1,4 @@
-"""`no_repeat_ngram_size`: which tokens would repeat so many in a row."""
+"""`no_repeat_ngram_size`: finds the tokens that would repeat an n-gram."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ from weakref import WeakKeyDictionary
 from core.sequence import Sequence as TokenSequence
 from engine.sampling.rows import Row
 
-Index = defaultdict[tuple[int, ...], set[int]]
-"""By all but the last token of each run: what has followed them."""
+Followers = defaultdict[tuple[int, ...], set[int]]
+"""The tokens that have followed each (n-1)-gram."""
 
 
 class Ngrams:
-    """Keeps each sequence's runs from step to step, so a step costs a look-up.
+    """Keeps an index of each sequence's n-grams, so that a step costs one look-up.
 
-    The newest token must be known: such a sequence is never scheduled ahead.
+    The newest token must be known, so the strategy never schedules such a sequence ahead.
     """
 
     def __init__(self, *, with_prompt: bool) -> None:
-        """with_prompt: those of the prompt count, as for a decoder; an encoder's do not."""
+        """with_prompt: also ban n-grams of the prompt, as for decoders; not for an encoder's."""
         self._with_prompt = with_prompt
-        self._runs: WeakKeyDictionary[TokenSequence, _Runs] = WeakKeyDictionary()
+        self._indices: WeakKeyDictionary[TokenSequence, _NgramIndex] = WeakKeyDictionary()
 
-    def repeating(self, row: Row) -> Collection[int]:
-        """The tokens that must not come next."""
+    def banned_tokens(self, row: Row) -> Collection[int]:
+        """Return the tokens that would repeat an n-gram of the row's sequence."""
         size = row.params.no_repeat_ngram_size
         if not size:
             return ()
-        runs = self._runs.get(row.sequence)
-        if runs is None:
+        index = self._indices.get(row.sequence)
+        if index is None:
             start = 0 if self._with_prompt else row.sequence.num_prompt_tokens
-            runs = self._runs[row.sequence] = _Runs(size, start)
-        return runs.continuing(row.sequence.token_ids)
+            index = self._indices[row.sequence] = _NgramIndex(size, start)
+        return index.followers(row.sequence.token_ids)
 
 
-class _Runs:
-    """The runs of `size` tokens in a sequence from `start` on."""
+class _NgramIndex:
+    """The n-grams of `size` tokens in a sequence, from position `start` on."""
 
     def __init__(self, size: int, start: int) -> None:
         self._size = size
         self._start = start
-        self._num_counted = start
-        """Tokens that may have ended a run so far."""
-        self._following: Index = defaultdict(set)
+        self._num_indexed = start
+        """Positions before this one have been indexed as the end of an n-gram."""
+        self._followers: Followers = defaultdict(set)
 
-    def continuing(self, token_ids: list[int]) -> Collection[int]:
-        """What has followed the newest tokens before."""
+    def followers(self, token_ids: list[int]) -> Collection[int]:
+        """Index the new tokens. Return the tokens that have followed the newest `size - 1`."""
         before = self._size - 1
-        for last in range(max(self._num_counted, self._start + before), len(token_ids)):
-            self._following[tuple(token_ids[last - before : last])].add(token_ids[last])
-        self._num_counted = len(token_ids)
+        for last in range(max(self._num_indexed, self._start + before), len(token_ids)):
+            self._followers[tuple(token_ids[last - before : last])].add(token_ids[last])
+        self._num_indexed = len(token_ids)
         end = len(token_ids)
         if end - self._start < before:
             return ()
-        return self._following.get(tuple(token_ids[end - before : end]), ())
+        return self._followers.get(tuple(token_ids[end - before : end]), ())

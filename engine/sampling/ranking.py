@@ -1,4 +1,4 @@
-"""The most likely tokens of a place, and the rank of the one that stands there."""
+"""Ranks the tokens of a position: the most likely ones, and the rank of the actual one."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from engine.sampling.rows import Row, integers
 from engine.staging import HostCopy, Parcel
 
 Rank = Callable[[Tensor, Tensor, Tensor], "Ranking"]
-"""Takes logits [N, vocabulary], token ids [N] and normalizers [N]; ranks those of the rows that
-want it."""
+"""Takes logits [N, vocabulary], token ids [N] and normalizers [N]. Ranks the rows with
+`logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Of Q places, each with its token, under the unfiltered model."""
+    """Log-probabilities at Q positions, under the unfiltered model."""
 
     logprobs: Tensor
-    """[Q] fp32, nats: of its token."""
+    """[Q] fp32, nats: of the token at each position."""
     ranks: Tensor
-    """[Q] int64: of its token; 1 is the most likely."""
+    """[Q] int64: rank of the token at each position; 1 is the most likely."""
     top_token_ids: Tensor
     """[Q, K] int64, most likely first."""
     top_logprobs: Tensor
     """[Q, K] fp32, nats."""
 
     def to_host(self) -> HostRanking:
-        """Starts to copy it."""
+        """Start a copy to the host. Does not wait."""
         return HostRanking(self)
 
 
@@ -43,15 +43,18 @@ class HostRanking:
         )
 
     def wait(self, widths: Sequence[int]) -> Iterator[TopLogprobs]:
-        """widths: of the Q places, how many of their most likely tokens each wants."""
+        """Yield one result per position. widths: how many of the top tokens each one gets."""
         columns = [tensor.tolist() for tensor in self._copy.wait()]
         for width, logprob, rank, token_ids, logprobs in zip(widths, *columns, strict=True):
             yield TopLogprobs(logprob, rank, tuple(token_ids[:width]), tuple(logprobs[:width]))
 
 
 def rank(logits: Tensor, token_ids: Tensor, normalizers: Tensor, width: int) -> Ranking:
-    """logits: [Q, vocabulary] fp32; token_ids: [Q] int64; normalizers: [Q] fp32, the logarithm of
-    the sum of a row's exponentials; width: K, at most the vocabulary's."""
+    """Rank the tokens at Q positions.
+
+    logits: [Q, vocabulary] fp32; token_ids: [Q] int64; normalizers: [Q] fp32, each row's logsumexp;
+    width: K, reduced to the vocabulary's size.
+    """
     own = logits.gather(1, token_ids[:, None])
     log_total = normalizers[:, None]
     top, top_token_ids = logits.topk(min(width, logits.shape[1]))
@@ -64,15 +67,16 @@ def rank(logits: Tensor, token_ids: Tensor, normalizers: Tensor, width: int) -> 
 
 
 def plan_ranking(rows: Sequence[Row], parcel: Parcel) -> Rank | None:
-    """Of the rows with `logprobs`, in their order."""
-    widths = {place: row.params.logprobs for place, row in enumerate(rows)}
-    wanted = {place: width for place, width in widths.items() if width is not None}
+    """Plan the ranking of the rows with `logprobs`. Return None if there are none."""
+    widths = {index: row.params.logprobs for index, row in enumerate(rows)}
+    wanted = {index: width for index, width in widths.items() if width is not None}
     if not wanted:
         return None
-    place = parcel.put(integers([*wanted]))
+    row_index = parcel.put(integers([*wanted]))
     width = max(wanted.values())
 
     def apply(logits: Tensor, token_ids: Tensor, normalizers: Tensor) -> Ranking:
-        return rank(logits[place()], token_ids[place()], normalizers[place()], width)
+        index = row_index()
+        return rank(logits[index], token_ids[index], normalizers[index], width)
 
     return apply

@@ -1,4 +1,4 @@
-"""The rows of a step that are sampled, as every part of sampling sees them."""
+"""The sampled rows of a step, and the type of a logits processor."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from core.sampling import SamplingParams
 from core.sequence import Sequence
 
 Change = Callable[[Tensor, Tensor], None]
-"""Changes scores [N, vocabulary] in place; also takes the newest token of each row, [N] int64."""
+"""A logits processor: changes logits [N, vocabulary] in place. Also gets the newest token of each
+row, [N] int64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Whose next token is drawn, and after how many tokens; the newest may be in flight."""
+    """A sequence whose next token is sampled."""
 
     sequence: Sequence
     num_tokens: int
+    """Tokens before the sampled one, including one that may be in flight."""
 
     @property
     def params(self) -> SamplingParams:
@@ -29,7 +31,7 @@ class Row:
 
     @property
     def num_generated(self) -> int:
-        """Tokens of the answer so far, with the newest."""
+        """Generated tokens, including one that may be in flight."""
         return self.num_tokens - self.sequence.num_prompt_tokens
 
 

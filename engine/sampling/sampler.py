@@ -1,4 +1,4 @@
-"""From logits to tokens: all rows at once, each with its own parameters, nothing waited for."""
+"""Samples the tokens of all rows at once, each with its own parameters, without waiting."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from engine.sampling.rows import Row
 from engine.staging import HostCopy, Parcel, Staging
 from kernels import torch_logits
 from kernels.cpu import logits as cpu_logits
-from kernels.cpu.library import what_is_lacking
+from kernels.cpu.shared_library import unavailable_reason
 
 __all__ = ["Choices", "HostChoices", "Row", "Sampler"]
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The next token of each row, and its log-probability under the unfiltered model."""
+    """The sampled token of each row, with its log-probability under the unfiltered model."""
 
     token_ids: Tensor
     """[N] int64."""
     logprobs: Tensor
     """[N] fp32, nats."""
     ranking: Ranking | None
-    """Of the rows that want `logprobs`, in their order."""
+    """Of the rows with `logprobs`, in their order."""
     widths: tuple[int | None, ...]
     """The `logprobs` of each row."""
     mask: GrammarMask | None = None
     """Of the rows with `structured_outputs`."""
 
     def to_host(self) -> HostChoices:
-        """Starts to copy them."""
+        """Start a copy to the host. Does not wait."""
         return HostChoices(self)
 
 
 class HostChoices:
-    """Choices on their way to the host."""
+    """Sampled tokens on their way to the host."""
 
     def __init__(self, choices: Choices) -> None:
         self._copy = HostCopy([choices.token_ids, choices.logprobs])
@@ -56,7 +56,7 @@ class HostChoices:
         self._mask = choices.mask
 
     def wait(self) -> list[Sampled | Failure]:
-        """To be called once: grammars take the tokens in."""
+        """Block until the copy is done. Call once, since it advances the grammars' matchers."""
         token_ids, logprobs = (tensor.tolist() for tensor in self._copy.wait())
         top = [()] * len(token_ids)
         if self._ranking is not None:
@@ -72,7 +72,7 @@ class HostChoices:
 
 
 class Sampler:
-    """Chooses tokens on the device where the logits are, part by part (engine/sampling)."""
+    """Samples on the logits' device. `engine.sampling` lists the steps."""
 
     def __init__(
         self,
@@ -81,18 +81,21 @@ class Sampler:
         *,
         with_prompt: bool = True,
     ) -> None:
-        """with_prompt: `no_repeat_ngram_size` looks at the prompt too; not at an encoder's."""
+        """with_prompt: `no_repeat_ngram_size` also covers the prompt; False for an encoder's."""
         self._staging = staging
         self._allowed = Allowed()
         self._edits = Edits(Ngrams(with_prompt=with_prompt))
         self._penalties = Penalties()
         self._grammar = Grammar(grammars)
-        is_cpp = staging.device.type == "cpu" and what_is_lacking() is None
+        is_cpp = staging.device.type == "cpu" and unavailable_reason() is None
         self._best_tokens = (cpu_logits if is_cpp else torch_logits).best_tokens
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[Row], newest: Tensor) -> Choices:
-        """logits: [N, vocabulary], left as they are; newest: [N] int64, the token each follows."""
+        """Sample a token per row.
+
+        logits: [N, vocabulary], not modified; newest: [N] int64, each row's last token.
+        """
         vocab_size = logits.shape[1]
         parcel = Parcel(self._staging)
         mask = self._grammar.plan(rows, vocab_size, parcel)

@@ -1,4 +1,4 @@
-"""The engine as a process: the message loop, its socket, metrics, grammars and adapters.
+"""The engine as a process: message loop, socket, statistics, grammar compilation and adapters.
 
 Imports `engine.engine`, `engine.lora`, `engine.sampling` and `engine.tasks`.
 """

@@ -1,4 +1,4 @@
-"""Loads and unloads adapters for the clients of a server, while steps go on."""
+"""Loads and unloads LoRA adapters for the clients of a server, while steps go on."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import threading
 
 from core.adapter import Adapter
 from core.errors import LongshoreError, RequestError
-from core.messages import Adapters as Loaded
+from core.messages import Adapters as LoadedAdapters
 from core.messages import LoadAdapter, Performed, UnloadAdapter
 from engine.engine import Engine
 from engine.lora.adapters import Adapters
-from engine.serve.connection import AdapterRead, Connection
-from engine.serve.refusal import refusal
+from engine.serve.connection import AdapterRead, Connection, failed
 from engine.tasks.engine import TaskEngine
 
-About = LoadAdapter | UnloadAdapter | AdapterRead
 
+class AdapterService:
+    """Called by the server's loop only.
 
-class AdapterDesk:
-    """For the loop's thread. Files are read in threads of their own, which end with a message to
-    the loop."""
+    Each load reads its files in a new thread, which ends by putting an AdapterRead into the inbox.
+    """
 
     def __init__(self, engine: Engine | TaskEngine, connection: Connection) -> None:
         self._engine = engine
@@ -30,43 +29,40 @@ class AdapterDesk:
         adapters = self._engine.adapters if isinstance(self._engine, Engine) else None
         return adapters.loaded if adapters else ()
 
-    def handle(self, client: bytes, message: About) -> None:
-        """Does what is asked or refuses it; a load is answered when its files are read."""
+    def handle(self, client: bytes, message: LoadAdapter | UnloadAdapter | AdapterRead) -> None:
+        """Answer with Performed or Failed; a load is answered once its files are read."""
         try:
             if not isinstance(self._engine, Engine) or self._engine.adapters is None:
                 raise RequestError("adapters", "needs option.enable_lora=true")
-            self._handle(client, message, self._engine, self._engine.adapters)
-        except LongshoreError as error:
-            self._connection.send(client, refusal(message.id, error))
-
-    def _handle(self, client: bytes, message: About, engine: Engine, adapters: Adapters) -> None:
-        match message:
-            case LoadAdapter():
-                adapters.reserve(message.name, engine.adapter_slots_in_use())
-                reader = threading.Thread(
-                    target=self._read, args=(client, message, adapters), daemon=True
-                )
-                reader.start()
-            case AdapterRead(id, name, src, outcome):
-                if isinstance(outcome, Exception):
-                    adapters.cancel(name)
-                    self._connection.send(client, refusal(id, outcome))
-                else:
+            adapters = self._engine.adapters
+            match message:
+                case LoadAdapter():
+                    adapters.reserve(message.name, self._engine.adapter_slots_in_use())
+                    reader = threading.Thread(
+                        target=self._read, args=(client, message, adapters), daemon=True
+                    )
+                    reader.start()
+                    return
+                case AdapterRead(id, name, src, outcome):
+                    if isinstance(outcome, Exception):
+                        adapters.cancel(name)
+                        self._connection.send(client, failed(id, outcome))
+                        return
                     adapters.install(name, src, outcome)
-                    self._done(client, id)
-            case UnloadAdapter(id, name):
-                adapters.unload(name)
-                self._done(client, id)
+                case UnloadAdapter(id, name):
+                    adapters.unload(name)
+        except LongshoreError as error:
+            self._connection.send(client, failed(message.id, error))
+            return
+        # The broadcast first: every client knows the new list before this one hears "done".
+        self._connection.broadcast(LoadedAdapters(adapters.loaded))
+        self._connection.send(client, Performed(message.id))
 
-    def _read(self, client: bytes, asked: LoadAdapter, adapters: Adapters) -> None:
+    def _read(self, client: bytes, message: LoadAdapter, adapters: Adapters) -> None:
+        """Read the adapter's files. Runs in a thread of its own."""
         try:
-            outcome = adapters.read(asked.src)
-        except Exception as error:  # whatever reading a file may raise
+            outcome = adapters.read(message.src)
+        except Exception as error:  # reading files may raise anything
             outcome = error
-        read = AdapterRead(asked.id, asked.name, asked.src, outcome)
+        read = AdapterRead(message.id, message.name, message.src, outcome)
         self._connection.inbox.put((client, read))
-
-    def _done(self, client: bytes, id: str) -> None:
-        """Everybody knows of it before whoever asked hears that it is done."""
-        self._connection.broadcast(Loaded(self.loaded))
-        self._connection.send(client, Performed(id))

@@ -1,4 +1,4 @@
-"""The engine's socket, in a thread of its own: the step loop only sees two queues."""
+"""The engine's socket, run by a thread: the server's loop sees only an inbox and an outbox."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import msgspec
 import zmq
 
-from core.messages import FromEngine, Heartbeat, Message, Submit, ToEngine
+from core.errors import LongshoreError, RequestError
+from core.messages import Failed, FromEngine, Heartbeat, Message, Submit, ToEngine
 from core.stats import Stats
 from engine.lora.files import AdapterWeights
 
@@ -24,18 +25,18 @@ CLOSE = [EVERYONE, b""]
 
 
 class ClientGone(Message, frozen=True):
-    """A client's socket has gone; never on the wire."""
+    """A client has disconnected. Never sent over the wire."""
 
 
 class Broken(Message, frozen=True):
-    """The socket's thread has ended; never on the wire."""
+    """The socket's thread has failed. Never sent over the wire."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterRead:
-    """What reading the files of a LoadAdapter came to; never on the wire."""
+    """The result of reading a LoadAdapter's files. Never sent over the wire."""
 
     id: str
     name: str
@@ -45,20 +46,36 @@ class AdapterRead:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A request whose grammar has been compiled meanwhile; never on the wire."""
+    """A request whose grammar has been compiled, or failed to. Never sent over the wire."""
 
     message: Submit
     arrival: float
     error: BaseException | None
-    """Why it could not be."""
+    """Why the grammar could not be compiled; None if it was."""
 
 
 @dataclass(slots=True)
 class Pulse:
-    """What the loop last said of itself. Replaced whole, so no lock is needed."""
+    """When the loop was last alive, and its statistics then.
+
+    The loop replaces the whole object, so readers need no lock.
+    """
 
     at: float = field(default_factory=time.monotonic)
     stats: Stats = field(default_factory=Stats)
+
+
+def failed(id: str, error: BaseException) -> Failed:
+    """Return the message from which `container.wire.token_stream.failure_of` remakes the error.
+
+    Any error that the client did not cause becomes `failed`, with its type in the message.
+    """
+    kind = error.kind if isinstance(error, LongshoreError) else "failed"
+    if kind == "failed":
+        return Failed(id, kind, f"{type(error).__name__}: {error}")
+    if isinstance(error, RequestError):
+        return Failed(id, kind, error.message, error.field)
+    return Failed(id, kind, str(error))
 
 
 Inbound = ToEngine | ClientGone | Broken | AdapterRead | Compiled
@@ -67,7 +84,7 @@ Inbound = ToEngine | ClientGone | Broken | AdapterRead | Compiled
 class Connection:
     """A ROUTER socket at `endpoint`. `inbox` yields (client, message); `send` never blocks.
 
-    Use as a context manager; leaving it sends what is queued and closes the socket.
+    A context manager: leaving it sends the queued messages and closes the socket.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -80,13 +97,13 @@ class Connection:
 
     def __enter__(self) -> Connection:
         self._outbox = self._context.socket(zmq.PUSH)
-        self._outbox.sndhwm = 0  # else `send` would wait once a thousand messages do
+        self._outbox.sndhwm = 0  # the default, 1000 queued messages, would make `send` block
         self._outbox.bind("inproc://outbox")
         queued = self._context.socket(zmq.PULL)
         queued.rcvhwm = 0
         queued.connect("inproc://outbox")
         router = self._context.socket(zmq.ROUTER)
-        # Without this a message to a client that has gone vanishes unseen.
+        # Without this, ZeroMQ silently drops messages to a client that has disconnected.
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.sndhwm = 0
         router.linger = 1000
@@ -104,15 +121,15 @@ class Connection:
         self._context.term()
 
     def send(self, client: bytes, message: FromEngine) -> None:
-        """Queues a message. From the loop's thread only."""
+        """Queue a message for a client. Call from the loop's thread only."""
         self._queue([client, self._encode(message)])
 
     def broadcast(self, message: FromEngine) -> None:
-        """Queues a message to every client that has ever said anything. From one thread only."""
+        """Queue a message for every connected client. Call from the loop's thread only."""
         self.send(EVERYONE, message)
 
     def _queue(self, frames: list[bytes]) -> None:
-        # Nobody takes it once the thread has ended, which the inbox then says.
+        # Once the thread has failed, nobody receives: the inbox then holds a Broken.
         with contextlib.suppress(zmq.Again):
             self._outbox.send_multipart(frames, zmq.NOBLOCK)
 
@@ -120,7 +137,7 @@ class Connection:
         try:
             self._forward(router, queued)
         except Exception as error:
-            logger.exception("the engine's socket is lost")
+            logger.exception("the engine's socket failed")
             self.inbox.put((EVERYONE, Broken(f"{type(error).__name__}: {error}")))
         finally:
             queued.close()
@@ -141,21 +158,21 @@ class Connection:
                 client, payload = frames = queued.recv_multipart()
                 if frames == CLOSE:
                     return
-                for each in (client,) if client != EVERYONE else tuple(clients):
-                    self._deliver(router, each, payload, clients)
+                for receiver in (client,) if client != EVERYONE else tuple(clients):
+                    self._deliver(router, receiver, payload, clients)
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + HEARTBEAT_INTERVAL_S
                 beat = self._encode(self._heartbeat())
-                for each in tuple(clients):
-                    self._deliver(router, each, beat, clients)
+                for client in tuple(clients):
+                    self._deliver(router, client, beat, clients)
 
     def _receive(self, router: zmq.Socket[bytes], clients: set[bytes]) -> None:
         client, *frames = router.recv_multipart()
         try:
             (payload,) = frames
             message = self._decode(payload)
-        except ValueError as error:  # of msgspec, or a wrong number of frames
-            logger.error("client=%s message without meaning: %s", client.hex(), error)
+        except ValueError as error:  # from msgspec, or a wrong number of frames
+            logger.error("client=%s invalid message: %s", client.hex(), error)
             return
         clients.add(client)
         self.inbox.put((client, message))

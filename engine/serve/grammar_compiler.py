@@ -1,4 +1,4 @@
-"""Requests whose grammar is compiled beside the step loop, so that no stream waits for it."""
+"""Compiles the grammars of requests in a thread, so that no stream waits for one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from engine.sampling.grammars import Grammars
 from engine.serve.connection import Compiled, Inbound
 
 
-class Compiling:
-    """Holds them meanwhile. Each comes back through the inbox, as Compiled."""
+class GrammarCompiler:
+    """Holds requests while their grammars are compiled.
+
+    Each comes back through the inbox, as a Compiled message. Called by the server's loop only.
+    """
 
     def __init__(
         self, grammars: Grammars | None, inbox: queue.SimpleQueue[tuple[bytes, Inbound]]
@@ -25,13 +28,13 @@ class Compiling:
         return len(self._held)
 
     def __contains__(self, key: tuple[bytes, str]) -> bool:
-        """Whether a client's request of that id is here."""
+        """Whether a client's request with that id is held."""
         return key in self._held
 
     def take(self, client: bytes, message: Submit | Perform, arrival: float) -> bool:
-        """Takes a request whose grammar is not known yet; of others it says False.
+        """Hold a request whose grammar must be compiled first. Return False for any other.
 
-        Raises RequestError where it can have no grammar.
+        Raises RequestError if its `structured_outputs` has no grammar.
         """
         if not isinstance(message, Submit) or self._grammars is None:
             return False
@@ -46,11 +49,11 @@ class Compiling:
         return True
 
     def release(self, client: bytes, id: str) -> bool:
-        """Lets go of a request; False if it was not here, such as one that was aborted."""
+        """Stop holding a request. Return False if it was not held, for example after an abort."""
         was_held = (client, id) in self._held
         self._held.discard((client, id))
         return was_held
 
     def forget(self, client: bytes) -> None:
-        """Lets go of all that a client has sent."""
+        """Stop holding the requests of a client."""
         self._held = {key for key in self._held if key[0] != client}

@@ -1,4 +1,4 @@
-"""Counts and times what requests go through, as the step loop sees it."""
+"""Counts and times requests for the statistics in heartbeats and `/metrics`."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from engine.tasks.performer import Answer
 
 
 @dataclass(slots=True)
-class Course:
-    """How far one request has got."""
+class RequestProgress:
+    """Times of one request so far, in seconds of the loop's clock."""
 
     arrived: float
     num_prompt_tokens: int
     first_token: float | None = None
     last_tokens: dict[int, float] = field(default_factory=dict[int, float])
-    """When each of its answers had its newest."""
+    """When each answer, by its index, got its newest token."""
 
 
 class Meter:
-    """Owned by the loop. Times are seconds of its clock."""
+    """Collects statistics. Used by the server's loop only."""
 
     def __init__(self) -> None:
         self._sums = Stats()
 
-    def take(self, course: Course, output: Output, now: float) -> Timing | None:
-        """Counts what a client is told now; the timing of an answer that ends with it."""
+    def record(self, progress: RequestProgress, output: Output, now: float) -> Timing | None:
+        """Count an output sent now. Return the timing of an answer that ends with it."""
         count = len(output.token_ids)
         if count:
-            self._take_tokens(course, output, count, now)
+            self._record_tokens(progress, output, count, now)
         if output.finish is None:
             return None
         ended = self._sums.finished
         ended[output.finish] = ended.get(output.finish, 0) + 1
-        if output.admitted is None or course.first_token is None:
+        if output.admitted is None or progress.first_token is None:
             return None
-        self._sums.decode.add(now - course.first_token)
-        self._sums.whole.add(now - course.arrived)
-        return Timing(course.arrived, output.admitted, course.first_token, now)
+        self._sums.decode.add(now - progress.first_token)
+        self._sums.whole.add(now - progress.arrived)
+        return Timing(progress.arrived, output.admitted, progress.first_token, now)
 
-    def take_task(self, course: Course, output: TaskOutput, now: float) -> None:
-        """Counts a job that has ended, which has no tokens."""
+    def record_task(self, progress: RequestProgress, output: TaskOutput, now: float) -> None:
+        """Count a job that has ended. Jobs have no tokens."""
         reason = "done" if isinstance(output.outcome, Answer) else "error"
         self._sums.finished[reason] = self._sums.finished.get(reason, 0) + 1
-        self._sums.whole.add(now - course.arrived)
+        self._sums.whole.add(now - progress.arrived)
         if output.admitted is not None:
-            self._sums.queue.add(output.admitted - course.arrived)
+            self._sums.queue.add(output.admitted - progress.arrived)
 
     def snapshot(self, engine: Engine | TaskEngine) -> Stats:
-        """All figures as they are now, in an object that does not change any more."""
+        """Return all statistics as of now, in an object that no longer changes."""
         strategy = engine.strategy
         return msgspec.structs.replace(
-            # One that another thread may encode while this one goes on counting.
+            # A deep copy: the socket's thread may encode it while this one goes on counting.
             msgspec.convert(msgspec.to_builtins(self._sums), Stats),
             num_running=strategy.num_running,
             num_waiting=len(strategy.waiting),
@@ -72,16 +72,18 @@ class Meter:
             num_recomputes=strategy.num_preemptions - strategy.num_swaps,
         )
 
-    def _take_tokens(self, course: Course, output: Output, count: int, now: float) -> None:
+    def _record_tokens(
+        self, progress: RequestProgress, output: Output, count: int, now: float
+    ) -> None:
         self._sums.num_generated_tokens += count
-        if course.first_token is None:
-            course.first_token = now
-            self._sums.num_prompt_tokens += course.num_prompt_tokens
-            self._sums.first_token.add(now - course.arrived)
+        if progress.first_token is None:
+            progress.first_token = now
+            self._sums.num_prompt_tokens += progress.num_prompt_tokens
+            self._sums.first_token.add(now - progress.arrived)
             if output.admitted is not None:
-                self._sums.queue.add(output.admitted - course.arrived)
+                self._sums.queue.add(output.admitted - progress.arrived)
                 self._sums.prefill.add(now - output.admitted)
-        before = course.last_tokens.get(output.index)
+        before = progress.last_tokens.get(output.index)
         if before is not None:
             self._sums.inter_token.add((now - before) / count, count)
-        course.last_tokens[output.index] = now
+        progress.last_tokens[output.index] = now

@@ -1,8 +1,7 @@
-"""The engine as a process: messages in, steps, messages out."""
+"""The main loop of the engine process: handles messages, runs steps and sends the outputs."""
 
 from __future__ import annotations
 
-import logging
 import queue
 import time
 from collections import defaultdict
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from core.errors import EngineUnavailableError, LongshoreError, RequestError
+from core.errors import EngineUnavailableError, LongshoreError, OverloadedError, RequestError
 from core.messages import (
     Abort,
     Failed,
@@ -28,7 +27,7 @@ from core.plan import Output
 from core.sampling import Finish
 from core.stats import Timing
 from engine.engine import Engine
-from engine.serve.adapters import AdapterDesk
+from engine.serve.adapters import AdapterService
 from engine.serve.connection import (
     HEARTBEAT_INTERVAL_S,
     AdapterRead,
@@ -38,77 +37,80 @@ from engine.serve.connection import (
     Connection,
     Inbound,
     Pulse,
+    failed,
 )
-from engine.serve.grammar_compiler import Compiling
-from engine.serve.meter import Course, Meter
-from engine.serve.refusal import refusal
+from engine.serve.grammar_compiler import GrammarCompiler
+from engine.serve.meter import Meter, RequestProgress
 from engine.tasks.engine import TaskEngine, TaskOutput
 from engine.tasks.performer import Answer, Job
 
-logger = logging.getLogger(__name__)
-
 IDLE_PULSE_S = 0.5
+"""Longest wait for a message, so that the pulse stays fresh while nothing runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request of a client, under the id that it gave."""
+class _ClientRequest:
+    """A request that the engine has accepted and not finished."""
 
     client: bytes
     id: str
+    """The id that the client chose."""
     open_answers: set[int]
     """Indices of the answers that have not ended."""
-    course: Course
+    progress: RequestProgress
 
 
 class Server:
-    """Drives an engine for the clients of a connection, in the caller's thread."""
+    """Runs an engine for the clients of a connection, in the caller's thread."""
 
     def __init__(
         self, engine: Engine | TaskEngine, connection: Connection, max_waiting: int
     ) -> None:
+        """max_waiting: requests that may wait beyond those that fit into a batch."""
         self._engine = engine
         self._connection = connection
         self._max_waiting = max_waiting
-        self._asked: dict[int, _Asked] = {}
+        self._requests: dict[int, _ClientRequest] = {}
         """By the engine's request id."""
         self._request_ids: dict[tuple[bytes, str], int] = {}
-        self._adapters = AdapterDesk(engine, connection)
+        """The engine's request ids, by client and the client's id."""
+        self._adapters = AdapterService(engine, connection)
         grammars = engine.grammars if isinstance(engine, Engine) else None
-        self._compiling = Compiling(grammars, connection.inbox)
+        self._grammar_compiler = GrammarCompiler(grammars, connection.inbox)
         self._meter = Meter()
         self._stats_due = 0.0
 
     def serve_forever(self) -> None:
-        """Returns never; raises what ends the engine."""
+        """Never returns. Raises the error that ends the engine."""
         while True:
             self._receive(self._idle_seconds())
             self._send_outputs(self._engine.step(time.monotonic(), self._between_tokens))
-            self._beat()
+            self._update_pulse()
 
     def _between_tokens(self) -> None:
-        """Keeps a long run of `generate` from being deaf: to aborts, above all."""
+        """Handles messages, above all aborts, within a step that generates whole answers."""
         self._receive(0)
-        self._beat()
+        self._update_pulse()
 
-    def _beat(self) -> None:
+    def _update_pulse(self) -> None:
         now, stats = time.monotonic(), self._connection.pulse.stats
         if now >= self._stats_due:
             stats = self._meter.snapshot(self._engine)
             self._stats_due = now + HEARTBEAT_INTERVAL_S
         self._connection.pulse = Pulse(now, stats)
 
-    def _receive(self, timeout: float) -> None:
-        """Takes in all messages that are there; waits that many seconds for the first."""
+    def _receive(self, timeout_s: float) -> None:
+        """Handles all messages in the inbox. Waits up to `timeout_s` for the first."""
         while True:
             try:
-                client, message = self._connection.inbox.get(timeout > 0, timeout)
+                client, message = self._connection.inbox.get(timeout_s > 0, timeout_s)
             except queue.Empty:
                 return
             self._handle(client, message)
-            timeout = 0
+            timeout_s = 0
 
     def _idle_seconds(self) -> float:
+        """Return how long the loop may wait for a message before the next step."""
         if self._engine.strategy.running:
             return 0
         if not self._engine.has_work():
@@ -123,74 +125,58 @@ class Server:
                 self._connection.send(client, ready)
             case Submit() | Perform():
                 self._submit(client, message, time.monotonic())
-            case Compiled():
-                self._go_on(client, message)
+            case Compiled(submit, arrival, error):
+                if not self._grammar_compiler.release(client, submit.id):
+                    return  # aborted while its grammar was compiled
+                if error is None:
+                    self._submit(client, submit, arrival)
+                else:
+                    self._connection.send(client, failed(submit.id, error))
             case LoadAdapter() | UnloadAdapter() | AdapterRead():
                 self._adapters.handle(client, message)
             case Abort():
                 self._abort(client, message.id, message.index)
             case Broken(reason):
-                raise EngineUnavailableError(f"the engine's socket is lost: {reason}")
+                raise EngineUnavailableError(f"the engine's socket failed: {reason}")
             case ClientGone():
-                self._compiling.forget(client)
-                for owner, id in tuple(self._request_ids):
-                    if owner == client:
-                        self._abort(owner, id)
+                self._abort_all(client)
 
     def _submit(self, client: bytes, message: Submit | Perform, arrival: float) -> None:
-        """Takes a request in, or refuses it."""
+        """Adds a request to the engine, after its grammar is compiled; or answers with Failed."""
         key = client, message.id
-        if key in self._request_ids or key in self._compiling:
-            refused = Failed(message.id, "rejected", "this id is in use", "id")
-        elif self._is_full():
-            reason = f"{self._max_waiting} requests are waiting already"
-            refused = Failed(message.id, "overloaded", reason)
-        else:
-            refused = self._accept(client, message, arrival)
-        if refused is not None:
-            self._connection.send(client, refused)
-
-    def _go_on(self, client: bytes, compiled: Compiled) -> None:
-        """With a request whose grammar is there, unless it was aborted meanwhile."""
-        message, error = compiled.message, compiled.error
-        if not self._compiling.release(client, message.id):
-            return
-        if error is None:
-            self._submit(client, message, compiled.arrival)
-        else:
-            self._connection.send(client, refusal(message.id, error))
-
-    def _accept(self, client: bytes, message: Submit | Perform, arrival: float) -> Failed | None:
-        try:
-            if self._compiling.take(client, message, arrival):
-                return None
-            request_id = self._add(client, message, arrival)
-        except LongshoreError as error:
-            return refusal(message.id, error)
         num_answers, num_prompt_tokens = 1, 0
-        if isinstance(message, Submit):
-            num_answers = message.params.num_answers
-            num_prompt_tokens = len(message.prompt_token_ids)
-        course = Course(arrival, num_prompt_tokens)
-        self._asked[request_id] = _Asked(client, message.id, set(range(num_answers)), course)
-        self._request_ids[client, message.id] = request_id
-        return None
-
-    def _add(self, client: bytes, message: Submit | Perform, now: float) -> int:
-        """The request's id. Raises RequestError or NotFoundError for what cannot run here."""
-        match message, self._engine:
-            case Submit(), Engine() as engine:
-                return engine.add(message.prompt_token_ids, message.params, now, message.adapter)
-            case Perform(), TaskEngine() as engine:
-                send = partial(self._send_part, client, message.id)
-                return engine.add(Job(message.body, message.headers, send), now)
-            case _:
-                raise RequestError("task", f"this container serves {self._engine.facts.task}")
+        try:
+            if key in self._request_ids or key in self._grammar_compiler:
+                raise RequestError("id", "this id is in use")
+            if self._is_full():
+                raise OverloadedError(f"{self._max_waiting} requests are waiting already")
+            if self._grammar_compiler.take(client, message, arrival):
+                return
+            match message, self._engine:
+                case Submit(), Engine() as engine:
+                    request_id = engine.add(
+                        message.prompt_token_ids, message.params, arrival, message.adapter
+                    )
+                    num_answers = message.params.num_answers
+                    num_prompt_tokens = len(message.prompt_token_ids)
+                case Perform(), TaskEngine() as engine:
+                    send = partial(self._send_part, client, message.id)
+                    request_id = engine.add(Job(message.body, message.headers, send), arrival)
+                case _:
+                    raise RequestError("task", f"this container serves {self._engine.facts.task}")
+        except LongshoreError as error:
+            self._connection.send(client, failed(message.id, error))
+            return
+        progress = RequestProgress(arrival, num_prompt_tokens)
+        request = _ClientRequest(client, message.id, set(range(num_answers)), progress)
+        self._requests[request_id] = request
+        self._request_ids[key] = request_id
 
     def _send_part(self, client: bytes, id: str, part: Answer) -> bool:
-        """Called within a step, which may last as long as the answer. Whether it is still wanted.
+        """Send a part of a task's answer. Return False if the request was aborted.
 
-        What has come meanwhile is taken in first: the client may have gone.
+        Called within a step, which lasts until the answer is complete. Handles waiting messages
+        first, since the client may have disconnected.
         """
         self._between_tokens()
         if (client, id) not in self._request_ids:
@@ -199,46 +185,52 @@ class Server:
         return True
 
     def _is_full(self) -> bool:
-        """Whether one more would wait behind `max_waiting` others, once every slot is taken."""
+        """Whether `max_waiting` requests wait already, beyond those that fit into a batch."""
         strategy = self._engine.strategy
-        num_held = len(strategy.waiting) + len(strategy.running) + len(self._compiling)
+        num_held = len(strategy.waiting) + len(strategy.running) + len(self._grammar_compiler)
         return num_held >= self._max_waiting + strategy.limits.max_sequences
 
+    def _abort_all(self, client: bytes) -> None:
+        self._grammar_compiler.forget(client)
+        for owner, id in tuple(self._request_ids):
+            if owner == client:
+                self._abort(owner, id)
+
     def _abort(self, client: bytes, id: str, index: int | None = None) -> None:
-        self._compiling.release(client, id)
+        self._grammar_compiler.release(client, id)
         request_id = self._request_ids.get((client, id))
         if request_id is None:
             return
         self._close(request_id, index)
-        self._engine.abort(request_id, index if request_id in self._asked else None)
+        self._engine.abort(request_id, index if request_id in self._requests else None)
 
     def _close(self, request_id: int, index: int | None) -> None:
-        """Forgets an answer that has ended, or all; and the request with its last one."""
-        asked = self._asked[request_id]
-        asked.open_answers.difference_update(asked.open_answers if index is None else {index})
-        if not asked.open_answers:
-            del self._asked[request_id]
-            del self._request_ids[asked.client, asked.id]
+        """Close an answer, or all if `index` is None. Forget the request with its last answer."""
+        request = self._requests[request_id]
+        request.open_answers.difference_update(request.open_answers if index is None else {index})
+        if not request.open_answers:
+            del self._requests[request_id]
+            del self._request_ids[request.client, request.id]
 
     def _send_outputs(self, outputs: Sequence[Output | TaskOutput]) -> None:
-        """One message a client, however many tokens of its requests the step has made."""
+        """Send a step's outputs. Each client gets its new tokens in one Step message."""
         steps: defaultdict[bytes, list[Generated]] = defaultdict(list)
         now = time.monotonic()
         for output in outputs:
-            asked = self._asked.get(output.request_id)
-            if asked is None:
+            request = self._requests.get(output.request_id)
+            if request is None:
                 continue
             if isinstance(output, TaskOutput):
-                self._meter.take_task(asked.course, output, now)
-                self._connection.send(asked.client, _performed(asked.id, output))
+                self._meter.record_task(request.progress, output, now)
+                self._connection.send(request.client, _performed(request.id, output))
                 self._close(output.request_id, None)
             elif output.finish == Finish.ERROR:
-                self._meter.take(asked.course, output, now)
-                self._connection.send(asked.client, Failed(asked.id, "failed", output.failure))
+                self._meter.record(request.progress, output, now)
+                self._connection.send(request.client, Failed(request.id, "failed", output.failure))
                 self._close(output.request_id, None)
-            elif output.index in asked.open_answers:
-                timing = self._meter.take(asked.course, output, now)
-                steps[asked.client].append(_generated(asked.id, output, timing))
+            elif output.index in request.open_answers:
+                timing = self._meter.record(request.progress, output, now)
+                steps[request.client].append(_generated(request.id, output, timing))
                 if output.finish is not None:
                     self._close(output.request_id, output.index)
         for client, generated in steps.items():
@@ -250,7 +242,7 @@ def _performed(id: str, output: TaskOutput) -> Performed | Failed:
         case Answer() as answer:
             return _part(id, answer, is_last=True)
         case error:
-            return refusal(id, error)
+            return failed(id, error)
 
 
 def _part(id: str, answer: Answer, *, is_last: bool) -> Performed:

@@ -1,4 +1,4 @@
-"""One step on the device: the packed executor and what it needs, and the library executor.
+"""Executors, which run a step on the device: the packed one with its parts, and the library one.
 
 Imports `engine.loading`, `engine.sampling` and `engine.attention`.
 """

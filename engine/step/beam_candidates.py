@@ -1,4 +1,4 @@
-"""What beam search asks of the logits: the likeliest tokens of each beam."""
+"""The most likely next tokens of each beam, for beam search."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from engine.staging import HostCopy, Staging
 
 
 class BeamCandidates:
-    """The candidates of the beams among the rows of a step, on their way to the host."""
+    """The candidates of a step's beams, on their way to the host."""
 
     def __init__(self, logits: Tensor, chunks: Sequence[Chunk], staging: Staging) -> None:
-        """logits: [S, vocabulary], a row for each chunk; those that are no beams are left out."""
+        """logits: [S, vocabulary], one row per chunk. Rows without beam search are skipped."""
         beams = [(row, c.sequence) for row, c in enumerate(chunks) if c.sequence.params.beam_width]
         self._counts = {
-            each.id: num_candidates(each.params, len(each.stop_token_ids)) for _, each in beams
+            beam.id: num_candidates(beam.params, len(beam.stop_token_ids)) for _, beam in beams
         }
         if not beams:
             return
@@ -29,7 +29,7 @@ class BeamCandidates:
         self._copy = HostCopy([top.indices, top.values])
 
     def wait(self) -> dict[int, Candidates]:
-        """By sequence id."""
+        """Return the candidates of each beam, by sequence id."""
         if not self._counts:
             return {}
         rows = zip(*(tensor.tolist() for tensor in self._copy.wait()), strict=True)

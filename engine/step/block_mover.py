@@ -1,4 +1,4 @@
-"""Moves whole blocks of KV memory, as a plan asks before its forward pass."""
+"""Copies and swaps whole KV blocks, as a plan asks, before its forward pass."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from engine.staging import Staging
 from kernels.cache_table import cache_table
 
 MAX_SWAP_ROWS = 16
-"""Blocks that pass the device's swap buffer at once; a block of all layers is megabytes."""
+"""Blocks in the device's swap buffer at once; a block of all layers takes megabytes."""
 
 
 class BlockMover:
-    """Launches the moves in the order of BlockMoves; waits for none of them."""
+    """Launches block moves in the order of BlockMoves: swaps out, swaps in, copies.
+
+    Does not wait for them.
+    """
 
     def __init__(self, cache: KVCache, backend: AttentionBackend) -> None:
-        """Raises ConfigurationError where the blocks of this model and size cannot be moved."""
+        """Raises ConfigurationError if blocks of this model and block size cannot be moved."""
         try:
             self._table = cache_table([*cache.keys, *cache.values])
         except ValueError as error:
             raise ConfigurationError(
-                f"option.block_size={cache.block_size}: {error}; 16 would do"
+                f"option.block_size={cache.block_size}: {error}; 16 works"
             ) from error
         device = cache.keys[0].device
         self._backend = backend
@@ -55,19 +58,19 @@ class BlockMover:
 
     def _swap_out(self, blocks: Tensor, host_blocks: list[int]) -> None:
         for start in range(0, len(host_blocks), MAX_SWAP_ROWS):
-            some = blocks[start : start + MAX_SWAP_ROWS]
-            self._backend.gather_blocks(self._table, some, self._buffer)
-            for row in range(len(some)):
+            part = blocks[start : start + MAX_SWAP_ROWS]
+            self._backend.gather_blocks(self._table, part, self._buffer)
+            for row in range(len(part)):
                 self._host[host_blocks[start + row]].copy_(self._buffer[row], non_blocking=True)
 
     def _swap_in(self, host_blocks: list[int], blocks: Tensor) -> None:
         for start in range(0, len(host_blocks), MAX_SWAP_ROWS):
-            some = blocks[start : start + MAX_SWAP_ROWS]
-            for row in range(len(some)):
+            part = blocks[start : start + MAX_SWAP_ROWS]
+            for row in range(len(part)):
                 self._buffer[row].copy_(self._host[host_blocks[start + row]], non_blocking=True)
-            self._backend.scatter_blocks(self._table, some, self._buffer)
+            self._backend.scatter_blocks(self._table, part, self._buffer)
 
 
 def _pairs(pairs: BlockPairs) -> NDArray[np.int64]:
-    """[P, 2]."""
+    """Return [P, 2] int64."""
     return np.array(pairs, np.int64).reshape(-1, 2)

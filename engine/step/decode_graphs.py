@@ -1,14 +1,15 @@
-"""Decode steps as captured CUDA graphs: one launch in place of hundreds.
+"""Decode steps as captured CUDA graphs: one launch instead of hundreds.
 
-A graph replays the very kernels that were launched while it was captured, on the same addresses.
-So there is one for each of a few batch sizes (buckets); a step copies its inputs into the buffers
-that the graph reads and fills the rest of the bucket with padding, and all lengths are data.
+A graph replays the kernels launched during its capture, with the same shapes and addresses. So one
+graph is captured per bucket of a few batch sizes. A step copies its inputs into the buffers that
+the graph reads and pads them to the bucket's size. Context lengths are data in these buffers.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -26,32 +27,50 @@ Work = Callable[[], object]
 
 
 class Recorder(Protocol):
-    """Turns work that launches kernels into something that launches them all again."""
+    """Records the kernels that a function launches and returns a function that replays them."""
 
     def record(self, work: Work) -> Work: ...
 
 
 class CudaRecorder:
-    """Captures into CUDA graphs that share one memory pool, since only one runs at a time."""
+    """Captures CUDA graphs. They share one memory pool, since only one runs at a time.
+
+    They also share one stream: cuBLAS keeps a workspace for each stream that it has seen.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
 
     def record(self, work: Work) -> Work:
-        # Once as it is, on another stream, as capture asks: kernels are compiled, libraries set up.
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        """Capture `work`. Raises RuntimeError if it waits for the device.
+
+        The warm-up compiles kernels and sets up libraries. It also finds code that waits for the
+        device: when a capture fails on that, torch's memory pool stays open and later frees fail.
+        """
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream), _no_synchronization():
             work()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             work()
         return graph.replay
 
 
+@contextmanager
+def _no_synchronization() -> Iterator[None]:
+    """Let torch raise RuntimeError where the host would wait for the device."""
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
 class DecodeGraph:
-    """The step of up to `num_rows` sequences that decode one token each."""
+    """A captured step of up to `num_rows` sequences that decode one token each."""
 
     def __init__(self, num_rows: int, buffers: _Buffers, replay: Work) -> None:
         self.num_rows = num_rows
@@ -59,14 +78,17 @@ class DecodeGraph:
         self._replay = replay
 
     def replay(self, inputs: StepInputs) -> Tensor:
-        """inputs: padded to `num_rows`. Logits [S, vocabulary] in fp32, until the next replay."""
+        """Return logits [S, vocabulary] fp32, which the next replay overwrites.
+
+        inputs: padded to `num_rows`.
+        """
         self._buffers.fill(inputs)
         self._replay()
         return self._buffers.logits[: len(inputs.sampled)]
 
 
 class DecodeGraphs:
-    """The graphs of all buckets; where the model has adapters, of steps with and without them."""
+    """The graphs of all buckets. With LoRA there are two per bucket: with and without adapters."""
 
     def __init__(
         self,
@@ -79,7 +101,7 @@ class DecodeGraphs:
         max_model_len: int,
         progress: Callable[[list[int]], Iterable[int]] = iter,
     ) -> None:
-        """Captures all; `progress` is handed the sizes to come, and may show how far that is."""
+        """Capture all graphs. `progress` wraps the list of sizes, to show a progress bar."""
         self._model = model
         self._cache = cache
         self._backend = backend
@@ -89,13 +111,13 @@ class DecodeGraphs:
             model.config.get_text_config().vocab_size,
             model.device,
         )
-        # From the largest on, whose memory then serves the others.
+        # The largest first: the smaller graphs reuse its memory.
         self._sizes = buckets(max_rows)
-        kinds = (False, True) if model.adapter_memory is not None else (False,)
+        variants = (False, True) if model.adapter_memory is not None else (False,)
         self._graphs = {
             (size, adapts): self._record(size, recorder, adapts=adapts)
             for size in progress(self._sizes[::-1])
-            for adapts in kinds
+            for adapts in variants
         }
 
     @torch.inference_mode()
@@ -107,24 +129,27 @@ class DecodeGraphs:
         return DecodeGraph(num_rows, self._buffers, replay)
 
     def graph_for(self, plan: StepPlan) -> DecodeGraph | None:
-        """The smallest that holds the step; None for one that is not of decodes alone."""
+        """Return the smallest graph that fits; None if the plan is too large or not all decodes."""
         if not all(chunk.length == 1 and chunk.samples for chunk in plan.chunks):
             return None
-        place = bisect_left(self._sizes, len(plan.chunks))
-        if place == len(self._sizes):
+        bucket = bisect_left(self._sizes, len(plan.chunks))
+        if bucket == len(self._sizes):
             return None
         adapts = any(chunk.sequence.adapter for chunk in plan.chunks)
-        return self._graphs[self._sizes[place], adapts]
+        return self._graphs[self._sizes[bucket], adapts]
 
 
 def buckets(max_rows: int) -> list[int]:
-    """Batch sizes to capture: fine where a row of padding weighs most, and `max_rows` itself."""
+    """Return the batch sizes to capture, up to `max_rows`.
+
+    Small sizes are close together, since there a row of padding costs most.
+    """
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows, 32)]
     return [size for size in sizes if size < max_rows] + [max_rows]
 
 
 class _Buffers:
-    """What the graphs read and write. At first all inputs are padding."""
+    """The tensors that the graphs read and write. Initially all inputs are padding."""
 
     def __init__(
         self, max_rows: int, max_blocks: int, vocab_size: int, device: torch.device
@@ -139,7 +164,7 @@ class _Buffers:
         self._adapter_slots = torch.full((max_rows,), NO_ADAPTER, device=device)
 
     def inputs(self, num_rows: int, *, adapts: bool) -> StepInputs:
-        """The first rows as the inputs of a step."""
+        """Return views of the first `num_rows` rows as the inputs of a step."""
         tokens = self._tokens[:, :num_rows]
         batch = PagedBatch(
             query_starts=self._query_starts,
@@ -153,7 +178,8 @@ class _Buffers:
         return StepInputs(tokens, self._rows[:num_rows], batch, (), adapter_slots=slots)
 
     def fill(self, inputs: StepInputs) -> None:
-        """Tables keep old entries past a context's end, which nobody reads."""
+        """Copy a step's inputs in. Block tables keep stale entries past a context's end; no kernel
+        reads these."""
         num_rows, num_blocks = inputs.batch.block_tables.shape
         self._tokens[:, :num_rows].copy_(inputs.tokens)
         self._context_lens[:num_rows].copy_(inputs.batch.context_lens)

@@ -1,7 +1,7 @@
-"""The library executor: whole answers from transformers' own `generate`, on padded batches.
+"""The library executor: generates whole answers with transformers' `generate` on padded batches.
 
-For every model that cannot run packed, and, for a decoder under `dynamic`, the padded
-request-level batch that serving systems had before continuous batching.
+It serves every model that cannot run packed. With `dynamic` batching of a decoder, it is the padded
+request-level batching that serving systems used before continuous batching.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from engine.step.prompt_scores import MAX_SCORED_ROWS
 
 
 class LibraryModel:
-    """Any model of transformers with `generate`. Make it with `load_library_model`."""
+    """A transformers model with `generate`. Created by `load_library_model`."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -61,16 +61,17 @@ class LibraryModel:
 
 
 def load_library_model(source: ModelSource) -> LibraryModel:
+    """Load the model onto the source's device. Raises whatever transformers raises."""
     is_encoder_decoder = source.config.is_encoder_decoder
     model = source.load(AutoModelForSeq2SeqLM if is_encoder_decoder else AutoModelForCausalLM)
-    model.generation_config = _without_choices(model.generation_config)
+    model.generation_config = _without_defaults(model.generation_config)
     return LibraryModel(model.to(source.device).eval())
 
 
-def _without_choices(own: Any) -> Any:
-    """A generation config that neither chooses nor stops: that is for the request to say.
+def _without_defaults(own: Any) -> Any:
+    """Return a generation config without sampling or stopping settings; requests set these.
 
-    NOTE: `generate` merges the model's own into any other that it is given.
+    NOTE: `generate` merges the model's own config into any config that it is passed.
     """
     config = type(own)()
     for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id", "forced_bos_token_id"):
@@ -79,9 +80,9 @@ def _without_choices(own: Any) -> Any:
 
 
 class LibraryExecutor:
-    """Runs a plan of whole prompts to the end of every answer.
+    """Runs a plan of whole prompts until every answer has ended.
 
-    Each row keeps its own parameters: our sampler chooses within transformers' loop.
+    Each row keeps its own sampling parameters: our sampler picks the tokens in transformers' loop.
     """
 
     def __init__(self, model: LibraryModel, grammars: Grammars | None = None) -> None:
@@ -100,24 +101,24 @@ class LibraryExecutor:
         ]
         if answers:
             self._sample(answers, between_tokens)
-            result |= {each.sequence.id: each.failure or each.sampled() for each in answers}
+            result |= {row.sequence.id: row.failure or row.sampled() for row in answers}
         for chunk in plan.chunks:
             if chunk.sequence.params.beam_width:
                 result[chunk.sequence.id] = self._search(chunk.sequence, between_tokens)
         return FinishedStep(result)
 
     def _sample(self, answers: Rows[_Row], between_tokens: Callable[[], None]) -> None:
-        input_ids, attention_mask = self._pad([each.sequence.token_ids for each in answers])
+        input_ids, attention_mask = self._pad([row.sequence.token_ids for row in answers])
         self._model.generate(
             input_ids=input_ids,
             attention_mask=attention_mask,
             generation_config=self._generation_config(answers),
-            logits_processor=LogitsProcessorList([_OurChoice(answers, self._sampler)]),
-            stopping_criteria=StoppingCriteriaList([_Ended(answers, between_tokens)]),
+            logits_processor=LogitsProcessorList([_ForceSampled(answers, self._sampler)]),
+            stopping_criteria=StoppingCriteriaList([_StopEnded(answers, between_tokens)]),
         )
 
     def _search(self, sequence: Sequence, between_tokens: Callable[[], None]) -> Hypotheses:
-        """transformers' own beam search, of one request."""
+        """Run transformers' beam search for one request."""
         input_ids, attention_mask = self._pad([sequence.token_ids])
         params = sequence.params
         config = copy(self._model.generation_config)
@@ -134,7 +135,7 @@ class LibraryExecutor:
             input_ids=input_ids,
             attention_mask=attention_mask,
             generation_config=config,
-            stopping_criteria=StoppingCriteriaList([_Gone(sequence, between_tokens)]),
+            stopping_criteria=StoppingCriteriaList([_StopSearch(sequence, between_tokens)]),
         )
         logprobs = self._model.compute_transition_scores(
             output.sequences, output.scores, output.beam_indices
@@ -144,9 +145,10 @@ class LibraryExecutor:
         return Hypotheses(tuple(_hypothesis(sequence, *row) for row in rows))
 
     def _scores(self, sequence: Sequence, scored: range) -> Iterator[TopLogprobs]:
-        """Of the prompt's tokens after these positions, from a forward of their own.
+        """Yield the scores of the prompt tokens after the positions `scored`.
 
-        Where the model can leave logits out, many rows take several, so that memory is bounded.
+        Takes extra forward passes. If the model supports `logits_to_keep`, each pass computes the
+        logits of at most MAX_SCORED_ROWS positions, which bounds memory.
         """
         ids = torch.tensor([sequence.token_ids], device=self._model.device)
         can_keep_rows = "logits_to_keep" in inspect.signature(self._model.forward).parameters
@@ -162,13 +164,13 @@ class LibraryExecutor:
 
     def _generation_config(self, answers: Rows[_Row]) -> Any:
         config = copy(self._model.generation_config)
-        config.max_new_tokens = max(each.sequence.params.max_tokens for each in answers)
+        config.max_new_tokens = max(row.sequence.params.max_tokens for row in answers)
         config.do_sample = False
         config.pad_token_id = self._pad_token_id()
         return config
 
     def _pad(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Padded to the longest, on the left for a decoder: its next token is on the right."""
+        """Return ids and attention mask [N, longest], padded on the left for a decoder."""
         longest = max(map(len, prompts))
         ids, mask = [], []
         for prompt in prompts:
@@ -191,7 +193,7 @@ class LibraryExecutor:
 def _hypothesis(
     sequence: Sequence, token_ids: list[int], logprobs: list[float], score: float
 ) -> Hypothesis:
-    """Cut at its end, after which there is padding."""
+    """Cut a beam's tokens where the answer ends; padding follows."""
     answer = Sequence(sequence.id, sequence.token_ids, sequence.params)
     answer.stop_token_ids = sequence.stop_token_ids
     count = answer.append(Sampled(tuple(token_ids), tuple(logprobs)))
@@ -200,7 +202,7 @@ def _hypothesis(
 
 
 class _Row:
-    """One answer while `generate` runs. Works on a copy: the strategy owns the sequence."""
+    """One answer while `generate` runs. Appends to a copy: the strategy owns the sequence."""
 
     def __init__(self, sequence: Sequence, prompt: tuple[TopLogprobs, ...]) -> None:
         self.sequence = sequence
@@ -232,16 +234,16 @@ class _Row:
         return Sampled(tuple(generated), tuple(self._logprobs), top, self._prompt, self._ends)
 
 
-class _OurChoice(LogitsProcessor):
-    """Leaves transformers one token to choose: ours."""
+class _ForceSampled(LogitsProcessor):
+    """Samples each row's token and masks all others, so that `generate` must pick it."""
 
     def __init__(self, answers: Rows[_Row], sampler: Sampler) -> None:
         self._answers = answers
         self._sampler = sampler
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        rows = [Row(each.copy, len(each.copy.token_ids)) for each in self._answers]
-        newest = torch.tensor([each.copy.token_ids[-1] for each in self._answers])
+        rows = [Row(answer.copy, len(answer.copy.token_ids)) for answer in self._answers]
+        newest = torch.tensor([answer.copy.token_ids[-1] for answer in self._answers])
         choices = self._sampler.sample(scores, rows, newest.to(scores.device))
         for answer, sampled in zip(self._answers, choices.to_host().wait(), strict=True):
             if not answer.has_ended:
@@ -250,8 +252,8 @@ class _OurChoice(LogitsProcessor):
         return forced.scatter(1, choices.token_ids[:, None], 0.0)
 
 
-class _Gone(StoppingCriteria):
-    """Ends a beam search whose client has gone."""
+class _StopSearch(StoppingCriteria):
+    """Stops a beam search whose request was aborted."""
 
     def __init__(self, sequence: Sequence, between_tokens: Callable[[], None]) -> None:
         self._sequence = sequence
@@ -259,12 +261,12 @@ class _Gone(StoppingCriteria):
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         self._between_tokens()
-        has_gone = self._sequence.finish is not None
-        return torch.full((len(input_ids),), has_gone, device=input_ids.device)
+        is_aborted = self._sequence.finish is not None
+        return torch.full((len(input_ids),), is_aborted, device=input_ids.device)
 
 
-class _Ended(StoppingCriteria):
-    """Stops each row at its own end; one whose client has gone counts as ended."""
+class _StopEnded(StoppingCriteria):
+    """Stops each row where its answer ends or its request was aborted."""
 
     def __init__(self, answers: Rows[_Row], between_tokens: Callable[[], None]) -> None:
         self._answers = answers
@@ -272,5 +274,5 @@ class _Ended(StoppingCriteria):
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         self._between_tokens()
-        ended = [each.has_ended for each in self._answers]
+        ended = [answer.has_ended for answer in self._answers]
         return torch.tensor(ended, device=input_ids.device)

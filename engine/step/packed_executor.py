@@ -1,4 +1,4 @@
-"""The packed executor: decoders, over our KV memory."""
+"""The packed executor: runs a decoder over the paged KV cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.attention.backends import AttentionBackend
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.executor import FinishedStep, SubmittedStep
-from engine.inputs import InputBuilder, StepInputs
+from engine.inputs import InputBuilder
 from engine.loading.packed_model import PackedModel
 from engine.sampling.grammars import Grammars
 from engine.sampling.sampler import HostChoices, Row, Sampler
@@ -23,16 +23,16 @@ from engine.staging import Staging
 from engine.step.beam_candidates import BeamCandidates
 from engine.step.block_mover import BlockMover
 from engine.step.decode_graphs import DecodeGraphs
-from engine.step.prompt_scores import MAX_SCORED_ROWS, PromptScores, in_parts, joined
+from engine.step.prompt_scores import MAX_SCORED_ROWS, PromptScores, join_scores, split_plan
 
 NOTHING_SAMPLED = Sampled((), ())
 
 
 class PackedExecutor:
-    """Runs any mixture of prompts, chunks and decode steps as one row of tokens.
+    """Runs any mix of prompts, chunks of prompts and decodes as one row of tokens, unpadded.
 
-    Nothing here waits for the device: inputs go there and tokens come back in copies that the
-    host does not wait for, and a token that the next step needs never leaves the device.
+    `submit` never waits for the device. Inputs and sampled tokens are copied asynchronously, and
+    a token that the next step needs is read from the device's memory.
     """
 
     def __init__(
@@ -44,40 +44,46 @@ class PackedExecutor:
         grammars: Grammars | None = None,
     ) -> None:
         staging = Staging(model.device)
-        self._model = model
-        self._cache = cache
-        self._backend = backend
-        self._graphs = graphs
+        self.model = model
+        self.cache = cache
+        self.backend = backend
+        self.graphs = graphs
+        """Decode steps as CUDA graphs; None if every step launches its kernels one by one."""
         self._inputs = InputBuilder(cache.block_size, staging)
         self._mover = BlockMover(cache, backend)
         self._sampler = Sampler(staging, grammars)
         self._beam_staging = Staging(model.device)
         self._newest = torch.empty(0, dtype=torch.int64, device=model.device)
-        """[S]: what the step before has sampled."""
+        """[S] int64: the tokens sampled by the step before."""
         self._newest_rows: dict[int, int] = {}
-        """By sequence id: where in it."""
+        """Indices into `_newest`, by sequence id."""
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> SubmittedStep:
-        """Several forwards only where many rows of prompts are scored."""
+        """Runs several forward passes only if many rows of prompts are scored."""
         self._mover.launch(plan.moves)
         if not plan.chunks:
             return FinishedStep({})
-        parts = [self._submit(part) for part in in_parts(plan, MAX_SCORED_ROWS)]
+        parts = [self._run_forward(part) for part in split_plan(plan, MAX_SCORED_ROWS)]
         chunks = [chunk for part in parts for chunk in part.sampled]
         self._newest = torch.cat([part.token_ids for part in parts])
         self._newest_rows = {chunk.sequence.id: row for row, chunk in enumerate(chunks)}
         return _PackedStep(parts)
 
-    def _submit(self, plan: StepPlan) -> _Part:
-        graph = self._graphs.graph_for(plan) if self._graphs is not None else None
+    def _run_forward(self, plan: StepPlan) -> _Part:
+        """Run one forward pass, as a CUDA graph if there is one for it, and sample."""
+        graph = self.graphs.graph_for(plan) if self.graphs is not None else None
         inputs = self._inputs.build(
             plan,
             newest=self._newest,
             newest_rows=self._newest_rows,
             num_rows=graph.num_rows if graph is not None else 0,
         )
-        logits = self._forward(inputs) if graph is None else graph.replay(inputs)
+        if graph is None:
+            step = PagedStep(inputs.batch, self.cache, self.backend)
+            logits = self.model.forward(inputs, step)
+        else:
+            logits = graph.replay(inputs)
         num_sampled = len(inputs.sampled)
         scores = PromptScores(logits[num_sampled:], inputs.scored) if inputs.scored else None
         if not num_sampled:
@@ -87,17 +93,15 @@ class PackedExecutor:
         candidates = BeamCandidates(logits[:num_sampled], inputs.sampled, self._beam_staging)
         return _Part(inputs.sampled, choices.token_ids, choices.to_host(), scores, candidates)
 
-    def _forward(self, inputs: StepInputs) -> Tensor:
-        step = PagedStep(inputs.batch, self._cache, self._backend)
-        return self._model.forward(inputs, step)
-
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One forward of a step, with what it sampled, [S] int64, and scored."""
+    """The results of one forward pass of a step, on their way to the host."""
 
     sampled: tuple[Chunk, ...]
+    """The S chunks for which a token was sampled."""
     token_ids: Tensor
+    """[S] int64, on the device."""
     choices: HostChoices | None
     scores: PromptScores | None
     candidates: BeamCandidates | None = None
@@ -118,7 +122,7 @@ class _PackedStep:
                 result |= part.candidates.wait()
             if part.scores is not None:
                 scores.append(part.scores.wait())
-        for id, prompt in joined(scores).items():
+        for id, prompt in join_scores(scores).items():
             sampled = result.get(id, NOTHING_SAMPLED)
             if not isinstance(sampled, Failure):
                 assert isinstance(sampled, Sampled), "a beam search scores no prompt"

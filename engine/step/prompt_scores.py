@@ -1,4 +1,4 @@
-"""Scores of prompts (`prompt_logprobs`), without holding the logits of a whole prompt."""
+"""Computes `prompt_logprobs` without holding the logits of a whole prompt at once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from engine.inputs import Scored
 from engine.sampling.ranking import rank
 
 MAX_SCORED_ROWS = 256
-"""Rows of one forward that may have logits only to score: as many as a large batch samples."""
+"""Most rows per forward pass that need logits for scores only: as many as a large batch samples."""
 
 
-def in_parts(plan: StepPlan, max_rows: int) -> list[StepPlan]:
-    """The plan as several, of which each scores at most `max_rows` rows; itself where it may."""
+def split_plan(plan: StepPlan, max_rows: int) -> list[StepPlan]:
+    """Split the plan so that each part scores at most `max_rows` rows.
+
+    Block moves go with the first part.
+    """
     parts: list[list[Chunk]] = [[]]
     room = max_rows
     for chunk in plan.chunks:
@@ -30,7 +33,6 @@ def in_parts(plan: StepPlan, max_rows: int) -> list[StepPlan]:
             room = max_rows
         parts[-1].append(rest)
         room -= len(rest.scored)
-    # What else the plan holds is done before all of it, with the first.
     first, *others = (tuple(chunks) for chunks in parts)
     return [replace(plan, chunks=first), *map(StepPlan, others)]
 
@@ -46,10 +48,10 @@ def _from(chunk: Chunk, position: int) -> Chunk:
 
 
 class PromptScores:
-    """Scores on their way to the host."""
+    """The scores of one forward pass, on their way to the host."""
 
     def __init__(self, logits: Tensor, scored: Scored) -> None:
-        """logits: [R, vocabulary] of the rows that score."""
+        """logits: [R, vocabulary], of the scored rows."""
         self._chunks = scored.chunks
         width = max(_width(chunk) for chunk in self._chunks)
         logits = logits.float()
@@ -57,7 +59,7 @@ class PromptScores:
         self._ranking = rank(logits, scored.next_tokens, normalizers, width).to_host()
 
     def wait(self) -> dict[int, tuple[TopLogprobs, ...]]:
-        """By sequence id."""
+        """Return the scores of each sequence's tokens, by sequence id."""
         widths = [_width(chunk) for chunk in self._chunks for _ in chunk.scored]
         scores = self._ranking.wait(widths)
         return {
@@ -69,10 +71,10 @@ def _width(chunk: Chunk) -> int:
     return chunk.sequence.params.prompt_logprobs or 0
 
 
-def joined(
+def join_scores(
     parts: Sequence[dict[int, tuple[TopLogprobs, ...]]],
 ) -> dict[int, tuple[TopLogprobs, ...]]:
-    """The scores of one forward after those of another."""
+    """Concatenate the scores of each sequence over the forward passes of a step."""
     whole: dict[int, tuple[TopLogprobs, ...]] = {}
     for part in parts:
         for id, scores in part.items():

@@ -1,4 +1,4 @@
-"""From a task and the options to a running engine of it."""
+"""Build the engine that serves a task other than text generation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from core.messages import Facts
 from core.options import Options
-from core.sizing import DEFAULT_BATCH_SIZE
+from core.sizing import sequence_limit
 from core.task import Task, check_options, choose_batching_of
 from engine.build import read_config
 from engine.device import check_tensor_parallel, choose_device, choose_dtype
@@ -24,24 +24,25 @@ from engine.tasks.pipelines.pipelines import PipelinePerformer
 from strategies.base import Limits
 from strategies.factory import StrategySettings, make_strategy
 
-_TOKENS_OF_A_JOB = 2
-"""To its strategy: see `TaskEngine`."""
+_TOKENS_PER_JOB = 2
+"""A job looks like a one-token prompt and a one-token answer to its strategy: see `TaskEngine`."""
 
 
 def build_task_engine(task: Task, model_dir: Path, options: Options) -> TaskEngine:
-    """Loads what does the task. `task` is not one of generation.
+    """Load the performer of `task` and return an engine for it.
 
-    Raises ConfigurationError where task, options and model do not fit together.
+    `task` must not be text generation. Raises ConfigurationError if the task, the options and the
+    model do not fit together.
     """
     started = time.monotonic()
     check_options(task, options)
     device = choose_device(options)
     notes = check_tensor_parallel(options, device)
-    performer = _performer(task, model_dir, options, device)
+    performer = _load_performer(task, model_dir, options, device)
     choice = choose_batching_of(task, options)
-    assert choice.name is not None, "of every task but generation"
+    assert choice.name is not None, "only generation leaves the strategy open"
     batching = choice.name
-    max_jobs = 1 if batching == "none" else options.batch_size or DEFAULT_BATCH_SIZE
+    max_jobs = sequence_limit(options, batching)
     description = performer.description
     facts = Facts(
         model=str(model_dir),
@@ -62,8 +63,8 @@ def build_task_engine(task: Task, model_dir: Path, options: Options) -> TaskEngi
     settings = StrategySettings(
         batching=batching,
         num_blocks=max_jobs,
-        block_size=_TOKENS_OF_A_JOB,
-        max_model_len=_TOKENS_OF_A_JOB,
+        block_size=_TOKENS_PER_JOB,
+        max_model_len=_TOKENS_PER_JOB,
         limits=Limits(max_sequences=max_jobs, max_step_tokens=max_jobs),
         max_delay_s=options.max_batch_delay / 1000,
         kv_reservation="max",
@@ -74,9 +75,11 @@ def build_task_engine(task: Task, model_dir: Path, options: Options) -> TaskEngi
     return TaskEngine(make_strategy(settings), performer, facts)
 
 
-def _performer(task: Task, model_dir: Path, options: Options, device: torch.device) -> Performer:
+def _load_performer(
+    task: Task, model_dir: Path, options: Options, device: torch.device
+) -> Performer:
     if task.kind == "handler":
-        return _handler(task, model_dir, device)
+        return _load_handler(task, model_dir, device)
     config = read_config(model_dir, options)
     source = ModelSource(
         model_dir=model_dir,
@@ -91,9 +94,9 @@ def _performer(task: Task, model_dir: Path, options: Options, device: torch.devi
     return PipelinePerformer(task.name, source)
 
 
-def _handler(task: Task, model_dir: Path, device: torch.device) -> Performer:
-    """With the properties that LMI adds, by its names."""
+def _load_handler(task: Task, model_dir: Path, device: torch.device) -> Performer:
+    """Load the user's model.py and pass it the properties that LMI adds, under LMI's names."""
     device_id = {"device_id": "0" if device.type == "cuda" else "-1"}
     added: Mapping[str, str] = {"model_dir": str(model_dir), **device_id}
-    os.chdir(Path(task.name).parent)  # as in LMI: relative paths mean what lies beside the file
+    os.chdir(Path(task.name).parent)  # as in LMI: relative paths start at the handler's directory
     return load_handler(Path(task.name), {**task.properties, **added})

@@ -1,4 +1,4 @@
-"""The engine of tasks: the same strategies and loop as for tokens, and a performer for executor."""
+"""Engine for tasks: the strategies and loop of generation, with a performer as the executor."""
 
 from __future__ import annotations
 
@@ -17,32 +17,35 @@ _DONE = Sampled((0,), (0.0,))
 
 @dataclass(frozen=True, slots=True)
 class TaskOutput:
-    """How a job ended."""
+    """The result of a job."""
 
     request_id: int
     outcome: Outcome
     admitted: float | None
-    """When its turn came."""
+    """When the strategy admitted the job."""
 
 
 class TaskEngine:
-    """Used as `engine.engine.Engine` is. To its strategy a job is a prompt and an answer of one
-    token each, so what is waiting, who goes together and what was aborted is the strategy's."""
+    """Has the interface of `engine.engine.Engine`.
+
+    To its strategy a job is a request with a one-token prompt and a one-token answer. So the
+    strategy handles the waiting queue, batching and aborts.
+    """
 
     def __init__(self, strategy: Strategy, performer: Performer, facts: Facts) -> None:
         self.strategy = strategy
         self.facts = facts
-        self._performer = performer
+        self.performer = performer
         self._jobs: dict[int, Job] = {}
-        """Those that wait, by request id."""
+        """Waiting jobs by request id."""
         self._next_id = 0
         self.num_steps = 0
-        """Since the start, like the sums below."""
+        """Steps since the start; the two counters below are totals as well."""
         self.num_step_sequences = 0
         self.num_step_tokens = 0
 
     def add(self, job: Job, now: float) -> int:
-        """Accepts a job and returns its id."""
+        """Queue a job and return its id."""
         request = Request(self._next_id, [0], _ONE_STEP, arrival=now)
         self.strategy.add(request)
         self._jobs[request.id] = job
@@ -50,8 +53,10 @@ class TaskEngine:
         return request.id
 
     def abort(self, request_id: int, index: int | None = None) -> None:
-        """Nothing more is heard of it, though one that runs is not stopped. Unknown ids are no
-        error; `index` is for answers of which there are several."""
+        """Drop a job: its outcome is never returned, but a running job is not interrupted.
+
+        Unknown ids are ignored. `index` exists for the interface only: a job has one answer.
+        """
         self.strategy.abort(request_id)
         self._jobs.pop(request_id, None)
 
@@ -59,9 +64,9 @@ class TaskEngine:
         return self.strategy.has_work()
 
     def step(self, now: float, between_runs: Callable[[], None] = lambda: None) -> list[TaskOutput]:
-        """Performs the jobs whose turn it is. `between_runs` may call `add` and `abort`.
+        """Perform the jobs that the strategy schedules. `between_runs` may call `add` and `abort`.
 
-        Raises what the performer raises: the device has failed.
+        Raises whatever the performer raises, which means that the device has failed.
         """
         plan = self.strategy.schedule(now)
         if plan is None:
@@ -70,8 +75,9 @@ class TaskEngine:
         self.num_step_sequences += len(plan.chunks)
         ids = [chunk.sequence.id for chunk in plan.chunks]
         jobs = [self._jobs.pop(id) for id in ids]
-        outcomes = dict(zip(ids, self._performer.perform(jobs, between_runs), strict=True))
-        ended = self.strategy.commit(plan, dict.fromkeys(ids, _DONE))
+        outcomes = dict(zip(ids, self.performer.perform(jobs, between_runs), strict=True))
+        finished = self.strategy.commit(plan, dict.fromkeys(ids, _DONE))
         return [
-            TaskOutput(each.request_id, outcomes[each.request_id], each.admitted) for each in ended
+            TaskOutput(output.request_id, outcomes[output.request_id], output.admitted)
+            for output in finished
         ]

@@ -1,4 +1,4 @@
-"""Models of transformers for tasks, and what they say of themselves."""
+"""Load transformers models, tokenizers and processors for tasks, and describe them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutoFeatureExtractor, AutoProcessor, AutoTokenizer, ProcessorMixin
 
-# By its module: transformers 5.17 has the short name only where torchvision is installed.
+# From its own module: transformers 5.17 exports it at the top only if torchvision is installed.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from core.errors import ConfigurationError
@@ -19,16 +19,16 @@ logger = logging.getLogger(__name__)
 
 
 def load_with_head(source: ModelSource, kind: Any, task: str) -> Any:
-    """A model of one of transformers' Auto classes, on its device.
+    """Load a model with one of transformers' Auto classes, onto its device.
 
-    Raises ConfigurationError where it cannot be loaded, or where the weights were not trained for
-    the task: transformers makes the head that is missing of random numbers, and only logs it.
+    Raises ConfigurationError if it cannot be loaded, or if the checkpoint has no weights for the
+    task's head: transformers would initialize the head at random and only log it.
     """
     try:
         if source.is_dummy:
             return source.load(kind).to(source.device).eval()
         model, info = source.load(kind, output_loading_info=True)
-    except Exception as error:  # whatever a library for files of weights may raise
+    except Exception as error:  # loading may raise anything, depending on the weight format
         raise _cannot_load(source, task, error) from error
     body = f"{model.base_model_prefix}."
     missing = sorted(name for name in info["missing_keys"] if not name.startswith(body))
@@ -41,45 +41,45 @@ def load_with_head(source: ModelSource, kind: Any, task: str) -> Any:
 
 
 def load_tokenizer(source: ModelSource, task: str) -> Any:
-    """Raises ConfigurationError where there is none."""
+    """Load the tokenizer. Raises ConfigurationError if there is none."""
     return _load_part(AutoTokenizer, source, task)
 
 
 def load_feature_extractor(source: ModelSource, task: str) -> Any:
-    """What makes a sound a model's input. Raises ConfigurationError where there is none."""
+    """Load the audio feature extractor. Raises ConfigurationError if there is none."""
     extractor = _load_part(AutoFeatureExtractor, source, task)
     settings, _ = extractor.get_feature_extractor_dict(source.model_dir)
     if str(settings.get("processor_class")).endswith("WithLM"):
         logger.warning(
-            "%s has a language model to choose words with, which is not used: each letter is the "
-            "likeliest one",
+            "%s has a language model for decoding, which is not used: each character is the "
+            "most likely one",
             source.model_dir,
         )
     return extractor
 
 
 def load_image_processor(source: ModelSource, task: str) -> Any:
-    """What makes an image a model's input. Raises ConfigurationError where there is none."""
+    """Load the image processor. Raises ConfigurationError if there is none."""
     return _load_part(AutoImageProcessor, source, task)
 
 
 def load_processor(source: ModelSource, task: str) -> Any:
-    """What makes several kinds of inputs a model's; None where its tokenizer is all it has.
+    """Load the multimodal processor; None if the model has only a tokenizer.
 
-    Raises ConfigurationError where it cannot be loaded.
+    Raises ConfigurationError if it cannot be loaded.
     """
     processor = _load_part(AutoProcessor, source, task)
     return processor if isinstance(processor, ProcessorMixin) else None
 
 
-def require(package: str, task: str, cure: str) -> None:
-    """Raises ConfigurationError where a package is missing that the task needs."""
+def require(package: str, task: str, hint: str) -> None:
+    """Raise ConfigurationError, ending with `hint`, if a package that the task needs is missing."""
     if find_spec(package) is None:
-        raise ConfigurationError(f"option.task={task} needs the package {package}: {cure}")
+        raise ConfigurationError(f"option.task={task} needs the package {package}: {hint}")
 
 
 def describe(model: Any, *, max_model_len: int = 0, notes: tuple[str, ...] = ()) -> Description:
-    """What start-up prints of a model."""
+    """Return the description of a transformers model that start-up prints."""
     return Description(
         architecture=type(model).__name__,
         dtype=str(model.dtype).removeprefix("torch."),
@@ -90,10 +90,9 @@ def describe(model: Any, *, max_model_len: int = 0, notes: tuple[str, ...] = ())
 
 
 def _load_part(kind: Any, source: ModelSource, task: str) -> Any:
-    """What one of transformers' Auto classes reads beside the weights."""
     try:
         return kind.from_pretrained(source.model_dir, trust_remote_code=source.trust_remote_code)
-    except Exception as error:  # of several libraries
+    except Exception as error:  # several libraries raise here
         raise _cannot_load(source, task, error) from error
 
 

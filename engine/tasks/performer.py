@@ -1,4 +1,4 @@
-"""What does a task, and how one request's failure stays its own."""
+"""The interface of whatever performs a task, and the isolation of failing requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What its client gets, as `core.messages.Performed` carries it."""
+    """The response to a client, sent as `core.messages.Performed`."""
 
     body: bytes
     content_type: str = "application/json"
@@ -29,21 +29,21 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request, as `core.messages.Perform` carries it."""
+    """A request, received as `core.messages.Perform`."""
 
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     send: Callable[[Answer], bool] = lambda part: False
-    """Sends a part of the answer before its end; whether anybody still wants more."""
+    """Send one part of a streamed answer; False if the client no longer wants more."""
 
 
 Outcome = Answer | Exception
-"""RequestError: the request is wrong; any other: it failed."""
+"""An exception fails the request: a RequestError blames the client, any other one the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What start-up prints of a performer."""
+    """The facts about a performer that start-up prints."""
 
     architecture: str
     dtype: str = ""
@@ -53,30 +53,33 @@ class Description:
 
 
 class Performer(Protocol):
+    """Performs the jobs of one task: an embedder, a pipeline or a user's handler."""
+
     @property
     def description(self) -> Description: ...
 
     def perform(self, jobs: Sequence[Job], between_runs: Callable[[], None]) -> list[Outcome]:
-        """An outcome for each job. Raises only where the device is of no more use.
+        """Return one outcome per job, in order. Raises only if the device is no longer usable.
 
-        Calls `between_runs` now and then, where more than one thing is to be computed.
+        If it runs the model more than once, it calls `between_runs` between the runs.
         """
         ...
 
 
-def run_apart(
+def run_isolated(
     run: Callable[[list[T]], Sequence[R]], items: list[T], between_runs: Callable[[], None]
 ) -> list[R | Exception]:
-    """`run` of all items at once; where that raises, of each half, and so on.
+    """Run all items at once; if that raises, run each half by itself, recursively.
 
-    So an error costs its neighbours time and nothing else, and a batch too large for the device's
-    memory is computed in parts. Raises what says that the device itself has failed.
+    So a bad item only delays the others, and a batch too large for the device's memory runs in
+    parts. Returns one result or exception per item. Raises torch.AcceleratorError: the device has
+    failed.
     """
     try:
         results = list(run(items))
-        assert len(results) == len(items), "a result for each item"
+        assert len(results) == len(items), "one result per item"
         return list(results)
-    except torch.AcceleratorError:  # every later call would fail, too
+    except torch.AcceleratorError:  # every later call would fail too
         raise
     except Exception as error:
         if len(items) == 1:
@@ -86,4 +89,4 @@ def run_apart(
     between_runs()
     half = len(items) // 2
     parts = (items[:half], items[half:])
-    return [result for part in parts for result in run_apart(run, part, between_runs)]
+    return [result for part in parts for result in run_isolated(run, part, between_runs)]

@@ -1,8 +1,8 @@
-"""A SageMaker endpoint, or a container on a laptop, with boto3.
+"""Call a SageMaker endpoint, or a local container, with boto3: one answer whole, one streamed.
 
-`python -m examples.clients.boto3_client --endpoint NAME [--prompt TEXT]`; with
-`--url http://localhost:8080` a container with `option.local_runtime_api=true` is called instead,
-whatever the name. An answer whole, and one as it comes.
+`python -m examples.clients.boto3_client --endpoint NAME [--prompt TEXT]`. With
+`--url http://localhost:8080` it calls a container with `option.local_runtime_api=true` instead; the
+endpoint's name is then ignored.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 import boto3
 
-from deploy.lines import whole_lines
+from deploy.runtime import whole_lines
 
 PARAMETERS = {"max_new_tokens": 20}
 LOCAL = {"region_name": "us-east-1", "aws_access_key_id": "none", "aws_secret_access_key": "none"}
-"""A container checks no signature, but boto3 wants to make one."""
+"""A container does not check signatures, but boto3 needs credentials to sign requests."""
 
 
 def ask(client: Any, endpoint: str, prompt: str) -> str:
-    """The whole answer. What goes wrong is a ClientError with the container's own message."""
+    """Return the whole answer. Raises ClientError with the container's message."""
     body = json.dumps({"inputs": prompt, "parameters": PARAMETERS})
     answer = client.invoke_endpoint(
         EndpointName=endpoint, ContentType="application/json", Body=body
@@ -31,9 +31,9 @@ def ask(client: Any, endpoint: str, prompt: str) -> str:
 
 
 def stream(client: Any, endpoint: str, prompt: str) -> Iterator[str]:
-    """Pieces of text as they come. Raises RuntimeError where the stream fails midway.
+    """Yield pieces of text as they arrive. Raises RuntimeError if the stream fails midway.
 
-    SageMaker cuts what a container sends anywhere, so the lines are put together again.
+    SageMaker may split the container's output anywhere; `whole_lines` reassembles the lines.
     """
     body = json.dumps({"inputs": prompt, "parameters": PARAMETERS, "stream": True})
     answer = client.invoke_endpoint_with_response_stream(
@@ -49,7 +49,7 @@ def stream(client: Any, endpoint: str, prompt: str) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--endpoint", default="any")
-    parser.add_argument("--url", help="of a container; else the endpoint of the AWS account")
+    parser.add_argument("--url", help="URL of a local container (default: call AWS)")
     parser.add_argument("--prompt", default="ROMEO:")
     arguments = parser.parse_args()
     local = {"endpoint_url": arguments.url, **LOCAL} if arguments.url else {}

@@ -1,5 +1,6 @@
 #!/bin/sh
-# One request whole, and one as it comes: curl.sh [URL] [PROMPT, of which JSON needs no escapes]
+# Send one plain request and one streamed request: curl.sh [URL] [PROMPT]
+# PROMPT must not need escaping in JSON.
 set -eu
 url=${1:-http://localhost:8080}
 prompt=${2:-ROMEO:}

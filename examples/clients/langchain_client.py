@@ -1,4 +1,4 @@
-"""LangChain's OpenAI chat model in a chain, run whole and as it comes.
+"""Run a LangChain chain with its OpenAI chat model, once whole and once streamed.
 
 `python -m examples.clients.langchain_client [--url http://localhost:8080] [--topic WORDS]`
 """
@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 
 def chain(url: str) -> Runnable[dict[str, str], str]:
-    """From a topic to a text: a prompt, the model, and the text of its message."""
+    """Return a chain from a topic to a text: prompt template, chat model, output parser."""
     prompt = ChatPromptTemplate.from_messages([("user", "Speak of {topic}.")])
     model = ChatOpenAI(
         base_url=f"{url}/v1",

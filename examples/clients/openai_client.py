@@ -1,4 +1,4 @@
-"""OpenAI's client: a chat whole, and one as it comes.
+"""Chat with OpenAI's client: one answer whole, one streamed.
 
 `python -m examples.clients.openai_client [--url http://localhost:8080] [--prompt TEXT]`
 """
@@ -12,12 +12,12 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 MODEL = "any"
-"""A container serves one model, whatever its clients call it."""
+"""A container serves one model and ignores this name."""
 MAX_TOKENS = 20
 
 
 def ask(client: OpenAI, prompt: str) -> str:
-    """The whole answer. What goes wrong is an openai.APIError."""
+    """Return the whole answer. Raises openai.APIError."""
     answer = client.chat.completions.create(
         model=MODEL, messages=[_user(prompt)], max_tokens=MAX_TOKENS, temperature=0
     )
@@ -25,7 +25,7 @@ def ask(client: OpenAI, prompt: str) -> str:
 
 
 def stream(client: OpenAI, prompt: str) -> Iterator[str]:
-    """Pieces of text as they come."""
+    """Yield pieces of text as they arrive."""
     chunks = client.chat.completions.create(
         model=MODEL, messages=[_user(prompt)], max_tokens=MAX_TOKENS, temperature=0, stream=True
     )

@@ -1,4 +1,4 @@
-"""LMI's text schema with `requests`: an answer whole, and one as it comes.
+"""Use LMI's text schema with `requests`: one answer whole, one streamed.
 
 `python -m examples.clients.requests_client [--url http://localhost:8080] [--prompt TEXT]`
 """
@@ -16,7 +16,7 @@ TIMEOUT_S = 60
 
 
 def ask(url: str, prompt: str) -> str:
-    """The whole answer. Raises RuntimeError with what the server says of a failure."""
+    """Return the whole answer. Raises RuntimeError with the server's error message."""
     body = {"inputs": prompt, "parameters": PARAMETERS}
     answer = requests.post(f"{url}/invocations", json=body, timeout=TIMEOUT_S)
     if not answer.ok:
@@ -25,14 +25,14 @@ def ask(url: str, prompt: str) -> str:
 
 
 def stream(url: str, prompt: str) -> Iterator[str]:
-    """Pieces of text as they come. Raises RuntimeError, also where the stream fails midway."""
+    """Yield pieces of text as they arrive. Raises RuntimeError, also if the stream fails midway."""
     body = {"inputs": prompt, "parameters": PARAMETERS, "stream": True}
     with requests.post(f"{url}/invocations", json=body, timeout=TIMEOUT_S, stream=True) as answer:
         if not answer.ok:
             raise RuntimeError(answer.json()["error"])
         for line in answer.iter_lines():
             token = json.loads(line)["token"]
-            if "error_msg" in token:  # the status was sent before, so this is the last line
+            if "error_msg" in token:  # the last line: the status was already sent
                 raise RuntimeError(token["error_msg"])
             yield token["text"]
 

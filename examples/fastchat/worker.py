@@ -1,11 +1,11 @@
-"""A model worker of FastChat's in front of a container, so that its UI and APIs may be used.
+"""A FastChat model worker that forwards to a container, for use with FastChat's UI and APIs.
 
     python -m examples.fastchat.worker --container http://localhost:8080 \\
         --controller http://localhost:21001 --address http://localhost:21002
 
-The controller, its web page and its OpenAI server see a worker as FastChat's own are: it
-registers, sends heart beats, counts tokens, and streams records that end with a NUL byte, each
-with all of the text so far. What is asked goes to the container's /v1/completions.
+To FastChat's controller, web UI and OpenAI server it behaves like FastChat's own workers: it
+registers, sends heartbeats, counts tokens, and streams records that end with a NUL byte, each with
+all of the text so far. It sends requests to the container's /v1/completions.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 Record = dict[str, Any]
 
 TIMEOUT_S = 100
-"""FastChat's own, for its calls of workers."""
+"""FastChat's own timeout for calls to workers."""
 INTERNAL_ERROR, PARAM_OUT_OF_RANGE = 50001, 40302
-"""FastChat's numbers."""
+"""FastChat's error codes."""
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "presence_penalty", "stop",
             "frequency_penalty", "stop_token_ids", "best_of", "use_beam_search")  # fmt: skip
-"""Names that mean the same to FastChat and to the container."""
+"""Parameters with the same meaning in FastChat and in the container."""
 UNSERVED = ("images", "logprobs")
 CONVERSATION: Record = {
     "name": "longshore",
@@ -42,17 +42,17 @@ CONVERSATION: Record = {
     "roles": ["USER", "ASSISTANT"],
     "messages": [],
     "offset": 0,
-    "sep_style": 1,  # a line a message: "USER: ..."
+    "sep_style": 1,  # one line per message: "USER: ..."
     "sep": "\n",
     "sep2": None,
     "stop_str": ["USER:"],
     "stop_token_ids": None,
 }
-"""How FastChat's OpenAI server makes a prompt of a conversation; `--conversation` replaces it."""
+"""The template by which FastChat's OpenAI server builds prompts; `--conversation` overrides it."""
 
 
 class Worker:
-    """Asks one container."""
+    """Forwards requests to one container."""
 
     def __init__(self, container: str) -> None:
         self._container = container
@@ -66,18 +66,18 @@ class Worker:
 
     @property
     def num_running(self) -> int:
-        """Requests that are being answered: what the controller calls the queue's length."""
+        """Number of running requests, which the controller calls the queue length."""
         return self._num_running
 
     def is_healthy(self) -> bool:
-        """Whether the container would answer now."""
+        """Return whether the container passes its health check."""
         try:
             return requests.get(f"{self._container}/ping", timeout=5).ok
         except requests.RequestException:
             return False
 
     def count_tokens(self, prompt: str) -> int:
-        """Of the prompt."""
+        """Return the number of tokens in the prompt."""
         answer = requests.post(
             f"{self._container}/tokenize", json={"prompt": prompt}, timeout=TIMEOUT_S
         )
@@ -85,20 +85,20 @@ class Worker:
         return answer.json()["count"]
 
     def records(self, params: Mapping[str, Any]) -> Iterator[Record]:
-        """FastChat's records of one request. A failure is the only one, or the last."""
+        """Yield FastChat's records of one request; an error record ends them."""
         with self._lock:
             self._num_running += 1
         try:
             yield from self._records(params)
         except requests.RequestException as error:
-            yield {"text": f"the container does not answer: {error}", "error_code": INTERNAL_ERROR}
+            yield {"text": f"the container does not respond: {error}", "error_code": INTERNAL_ERROR}
         finally:
             with self._lock:
                 self._num_running -= 1
 
     def _records(self, params: Mapping[str, Any]) -> Iterator[Record]:
         if unserved := [name for name in UNSERVED if params.get(name)]:
-            yield {"text": f"{unserved[0]}: not served here", "error_code": PARAM_OUT_OF_RANGE}
+            yield {"text": f"{unserved[0]}: not supported", "error_code": PARAM_OUT_OF_RANGE}
             return
         text: str = params["prompt"] if params.get("echo", True) else ""
         record: Record = {"error_code": 0, "usage": {}, "finish_reason": None}
@@ -116,13 +116,15 @@ class Worker:
         yield {**record, "text": text, "finish_reason": finish_reason}
 
     def _body(self, params: Mapping[str, Any]) -> Record:
-        """The container's request. FastChat's UI asks for more tokens than may fit."""
-        left = self.context_length - self.count_tokens(params["prompt"])
-        given = {name: params[name] for name in SAMPLING if params.get(name) not in (None, "", [])}
+        """Return the container's request; FastChat's UI may ask for more tokens than fit."""
+        room = self.context_length - self.count_tokens(params["prompt"])
+        sampling = {
+            name: params[name] for name in SAMPLING if params.get(name) not in (None, "", [])
+        }
         return {
-            **given,
+            **sampling,
             "prompt": params["prompt"],
-            "max_tokens": max(1, min(left, params.get("max_new_tokens") or 256)),
+            "max_tokens": max(1, min(room, params.get("max_new_tokens") or 256)),
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -140,7 +142,7 @@ class Worker:
 
 
 class HeartBeat:
-    """Keeps the worker known to the controller, for as long as its container is healthy."""
+    """Keeps the worker registered at the controller while its container is healthy."""
 
     def __init__(self, controller: str, address: str, status: Record, worker: Worker) -> None:
         self._controller = controller
@@ -149,18 +151,18 @@ class HeartBeat:
         self._worker = worker
 
     def run(self, interval_s: float) -> None:
-        """Beats until the process ends; a controller may go away and come back."""
+        """Send heartbeats until the process ends, also after the controller was unreachable."""
         while True:
             if self._worker.is_healthy():
                 try:
                     self._beat()
                 except requests.RequestException as error:
-                    logger.warning("the controller does not answer: %s", error)
+                    logger.warning("the controller does not respond: %s", error)
             time.sleep(interval_s)
 
     def _beat(self) -> None:
         answer = self._post("/receive_heart_beat", queue_length=self._worker.num_running)
-        if not answer.json()["exist"]:  # the first time, or the controller was started anew
+        if not answer.json()["exist"]:  # first heartbeat, or the controller was restarted
             self._post("/register_worker", check_heart_beat=True, worker_status=self._status)
             logger.info("registered %s", self._address)
 
@@ -172,13 +174,13 @@ class HeartBeat:
 
 
 def create_app(worker: Worker, status: Record, conversation: Record) -> Flask:
-    """FastChat's routes of a worker."""
+    """Return the Flask app with the routes of a FastChat worker."""
     app = Flask("fastchat-worker")
 
     @app.post("/worker_generate_stream")
     def generate_stream() -> Response:
         records = worker.records(request.get_json())
-        return Response(json.dumps(each).encode() + b"\0" for each in records)
+        return Response(json.dumps(record).encode() + b"\0" for record in records)
 
     @app.post("/worker_generate")
     def generate() -> Record:
@@ -226,12 +228,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--container", default="http://localhost:8080")
     parser.add_argument("--controller", default="http://localhost:21001")
     parser.add_argument(
-        "--address", default="http://localhost:21002", help="of this worker, as FastChat reaches it"
+        "--address",
+        default="http://localhost:21002",
+        help="URL at which FastChat reaches this worker",
     )
     parser.add_argument("--host", default="localhost", help="address to listen on")
     parser.add_argument("--model-names", help="comma-separated; default: the container's model")
-    parser.add_argument("--conversation", type=Path, help="JSON of FastChat's Conversation")
-    parser.add_argument("--interval", type=float, default=45, help="seconds between heart beats")
+    parser.add_argument(
+        "--conversation", type=Path, help="JSON file with fields of FastChat's Conversation"
+    )
+    parser.add_argument("--interval", type=float, default=45, help="seconds between heartbeats")
     return parser.parse_args()
 
 

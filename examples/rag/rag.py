@@ -1,10 +1,10 @@
-"""Answers from your own documents: Milvus Lite beside two containers.
+"""Answer questions from your own documents, with Milvus Lite and two containers.
 
     python -m examples.rag.rag --documents DIR \\
         --embeddings http://localhost:8081 --chat http://localhost:8080 'Who rang the bell?'
 
-One container embeds (`option.task=text-embedding`), the other chats. The paragraphs of DIR's text
-files are embedded into the file of `--database` when it is first made; after that it is only read.
+One container computes embeddings (`option.task=text-embedding`), the other one chats. The first run
+embeds the paragraphs of DIR's text files into the file `--database`; later runs only read it.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from pymilvus import MilvusClient
 
 COLLECTION = "paragraphs"
 MODEL = "any"
-"""A container serves one model, whatever its clients call it."""
+"""A container serves one model and ignores this name."""
 BATCH_SIZE = 64
 PROMPT = "Answer from these notes alone.\n\n{notes}\n\nQuestion: {question}"
 
 
 def read_paragraphs(directory: Path) -> list[str]:
-    """What blank lines separate in the directory's text files, in the order of their names."""
+    """Return the paragraphs, separated by blank lines, of the directory's *.txt files by name."""
     texts = [path.read_text("utf-8") for path in sorted(directory.glob("*.txt"))]
-    return [each.strip() for text in texts for each in text.split("\n\n") if each.strip()]
+    return [part.strip() for text in texts for part in text.split("\n\n") if part.strip()]
 
 
 def embed(client: OpenAI, texts: Sequence[str]) -> list[list[float]]:
-    """A vector for each text."""
+    """Return one vector per text."""
     answer = client.embeddings.create(model=MODEL, input=list(texts))
-    return [each.embedding for each in answer.data]
+    return [item.embedding for item in answer.data]
 
 
 def index(database: MilvusClient, client: OpenAI, paragraphs: Sequence[str]) -> None:
-    """Makes the collection of all paragraphs."""
+    """Create the collection and insert all paragraphs."""
     size = len(embed(client, paragraphs[:1])[0])
     database.create_collection(COLLECTION, dimension=size, metric_type="COSINE", auto_id=True)
     for start in range(0, len(paragraphs), BATCH_SIZE):
@@ -47,7 +47,7 @@ def index(database: MilvusClient, client: OpenAI, paragraphs: Sequence[str]) -> 
 
 
 def search(database: MilvusClient, client: OpenAI, question: str, count: int) -> list[str]:
-    """The paragraphs that are nearest to the question, the nearest first."""
+    """Return the paragraphs nearest to the question, nearest first."""
     (hits,) = database.search(
         COLLECTION, data=embed(client, [question]), limit=count, output_fields=["text"]
     )
@@ -55,7 +55,7 @@ def search(database: MilvusClient, client: OpenAI, question: str, count: int) ->
 
 
 def answer(client: OpenAI, question: str, notes: Sequence[str], max_tokens: int) -> Iterator[str]:
-    """The answer as it comes."""
+    """Yield the answer as it arrives."""
     content = PROMPT.format(notes="\n\n".join(notes), question=question)
     chunks = client.chat.completions.create(
         model=MODEL,
@@ -79,9 +79,9 @@ def main() -> None:
         if not database.has_collection(COLLECTION):
             paragraphs = read_paragraphs(arguments.documents)
             if not paragraphs:
-                sys.exit(f"{arguments.documents} holds no text in *.txt")
+                sys.exit(f"{arguments.documents} has no text in *.txt files")
             index(database, embeddings, paragraphs)
-        database.load_collection(COLLECTION)  # a file that is opened again holds it unloaded
+        database.load_collection(COLLECTION)  # a reopened file does not load its collections
         notes = search(database, embeddings, arguments.question, arguments.notes)
         for number, note in enumerate(notes, 1):
             print(f"[{number}] {note}", file=sys.stderr)
@@ -96,11 +96,11 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("question")
-    parser.add_argument("--documents", type=Path, required=True, help="folder of *.txt")
+    parser.add_argument("--documents", type=Path, required=True, help="directory of *.txt files")
     parser.add_argument("--database", type=Path, default=Path("rag.db"))
     parser.add_argument("--embeddings", default="http://localhost:8081")
     parser.add_argument("--chat", default="http://localhost:8080")
-    parser.add_argument("--notes", type=int, default=3, help="paragraphs to answer from")
+    parser.add_argument("--notes", type=int, default=3, help="number of paragraphs to answer from")
     parser.add_argument("--max-tokens", type=int, default=200)
     return parser.parse_args()
 

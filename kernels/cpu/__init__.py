@@ -1,3 +1,4 @@
-"""The kernels of CPUs, in C++: same names, signatures and meaning as torch_cache.py, sdpa.py,
-torch_elementwise.py and torch_logits.py, which compute what these do not and where no compiler is.
+"""C++ kernels for CPUs, with the names and signatures of torch_cache.py, sdpa.py,
+torch_elementwise.py and torch_logits.py, which are the fallback for unsupported inputs and for
+machines without a compiler.
 """

@@ -1,23 +1,24 @@
-"""`python -m kernels.cpu`: compiles for every CPU of this architecture, into the cache.
+"""`python -m kernels.cpu`: compiles the library for every target of this architecture.
 
-For an image, which may start on any of them and has no compiler.
+Images run this when they are built, because they may start on any CPU and have no compiler.
 """
 
 from __future__ import annotations
 
 import sys
 
-from kernels.cpu.library import TARGETS, LibraryError, build, cache_directory
+from kernels.cpu.shared_library import TARGETS, LibraryError, build, cache_directory
 
 
 def main() -> int:
+    """Compile into the cache. Return 0 if at least one target was compiled, else 1."""
     built = 0
     for target in TARGETS:
         try:
             print(build(target, cache_directory()))
             built += 1
-        except LibraryError as error:  # such as a compiler of another architecture
-            print(f"not for {target.name}: {error}", file=sys.stderr)
+        except LibraryError as error:  # for example a target of another architecture
+            print(f"skipped {target.name}: {error}", file=sys.stderr)
     return 0 if built else 1
 
 

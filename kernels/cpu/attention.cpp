@@ -1,15 +1,16 @@
-// Paged attention: K and V are read where they lie, once for all queries of a tile.
+// Paged attention: reads K and V directly from the KV cache, once for all queries of a tile.
 //
-// A row is one query of one head; the rows of a sequence that share a KV head make tiles of up to
-// MAX_ROWS. Threads take items one after another: a tile of rows over all keys it may see or, where
-// few sequences decode far into their context, over one split of them. An item keeps a running
-// maximum (the online softmax of Milakov and Gimelshein, in tiles as in FlashAttention), and splits
-// are combined at the end, as in Flash-Decoding.
+// A row is one query of one head. The rows of a sequence that share a KV head are grouped into tiles
+// of up to MAX_ROWS. Threads take work items one after another: a tile of rows over all the keys that
+// it may see or, when few sequences decode with long contexts, over one split of those keys. An item
+// keeps a running maximum (the online softmax of Milakov and Gimelshein, tiled as in FlashAttention).
+// Splits are combined at the end, as in Flash-Decoding.
 //
-// Both products are those of linear layers: some keys at a time become panels, whose columns are keys,
-// then their values, whose columns are dims. Even for one row that is quicker than to add up the lanes
-// of each of its scores. Where the CPU multiplies pairs of bf16, so are K and V in bf16, and the
-// weights are rounded to it as in FlashAttention; sums are fp32.
+// Both matrix products use the kernel of linear layers (tiles.h): a tile of keys is packed into panels
+// whose columns are keys, then its values into panels whose columns are dims. Even for a single row
+// this is faster than horizontal sums over the lanes of each score. If the CPU multiplies bf16 pairs,
+// bf16 K and V stay in bf16 and the attention weights are rounded to bf16, as in FlashAttention. Sums
+// are fp32.
 
 #include <algorithm>
 #include <vector>
@@ -18,7 +19,7 @@
 
 extern "C" int omp_get_max_threads();
 
-// The same fields as in attention.py. Strides count numbers.
+// Mirrors `Attention` in attention.py. Strides are in elements.
 struct Attention {
     void* out;  // [T, heads, value_dim], dense
     const void* query;
@@ -30,8 +31,8 @@ struct Attention {
     const float* sinks;  // or null
     int64_t num_sequences, num_decodes, table_stride, block_size;
     int64_t num_heads, num_kv_heads, key_dim, value_dim;
-    int64_t query_strides[2];  // of tokens, heads
-    int64_t key_strides[3];    // of blocks, slots, heads
+    int64_t query_strides[2];  // per token, head
+    int64_t key_strides[3];    // per block, slot, head
     int64_t value_strides[3];
     int64_t window;  // 0: none
     float scale;
@@ -42,14 +43,14 @@ namespace {
 
 constexpr int64_t MAX_ROWS = 32;
 constexpr int64_t MAX_DIM = 256;
-constexpr int64_t TILE = 64;           // keys
-constexpr int64_t MIN_SPLIT = 256;     // keys
-constexpr int64_t ITEMS_A_THREAD = 4;  // so that none is left waiting for another's last
-constexpr int64_t CHUNKS_A_THREAD = 16;  // of items that follow each other
-constexpr float NOTHING_SEEN = -1e30f;  // finite: the difference of two of them is a number
-constexpr float HIDDEN = -3e38f;
+constexpr int64_t TILE = 64;               // keys
+constexpr int64_t MIN_SPLIT = 256;         // keys
+constexpr int64_t ITEMS_PER_THREAD = 4;    // several, to balance the load
+constexpr int64_t CHUNKS_PER_THREAD = 16;  // a chunk: consecutive items that a thread takes at once
+constexpr float INITIAL_MAX = -1e30f;  // finite, so that the difference of two of them is not NaN
+constexpr float MASKED = -3e38f;
 
-// What T becomes in a panel, and what of it is multiplied at once.
+// The element type of panels of T, and the unit that one multiplication takes: a number, or a pair.
 template <class T>
 struct Packed {
     using Number = float;
@@ -77,17 +78,17 @@ struct Item {
     int64_t sequence, kv_head;
     int64_t first_row, num_rows;
     int64_t first_key, last_key;
-    int64_t partial;  // where its first row goes in Partials; -1: straight to `out`
+    int64_t partial;  // index of its first row in Partials; -1: written directly to `out`
 };
 
-// Keys at a time. What fetches a tile is the one before it: with few rows there is little else to do
-// meanwhile, and less is asked for at once.
+// Keys per tile. Each tile is prefetched while the one before it is computed. With few rows there is
+// little computation to hide the prefetches behind, so tiles are smaller.
 inline int64_t tile_of(const Item& item) { return item.num_rows > TILE_ROWS ? TILE : TILE / 2; }
 
-// One thread's.
+// One thread's working memory.
 template <class T>
 struct alignas(64) Scratch {
-    Number<T> panels[TILE * MAX_DIM];  // of keys, then of values
+    Number<T> panels[TILE * MAX_DIM];  // of keys, later of values
     Number<T> query[MAX_ROWS][MAX_DIM];
     Number<T> weights[MAX_ROWS][TILE];
     float scores[MAX_ROWS][TILE];
@@ -96,7 +97,7 @@ struct alignas(64) Scratch {
     float total[MAX_ROWS];  // the sum of e^(score - top) so far
 };
 
-// Rows of splits: out, top, total.
+// The rows that splits leave to be combined: each is [out (value_dim), top, total].
 struct Partials {
     std::vector<float> numbers;
     int64_t value_dim;
@@ -104,30 +105,30 @@ struct Partials {
     float* row(int64_t index) { return &numbers[index * (value_dim + 2)]; }
 };
 
-// Keys or values of some positions, where they lie; the last again up to a multiple of LANES.
+// Pointers to the keys or values of a tile; the last one is repeated up to a multiple of LANES.
 template <class T>
 struct Rows {
     int64_t num_rows, dim;
     const T* rows[TILE] = {};
 
-    // The line that starts at a number of a row, if one does. They are asked for one at a time, while others
-    // are packed: several at once would wait for each other. There may be no such row; then it is no matter.
+    // Prefetches the cache line that starts at this element of a row, if one does. Lines are requested one at a
+    // time while other rows are packed, because a burst of requests would queue up. A null row is harmless.
     void fetch(int64_t row, int64_t number) const {
         if (number * sizeof(T) % LINE_BYTES == 0) __builtin_prefetch(rows[row] + number, 0, 2);
     }
 };
 
-// Some positions of an item: as many as are packed at once.
+// The positions of an item that are packed at once.
 template <class T>
 struct Tile {
     Rows<T> keys, values;
 };
 
-// As many units of a row as a vector has, from its `first` on; zeros where `depth` of them end.
+// A vector of a row's units from `first` on, with zeros after unit `depth`.
 template <class T>
 inline Words units(const T* row, int64_t first, int64_t) { return (Words)load(row + first); }
 
-// What a panel has of two rows (of the first alone where only one number is multiplied at once).
+// A panel's units of two rows, or of the first row only if a unit is a single number.
 template <class T>
 inline Words joined(const T* row, const T*) { return (Words)load(row); }
 
@@ -141,7 +142,7 @@ inline Words joined(const BFloat16* first, const BFloat16* second) {
 }
 #endif
 
-// To columns of panels that are `depth` units deep.
+// Packs keys as the columns of panels that are `depth` units deep.
 template <class T>
 void pack_keys(const Rows<T>& keys, Unit<T>* panels, const Rows<T>& ahead) {
     const int64_t depth = keys.dim / AT_ONCE<T>;
@@ -154,13 +155,13 @@ void pack_keys(const Rows<T>& keys, Unit<T>* panels, const Rows<T>& ahead) {
                 square[i] = units(keys.rows[key + i], unit, depth);
             }
             transpose(square);
-            for (int64_t i = 0; i < LANES; i++)  // what is too much lies in the next panel, which comes then
+            for (int64_t i = 0; i < LANES; i++)  // may overrun into the next panel, which is written later
                 std::memcpy(columns + (unit + i) * PANEL, &square[i], sizeof square[i]);
         }
     }
 }
 
-// To rows of panels that are as deep as there are units of values; what lacks is zero.
+// Packs values as the rows of panels, as deep as there are units of values. A missing last value is zero.
 template <class T>
 void pack_values(const Rows<T>& values, Unit<T>* panels, const Rows<T>& ahead) {
     static constexpr T ZEROS[MAX_DIM] = {};
@@ -177,9 +178,9 @@ void pack_values(const Rows<T>& values, Unit<T>* panels, const Rows<T>& ahead) {
     }
 }
 
-// Turns scores into weights, and what the row has so far into what it is at the new maximum.
+// One online softmax step of a row: turns scores into weights and rescales its sums to the new maximum.
 template <class T>
-void weigh(Scratch<T>& my, int64_t row, int64_t num_keys, int64_t value_dim) {
+void update_softmax(Scratch<T>& my, int64_t row, int64_t num_keys, int64_t value_dim) {
     const float* scores = my.scores[row];
     Floats tops = all(my.top[row]);
     for (int64_t key = 0; key < num_keys; key += LANES) tops = maximum(tops, load(scores + key));
@@ -205,17 +206,17 @@ void scale(float* scores, int64_t num_keys, float scale, float softcap) {
     }
 }
 
-// Of a tile of keys that starts at position `first`, leaves what the query at `position` may see.
-void hide(float* scores, int64_t first, int64_t num_keys, int64_t position, int64_t window) {
+// Masks the scores of keys that the query at `position` may not see. The tile starts at position `first`.
+void mask(float* scores, int64_t first, int64_t num_keys, int64_t position, int64_t window) {
     const int64_t past = position + 1 - first;
-    std::fill(scores + std::clamp<int64_t>(past, 0, num_keys), scores + TILE, HIDDEN);
-    if (window) std::fill_n(scores, std::clamp<int64_t>(past - window, 0, TILE), HIDDEN);
+    std::fill(scores + std::clamp<int64_t>(past, 0, num_keys), scores + TILE, MASKED);
+    if (window) std::fill_n(scores, std::clamp<int64_t>(past - window, 0, TILE), MASKED);
 }
 
 template <class T>
 void write(const Attention& a, T* out, const float* row, float top, float total, int64_t head) {
     float shrink = 1.0f;
-    if (a.sinks) {  // takes its share of the weight, and adds nothing
+    if (a.sinks) {  // a sink takes a share of the weight but has no value
         const float new_top = std::max(top, a.sinks[head]);
         shrink = exponential(all(top - new_top))[0];
         total = total * shrink + exponential(all(a.sinks[head] - new_top))[0];
@@ -231,7 +232,7 @@ T* out_row(const Attention& a, const Span& span, int64_t kv_head, int64_t row, i
     return (T*)a.out + ((span.first_token + row / group) * a.num_heads + *head) * a.value_dim;
 }
 
-// Of an item, from position `first` on; none without an item.
+// Finds the keys or values of an item's tile that starts at position `first`; none without an item.
 template <class T>
 void find(const Attention& a, const Item* item, int64_t first, const void* cache, const int64_t* strides,
           Rows<T>& rows) {
@@ -252,8 +253,8 @@ void find(const Attention& a, const Item* item, int64_t first, Tile<T>& tile) {
     find(a, item, first, a.values, a.value_strides, tile.values);
 }
 
-// `next` is what the thread probably runs then, or null. Nothing is known of the caller (noipa), or the compiler
-// asks for the address of what is thread_local in the innermost loops.
+// `next` is the item that the thread probably runs afterwards, or null. Without noipa the compiler would look up
+// the address of the thread_local scratch in the innermost loops.
 template <class T>
 __attribute__((noipa)) void run(const Attention& a, const Span& span, const Item& item, const Item* next,
                                 Scratch<T>& my, Partials& partials) {
@@ -264,10 +265,10 @@ __attribute__((noipa)) void run(const Attention& a, const Span& span, const Item
         const T* query = (const T*)a.query + token * a.query_strides[0] + head * a.query_strides[1];
         for (int64_t dim = 0; dim < a.key_dim; dim += LANES) store(my.query[row] + dim, load(query + dim));
         std::fill_n(my.out[row], a.value_dim, 0.0f);
-        my.top[row] = NOTHING_SEEN;
+        my.top[row] = INITIAL_MAX;
         my.total[row] = 0.0f;
     }
-    // Rows of `from` times each panel, to rows of `to`.
+    // Multiplies the rows of `from` by each panel, into the rows of `to`.
     const auto multiply_panels = [&](auto* to, const auto* from, int64_t num_columns, int64_t depth, bool adds) {
         const auto* panel = (const Unit<T>*)my.panels;
         for (int64_t column = 0; column < num_columns; column += PANEL, panel += depth * PANEL)
@@ -292,8 +293,8 @@ __attribute__((noipa)) void run(const Attention& a, const Span& span, const Item
         for (int64_t row = 0; row < item.num_rows; row++) {
             scale(my.scores[row], num_keys, a.scale, a.softcap);
             const int64_t position = span.context - span.num_queries + (item.first_row + row) / group;
-            hide(my.scores[row], first, num_keys, position, a.window);
-            weigh(my, row, num_keys, a.value_dim);
+            mask(my.scores[row], first, num_keys, position, a.window);
+            update_softmax(my, row, num_keys, a.value_dim);
         }
         pack_values(tile.values, (Unit<T>*)my.panels, ahead.values);
         multiply_panels(my.out, my.weights, a.value_dim, (num_keys + AT_ONCE<T> - 1) / AT_ONCE<T>, true);
@@ -313,11 +314,11 @@ __attribute__((noipa)) void run(const Attention& a, const Span& span, const Item
     }
 }
 
-// Of one row: num_splits partial rows, `stride` apart.
+// Combines the splits of one row: num_splits partial rows, `stride` rows apart.
 template <class T>
 void combine(const Attention& a, T* out, Partials& partials, int64_t first, int64_t stride,
              int64_t num_splits, int64_t head) {
-    float top = NOTHING_SEEN, total = 0.0f, row[MAX_DIM] = {};
+    float top = INITIAL_MAX, total = 0.0f, row[MAX_DIM] = {};
     for (int64_t split = 0; split < num_splits; split++)
         top = std::max(top, partials.row(first + split * stride)[a.value_dim]);
     for (int64_t split = 0; split < num_splits; split++) {
@@ -351,7 +352,7 @@ void attend(const Attention& a) {
     int64_t num_tiles = 0;
     for (const Span& span : spans)
         num_tiles += a.num_kv_heads * ((span.num_queries * group + MAX_ROWS - 1) / MAX_ROWS);
-    const int64_t wanted_splits = (ITEMS_A_THREAD * num_threads + num_tiles - 1) / num_tiles;
+    const int64_t target_splits = (ITEMS_PER_THREAD * num_threads + num_tiles - 1) / num_tiles;
 
     struct Combined {
         int64_t sequence, kv_head, row, first, stride, num_splits;
@@ -373,8 +374,8 @@ void attend(const Attention& a) {
             const int64_t position = span.context - span.num_queries + row / group;
             const int64_t end = span.context - span.num_queries + (row + num_rows - 1) / group + 1;
             const int64_t start = a.window ? std::max<int64_t>(0, position + 1 - a.window) : 0;
-            const int64_t most = std::max<int64_t>(1, (end - start) / MIN_SPLIT);
-            const int64_t splits = std::min(most, wanted_splits);
+            const int64_t max_splits = std::max<int64_t>(1, (end - start) / MIN_SPLIT);
+            const int64_t splits = std::min(max_splits, target_splits);
             const int64_t size = ((end - start + splits - 1) / splits + TILE - 1) / TILE * TILE;
             const int64_t num_splits = (end - start + size - 1) / size;
             for (int64_t kv_head = 0; kv_head < a.num_kv_heads; kv_head++) {
@@ -393,7 +394,7 @@ void attend(const Attention& a) {
     partials.numbers.resize(num_partials * (a.value_dim + 2));
 
     const int64_t num_items = items.size(), num_combined = combined.size();
-    const int64_t chunk = std::max<int64_t>(1, num_items / (CHUNKS_A_THREAD * num_threads));
+    const int64_t chunk = std::max<int64_t>(1, num_items / (CHUNKS_PER_THREAD * num_threads));
 #pragma omp parallel
     {
         static thread_local Scratch<T> my;

@@ -1,4 +1,4 @@
-"""Paged attention of a whole step in one call."""
+"""Paged attention for all sequences of a step in one call."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from kernels.batch import PagedBatch
-from kernels.cpu.library import SUFFIXES, WIDTH, function
+from kernels.cpu.shared_library import SUFFIXES, WIDTH, function
 
 MAX_DIM = 256
 
 
 class Attention(ctypes.Structure):
-    """The same fields as in attention.cpp."""
+    """Mirrors `struct Attention` in attention.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("out", "query", "keys", "values")),
@@ -43,10 +43,11 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """As `kernels.sdpa.paged_attention`, for fp32 or bf16, in queries and caches alike.
+    """Same as `kernels.sdpa.paged_attention`, computed in fp32.
 
-    Heads have up to MAX_DIM dims, a multiple of WIDTH; the tensors of `batch` are int32. A row's
-    last dim is contiguous. All of it is computed in fp32. Raises ValueError for others.
+    Queries and caches are all fp32 or all bf16, contiguous in their last dim. Head dims are
+    multiples of WIDTH up to MAX_DIM; the index tensors of `batch` are int32. Raises ValueError for
+    any other input.
     """
     _check(query, key_cache, value_cache, batch)
     num_tokens, num_heads, key_dim = query.shape
@@ -82,7 +83,7 @@ def paged_attention(
 
 
 def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: PagedBatch) -> None:
-    """What would otherwise be a wrong address."""
+    """Raise ValueError for inputs for which the C++ would read wrong addresses."""
     caches = (key_cache, value_cache)
     dims = (query.shape[2], value_cache.shape[3])
     if (
@@ -93,18 +94,18 @@ def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: PagedBa
     ):
         raise ValueError(
             f"query {list(query.shape)}, keys {list(key_cache.shape)}, values "
-            f"{list(value_cache.shape)} do not fit together, or dims are no multiple of {WIDTH} "
-            f"up to {MAX_DIM}"
+            f"{list(value_cache.shape)}: shapes do not match, or head dims are not multiples of "
+            f"{WIDTH} up to {MAX_DIM}"
         )
     if query.dtype not in SUFFIXES or any(cache.dtype != query.dtype for cache in caches):
         raise ValueError(f"queries of {query.dtype}, K/V of {key_cache.dtype}: use fp32 or bf16")
-    if any(each.stride(-1) != 1 for each in (query, *caches)):
+    if any(tensor.stride(-1) != 1 for tensor in (query, *caches)):
         raise ValueError("the last dim of queries, keys and values must be contiguous")
     check_ids(batch)
 
 
 def check_ids(batch: PagedBatch) -> None:
-    """Raises ValueError for tensors that the C++ would misread."""
+    """Raise ValueError for index tensors that the C++ would misread."""
     for ids in (batch.block_tables, batch.query_starts, batch.context_lens):
         if ids.dtype != torch.int32 or ids.stride(-1) != 1:
-            raise ValueError("block tables, starts and lengths must be int32, and contiguous")
+            raise ValueError("block tables, query starts and context lengths must be dense int32")

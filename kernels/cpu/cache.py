@@ -1,4 +1,4 @@
-"""New K and V into their slots."""
+"""Writes new keys and values to their slots of the KV cache."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import ctypes
 
 from torch import Tensor
 
-from kernels.cpu.library import function
+from kernels.cpu.shared_library import function
 
 
 class Write(ctypes.Structure):
-    """The same fields as in elementwise.cpp."""
+    """Mirrors `struct Write` in elementwise.cpp."""
 
     _fields_ = (
         ("rows", ctypes.c_void_p * 2),
@@ -26,7 +26,7 @@ class Write(ctypes.Structure):
 def write_kv(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
 ) -> None:
-    """As `kernels.torch_cache.write_kv`, for fp32 or bf16 in rows and caches alike.
+    """Same as `kernels.torch_cache.write_kv`, for rows and caches that are all fp32 or all bf16.
 
     slot_mapping: int64.
     """

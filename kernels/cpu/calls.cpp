@@ -1,8 +1,8 @@
-// Kernels one after another, in one call.
+// Runs kernels one after another in one call from Python.
 
 #include <cstdint>
 
-// The same fields as in calls.py.
+// Mirrors `Call` in calls.py.
 struct Call {
     void (*kernel)(const void*);
     const void* arguments;

@@ -1,7 +1,7 @@
-"""Several kernels in one call of the library.
+"""Runs several kernels in one call of the library.
 
-Between two kernels Python finds its own code and objects gone from the caches, which the weights
-went through: a line of it takes several times as long as in a loop of its own.
+Weights evict Python's code and objects from the CPU caches, so a line of Python between two kernels
+takes several times as long as in a tight loop.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import ctypes
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kernels.cpu.library import load_library
+from kernels.cpu.shared_library import load_library
 
 
 class Kernel(NamedTuple):
-    """A function of the library, and what it takes by reference."""
+    """A function of the library and the structure that it takes by reference."""
 
     function: ctypes._NamedFuncPointer
     arguments: ctypes.Structure
 
 
 class Call(ctypes.Structure):
-    """The same fields as in calls.cpp."""
+    """Mirrors `struct Call` in calls.cpp."""
 
     _fields_ = (("kernel", ctypes.c_void_p), ("arguments", ctypes.c_void_p))
 
 
 class Calls:
-    """Of kernels, one after another, each with what its structure holds by then."""
+    """Runs kernels one after another, each with the current contents of its structure."""
 
     def __init__(self, kernels: Sequence[Kernel]) -> None:
-        self._kernels = kernels  # which keeps their structures where they are
+        self._kernels = kernels  # keeps the structures alive
         addresses = [
             Call(ctypes.cast(function, ctypes.c_void_p), ctypes.addressof(arguments))
             for function, arguments in kernels

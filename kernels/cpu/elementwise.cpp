@@ -1,24 +1,23 @@
-// What lies between the matrix products, in one pass over memory each, and the KV cache write.
-// Numbers are computed in fp32 and rounded once.
-
+// The operations between matrix products, each in one pass over memory, and the KV cache write.
+// They compute in fp32 and round once.
 #include <algorithm>
 
 #include "vectors.h"
 
-// The same fields as in elementwise.py. Strides count numbers.
+// These mirror the structures in elementwise.py. Strides are in elements.
 struct Norm {
     void* out;  // [T, heads, width], dense
     const void* rows;
     const void* weight;
-    const void* residual;  // laid out as `out`, and added to it; it may be `out`; or null
+    const void* residual;  // laid out as `out` and added to it, or null; may be `out` itself
     int64_t num_tokens, num_heads, width;
-    int64_t strides[2];  // of tokens, heads
+    int64_t strides[2];  // per token, head
     float eps, offset;
     int32_t rounds_first;
 };
 
 struct Activation {
-    void* out;  // [T, width]; it may be where the gates are
+    void* out;  // [T, width]; may overwrite the gates
     const void* gate_up;
     int64_t num_tokens, width, stride, out_stride;
     int32_t is_gelu;
@@ -29,23 +28,24 @@ struct Rotary {
     const void* cos;
     const void* sin;
     int64_t num_tokens, num_heads[2], half;
-    int64_t strides[2][2];  // of tokens, heads
-    int64_t cos_stride, sin_stride, second_half;  // where the angles of the second half begin
+    int64_t strides[2][2];  // per token, head
+    int64_t cos_stride, sin_stride;
+    int64_t second_half;  // offset of the angles of the second half
 };
 
-// The same fields as in cache.py.
+// Mirrors `Write` in cache.py.
 struct Write {
     const void* rows[2];  // K, V
     void* caches[2];
     const int64_t* slots;
     int64_t num_tokens, num_heads, block_size, dims[2];
-    int64_t strides[2][2];        // of tokens, heads
-    int64_t cache_strides[2][3];  // of blocks, slots, heads
+    int64_t strides[2][2];        // per token, head
+    int64_t cache_strides[2][3];  // per block, slot, head
 };
 
 namespace {
 
-constexpr int64_t MIN_PARALLEL = 16384;  // numbers; fewer are done before a thread has woken up
+constexpr int64_t MIN_PARALLEL = 16384;  // elements; fewer are done before a second thread wakes up
 
 template <class T>
 void norm(const Norm& a) {
@@ -69,7 +69,7 @@ void norm(const Norm& a) {
 }
 
 inline Floats activated(Floats x, bool is_gelu) {
-    // Both are x times a logistic function; the tanh of GELU's approximation is one of twice its x.
+    // Both are x * sigmoid(y): GELU's 0.5 * (1 + tanh(z)) equals sigmoid(2 * z).
     const Floats y = is_gelu ? 1.5957691216057308f * (x + 0.044715f * x * x * x) : x;
     return x / (1.0f + exponential(-y));
 }

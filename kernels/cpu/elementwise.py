@@ -1,7 +1,7 @@
 """Norm, gated activation and rotary embedding, each in one pass over memory.
 
-What the C++ does not compute (other types, odd widths), torch does, and torch refuses what does not
-fit together: here a wrong shape would be a wrong address.
+Inputs that the C++ does not support (other dtypes, odd widths, wrong shapes) go to the torch
+version. It raises for mismatched shapes, which the C++ would turn into wrong addresses.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Literal
 from torch import Tensor
 
 from kernels import torch_elementwise
-from kernels.cpu.library import SUFFIXES, WIDTH, function
+from kernels.cpu.shared_library import SUFFIXES, WIDTH, function
 
 
 class Norm(ctypes.Structure):
-    """The same fields as in elementwise.cpp; so for those below."""
+    """Mirrors `struct Norm` in elementwise.cpp, as the structures below mirror theirs."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("out", "rows", "weight", "residual")),
@@ -50,9 +50,9 @@ class Rotary(ctypes.Structure):
 def rms_norm(
     rows: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0, rounds_first: bool = True
 ) -> Tensor:
-    """As `kernels.torch_elementwise.rms_norm`, of rows [T, width] or [T, heads, width]."""
+    """Same as `kernels.torch_elementwise.rms_norm`, for rows [T, width] or [T, heads, width]."""
     width = rows.shape[-1]
-    if not _computes(width, rows, weight) or weight.shape != (width,) or rows.ndim > 3:
+    if not _is_supported(width, rows, weight) or weight.shape != (width,) or rows.ndim > 3:
         return torch_elementwise.rms_norm(
             rows, weight, eps, offset=offset, rounds_first=rounds_first
         )
@@ -75,9 +75,9 @@ def rms_norm(
 
 
 def gated_activation(gate_up: Tensor, activation: Literal["silu", "gelu_tanh"]) -> Tensor:
-    """As `kernels.torch_elementwise.gated_activation`."""
+    """Same as `kernels.torch_elementwise.gated_activation`."""
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    if not _computes(width, gate_up) or gate_up.shape[1] % 2:
+    if not _is_supported(width, gate_up) or gate_up.shape[1] % 2:
         return torch_elementwise.gated_activation(gate_up, activation)
     out = gate_up.new_empty(num_tokens, width)
     arguments = Activation(
@@ -94,12 +94,12 @@ def gated_activation(gate_up: Tensor, activation: Literal["silu", "gelu_tanh"]) 
 
 
 def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> None:
-    """As `kernels.torch_elementwise.rotary`."""
+    """Same as `kernels.torch_elementwise.rotary`."""
     half = rotary_dim // 2
     angles = [(query.shape[0], rotary_dim), (query.shape[0], half)]
     fits = cos.shape in angles and cos.shape == sin.shape and query.shape[0] == key.shape[0]
     fits = fits and rotary_dim <= min(query.shape[2], key.shape[2])
-    if not fits or not _computes(half, query, key, cos, sin):
+    if not fits or not _is_supported(half, query, key, cos, sin):
         torch_elementwise.rotary(query, key, cos, sin, rotary_dim)
         return
     arguments = Rotary(
@@ -117,11 +117,12 @@ def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int
     function("rotary", query.dtype)(ctypes.byref(arguments))
 
 
-def _computes(width: int, *tensors: Tensor) -> bool:
-    dtypes = {each.dtype for each in tensors}
+def _is_supported(width: int, *tensors: Tensor) -> bool:
+    """Whether the C++ computes dense rows of this width, all of one dtype."""
+    dtypes = {tensor.dtype for tensor in tensors}
     return (
         len(dtypes) == 1
         and dtypes <= SUFFIXES.keys()
         and width % WIDTH == 0
-        and all(each.stride(-1) == 1 for each in tensors)
+        and all(tensor.stride(-1) == 1 for tensor in tensors)
     )

@@ -1,10 +1,10 @@
-// Products of rows with weights that lie in panels (linear.py). Sums are fp32. Weights in bf16 become fp32
-// as they are read: in registers for one tile, which leaves them in a buffer for those after it. Where
-// rows are bf16 too and the CPU has an instruction for it (vdpbf16ps), pairs of both are multiplied and
-// added up at once.
+// Multiplies rows by weights that are packed into panels (linear.py). Sums are fp32. bf16 weights are
+// widened to fp32 as they are read: the first tile of rows does so in registers and leaves the result in
+// a buffer for the tiles after it. If rows are bf16 too and the CPU has vdpbf16ps, that instruction
+// multiplies and adds pairs of bf16.
 //
-// Weights are packed once, when the model is loaded, and not with every product. Rows and depth are
-// taken in blocks that a core's second-level cache holds.
+// Weights are packed once, when the model is loaded, not in every product. Rows and depth are split into
+// blocks that fit a core's L2 cache.
 
 #include <algorithm>
 #include <type_traits>
@@ -13,13 +13,13 @@
 
 extern "C" int omp_get_max_threads();
 
-// The same fields as in linear.py. Depth and stride count what is multiplied at once: numbers, or pairs.
+// Mirrors `Linear` in linear.py. Depth and stride are in units of one multiplication: numbers, or pairs.
 struct Linear {
     void* out;             // [rows, columns], dense
     const void* rows;      // [rows, depth]
     const void* panels;    // [panels, depth, PANEL], dense
     const float* bias;     // [columns] or null
-    const void* residual;  // [rows, columns], dense, what the product is added to, or null
+    const void* residual;  // [rows, columns], dense, added to the product, or null
     int64_t num_rows, num_columns, depth, row_stride;
 };
 
@@ -27,10 +27,10 @@ namespace {
 
 constexpr int64_t BLOCK_ROWS = 96;
 constexpr int64_t BLOCK_DEPTH = 768;
-constexpr int64_t COPY_STRIDE = BLOCK_DEPTH + 16;  // a line more
-constexpr int64_t SET_BYTES = 4096;  // what lies so far apart shares the few places of a first-level cache's set,
-constexpr int64_t WAYS = 8;          // of which there are so many
-constexpr int64_t PORTION = 4;  // panels that a thread takes at once; it may have to share its core
+constexpr int64_t COPY_STRIDE = BLOCK_DEPTH + 16;  // one cache line more, so that rows use different L1 sets
+constexpr int64_t SET_BYTES = 4096;  // addresses this far apart map to the same set of the L1 cache
+constexpr int64_t WAYS = 8;          // lines of a set
+constexpr int64_t PORTION = 4;  // panels that a thread takes at once; small, as threads may share cores
 
 template <class Row, class Weight>
 void multiply_block(const Product<Row, Weight>& block) {
@@ -49,7 +49,7 @@ void multiply_block(const Product<Row, Weight>& block) {
     multiply(block);
 }
 
-// Puts the sums of some rows of a panel, from `row` on, where they belong.
+// Writes the sums of num_rows rows of a panel, from `row` on, to `out`, adding bias and residual.
 template <class Out>
 void write(const Linear& a, int64_t row, int64_t num_rows, int64_t panel, const float* sums) {
     const int64_t first = panel * PANEL, count = std::min(PANEL, a.num_columns - first);
@@ -71,13 +71,13 @@ template <class Row, class Weight, class Out>
 void multiply_all(const Linear& a) {
     const int64_t num_panels = (a.num_columns + PANEL - 1) / PANEL;
     const bool collide = a.num_rows >= WAYS && a.row_stride * (int64_t)sizeof(Row) % SET_BYTES == 0;
-    const int64_t ahead = omp_get_max_threads() * PORTION;  // to what a thread probably takes then
+    const int64_t ahead = omp_get_max_threads() * PORTION;  // distance to a thread's probable next portion
 #pragma omp parallel for schedule(dynamic, 1)
     for (int64_t portion = 0; portion < num_panels; portion += PORTION) {
         const int64_t end = std::min(portion + PORTION, num_panels);
         for (int64_t row = 0; row < a.num_rows; row += BLOCK_ROWS) {
             alignas(64) float sums[PORTION][BLOCK_ROWS * PANEL];
-            alignas(64) Row copies[BLOCK_ROWS * COPY_STRIDE];  // of rows that would put each other out of the cache
+            alignas(64) Row copies[BLOCK_ROWS * COPY_STRIDE];  // of rows that would evict each other from L1
             const int64_t num_rows = std::min(BLOCK_ROWS, a.num_rows - row);
             for (int64_t first = 0; first < a.depth; first += BLOCK_DEPTH) {
                 const Row* rows = (const Row*)a.rows + row * a.row_stride + first;

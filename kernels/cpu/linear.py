@@ -1,4 +1,4 @@
-"""Linear layers over weights that lie in panels, which is how a product reads them."""
+"""Linear layers with weights packed into panels, in the order in which the kernel reads them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.library import SUFFIXES, LibraryError, host_target, load_library
+from kernels.cpu.shared_library import SUFFIXES, LibraryError, host_target, load_library
 
 FASTER_ON = ("avx512bf16", "avx512", "avx2")
-"""Targets on which it was measured against torch's own product (docs/benchmarks.md)."""
+"""Targets on which it measured faster than torch's own product (docs/benchmarks.md)."""
 
 
 class Linear(ctypes.Structure):
-    """The same fields as in linear.cpp."""
+    """Mirrors `struct Linear` in linear.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("out", "rows", "panels", "bias", "residual")),
@@ -26,7 +26,7 @@ class Linear(ctypes.Structure):
 
 
 def is_faster() -> bool:
-    """Whether this machine is one on which panels pay."""
+    """Whether panels are faster than torch's product on this machine."""
     try:
         load_library()
         return host_target().name in FASTER_ON
@@ -36,24 +36,27 @@ def is_faster() -> bool:
 
 @functools.cache
 def panel_columns() -> int:
-    """Columns of a panel: two vectors of the CPU."""
+    """Return the number of columns of a panel: two vectors of the CPU."""
     return load_library().panel_columns()
 
 
 def to_panels(weight: Tensor) -> Tensor:
-    """[out, in] -> [panels, in, panel_columns()]: outputs side by side, the last panel padded."""
+    """Pack a weight [out, in] as [panels, in, panel_columns()], with the last panel padded.
+
+    A column of a panel is an output.
+    """
     return fill_panels([weight], weight.dtype)
 
 
 def to_pairs(weight: Tensor) -> Tensor:
-    """bf16 [out, in] -> [panels, in / 2, panel_columns(), 2]: two inputs of an output together."""
+    """Pack a bf16 weight [out, in] as [panels, in / 2, panel_columns(), 2], in pairs of inputs."""
     return fill_panels([weight], weight.dtype, in_pairs=True)
 
 
 def fill_panels(parts: Sequence[Tensor], dtype: torch.dtype, *, in_pairs: bool = False) -> Tensor:
-    """The panels (or pairs) of a weight whose parts [out_i, in] lie below each other.
+    """Concatenate the parts [out_i, in] of a weight and pack them into panels, or panels of pairs.
 
-    Each part is copied straight to its place where it begins with a panel.
+    Parts that begin at a panel boundary are copied only once.
     """
     columns, at_once = panel_columns(), 2 if in_pairs else 1
     if any(len(part) % columns for part in parts[:-1]):
@@ -75,16 +78,16 @@ def fill_panels(parts: Sequence[Tensor], dtype: torch.dtype, *, in_pairs: bool =
 
 
 def has_pairs() -> bool:
-    """Whether the CPU multiplies pairs of bf16; the library must be there."""
+    """Whether the CPU can multiply bf16 pairs. Raises LibraryError if there is no library."""
     return hasattr(load_library(), "linear_pairs")
 
 
 def linear(rows: Tensor, panels: Tensor, num_columns: int, bias: Tensor | None = None) -> Tensor:
-    """rows [..., in] -> [..., num_columns], summed in fp32; a row's bits depend on it alone.
+    """Return [..., num_columns] in the dtype of rows [..., in], summed in fp32.
 
-    rows: fp32 or, where panels are, bf16; the result is of their type. Products in bf16 are
-    computed with panels in pairs, or in fp32. bias: fp32 [num_columns]. Raises ValueError for
-    others.
+    A row's result is bitwise independent of the other rows. rows: fp32, or bf16 if the panels are
+    bf16. Panels of pairs take only bf16 rows; other panels multiply bf16 rows in fp32. bias: fp32
+    [num_columns]. Raises ValueError for other inputs.
     """
     if panels.dim() == 3 and rows.dtype == panels.dtype == torch.bfloat16:
         return linear(rows.float(), panels, num_columns, bias).bfloat16()
@@ -97,11 +100,11 @@ def linear(rows: Tensor, panels: Tensor, num_columns: int, bias: Tensor | None =
         or not panels.is_contiguous()
         or (bias is not None and (bias.shape != (num_columns,) or not bias.is_contiguous()))
         or (bias is not None and bias.dtype != torch.float32)
-        or any(each.dtype not in SUFFIXES for each in (rows, panels))
+        or any(tensor.dtype not in SUFFIXES for tensor in (rows, panels))
     ):
         raise ValueError(
             f"rows {list(rows.shape)}, panels {list(panels.shape)} and {num_columns} columns do "
-            "not fit together, or are neither fp32 nor bf16"
+            "not match, or are neither fp32 nor bf16"
         )
     flat = rows.reshape(-1, rows.shape[-1])
     if flat.stride(-1) != 1 or flat.stride(0) % at_once:
@@ -122,6 +125,6 @@ def linear(rows: Tensor, panels: Tensor, num_columns: int, bias: Tensor | None =
 
 
 def product_function(panels: Tensor) -> ctypes._NamedFuncPointer:
-    """Of the library: takes a `Linear` by reference."""
+    """Return the library's function for these panels. It takes a `Linear` by reference."""
     name = "linear_pairs" if panels.dim() == 4 else f"linear_{SUFFIXES[panels.dtype]}"
     return getattr(load_library(), name)

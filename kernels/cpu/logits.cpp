@@ -1,15 +1,15 @@
-// The likeliest token of each row of logits and the logarithm of the sum of their exponentials, in one call
-// without a copy in fp32: over a large vocabulary torch takes longer for these two than a layer takes.
+// The argmax and the logsumexp of each row of logits, in one call and without an fp32 copy. With a large
+// vocabulary torch takes longer for these two than a layer takes.
 
 #include <algorithm>
 #include <cmath>
 
 #include "vectors.h"
 
-// The same fields as in logits.py.
+// Mirrors `Logits` in logits.py.
 struct Logits {
-    int64_t* best;  // [num_rows]; of several the first
-    float* normalizers;
+    int64_t* best;       // [num_rows]; the first of equal maxima
+    float* normalizers;  // [num_rows], logsumexp
     const void* rows;
     int64_t num_rows, width, stride;
 };
@@ -48,8 +48,8 @@ void summarize(const T* row, int64_t width, int64_t& best, float& normalizer) {
         if (number(row[i]) > top) top = number(row[i]), best = i;
         has_nan |= std::isnan(number(row[i]));
     }
-    if (has_nan) {  // counts as the largest, as in torch
-        best = std::find_if(row, row + width, [](T each) { return std::isnan(number(each)); }) - row;
+    if (has_nan) {  // NaN counts as the maximum, as in torch
+        best = std::find_if(row, row + width, [](T logit) { return std::isnan(number(logit)); }) - row;
         normalizer = number(row[best]);
         return;
     }

@@ -1,4 +1,4 @@
-"""The likeliest token of each row of logits, and what its log-probability is taken from."""
+"""The most likely token and the logsumexp of each row of logits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from kernels import torch_logits
-from kernels.cpu.library import SUFFIXES, function
+from kernels.cpu.shared_library import SUFFIXES, function
 
 
 class Logits(ctypes.Structure):
-    """The same fields as in logits.cpp."""
+    """Mirrors `struct Logits` in logits.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("best", "normalizers", "rows")),
@@ -21,7 +21,7 @@ class Logits(ctypes.Structure):
 
 
 def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """As `kernels.torch_logits.best_tokens`, which computes what is neither fp32 nor bf16."""
+    """Same as `kernels.torch_logits.best_tokens`, which also handles inputs the C++ does not."""
     if logits.dtype not in SUFFIXES or logits.stride(1) != 1 or logits.shape[1] == 0:
         return torch_logits.best_tokens(logits)
     best = logits.new_empty(len(logits), dtype=torch.int64)

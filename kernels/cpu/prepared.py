@@ -1,9 +1,9 @@
 """Decoder layers and their parts (norms, attention, the gated MLP) as lists of kernels.
 
-Called one by one, each kernel's arguments are checked and gathered anew for each call, which takes
-Python longer than a step of few tokens takes to compute. Here what stays the same is gathered once;
-`bind` fills in the addresses of what is new, and then all kernels run in one call. Addresses are of
-dense rows, of one type within a part.
+Calling kernels one by one makes Python check and collect each kernel's arguments on every call,
+which takes longer than a small step takes to compute. Here, arguments that never change are set
+once; `bind` sets the addresses of a step's buffers, and then all kernels run in one call. Addresses
+point to dense rows, which have the same dtype throughout a part.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from kernels.cpu.attention import MAX_DIM, Attention, check_ids
 from kernels.cpu.cache import Write
 from kernels.cpu.calls import Calls, Kernel
 from kernels.cpu.elementwise import Activation, Norm, Rotary
-from kernels.cpu.library import SUFFIXES, WIDTH, function
 from kernels.cpu.linear import Linear, product_function
+from kernels.cpu.shared_library import SUFFIXES, WIDTH, function
 
 
-class UnpreparedError(Exception):
-    """What is asked for is not computed here; the message is the reason."""
+class NoKernelError(Exception):
+    """The C++ library has no kernel for a layer; the message is the reason."""
 
 
 class PreparedProduct:
-    """Of rows with weights in panels, as `kernels.cpu.linear.linear`."""
+    """A product with a weight in panels, as in `kernels.cpu.linear.linear`."""
 
     def __init__(self, panels: Tensor, num_columns: int, bias: Tensor | None) -> None:
         """bias: fp32 [num_columns], dense."""
         self.num_columns = num_columns
         self.dtype = panels.dtype if panels.dim() == 4 else torch.float32
-        """Of rows and results."""
+        """Dtype of rows and outputs."""
         self._at_once = panels[0, 0, 0].numel()
         self.depth = panels.shape[1] * self._at_once
-        """Numbers of a row."""
-        self._panels, self._bias = panels, bias  # whose memory the arguments point to
+        """Elements of a row."""
+        self._panels, self._bias = panels, bias  # keeps alive what the arguments point to
         self._arguments = Linear(
             panels=panels.data_ptr(),
             bias=None if bias is None else bias.data_ptr(),
@@ -56,8 +56,12 @@ class PreparedProduct:
         residual: int | None = None,
         stride: int | None = None,
     ) -> None:
-        """rows, out: of the type that `linear` takes and returns. residual: what the product,
-        rounded to that type, is added to; it may be `out`. stride: numbers between rows."""
+        """Set the addresses of a step.
+
+        rows, out: addresses of elements of `dtype`. residual: address of rows to which the product,
+        rounded to `dtype`, is added; may equal `out`. stride: elements between rows, `depth` if
+        None.
+        """
         arguments = self._arguments
         arguments.residual = residual
         arguments.row_stride = (stride or self.depth) // self._at_once
@@ -65,16 +69,16 @@ class PreparedProduct:
 
 
 class PreparedNorm:
-    """As `kernels.torch_elementwise.rms_norm`, of rows of one width."""
+    """`kernels.torch_elementwise.rms_norm` for rows of one width."""
 
     def __init__(
         self, weight: Tensor, eps: float, *, offset: float = 0.0, rounds_first: bool = True
     ) -> None:
-        """Raises UnpreparedError for a width that the C++ does not compute."""
+        """Raises NoKernelError if the C++ has no kernel for the width or dtype."""
         _check(weight.shape[0], weight.dtype)
         self.dtype = weight.dtype
         self.width = weight.shape[0]
-        self._weight = weight  # whose memory the arguments point to
+        self._weight = weight  # keeps alive what the arguments point to
         self._arguments = Norm(
             weight=weight.data_ptr(),
             num_heads=1,
@@ -94,8 +98,12 @@ class PreparedNorm:
         strides: tuple[int, int] | None = None,
         residual: int | None = None,
     ) -> None:
-        """Of heads side by side; strides: of tokens and heads, in numbers. residual: dense, what
-        the result is added to; it may be `out`."""
+        """Set the addresses of a step.
+
+        num_heads: number of rows that each token has side by side. strides: elements between tokens
+        and between heads, dense if None. residual: address of dense rows to which the result is
+        added; may equal `out`.
+        """
         arguments = self._arguments
         arguments.rows, arguments.out, arguments.residual = rows, out, residual
         arguments.strides[:] = strides or (self.width, 0)
@@ -103,7 +111,7 @@ class PreparedNorm:
 
 
 class PreparedMLP:
-    """A product for gates and ups, the activation of one times the other, and a product down."""
+    """A gated MLP: the merged gate and up product, the gated activation, the down product."""
 
     def __init__(
         self,
@@ -111,13 +119,13 @@ class PreparedMLP:
         down: PreparedProduct,
         activation: Literal["silu", "gelu_tanh"],
     ) -> None:
-        """Raises UnpreparedError for a width that the C++ does not compute."""
+        """Raises NoKernelError if the C++ has no kernel for the width or dtype."""
         _check(gate_up.num_columns // 2, gate_up.dtype)
         if gate_up.num_columns != 2 * down.depth or gate_up.dtype != down.dtype:
-            raise UnpreparedError("its products do not fit together")
+            raise NoKernelError("the sizes or dtypes of its products do not match")
         self.dtype = gate_up.dtype
         self.scratch_width = gate_up.num_columns
-        """Numbers that a token needs on the way."""
+        """Scratch elements per token."""
         self._gate_up, self._down = gate_up, down
         stride = self.scratch_width
         self._arguments = Activation(
@@ -129,9 +137,13 @@ class PreparedMLP:
     def bind(
         self, hidden: int, num_tokens: int, out: int, scratch: int, residual: int | None = None
     ) -> None:
-        """out: it may be `hidden`. residual: what the result is added to; it may be `out`."""
+        """Set the addresses of a step.
+
+        out: may equal `hidden`. residual: address of rows to which the result is added; may equal
+        `out`.
+        """
         arguments = self._arguments
-        arguments.gate_up = arguments.out = scratch  # a gate makes room for its product
+        arguments.gate_up = arguments.out = scratch  # each result overwrites its gate
         arguments.num_tokens = num_tokens
         self._gate_up.bind(hidden, num_tokens, scratch)
         self._down.bind(scratch, num_tokens, out, residual, self.scratch_width)
@@ -139,39 +151,40 @@ class PreparedMLP:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What a layer's attention is made of; sinks: fp32."""
+    """The settings of a layer's attention."""
 
     num_heads: int
     num_kv_heads: int
     key_dim: int
     value_dim: int
     rotary_dim: int
-    """0: nothing is rotated."""
+    """0: no rotary embedding."""
     scale: float
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    """[num_heads] fp32."""
     norms: tuple[PreparedNorm, PreparedNorm] | None = None
-    """Of queries and of keys: of each head, or of all heads as one row."""
+    """Norms of queries and of keys: per head, or of all heads as one row."""
 
 
 class AttentionInputs(NamedTuple):
-    """What attention takes beside hidden states."""
+    """The inputs of a layer's attention other than hidden states."""
 
     angles: tuple[Tensor, Tensor] | None
-    """cos, sin: [T, half] or [T, rotary_dim], dense, of one type with hidden states."""
+    """cos and sin, [T, half] or [T, rotary_dim], dense, in the dtype of hidden states."""
     keys: Tensor
-    """The cache, like `values` and `batch` as `kernels.cpu.attention.paged_attention` takes it."""
+    """The KV cache; `keys`, `values` and `batch` as in `kernels.cpu.attention.paged_attention`."""
     values: Tensor
     batch: PagedBatch
 
 
 class PreparedAttention:
-    """A product for q, k and v, norms of heads, rotary embedding, the cache write, attention over
-    the cache, and a product of what comes out."""
+    """Self-attention: the qkv product, q/k norms, rotary embedding, the cache write, attention over
+    the cache, the output product."""
 
     def __init__(self, qkv: PreparedProduct, out: PreparedProduct, heads: Heads) -> None:
-        """Heads are such as this `computes`."""
+        """The arguments must pass `supports`."""
         dtype = self.dtype = qkv.dtype
         self.out = out
         self._heads, self._qkv, self._itemsize = heads, qkv, dtype.itemsize
@@ -179,8 +192,9 @@ class PreparedAttention:
         dims, width = (heads.key_dim, heads.value_dim), qkv.num_columns
         norms = heads.norms or ()
         self.scratch_width = width + (sum(self._sizes) if norms else 0)
-        """Numbers that a token needs on the way."""
-        strides = [(each, heads.key_dim) for each in (self._sizes if norms else (width, width))]
+        """Scratch elements per token."""
+        row_widths = self._sizes if norms else (width, width)
+        strides = [(row_width, heads.key_dim) for row_width in row_widths]
         self._rotary = Rotary(
             num_heads=(heads.num_heads, heads.num_kv_heads),
             half=heads.rotary_dim // 2,
@@ -209,11 +223,11 @@ class PreparedAttention:
             Kernel(function("write_kv", dtype), self._write),
             Kernel(function("attend", dtype), self._attention),
         ]
-        """All but that of `out`, which `bind` leaves alone."""
+        """All kernels except that of `out`, whose addresses `bind` does not set."""
 
     @staticmethod
-    def computes(qkv: PreparedProduct, out: PreparedProduct, heads: Heads) -> bool:
-        """Whether the products fit the heads, and the C++ has kernels for those."""
+    def supports(qkv: PreparedProduct, out: PreparedProduct, heads: Heads) -> bool:
+        """Whether the products match the heads and the C++ has kernels for them."""
         dims = heads.key_dim, heads.value_dim
         widths = (*dims, heads.rotary_dim // 2)
         num_columns = (heads.num_heads + heads.num_kv_heads) * heads.key_dim
@@ -229,7 +243,10 @@ class PreparedAttention:
     def bind(
         self, hidden: int, num_tokens: int, inputs: AttentionInputs, attended: int, scratch: int
     ) -> None:
-        """attended: where [T, heads * value_dim] goes, of which `out` makes hidden states."""
+        """Set the addresses of a step.
+
+        attended: address for the attention output [T, heads * value_dim], the input of `out`.
+        """
         angles, keys, values, batch = inputs
         if self._caches is None or self._caches[0] is not keys or self._caches[1] is not values:
             self._bind_caches(keys, values)
@@ -241,13 +258,13 @@ class PreparedAttention:
         value = key + self._sizes[1] * self._itemsize
         if heads.norms is not None:
             normed = scratch + num_tokens * self._qkv.num_columns * self._itemsize
-            to = normed, normed + num_tokens * self._sizes[0] * self._itemsize
+            outs = normed, normed + num_tokens * self._sizes[0] * self._itemsize
             for norm, rows, size, out in zip(
-                heads.norms, (query, key), self._sizes, to, strict=True
+                heads.norms, (query, key), self._sizes, outs, strict=True
             ):
                 strides = self._qkv.num_columns, norm.width
                 norm.bind(rows, num_tokens, out, size // norm.width, strides)
-            query, key = to
+            query, key = outs
         if angles is not None:
             self._bind_angles(*angles, query, key)
         write, attention = self._write, self._attention
@@ -284,11 +301,14 @@ class PreparedAttention:
 
 
 class Memory(NamedTuple):
-    """Addresses of what the parts of a layer leave for each other."""
+    """Addresses of the buffers that all layers share."""
 
     normed: int
+    """The output of a norm, the input of the next part."""
     attended: int
+    """The output of attention, before its output product."""
     scratch: int
+    """Working memory within attention or an MLP."""
 
 
 LayerNorms = tuple[
@@ -298,98 +318,113 @@ LayerNorms = tuple[
 
 
 class PreparedLayer:
-    """`x += norm(attention(norm(x))); x += norm(mlp(norm(x)))`, with the norms that there are."""
+    """`x += norm(attention(norm(x))); x += norm(mlp(norm(x)))`, where each norm is optional.
+
+    Its kernels come in two groups, because the last layer finishes only the rows that need logits.
+    """
 
     def __init__(self, norms: LayerNorms, attention: PreparedAttention, mlp: PreparedMLP) -> None:
-        """Raises UnpreparedError for parts of several types."""
+        """Raises NoKernelError if the parts differ in dtype."""
         self.dtype = attention.dtype
         if any(part.dtype != self.dtype for part in (*norms, mlp) if part is not None):
-            raise UnpreparedError("its parts are of several types")
+            raise NoKernelError("its parts differ in dtype")
         self._norms, self._attention, self._mlp = norms, attention, mlp
         self.attended_width = attention.out.depth
         self.scratch_width = max(attention.scratch_width, mlp.scratch_width)
         before, after, before_mlp, after_mlp = ([norm.kernel] if norm else [] for norm in norms)
-        self.attending = [*before, *attention.kernels]
-        """The kernels that tokens need of each other."""
-        self.finishing = [
+        self.attention_kernels = [*before, *attention.kernels]
+        """From the layer's input to `Memory.attended`; they need all tokens."""
+        self.output_kernels = [
             attention.out.kernel, *after, *before_mlp, *mlp.kernels, *after_mlp
         ]  # fmt: skip
-        """The others, after them."""
+        """From `Memory.attended` to the layer's output; they compute each token by itself."""
 
-    def bind_attending(
+    def bind_attention(
         self, hidden: int, num_tokens: int, inputs: AttentionInputs, memory: Memory
     ) -> None:
-        given, before = hidden, self._norms[0]
+        """Set the addresses of `attention_kernels`."""
+        source, before = hidden, self._norms[0]
         if before is not None:
-            given = memory.normed
-            before.bind(hidden, num_tokens, given)
-        self._attention.bind(given, num_tokens, inputs, memory.attended, memory.scratch)
+            source = memory.normed
+            before.bind(hidden, num_tokens, source)
+        self._attention.bind(source, num_tokens, inputs, memory.attended, memory.scratch)
 
-    def bind_finishing(self, hidden: int, num_tokens: int, out: int, memory: Memory) -> None:
-        """out: it may be `hidden`, what the layer was given of these tokens."""
+    def bind_output(self, hidden: int, num_tokens: int, out: int, memory: Memory) -> None:
+        """Set the addresses of `output_kernels`.
+
+        hidden: the layer's input for these tokens. out: may equal `hidden`.
+        """
         _, after, before_mlp, after_mlp = self._norms
-        product, given = self._attention.out, out
+        product, source = self._attention.out, out
         if after is None:
             product.bind(memory.attended, num_tokens, out, residual=hidden)
         else:
             product.bind(memory.attended, num_tokens, memory.normed)
             after.bind(memory.normed, num_tokens, out, residual=hidden)
         if before_mlp is not None:
-            given = memory.normed
-            before_mlp.bind(out, num_tokens, given)
+            source = memory.normed
+            before_mlp.bind(out, num_tokens, source)
         if after_mlp is None:
-            self._mlp.bind(given, num_tokens, out, memory.scratch, residual=out)
+            self._mlp.bind(source, num_tokens, out, memory.scratch, residual=out)
         else:
-            self._mlp.bind(given, num_tokens, memory.normed, memory.scratch)
+            self._mlp.bind(source, num_tokens, memory.normed, memory.scratch)
             after_mlp.bind(memory.normed, num_tokens, out, residual=out)
 
 
 class PreparedLayers:
-    """Layers of which each takes what the one before it gives, all in one call."""
+    """A stack of layers that runs in one call."""
 
     def __init__(self, layers: Sequence[PreparedLayer]) -> None:
-        """Raises UnpreparedError for layers of several types."""
+        """Raises NoKernelError if the layers differ in dtype."""
         self.layers, self.dtype = layers, layers[0].dtype
         if any(layer.dtype != self.dtype for layer in layers):
-            raise UnpreparedError("layers are of several types")
+            raise NoKernelError("layers differ in dtype")
         self._attended_width = max(layer.attended_width for layer in layers)
         self._scratch_width = max(layer.scratch_width for layer in layers)
-        kernels = [kernel for layer in layers for kernel in (*layer.attending, *layer.finishing)]
-        finishing = layers[-1].finishing
-        self._run, self._finish = Calls(kernels), Calls(finishing)
-        self._attend = Calls(kernels[: -len(finishing)])
+        kernels = [
+            kernel
+            for layer in layers
+            for kernel in (*layer.attention_kernels, *layer.output_kernels)
+        ]
+        last_kernels = layers[-1].output_kernels
+        self._run_all = Calls(kernels)
+        self._run_to_last_attention = Calls(kernels[: -len(last_kernels)])
+        self._run_last_output = Calls(last_kernels)
 
     def __call__(
         self, hidden: Tensor, inputs: Sequence[AttentionInputs], rows: Tensor | None = None
     ) -> Tensor:
-        """hidden: [T, width], dense. inputs: of each layer. Returns the same shape; or [R, width]
-        of the tokens `rows` [R] int64, at most T, which are all that the last layer finishes."""
+        """Return the last layer's output [T, width], or [R, width] of the tokens at `rows` only.
+
+        hidden: [T, width], dense. inputs: one for each layer. rows: [R] int64, with R <= T.
+        """
         num_tokens, last = hidden.shape[0], self.layers[-1]
         out, normed = torch.empty_like(hidden), torch.empty_like(hidden)
         attended = hidden.new_empty(num_tokens * self._attended_width)
         scratch = hidden.new_empty(num_tokens * self._scratch_width)
         memory = Memory(normed.data_ptr(), attended.data_ptr(), scratch.data_ptr())
-        given = hidden
+        # The first layer reads `hidden`, which stays intact; the others update `out` in place.
+        layer_input = hidden
         for layer, layer_inputs in zip(self.layers, inputs, strict=True):
-            source, target = given.data_ptr(), out.data_ptr()
-            layer.bind_attending(source, num_tokens, layer_inputs, memory)
+            source, target = layer_input.data_ptr(), out.data_ptr()
+            layer.bind_attention(source, num_tokens, layer_inputs, memory)
             if layer is not last:
-                layer.bind_finishing(source, num_tokens, target, memory)
-                given = out
+                layer.bind_output(source, num_tokens, target, memory)
+                layer_input = out
         if rows is None:
-            last.bind_finishing(given.data_ptr(), num_tokens, out.data_ptr(), memory)
-            self._run()
+            last.bind_output(layer_input.data_ptr(), num_tokens, out.data_ptr(), memory)
+            self._run_all()
             return out
-        self._attend()
-        kept = given[rows]
+        self._run_to_last_attention()
+        kept = layer_input[rows]
         width = last.attended_width
         attended = attended[: num_tokens * width].view(num_tokens, width)[rows]
         memory = memory._replace(attended=attended.data_ptr())
-        last.bind_finishing(kept.data_ptr(), len(rows), kept.data_ptr(), memory)
-        self._finish()
+        last.bind_output(kept.data_ptr(), len(rows), kept.data_ptr(), memory)
+        self._run_last_output()
         return kept
 
 
 def _check(width: int, dtype: torch.dtype) -> None:
     if dtype not in SUFFIXES or width % WIDTH:
-        raise UnpreparedError(f"a width of {width} in {dtype} is not computed")
+        raise NoKernelError(f"no kernel computes a width of {width} in {dtype}")

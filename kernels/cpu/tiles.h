@@ -1,8 +1,8 @@
-// Products of a few rows with one panel: PANEL columns, side by side.
+// Multiplies a few rows by one panel, which is PANEL columns wide.
 //
-// The sums of a tile of rows stay in registers while the panel is read from end to end: the inner
-// kernel of Goto's and BLIS's products. The order of a sum depends on the depth alone, so a row gives
-// the same bits whatever rows it is among.
+// The sums of a tile of rows stay in registers while the panel is read once, as in the inner kernel of
+// GotoBLAS and BLIS. The order of summation depends only on the depth, so a row's result is bitwise
+// independent of the other rows.
 #pragma once
 
 #include <type_traits>
@@ -14,26 +14,27 @@ namespace {
 
 constexpr int64_t PANEL = 2 * LANES;
 #if defined(__AVX512F__)
-constexpr int TILE_ROWS = 12;  // 24 sums, 2 vectors of the panel and 1 number, of 32 registers
+constexpr int TILE_ROWS = 12;  // of 32 registers: 24 sums, 2 vectors of the panel, 1 broadcast number
 #else
-constexpr int TILE_ROWS = 6;   // of AVX2's 16 registers 12, 2 and 1
+constexpr int TILE_ROWS = 6;   // of AVX2's 16 registers: 12 sums, 2 vectors, 1 number
 #endif
 constexpr int64_t LINE_BYTES = 64;
-constexpr int64_t AHEAD = 32;  // steps of depth
+constexpr int64_t AHEAD = 32;  // prefetch distance, in steps of depth
 
-// Depth and strides count what is multiplied at once: numbers, or pairs.
+// Depth and strides are in units of one multiplication: numbers, or pairs.
 template <class Row, class Column>
 struct Product {
     float* sums;          // [num_rows, PANEL]
     const Row* rows;      // [num_rows, depth]
     const Column* panel;  // [depth, PANEL], dense
     int64_t num_rows, depth, sum_stride, row_stride;
-    bool adds = false;  // to what is in `sums`
-    const char* next = nullptr;  // what will be wanted then, `next_bytes` of it
+    bool adds = false;  // adds to `sums` instead of overwriting them
+    const char* next = nullptr;  // memory to prefetch for the following product, `next_bytes` long
     int64_t next_bytes = 0;
-    float* widened = nullptr;  // where the panel's bf16 is left in fp32
+    float* widened = nullptr;  // if set, receives the bf16 panel as fp32
 
-    Product part(int64_t first, int64_t end) const {  // of the rows
+    // The product of rows [first, end) only.
+    Product part(int64_t first, int64_t end) const {
         Product part = *this;
         part.sums += first * sum_stride;
         part.rows += first * row_stride;
@@ -51,8 +52,8 @@ void multiply_tile(const Product<Row, Column>& t) {
     Floats sums[R][2] = {};
     const char* next = t.next ? t.next : (const char*)t.panel;
     for (int64_t k = 0; k < t.depth; k++) {
-        // What comes then, into the second-level cache, and what comes here, into the first: a line or two
-        // with each step, as more at once keep the sums waiting.
+        // Prefetches the next panel into L2 and the lines ahead in this one into L1, a line or two per step,
+        // because a burst of requests would stall the sums.
         __builtin_prefetch(next + k * LINE_BYTES, 0, 2);
         for (int64_t byte = 0; byte < PANEL * (int64_t)sizeof(Column); byte += LINE_BYTES)
             __builtin_prefetch((const char*)(t.panel + (k + AHEAD) * PANEL) + byte);
@@ -84,7 +85,7 @@ void multiply_tile_of(int64_t num_rows, const Product<Row, Column>& t, std::inte
 template <class Row, class Column>
 void multiply(const Product<Row, Column>& p) {
     const int64_t count = num_tiles(p.num_rows);
-    for (int64_t i = 0; i < count; i++) {  // of as many rows each as can be
+    for (int64_t i = 0; i < count; i++) {  // tiles of nearly equal size
         const Product<Row, Column> tile = p.part(p.num_rows * i / count, p.num_rows * (i + 1) / count);
         multiply_tile_of(tile.num_rows, tile, std::make_integer_sequence<int, TILE_ROWS>());
     }

@@ -1,5 +1,5 @@
-// Vectors of floats as wide as the compiler's target has registers, in GCC's vector extensions:
-// the same source is compiled for AVX2, AVX-512 and NEON.
+// Vectors of floats as wide as the target's registers. The source uses GCC's vector extensions, so it
+// compiles for AVX2, AVX-512 and NEON alike.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ inline Floats load(const float* from) {
 inline Floats load(const BFloat16* from) {
     Halves bits;
     std::memcpy(&bits, from, sizeof bits);
-#if defined(__AVX512F__)  // of the portable line GCC 12 makes five instructions
+#if defined(__AVX512F__)  // GCC 12 compiles the portable line to five instructions
     return (Floats)(_mm512_cvtepu16_epi32((__m256i)bits) << 16);
 #else
     return (Floats)(__builtin_convertvector(bits, Words) << 16);
@@ -55,7 +55,7 @@ inline void store(BFloat16* to, Floats numbers) {  // rounds to nearest, ties to
     std::memcpy(to, &halves, sizeof halves);
 }
 
-// The nearest numbers that a T can hold.
+// Rounds to the precision of T.
 template <class T>
 inline Floats rounded(Floats numbers) {
     T rounded[LANES];
@@ -70,13 +70,13 @@ struct Pair {  // of bf16
 };
 
 #if defined(__AVX512BF16__)
-// What there is of them; zeros for the rest.
+// Loads `count` pairs, at most LANES, and zeros for the rest.
 inline Words load(const Pair* from, int64_t count) {
     const __mmask16 known = count < LANES ? (1 << count) - 1 : -1;
     return (Words)_mm512_maskz_loadu_epi32(known, from);
 }
 
-// Pairs of a number of each.
+// Interleaves two rows: lane i is the pair (first[i], second[i]).
 template <int... LANE>
 inline Words alternating(const BFloat16* first, const BFloat16* second, std::integer_sequence<int, LANE...>) {
     typedef uint16_t Both __attribute__((vector_size(4 * LANES)));
@@ -92,13 +92,13 @@ inline Words load(const Pair* from) {
     return pairs;
 }
 
-// To each number of `sum` both products of two pairs.
+// Adds both products of `pair` and each of `pairs` to the lanes of `sum`.
 inline Floats multiplied_and_added(Pair pair, Words pairs, Floats sum) {
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair.bits), (__m512bh)pairs);
 }
 #endif
 
-// Halves of vectors a and b, of parts of STEP lanes: what lies off the diagonal changes places.
+// One step of a transpose: swaps the odd parts of a with the even parts of b, in parts of STEP lanes.
 template <int STEP, int... LANE>
 inline void exchange(Words& a, Words& b, std::integer_sequence<int, LANE...>) {
     const Words first = __builtin_shufflevector(a, b, (LANE & STEP ? LANES + LANE - STEP : LANE)...);
@@ -106,7 +106,7 @@ inline void exchange(Words& a, Words& b, std::integer_sequence<int, LANE...>) {
     a = first;
 }
 
-// Rows become columns: of halves, quarters, eighths …
+// Transposes a square by swapping off-diagonal blocks of ever smaller size.
 template <int STEP = LANES / 2>
 inline void transpose(Words (&square)[LANES]) {
     for (int i = 0; i < LANES; i++)
@@ -118,7 +118,7 @@ inline Floats all(float number) { return number - Floats{}; }
 
 inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 
-inline EightFloats folded(Floats numbers) {  // whose sum is the same
+inline EightFloats folded(Floats numbers) {  // preserves the sum
 #if defined(__AVX512F__)
     EightFloats low, high;
     std::memcpy(&low, &numbers, sizeof low);
@@ -142,13 +142,13 @@ inline float largest(Floats numbers) {
     return result;
 }
 
-// e^x to 2 units in the last place; 0 below -87, where floats become denormal, infinite above 88.
-// The polynomial is Cephes' expf.
+// e^x within 2 ulp; 0 below -87, where floats become denormal; infinity above 88. The polynomial is
+// that of Cephes' expf.
 inline Floats exponential(Floats x) {
     const Floats lowest = all(-87.0f), highest = all(88.0f);
     Floats clamped = x < highest ? x : highest;
     clamped = maximum(clamped, lowest);
-    const float round = 12582912.0f;  // 1.5 * 2^23: what is added to it has no fraction left
+    const float round = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
     Floats shifted = clamped * 1.44269504088896341f + round;
     Floats n = shifted - round;
     Floats r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
@@ -158,7 +158,7 @@ inline Floats exponential(Floats x) {
     y = y * r + 1.6666665459e-1f;
     y = y * r + 5.0000001201e-1f;
     y = y * r * r + r + 1.0f;
-    Ints exponent = (Ints)shifted << 23;  // n in the lowest bits, moved to where exponents are
+    Ints exponent = (Ints)shifted << 23;  // moves n from the lowest bits to the exponent's
     Floats result = (Floats)((Ints)y + exponent);
     result = (Floats)((Ints)result & (x >= lowest));
     return x > highest ? all(__builtin_inff()) : result;

@@ -1,1 +1,1 @@
-"""Ways to ask: how bytes travel (transports), and what they say (schemas)."""
+"""Clients: transports move bytes, schemas encode requests and decode responses."""

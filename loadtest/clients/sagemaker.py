@@ -1,4 +1,4 @@
-"""A SageMaker endpoint, through boto3 with the credentials that it finds."""
+"""Transport to a SageMaker endpoint through boto3, with the credentials that boto3 finds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from loadtest.clients.transport import SendError, split_lines
 
 
 class SageMakerTransport:
-    """InvokeEndpointWithResponseStream. The path of a schema means nothing here."""
+    """Calls InvokeEndpointWithResponseStream; `lines` ignores its path."""
 
     def __init__(self, endpoint: str, timeout_s: float, runtime_url: str | None = None) -> None:
-        """runtime_url: of a runtime elsewhere than AWS's, such as a container's own."""
+        """runtime_url: address of a runtime other than AWS's, such as a container itself."""
         self._endpoint = endpoint
         self._client: Any = boto3.client(
             "sagemaker-runtime",
@@ -24,16 +24,16 @@ class SageMakerTransport:
             config=Config(
                 connect_timeout=timeout_s,
                 read_timeout=timeout_s,
-                retries={"total_max_attempts": 1},  # a second attempt would hide the first's time
+                retries={"total_max_attempts": 1},  # a retry would hide the first attempt's time
             ),
         )
 
     def lines(self, path: str, body: bytes) -> Iterator[tuple[float, bytes]]:
         try:
-            answer = self._client.invoke_endpoint_with_response_stream(
+            response = self._client.invoke_endpoint_with_response_stream(
                 EndpointName=self._endpoint, ContentType="application/json", Body=body
             )
-            yield from split_lines(_payloads(answer["Body"]))
+            yield from split_lines(_payloads(response["Body"]))
         except (BotoCoreError, ClientError, HTTPClientError, OSError) as error:
             raise SendError(f"{type(error).__name__}: {error}") from None
 

@@ -1,4 +1,4 @@
-"""What requests and streamed answers look like: LMI's text schema, and OpenAI's completions."""
+"""Schemas of requests and streamed responses: LMI's text schema and OpenAI's completions."""
 
 from __future__ import annotations
 
@@ -6,39 +6,42 @@ from typing import Any, Protocol
 
 import msgspec
 
-from loadtest.ask import Ask
 from loadtest.clients.transport import SendError
 from loadtest.record import Attempt, Timings
+from loadtest.request import Request
 
 DONE = b"[DONE]"
 
 
 class Schema(Protocol):
-    """Stateless, so all users share one."""
+    """Encodes requests and decodes response lines. Stateless: all users share one."""
 
     path: str
 
-    def body(self, ask: Ask) -> bytes:
-        """A streamed request that goes on to its last token whatever the model says."""
+    def body(self, request: Request) -> bytes:
+        """Encode a streaming request that ignores end-of-sequence tokens.
+
+        LMI requests with several samples do not stream.
+        """
         ...
 
     def read(self, line: bytes, at_s: float, attempt: Attempt) -> None:
-        """Takes in one line of the answer. Raises SendError where it tells of a failure."""
+        """Feed one line of the response to `attempt`. Raises SendError if it reports a failure."""
         ...
 
 
 class LmiSchema:
-    """`inputs` and `parameters`, as LMI's containers and text-generation-inference have them."""
+    """`inputs` and `parameters`, as in LMI containers and text-generation-inference."""
 
     def __init__(self, path: str = "/invocations", *, timings: bool = False) -> None:
-        """timings: ask for the server's own, which only ours tells."""
+        """timings: request server-side timings, which only our server reports."""
         self.path = path
         self._timings = timings
 
-    def body(self, ask: Ask) -> bytes:
-        shape = ask.shape
+    def body(self, request: Request) -> bytes:
+        shape = request.shape
         parameters: dict[str, object] = {
-            "max_new_tokens": shape.answer,
+            "max_new_tokens": shape.output_tokens,
             "ignore_eos_token": True,
             "details": True,
             "do_sample": shape.samples > 1,
@@ -46,12 +49,12 @@ class LmiSchema:
         if self._timings:
             parameters["timings"] = True
         if shape.samples > 1:
-            parameters |= {"n": shape.samples, "seed": ask.seed}
+            parameters |= {"n": shape.samples, "seed": request.seed}
         if shape.beams > 1:
             parameters |= {"num_beams": shape.beams}
         return msgspec.json.encode(
-            # LMI's streams have room for one answer; of several the document is asked for.
-            {"inputs": ask.prompt, "parameters": parameters, "stream": shape.samples == 1}
+            # An LMI stream carries one sample, so several need a non-streamed response.
+            {"inputs": request.prompt, "parameters": parameters, "stream": shape.samples == 1}
         )
 
     def read(self, line: bytes, at_s: float, attempt: Attempt) -> None:
@@ -61,38 +64,38 @@ class LmiSchema:
         if error or details.get("finish_reason") == "error":
             raise SendError(str(error or "finish_reason is error"))
         if record.get("token") is not None:
-            attempt.tokens(at_s)
+            attempt.add_tokens(at_s)
         if record.get("generated_text") is None:
             return
         parts = [details, *details.get("best_of_sequences", ())]
         counts = [part.get("generated_tokens") for part in parts]
         output_tokens = None if None in counts else sum(counts)
-        attempt.counted(details.get("input_length"), output_tokens)
+        attempt.set_counts(details.get("input_length"), output_tokens)
         if details.get("timings"):
-            attempt.timed(msgspec.convert(details["timings"], Timings))
-        attempt.ended()
+            attempt.set_timings(msgspec.convert(details["timings"], Timings))
+        attempt.complete()
 
 
 class OpenAISchema:
-    """`prompt`, as OpenAI's completions have it, with vLLM's `ignore_eos`."""
+    """OpenAI's completions, with vLLM's `ignore_eos`."""
 
     def __init__(self, path: str = "/v1/completions", *, model: str = "default") -> None:
         self.path = path
         self._model = model
 
-    def body(self, ask: Ask) -> bytes:
-        shape = ask.shape
+    def body(self, request: Request) -> bytes:
+        shape = request.shape
         fields: dict[str, object] = {
             "model": self._model,
-            "prompt": ask.prompt,
-            "max_tokens": shape.answer,
+            "prompt": request.prompt,
+            "max_tokens": shape.output_tokens,
             "ignore_eos": True,
             "temperature": 1.0 if shape.samples > 1 else 0.0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         if shape.samples > 1:
-            fields |= {"n": shape.samples, "seed": ask.seed}
+            fields |= {"n": shape.samples, "seed": request.seed}
         if shape.beams > 1:
             fields |= {"num_beams": shape.beams}
         return msgspec.json.encode(fields)
@@ -102,24 +105,24 @@ class OpenAISchema:
             return
         data = line.removeprefix(b"data:").strip()
         if data == DONE:
-            attempt.ended()
+            attempt.complete()
             return
         record = _decode(data)
         if record.get("error"):
             raise SendError(str(record["error"]))
         for choice in record.get("choices") or ():
             if choice.get("text"):
-                attempt.tokens(at_s, choice.get("index", 0))
+                attempt.add_tokens(at_s, choice.get("index", 0))
         usage = record.get("usage")
         if usage:
-            attempt.counted(usage.get("prompt_tokens"), usage.get("completion_tokens"))
+            attempt.set_counts(usage.get("prompt_tokens"), usage.get("completion_tokens"))
 
 
 def _decode(line: bytes) -> dict[str, Any]:
     try:
         record = msgspec.json.decode(line.removeprefix(b"data:"))
     except msgspec.DecodeError:
-        raise SendError(f"the answer has a line that is no JSON: {line[:100]!r}") from None
+        raise SendError(f"a response line is not JSON: {line[:100]!r}") from None
     if not isinstance(record, dict):
-        raise SendError(f"the answer has a line that is no object: {line[:100]!r}")
+        raise SendError(f"a response line is not a JSON object: {line[:100]!r}")
     return record

@@ -1,4 +1,4 @@
-"""HTTP, reduced to what a measurement needs: lines, and when their bytes arrived."""
+"""HTTP transport that yields response lines with the arrival times of their bytes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ ERROR_CHARACTERS = 300
 
 
 class SendError(Exception):
-    """No answer, or no whole one: why."""
+    """The response is missing or incomplete; the message says why."""
 
 
 class Transport(Protocol):
-    """One user's way to the server; not shared."""
+    """One user's connection to the server; not shared between users."""
 
     def lines(self, path: str, body: bytes) -> Iterator[tuple[float, bytes]]:
-        """Sends the body; yields each line of the answer with the time when its bytes came.
+        """POST the body and yield each response line with the arrival time of its last bytes.
 
-        The clock is `time.perf_counter`. Raises SendError for anything but a 200 and its whole
-        body.
+        The clock is `time.perf_counter`. Raises SendError unless the status is 200 and the body
+        is complete.
         """
         ...
 
     def close(self) -> None:
-        """May be called again."""
+        """Close the connection. May be called more than once; `lines` then reconnects."""
         ...
 
 
 class HttpTransport:
-    """A connection that is kept between requests."""
+    """An HTTP connection that is kept alive between requests."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         parts = urlsplit(url)
@@ -50,9 +50,9 @@ class HttpTransport:
             self._connection.request("POST", self._base + path, body, headers)
             response = self._connection.getresponse()
             if response.status != 200:
-                raise SendError(_refusal(response.status, response.read()))
+                raise SendError(_status_error(response.status, response.read()))
             yield from split_lines(iter(lambda: response.read1(READ_BYTES), b""))
-            # Where the length was told, `read1` leaves the response open, and the connection busy.
+            # With a Content-Length, `read1` leaves the response open and the connection busy.
             response.close()
             is_whole = True
         except (OSError, http.client.HTTPException) as error:
@@ -62,7 +62,7 @@ class HttpTransport:
                 self.close()
 
     def get(self, path: str) -> bytes:
-        """The body of a GET. Raises SendError."""
+        """Return the body of a GET. Raises SendError."""
         try:
             self._connection.request("GET", self._base + path)
             response = self._connection.getresponse()
@@ -71,11 +71,11 @@ class HttpTransport:
             self.close()
             raise SendError(f"{type(error).__name__}: {error}") from None
         if response.status != 200:
-            raise SendError(_refusal(response.status, data))
+            raise SendError(_status_error(response.status, data))
         return data
 
     def post(self, path: str, body: bytes) -> bytes:
-        """The whole body of an answer. Raises SendError."""
+        """Return the whole body of a POST response. Raises SendError."""
         return b"\n".join(line for _, line in self.lines(path, body))
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class HttpTransport:
 
 
 def split_lines(parts: Iterator[bytes]) -> Iterator[tuple[float, bytes]]:
-    """Whole lines that are not empty, each with the time when its last bytes came."""
+    """Yield each complete non-empty line with the arrival time of its last bytes."""
     rest = b""
     for part in parts:
         now = time.perf_counter()
@@ -95,5 +95,5 @@ def split_lines(parts: Iterator[bytes]) -> Iterator[tuple[float, bytes]]:
         yield time.perf_counter(), rest
 
 
-def _refusal(status: int, body: bytes) -> str:
+def _status_error(status: int, body: bytes) -> str:
     return f"{status}: {body.decode(errors='replace').strip()[:ERROR_CHARACTERS]}"

@@ -1,1 +1,1 @@
-"""report.html: what was found, drawn with Vega-Lite, in one file that needs no network."""
+"""Writes report.html: tables and Vega-Lite charts in one file that needs no network."""

@@ -1,4 +1,4 @@
-"""Charts of runs as Vega-Lite specifications."""
+"""Charts of the report as Vega-Lite specifications."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from loadtest.results import Run
 
 Spec = dict[str, Any]
 WIDTH = 1000
-"""Of the page, in pixels."""
+"""Width of the page in pixels."""
 LEAST_S = 1e-3
-"""Where logarithmic axes begin: below it are tokens that came in the same bytes."""
+"""Lower end of logarithmic axes; shorter gaps are between tokens that arrived together."""
 
 
 def bars(runs: Sequence[Run]) -> Spec:
-    """Requests and tokens per second, a column for each workload."""
+    """Return bar charts of requests/s and output tokens/s, with a column per workload."""
     rows = [
         {
             "run": run.label,
             "workload": run.workload,
             "value": value,
             "text": number(value),
-            "of": of,
+            "unit": unit,
         }
         for run in runs
-        for of, value in (
+        for unit, value in (
             ("requests/s", run.measures.requests_per_s),
             ("output tokens/s", run.measures.tokens_per_s),
         )
@@ -35,12 +35,12 @@ def bars(runs: Sequence[Run]) -> Spec:
     ]
     workloads = list(dict.fromkeys(run.workload for run in runs))
     units = [
-        unit for unit in ("requests/s", "output tokens/s") if any(r["of"] == unit for r in rows)
+        unit for unit in ("requests/s", "output tokens/s") if any(r["unit"] == unit for r in rows)
     ]
-    return {"vconcat": [_bars_of(rows, unit, workloads) for unit in units], "spacing": 18}
+    return {"vconcat": [_unit_bars(rows, unit, workloads) for unit in units], "spacing": 18}
 
 
-def _bars_of(rows: Sequence[Spec], unit: str, workloads: Sequence[str]) -> Spec:
+def _unit_bars(rows: Sequence[Spec], unit: str, workloads: Sequence[str]) -> Spec:
     labels = [row["run"] for row in rows]
     width = (WIDTH - 150 - 30 * len(workloads)) / len(workloads)
     x = {"field": "value", "type": "quantitative", "axis": None, "scale": {"nice": False}}
@@ -57,17 +57,17 @@ def _bars_of(rows: Sequence[Spec], unit: str, workloads: Sequence[str]) -> Spec:
         },
     }
     panels = []
-    for at, workload in enumerate(workloads):
-        own = [row for row in rows if row["workload"] == workload and row["of"] == unit]
-        most = max(row["value"] for row in own)
+    for index, workload in enumerate(workloads):
+        values = [row for row in rows if row["workload"] == workload and row["unit"] == unit]
+        most = max(row["value"] for row in values)
         scale = {"domain": [0, 1.18 * most]}
-        shown = y if at == 0 else {**y, "axis": None}
+        shown = y if index == 0 else {**y, "axis": None}
         panels.append(
             {
                 "title": f"{workload}: {unit}",
                 "width": width,
                 "height": {"step": 24},
-                "data": {"values": own},
+                "data": {"values": values},
                 "encoding": {"y": {**shown, "scale": {"domain": in_order(labels)}}},
                 "layer": [
                     {
@@ -88,24 +88,27 @@ def _bars_of(rows: Sequence[Spec], unit: str, workloads: Sequence[str]) -> Spec:
 
 
 def latencies(runs: Sequence[Run]) -> Spec:
-    """Cumulative distributions of the whole answer, its first token, and the gaps after it."""
+    """Return cumulative distributions of latency, time to first token and inter-token latency."""
     labels = [run.label for run in runs]
     panels = []
     for title, values_of in (
-        ("whole answer", lambda run: quantiles(r.latency_s for r in run.records if r.is_good)),
         (
-            "first token",
+            "end-to-end latency",
+            lambda run: quantiles(r.latency_s for r in run.records if r.is_good),
+        ),
+        (
+            "time to first token",
             lambda run: quantiles(
                 r.first_token_s for r in run.records if r.is_good and r.first_token_s is not None
             ),
         ),
-        ("between tokens", lambda run: run.gap_quantiles_s),
+        ("inter-token latency", lambda run: run.gap_quantiles_s),
     ):
         rows = [
-            {"run": run.label, "seconds": max(seconds, LEAST_S), "share": at / (len(values) - 1)}
+            {"run": run.label, "seconds": max(seconds, LEAST_S), "share": i / (len(values) - 1)}
             for run in runs
             if (values := values_of(run))
-            for at, seconds in enumerate(values)
+            for i, seconds in enumerate(values)
         ]
         if rows:
             panels.append(_distribution(rows, labels, title, has_axis=not panels))
@@ -127,7 +130,7 @@ def _distribution(
                 "type": "quantitative",
                 "scale": {"type": "log", "nice": False},
                 "axis": {
-                    "title": "seconds, logarithmic",
+                    "title": "seconds (log scale)",
                     "tickCount": 4,
                     "format": "~g",
                     "grid": False,
@@ -137,7 +140,7 @@ def _distribution(
                 "field": "share",
                 "type": "quantitative",
                 "axis": {
-                    "title": "share of them that took at most that" if has_axis else None,
+                    "title": "cumulative share" if has_axis else None,
                     "format": ".0%",
                     "values": [0, 0.25, 0.5, 0.75, 1],
                 },
@@ -154,14 +157,14 @@ def _distribution(
 
 
 def timelines(runs: Sequence[Run]) -> Spec:
-    """The size of the batch, and KV memory held and filled, a column for each run."""
+    """Return the batch size, and the KV cache allocated and filled, over time, a column per run."""
     runs = [
         run for run in runs if not run.variant and any(sample.metrics for sample in run.samples)
     ]
-    shown = sorted(runs, key=lambda run: in_order([each.label for each in runs]).index(run.label))
+    labels = [run.label for run in runs]
+    shown = sorted(runs, key=lambda run: in_order(labels).index(run.label))
     most = max((max(_batches(run), default=0.0) for run in shown), default=1.0)
     width = (WIDTH - 60 - 24 * len(shown)) / max(2, len(shown))
-    labels = [each.label for each in runs]
     rows = (
         [_batch(run, width, most, labels, has_axis=run is shown[0]) for run in shown],
         [_memory(run, width, has_axis=run is shown[0]) for run in shown],
@@ -174,14 +177,14 @@ def timelines(runs: Sequence[Run]) -> Spec:
 
 
 def _batches(run: Run) -> list[float]:
-    return [each.metrics["running"] for each in run.samples if "running" in each.metrics]
+    return [sample.metrics["running"] for sample in run.samples if "running" in sample.metrics]
 
 
 def _batch(run: Run, width: float, most: float, labels: Sequence[str], *, has_axis: bool) -> Spec:
     values = [
-        {"at": round(each.at_s, 2), "running": each.metrics["running"]}
-        for each in run.samples
-        if "running" in each.metrics
+        {"at": round(sample.at_s, 2), "running": sample.metrics["running"]}
+        for sample in run.samples
+        if "running" in sample.metrics
     ]
     colour = colours(labels)[run.label]
     return {
@@ -207,12 +210,15 @@ def _batch(run: Run, width: float, most: float, labels: Sequence[str], *, has_ax
 
 def _memory(run: Run, width: float, *, has_axis: bool) -> Spec:
     values = [
-        {"at": round(each.at_s, 2), "share": share, "of": of}
-        for each in run.samples
-        for of, share in (("held", each.metrics.get("kv_used")), ("filled", filled(each.metrics)))
+        {"at": round(sample.at_s, 2), "share": share, "kind": kind}
+        for sample in run.samples
+        for kind, share in (
+            ("allocated", sample.metrics.get("kv_used")),
+            ("filled", filled(sample.metrics)),
+        )
         if share is not None
     ]
-    axis = {"title": "KV memory", "format": ".0%", "values": [0, 0.5, 1]} if has_axis else None
+    axis = {"title": "KV cache", "format": ".0%", "values": [0, 0.5, 1]} if has_axis else None
     return {
         "width": width,
         "height": 80,
@@ -228,8 +234,8 @@ def _memory(run: Run, width: float, *, has_axis: bool) -> Spec:
                 "axis": axis,
             },
             "color": {
-                "field": "of",
-                "scale": {"domain": ["held", "filled"], "range": ["#d3dae3", "#46678c"]},
+                "field": "kind",
+                "scale": {"domain": ["allocated", "filled"], "range": ["#d3dae3", "#46678c"]},
                 "legend": {"orient": "bottom", "direction": "horizontal"} if has_axis else None,
             },
         },
@@ -237,7 +243,7 @@ def _memory(run: Run, width: float, *, has_axis: bool) -> Spec:
 
 
 def rates(runs: Sequence[Run], bound: str, limit_s: float, values: Sequence[float | None]) -> Spec:
-    """What of an objective was measured at each rate, and its limit."""
+    """Return the measured value of an objective's bound at each rate, with the limit as a line."""
     rows = [
         {"run": run.label, "rate": run.rate, "seconds": max(value, LEAST_S)}
         for run, value in zip(runs, values, strict=True)
@@ -248,7 +254,7 @@ def rates(runs: Sequence[Run], bound: str, limit_s: float, values: Sequence[floa
         "field": "seconds",
         "type": "quantitative",
         "scale": {"type": "log"},
-        "axis": {"title": "seconds, logarithmic", "tickCount": 5, "format": "~g"},
+        "axis": {"title": "seconds (log scale)", "tickCount": 5, "format": "~g"},
     }
     return {
         "title": bound,

@@ -1,4 +1,4 @@
-"""Who waits, who computes, and which place stands empty: the first requests of each run."""
+"""Gantt charts of the first requests of each run: waiting, prefill, decoding and padding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROW_PIXELS = 6
 
 
 class Bar(NamedTuple):
-    """A stage of a request, in seconds since the first one arrived."""
+    """A stage of a request, in seconds since the first request arrived."""
 
     request: int
     stage: str
@@ -24,7 +24,7 @@ class Bar(NamedTuple):
 
 
 def gantt(runs: Sequence[Run]) -> Spec | None:
-    """A row for each request, a panel for each run, all on the same time; None without any."""
+    """Return a panel per run with a row per request, on one time axis; None if no run has bars."""
     by_label = {run.label: run for run in runs if not run.variant}
     shown = {label: list(bars_of(by_label[label], NUM_SHOWN)) for label in in_order(list(by_label))}
     labels = [label for label, bars in shown.items() if bars]
@@ -38,10 +38,13 @@ def gantt(runs: Sequence[Run]) -> Spec | None:
 
 
 def bars_of(run: Run, count: int) -> Iterator[Bar]:
-    """Of the first `count` good requests by arrival; all in the server's clock, or all in ours."""
+    """Yield the stages of the first `count` successful requests, in order of arrival.
+
+    Uses the server's timings if every request has them, otherwise the client's times.
+    """
     good = [record for record in run.records if record.is_good]
     is_timed = bool(good) and all(record.timings is not None for record in good)
-    ends = _gang_ends(good) if is_timed and run.name == "dynamic" else {}
+    ends = _batch_ends(good) if is_timed and run.name == "dynamic" else {}
     first = sorted(good, key=_arrived if is_timed else _sent)[:count]
     start = min(map(_arrived if is_timed else _sent, first), default=0.0)
     for row, record in enumerate(first):
@@ -51,18 +54,18 @@ def bars_of(run: Run, count: int) -> Iterator[Bar]:
 
 
 def padding_share(run: Run) -> float | None:
-    """Of all time that places of a batch were taken: in which they held an ended request."""
+    """Return the share of batch slot time that finished requests held; None if not dynamic."""
     bars = list(bars_of(run, len(run.records)))
-    taken = sum(bar.end_s - bar.start_s for bar in bars if bar.stage != "waiting")
-    empty = sum(bar.end_s - bar.start_s for bar in bars if bar.stage == "padding")
-    return empty / taken if taken and run.name == "dynamic" else None
+    occupied = sum(bar.end_s - bar.start_s for bar in bars if bar.stage != "waiting")
+    padding = sum(bar.end_s - bar.start_s for bar in bars if bar.stage == "padding")
+    return padding / occupied if occupied and run.name == "dynamic" else None
 
 
 def _stages(
-    record: Record, gang_ends: dict[float, float], *, is_timed: bool
+    record: Record, batch_ends: dict[float, float], *, is_timed: bool
 ) -> Iterator[tuple[str, float, float]]:
     timings = record.timings
-    if timings is None or not is_timed:  # a client cannot tell the queue from the prompt
+    if timings is None or not is_timed:  # a client cannot tell queueing from prefill
         first = record.first_s if record.first_s is not None else record.finished_s
         yield "waiting", record.sent_s, first
         yield "decoding", first, record.finished_s
@@ -70,11 +73,14 @@ def _stages(
     yield "waiting", timings.arrived, timings.admitted
     yield "prefill", timings.admitted, timings.first_token
     yield "decoding", timings.first_token, timings.finished
-    yield "padding", timings.finished, gang_ends.get(timings.admitted, timings.finished)
+    yield "padding", timings.finished, batch_ends.get(timings.admitted, timings.finished)
 
 
-def _gang_ends(records: Sequence[Record]) -> dict[float, float]:
-    """By the moment of admission, which a gang has in common: when its last member ended."""
+def _batch_ends(records: Sequence[Record]) -> dict[float, float]:
+    """Return when the last request of each dynamic batch finished, by the batch's admission time.
+
+    All requests of a batch share their admission time.
+    """
     ends: dict[float, float] = {}
     for record in records:
         if record.timings is not None:
@@ -92,15 +98,15 @@ def _sent(record: Record) -> float:
 
 
 def _facts(run: Run) -> str:
-    """What the picture does not show: how many fit, and what their memory is used for."""
+    """Return the subtitle: the largest batch, how full its KV blocks are, and the padding."""
     batches = [sample.metrics["running"] for sample in run.samples if "running" in sample.metrics]
     if not batches:
         return ""
     text = f"at most {number(max(batches))} at once"
     if run.measures.inside.kv_filled is not None:
-        text += f"; {percent(run.measures.inside.kv_filled)} of the KV memory they hold is filled"
+        text += f"; {percent(run.measures.inside.kv_filled)} of the allocated KV cache is filled"
     padding = padding_share(run)
-    return text if padding is None else f"{text}; {percent(padding)} of their time is padding"
+    return text if padding is None else f"{text}; {percent(padding)} of batch slot time is padding"
 
 
 def _panel(run: Run, bars: Sequence[Bar], end: float, *, is_last: bool) -> Spec:

@@ -1,4 +1,4 @@
-"""Puts text, tables and charts into one HTML file that needs nothing else."""
+"""Renders text, tables and charts into one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 
 
 class Figure(NamedTuple):
-    """A chart with what it shows."""
+    """A chart with its title and explanation."""
 
     title: str
     text: str
@@ -34,7 +34,7 @@ class Figure(NamedTuple):
 
 
 class Section(NamedTuple):
-    """One workload."""
+    """The part of the page about one workload."""
 
     title: str
     text: str
@@ -44,7 +44,7 @@ class Section(NamedTuple):
 
 
 def write_report(results: Results, folder: Path) -> Path:
-    """Writes report.html; returns its path."""
+    """Write report.html and return its path."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -55,7 +55,7 @@ def write_report(results: Results, folder: Path) -> Path:
         headline=_headline(results),
         results=results,
         remarks=[*results.notes, *verdict.remarks(results.runs)],
-        answer=tables.objectives(results) if results.slo else tables.answer(results.runs),
+        summary=tables.objectives(results) if results.slo else tables.throughput(results.runs),
         overview=None if results.slo else _themed(charts.bars(results.runs)),
         sections=[_objectives(results)] if results.slo else _sections(results.runs),
         settings=tables.settings(results),
@@ -68,7 +68,7 @@ def write_report(results: Results, folder: Path) -> Path:
 
 
 def write_pictures(results: Results, folder: Path) -> list[Path]:
-    """Writes every chart as a PNG, for documents and slides; returns their paths."""
+    """Write every chart as a PNG, for documents and slides; return their paths."""
     figures = {"overview": charts.bars(results.runs)} if not results.slo else {}
     sections = [_objectives(results)] if results.slo else _sections(results.runs)
     for section in sections:
@@ -98,31 +98,31 @@ def _sections(runs: Sequence[Run]) -> list[Section]:
 def _section(runs: Sequence[Run]) -> Section:
     figures = [
         Figure(
-            "How long clients wait",
-            "Each curve says which share of requests, or of gaps between tokens, took at most so "
-            "long. Further left is better.",
+            "Latency distributions",
+            "Each curve shows the share of requests, or of inter-token gaps, that took at most the "
+            "time on the x-axis. Further left is better.",
             charts.latencies(runs),
         )
     ]
     if any(sample.metrics for run in runs for sample in run.samples):
         figures.append(
             Figure(
-                "How full the server is",
-                "Above, sequences in the batch. Below, the share of KV memory that is held, and "
-                "within it what is filled with tokens: the light area is reserved and "
-                "empty. Time runs on its own scale in each column.",
+                "Batch size and KV cache",
+                "Top: sequences in the batch. Bottom: the share of the KV cache that is allocated, "
+                "and the share that is filled with tokens. The light area is allocated but empty. "
+                "Each column has its own time scale.",
                 charts.timelines(runs),
             )
         )
-    picture = gantt(runs)
-    if picture is not None:
+    chart = gantt(runs)
+    if chart is not None:
         figures.append(
             Figure(
                 f"The first {NUM_SHOWN} requests",
-                "A row for each request in order of arrival, all on the same time. Padding is a "
-                "place in a gang whose request has ended, and which nobody may take until the "
-                "gang's last one has.",
-                picture,
+                "One row per request in order of arrival; all panels share the time axis. Padding "
+                "is a slot of a dynamic batch whose request has finished; it stays occupied until "
+                "the last request of the batch has finished.",
+                chart,
             )
         )
     first = runs[0]
@@ -130,7 +130,10 @@ def _section(runs: Sequence[Run]) -> Section:
         first.workload,
         _description(runs),
         verdict.order(runs),
-        [("What clients see", tables.outside(runs)), ("Why", tables.inside(runs))],
+        [
+            ("Client measurements", tables.client_measures(runs)),
+            ("Server measurements", tables.server_measures(runs)),
+        ],
         figures,
     )
 
@@ -141,16 +144,16 @@ def _description(runs: Sequence[Run]) -> str:
     measures = first.measures
     scale = "" if first.length_scale == 1 else f" All lengths × {first.length_scale:g}."
     loop, counts = first.loop, sorted({len(run.records) for run in runs})
-    if len({run.loop for run in runs}) > 1:  # a sweep's differ in the rate, which comes last
+    if len({run.loop for run in runs}) > 1:  # runs of a sweep differ in the rate, at the end
         loop = loop.rsplit(",", 1)[0]
     text = (
         f"{doc[:1].upper()}{doc[1:]}.{scale} {loop[:1].upper()}{loop[1:]}. "
-        f"{' to '.join(map(str, counts[:1] + counts[1:][-1:]))} requests a run, on average "
-        f"{number(measures.prompt_tokens)} tokens of prompt and {number(measures.output_tokens)} "
-        "of answer, each to its last token."
+        f"{' to '.join(map(str, counts[:1] + counts[1:][-1:]))} requests per run, with "
+        f"{number(measures.prompt_tokens)} prompt tokens and {number(measures.output_tokens)} "
+        "output tokens on average; end-of-sequence tokens are ignored."
     )
     if first.num_left_out:
-        text += f" {first.num_left_out} that are too long for the server were left out."
+        text += f" {first.num_left_out} requests were skipped as too long for the server."
     return text
 
 
@@ -164,8 +167,8 @@ def _objectives(results: Results) -> Section:
         for name, limit in results.slo.items()
     ]  # fmt: skip
     figure = Figure(
-        "Latency by rate",
-        "Each point is a run at that rate of requests, in an open loop; the dashed line is the "
+        "Latency by request rate",
+        "Each point is a run in an open loop at that request rate. The dashed line is the "
         "objective.",
         {"hconcat": panels, "spacing": 40},
     )
@@ -178,11 +181,11 @@ def _themed(spec: Spec) -> dict[str, Any]:
 
 @cache
 def _library() -> Markup:
-    """Vega, Vega-Lite and Vega-Embed; putting them together takes seconds."""
+    """Return Vega, Vega-Lite and Vega-Embed in one script; bundling them takes seconds."""
     program = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return Markup(program.replace("</script", "<\\/script"))
 
 
 def _json(value: object) -> Markup:
-    """As it may stand inside a script element."""
+    """Encode a value so that it is safe inside a script element."""
     return Markup(msgspec.json.encode(value).decode().replace("<", "\\u003c"))

@@ -1,4 +1,4 @@
-"""Colours, the same for a strategy in every chart, and how numbers are written."""
+"""Colours, identical for a strategy in every chart, and number formats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ STRATEGIES = {
     "continuous": "#3f7fc1",
     "paged": "#15866a",
 }
-"""From the simplest to the one that wastes least, which is the order of rows and legends."""
+"""Colours by strategy, from the simplest strategy to the least wasteful one; rows and legends keep
+this order."""
 VARIANT = "#edc48f"
 OTHERS = ("#7a5fb0", "#b0487e", "#5b8f3a", "#a0522d")
 STAGES = {
@@ -23,7 +24,7 @@ STAGES = {
 FONT = "Inter, 'Helvetica Neue', Helvetica, Arial, sans-serif"
 INK, MUTED, GRID = "#1d2733", "#667382", "#e8ecf0"
 UNKNOWN = "-"
-"""What is not known, in a table."""
+"""Table cell of an unknown value."""
 
 CONFIG = {
     "font": FONT,
@@ -43,11 +44,11 @@ CONFIG = {
         "subtitleColor": MUTED, "subtitleFontSize": 11,
     },
 }  # fmt: skip
-"""Of every chart."""
+"""Vega-Lite configuration of every chart."""
 
 
 def in_order(labels: Sequence[str]) -> list[str]:
-    """Strategies in their order, each followed by its variants; others as they come."""
+    """Return the distinct labels: strategies in order, each before its variants, then others."""
     known = list(STRATEGIES)
 
     def rank(label: str) -> tuple[int, bool]:
@@ -58,7 +59,7 @@ def in_order(labels: Sequence[str]) -> list[str]:
 
 
 def colours(labels: Sequence[str]) -> dict[str, str]:
-    """By label."""
+    """Return a colour for each label."""
     others = iter(OTHERS * (1 + len(labels) // len(OTHERS)))
     found: dict[str, str] = {}
     for label in in_order(labels):
@@ -68,7 +69,7 @@ def colours(labels: Sequence[str]) -> dict[str, str]:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """With so many significant digits, at least those before the point."""
+    """Format with `digits` significant digits, but never fewer than the integer part has."""
     if value is None:
         return UNKNOWN
     if value == int(value) or abs(value) >= 10 ** (digits - 1):
@@ -78,7 +79,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """In ms below a second."""
+    """Format in seconds, or in milliseconds below one second."""
     if seconds is None:
         return UNKNOWN
     return f"{number(seconds)} s" if seconds >= 0.9995 else f"{number(1000 * seconds)} ms"
@@ -88,6 +89,5 @@ def percent(share: float | None) -> str:
     return UNKNOWN if share is None else f"{number(100 * share, 2)} %"
 
 
-def times(ratio: float | None) -> str:
-    """A ratio."""
+def ratio_text(ratio: float | None) -> str:
     return UNKNOWN if ratio is None else f"{ratio:.2f}×"

@@ -1,4 +1,4 @@
-"""Tables: a head and rows of text."""
+"""Tables of the report."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from loadtest.report.gantt import padding_share
-from loadtest.report.style import UNKNOWN, duration, in_order, number, percent, times
+from loadtest.report.style import UNKNOWN, duration, in_order, number, percent, ratio_text
 from loadtest.results import Results, Run
 from loadtest.slo import sustained, value_of
 
 
 class Table(NamedTuple):
+    """Column headings and rows of formatted cells."""
+
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     best: Sequence[int] = ()
-    """Rows to set off."""
+    """Indices of the rows to highlight."""
 
 
-def answer(runs: Sequence[Run]) -> Table:
-    """Requests per second by workload, with ratios to the reference, like the AWS article's."""
+def throughput(runs: Sequence[Run]) -> Table:
+    """Return requests/s by workload, with ratios to the reference as in the AWS article."""
     workloads = list(dict.fromkeys(run.workload for run in runs))
     labels = in_order([run.label for run in runs])
     by_place = {(run.workload, run.label): run.measures.requests_per_s for run in runs}
@@ -31,8 +33,10 @@ def answer(runs: Sequence[Run]) -> Table:
     for label in labels:
         row = [label]
         for workload in workloads:
-            rate, of = by_place.get((workload, label)), by_place.get((workload, base))
-            row += [number(rate), times(rate / of if rate is not None and of else None)]
+            rate = by_place.get((workload, label))
+            base_rate = by_place.get((workload, base))
+            ratio = rate / base_rate if rate is not None and base_rate else None
+            row += [number(rate), ratio_text(ratio)]
         rows.append(row)
     first = {
         label: by_place.get((workloads[0], label), 0.0) for label in labels if "," not in label
@@ -41,34 +45,34 @@ def answer(runs: Sequence[Run]) -> Table:
 
 
 def reference(labels: Sequence[str]) -> str:
-    """What ratios are to: dynamic, as in the article, else the first."""
+    """Return the label that ratios refer to: dynamic, as in the article, otherwise the first."""
     return "dynamic" if "dynamic" in labels else labels[0]
 
 
 Column = tuple[str, Callable[[Run], str]]
-_OUTSIDE: Sequence[Column] = (
+_CLIENT_COLUMNS: Sequence[Column] = (
     ("requests/s", lambda run: number(run.measures.requests_per_s)),
     ("tokens/s", lambda run: number(run.measures.tokens_per_s)),
     ("awscurl tps", lambda run: number(run.measures.awscurl_tps)),
-    ("first token p50", lambda run: _spread(run, "first_token", "p50")),
+    ("TTFT p50", lambda run: _spread(run, "first_token", "p50")),
     ("p99", lambda run: _spread(run, "first_token", "p99")),
-    ("between tokens p50", lambda run: _spread(run, "gap", "p50")),
+    ("ITL p50", lambda run: _spread(run, "gap", "p50")),
     ("p99", lambda run: _spread(run, "gap", "p99")),
     ("max", lambda run: _spread(run, "gap", "max")),
-    ("answer p50", lambda run: _spread(run, "latency", "p50")),
+    ("latency p50", lambda run: _spread(run, "latency", "p50")),
     ("p99", lambda run: _spread(run, "latency", "p99")),
     ("errors", lambda run: number(run.measures.num_errors)),
 )
-_INSIDE: Sequence[Column] = (
-    ("sequences a step", lambda run: number(run.measures.inside.batch)),
-    ("time a step", lambda run: duration(run.measures.inside.step_s)),
+_SERVER_COLUMNS: Sequence[Column] = (
+    ("sequences/step", lambda run: number(run.measures.inside.batch)),
+    ("time/step", lambda run: duration(run.measures.inside.step_s)),
     ("queue p50", lambda run: _spread(run, "queue", "p50")),
     ("p99", lambda run: _spread(run, "queue", "p99")),
-    ("KV held", lambda run: percent(run.measures.inside.kv_used)),
-    ("filled of held", lambda run: percent(run.measures.inside.kv_filled)),
+    ("KV cache allocated", lambda run: percent(run.measures.inside.kv_used)),
+    ("filled of allocated", lambda run: percent(run.measures.inside.kv_filled)),
     ("padding", lambda run: percent(padding_share(run))),
     ("preemptions", lambda run: number(run.measures.inside.preemptions)),
-    ("prefix hits", lambda run: percent(run.measures.inside.prefix_hits)),
+    ("prefix cache hits", lambda run: percent(run.measures.inside.prefix_hits)),
     ("server cores", lambda run: number(run.measures.server_cpu, 2)),
     ("client cores", lambda run: number(run.measures.client_cpu, 2)),
     ("other cores", lambda run: number(run.measures.other_cpu, 2)),
@@ -76,36 +80,36 @@ _INSIDE: Sequence[Column] = (
 )
 
 
-def outside(runs: Sequence[Run]) -> Table:
-    """What clients see."""
-    return _of_columns(runs, _OUTSIDE)
+def client_measures(runs: Sequence[Run]) -> Table:
+    """Return the measures taken by the client."""
+    return _table(runs, _CLIENT_COLUMNS)
 
 
-def inside(runs: Sequence[Run]) -> Table:
-    """Why: what the servers' own counters say."""
-    return _of_columns(runs, _INSIDE)
+def server_measures(runs: Sequence[Run]) -> Table:
+    """Return the measures that explain the client's: server counters and CPU use."""
+    return _table(runs, _SERVER_COLUMNS)
 
 
 def objectives(results: Results) -> Table:
-    """Of a sweep: the highest rate that each run's server sustains."""
-    head = ["strategy", "sustains, requests/s", "output tokens/s there", *results.slo]
+    """Return the highest rate that each server of a sweep sustains, with the bounded measures."""
+    head = ["strategy", "sustained requests/s", "output tokens/s at that rate", *results.slo]
     rows, rates = [], []
     for label in in_order([run.label for run in results.runs]):
-        own = [run for run in results.runs if run.label == label]
-        rate = sustained(own, results.slo)
+        label_runs = [run for run in results.runs if run.label == label]
+        rate = sustained(label_runs, results.slo)
         rates.append(rate or 0.0)
         if rate is None:
-            lowest = min(run.rate or 0.0 for run in own)
+            lowest = min(run.rate or 0.0 for run in label_runs)
             rows.append([label, f"less than {number(lowest)}", *[UNKNOWN] * (len(head) - 2)])
             continue
-        there = next(run for run in own if run.rate == rate)
-        values = [duration(value_of(there.measures, name)) for name in results.slo]
-        rows.append([label, number(rate), number(there.measures.tokens_per_s), *values])
+        best = next(run for run in label_runs if run.rate == rate)
+        values = [duration(value_of(best.measures, name)) for name in results.slo]
+        rows.append([label, number(rate), number(best.measures.tokens_per_s), *values])
     return Table(head, rows, [rates.index(max(rates))])
 
 
 def settings(results: Results) -> Table:
-    """The properties of every server, those that all share once."""
+    """Return the properties of all servers, with the distinct values of each."""
     found: dict[str, dict[str, None]] = {}
     for run in results.runs:
         for key, value in run.settings.items():
@@ -113,12 +117,14 @@ def settings(results: Results) -> Table:
     return Table(["property", "value"], [[key, ", ".join(found[key])] for key in sorted(found)])
 
 
-def _of_columns(runs: Sequence[Run], columns: Sequence[Column]) -> Table:
-    """Without columns of which nothing is known."""
+def _table(runs: Sequence[Run], columns: Sequence[Column]) -> Table:
+    """Return a row per run, without the columns that no run has a value for."""
     labels = in_order([run.label for run in runs])
     ranked = sorted(runs, key=lambda run: labels.index(run.label))
-    known = [(title, of) for title, of in columns if any(of(run) != UNKNOWN for run in ranked)]
-    rows = [[run.label, *(of(run) for _, of in known)] for run in ranked]
+    known = [
+        (title, cell) for title, cell in columns if any(cell(run) != UNKNOWN for run in ranked)
+    ]
+    rows = [[run.label, *(cell(run) for _, cell in known)] for run in ranked]
     return Table(["strategy", *(title for title, _ in known)], rows)
 
 

@@ -1,1 +1,1 @@
-"""Bookkeeping of KV memory in plain Python; the tensors are in engine/."""
+"""Bookkeeping of KV blocks in plain Python. The tensors are in engine/."""

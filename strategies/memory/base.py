@@ -1,4 +1,4 @@
-"""What a strategy may rely on of KV memory, however it hands out its blocks."""
+"""The interface of KV memory, whichever way it allocates blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from core.plan import BlockMoves, Chunk
 
 
 class Span(NamedTuple):
-    """Positions `start : end` of a sequence, to be written."""
+    """Positions `start : end` of a sequence, which a step will write."""
 
     sequence_id: int
     start: int
@@ -18,11 +18,10 @@ class Span(NamedTuple):
 
 
 class KVMemory(ABC):
-    """Hands blocks of `block_size` token slots to sequences, and takes them back.
+    """Allocates blocks of `block_size` token slots to sequences.
 
-    Nothing is ever half done: an allocation that does not fit returns False and changes nothing.
-    What it decides may need blocks to be moved, before the next step writes into them: those moves
-    pile up until `take_moves`.
+    An allocation that does not fit returns False and changes nothing. Some allocations require
+    block moves before the next step writes. Those moves are collected until `take_moves`.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -41,41 +40,41 @@ class KVMemory(ABC):
 
     @property
     def num_tokens(self) -> int:
-        """Token slots in all; the longest sequence that can ever run."""
+        """Token slots in total: the length of the longest sequence that can ever run."""
         return self.num_blocks * self.block_size
 
     @abstractmethod
     def reserve(self, spans: Collection[Span]) -> bool:
-        """Makes every span writable: its table reaches so far, and nobody else reads its blocks.
+        """Make every span writable: in the block table, in blocks that no other sequence shares.
 
-        All of them or none; at most one of each sequence.
+        At most one span per sequence. Returns False, and reserves none, if they do not all fit.
         """
 
     @abstractmethod
     def reassign(
         self, sequence_ids: Collection[int], parents: Mapping[int, int], num_tokens: int
     ) -> None:
-        """Each sequence in `parents` goes on from its parent's first `num_tokens` tokens.
+        """Give each sequence in `parents` the first `num_tokens` tokens of its parent.
 
-        Both are among `sequence_ids`; of those, who is in no `parents` has nothing left.
+        `sequence_ids` holds all children and parents. Those that are not children lose their K/V.
         """
 
     @abstractmethod
     def release(self, sequence_id: int) -> None:
-        """Gives back all blocks of the sequence. Releasing what holds nothing is no error."""
+        """Free all blocks of a sequence. It is no error if it holds none."""
 
     @abstractmethod
     def commit(self, chunk: Chunk) -> None:
-        """The chunk is computed, and all of its tokens are known: others may find its blocks."""
+        """Note that a chunk is computed and its tokens are known, so its blocks can be shared."""
 
     def take_moves(self) -> BlockMoves:
-        """The moves since it was last called, for the next step to begin with."""
+        """Return the moves since the last call, which the next step must run first."""
         moves = BlockMoves(copies=tuple(self._copies))
         self._copies.clear()
         return moves
 
     def table(self, sequence_id: int) -> tuple[int, ...]:
-        """The sequence's block table: its physical blocks in logical order."""
+        """Return the block table of a sequence: its physical blocks in logical order."""
         return self._tables.get(sequence_id, ())
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -83,4 +82,4 @@ class KVMemory(ABC):
 
     @abstractmethod
     def check_integrity(self) -> None:
-        """Raises AssertionError where a block is lost, or held and free at once."""
+        """Raise AssertionError if a block is lost, or both held and free."""

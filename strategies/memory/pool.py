@@ -1,4 +1,4 @@
-"""Physical blocks, counted by reference."""
+"""A pool of physical blocks with reference counts."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Container, Iterable
 
 
 class BlockPool:
-    """Blocks `0 : num_blocks`, and how many tables point to each. A block is free at count 0.
+    """Blocks `0 : num_blocks`, and how many tables refer to each. A block is free at count 0.
 
     ```
                  allocate                      release
         free ──────────────▶ held by 1 ─────────────────────▶ free
           ▲                    │   ▲                     or
           │              share ▼   │ release                │
-          │                held by k, written by nobody     │
+          │                held by k, read-only             │
           │                    ▲                            ▼
           │                    └────────── share ───── free, content kept
           └────────────────────── evict ────────────────────┘
     ```
 
-    Blocks whose content nobody wants again are allocated first; then those released longest ago.
+    `allocate` takes blocks without cached content first, then evicts those released longest ago.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self._empty = deque(range(num_blocks))
         self._kept: dict[int, None] = {}
-        """Free blocks whose content may be wanted again, in the order of their release."""
+        """Free blocks with cached content, in the order of their release."""
         self._num_references = [0] * num_blocks
 
     @property
@@ -37,7 +37,7 @@ class BlockPool:
         return self._num_references[block]
 
     def allocate(self, num_blocks: int) -> tuple[int, ...]:
-        """Free blocks, each with one reference now; their content is lost.
+        """Take free blocks and give each one reference. Their content is lost.
 
         The caller has checked `num_free`.
         """
@@ -48,21 +48,21 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more reference to each of these blocks, held or kept."""
+        """Add a reference to each of these blocks, which are held or have cached content."""
         for block in blocks:
             if self._num_references[block] == 0:
                 assert block in self._kept, f"block {block} is free"
                 del self._kept[block]
             self._num_references[block] += 1
 
-    def release(self, blocks: Iterable[int], wanted: Container[int] = ()) -> None:
-        """One reference less to each. A block without any is free, its content kept if wanted."""
+    def release(self, blocks: Iterable[int], cached: Container[int] = ()) -> None:
+        """Remove a reference from each block. At 0 it is free; its content is kept if `cached`."""
         for block in blocks:
             assert self._num_references[block] > 0, f"block {block} is released twice"
             self._num_references[block] -= 1
             if self._num_references[block] > 0:
                 continue
-            if block in wanted:
+            if block in cached:
                 self._kept[block] = None
             else:
                 self._empty.append(block)
@@ -75,14 +75,14 @@ class BlockPool:
         return oldest
 
     def check_integrity(
-        self, tables: Iterable[tuple[int, ...]], wanted: Container[int] = ()
+        self, tables: Iterable[tuple[int, ...]], cached: Container[int] = ()
     ) -> None:
-        """Raises AssertionError where the counts differ from what these tables hold."""
+        """Raise AssertionError if the reference counts differ from what these tables hold."""
         held = Counter(block for table in tables for block in table)
         assert self._num_references == [held[block] for block in range(len(self._num_references))]
         free = {*self._empty, *self._kept}
         assert len(free) == self.num_free, "a block is free twice"
         assert not free & held.keys(), "a block is held and free"
         assert len(free) + len(held) == len(self._num_references), "a block is lost"
-        assert all(block in wanted for block in self._kept), "kept, but nobody can find it"
-        assert not any(block in wanted for block in self._empty), "lost, but can be found"
+        assert all(block in cached for block in self._kept), "kept, but not in the prefix cache"
+        assert not any(block in cached for block in self._empty), "empty, but in the prefix cache"

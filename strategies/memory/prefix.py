@@ -1,14 +1,14 @@
-"""Which blocks hold the K/V of which prefix, so that no prefix is computed twice.
+"""The prefix cache: which block holds the K/V of which prefix.
 
-K and V of a token depend on every token before it, so a block is known by a chain of hashes:
+K and V of a token depend on every token before it, so a chain of hashes identifies a block:
 
 ```
 salt ──▶ H ──▶ H(·, tokens 0:16) ──▶ H(·, tokens 16:32) ──▶ ...
                   block 7               block 3
 ```
 
-The hash is blake2b under a random key of this process: nobody can choose a prompt that meets
-another's blocks, nor tell by trying what the hash of a prompt is.
+The hash is blake2b with a random key of this process. So no client can craft a prompt whose hash
+collides with another prompt's, or compute the hash of a prompt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIGEST_BYTES = 16
 
 
 class PrefixCache:
-    """Full blocks, whose tokens are computed and will not change, by the prefix that ends there."""
+    """Maps prefixes to the full block that ends each of them. Full blocks no longer change."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -39,7 +39,7 @@ class PrefixCache:
         return len(self._digests)
 
     def find(self, token_ids: Sequence[int], salt: str) -> list[int]:
-        """The blocks of the longest known prefix of these tokens, in whole blocks."""
+        """Return the blocks of the longest cached prefix of these tokens, in whole blocks."""
         blocks: list[int] = []
         digest = self.root(salt)
         for start in range(0, len(token_ids) - self._block_size + 1, self._block_size):
@@ -51,22 +51,22 @@ class PrefixCache:
         return blocks
 
     def root(self, salt: str) -> Digest:
-        """What the first block's hash is chained to. Different salts share nothing."""
+        """Return the parent hash of a first block. Different salts share no blocks."""
         return blake2b(salt.encode(), key=self._key, digest_size=DIGEST_BYTES).digest()
 
     def digest(self, block: int) -> Digest:
         return self._digests[block]
 
     def add(self, block: int, parent: Digest, token_ids: Iterable[int]) -> int:
-        """The block that is known for this prefix: another one where it is known already."""
+        """Add a block, unless its prefix is already cached. Returns the block of that prefix."""
         digest = self._next(parent, token_ids)
-        known = self._blocks.setdefault(digest, block)
-        if known == block:
+        cached = self._blocks.setdefault(digest, block)
+        if cached == block:
             self._digests[block] = digest
-        return known
+        return cached
 
     def remove(self, block: int) -> None:
-        """Forgets what the block holds. What follows it in a chain is not found any more."""
+        """Remove a block. `find` no longer reaches the blocks that follow it in a chain."""
         digest = self._digests.pop(block, None)
         if digest is not None:
             del self._blocks[digest]

@@ -1,7 +1,7 @@
-"""Reserved KV memory: one contiguous run of blocks per sequence, taken when it is admitted.
+"""Reserved KV memory: one contiguous run of blocks per sequence, allocated at admission.
 
-How systems before paging kept K/V (Orca and FasterTransformer as the PagedAttention paper
-describes them, section 3.1): what is reserved and not yet used is wasted, and so are the gaps
+Systems before paging kept K/V this way (Orca and FasterTransformer, as the PagedAttention paper
+describes them in section 3.1). Reserved slots that are not yet used are wasted, and so are gaps
 between runs that are too short for the next sequence.
 
 ```
@@ -19,7 +19,7 @@ from strategies.memory.base import KVMemory, Span
 
 
 class SlotMemory(KVMemory):
-    """First fit over the gaps between held runs. A run never grows: reserve it whole."""
+    """Allocates runs by first fit. A run never grows, so reserve all of it at once."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -41,11 +41,11 @@ class SlotMemory(KVMemory):
     def reassign(
         self, sequence_ids: Collection[int], parents: Mapping[int, int], num_tokens: int
     ) -> None:
-        """A parent's first child takes over its run; the others copy what is used of it."""
-        runs = {each: self._tables[each] for each in sequence_ids}
+        """The first child of each parent takes over its run; other children copy the used part."""
+        runs = {id: self._tables[id] for id in sequence_ids}
         heirs = {parent: child for child, parent in reversed(list(parents.items()))}
         self._tables |= {child: runs[parent] for parent, child in heirs.items()}
-        spare = [runs[each] for each in sequence_ids if each not in heirs]
+        spare = [runs[id] for id in sequence_ids if id not in heirs]
         num_used = self.blocks_for(num_tokens)
         for sequence_id in sequence_ids:
             if sequence_id in heirs.values():
@@ -56,7 +56,7 @@ class SlotMemory(KVMemory):
                 self._copies += zip(used, run, strict=False)
 
     def commit(self, chunk: Chunk) -> None:
-        """Nobody ever finds what is in another's run."""
+        """Do nothing: runs are never shared."""
 
     def _first_fit(self, num_needed: int) -> int | None:
         start = 0

@@ -1,4 +1,4 @@
-"""The comparison on a CPU: the model that it makes, its figures, and that it runs."""
+"""The CPU comparison: the model it makes, its figures, and a run of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-def test_every_id_of_the_tokenizer_is_a_text_of_its_own():
+def test_token_ids_decode_to_distinct_texts():
     size = 1000
     tokenizer = make_tokenizer(size)
     assert tokenizer.get_vocab_size() == size
@@ -35,10 +35,10 @@ def test_every_id_of_the_tokenizer_is_a_text_of_its_own():
     for text in ("the and of it", "Ünï, 42!"):
         ids = tokenizer.encode(text).ids
         assert tokenizer.decode(ids) == f" {text}"
-    assert len(tokenizer.encode("a to of it by").ids) == 5, "words of two letters are a token each"
+    assert len(tokenizer.encode("a to of it by").ids) == 5, "each two-letter word is one token"
 
 
-def test_a_model_is_the_same_each_time_and_transformers_reads_it(tmp_path):
+def test_models_are_reproducible_and_transformers_loads_them(tmp_path):
     for name in ("one", "two"):
         write_model("dry", tmp_path / name)
     one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
@@ -63,29 +63,29 @@ def test_ratios_are_medians_over_pairs():
     assert only == "| paged, over HTTP | 100 | 1.00× | 10 | 1.00× |"
 
 
-def test_offline_systems_are_given_requests_of_the_sizes_that_ours_was_sent(tmp_path, monkeypatch):
+def test_offline_systems_get_requests_of_the_same_sizes_as_ours(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"vocab_size": 7}')
-    said = json.dumps({"tokens_per_s": 5.0, "tokens_per_s_of_one": 2.0, "start_s": 1.0})
+    output = json.dumps({"tokens_per_s": 5.0, "tokens_per_s_of_one": 2.0, "start_s": 1.0})
 
     def run(command, **_):
-        asked.append(json.loads(Path(command[-1]).read_text()))
-        return subprocess.CompletedProcess(command, 0, f"a warning\n{said}\n")
+        sent_requests.append(json.loads(Path(command[-1]).read_text()))
+        return subprocess.CompletedProcess(command, 0, f"a warning\n{output}\n")
 
-    asked = []
+    sent_requests = []
     monkeypatch.setattr("benchmarks.cpu.systems.subprocess.run", run)
     sent = [Sent(3, 9), Sent(2, 4)]
     measure = make_systems({"transformers": Path()})["transformers"]
     for _ in range(2):
         found = measure(tmp_path, WORK, sent, tmp_path / "run")
         assert found == Result(5.0, 2.0, 1.0, sent)
-    assert asked[0] == asked[1], "in every round the same"
-    (first, first_answer), (second, second_answer) = asked[0]["requests"]
+    assert sent_requests[0] == sent_requests[1], "the same in every round"
+    (first, first_answer), (second, second_answer) = sent_requests[0]["requests"]
     assert (len(first), first_answer, len(second), second_answer) == (3, 9, 2, 4)
     assert set(first + second) <= set(range(7))
-    assert (asked[0]["dtype"], asked[0]["users"]) == ("float32", 2)
+    assert (sent_requests[0]["dtype"], sent_requests[0]["users"]) == ("float32", 2)
 
 
-def test_a_server_that_does_not_start_is_told_with_its_last_words(tmp_path):
+def test_a_server_that_does_not_start_is_reported_with_its_last_output(tmp_path):
     command = [sys.executable, "-c", "import sys; print('no memory'); sys.exit(3)"]
     with pytest.raises(MeasurementError, match="no memory"):
         measure_server(command, {}, "/ping", WORK, tmp_path)
@@ -94,18 +94,18 @@ def test_a_server_that_does_not_start_is_told_with_its_last_words(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--vs", "vlm"], "no system vlm; there are vllm, openvino, transformers, offline"),
+        (["--vs", "vlm"], "unknown system vlm; choose from vllm, openvino, transformers, offline"),
         (["--vs", "transformers", "--peer-python", "x"], "--peer-python is for one system"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments, message):
+def test_invalid_arguments_are_rejected(arguments, message):
     done = run(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
 
 
 @pytest.mark.timeout(300)  # starts a server
-def test_it_runs(tmp_path):
+def test_the_comparison_runs(tmp_path):
     done = run("--dry", "--vs", "transformers,offline", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "cpu.json").read_text())
@@ -113,10 +113,10 @@ def test_it_runs(tmp_path):
     (ours,), (theirs,), (offline,) = found["runs"].values()
     assert ours["sent"] == theirs["sent"] == offline["sent"]
     assert len(ours["sent"]) == 4
-    assert {each["answer"] for each in ours["sent"]} <= {64, 128, 256}
-    assert min(each["prompt"] for each in ours["sent"]) >= 60
+    assert {request["answer"] for request in ours["sent"]} <= {64, 128, 256}
+    assert min(request["prompt"] for request in ours["sent"]) >= 60
     assert ours["tokens_per_s"] > 0
-    for each in (theirs, offline):
-        assert min(each["tokens_per_s"], each["tokens_per_s_of_one"]) > 0
+    for outputs in (theirs, offline):
+        assert min(outputs["tokens_per_s"], outputs["tokens_per_s_of_one"]) > 0
     assert "torch" in found["versions"]["paged"]
-    assert len(done.stdout.splitlines()) == 6, "a table of three systems, and where it was measured"
+    assert len(done.stdout.splitlines()) == 6, "a table of three systems and the machine"

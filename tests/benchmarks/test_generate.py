@@ -1,4 +1,4 @@
-"""transformers' own ways to serve, with models and managers that only note what they are asked."""
+"""transformers' own batching, with fake models and managers that record their calls."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ import torch
 
 from benchmarks import generate
 from benchmarks.workload import Request
-from tests.benchmarks.fake_engine import FakeClock
+from tests.benchmarks.ticking_engine import FakeClock
 
 FOREVER = float("inf")
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    clock = FakeClock()
-    monkeypatch.setattr("benchmarks.generate.time.perf_counter", clock)
-    return clock
+def clock():
+    return FakeClock()
 
 
 class FakeModel:
-    """A second a token."""
+    """Takes one second per token."""
 
     device = torch.device("cpu")
 
@@ -41,14 +39,14 @@ class FakeModel:
 
 def serve_padded(clock, requests, seconds=FOREVER, clients=2):
     model = FakeModel(clock)
-    with generate.padded_batches(model, clients) as serve:
+    with generate.padded_batches(model, clients, clock) as serve:
         return model, serve(requests, seconds)
 
 
 def test_a_batch_is_padded_on_the_left_and_run_to_the_longest_answer(clock):
     model, journal = serve_padded(clock, [Request([7, 8, 9], 2), Request([5], 4)])
     assert model.calls == [([[7, 8, 9], [0, 0, 5]], [[1, 1, 1], [0, 0, 1]])]
-    assert [flight.arrivals for flight in journal.flights] == [[(4.0, 2)], [(4.0, 4)]]
+    assert [record.arrivals for record in journal.records] == [[(4.0, 2)], [(4.0, 4)]]
     assert journal.figures()["tokens/s"] == round(6 / 4)
     assert journal.figures()["TTFT ms"]["mean"] == 4000
     assert journal.figures()["ITL ms"]["mean"] is None
@@ -61,15 +59,15 @@ def test_padding_is_held_and_not_filled(clock):
 
 
 @pytest.mark.parametrize(("seconds", "num_batches"), [(1, 1), (7, 1), (8, 2), (12, 3), (99, 4)])
-def test_another_batch_begins_only_where_it_would_end_in_time(clock, seconds, num_batches):
+def test_a_batch_starts_only_if_it_would_end_in_time(clock, seconds, num_batches):
     model, journal = serve_padded(clock, [Request([1], 4)] * 7, seconds)
     assert len(model.calls) == num_batches
     assert journal.end == 4 * num_batches
-    assert journal.flights[-1].submitted == 4 * (num_batches - 1)
+    assert journal.records[-1].submitted == 4 * (num_batches - 1)
 
 
 class FakeManager:
-    """Streams a token of each request a second, in turn."""
+    """Streams one token per second for each request, in turn."""
 
     def __init__(self, clock, error=None, is_alive=True):
         self.cancelled = []
@@ -106,29 +104,29 @@ class FakeManager:
         return self._is_alive
 
 
-def test_clients_of_a_manager_come_and_go(clock):
+def test_a_client_sends_its_next_request_after_an_answer(clock):
     manager = FakeManager(clock)
-    journal = generate._ManagerLoop(manager, 2).run([Request([1], 2)] * 5, FOREVER)
+    journal = generate.ManagerLoop(manager, 2, clock).run([Request([1], 2)] * 5, FOREVER)
     assert manager.most == 2
-    assert [flight.arrivals for flight in journal.flights[:3]] == [
+    assert [record.arrivals for record in journal.records[:3]] == [
         [(1, 1), (2, 1)], [(1, 1), (2, 1)], [(3, 1), (4, 1)],
     ]  # fmt: skip
     assert journal.figures()["requests"] == 5.0
     assert manager.cancelled == []
 
 
-def test_what_runs_when_time_is_up_is_cancelled(clock):
+def test_running_requests_are_cancelled_when_time_is_up(clock):
     manager = FakeManager(clock)
-    journal = generate._ManagerLoop(manager, 2).run([Request([1], 4)] * 5, 3.0)
+    journal = generate.ManagerLoop(manager, 2, clock).run([Request([1], 4)] * 5, 3.0)
     assert manager.cancelled == ["req_0", "req_1"]
     assert journal.end == 3.0
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"error": "out of memory"}, "out of memory"), ({"is_alive": False}, "thread has ended")],
+    [({"error": "out of memory"}, "out of memory"), ({"is_alive": False}, "thread is not running")],
 )
 def test_a_manager_that_fails_is_an_error(clock, settings, message):
-    loop = generate._ManagerLoop(FakeManager(clock, **settings), 2)
+    loop = generate.ManagerLoop(FakeManager(clock, **settings), 2, clock)
     with pytest.raises(RuntimeError, match=message):
         loop.run([Request([1], 4)], FOREVER)

@@ -1,4 +1,4 @@
-"""The dry run of `make gpu`, and that what one section breaks is not lost for the others."""
+"""The dry run of `make gpu`; a section that fails does not affect the others."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from benchmarks.sections import (
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "kernels" / "configurations.json"
-TIMED = ("requests/s", "tokens/s", "seconds", "step us", "GPU us", "us a step", "share")
+TIMED = ("requests/s", "tokens/s", "seconds", "step us", "GPU us", "us/step", "share")
 SPREADS = ("TTFT ms", "ITL ms", "set-up s")
 
 
-def test_dry_run_goes_through_every_section_and_takes_no_figure(tmp_path):
+def test_the_dry_run_runs_every_section_and_reports_no_times(tmp_path):
     before = TABLE.read_text()
     command = [sys.executable, "-m", "benchmarks.gpu", "--dry", "--write-table", "--out", tmp_path]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -43,9 +43,9 @@ def test_dry_run_goes_through_every_section_and_takes_no_figure(tmp_path):
             assert set(row.get("us", {}).values()) <= {None}
             assert {row.get(figure) for figure in TIMED} == {None}
             assert all(
-                each is None
+                value is None
                 for figure in SPREADS
-                for each in row.get(figure, {None: None}).values()
+                for value in row.get(figure, {None: None}).values()
             )
     for name in ("correctness", "elementwise"):
         assert {row["verdict"] for row in found["sections"][name]["rows"]} == {"ok"}
@@ -63,35 +63,33 @@ def test_dry_run_goes_through_every_section_and_takes_no_figure(tmp_path):
     assert TABLE.read_text() == before
 
 
-def test_unknown_sections_are_named(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["gpu", "--sections", "decode,speed"])
+def test_unknown_sections_are_named(capsys):
     with pytest.raises(SystemExit):
-        gpu.main()
-    assert "'speed' is none of" in capsys.readouterr().err
+        gpu.main(["--sections", "decode,speed"])
+    assert "unknown section 'speed'" in capsys.readouterr().err
 
 
 def begin(job):
     return {"event": "begin", "job": job}
 
 
-def test_a_worker_that_dies_keeps_what_it_found(tmp_path):
+def test_results_of_a_worker_that_dies_are_kept(tmp_path):
     report, lines = Report(is_dry=False), queue.SimpleQueue()
     row = {"event": "row", "row": {"what": "copy", "bytes": 4000, "us": {"torch": 2.0}}}
     end = {"event": "end", "seconds": 1.0}
     for event in (begin("ceilings"), row, end, begin("decode"), row):
         lines.put(json.dumps(event) + "\n")
     lines.put("")
-    assert gpu._collect(lines, report, tmp_path) == ("decode", "it died; see above")
+    assert gpu.collect(lines, report, tmp_path) == ("decode", "it died; see above")
     assert report.is_sound("ceilings")
     assert not report.is_sound("decode")
     assert len(report.section("decode")["rows"]) == 1
     assert "unfinished" in report.text()
 
 
-def test_a_worker_that_hangs_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu, "GRACE_SECONDS", 0.05)
+def test_a_worker_that_hangs_is_given_up(tmp_path):
     report, lines = Report(is_dry=False), queue.SimpleQueue()
-    assert gpu._collect(lines, report, tmp_path) == (None, "it hung")
+    assert gpu.collect(lines, report, tmp_path, grace_s=0.05) == (None, "it hung")
 
 
 def options_of(tmp_path, *, dry=True):
@@ -99,18 +97,18 @@ def options_of(tmp_path, *, dry=True):
     return type("Options", (), settings)
 
 
-def test_the_next_worker_takes_up_what_remains(tmp_path, monkeypatch):
-    """Each worker here ends with its first section unfinished."""
-    monkeypatch.setattr(gpu, "_collect", lambda *_: (started.pop(0), "it died"))
+def test_the_next_worker_runs_the_remaining_jobs(tmp_path, monkeypatch):
+    """Each worker here dies during its first section."""
+    monkeypatch.setattr(gpu, "collect", lambda *_: (started.pop(0), "it died"))
     started = ["decode", "moves"]
     report = Report(is_dry=True)
-    remaining = gpu._run_worker(["decode", "prefill", "moves"], report, options_of(tmp_path))
+    remaining = gpu.run_worker(["decode", "prefill", "moves"], report, options_of(tmp_path))
     assert remaining == ["prefill", "moves"]
-    assert gpu._run_worker(remaining, report, options_of(tmp_path)) == []
+    assert gpu.run_worker(remaining, report, options_of(tmp_path)) == []
     assert report.section("decode")["notes"] == ["worker failed at decode: it died"]
 
 
-def test_rates_are_fractions_of_the_same_run_and_peers_are_ratios(tmp_path):
+def test_rates_are_relative_to_this_run_and_peers_are_ratios(tmp_path):
     report = Report(is_dry=False)
     for event in (
         begin("ceilings"),
@@ -131,12 +129,12 @@ def test_rates_are_fractions_of_the_same_run_and_peers_are_ratios(tmp_path):
     assert "75%" in report.text()
 
 
-def test_the_written_table_is_the_table():
+def test_the_written_table_can_be_read_back():
     table = json.loads(TABLE.read_text())
     assert json.loads(table_text(table)) == table
 
 
-def test_a_case_has_a_process_to_itself_but_in_a_dry_run():
+def test_each_case_has_its_own_process_except_in_a_dry_run():
     jobs = jobs_of(["moves", "flex", "small-pool", "roofline", "profile"])
     processes, left = [], jobs
     while left:
@@ -152,13 +150,13 @@ def test_a_case_has_a_process_to_itself_but_in_a_dry_run():
     assert one_process(jobs, is_dry=True) == jobs
 
 
-def test_a_case_that_dies_takes_no_other_case_down(tmp_path, monkeypatch):
+def test_a_case_that_dies_ends_no_other_case(tmp_path, monkeypatch):
     report, options = Report(is_dry=False), options_of(tmp_path, dry=False)
     outcomes = [("serve/paged", "it died"), (None, None)]
-    monkeypatch.setattr(gpu, "_collect", lambda *_: outcomes.pop(0))
+    monkeypatch.setattr(gpu, "collect", lambda *_: outcomes.pop(0))
     jobs = ["serve/paged", "serve/generate", "serve/none"]
-    assert gpu._run_worker(jobs, report, options) == ["serve/generate", "serve/none"]
-    assert gpu._run_worker(jobs[1:], report, options) == ["serve/none"]
+    assert gpu.run_worker(jobs, report, options) == ["serve/generate", "serve/none"]
+    assert gpu.run_worker(jobs[1:], report, options) == ["serve/none"]
     row = {"event": "row", "row": {"case": "generate", "requests/s": 2.0}}
     end = {"event": "end", "seconds": 3.0}
     for event in (begin("serve/generate"), row, end, begin("serve/none"), end):
@@ -169,7 +167,7 @@ def test_a_case_that_dies_takes_no_other_case_down(tmp_path, monkeypatch):
     assert not report.is_sound("serve")
 
 
-def test_a_peer_may_fail_where_there_are_peers():
+def test_failed_cases_are_tolerated_only_in_sections_with_peers():
     report = Report(is_dry=False)
     for name, is_sound in (("decode", True), ("serve/generate", True), ("roofline", False)):
         note = {"event": "note", "text": "batch 50 failed: RuntimeError: x"}
@@ -178,19 +176,19 @@ def test_a_peer_may_fail_where_there_are_peers():
         assert report.is_sound(name.split("/")[0]) == is_sound
 
 
-def test_requests_per_second_are_compared_with_the_baselines_that_ran():
+def test_requests_per_second_are_compared_with_baselines_that_ran():
     report = Report(is_dry=False)
     report.take(begin("serve/paged"))
     for case, rate in (("paged", 24.0), ("generate", 6.0)):
         row = {"case": case, "requests/s": rate, "TTFT ms": {"mean": 5.0, "p50": None}}
         report.take({"event": "row", "row": row})
-    assert [more for _, more in report._rows("serve")] == [{"x generate": 4.0}, {"x generate": 1.0}]
+    assert [more for _, more in report.rows("serve")] == [{"x generate": 4.0}, {"x generate": 1.0}]
     header, paged = (line.split() for line in report.text().splitlines()[1:3])
     assert header == ["case", "requests/s", "TTFT", "ms", "mean/p50", "x", "generate"]
     assert paged == ["paged", "24", "5/-", "4"]
 
 
-def test_shape_and_stretch_reach_the_worker(tmp_path, monkeypatch):
+def test_shape_and_stretch_are_passed_to_the_worker(tmp_path, monkeypatch):
     seen = []
 
     class Worker:
@@ -202,28 +200,28 @@ def test_shape_and_stretch_reach_the_worker(tmp_path, monkeypatch):
 
     monkeypatch.setattr("benchmarks.bench.Bench", Worker)
     monkeypatch.setattr("benchmarks.small_pool.run", lambda bench, case: seen.append(case))
-    options = worker._parse(
+    options = worker.parse_arguments(
         ["--dry", "--shape", "qwen3-0.6b", "--stretch", "2", "small-pool/paged"]
     )
-    worker._run(options.jobs[0], options, lambda _: None)
+    worker.run_job(options.jobs[0], options, lambda _: None)
     settings, case = seen
     assert (settings["shape"], case) == ("qwen3-0.6b", "paged")
     assert settings["seconds"] == 2 * seconds_of("small-pool/paged")
 
 
 @pytest.mark.parametrize(
-    ("gibibytes", "notes"), [(3, ["3.0 GiB of GPU memory were left behind"]), (0.5, [])]
+    ("gibibytes", "notes"), [(3, ["3.0 GiB of GPU memory are still allocated"]), (0.5, [])]
 )
-def test_a_job_that_leaves_memory_behind_is_noted(monkeypatch, gibibytes, notes):
+def test_leaked_memory_is_noted(monkeypatch, gibibytes, notes):
     events = []
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda: int(gibibytes * 2**30))
-    worker._free_memory(False, events.append)
-    worker._free_memory(True, events.append)
+    worker.free_memory(False, events.append)
+    worker.free_memory(True, events.append)
     assert [event["text"] for event in events] == notes
 
 
-def test_all_of_it_stays_under_nine_minutes():
+def test_all_sections_together_take_less_than_nine_minutes():
     jobs, num_processes = jobs_of(SECTIONS), 0
     seconds = sum(seconds_of(job) for job in jobs if job != "flashinfer")
     while jobs:

@@ -1,4 +1,4 @@
-"""The grid of a real run, with tensors that have no memory and kernels that are not compiled."""
+"""The cases of a real run, with meta tensors and without compiling kernels."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ H200_BYTES = 130 * 2**30
 
 
 class PretendBench(Bench):
-    """Of a GPU of 130 GiB on which everything takes a microsecond."""
+    """Pretends to run on a GPU with 130 GiB where everything takes a microsecond."""
 
     num_processors = 132
 
     def __init__(self, events):
-        super().__init__(is_dry=False, may_flashinfer=False, seconds=1e6, emit=events.append)
+        super().__init__(is_dry=False, use_flashinfer=False, seconds=1e6, emit=events.append)
         self.device = torch.device("meta")
 
     def num_sets(self, num_bytes, most=64):
@@ -41,7 +41,7 @@ class PretendBench(Bench):
 @pytest.mark.parametrize(
     ("section", "num_rows"), [("decode", 138), ("prefill", 32), ("splits", 4), ("sweep", 6)]
 )
-def test_every_case_reaches_its_kernel(section, num_rows):
+def test_every_case_launches_its_kernel(section, num_rows):
     events = []
     with patch.object(JITFunction, "run", lambda *_, **__: None), dry_run.target(90) as launches:
         importlib.import_module(f"benchmarks.{section}").run(PretendBench(events))
@@ -54,21 +54,21 @@ def test_every_case_reaches_its_kernel(section, num_rows):
         assert set(row["us"].values()) == {1.0}
 
 
-def test_counts_of_bytes_and_operations():
-    """4 queries see 3, 4, 5 and 6 keys; each key is multiplied twice, 2 operations a number."""
+def test_bytes_and_operations_are_counted():
+    """4 queries see 3, 4, 5 and 6 keys; each key costs two products, 2 operations per number."""
     lengths, shape = Lengths((4,), (6,)), Shape(2, 1, 64)
     assert lengths.flop(shape) == (3 + 4 + 5 + 6) * 2 * 2 * 64 * 2
     assert lengths.kv_bytes(shape, 2) == 6 * 2 * 64 * 2
     assert lengths.query_bytes(shape, 2) == 4 * 2 * 2 * 64 * 2
 
 
-def test_ragged_lengths_are_all_different_and_reach_the_longest():
+def test_ragged_lengths_are_distinct_up_to_the_longest():
     lengths = ragged(16, 4096)
     assert len(set(lengths)) == 16
     assert (min(lengths), max(lengths)) == (256, 4096)
 
 
-def test_no_block_is_used_twice():
+def test_block_tables_share_no_block():
     lengths = Lengths((1, 1), (33, 5))
     cpu = torch.device("cpu")
     inputs = make_inputs(Shape(1, 1, 64), lengths, device=cpu, dtype=torch.float16, num_sets=3)
@@ -80,7 +80,7 @@ def test_flashinfer_gets_the_same_blocks():
     lengths = Lengths((1, 1), (33, 16))
     cpu = torch.device("cpu")
     inputs = make_inputs(Shape(1, 1, 64), lengths, device=cpu, dtype=torch.float16)
-    starts, blocks, last = peers._page_lists(inputs, inputs.tables[0], 16)
+    starts, blocks, last = peers.page_lists(inputs, inputs.tables[0], 16)
     assert starts.tolist() == [0, 3, 4]
     assert blocks.tolist() == [*inputs.tables[0][0].tolist(), int(inputs.tables[0][1, 0])]
     assert last.tolist() == [1, 16]

@@ -1,4 +1,4 @@
-"""What a GPU machine without the service's packages can import."""
+"""Imports that work on a GPU machine without the service's packages."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SERVING = (
     "closed_loop", "engines", "generate", "host_step", "profile", "roofline", "serve", "small_pool",
     "start", "steady_decode",
 )  # fmt: skip
-"""Files of benchmarks/ that run whole engines."""
+"""Files of benchmarks/ that run whole engines and need the service's packages."""
 OF_AN_IMAGE = {"precompile": {"tqdm"}}
-"""A command that is run where an image is built, and imported nowhere."""
+"""A command for image builds, which nothing imports."""
 SERVICE = ("flask", "gunicorn", "gevent", "zmq", "javaproperties", "locust")
 BLOCK = f"""
 import importlib, sys
@@ -50,6 +50,6 @@ def test_every_section_loads_without_the_service():
 
 
 @pytest.mark.parametrize("module", ["gpu", "sections", "shapes", "report"])
-def test_what_starts_the_workers_loads_without_torch(module):
+def test_the_parent_process_loads_without_torch(module):
     code = f"import sys; import benchmarks.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -1,4 +1,4 @@
-"""The memory benchmark: what it reads, what it counts, and that it runs."""
+"""The memory benchmark: its input, its counts, and a run of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from core.sampling import SamplingParams
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_trace_is_read_and_what_is_too_long_left_out(tmp_path):
+def test_a_trace_is_read_without_requests_that_are_too_long(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,374,44\nx,4000,1\nx,5,0\nx,7,8\n"
@@ -30,10 +30,10 @@ def test_a_trace_is_read_and_what_is_too_long_left_out(tmp_path):
         read_trace(path, 9, 2048)
 
 
-def test_synthetic_lengths_are_the_same_every_time():
+def test_synthetic_lengths_are_reproducible():
     assert synthetic_lengths(50, 2048) == synthetic_lengths(50, 2048)
     assert len(synthetic_lengths(50, 2048)) == 50
-    assert all(each.prompt + each.generated <= 300 for each in synthetic_lengths(50, 300))
+    assert all(lengths.prompt + lengths.generated <= 300 for lengths in synthetic_lengths(50, 300))
 
 
 def request(id=0, num_prompt_tokens=32, **params):
@@ -41,7 +41,7 @@ def request(id=0, num_prompt_tokens=32, **params):
     return Request(id, [5] * num_prompt_tokens, given)
 
 
-def test_what_is_counted():
+def test_slots_and_shared_blocks_are_counted():
     usage = measure(make("continuous", 256, 128), [request()])
     assert (usage.used, usage.used_of_all) == (32 / 128, 32 / 256)
     usage = measure(make("paged", 256, 128), [request(num_prompt_tokens=40)])
@@ -52,7 +52,7 @@ def test_what_is_counted():
     assert usage.shared == 1 - (3 + 5) / (3 + 9)
 
 
-def test_it_runs_without_a_trace(tmp_path):
+def test_the_benchmark_runs_without_a_trace(tmp_path):
     out = tmp_path / "memory.json"
     command = [sys.executable, "-m", "benchmarks.memory", "--requests", "60", "--tokens", "2048",
                "--max-length", "256", "--system-prompt", "64", "--out", str(out)]  # fmt: skip
@@ -62,18 +62,18 @@ def test_it_runs_without_a_trace(tmp_path):
         line[:46].rstrip() for line in done.stdout.splitlines()[2:]
     ]
     value = {row["what"]: row["value"] for row in rows}
-    assert value["used of reserved, paged"] > 0.9 > value["used of reserved, Orca (Max)"]
-    assert value["saved by sharing, 2 samples"] > 0
-    assert value["saved by sharing, 6 beams"] > value["saved by sharing, 2 beams"]
-    assert value["computed tokens saved, prefix of 64"] > 0
+    assert value["reserved slots used, paged"] > 0.9 > value["reserved slots used, Orca (Max)"]
+    assert value["blocks saved by sharing, 2 samples"] > 0
+    assert value["blocks saved by sharing, 6 beams"] > value["blocks saved by sharing, 2 beams"]
+    assert value["computed tokens saved, 64-token prefix"] > 0
 
 
-def test_the_gain_of_the_prefix_cache_is_taken_in_pairs_of_new_requests(monkeypatch):
-    """What runs is stood in for: cached, twice as many requests a second."""
+def test_the_gain_of_the_prefix_cache_is_measured_in_pairs_of_runs(monkeypatch):
+    """The runs are faked: with the cache, twice as many requests per second."""
     runs = []
 
     def run(engine, requests):
-        is_cached = engine.strategy.memory._caches_prefixes
+        is_cached = engine.strategy.memory.caches_prefixes
         runs.append((is_cached, requests))
         return 6.0 if is_cached else 3.0
 
@@ -89,17 +89,16 @@ def test_the_gain_of_the_prefix_cache_is_taken_in_pairs_of_new_requests(monkeypa
     _, _, *pairs = runs
     assert [is_cached for is_cached, _ in pairs] == [True, False, False, True, True, False]
     for (_, first), (_, second) in zip(pairs[::2], pairs[1::2], strict=True):
-        assert first == second, "both sides of a pair answer the same"
+        assert first == second, "both runs of a pair have the same requests"
     seen = [tuple(request.prompt) for _, requests in runs[::2] for request in requests]
-    assert len(set(seen)) == len(seen), "and nobody has seen it before"
+    assert len(set(seen)) == len(seen), "no prompt is used twice"
     system = [request.prompt[:64] for request in pairs[0][1]]
     assert system[0] == system[1]
     assert [request.max_tokens for request in pairs[0][1]] == [2, 4]
 
 
-def test_the_gain_on_a_model(monkeypatch):
-    monkeypatch.setattr(throughput, "PAIRS", 1)
-    gain = throughput.measure_gain(ROOT / "models" / "demo", [Lengths(3, 2)], 64)
+def test_the_gain_is_measured_on_a_model():
+    gain = throughput.measure_gain(ROOT / "models" / "demo", [Lengths(3, 2)], 64, pairs=1)
     assert gain.num_requests == 1
     assert gain.ratio == pytest.approx(gain.with_cache / gain.without_cache)
     with pytest.raises(ValueError, match="shorter --system-prompt"):

@@ -1,4 +1,4 @@
-"""The simulator: clock, costs and figures in cases that can be worked out by hand."""
+"""The simulator: clock, costs and figures in cases that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from core.sampling import Finish
 
 TOY = ModelShape(
     name="toy", num_parameters=1e6, num_layers=1, attention_width=256, kv_width=256
-)  # 2e6 bytes of weights, 1024 of K/V a token
+)  # 2e6 bytes of weights, 1024 bytes of K/V per token
 
 
 def hardware(kv_tokens=4096, **efficiency):
-    """Of 1e8 bytes and 1e12 FLOP per second: 20 ms for the weights, 10.24 us a token of K/V."""
+    """1e8 bytes and 1e12 FLOP per second: 20 ms for the weights, 10.24 us per token of K/V."""
     memory = (2e6 + 1024 * (kv_tokens + 0.5)) / GIB
     gpu = Gpu(name="toy", memory_gib=memory, bandwidth=1e8, flops=1e12)
     given = Efficiency(**({"bandwidth": 1.0, "flops": 1.0, "overhead_s": 0.001} | efficiency))
@@ -40,12 +40,12 @@ def hardware(kv_tokens=4096, **efficiency):
 
 
 def step(*num_kv_tokens):
-    """Seconds of a step that its reads bound, with so many tokens of K/V of each sequence."""
+    """Return the seconds of a memory-bound step; num_kv_tokens: K/V tokens of each sequence."""
     return 0.02 + sum(num_kv_tokens) * 1024 / 1e8 + 0.001
 
 
 def arrivals(*rows, prefix_tokens=0):
-    """Of (second, prompt, generated)."""
+    """Return arrivals for (second, prompt length, output length) triples."""
     return [
         Arrival(id, at_s, Lengths(prompt, generated), 0, prefix_tokens)
         for id, (at_s, prompt, generated) in enumerate(rows)
@@ -66,14 +66,14 @@ def latencies(system, requests, **setup):
 
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("leaps", [True, False])
-def test_a_request_alone_takes_the_sum_of_its_steps(system, leaps):
+def test_a_single_request_takes_the_sum_of_its_steps(system, leaps):
     # The prompt's step samples the first token, and the last token is never computed.
     expected = sum(step(length) for length in range(10, 15))
     found = latencies(system, arrivals((3.0, 10, 5)), leaps=leaps)
     assert found == {0: pytest.approx(expected)}
 
 
-def test_the_first_token_comes_with_the_prompts_step():
+def test_the_first_token_comes_with_the_prefill_step():
     served = fleet("paged", arrivals((3.0, 10, 5)))
     figures = served.run().figures
     assert served.tally.first_tokens == {0: pytest.approx(step(10))}
@@ -81,36 +81,36 @@ def test_the_first_token_comes_with_the_prompts_step():
     assert figures.tokens_per_s == pytest.approx(5 / sum(map(step, range(10, 15))))
 
 
-def test_two_in_a_gang_and_one_that_comes_too_late_for_it():
+def test_a_request_that_misses_a_static_batch_waits_for_the_next():
     requests = arrivals((0.0, 10, 2), (0.0, 20, 4), (0.01, 5, 1))
-    # The first starts the gang alone, as it finds nobody else; who came meanwhile are the next.
+    # The first request forms a batch alone; those that arrive meanwhile form the next.
     first = step(10) + step(11)
     expected = {0: first, 1: first + step(20, 5) + step(21) + step(22) + step(23)}
     expected[2] = first + step(20, 5) - 0.01
     found = latencies("dynamic", arrivals((0.0, 10, 2), (0.001, 20, 4), (0.01, 5, 1)))
     expected[1] -= 0.001
     assert found == pytest.approx(expected)
-    # Both at once are one gang; the third waits for its longest member.
+    # Two at once form one batch; the third waits for its longest member.
     gang = [step(10, 20), step(11, 21), step(22), step(23)]
     assert latencies("dynamic", requests) == pytest.approx({
         0: sum(gang[:2]), 1: sum(gang), 2: sum(gang) + step(5) - 0.01
     })  # fmt: skip
 
 
-def test_a_padded_gang_answers_all_at_its_end():
+def test_a_padded_batch_answers_all_at_its_end():
     found = latencies("fastertransformer", arrivals((0.0, 10, 2), (0.0, 20, 4)))
     gang = sum(step(length, length) for length in (20, 21, 22, 23))
     assert found == pytest.approx({0: gang, 1: gang})
 
 
-def test_a_padded_gang_has_room_for_the_greatest_lengths_alone():
+def test_a_padded_batch_reserves_the_greatest_length_for_every_row():
     requests = arrivals((0.0, 10, 2), (0.0, 10, 2), (0.0, 10, 2))
     found = latencies("fastertransformer", requests, hardware=hardware(600))
     gang = step(10, 10) + step(11, 11)
     assert found == pytest.approx({0: gang, 1: gang, 2: gang + step(10) + step(11)})
 
 
-def test_who_comes_joins_between_two_steps():
+def test_new_requests_join_between_two_steps():
     requests = arrivals((0.0, 10, 3), (0.001, 20, 1))
     joined = step(10) + step(11, 20)
     for system in ("orca-oracle", "paged"):
@@ -119,7 +119,7 @@ def test_who_comes_joins_between_two_steps():
         })  # fmt: skip
 
 
-def test_reservations_decide_who_runs_at_once():
+def test_reservations_limit_the_requests_that_run_at_once():
     requests = arrivals((0.0, 16, 16), (0.0, 16, 16), (0.0, 16, 16))
 
     def at_once(system):
@@ -129,7 +129,7 @@ def test_reservations_decide_who_runs_at_once():
     assert at_once("orca-oracle") == at_once("paged") == 3.0
 
 
-def test_a_long_prompt_is_bound_by_its_products():
+def test_a_long_prompt_is_compute_bound():
     slow = Gpu(name="slow", memory_gib=0.01, bandwidth=1e12, flops=1e9)
     machine = Hardware(TOY, slow, 2, Efficiency(bandwidth=0.5, flops=0.5, overhead_s=0.25))
     pairs = num_pairs(0, 100)
@@ -144,15 +144,15 @@ def test_a_long_prompt_is_bound_by_its_products():
     [("opt-13b", "a100-40gb", 1, 15_700), ("opt-66b", "a100-40gb", 4, 9_700),
      ("opt-175b", "a100-80gb", 8, 60_100)],
 )  # fmt: skip
-def test_kv_memory_is_about_what_the_paper_has(model, gpu, count, slots):
-    """Its table 1, «max. # KV cache slots»."""
+def test_kv_memory_is_about_that_of_the_paper(model, gpu, count, slots):
+    """Compare with table 1 of the PagedAttention paper, "max. # KV cache slots"."""
     machine = Hardware(MODELS[model], GPUS[gpu], count)
     assert machine.num_kv_tokens == pytest.approx(slots, rel=0.06)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_leaps_change_nothing(system):
-    """Neither any time, to the last bit, nor a count; with preemptions, prefixes and a fleet."""
+def test_leaps_change_no_result(system):
+    """All times, to the last bit, and counts are equal; with preemption, prefixes and a fleet."""
     preemptions = 0
     for seed in range(6):
         rng = random.Random(seed)
@@ -170,7 +170,7 @@ def test_leaps_change_nothing(system):
                   caches_prefixes=seed % 2 == 0, **setup)
             for leaps in (True, False)
         ]  # fmt: skip
-        found, expected = (each.run() for each in pair)
+        found, expected = (served.run() for served in pair)
         assert found == expected
         assert pair[0].tally.latencies == pair[1].tally.latencies
         assert pair[0].tally.first_tokens == pair[1].tally.first_tokens
@@ -180,7 +180,7 @@ def test_leaps_change_nothing(system):
     assert (preemptions > 0) == (system == "paged")
 
 
-def test_leaps_take_most_steps(monkeypatch):
+def test_leaps_replace_most_steps(monkeypatch):
     calls = []
     served = fleet("paged", arrivals((0.0, 10, 200), (0.0, 10, 100)), max_length=2048)
     [machine] = served.machines
@@ -198,34 +198,34 @@ def test_every_request_is_answered_exactly_once():
     for system in SYSTEMS:
         served = fleet(system, requests, num_machines=3)
         outcome = served.run()
-        assert sorted(served.tally.latencies) == [each.id for each in requests]
+        assert sorted(served.tally.latencies) == [request.id for request in requests]
         assert sum(outcome.loads) == outcome.figures.num_requests == len(requests)
         assert all(not machine.strategy.has_work() for machine in served.machines)
         assert all(machine.strategy.memory.num_held_blocks == 0 for machine in served.machines)
 
 
-def test_what_is_answered_twice_is_an_error():
+def test_a_request_that_finishes_twice_is_an_error():
     served = fleet("paged", arrivals((0.0, 10, 2)))
     served.run()
-    with pytest.raises(AssertionError, match="answered twice"):
-        served.tally._end(arrivals((0.0, 10, 2))[0], 1.0)
+    with pytest.raises(AssertionError, match="finished twice"):
+        served.tally.add([Output(0, (), (), Finish.LENGTH)], 1.0)
 
 
-def test_what_the_mean_will_be_at_least():
+def test_the_lower_bound_of_the_mean_latency():
     one, other = arrivals((1.0, 10, 4), (2.0, 10, 5))
     tally = Tally([one, other])
-    assert tally.least_normalized_latency(2.0) == 0.0  # nobody has come yet
+    assert tally.least_normalized_latency(2.0) == 0.0  # no arrivals yet
     tally.begin(one)
     tally.begin(other)
     assert tally.least_normalized_latency(3.0) == pytest.approx((2 / 4 + 1 / 5) / 2)
-    tally.take([Output(one.id, (), (), Finish.LENGTH)], 5.0)
+    tally.add([Output(one.id, (), (), Finish.LENGTH)], 5.0)
     assert tally.least_normalized_latency(7.0) == pytest.approx((4 / 4 + 5 / 5) / 2)
-    tally.take([Output(other.id, (), (), Finish.LENGTH)], 12.0)
+    tally.add([Output(other.id, (), (), Finish.LENGTH)], 12.0)
     assert tally.least_normalized_latency(99.0) == pytest.approx((4 / 4 + 10 / 5) / 2)
     assert tally.figures().normalized_latency == pytest.approx((4 / 4 + 10 / 5) / 2)
 
 
-def test_an_overload_is_given_up_before_it_is_over():
+def test_an_overloaded_run_is_stopped_early():
     requests = Synthetic(SHAREGPT, 256).arrivals(50, 20)
     whole, given_up = fleet("none", requests), fleet("none", requests)
     bound = whole.run().figures.normalized_latency
@@ -235,29 +235,29 @@ def test_an_overload_is_given_up_before_it_is_over():
     assert fleet("none", requests).run(bound * 0.9999) is None
 
 
-def test_routers_choose():
+def test_each_router_chooses_by_its_rule():
     turns, least, aware = RoundRobin(), LeastLoaded(), PrefixAware()
     [any_one] = arrivals((0.0, 1, 1))
     assert [turns.choose(any_one, [9, 0, 0]) for _ in range(4)] == [0, 1, 2, 0]
     assert least.choose(any_one, [2, 1, 1]) == 1
     ones, twos = (Arrival(0, 0.0, Lengths(1, 1), prefix) for prefix in (1, 2))
-    assert aware.choose(ones, [3, 2, 3]) == 1  # new: the least loaded
+    assert aware.choose(ones, [3, 2, 3]) == 1  # unknown prefix: the least loaded
     assert aware.choose(ones, [2, 3, 4]) == 1  # known, and not too full: 3 + 1 <= 1.25 x 10 / 3
     assert aware.choose(twos, [2, 3, 3]) == 0
-    assert aware.choose(ones, [2, 4, 3]) == 0  # 4 + 1 > 1.25 x 10 / 3; known there too from now on
-    assert aware.choose(ones, [4, 4, 3]) == 0  # rather than the least loaded of all
+    assert aware.choose(ones, [2, 4, 3]) == 0  # 4 + 1 > 1.25 x 10 / 3; also known there from now on
+    assert aware.choose(ones, [4, 4, 3]) == 0  # although 2 is the least loaded
 
 
-def test_a_router_sees_who_is_still_unanswered():
-    """The first is long, the second over soon: the third finds the second's machine idle."""
+def test_routers_see_unfinished_requests():
+    """The first is long, the second short, so the third finds the second's machine idle."""
     rows = [(0.0, 10, 50), (0.0, 10, 1), (step(10) - 0.001, 10, 1), (step(10) + 0.5, 10, 1)]
     served = fleet("paged", arrivals(*rows), num_machines=2, router=LeastLoaded())
     assert served.run().loads == (2, 2)
-    # A millisecond before its end the second still counts: the third goes to the first machine.
+    # A millisecond before its end the second still counts, so the third goes to machine one.
     assert served.tally.latencies[2] > step(10)
 
 
-def test_prefixes_are_computed_once_where_they_are_cached():
+def test_a_cached_prefix_is_computed_once_per_machine():
     requests = arrivals((0.0, 8, 1), (1000.0, 8, 1), prefix_tokens=64)
     flops_bound = {"hardware": hardware(flops=1e-6, overhead_s=0.0)}
     cold = latencies("paged", requests, **flops_bound)
@@ -267,7 +267,7 @@ def test_prefixes_are_computed_once_where_they_are_cached():
     assert warm[1] < cold[1] / 8
 
 
-def test_traffic_is_the_same_at_every_rate_but_for_its_times():
+def test_a_rate_changes_only_the_arrival_times():
     traffic = Synthetic(SHAREGPT, 2048, Prefixes(4, 100), seed=7)
     slow, fast = traffic.arrivals(1, 200), traffic.arrivals(2, 200)
     assert 350 < len(fast) < 450
@@ -276,10 +276,10 @@ def test_traffic_is_the_same_at_every_rate_but_for_its_times():
         assert (one.lengths, one.prefix) == (other.lengths, other.prefix)
         assert one.at_s == pytest.approx(2 * other.at_s)
         assert 100 + one.lengths.prompt + one.lengths.generated <= 2048
-    assert {each.prefix for each in slow} == {0, 1, 2, 3}
+    assert {arrival.prefix for arrival in slow} == {0, 1, 2, 3}
 
 
-def test_a_trace_is_stretched():
+def test_a_trace_is_stretched_to_the_rate():
     rows = [
         (5.0, Lengths(9, 9)),
         (6.0, Lengths(999, 9)),
@@ -288,9 +288,9 @@ def test_a_trace_is_stretched():
     ]
     trace = Trace(rows, 100)
     assert (trace.rate, trace.num_left_out) == (0.5, 1)
-    assert [each.at_s for each in trace.arrivals(0.5, 60)] == [0.0, 2.0, 4.0]
-    assert [each.at_s for each in trace.arrivals(0.25, 60)] == [0.0, 4.0, 8.0]
-    assert [each.lengths.prompt for each in trace.arrivals(0.25, 8.0)] == [9, 8]
+    assert [arrival.at_s for arrival in trace.arrivals(0.5, 60)] == [0.0, 2.0, 4.0]
+    assert [arrival.at_s for arrival in trace.arrivals(0.25, 60)] == [0.0, 4.0, 8.0]
+    assert [arrival.lengths.prompt for arrival in trace.arrivals(0.25, 8.0)] == [9, 8]
     with pytest.raises(ValueError, match="at most 8 tokens"):
         Trace(rows, 8)
 
@@ -310,21 +310,21 @@ def test_the_knee_is_found_within_its_precision(limit):
     assert highest_rate(lambda rate: None) is None
 
 
-def test_saturation_is_where_the_arithmetic_has_it():
-    """Requests one at a time: the highest rate is about one over what one of them takes."""
+def test_saturation_is_at_the_computed_rate():
+    """With one request at a time, the highest rate is about one per service time."""
     seconds = sum(step(length) for length in range(100, 120))
     requests = {
         rate: [Arrival(n, n / rate, Lengths(100, 20)) for n in range(200)]
         for rate in (0.95 / seconds, 1.3 / seconds)
     }
-    calm, busy = (fleet("none", each).run().figures for each in requests.values())
+    calm, busy = (fleet("none", request).run().figures for request in requests.values())
     assert calm.normalized_latency == pytest.approx(seconds / 20)
     assert busy.requests_per_s == pytest.approx(1 / seconds, rel=0.01)
     assert busy.normalized_latency > 10 * calm.normalized_latency
 
 
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="take more GPUs"):
+def test_requests_that_do_not_fit_are_rejected():
+    with pytest.raises(ValueError, match="use more GPUs"):
         fleet("paged", arrivals((0.0, 1, 1)), hardware=hardware(255))
     too_small = Hardware(MODELS["opt-66b"], GPUS["a10g"])
     with pytest.raises(ValueError, match="room for 0 tokens"):

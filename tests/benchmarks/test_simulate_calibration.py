@@ -1,4 +1,4 @@
-"""What measured files do to the simulator's efficiencies."""
+"""Calibrating the simulator's efficiencies from measured files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.simulate.calibration import CalibrationError, Observation, calibrated, fitted
 from benchmarks.simulate.cost import GPUS, MODELS, Efficiency, Hardware
-from loadtest.measures import Inside, Measures
+from loadtest.measures import Measures, ServerMeasures
 from loadtest.results import Results, Run
 
 ASSUMED = Efficiency(bandwidth=0.8, flops=0.6, overhead_s=0.003)
@@ -19,19 +19,19 @@ def line(efficiency, overhead_s, *sizes):
     return [Observation(size, size / (1e12 * efficiency) + overhead_s) for size in sizes]
 
 
-def test_a_line_gives_back_what_made_it():
+def test_the_fit_recovers_the_parameters_of_a_line():
     found = fitted(line(0.7, 0.002, 1e10, 3e10, 2e10), 1e12, ASSUMED, 0.5)
     assert found.bandwidth == pytest.approx(0.7)
     assert found.overhead_s == pytest.approx(0.002)
     assert found.flops == 0.5
 
 
-def test_one_size_alone_keeps_the_assumed_overhead():
+def test_a_single_size_keeps_the_assumed_overhead():
     found = fitted(line(0.7, 0.003, 1e10, 1e10), 1e12, ASSUMED, 0.5)
     assert (found.bandwidth, found.overhead_s) == (pytest.approx(0.7), 0.003)
 
 
-def test_no_overhead_is_negative_and_no_efficiency_above_one():
+def test_overheads_are_not_negative_and_efficiencies_at_most_one():
     steep = [Observation(1e10, 0.010), Observation(2e10, 0.040)]
     found = fitted(steep, 1e12, ASSUMED, 0.5)
     assert found.overhead_s == 0.0
@@ -68,7 +68,7 @@ def written(tmp_path, found):
     return path
 
 
-def test_gpu_json(tmp_path):
+def test_calibrating_from_gpu_json(tmp_path):
     found = calibrated(written(tmp_path, gpu_json()), H200)
     assert found.bandwidth == pytest.approx(0.75)
     assert found.overhead_s == pytest.approx(0.0005)
@@ -77,8 +77,8 @@ def test_gpu_json(tmp_path):
     assert found.flops == ASSUMED.flops
 
 
-def test_a_load_test(tmp_path):
-    """Two runs of 7B on one H200, whose steps are worked out from what the fit is to find."""
+def test_calibrating_from_a_load_test(tmp_path):
+    """Two runs of 7B on one H200, with steps computed from the parameters to be found."""
     model, runs = H200.model, []
     for batch in (4, 32):
         num_bytes = model.weight_bytes + batch * (200 + 50) * model.kv_bytes_per_token
@@ -102,12 +102,12 @@ def test_a_load_test(tmp_path):
     assert found.flops == ASSUMED.flops
 
 
-def test_a_load_test_writes_what_is_read():
+def test_the_load_test_writes_the_fields_that_are_read():
     assert {"runs", "machine"} <= set(Results.__struct_fields__)
     assert {"is_whole", "users", "measures"} <= set(Run.__struct_fields__)
     read = {"inside", "seconds", "num_good", "prompt_tokens", "output_tokens"}
     assert read <= set(Measures.__struct_fields__)
-    assert {"batch", "step_s"} <= set(Inside.__struct_fields__)
+    assert {"batch", "step_s"} <= set(ServerMeasures.__struct_fields__)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +124,6 @@ def test_a_load_test_writes_what_is_read():
         ([], "neither"),
     ],
 )
-def test_what_cannot_calibrate_is_refused(tmp_path, found, why):
+def test_unusable_files_are_rejected(tmp_path, found, why):
     with pytest.raises(CalibrationError, match=why):
         calibrated(written(tmp_path, found), H200)

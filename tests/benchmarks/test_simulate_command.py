@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
@@ -16,30 +15,29 @@ FAST = ["--duration", "10"]
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
+def command(capsys):
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["simulate", *arguments])
-        main()
+        main(list(arguments))
         return capsys.readouterr().out
 
     return run
 
 
 def cells(text):
-    """Of each system: its row, by the columns' names."""
+    """Return each system's row of the printed table, as a dict by column name."""
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     return {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
 
 
-def test_the_comparison(command, tmp_path):
+def test_the_comparison_is_printed_and_written(command, tmp_path):
     out = tmp_path / "out.json"
     text = command(*FAST, "--systems", "orca-max,paged", "--bound", "0.05", "--json", str(out))
     assert text.startswith("SIMULATION: opt-13b on a100-40gb; ")
     assert "no speed was measured" in text
     found = cells(text)
     assert list(found) == ["Orca (Max)", "paged"]
-    assert found["Orca (Max)"]["the paper, on ShareGPT"] == "2.7x to 8x"
-    assert float(found["Orca (Max)"]["paged over it"].rstrip("x")) > 1
+    assert found["Orca (Max)"]["paper, ShareGPT"] == "2.7x to 8x"
+    assert float(found["Orca (Max)"]["paged / system"].rstrip("x")) > 1
     written = json.loads(out.read_text())
     assert written["simulation"] is True
     [result] = written["results"]
@@ -47,7 +45,7 @@ def test_the_comparison(command, tmp_path):
         assert 0 < row["outcome"]["figures"]["normalized_latency"] <= 0.05
 
 
-def test_the_papers_setups(command):
+def test_the_setups_of_the_paper(command):
     text = command("--paper", "--duration", "10", "--rate", "0.5", "--systems", "paged")
     titles = [line.split(";")[0] for line in text.splitlines() if line.startswith("SIMULATION")]
     assert titles == [
@@ -72,11 +70,11 @@ def test_a_trace_at_its_own_rate(command, tmp_path):
     rows[3] = "2023-11-16 18:00:03,5000,5"
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
     text = command(*FAST, "--systems", "paged", "--trace", str(trace), "--rate", "trace")
-    assert "trace.csv (1 requests of over 2048 tokens left out)" in text
-    assert float(cells(text)["paged"]["answers/s"]) == pytest.approx(1.0, rel=0.05)
+    assert "trace.csv (1 requests over 2048 tokens skipped)" in text
+    assert float(cells(text)["paged"]["requests/s served"]) == pytest.approx(1.0, rel=0.05)
 
 
-def test_a_trace_is_read_in_order_of_time(tmp_path):
+def test_a_trace_is_sorted_by_time(tmp_path):
     trace = tmp_path / "trace.csv"
     header = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     trace.write_text(header + "2023-11-16 18:00:02.5,3,4\n2023-11-16 18:00:00.0000001,1,2\n")
@@ -92,10 +90,10 @@ def test_a_trace_is_read_in_order_of_time(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--systems", "paged,vllm"], "no such system: vllm"),
-        (["--rate", "trace"], "--rate trace needs --trace"),
-        (["--model", "opt-175b", "--gpu", "a10g"], "take more GPUs"),
-        (["--rate", "0"], "must be above 0"),
+        (["--systems", "paged,vllm"], "unknown system vllm"),
+        (["--rate", "trace"], "--rate trace requires --trace"),
+        (["--model", "opt-175b", "--gpu", "a10g"], "use more GPUs"),
+        (["--rate", "0"], "must be greater than 0"),
         (["--machines", "0"], "must be at least 1"),
         (["--flops-efficiency", "1.5"], "must be at most 1"),
         (["--calibrate", "nowhere.json"], "nowhere.json"),
@@ -103,13 +101,13 @@ def test_a_trace_is_read_in_order_of_time(tmp_path):
         (["--prefix-tokens", "3000"], "--prefix-tokens"),
     ],
 )
-def test_what_makes_no_sense_is_refused(command, capsys, arguments, why):
+def test_invalid_arguments_are_rejected(command, capsys, arguments, why):
     with pytest.raises(SystemExit) as stopped:
         command(*arguments)
     assert stopped.value.code == 2
     assert why in capsys.readouterr().err
 
 
-def test_a_system_that_sustains_nothing_says_so():
+def test_a_system_that_sustains_no_rate_is_reported():
     lines = table([Row("orca-max", 0.0, None)], is_knee=True)
     assert "| none |" in lines[-1]

@@ -1,4 +1,4 @@
-"""What a decode step reads and how long it takes, on a fake clock; where its time goes."""
+"""Decode steps on a fake clock: bytes read, duration, and a breakdown of the time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from benchmarks.shapes import (
 from benchmarks.steady_decode import SteadyDecode
 from benchmarks.trace import Interval, Trace, busy_us, idle_us, read, record, short_name
 from engine.engine import Engine
-from tests.benchmarks.fake_engine import FakeClock, LateEngine, fake_engine
+from tests.benchmarks.ticking_engine import FakeClock, LateEngine, ticking_engine
 
 # Bytes and ceilings
 
@@ -32,7 +32,7 @@ from tests.benchmarks.fake_engine import FakeClock, LateEngine, fake_engine
     ("shape", "num_parameters"),
     [("llama-2-7b", 6_738_415_616), ("llama-3.1-8b", 8_030_261_248), ("qwen3-0.6b", 596_049_920)],
 )
-def test_shapes_have_the_published_number_of_parameters(shape, num_parameters, tmp_path):
+def test_shapes_have_the_published_parameter_counts(shape, num_parameters, tmp_path):
     write_config(SHAPES[shape], tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
     assert config.max_position_embeddings == SHAPES[shape]["max_position_embeddings"]
@@ -69,51 +69,51 @@ def test_a_step_as_a_fraction_of_its_roofline():
 @pytest.fixture
 def short(monkeypatch):
     monkeypatch.setattr(steady_decode, "PROMPT", 8)
-    monkeypatch.setattr(steady_decode, "ANSWER", 30)
+    monkeypatch.setattr(steady_decode, "OUTPUT", 30)
     monkeypatch.setattr(steady_decode, "MIN_GENERATED", 2)
 
 
 def bench_of(events, **changes):
-    settings = {"is_dry": True, "may_flashinfer": False, "seconds": 60.0, "emit": events.append}
+    settings = {"is_dry": True, "use_flashinfer": False, "seconds": 60.0, "emit": events.append}
     return Bench(**(settings | changes))
 
 
 class RealBench(Bench):
-    """Of a run that is timed."""
+    """A bench of a timed run."""
 
     def __init__(self):
-        super().__init__(is_dry=False, may_flashinfer=False, seconds=60.0, emit=print)
+        super().__init__(is_dry=False, use_flashinfer=False, seconds=60.0, emit=print)
 
 
 @pytest.mark.parametrize("kind", [Engine, LateEngine])
-def test_a_step_lasts_from_one_arrival_to_the_next(short, kind):
+def test_a_step_lasts_from_one_token_to_the_next(short, kind):
     """Two prompts of 8 in steps of 16 tokens; both have 2 tokens when measuring begins."""
     clock = FakeClock()
-    engine = fake_engine(clock, "paged", kind)
+    engine = ticking_engine(clock, "paged", kind)
     with SteadyDecode(RealBench(), engine, 2, clock) as decode:
         steps = decode.run(4)
         again = decode.run(2)
     assert steps.seconds == again.seconds == 1.0
     assert steps.kv_tokens == 2 * (10 + 11 + 12 + 13) / 4
     assert again.kv_tokens == 2 * (14 + 15) / 2
-    assert clock.now < 12, "the answers were not run to their end"
+    assert clock.now < 12, "the sequences were aborted, not finished"
     assert not engine.has_work()
     assert engine.strategy.memory.num_held_blocks == 0
 
 
 def test_an_answer_that_ends_too_early_is_an_error(short, monkeypatch):
-    monkeypatch.setattr(steady_decode, "ANSWER", 5)
+    monkeypatch.setattr(steady_decode, "OUTPUT", 5)
     clock = FakeClock()
     with (
-        pytest.raises(RuntimeError, match="a sequence ended: length"),
-        SteadyDecode(RealBench(), fake_engine(clock, "paged"), 2, clock) as decode,
+        pytest.raises(RuntimeError, match="a sequence finished: length"),
+        SteadyDecode(RealBench(), ticking_engine(clock, "paged"), 2, clock) as decode,
     ):
         decode.run(4)
 
 
 def test_batches_that_do_not_fit_are_skipped(short):
     clock, bench = FakeClock(), RealBench()
-    engine = fake_engine(clock, "paged", num_blocks=20)
+    engine = ticking_engine(clock, "paged", num_blocks=20)
     assert steady_decode.has_room_for(bench, engine, 2)  # 10 blocks of 4 tokens each
     assert not steady_decode.has_room_for(bench, engine, 3)
 
@@ -125,13 +125,13 @@ def intervals(*spans):
     return [Interval("k", begin, end) for begin, end in spans]
 
 
-def test_busy_counts_what_overlaps_once():
+def test_busy_time_counts_overlaps_once():
     assert busy_us(intervals((0, 10), (5, 12), (20, 30), (22, 24))) == 22
     assert busy_us([]) == 0
 
 
-def test_idle_is_split_into_the_longest_gaps_and_the_rest():
-    """Three steps of two kernels, as in the docstring: gaps of 1 within, of 9 between."""
+def test_idle_time_is_split_into_gaps_between_and_within_steps():
+    """Three steps of two kernels, as in the docstring: gaps of 1 within steps, 9 between."""
     steps = intervals((0, 3), (4, 8), (17, 20), (21, 25), (34, 37), (38, 42))
     assert idle_us(steps, 3) == (18, 3)
     assert idle_us(reversed(steps), 1) == (0, 21)
@@ -142,7 +142,7 @@ def event(category, name, ts, dur):
     return {"ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur}
 
 
-def test_a_trace_has_what_ran_on_the_device_and_the_calls_to_it():
+def test_a_trace_has_device_work_and_driver_calls():
     trace = read([
         event("kernel", "b", 10.5, 2.0),
         event("kernel", "a", 13, 7),
@@ -161,7 +161,7 @@ def test_a_trace_has_what_ran_on_the_device_and_the_calls_to_it():
     assert busy_us(trace.work) == 13
 
 
-def test_what_is_recorded_is_the_run_and_not_its_warm_up():
+def test_the_warm_up_is_not_recorded():
     def call(name):
         with torch.profiler.record_function(name):
             return torch.ones(3).add(1)
@@ -169,7 +169,7 @@ def test_what_is_recorded_is_the_run_and_not_its_warm_up():
     trace, result = record(torch.device("cpu"), partial(call, "before"), partial(call, "run"))
     names = [name for name, _, _ in trace.by_name()]
     assert names.count("aten::add") == 1
-    assert sum(each.name == "aten::add" for each in trace.work) == 1
+    assert sum(interval.name == "aten::add" for interval in trace.work) == 1
     assert result.tolist() == [2, 2, 2]
 
 
@@ -182,20 +182,20 @@ def test_what_is_recorded_is_the_run_and_not_its_warm_up():
         ("x" * 90, "x" * 69 + "…"),
     ],
 )
-def test_names_of_kernels_are_cut_to_what_tells_them_apart(kernel, short):
+def test_kernel_names_are_shortened(kernel, short):
     assert short_name(kernel) == short
 
 
 # Sections
 
 
-def test_the_parts_of_a_step_add_up_to_it(monkeypatch):
+def test_the_parts_of_a_step_sum_to_its_time(monkeypatch):
     work = [Interval("attention", 0, 30), Interval("gemm", 40, 90), Interval("attention", 200, 230)]
     calls = [Interval("cudaGraphLaunch", 0, 8), Interval("cudaEventSynchronize", 10, 60)]
     monkeypatch.setattr(profile, "NUM_STEPS", 2)
     monkeypatch.setattr(profile, "NUM_KERNELS", 1)
     trace = Trace(work, calls)
-    gpu = {what: (calls, us) for _, what, calls, us in profile._gpu_parts(trace)}
+    gpu = {what: (calls, us) for _, what, calls, us in profile.gpu_parts(trace)}
     assert gpu == {
         "attention": (1, 30),
         "1 others": (0.5, 25),
@@ -204,15 +204,14 @@ def test_the_parts_of_a_step_add_up_to_it(monkeypatch):
         "idle between steps": (None, 55),
         "idle within steps": (None, 5),
     }
-    host = list(profile._host_parts(trace, {"schedule": 3.0, "commit": 2.0}, 100.0))
+    host = list(profile.host_parts(trace, {"schedule": 3.0, "commit": 2.0}, 100.0))
     assert sum(us for *_, us in host) == 100
     assert {what: us for _, what, _, us in host}["waiting for the GPU"] == 25
 
 
-def test_schedule_and_commit_are_timed_from_outside_and_left_as_they_were(monkeypatch):
+def test_schedule_and_commit_are_timed_and_restored(monkeypatch):
     clock = FakeClock()
-    monkeypatch.setattr("benchmarks.profile.time.perf_counter", clock)
-    engine = fake_engine(clock, "paged")
+    engine = ticking_engine(clock, "paged")
     own = type(engine.strategy).schedule
 
     def slow(self, now):
@@ -220,7 +219,7 @@ def test_schedule_and_commit_are_timed_from_outside_and_left_as_they_were(monkey
         return own(self, now)
 
     monkeypatch.setattr(type(engine.strategy), "schedule", slow)
-    with profile.timed_methods(engine.strategy) as spent:
+    with profile.timed_methods(engine.strategy, clock) as spent:
         assert engine.strategy.schedule(0.0) is None
         assert engine.strategy.schedule(0.0) is None
     assert spent == {"schedule": 14}
@@ -228,7 +227,7 @@ def test_schedule_and_commit_are_timed_from_outside_and_left_as_they_were(monkey
     assert spent == {"schedule": 14}
 
 
-def test_roofline_goes_on_where_a_batch_fails(monkeypatch):
+def test_the_roofline_continues_after_a_batch_fails(monkeypatch):
     events = []
 
     def fail(bench, engine, batch):

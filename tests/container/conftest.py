@@ -1,4 +1,4 @@
-"""Fixtures of the container's tests, and the leak detectors that watch every one of them."""
+"""Fixtures of the container's tests, and leak checks that run after each of them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ import zmq
 from flask.testing import FlaskClient
 from tokenizers import decoders, models, pre_tokenizers
 
-from container.front_end.app import create_app
-from container.front_end.task_app import create_task_app
+from container.front_end.app import create_app, create_task_app
 from container.wire.engine_client import EngineClient
 from core.options import Options
 from core.task import Task
@@ -33,7 +32,7 @@ Serve = Callable[..., FlaskClient]
 
 
 def eventually(predicate: Callable[[], object], timeout_s: float = 5.0) -> None:
-    """Lets greenlets run until the predicate holds."""
+    """Run greenlets until the predicate holds."""
     deadline = time.monotonic() + timeout_s
     while not predicate():
         assert time.monotonic() < deadline, "did not happen in time"
@@ -41,7 +40,7 @@ def eventually(predicate: Callable[[], object], timeout_s: float = 5.0) -> None:
 
 
 def child_processes() -> list[int]:
-    """The children of this process, of all its threads."""
+    """Return the child processes of all threads of this process."""
     children: list[int] = []
     for path in Path("/proc/self/task").glob("*/children"):
         children += map(int, path.read_text().split())
@@ -50,17 +49,17 @@ def child_processes() -> list[int]:
 
 @pytest.fixture(autouse=True)
 def leak_detector() -> Iterator[None]:
-    """No test leaves a child process or an open socket behind."""
+    """Check that the test leaves no child process or open socket behind."""
     before = set(child_processes())
     yield
-    assert set(child_processes()) <= before, "a child process is left"
-    sockets = [each for each in gc.get_objects() if issubclass(type(each), zmq.Socket)]
-    assert all(each.closed for each in sockets), "a ZeroMQ socket is left open"
+    assert set(child_processes()) <= before, "a child process is still running"
+    sockets = [held for held in gc.get_objects() if issubclass(type(held), zmq.Socket)]
+    assert all(socket.closed for socket in sockets), "a ZeroMQ socket is still open"
 
 
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer of single bytes, so that characters split over tokens."""
+    """A byte tokenizer, so characters span several tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     model = models.BPE({letter: number for number, letter in enumerate(alphabet)}, [])
     tokenizer = tokenizers.Tokenizer(model)
@@ -80,13 +79,13 @@ def tokenizer(tokenizer_dir: Path) -> Tokenizer:
 
 @pytest.fixture
 def caller() -> Caller:
-    """A client of a server that is yet to be started."""
+    """A client of a server that is not started yet."""
     return Caller(free_port())
 
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    """An address short enough for a socket, which pytest's own directories are not."""
+    """An address short enough for a socket; pytest's own directories are too long."""
     with tempfile.TemporaryDirectory(prefix="ls-") as path:
         yield f"ipc://{path}/engine.sock"
 
@@ -108,7 +107,7 @@ def client(endpoint: str, engine: FakeEngine) -> Iterator[EngineClient]:
 
 @pytest.fixture
 def template() -> ChatTemplate:
-    """Short, since every byte is a token."""
+    """The chat template; short, because every byte is a token."""
     return ChatTemplate(
         "{% if messages[0].role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"
         "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
@@ -119,7 +118,7 @@ def template() -> ChatTemplate:
 
 @pytest.fixture
 def serve(client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
-    """The application with these options, called in this process."""
+    """Make a test client of the application with these options."""
 
     def serve(**options: Any) -> FlaskClient:
         return create_app(client, tokenizer, Options(**options), "demo", template).test_client()
@@ -134,7 +133,7 @@ def http(serve: Serve) -> FlaskClient:
 
 @pytest.fixture
 def task_app(endpoint: str, engine: FakeEngine) -> Iterator[Serve]:
-    """Makes the application of a task, called in this process."""
+    """Make a test client of the application for a task."""
     engine.facts = msgspec.structs.replace(FACTS, executor="task", max_model_len=0)
     client = EngineClient(endpoint, heartbeat_timeout_s=60)
     eventually(lambda: client.health().healthy)

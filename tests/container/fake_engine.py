@@ -1,6 +1,6 @@
-"""An engine without a model: speaks core.messages over a plain ROUTER, and says what it is told.
+"""A fake engine without a model: speaks core.messages over a ROUTER socket and follows a script.
 
-As a thread in a test (`FakeEngine`), or as a process in place of `python -m engine`:
+It runs as a thread in a test (`FakeEngine`), or as a process in place of `python -m engine`:
 `python -m tests.container.fake_engine MODE LAUNCH_JSON`.
 """
 
@@ -68,19 +68,19 @@ FACTS = Facts(
 
 Answer = Iterator[FromEngine]
 Script = Callable[[Any], Answer]
-"""From a Submit, or a Perform, to what the engine says."""
+"""Returns the engine's messages for a Submit or a Perform."""
 
 
 def says(token_ids: list[int], *others: list[int], per_step: int = 1) -> Script:
-    """A script that answers every request with these tokens, as far as max_tokens allows.
+    """A script that answers every request with these tokens, up to max_tokens.
 
-    Where several answers are wanted, `others` are the next ones, and then the last again.
+    If several answers are requested, `others` are the next ones; then the last one repeats.
     """
 
     def script(submit: Submit) -> Answer:
-        params, said = submit.params, [token_ids, *others]
+        params, texts = submit.params, [token_ids, *others]
         answers = [
-            tuple(said[min(index, len(others))][: params.max_tokens])
+            tuple(texts[min(index, len(others))][: params.max_tokens])
             for index in range(params.num_answers)
         ]
         for start in range(0, max(map(len, answers)), per_step):
@@ -101,26 +101,31 @@ def _generated(submit: Submit, index: int, ids: tuple[int, ...], start: int, end
     finish = Finish.EOS if ids[-1] in FACTS.eos_token_ids else Finish.LENGTH
     scores: tuple[TopLogprobs, ...] = ()
     if start == index == 0 and params.prompt_logprobs is not None:
-        scores = tuple(_top(each, params.prompt_logprobs) for each in submit.prompt_token_ids[1:])
+        scores = tuple(
+            _top(prompt_token_id, params.prompt_logprobs)
+            for prompt_token_id in submit.prompt_token_ids[1:]
+        )
     return Generated(
         submit.id,
         part,
         (-0.5 * (index + 1),) * len(part),
         finish if end >= len(ids) else None,
         index,
-        top=() if params.logprobs is None else tuple(_top(each, params.logprobs) for each in part),
+        top=()
+        if params.logprobs is None
+        else tuple(_top(token_id, params.logprobs) for token_id in part),
         prompt=scores,
     )
 
 
 def _top(token_id: int, width: int) -> TopLogprobs:
-    """As if the two tokens before it, by number, were likelier than the token itself."""
+    """Return logprobs in which the two preceding token ids are likelier than the token itself."""
     likely = (token_id - 2, token_id - 1, token_id)[:width]
     return TopLogprobs(-0.5, 3, likely, (-0.1, -0.2, -0.5)[:width])
 
 
 def fails(kind: str, message: str, field: str = "", after: list[int] | None = None) -> Script:
-    """A script that fails every request, after these tokens."""
+    """A script that fails every request after these tokens."""
 
     def script(submit: Submit) -> Answer:
         for token_id in after or []:
@@ -131,7 +136,7 @@ def fails(kind: str, message: str, field: str = "", after: list[int] | None = No
 
 
 def stalls(after: list[int] | None = None) -> Script:
-    """A script that never ends a request."""
+    """A script that never finishes a request."""
 
     def script(submit: Submit) -> Answer:
         for token_id in after or []:
@@ -141,7 +146,7 @@ def stalls(after: list[int] | None = None) -> Script:
 
 
 def performs(answer: Callable[[Perform], Performed]) -> Script:
-    """A script that answers every task so."""
+    """A script that answers every task with `answer`."""
 
     def script(perform: Perform) -> Answer:
         yield answer(perform)
@@ -150,7 +155,7 @@ def performs(answer: Callable[[Perform], Performed]) -> Script:
 
 
 class FakeEngine:
-    """Answers by `script`, which may be replaced between requests; keeps what it received."""
+    """Answers by `script`, which may be replaced between requests, and keeps received messages."""
 
     def __init__(
         self, endpoint: str, script: Script, *, facts: Facts = FACTS, ready: bool = True
@@ -164,7 +169,7 @@ class FakeEngine:
         self.adapters: dict[str, Adapter] = {}
         self.max_loras = 2
         self.received: list[ToEngine] = []
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._clients: set[bytes] = set()
         self._commands: queue.SimpleQueue[Callable[[zmq.Socket[bytes]], None] | None] = (
             queue.SimpleQueue()
@@ -175,11 +180,11 @@ class FakeEngine:
         assert self._bound.wait(5)
 
     def of_type(self, kind: type[ToEngine]) -> list[ToEngine]:
-        """All messages of that type so far."""
+        """Return all messages of a type received so far."""
         return [message for message in list(self.received) if isinstance(message, kind)]
 
     def send(self, message: FromEngine) -> None:
-        """Sends a message to every client that has said hello."""
+        """Send a message to every client that has sent Hello."""
         data = msgspec.msgpack.encode(message)
 
         def command(socket: zmq.Socket[bytes]) -> None:
@@ -189,12 +194,12 @@ class FakeEngine:
         self._commands.put(command)
 
     def die(self, reason: str = "out of memory") -> None:
-        """Says Dead, and ends."""
+        """Send Dead and stop."""
         self.send(Dead(reason))
         self.close()
 
     def close(self) -> None:
-        """Ends without a word; may be repeated."""
+        """Stop without a message. May be called again."""
         self._commands.put(None)
         self._thread.join(5)
         assert not self._thread.is_alive()
@@ -205,7 +210,7 @@ class FakeEngine:
     def _run(self) -> None:
         with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
             socket.linger = 200
-            socket.bind(self._endpoint)
+            socket.bind(self.endpoint)
             self._bound.set()
             beat_due = 0.0
             while True:
@@ -237,7 +242,7 @@ class FakeEngine:
             socket.send_multipart([client, msgspec.msgpack.encode(answer)])
 
     def _about_adapters(self, message: LoadAdapter | UnloadAdapter) -> Answer:
-        """As the real engine answers, by its registry's rules."""
+        """Answer by the rules of the real engine's registry."""
         name, is_load = message.name, isinstance(message, LoadAdapter)
         if is_load == (name in self.adapters):
             yield Failed(message.id, "conflict" if is_load else "not_found", f"adapter '{name}'")
@@ -261,8 +266,15 @@ class FakeEngine:
         return True
 
 
+def last_performed(engine: FakeEngine) -> Perform:
+    """Return the last Perform message."""
+    message = engine.of_type(Perform)[-1]
+    assert isinstance(message, Perform)
+    return message
+
+
 def _crashes(mode: str, run_dir: Path) -> bool:
-    """`crash`: always; `crash-once`: the first time that it is started in this directory."""
+    """Return whether to crash: `crash` always, `crash-once` at the first start in run_dir."""
     marker = run_dir / "crashed"
     if mode == "crash" or (mode == "crash-once" and not marker.exists()):
         marker.touch()
@@ -271,7 +283,7 @@ def _crashes(mode: str, run_dir: Path) -> bool:
 
 
 def main(mode: str, launch_path: str) -> None:
-    """Runs until SIGTERM as `mode` says: well, stalls, crash, crash-once, refuse, never-ready."""
+    """Run until SIGTERM. mode: well, stalls, crash, crash-once, refuse or never-ready."""
     die_with_parent()
     launch = read_launch(Path(launch_path))
     if _crashes(mode, Path(launch_path).parent):
@@ -286,10 +298,3 @@ def main(mode: str, launch_path: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2])
-
-
-def last_performed(engine: FakeEngine) -> Perform:
-    """What the engine was last asked to perform."""
-    message = engine.of_type(Perform)[-1]
-    assert isinstance(message, Perform)
-    return message

@@ -1,4 +1,4 @@
-"""A model's container without a model: the same arguments, and answers that tell what came.
+"""A fake model container: takes the same arguments and echoes the requests it gets.
 
 `python -m tests.container.fake_model URL NAME SOCKET SHARE_OF_OTHERS`, where the directory at
 the URL may hold a file `mode` with a word: `refuse`, `short`, `killed`, `never-ready`, `stays`.
@@ -74,8 +74,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.tell(self.read())
 
     def tell(self, body: bytes) -> None:
-        """What came, and where."""
-        told = {
+        """Return the request as JSON."""
+        echo = {
             "name": self.server.name,
             "share": self.server.share,
             "path": self.path,
@@ -84,10 +84,10 @@ class Handler(BaseHTTPRequestHandler):
             "gpu": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "multi": os.environ.get("SAGEMAKER_MULTI_MODEL"),
         }
-        self.answer(201, json.dumps(told).encode(), ("X-Own", "kept"), ("X-Request-Id", "own-id"))
+        self.answer(201, json.dumps(echo).encode(), ("X-Own", "kept"), ("X-Request-Id", "own-id"))
 
     def stream(self) -> None:
-        """Lines until the file `end` is there, then whatever that holds as the last one."""
+        """Stream lines until the file `end` exists, then its content as the last line."""
         self.head(200, ("Content-Type", "text/event-stream"), ("Transfer-Encoding", "chunked"))
         end = self.server.url / "end"
         self.piece(b"first\n")
@@ -97,7 +97,7 @@ class Handler(BaseHTTPRequestHandler):
         self.piece(b"")
 
     def wait(self) -> None:
-        """Says `gone` in a file once the client hangs up."""
+        """Stream until the client hangs up, then write the file `gone`."""
         self.read()
         (self.server.url / "waits").touch()
         self.connection.recv(1)
@@ -145,7 +145,7 @@ def main(url: str, name: str, socket: str, share: str) -> None:
     ends = threading.Thread(target=server.shutdown)
 
     def end(*_: object) -> None:
-        """As a supervisor: what runs may end, unless it is asked a second time."""
+        """Stop like the supervisor: running requests may finish, unless asked a second time."""
         if ends.ident is not None:
             os._exit(1)
         (path / "asked").touch()
@@ -155,7 +155,7 @@ def main(url: str, name: str, socket: str, share: str) -> None:
     signal.signal(signal.SIGTERM, end)
     server.serve_forever(0.01)
     server.socket.close()
-    server.server_close()  # waits for what runs
+    server.server_close()  # waits for running requests
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Requests with LMI's text schema, for the tests of what they do."""
+"""Helpers for requests with LMI's text schema."""
 
 from __future__ import annotations
 

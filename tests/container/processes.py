@@ -1,4 +1,4 @@
-"""Starting the container's processes in tests, and talking HTTP to them."""
+"""Helpers to start the container's processes and to talk HTTP to them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def wait_until(predicate: Callable[[], object], timeout_s: float = 20.0) -> None
 
 @contextmanager
 def running(arguments: list[str], **options: object) -> Iterator[subprocess.Popen[str]]:
-    """A Python process in the checkout; killed at the end where it has not ended."""
+    """Run Python in the checkout; kill the process at the end if it is still running."""
     process = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,
@@ -51,8 +51,9 @@ def running(arguments: list[str], **options: object) -> Iterator[subprocess.Pope
 def running_alone(
     arguments: list[str], run_dirs: Path, **variables: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """The same as the leader of a session, with its own directories in `run_dirs`; all that it has
-    started must be gone in the end."""
+    """Like `running`, as a session leader with its directories in `run_dirs`.
+
+    Checks that all processes it started have ended."""
     environment = {**os.environ, **variables, "TMPDIR": str(run_dirs)}
     with running(arguments, env=environment, start_new_session=True) as process:
         try:
@@ -64,7 +65,7 @@ def running_alone(
 
 
 def is_gone(pid: int) -> bool:
-    """Whether the process has ended, waited for or not."""
+    """Return whether the process has ended, reaped or not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -73,7 +74,7 @@ def is_gone(pid: int) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """The children of a process, and theirs."""
+    """Return the ids of all descendants of a process."""
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, path.read_text().split()):
@@ -82,13 +83,13 @@ def descendants(pid: int) -> list[int]:
 
 
 class Caller:
-    """A client of one server."""
+    """An HTTP client of one server."""
 
     def __init__(self, port: int) -> None:
         self.port = port
 
     def ping(self) -> int | None:
-        """The status of /ping, or None where nobody listens."""
+        """Return the status of /ping, or None if the connection fails."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         try:
             connection.request("GET", "/ping")
@@ -111,7 +112,7 @@ class Caller:
             connection.close()
 
     def open(self, body: object) -> socket.socket:
-        """Sends a request and does not wait for the answer."""
+        """Send a request without waiting for the response."""
         data = json.dumps(body).encode()
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
         head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"

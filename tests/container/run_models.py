@@ -1,4 +1,4 @@
-"""`serve` of several models that are fakes: `python -m tests.container.run_models PORT [STORE]`."""
+"""Serves several fake models: `python -m tests.container.run_models PORT [STORE]`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from container.configuration.report import refuse
+from container.configuration.report import report_error
 from container.multi_model.server import serve_models
 from container.multi_model.store import store_entries
 from core.errors import ConfigurationError
@@ -14,12 +14,12 @@ from tests.container.test_multi_model import FAKE
 
 
 def main(port: str, *stores: str) -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     try:
         entries = store_entries(Path(stores[0])) if stores else {}
         return serve_models(entries, int(port), os.environ, FAKE)
     except ConfigurationError as error:
-        return refuse(error)
+        return report_error(error)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""`serve` with a scripted engine: `python -m tests.container.run_supervisor MODEL_DIR PORT MODE`.
+"""Serves with a fake engine: `python -m tests.container.run_supervisor MODEL_DIR PORT MODE`.
 
-The variables are those of the test, and OPTION_* and SERVING_* among them count as always.
+It reads OPTION_* and SERVING_* from the environment as usual.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import sys
 from pathlib import Path
 
 from container.configuration.resolve import load_configuration
-from container.launch.preparation import Prepared
+from container.launch.preparation import PreparedModel
 from container.launch.supervisor import Commands, supervise
 from core.task import Task
 
 
 def main(model_dir: str, port: str, mode: str) -> int:
-    """Returns the exit code of the supervisor."""
+    """Return the exit code of the supervisor."""
     commands = Commands(engine=(sys.executable, "-m", "tests.container.fake_engine", mode))
     configuration = load_configuration(None, os.environ)
-    return supervise(configuration, Prepared(Path(model_dir), Task()), int(port), commands)
+    return supervise(configuration, PreparedModel(Path(model_dir), Task()), int(port), commands)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""LoRA adapters over HTTP, over an engine that keeps a list of them and loads nothing."""
+"""LoRA adapters over HTTP, with a fake engine that only keeps a list of them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def load(http: FlaskClient, name: str, **fields: object) -> TestResponse:
     return http.post("/adapters", json={"name": name, "src": f"/opt/ml/model/{name}", **fields})
 
 
-def test_load_list_unload(lora: FlaskClient, engine: FakeEngine) -> None:
+def test_load_list_and_unload(lora: FlaskClient, engine: FakeEngine) -> None:
     assert lora.get("/adapters").get_json() == {"adapters": []}
     loaded = load(lora, "a", preload=False, pin=True)
     assert (loaded.status_code, loaded.get_json()) == (200, {"status": "Adapter a registered"})
-    [asked] = engine.of_type(LoadAdapter)
-    assert isinstance(asked, LoadAdapter)
-    assert (asked.name, asked.src) == ("a", "/opt/ml/model/a")
+    [received] = engine.of_type(LoadAdapter)
+    assert isinstance(received, LoadAdapter)
+    assert (received.name, received.src) == ("a", "/opt/ml/model/a")
     assert lora.get("/adapters").get_json() == {"adapters": [DESCRIBED]}
     assert lora.get("/adapters/a").get_json() == DESCRIBED
     unloaded = lora.delete("/adapters/a")
@@ -47,7 +47,7 @@ def test_load_list_unload(lora: FlaskClient, engine: FakeEngine) -> None:
     assert len(engine.of_type(UnloadAdapter)) == 1
 
 
-def test_the_fields_may_be_a_query_as_djl_serving_writes_it(lora: FlaskClient) -> None:
+def test_fields_may_be_query_parameters_as_in_djl_serving(lora: FlaskClient) -> None:
     query = "/adapters?name=a&src=/opt/ml/model/a&pin=true"
     assert lora.post(query).get_json() == {"status": "Adapter a registered"}
     assert lora.post("/adapters?name=b&src=/b&pin=maybe").get_json()["field"] == "pin"
@@ -83,23 +83,21 @@ def test_statuses(lora: FlaskClient) -> None:
         ({"name": "a", "src": "/a", "rank": 4}, "rank"),
     ],
 )
-def test_what_is_wrong_with_a_load(
-    lora: FlaskClient, engine: FakeEngine, body: object, field: str
-) -> None:
+def test_invalid_loads(lora: FlaskClient, engine: FakeEngine, body: object, field: str) -> None:
     response = lora.post("/adapters", json=body)
     assert (response.status_code, response.get_json()["field"]) == (400, field)
     assert not engine.of_type(LoadAdapter)
 
 
-def test_what_another_worker_or_the_start_loaded(
+def test_adapters_loaded_by_other_workers_or_at_start(
     lora: FlaskClient, client: EngineClient, engine: FakeEngine
 ) -> None:
     adapter = Adapter("b", "/b", 4, 0, 1)
     engine.adapters["b"] = adapter
     engine.send(Adapters((adapter,)))
     eventually(lambda: client.adapters)
-    assert [each["name"] for each in lora.get("/adapters").get_json()["adapters"]] == ["b"]
-    newcomer = EngineClient(client._endpoint, heartbeat_timeout_s=60)  # pyright: ignore[reportPrivateUsage]
+    assert [entry["name"] for entry in lora.get("/adapters").get_json()["adapters"]] == ["b"]
+    newcomer = EngineClient(client.endpoint, heartbeat_timeout_s=60)
     try:
         eventually(lambda: newcomer.health().healthy)
         assert newcomer.adapters == (adapter,)
@@ -108,8 +106,8 @@ def test_what_another_worker_or_the_start_loaded(
 
 
 def chosen(engine: FakeEngine) -> list[str]:
-    """The adapters of all requests that the engine was asked, in order."""
-    return [each.adapter for each in engine.of_type(Submit) if isinstance(each, Submit)]
+    """Return the adapters of all requests to the engine, in order."""
+    return [message.adapter for message in engine.of_type(Submit) if isinstance(message, Submit)]
 
 
 CHAT = {"messages": [{"role": "user", "content": "Q"}], "max_tokens": 9}
@@ -138,7 +136,7 @@ PROMPT = {"prompt": "Q", "max_tokens": 9}
         ("/v1/chat/completions", CHAT, None, [""]),
     ],
 )  # fmt: skip
-def test_ways_to_choose(
+def test_ways_to_select_an_adapter(
     lora: FlaskClient,
     engine: FakeEngine,
     path: str,
@@ -153,7 +151,7 @@ def test_ways_to_choose(
     assert chosen(engine) == expected
 
 
-def test_an_answer_says_which_model_gave_it(lora: FlaskClient) -> None:
+def test_responses_name_their_adapter(lora: FlaskClient) -> None:
     load(lora, "a")
     for path, body in (("/v1/completions", PROMPT), ("/v1/chat/completions", CHAT)):
         assert lora.post(path, json={**body, "model": "a"}).get_json()["model"] == "a"
@@ -177,7 +175,7 @@ def test_an_adapter_that_is_not_loaded(
     assert "no adapter 'x'" in response.get_data(as_text=True)
 
 
-def test_of_a_batch_only_the_input_whose_adapter_is_missing_fails(lora: FlaskClient) -> None:
+def test_only_batch_inputs_with_a_missing_adapter_fail(lora: FlaskClient) -> None:
     load(lora, "a")
     body = {"inputs": ["Q", "R"], "adapters": ["a", "x"]}
     good, bad = lora.post("/invocations", json=body).get_json()
@@ -195,12 +193,14 @@ def test_of_a_batch_only_the_input_whose_adapter_is_missing_fails(lora: FlaskCli
         ({**PROMPT, "model": 1}, "model"),
     ],
 )
-def test_wrong_ways_to_choose(lora: FlaskClient, body: Mapping[str, object], field: str) -> None:
+def test_invalid_ways_to_select_an_adapter(
+    lora: FlaskClient, body: Mapping[str, object], field: str
+) -> None:
     response = lora.post("/invocations", json=body)
     assert (response.status_code, response.get_json()["field"]) == (400, field)
 
 
-def test_models_are_listed_with_their_adapters(lora: FlaskClient) -> None:
+def test_models_lists_the_adapters(lora: FlaskClient) -> None:
     load(lora, "a")
     model, adapter = lora.get("/v1/models").get_json()["data"]
     assert (model["id"], adapter["id"]) == ("demo", "a")
@@ -209,7 +209,7 @@ def test_models_are_listed_with_their_adapters(lora: FlaskClient) -> None:
     assert lora.get("/v1/models/x").status_code == 404
 
 
-def test_without_lora_it_is_refused_and_names_of_models_pass(
+def test_without_lora_adapters_are_rejected_and_model_names_ignored(
     http: FlaskClient, engine: FakeEngine
 ) -> None:
     def field(response: TestResponse) -> Any:

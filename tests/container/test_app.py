@@ -1,4 +1,4 @@
-"""What is the same for all routes: health, types of bodies, names and ids."""
+"""Behaviour common to all routes: health, content types, model names and request ids."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from core.messages import Submit
 from tests.container.fake_engine import FakeEngine
 
 
-def test_ping(http: FlaskClient) -> None:
+def test_ping_reports_health(http: FlaskClient) -> None:
     for response in (http.get("/ping"), http.post("/ping")):
         assert response.status_code == 200
         assert response.get_json() == {"status": "healthy"}
         assert response.headers["X-Request-Id"]
 
 
-def test_types(http: FlaskClient) -> None:
+def test_content_types(http: FlaskClient) -> None:
     body = b'{"inputs": "Q"}'
     for kind in ("application/json", "application/json; charset=utf-8", "", "text/plain"):
         assert http.post("/invocations", data=body, content_type=kind).status_code == 200
@@ -25,7 +25,7 @@ def test_types(http: FlaskClient) -> None:
     assert (response.status_code, response.get_json()["code"]) == (415, 415)
 
 
-def test_predictions_know_their_model(http: FlaskClient) -> None:
+def test_predictions_check_the_model_name(http: FlaskClient) -> None:
     assert http.post("/predictions/demo", json={"inputs": "Q"}).status_code == 200
     assert "serves 'demo'" in http.post("/predictions/other", json={}).get_json()["error"]
 

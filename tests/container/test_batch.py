@@ -1,4 +1,4 @@
-"""A batch of `inputs`: a result or an error for each."""
+"""Batches in `inputs`: each input gets a result or an error."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from tests.container.fake_engine import FakeEngine, fails, says, stalls
 from tests.container.invocations import records
 
 
-def test_a_batch(http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer) -> None:
-    """Each input has a result of its own, and mistakes disturb no neighbour."""
+def test_a_batch_has_a_result_per_input(
+    http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
+) -> None:
+    """Each input has its own result, and invalid inputs do not affect the others."""
 
     def script(submit: Submit) -> Any:
         text = tokenizer.decode(submit.prompt_token_ids)
@@ -28,21 +30,23 @@ def test_a_batch(http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer) ->
     whole = http.post("/invocations", json=body)
     assert whole.status_code == 200
     results = whole.get_json()
-    assert [each.get("generated_text") for each in results] == [
+    assert [result.get("generated_text") for result in results] == [
         "oneone", None, None, "twotwo", None, None,
     ]  # fmt: skip
     assert results[1] == {"error": "no luck", "code": 424}
-    assert [each.get("field") for each in results[2:]] == [
+    assert [result.get("field") for result in results[2:]] == [
         "inputs[2]", None, "inputs[4]", "parameters.max_new_tokens",
     ]  # fmt: skip
 
     seen = records(http.post("/invocations", json={**body, "stream": True}))
-    texts = {each["index"]: each["generated_text"] for each in seen if "generated_text" in each}
+    texts = {
+        result["index"]: result["generated_text"] for result in seen if "generated_text" in result
+    }
     assert texts == {0: "oneone", 1: "", 3: "twotwo"}
-    assert {each["index"] for each in seen if "error" in each} == {2, 4, 5}
+    assert {result["index"] for result in seen if "error" in result} == {2, 4, 5}
 
 
-def test_a_batch_without_any_answer_has_the_status_of_its_first(
+def test_a_failed_batch_has_the_status_of_its_first_error(
     http: FlaskClient, engine: FakeEngine
 ) -> None:
     engine.script = fails("overloaded", "full")
@@ -50,7 +54,7 @@ def test_a_batch_without_any_answer_has_the_status_of_its_first(
     assert (response.status_code, response.get_json()["error"]) == (503, "full")
 
 
-def test_a_batch_that_is_not_read_is_aborted(http: FlaskClient, engine: FakeEngine) -> None:
+def test_an_unread_batch_is_aborted(http: FlaskClient, engine: FakeEngine) -> None:
     engine.script = stalls(after=[65])
     response = http.post("/invocations", json={"inputs": ["a", "b", "c"], "stream": True})
     response.close()
@@ -61,5 +65,9 @@ def test_csv_is_a_batch(http: FlaskClient, engine: FakeEngine, tokenizer: Tokeni
     data = 'inputs\nfirst\n"a ""b"", c"\n'
     response = http.post("/invocations", data=data, content_type="text/csv")
     assert response.get_json() == [{"generated_text": "Hi there"}] * 2
-    prompts = [each.prompt_token_ids for each in engine.of_type(Submit) if isinstance(each, Submit)]
+    prompts = [
+        message.prompt_token_ids
+        for message in engine.of_type(Submit)
+        if isinstance(message, Submit)
+    ]
     assert list(map(tokenizer.decode, prompts)) == ["first", 'a "b", c']

@@ -1,4 +1,4 @@
-"""Chat over a scripted engine: prompts, shapes, tool calls, and what is refused."""
+"""Chat completions with a fake engine: prompts, responses, tool calls and rejected requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ask(
 
 
 def events(response: TestResponse) -> list[dict[str, Any]]:
-    """The records of server-sent events, which end with [DONE]."""
+    """Return the records of server-sent events, which end with [DONE]."""
     data = response.get_data(as_text=True)
     assert data.endswith("data: [DONE]\n\n")
     assert response.mimetype == "text/event-stream"
@@ -47,7 +47,9 @@ def prompt(engine: FakeEngine, tokenizer: Tokenizer) -> str:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations", "/predictions/demo"])
-def test_a_message(http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer, path: str) -> None:
+def test_chat_completion(
+    http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer, path: str
+) -> None:
     body = ask(http, path=path).get_json()
     assert body["object"] == "chat.completion"
     assert (body["model"], body["id"][:9]) == ("demo", "chatcmpl-")
@@ -63,7 +65,7 @@ def test_a_message(http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer, 
     assert prompt(engine, tokenizer) == "u:Q;a:"
 
 
-def test_an_answer_may_fill_the_context(http: FlaskClient, engine: FakeEngine) -> None:
+def test_by_default_an_answer_may_fill_the_context(http: FlaskClient, engine: FakeEngine) -> None:
     ask(http)
     assert submitted(engine).params.max_tokens == 94
     assert submitted(engine).params.temperature == 1.0
@@ -72,7 +74,7 @@ def test_an_answer_may_fill_the_context(http: FlaskClient, engine: FakeEngine) -
     assert (params.max_tokens, params.temperature, params.seed, params.top_k) == (2, 0, 3, 4)
 
 
-def test_a_stream(http: FlaskClient) -> None:
+def test_chat_stream(http: FlaskClient) -> None:
     chunks = events(ask(http, stream=True, max_tokens=2))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert deltas[0] == {"role": "assistant", "content": ""}
@@ -84,16 +86,14 @@ def test_a_stream(http: FlaskClient) -> None:
     assert not any("usage" in chunk for chunk in chunks)
 
 
-def test_a_stream_with_its_usage(http: FlaskClient) -> None:
+def test_chat_stream_with_usage(http: FlaskClient) -> None:
     *chunks, last = events(ask(http, stream=True, stream_options={"include_usage": True}))
     assert all(chunk["usage"] is None for chunk in chunks)
     assert last["choices"] == []
     assert last["usage"] == {"prompt_tokens": 6, "completion_tokens": 9, "total_tokens": 15}
 
 
-def test_streams_of_invocations_have_the_form_that_is_asked_for(
-    http: FlaskClient, serve: Serve
-) -> None:
+def test_invocations_streams_have_the_requested_format(http: FlaskClient, serve: Serve) -> None:
     lines = ask(http, path="/invocations", stream=True)
     assert lines.mimetype == "application/jsonlines"
     assert json.loads(lines.get_data().splitlines()[-1])["choices"][0]["finish_reason"] == "stop"
@@ -104,12 +104,13 @@ def test_streams_of_invocations_have_the_form_that_is_asked_for(
 def test_logprobs(http: FlaskClient) -> None:
     choice = ask(http, logprobs=True, max_tokens=2).get_json()["choices"][0]
     expected = [
-        {"token": each, "logprob": -0.5, "bytes": [ord(each)], "top_logprobs": []} for each in "Hi"
+        {"token": letter, "logprob": -0.5, "bytes": [ord(letter)], "top_logprobs": []}
+        for letter in "Hi"
     ]
     assert choice["logprobs"] == {"content": expected}
     chunks = events(ask(http, logprobs=True, max_tokens=2, stream=True))
     logprobs = [chunk["choices"][0]["logprobs"] for chunk in chunks]
-    assert [each for item in logprobs if item for each in item["content"]] == expected
+    assert [entry for item in logprobs if item for entry in item["content"]] == expected
 
 
 @pytest.mark.parametrize("per_step", [1, 7, 100])
@@ -132,13 +133,13 @@ def test_tool_calls(serve: Serve, engine: FakeEngine, tokenizer: Tokenizer, per_
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_only_a_call(serve: Serve, engine: FakeEngine, tokenizer: Tokenizer) -> None:
+def test_a_call_without_text(serve: Serve, engine: FakeEngine, tokenizer: Tokenizer) -> None:
     engine.script = says([*tokenizer.encode(CALL), EOS])
     choice = ask(serve(tool_call_parser="hermes"), tools=TOOLS).get_json()["choices"][0]
     assert choice["message"]["content"] is None
 
 
-def test_no_tools_where_none_are_wanted(
+def test_tools_are_omitted_if_tool_choice_is_none(
     http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
     engine.script = says([*tokenizer.encode(CALL), EOS])
@@ -147,7 +148,7 @@ def test_no_tools_where_none_are_wanted(
     assert prompt(engine, tokenizer) == "u:Q;a:"
 
 
-def test_special_tokens_that_calls_are_written_with(
+def test_tool_calls_may_use_special_tokens(
     serve: Serve, engine: FakeEngine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mistral's [TOOL_CALLS] is a special token, as <eos> is here."""
@@ -158,7 +159,7 @@ def test_special_tokens_that_calls_are_written_with(
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "f"
 
 
-def test_a_conversation_with_calls_goes_back_to_the_model(
+def test_past_tool_calls_are_rendered_for_the_model(
     http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
     called = {"role": "assistant", "content": None, "tool_calls": [
@@ -169,7 +170,7 @@ def test_a_conversation_with_calls_goes_back_to_the_model(
     assert prompt(engine, tokenizer) == "u:Q;a:;t:R;a:"
 
 
-def test_the_last_message_continued(
+def test_continuing_the_last_message(
     http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
     begun = {"role": "assistant", "content": "Well, "}
@@ -182,11 +183,11 @@ def test_the_last_message_continued(
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "at least one"),
     ({"messages": "hi"}, "messages", "list of objects"),
-    ({"messages": [{"content": "x"}]}, "messages[0].role", "a text"),
-    ({"messages": [USER, {"role": "user"}]}, "messages[1].content", "a text"),
-    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "a text"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role", "a string"),
+    ({"messages": [USER, {"role": "user"}]}, "messages[1].content", "a string"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "a string"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-     "messages[0].content[0].type", "image_url is not served"),
+     "messages[0].content[0].type", "image_url is not supported"),
     ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]", "a part"),
     ({"messages": [{"role": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function", ""),
     ({"messages": [{"role": "a", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
@@ -197,25 +198,25 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 3, "best_of": 2}, "best_of", "n to 128"),
     ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "0 to 20"),
-    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not go with stream"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "combined with stream"),
     ({"num_beams": 2, "top_p": 0.5}, "top_p", "beam search"),
     ({"early_stopping": "soon"}, "early_stopping", 'or "never"'),
     ({"allowed_token_ids": []}, "allowed_token_ids", "at least one"),
     ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size", "0 or more"),
     ({"presence_penalty": 3}, "presence_penalty", "-2 to 2"),
-    ({"logit_bias": {"x": 1}}, "logit_bias", "token ids and numbers"),
-    ({"logit_bias": {"": 1}}, "logit_bias", "token ids and numbers"),
-    ({"logit_bias": {"-5": 1}}, "logit_bias", "token ids and numbers"),
-    ({"logit_bias": {"5.0": 1}}, "logit_bias", "token ids and numbers"),
-    ({"logit_bias": {"9" * 20: 1}}, "logit_bias", "token ids and numbers"),
-    ({"logit_bias": {"\u0665": 1}}, "logit_bias", "token ids and numbers"),
-    ({"logit_bias": {"5": "1"}}, "logit_bias", "token ids and numbers"),
-    ({"logit_bias": {"5": True}}, "logit_bias", "token ids and numbers"),
-    ({"logit_bias": {"5": None}}, "logit_bias", "token ids and numbers"),
-    ({"logit_bias": {"5": 2**70}}, "logit_bias", "token ids and numbers"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "token ids to numbers"),
+    ({"logit_bias": {"": 1}}, "logit_bias", "token ids to numbers"),
+    ({"logit_bias": {"-5": 1}}, "logit_bias", "token ids to numbers"),
+    ({"logit_bias": {"5.0": 1}}, "logit_bias", "token ids to numbers"),
+    ({"logit_bias": {"9" * 20: 1}}, "logit_bias", "token ids to numbers"),
+    ({"logit_bias": {"\u0665": 1}}, "logit_bias", "token ids to numbers"),
+    ({"logit_bias": {"5": "1"}}, "logit_bias", "token ids to numbers"),
+    ({"logit_bias": {"5": True}}, "logit_bias", "token ids to numbers"),
+    ({"logit_bias": {"5": None}}, "logit_bias", "token ids to numbers"),
+    ({"logit_bias": {"5": 2**70}}, "logit_bias", "token ids to numbers"),
     ({"logit_bias": {"5": 1e7}}, "logit_bias", "-1e6 to 1e6"),
-    ({"logit_bias": [1]}, "logit_bias", "token ids and numbers"),
-    ({"logit_bias": 1}, "logit_bias", "token ids and numbers"),
+    ({"logit_bias": [1]}, "logit_bias", "token ids to numbers"),
+    ({"logit_bias": 1}, "logit_bias", "token ids to numbers"),
     ({"max_token": 5}, "max_token", "did you mean 'max_tokens'"),
     ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "twice"),
     ({"max_tokens": 95}, "max_tokens", "95 is more than the 94"),
@@ -229,7 +230,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "message"), REFUSED)
-def test_what_is_refused(
+def test_invalid_requests(
     http: FlaskClient, engine: FakeEngine, fields: dict[str, Any], param: str, message: str
 ) -> None:
     response = http.post("/v1/chat/completions", json={"messages": [USER], **fields})
@@ -242,7 +243,7 @@ def test_what_is_refused(
     assert (same.status_code, same.get_json()["field"]) == (400, param)
 
 
-def test_what_asks_for_nothing_is_accepted(http: FlaskClient) -> None:
+def test_parameters_without_effect_are_accepted(http: FlaskClient) -> None:
     fields = {
         "model": "gpt-5", "user": "me", "metadata": {}, "store": False, "n": 1, "logit_bias": {},
         "presence_penalty": 0.0, "frequency_penalty": 0, "top_logprobs": 0, "tool_choice": "auto",
@@ -257,7 +258,7 @@ def test_a_model_without_a_template(client: EngineClient, tokenizer: Tokenizer) 
     assert (error["param"], "option.chat_template" in error["message"]) == ("messages", True)
 
 
-def test_failures_have_openai_s_shape(http: FlaskClient, engine: FakeEngine) -> None:
+def test_errors_have_openais_format(http: FlaskClient, engine: FakeEngine) -> None:
     engine.script = fails("overloaded", "full")
     for streamed in (False, True):
         response = ask(http, stream=streamed)

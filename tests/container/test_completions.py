@@ -1,4 +1,4 @@
-"""OpenAI's completions, models and tokens over a scripted engine."""
+"""OpenAI's completions, models and tokenize routes with a fake engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ask(
 
 @pytest.fixture
 def parrot(engine: FakeEngine) -> None:
-    """Has the engine say the prompt, twice."""
+    """Make the engine answer with the prompt, twice."""
 
     def script(submit: Submit):
         return says([*submit.prompt_token_ids * 2, EOS])(submit)
@@ -33,7 +33,7 @@ def parrot(engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/invocations"])
-def test_a_completion(http: FlaskClient, engine: FakeEngine, path: str) -> None:
+def test_completion(http: FlaskClient, engine: FakeEngine, path: str) -> None:
     body = ask(http, "Q", path=path).get_json()
     assert (body["object"], body["model"], body["id"][:5]) == ("text_completion", "demo", "cmpl-")
     assert body["choices"] == [
@@ -47,7 +47,7 @@ def test_a_completion(http: FlaskClient, engine: FakeEngine, path: str) -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 def test_several_prompts(http: FlaskClient, tokenizer: Tokenizer, streamed: bool) -> None:
     prompts = ["ab", "\u00e9", "x" * 5]
-    for form in (prompts, [tokenizer.encode(each) for each in prompts]):
+    for form in (prompts, [tokenizer.encode(prompt) for prompt in prompts]):
         texts, reasons, usage = ["", "", ""], {}, None
         usage_too = {"stream_options": {"include_usage": True}} if streamed else {}
         response = ask(http, form, stream=streamed, max_tokens=9, **usage_too)
@@ -62,10 +62,10 @@ def test_several_prompts(http: FlaskClient, tokenizer: Tokenizer, streamed: bool
         assert usage == {"prompt_tokens": 9, "completion_tokens": 19, "total_tokens": 28}
 
 
-def test_choices_come_as_they_are_made(
+def test_choices_are_streamed_as_they_are_generated(
     http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
-    """The first prompt is still unanswered when the second one's text arrives."""
+    """The second prompt's text arrives before the first prompt is answered."""
     (b,) = tokenizer.encode("b")
     engine.script = lambda submit: stalls(after=[b] if submit.prompt_token_ids == [b] else [])(
         submit
@@ -98,9 +98,9 @@ def test_logprobs(http: FlaskClient) -> None:
     whole = ask(http, "Q", logprobs=0, max_tokens=2).get_json()
     assert whole["choices"][0]["logprobs"] == expected
     streamed = events(ask(http, "Q", logprobs=0, max_tokens=2, stream=True))
-    parts = [each["choices"][0]["logprobs"] for each in streamed]
+    parts = [chunk["choices"][0]["logprobs"] for chunk in streamed]
     names = ("tokens", "token_logprobs", "text_offset")
-    merged = {name: [each for part in parts if part for each in part[name]] for name in names}
+    merged = {name: [value for part in parts if part for value in part[name]] for name in names}
     assert merged == {name: expected[name] for name in names}
 
 
@@ -128,7 +128,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "param"), REFUSED)
-def test_what_is_refused(
+def test_invalid_requests(
     http: FlaskClient, engine: FakeEngine, body: dict[str, Any], param: str
 ) -> None:
     response = http.post("/v1/completions", json=body)
@@ -138,7 +138,7 @@ def test_what_is_refused(
     assert len(started) <= 1, aborted
 
 
-def test_one_failure_is_the_failure_of_all(http: FlaskClient, engine: FakeEngine) -> None:
+def test_one_failed_choice_fails_the_request(http: FlaskClient, engine: FakeEngine) -> None:
     working = stalls(after=[65])
 
     def script(submit: Submit):
@@ -159,7 +159,7 @@ def test_models(http: FlaskClient) -> None:
     assert (other.status_code, "has 'demo'" in other.get_json()["error"]["message"]) == (404, True)
 
 
-def test_tokens_and_back(http: FlaskClient, tokenizer: Tokenizer) -> None:
+def test_tokenize_and_detokenize(http: FlaskClient, tokenizer: Tokenizer) -> None:
     def tokenize(**body: object) -> dict[str, Any]:
         return http.post("/tokenize", json=body).get_json()
 
@@ -186,6 +186,6 @@ def test_tokens_and_back(http: FlaskClient, tokenizer: Tokenizer) -> None:
         ("/detokenize", {"tokens": [257]}, "tokens"),
     ],
 )
-def test_what_has_no_tokens(http: FlaskClient, path: str, body: object, param: str) -> None:
+def test_invalid_tokenize_requests(http: FlaskClient, path: str, body: object, param: str) -> None:
     response = http.post(path, json=body)
     assert (response.status_code, response.get_json()["error"]["param"]) == (400, param)

@@ -1,4 +1,4 @@
-"""serving.properties and the environment: what counts, what is refused, what is said."""
+"""serving.properties and the environment: precedence, errors and the printed report."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ option.tensor_parallel_degree=2
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """Reads a file of this text under these variables."""
+    """Resolve a configuration file with this text under these environment variables."""
 
     def load(text: str, variables: Mapping[str, str] | None = None) -> Configuration:
         path = tmp_path / "serving.properties"
@@ -68,14 +68,14 @@ def refusal(load, text: str, variables: Mapping[str, str] | None = None) -> str:
 
 
 @pytest.mark.parametrize("strategy", AWS_FILES)
-def test_the_files_of_the_aws_article(load: Load, strategy: str) -> None:
+def test_the_configurations_of_the_aws_article(load: Load, strategy: str) -> None:
     configuration = load(AWS_FILES[strategy])
     assert choose_batching(configuration.options).name == strategy
     assert configuration.warnings == ()
 
 
 @pytest.mark.parametrize("strategy", AWS_FILES)
-def test_explain_says_the_strategy(
+def test_explain_names_the_strategy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], strategy: str
 ) -> None:
     path = tmp_path / "serving.properties"
@@ -113,11 +113,11 @@ def test_sources_and_lines(load: Load) -> None:
         ("option.dtype=\\u12", "\\u12"),
     ],
 )  # fmt: skip
-def test_mistakes_are_refused(load: Load, line: str, message: str) -> None:
+def test_invalid_configurations(load: Load, line: str, message: str) -> None:
     assert message in refusal(load, line + "\n")
 
 
-def test_all_mistakes_are_told_at_once(load: Load) -> None:
+def test_all_errors_are_reported_at_once(load: Load) -> None:
     lines = refusal(load, "engin=Python\n\nbatch_size=x\n", {"OPTION_DTYP": "fp32"}).splitlines()
     assert len(lines) == 3
     assert "environment variable OPTION_DTYP: no such option; did you mean 'OPTION_DTYPE'?" in lines
@@ -137,13 +137,13 @@ def test_all_mistakes_are_told_at_once(load: Load) -> None:
         ("chunked_read_timeout=60", "option.predict_timeout"),
     ],
 )
-def test_keys_of_lmi_without_meaning_here_are_warnings(load: Load, line: str, advice: str) -> None:
+def test_lmi_keys_without_effect_give_warnings(load: Load, line: str, advice: str) -> None:
     (warning,) = load(line).warnings
     assert "serving.properties:1: " in warning
     assert advice in warning
 
 
-def test_the_last_of_a_repeated_key_counts(load: Load) -> None:
+def test_the_last_of_repeated_keys_wins(load: Load) -> None:
     configuration = load("batch_size=2\nmax_dynamic_batch_size=3\n")
     assert configuration.options.batch_size == 3
     assert "max_dynamic_batch_size repeats" in configuration.warnings[0]
@@ -161,7 +161,7 @@ def test_built_in_handlers(load: Load, entry_point: str) -> None:
     assert load(f"option.entryPoint={entry_point}").options.entryPoint == entry_point
 
 
-def test_variables_fill_what_the_file_lacks(load: Load) -> None:
+def test_variables_set_keys_missing_from_the_file(load: Load) -> None:
     variables = {
         "OPTION_DTYPE": "bf16",
         "OPTION_BATCHING": "paged",
@@ -184,22 +184,22 @@ def test_variables_fill_what_the_file_lacks(load: Load) -> None:
     assert configuration.sources["batching"] == "environment variable OPTION_BATCHING"
 
 
-def test_sagemaker_overrules_the_file(load: Load) -> None:
+def test_sagemaker_variables_override_the_file(load: Load) -> None:
     variables = {"SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "9"}
     assert load("option.predict_timeout=5", variables).options.predict_timeout == 9
 
 
-def test_the_payload_limit_of_sagemaker(load: Load) -> None:
+def test_sagemakers_payload_limit(load: Load) -> None:
     megabytes = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6"}
     assert load("max_request_size=5", megabytes).options.max_request_size == 6 * 2**20
     both = load("", {**megabytes, "SAGEMAKER_MAX_REQUEST_SIZE": "7"})
     assert both.options.max_request_size == 7
-    assert "SAGEMAKER_MAX_REQUEST_SIZE comes first" in both.warnings[0]
+    assert "overridden by environment variable SAGEMAKER_MAX_REQUEST_SIZE" in both.warnings[0]
     error = refusal(load, "", {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "six"})
     assert "SAGEMAKER_MAX_PAYLOAD_IN_MB=six: expected an integer" in error
 
 
-def test_names_of_text_generation_inference_come_last(load: Load) -> None:
+def test_tgi_variables_come_last(load: Load) -> None:
     tgi = {"MAX_CONCURRENT_REQUESTS": "7", "SM_NUM_GPUS": "1", "HF_MODEL_REVISION": "v1"}
     options = load("", tgi).options
     assert (options.job_queue_size, options.tensor_parallel_degree) == (7, "1")
@@ -217,17 +217,17 @@ def test_names_of_text_generation_inference_come_last(load: Load) -> None:
         ("ARGS_ANYTHING", "no effect here"),
     ],
 )
-def test_variables_of_others_are_warnings(load: Load, name: str, advice: str) -> None:
+def test_unknown_variables_give_warnings(load: Load, name: str, advice: str) -> None:
     (warning,) = load("", {name: "2"}).warnings
     assert warning.startswith(f"environment variable {name} has no effect here")
     assert advice in warning
 
 
-def test_values_of_lmi_with_another_name_here(load: Load) -> None:
+def test_lmi_values_are_translated(load: Load) -> None:
     assert load("option.output_formatter=sse_chat").options.output_formatter == "sse"
 
 
-def test_useless_variables_are_warnings(load: Load) -> None:
+def test_variables_without_effect_give_warnings(load: Load) -> None:
     variables = {"SERVING_BATCHSIZE": "4", "OPTION_QUANTIZE": "awq"}
     quantize, batch_size = load("", variables).warnings
     assert "OPTION_QUANTIZE has no effect here" in quantize
@@ -245,12 +245,14 @@ def test_a_bad_variable_is_named(load: Load) -> None:
         st.text("ab\u00e9 :=#!\\\t", max_size=8).map(str.strip),
     )
 )
-def test_what_java_writes_is_read(entries: dict[str, str]) -> None:
+def test_java_properties_files_are_parsed(entries: dict[str, str]) -> None:
     text = javaproperties.dumps(entries, timestamp=None)
-    assert {each.key: each.text for each in parse_properties(text, "file")} == entries
+    assert {entry.key: entry.text for entry in parse_properties(text, "file")} == entries
 
 
-def test_a_model_beside_its_file(load: Load, tokenizer_dir: Path, tmp_path: Path) -> None:
+def test_a_model_next_to_its_properties_file(
+    load: Load, tokenizer_dir: Path, tmp_path: Path
+) -> None:
     relative = Path("models") / "one"
     shutil.copytree(tokenizer_dir, tmp_path / relative)
     configuration = load(f"option.model_id={relative}")
@@ -271,19 +273,17 @@ def test_no_model(load: Load, tmp_path: Path, model_id: str, message: str) -> No
         resolve_model_dir(load(f"option.model_id={model_id}"), tmp_path)
 
 
-def test_a_hub_that_does_not_answer(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_hub(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: object, **__: object) -> str:
         raise OSError("no network")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    with pytest.raises(ConfigurationError, match=r"no network.*use a directory"):
+    with pytest.raises(ConfigurationError, match=r"no network.*use a local directory"):
         resolve_model_dir(load("option.model_id=someone/something"), tmp_path)
 
 
 @pytest.mark.parametrize(("load_format", "is_fetched"), [("auto", True), ("dummy", False)])
-def test_random_weights_need_no_download_of_weights(
+def test_with_random_weights_no_weights_are_downloaded(
     load: Load,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -306,7 +306,7 @@ def test_random_weights_need_no_download_of_weights(
     assert not (path / "pytorch_model.bin").exists()
 
 
-def test_a_mistake_ends_the_command_line(
+def test_a_configuration_error_ends_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "serving.properties"
@@ -325,28 +325,28 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_a_variable_that_the_file_overrules_is_a_warning(load: Load) -> None:
+def test_a_variable_overridden_by_the_file_gives_a_warning(load: Load) -> None:
     variables = {"OPTION_BATCHING": "paged", "TENSOR_PARALLEL_DEGREE": "1"}
     loaded = load("option.batching=none", variables)
     assert loaded.options.batching == "none"
     (warning,) = loaded.warnings
-    assert warning.startswith("environment variable OPTION_BATCHING: ")
-    assert warning.endswith("serving.properties:1 comes first")
+    assert warning.startswith("environment variable OPTION_BATCHING: overridden by ")
+    assert warning.endswith("serving.properties:1")
 
 
-def test_explain_names_the_model_and_what_it_lacks(
+def test_explain_names_the_model_and_missing_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "serving.properties"
     path.write_text("option.model_id=models/one\n")
     assert main(["explain", "--properties", str(path)]) == 0
-    assert "model: models/one (no directory here)" in capsys.readouterr().out
+    assert "model: models/one (not a local directory)" in capsys.readouterr().out
     (tmp_path / "models" / "one").mkdir(parents=True)
     assert main(["explain", "--properties", str(path)]) == 0
-    assert f"model: {tmp_path}/models/one (no config.json" in capsys.readouterr().out
+    assert f"model: {tmp_path}/models/one (no model: config.json" in capsys.readouterr().out
 
 
-def test_explain_refuses_what_serve_would_refuse(
+def test_explain_rejects_what_serve_would_reject(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "serving.properties"
@@ -355,6 +355,6 @@ def test_explain_refuses_what_serve_would_refuse(
     assert "it works with none and dynamic" in capsys.readouterr().err
 
 
-def test_no_option_is_called_meaningless():
-    """A key that becomes an option must leave LMI's table of keys without meaning here."""
+def test_no_option_is_listed_as_without_effect():
+    """A key that becomes an option must be removed from the table of LMI keys without effect."""
     assert not ADVICE.keys() & {row.key for row in option_table().values()}

@@ -1,4 +1,4 @@
-"""Documents that are made from code are what the code says."""
+"""Generated documents are up to date."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from pathlib import Path
 from container.configuration.report import markdown_lines
 
 
-def test_configuration_md_is_the_option_table() -> None:
+def test_configuration_md_equals_the_option_table() -> None:
     path = Path(__file__).parents[2] / "docs" / "configuration.md"
     assert path.read_text() == "\n".join([*markdown_lines(), ""]), "run `make docs`"

@@ -1,4 +1,4 @@
-"""The client of the engine against a scripted one: health, answers, aborts, death and return."""
+"""The engine client with a fake engine: health, answers, aborts, engine death and restart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARAMS = SamplingParams(max_tokens=5)
 
 
 class Clock:
-    """A clock that a test moves."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -33,7 +33,7 @@ class Clock:
 
 
 def failure_of(stream: TokenStream) -> str:
-    """What the stream ends with, which must come soon."""
+    """Return the last output of the stream, which must arrive soon."""
     with pytest.raises(GenerationError) as caught:
         stream.get(5)
     return str(caught.value)
@@ -57,7 +57,7 @@ def timed_client(endpoint: str, engine: FakeEngine, clock: Clock) -> Iterator[En
     client.close()
 
 
-def test_tokens_arrive_in_order_and_end_once(client: EngineClient, engine: FakeEngine) -> None:
+def test_tokens_arrive_in_order_with_one_end(client: EngineClient, engine: FakeEngine) -> None:
     engine.script = says([1, 2, 3, 4, 5, 6])
     stream = client.submit([9, 9], PARAMS)
     token_ids: list[int] = []
@@ -71,10 +71,10 @@ def test_tokens_arrive_in_order_and_end_once(client: EngineClient, engine: FakeE
     assert engine.of_type(Abort) == []
 
 
-def test_waiting_tokens_come_as_one(client: EngineClient, engine: FakeEngine) -> None:
+def test_waiting_tokens_are_merged(client: EngineClient, engine: FakeEngine) -> None:
     engine.script = says([1, 2, 3, 4, 5])
     first, second = client.submit([9], PARAMS), client.submit([9], PARAMS)
-    while not any(each.finish for each in second.get(5)):
+    while not any(generated.finish for generated in second.get(5)):
         pass
     (merged,) = first.get(5)
     assert merged.token_ids == (1, 2, 3, 4, 5)
@@ -82,9 +82,9 @@ def test_waiting_tokens_come_as_one(client: EngineClient, engine: FakeEngine) ->
 
 
 def test_ids_are_unique_among_clients(client: EngineClient, engine: FakeEngine) -> None:
-    other = EngineClient(engine._endpoint, heartbeat_timeout_s=60)
+    other = EngineClient(engine.endpoint, heartbeat_timeout_s=60)
     eventually(lambda: other.health().healthy)
-    ids = {each.submit([1], PARAMS).id for each in (client, other) for _ in range(3)}
+    ids = {sender.submit([1], PARAMS).id for sender in (client, other) for _ in range(3)}
     other.close()
     assert len(ids) == 6
 
@@ -93,7 +93,7 @@ def test_ids_are_unique_among_clients(client: EngineClient, engine: FakeEngine) 
     ("kind", "error"),
     [("rejected", RequestError), ("overloaded", OverloadedError), ("failed", GenerationError)],
 )
-def test_failures_are_errors(
+def test_failures_raise_errors(
     client: EngineClient, engine: FakeEngine, kind: str, error: type[Exception]
 ) -> None:
     engine.script = fails(kind, "no luck", "top_p")
@@ -122,28 +122,28 @@ def test_abort_is_sent_once(client: EngineClient, engine: FakeEngine) -> None:
     assert stream.get(0.01) == []
 
 
-def test_a_request_is_over_with_its_last_answer(client: EngineClient, engine: FakeEngine) -> None:
+def test_a_request_ends_with_its_last_answer(client: EngineClient, engine: FakeEngine) -> None:
     engine.script = says([1, 2, 3], [4], [5, 6])
     params = SamplingParams(n=3, max_tokens=5, logprobs=1, prompt_logprobs=0)
     stream, other = client.submit([9, 8], params), client.submit([9], params)
     while not other.has_ended:
         other.get(5)
-    merged = {each.index: each for each in stream.get(5)}
-    assert {index: each.token_ids for index, each in merged.items()} == {
+    merged = {generated.index: generated for generated in stream.get(5)}
+    assert {index: generated.token_ids for index, generated in merged.items()} == {
         0: (1, 2, 3),
         1: (4,),
         2: (5, 6),
     }
-    assert [len(each.top) for each in merged.values()] == [3, 1, 2]
-    assert [len(each.prompt) for each in merged.values()] == [1, 0, 0]
-    assert {each.finish for each in merged.values()} == {Finish.LENGTH}
+    assert [len(generated.top) for generated in merged.values()] == [3, 1, 2]
+    assert [len(generated.prompt) for generated in merged.values()] == [1, 0, 0]
+    assert {generated.finish for generated in merged.values()} == {Finish.LENGTH}
     assert stream.has_ended
     stream.abort()
     assert engine.of_type(Abort) == []
 
 
 def test_answers_are_aborted_one_by_one(client: EngineClient, engine: FakeEngine) -> None:
-    """With the last open one the request."""
+    """Aborting the last open answer aborts the request."""
     engine.script = stalls(after=[1])
     stream = client.submit([9], SamplingParams(n=2))
     for index in (1, 1, 0, 0):
@@ -152,7 +152,7 @@ def test_answers_are_aborted_one_by_one(client: EngineClient, engine: FakeEngine
     assert engine.of_type(Abort) == [Abort(stream.id, 1), Abort(stream.id)]
 
 
-def test_not_ready_until_the_engine_is(endpoint: str) -> None:
+def test_the_client_is_not_ready_before_the_engine(endpoint: str) -> None:
     client = EngineClient(endpoint, heartbeat_timeout_s=60)
     assert client.health().reason == "the engine is starting"
     with pytest.raises(EngineUnavailableError, match="starting"):
@@ -166,7 +166,7 @@ def test_not_ready_until_the_engine_is(endpoint: str) -> None:
     engine.close()
 
 
-def test_silence_counts_as_death(
+def test_missing_heartbeats_count_as_death(
     timed_client: EngineClient, engine: FakeEngine, clock: Clock
 ) -> None:
     engine.heartbeats = False
@@ -177,7 +177,7 @@ def test_silence_counts_as_death(
     failures: list[str] = []
 
     def has_failed() -> bool:
-        clock.now += MAX_SILENCE_S  # again where a last heartbeat was still on its way
+        clock.now += MAX_SILENCE_S  # repeated, as a last heartbeat may still arrive
         try:
             stream.get(0.02)
         except GenerationError as error:
@@ -185,21 +185,21 @@ def test_silence_counts_as_death(
         return bool(failures)
 
     eventually(has_failed)
-    assert failures == ["no heartbeat of the engine for 10 s"]
+    assert failures == ["no heartbeat from the engine for 10 s"]
     assert not timed_client.health().healthy
 
 
-def test_an_engine_without_steps_is_stuck(
+def test_an_engine_that_completes_no_steps_is_stuck(
     timed_client: EngineClient, engine: FakeEngine, clock: Clock
 ) -> None:
     engine.step_age_s = 60.0
     eventually(lambda: not timed_client.health().healthy)
-    assert timed_client.health().reason == "the engine is stuck: no step ended for 60 s"
+    assert timed_client.health().reason == "the engine is stuck: no step completed for 60 s"
     engine.step_age_s = 1.0
     eventually(lambda: timed_client.health().healthy)
 
 
-def test_death_fails_all_and_a_new_engine_is_found(
+def test_engine_death_fails_all_requests_and_a_new_engine_is_used(
     client: EngineClient, engine: FakeEngine, endpoint: str
 ) -> None:
     engine.script = stalls()
@@ -211,11 +211,13 @@ def test_death_fails_all_and_a_new_engine_is_found(
     eventually(lambda: client.health().healthy)
     (generated,) = client.submit([1], PARAMS).get(5)
     assert generated.finish is Finish.LENGTH
-    assert [each.id for each in successor.received if isinstance(each, Submit)] != [stream.id]
+    assert [message.id for message in successor.received if isinstance(message, Submit)] != [
+        stream.id
+    ]
     successor.close()
 
 
-def test_sudden_death_is_noticed_at_once(client: EngineClient, engine: FakeEngine) -> None:
+def test_a_closed_connection_is_noticed_at_once(client: EngineClient, engine: FakeEngine) -> None:
     engine.script = stalls()
     stream = client.submit([1], PARAMS)
     eventually(lambda: engine.of_type(Submit))

@@ -1,4 +1,4 @@
-"""What a client hears of a failure, before the first token and after it."""
+"""Errors as clients see them, before and after the first token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.container.invocations import invoke, records, stream
         ("rejected", "top_p", 400, "parameters.top_p"),
     ],
 )
-def test_early_failures_have_a_status(
+def test_early_failures_have_an_error_status(
     http: FlaskClient,
     engine: FakeEngine,
     kind: str,
@@ -47,7 +47,7 @@ def test_early_failures_have_a_status(
     assert ("Retry-After" in response.headers) == (status == 503)
 
 
-def test_a_late_failure_ends_the_stream_with_an_error(
+def test_a_late_failure_ends_the_stream_with_an_error_record(
     http: FlaskClient, engine: FakeEngine
 ) -> None:
     engine.script = fails("failed", "no luck", after=[65, 66])
@@ -66,7 +66,7 @@ def test_a_late_failure_ends_the_stream_with_an_error(
     assert last["details"]["generated_tokens"] == 2
 
 
-def test_a_late_failure_without_a_stream_has_a_status(
+def test_a_late_failure_without_streaming_has_an_error_status(
     http: FlaskClient, engine: FakeEngine
 ) -> None:
     engine.script = fails("failed", "no luck", after=[65])
@@ -75,7 +75,7 @@ def test_a_late_failure_without_a_stream_has_a_status(
     assert response.get_json() == {"error": "no luck", "code": 424}
 
 
-def test_too_late(client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer) -> None:
+def test_request_timeout(client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer) -> None:
     http = create_app(client, tokenizer, Options(predict_timeout=1), "demo").test_client()
     engine.script = stalls(after=[65])
     last = records(stream(http))[-1]
@@ -90,7 +90,7 @@ def test_an_unread_stream_is_aborted(http: FlaskClient, engine: FakeEngine) -> N
     eventually(lambda: engine.of_type(Abort))
 
 
-def test_not_ready(endpoint: str, tokenizer: Tokenizer) -> None:
+def test_engine_not_ready(endpoint: str, tokenizer: Tokenizer) -> None:
     client = EngineClient(endpoint, heartbeat_timeout_s=60)
     http = create_app(client, tokenizer, Options(), "demo").test_client()
     for response in (http.get("/ping"), invoke(http)):
@@ -114,7 +114,9 @@ def test_http_errors_are_json(
     assert response.get_json()["code"] == 413
 
 
-def test_an_accident_is_500(http: FlaskClient, engine: FakeEngine, monkeypatch: Any) -> None:
+def test_an_unexpected_exception_is_a_500(
+    http: FlaskClient, engine: FakeEngine, monkeypatch: Any
+) -> None:
     def accident(*_: object) -> None:
         raise ZeroDivisionError
 

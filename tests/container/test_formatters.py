@@ -1,4 +1,4 @@
-"""The user's formatters around requests to the model itself, over a scripted engine."""
+"""Custom input and output formatters, with a fake engine."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = ["load"]
 
 Format = Callable[..., FlaskClient]
 TEXT = "Hi there"
-"""What the engine says."""
+"""The fake engine's answer."""
 
 
 @pytest.fixture
 def formatted(client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate) -> Format:
-    """The application with these functions, called in this process."""
+    """Make a test client of the application with these formatters."""
 
     def formatted(input: Formatter | None = None, output: Formatter | None = None) -> FlaskClient:
         functions = Functions(input, output)
@@ -42,7 +42,7 @@ def formatted(client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate
     return formatted
 
 
-def asked(engine: FakeEngine, tokenizer: Tokenizer) -> str:
+def prompt_text(engine: FakeEngine, tokenizer: Tokenizer) -> str:
     message = engine.of_type(Submit)[-1]
     assert isinstance(message, Submit)
     return tokenizer.decode(message.prompt_token_ids)
@@ -53,18 +53,18 @@ def rename(payload: dict[str, Any]) -> dict[str, Any]:
     return payload
 
 
-def test_requests_of_ones_own_schema(
+def test_a_custom_request_schema(
     formatted: Format, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
     http = formatted(rename)
     response = http.post("/invocations", json={"question": "who?"})
     assert response.get_json() == {"generated_text": TEXT}
-    assert asked(engine, tokenizer) == "who?"
+    assert prompt_text(engine, tokenizer) == "who?"
     response = http.post("/invocations", json={"question": "who?", "parameter": {}})
     assert (response.status_code, response.get_json()["field"]) == (400, "parameter")
 
 
-def test_the_tokenizer_of_a_formatter(
+def test_formatters_get_the_tokenizer(
     formatted: Format, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
     def chat(payload: dict[str, Any], tokenizer: Any, **_: Any) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def test_the_tokenizer_of_a_formatter(
         return {"inputs": prompt}
 
     assert formatted(chat).post("/invocations", json={"question": "q"}).status_code == 200
-    assert asked(engine, tokenizer) == "u:q;a:"
+    assert prompt_text(engine, tokenizer) == "u:q;a:"
     refusing = formatted(
         lambda payload, tokenizer: tokenizer.apply_chat_template([{"role": "robot", "content": ""}])
     )
@@ -89,7 +89,7 @@ def test_the_tokenizer_of_a_formatter(
     {"prompt": "a", "max_tokens": 9},
     {"messages": [{"role": "user", "content": "a"}]},
 ])  # fmt: skip
-def test_answers_of_every_schema(formatted: Format, body: dict[str, Any]) -> None:
+def test_output_formatters_apply_to_every_schema(formatted: Format, body: dict[str, Any]) -> None:
     http = formatted(output=lambda data: {"seen": sorted(data), "mine": True})
     plain = formatted(output=lambda data: data).post("/invocations", json=body).get_json()
     answer = http.post("/invocations", json=body)
@@ -99,7 +99,7 @@ def test_answers_of_every_schema(formatted: Format, body: dict[str, Any]) -> Non
     assert all(json.loads(line)["mine"] for line in lines)
 
 
-def test_text_is_sent_as_it_is(formatted: Format) -> None:
+def test_text_is_sent_unchanged(formatted: Format) -> None:
     http = formatted(output=lambda data: f"<{data.get('generated_text', '')}>\n")
     assert http.post("/invocations", json={"inputs": "a"}).data == f"<{TEXT}>\n".encode()
     body = {"inputs": "a", "stream": True}
@@ -109,7 +109,7 @@ def test_text_is_sent_as_it_is(formatted: Format) -> None:
     assert events.data.decode().split("\n\n") == lines
 
 
-def test_only_sagemaker_s_door_has_formatters(formatted: Format) -> None:
+def test_only_invocations_use_formatters(formatted: Format) -> None:
     def refuse(data: Any) -> Any:
         raise AssertionError
 
@@ -126,23 +126,23 @@ def test_only_sagemaker_s_door_has_formatters(formatted: Format) -> None:
         (lambda data: object(), "TypeError"),
     ],
 )
-def test_what_a_formatter_raises(formatted: Format, function: Formatter, message: str) -> None:
+def test_formatter_exceptions(formatted: Format, function: Formatter, message: str) -> None:
     for which, http in (("input", formatted(function)), ("output", formatted(output=function))):
         response = http.post("/invocations", json={"inputs": "a"})
         assert response.status_code == 424
         assert response.get_json()["error"].startswith(f"{which}_formatter: {message}")
     streamed = formatted(output=function).post("/invocations", json={"inputs": "a", "stream": True})
-    assert streamed.status_code == 424, "no line has been sent"
+    assert streamed.status_code == 424, "no line was sent before it"
 
 
-def test_a_request_that_is_no_dict(formatted: Format) -> None:
+def test_a_request_that_is_not_a_dict(formatted: Format) -> None:
     response = formatted(lambda data: ["a"]).post("/invocations", json={"inputs": "a"})
     assert (response.status_code, response.get_json()["error"]) == (
-        424, "input_formatter: returned ['a'], which is no dict",
+        424, "input_formatter: returned ['a'] instead of a dict",
     )  # fmt: skip
 
 
-def test_failures_are_told_as_ever(formatted: Format, engine: FakeEngine) -> None:
+def test_errors_are_not_formatted(formatted: Format, engine: FakeEngine) -> None:
     engine.script = fails("failed", "RuntimeError: x", after=[72])
     http = formatted(output=lambda data: {"mine": True})
     lines = http.post("/invocations", json={"inputs": "a", "stream": True}).data.splitlines()
@@ -165,19 +165,21 @@ class TestFiles:
         "@input_formatter\ndef mine(decoded_payload, tokenizer=None, **kwargs): ...\n"
     )
 
-    def test_the_functions_that_are_marked(self, tmp_path: Path) -> None:
+    def test_decorated_functions_are_found(self, tmp_path: Path) -> None:
         path = tmp_path / "folder" / "model.py"
         path.parent.mkdir()
         path.write_text(f"{self.CODE}alias = mine\n@output_formatter\ndef other(data): ...\n")
         functions = load_formatters(path, str(tmp_path / "library"))
-        assert [getattr(each, "__name__", None) for each in (functions.input, functions.output)] \
-            == ["mine", "other"]  # fmt: skip
+        found = (functions.input, functions.output)
+        assert [getattr(function, "__name__", None) for function in found] == ["mine", "other"]
         assert Path(os.getcwd()) == path.parent
         assert str(tmp_path / "library") in sys.path
         path.write_text(self.CODE)
         assert load_formatters(path, "").output is None
 
-    def test_a_model_with_formatters(self, load: Load, tmp_path: Path, tokenizer_dir: Path) -> None:
+    def test_a_model_directory_with_formatters(
+        self, load: Load, tmp_path: Path, tokenizer_dir: Path
+    ) -> None:
         path = tmp_path / "model.py"
         path.write_text(self.CODE)
         for entry in ("", "option.entryPoint=model.py\n",
@@ -200,18 +202,22 @@ class TestFiles:
                 "py:6: ImportError",
             ),
             ("@input_formatter\ndef second(data): ...\n", "", "has 2 functions @input_formatter"),
-            ("@output_formatter\nasync def later(data): ...\n", "", "is async; leave that out"),
-            ("def handle(inputs): ...\n", "", "leave out one or the other"),
+            (
+                "@output_formatter\nasync def later(data): ...\n",
+                "",
+                "is async; make it a plain function",
+            ),
+            ("def handle(inputs): ...\n", "", "define one or the other"),
             (
                 "@prediction_handler\ndef predict(x, model): ...\n",
                 "",
                 "model.py:6: @prediction_handler",
             ),
-            ("", "option.task=text-embedding", "formatters are for text generation"),
+            ("", "option.task=text-embedding", "formatters work only for text generation"),
             ("", "option.my_threshold=1", "unknown option.my_threshold"),
         ],
     )
-    def test_what_cannot_be_loaded(
+    def test_files_that_cannot_be_loaded(
         self,
         load: Load,
         tmp_path: Path,
@@ -225,7 +231,7 @@ class TestFiles:
             prepare(load(f"option.model_id={tokenizer_dir}\n{text}\n"), tmp_path)
         assert message in str(caught.value)
 
-    def test_formatters_without_a_model(self, load: Load, tmp_path: Path) -> None:
+    def test_formatters_need_a_model(self, load: Load, tmp_path: Path) -> None:
         (tmp_path / "model.py").write_text(self.CODE)
         with pytest.raises(ConfigurationError, match="has formatters but no model"):
             prepare(load(""), tmp_path)

@@ -1,4 +1,4 @@
-"""A real gunicorn process in front of a scripted engine: streams, lost clients, the end."""
+"""A real gunicorn process with a fake engine: streams, disconnects and shutdown."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def front_end(
         wait_until(lambda: all(map(is_gone, pids)))
 
 
-def test_it_leaves_the_cores_to_the_engine(front_end: subprocess.Popen[str]) -> None:
+def test_the_front_end_leaves_the_cores_to_the_engine(front_end: subprocess.Popen[str]) -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
     workers = descendants(front_end.pid)
     assert workers
@@ -61,7 +61,7 @@ def test_it_leaves_the_cores_to_the_engine(front_end: subprocess.Popen[str]) -> 
         assert os.getpriority(os.PRIO_PROCESS, pid) == min(own + NICENESS, 19)
 
 
-def test_streams_lost_clients_and_the_end(
+def test_streams_disconnects_and_shutdown(
     front_end: subprocess.Popen[str], engine: FakeEngine, caller: Caller
 ) -> None:
     with ThreadPoolExecutor(8) as pool:
@@ -81,7 +81,7 @@ def test_streams_lost_clients_and_the_end(
         wait_until(lambda seen=aborted: len(engine.of_type(Abort)) > seen, 3)
 
     assert caller.is_healthy()
-    # Answered, and then kept alive.
+    # Answered, and then kept alive as an idle connection.
     with caller.open({"inputs": "no", "stream": "maybe"}) as idle:
         answer = idle.recv(4096)
         while not answer.endswith(b"}"):
@@ -99,7 +99,7 @@ def test_streams_lost_clients_and_the_end(
     assert output == ""
 
 
-def test_running_requests_may_end(
+def test_running_requests_may_finish(
     front_end: subprocess.Popen[str], engine: FakeEngine, caller: Caller
 ) -> None:
     engine.script = stalls(after=[65])
@@ -119,7 +119,7 @@ def test_running_requests_may_end(
     assert front_end.wait(5) == 0
 
 
-def test_requests_that_do_not_end_are_told(
+def test_requests_that_do_not_finish_get_an_error(
     tmp_path: Path, tokenizer_dir: Path, engine: FakeEngine, endpoint: str, caller: Caller
 ) -> None:
     engine.script = stalls(after=[65])
@@ -130,7 +130,7 @@ def test_requests_that_do_not_end_are_told(
     with running(["-c", hasty]) as process, ThreadPoolExecutor(2) as pool:
         wait_until(caller.is_healthy)
         answers = [
-            pool.submit(caller.post, {"inputs": "Q", "stream": each}) for each in (True, False)
+            pool.submit(caller.post, {"inputs": "Q", "stream": flag}) for flag in (True, False)
         ]
         wait_until(lambda: len(engine.of_type(Submit)) == 2)
         process.send_signal(signal.SIGTERM)
@@ -141,7 +141,7 @@ def test_requests_that_do_not_end_are_told(
     assert (status, json.loads(body)["error"]) == (424, "the server is stopping")
 
 
-def test_a_taken_port(
+def test_port_in_use(
     front_end: subprocess.Popen[str],
     tmp_path: Path,
     tokenizer_dir: Path,

@@ -1,6 +1,6 @@
-"""Every shape of answer, to the byte: tests/container/golden has a file for each.
+"""Every response format, byte by byte; tests/container/golden has a file per response.
 
-`python -m pytest tests/container/test_golden.py --rewrite-golden` writes them anew; read the diff.
+`python -m pytest tests/container/test_golden.py --rewrite-golden` rewrites them; review the diff.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def send(http: Any, path: str, body: object) -> Any:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_shape(
+def test_response_format(
     serve: Serve,
     engine: FakeEngine,
     tokenizer: Tokenizer,
@@ -116,7 +116,7 @@ def test_shape(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tool_calls(
+def test_tool_call_format(
     serve: Serve,
     engine: FakeEngine,
     tokenizer: Tokenizer,
@@ -145,7 +145,7 @@ def test_tool_calls(
         ("completions_failed", COMPLETIONS, PROMPT, {}),
     ],
 )
-def test_failures_while_it_runs(
+def test_late_failure_format(
     serve: Serve,
     engine: FakeEngine,
     name: str,
@@ -158,6 +158,6 @@ def test_failures_while_it_runs(
     check(name, send(serve(**options), path, body), request)
 
 
-def test_every_file_is_of_a_test() -> None:
+def test_every_golden_file_is_used() -> None:
     source = Path(__file__).read_text()
     assert all(path.stem.removesuffix("_sse") in source for path in GOLDEN.glob("*.txt"))

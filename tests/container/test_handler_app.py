@@ -1,4 +1,4 @@
-"""The HTTP surface of a model.py over a scripted engine: whole answers, streams, sessions."""
+"""The HTTP routes of a model.py with a fake engine: responses, streams and sessions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from tests.container.fake_engine import FakeEngine, fails, last_performed, perfo
 class TestHandlers:
     @pytest.fixture
     def http(self, task_app: Serve, engine: FakeEngine) -> FlaskClient:
-        def answer(asked: Perform) -> Performed:
+        def answer(job: Perform) -> Performed:
             headers = {"X-Of": "handler", "Server": "mine", "X-Bad\n": "x", "X-Y": "a\r\nb"}
-            return Performed(asked.id, asked.body[::-1], "text/x", 418, headers)
+            return Performed(job.id, job.body[::-1], "text/x", 418, headers)
 
         engine.script = performs(answer)
         return task_app("handler", "/opt/ml/model/model.py")
 
-    def test_bodies_of_any_type_go_both_ways(self, http: FlaskClient, engine: FakeEngine) -> None:
+    def test_any_content_type_is_passed_both_ways(
+        self, http: FlaskClient, engine: FakeEngine
+    ) -> None:
         response = http.post(
             "/invocations",
             data=b"\x00\xff{",
@@ -38,29 +40,31 @@ class TestHandlers:
         assert headers["Accept"] == "image/*"
         assert headers["X-Amzn-Sagemaker-Custom-Attributes"] == "a=b"
 
-    def test_headers_of_the_handler_as_far_as_they_are_its(self, http: FlaskClient) -> None:
+    def test_handler_headers_are_passed_on_except_reserved_ones(self, http: FlaskClient) -> None:
         response = http.post("/invocations", data=b"12345")
         assert response.headers["X-Of"] == "handler"
         assert {"Server", "X-Y", "X-Bad"}.isdisjoint(response.headers.keys())
         assert response.headers["X-Request-Id"]
 
     def test_no_content(self, http: FlaskClient, engine: FakeEngine) -> None:
-        engine.script = performs(lambda asked: Performed(asked.id, b"", "", 204))
+        engine.script = performs(lambda job: Performed(job.id, b"", "", 204))
         response = http.post("/invocations")
         assert (response.status_code, response.data) == (204, b"")
 
-    def test_errors_of_the_engine(self, http: FlaskClient, engine: FakeEngine) -> None:
+    def test_engine_errors(self, http: FlaskClient, engine: FakeEngine) -> None:
         engine.script = fails("failed", "ValueError: bad")
         response = http.post("/invocations", data=b"x")
         assert response.status_code == 424
         assert response.get_json() == {"error": "ValueError: bad", "code": 424}
 
-    def test_a_body_that_is_too_large(self, task_app: Serve) -> None:
+    def test_a_body_that_is_too_large_is_rejected(self, task_app: Serve) -> None:
         http = task_app("handler", "/m.py", max_request_size=10)
         assert http.post("/invocations", data=b"x" * 11).status_code == 413
 
-    def test_sessions_by_header(self, task_app: Serve, engine: FakeEngine, tmp_path: Any) -> None:
-        engine.script = performs(lambda asked: Performed(asked.id, b"ok", "text/plain"))
+    def test_sessions_are_set_by_header(
+        self, task_app: Serve, engine: FakeEngine, tmp_path: Any
+    ) -> None:
+        engine.script = performs(lambda job: Performed(job.id, b"ok", "text/plain"))
         options = {"enable_stateful_sessions": True, "sessions_path": str(tmp_path)}
         http = task_app("handler", "/m.py", **options)
         headers = {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"}
@@ -68,9 +72,9 @@ class TestHandlers:
         assert response.data == b"ok"
         assert "Expires" in response.headers["X-Amzn-SageMaker-New-Session-Id"]
 
-    def test_the_runtime_of_a_laptop(self, task_app: Serve, engine: FakeEngine) -> None:
+    def test_the_local_sagemaker_runtime(self, task_app: Serve, engine: FakeEngine) -> None:
         engine.script = performs(
-            lambda asked: Performed(asked.id, json.dumps(asked.headers["Accept"]).encode(), "a/b")
+            lambda job: Performed(job.id, json.dumps(job.headers["Accept"]).encode(), "a/b")
         )
         http = task_app("handler", "/m.py", local_runtime_api=True)
         path = "/endpoints/any/invocations"
@@ -79,12 +83,12 @@ class TestHandlers:
         streamed = http.post(f"{path}-response-stream", data=b"x", headers=headers)
         assert b'"e/f"' in streamed.get_data()
 
-    def test_parts_as_they_come(self, http: FlaskClient, engine: FakeEngine) -> None:
-        def script(asked: Perform) -> Iterator[FromEngine]:
+    def test_parts_are_streamed_as_they_come(self, http: FlaskClient, engine: FakeEngine) -> None:
+        def script(job: Perform) -> Iterator[FromEngine]:
             for part in (b"a\n", b"", b"b\n"):
                 headers = {"X-Of": part.decode().strip()}
-                yield Performed(asked.id, part, "text/x", 201, headers, is_last=False)
-            yield Performed(asked.id, b"", "text/x")
+                yield Performed(job.id, part, "text/x", 201, headers, is_last=False)
+            yield Performed(job.id, b"", "text/x")
 
         engine.script = script
         response = http.post("/invocations", data=b"x", buffered=False)
@@ -93,23 +97,23 @@ class TestHandlers:
         assert list(response.iter_encoded()) == [b"a\n", b"b\n"]
         assert not engine.of_type(Abort)
 
-    def test_a_stream_that_fails_says_so_in_its_last_line(
+    def test_a_failed_stream_ends_with_an_error_line(
         self, http: FlaskClient, engine: FakeEngine
     ) -> None:
         for begun in (b"a\n", b"a"):
 
-            def script(asked: Perform, begun: bytes = begun) -> Iterator[FromEngine]:
-                yield Performed(asked.id, begun, "text/x", is_last=False)
-                yield Failed(asked.id, "failed", "ValueError: bad")
+            def script(job: Perform, begun: bytes = begun) -> Iterator[FromEngine]:
+                yield Performed(job.id, begun, "text/x", is_last=False)
+                yield Failed(job.id, "failed", "ValueError: bad")
 
             engine.script = script
             first, last = http.post("/invocations", data=b"x").data.splitlines()
             assert first == b"a"
             assert json.loads(last) == {"error": "ValueError: bad", "code": 424}
 
-    def test_a_client_that_leaves_a_stream(self, http: FlaskClient, engine: FakeEngine) -> None:
-        def script(asked: Perform) -> Iterator[FromEngine]:
-            yield Performed(asked.id, b"a", "text/x", is_last=False)
+    def test_disconnecting_aborts_the_stream(self, http: FlaskClient, engine: FakeEngine) -> None:
+        def script(job: Perform) -> Iterator[FromEngine]:
+            yield Performed(job.id, b"a", "text/x", is_last=False)
 
         engine.script = script
         response = http.post("/invocations", data=b"x", buffered=False)
@@ -117,9 +121,9 @@ class TestHandlers:
         response.close()
         eventually(lambda: engine.of_type(Abort) == [Abort(last_performed(engine).id)])
 
-    def test_a_late_end(self, task_app: Serve, engine: FakeEngine) -> None:
-        def script(asked: Perform) -> Iterator[FromEngine]:
-            yield Performed(asked.id, b"a\n", "text/x", is_last=False)
+    def test_a_stream_times_out(self, task_app: Serve, engine: FakeEngine) -> None:
+        def script(job: Perform) -> Iterator[FromEngine]:
+            yield Performed(job.id, b"a\n", "text/x", is_last=False)
 
         engine.script = script
         response = task_app("handler", "/m.py", predict_timeout=1).post("/invocations", data=b"x")

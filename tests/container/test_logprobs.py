@@ -1,13 +1,13 @@
-"""How log-probabilities are written: names, offsets, and what only looks like a text."""
+"""The format of log-probabilities: token names, text offsets and bytes."""
 
 from __future__ import annotations
 
 from container.apis.generation.logprobs import (
-    Place,
+    ScoredToken,
     chat_logprobs,
     completion_logprobs,
-    places_of_prompt,
     prompt_logprobs,
+    scored_prompt_tokens,
 )
 from core.sampling import TopLogprobs
 from core.text.answer import TokenText
@@ -19,34 +19,34 @@ SCORE = TopLogprobs(-1.0, 5, (), ())
 
 def offsets(token_ids: list[int], text: str, tokenizer: Tokenizer) -> list[int]:
     scores = [SCORE] * (len(token_ids) - 1)
-    return [each.offset for each in places_of_prompt(token_ids, scores, text, tokenizer)]
+    return [scored.offset for scored in scored_prompt_tokens(token_ids, scores, text, tokenizer)]
 
 
-def test_a_place_says_where_its_text_begins(tokenizer: Tokenizer) -> None:
+def test_offsets_are_where_token_texts_begin(tokenizer: Tokenizer) -> None:
     text = "a\u00e9b"
     assert offsets(tokenizer.encode(text), text, tokenizer) == [0, 1, 1, 2]
     begun = [EOS, *tokenizer.encode(text)]
-    assert offsets(begun, text, tokenizer) == [0, 0, 1, 1, 2], "it is no part of the text"
+    assert offsets(begun, text, tokenizer) == [0, 0, 1, 1, 2], "it is not part of the text"
     assert offsets(begun, f"<eos>{text}", tokenizer) == [0, 5, 6, 6, 7]
 
 
-def test_a_prompt_s_first_token_follows_nothing(tokenizer: Tokenizer) -> None:
-    first, second = places_of_prompt(tokenizer.encode("ab"), [SCORE], "ab", tokenizer)
+def test_a_prompts_first_token_has_no_logprob(tokenizer: Tokenizer) -> None:
+    first, second = scored_prompt_tokens(tokenizer.encode("ab"), [SCORE], "ab", tokenizer)
     assert (first.logprob, first.top) == (None, None)
     assert (second.logprob, second.top) == (-1.0, SCORE)
 
 
-def test_of_tokens_that_look_alike_the_likelier_is_named(tokenizer: Tokenizer) -> None:
-    """Two halves of characters; and the token in the place is named in any case."""
+def test_of_tokens_with_equal_text_the_likelier_is_kept(tokenizer: Tokenizer) -> None:
+    """Two halves of characters have equal text. The sampled token is always included."""
     halves = tokenizer.encode("\u00e9\u20ac")[:2]
     top = TopLogprobs(-3.0, 9, tuple(halves), (-0.5, -0.7))
     (a,) = tokenizer.encode("a")
-    record = completion_logprobs([Place(a, 0, -3.0, top)], 2, tokenizer)
+    record = completion_logprobs([ScoredToken(a, 0, -3.0, top)], 2, tokenizer)
     assert record["top_logprobs"] == [{"a": -3.0, "\ufffd": -0.5}]
-    assert completion_logprobs([Place(a, 0, -3.0, top)], 0, tokenizer)["top_logprobs"] is None
+    assert completion_logprobs([ScoredToken(a, 0, -3.0, top)], 0, tokenizer)["top_logprobs"] is None
 
 
-def test_half_a_character_has_no_bytes(tokenizer: Tokenizer) -> None:
+def test_incomplete_characters_have_no_bytes(tokenizer: Tokenizer) -> None:
     half = tokenizer.encode("\u00e9")[0]
     tokens = [TokenText(half, "", -1.0), TokenText(EOS, "", -2.0)]
     content = chat_logprobs(tokens, tokenizer)["content"]
@@ -56,7 +56,7 @@ def test_half_a_character_has_no_bytes(tokenizer: Tokenizer) -> None:
     ]
 
 
-def test_a_prompt_by_token_id(tokenizer: Tokenizer) -> None:
+def test_prompt_logprobs_by_token_id(tokenizer: Tokenizer) -> None:
     a, b = tokenizer.encode("ab")
     likely = TopLogprobs(-1.0, 2, (a, b), (-0.5, -1.0))
     assert prompt_logprobs([a, b], [likely], tokenizer) == [

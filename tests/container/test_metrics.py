@@ -1,4 +1,4 @@
-"""`/metrics`: the engine's own figures, whichever worker is asked."""
+"""`/metrics`: the engine's figures, from any worker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATS = Stats(
 
 
 def samples(http: FlaskClient) -> dict[str, float]:
-    """Values by name, with what labels beside model and strategy say."""
+    """Return values by name, followed by labels other than model and strategy."""
     response = http.get("/metrics")
     assert response.status_code == 200
     assert response.mimetype == "text/plain"
@@ -42,7 +42,9 @@ def samples(http: FlaskClient) -> dict[str, float]:
     return found
 
 
-def test_the_figures(http: FlaskClient, engine: FakeEngine, client: EngineClient) -> None:
+def test_metrics_have_the_engines_values(
+    http: FlaskClient, engine: FakeEngine, client: EngineClient
+) -> None:
     stats = STATS
     stats.queue = Durations()
     for seconds in (0.2, 0.3, 1000.0):
@@ -69,14 +71,14 @@ def test_the_figures(http: FlaskClient, engine: FakeEngine, client: EngineClient
     assert found["vllm:request_queue_time_seconds_sum"] == pytest.approx(1000.5)
 
 
-def test_every_worker_answers_the_same(
+def test_every_worker_reports_the_same(
     http: FlaskClient,
     engine: FakeEngine,
     client: EngineClient,
     endpoint: str,
     tokenizer: Tokenizer,
 ) -> None:
-    """One whose requests they are, and one that has never had any."""
+    """One worker that served the requests and one that never had any."""
     other = EngineClient(endpoint, heartbeat_timeout_s=60)
     try:
         engine.stats = STATS
@@ -87,14 +89,14 @@ def test_every_worker_answers_the_same(
         other.close()
 
 
-def test_an_engine_that_is_not_ready_has_none(http: FlaskClient, engine: FakeEngine) -> None:
+def test_no_metrics_before_the_engine_is_ready(http: FlaskClient, engine: FakeEngine) -> None:
     engine.ready = False
     engine.die()
     eventually(lambda: http.get("/metrics").status_code == 503)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_timings_where_they_are_asked_for(
+def test_timings_are_returned_on_request(
     http: FlaskClient, engine: FakeEngine, stream: bool
 ) -> None:
     timing = Timing(arrived=1.0, admitted=2.0, first_token=3.0, finished=5.0)

@@ -1,4 +1,4 @@
-"""Models that must be unpacked or fetched first."""
+"""Models from archives and from S3."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def packed(tmp_path: Path, tokenizer_dir: Path) -> Packed:
-    """The model of the tests in one file, below `inside`, with more files."""
+    """Make an archive of the test model below `inside`, with additional files."""
 
     def pack(name: str, inside: str = "", **more: str) -> Path:
         path = tmp_path / "packed" / name
         path.parent.mkdir(exist_ok=True)
-        files = {each.name: each.read_bytes() for each in tokenizer_dir.iterdir()}
+        files = {file.name: file.read_bytes() for file in tokenizer_dir.iterdir()}
         files |= {name: text.encode() for name, text in more.items()}
         if name.endswith(".zip"):
             with zipfile.ZipFile(path, "w") as archive:
-                for each, data in files.items():
-                    archive.writestr(inside + each, data)
+                for name, data in files.items():
+                    archive.writestr(inside + name, data)
             return path
         with tarfile.open(path, "w:gz") as archive:
-            for each, data in files.items():
-                member = tarfile.TarInfo(inside + each)
+            for name, data in files.items():
+                member = tarfile.TarInfo(inside + name)
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
         return path
@@ -60,25 +60,25 @@ def resolve(model_id: str) -> Path:
 @pytest.mark.parametrize(
     ("name", "inside"), [("model.tar.gz", ""), ("model.tgz", "./m/"), ("model.zip", "m/n/")]
 )
-def test_archives(packed: Packed, tokenizer_dir: Path, name: str, inside: str) -> None:
+def test_archives_are_unpacked(packed: Packed, tokenizer_dir: Path, name: str, inside: str) -> None:
     path = packed(name, inside)
     model = resolve(str(path))
-    assert {each.name for each in model.iterdir()} == {
-        each.name for each in tokenizer_dir.iterdir()
+    assert {file.name for file in model.iterdir()} == {
+        file.name for file in tokenizer_dir.iterdir()
     }
     assert list(path.parent.iterdir()) == [path], "its own directory may be read-only"
-    assert resolve(str(path)) == model, "not unpacked twice"
-    assert open_model_dir(path.parent) == model, "alone in a directory, as SageMaker may put it"
+    assert resolve(str(path)) == model, "it is not unpacked twice"
+    assert open_model_dir(path.parent) == model, "alone in a directory, as on SageMaker"
 
 
-def test_another_archive_of_the_same_name_is_another_model(packed: Packed) -> None:
+def test_a_changed_archive_is_unpacked_again(packed: Packed) -> None:
     first = open_model_dir(packed("model.tar.gz"))
     second = open_model_dir(packed("model.tar.gz", extra="x" * 99))
     assert first != second
     assert (second / "extra").is_file()
 
 
-def test_an_archive_brings_its_own_configuration(
+def test_an_archives_own_configuration_is_used(
     packed: Packed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = packed("model.tar.gz", **{"serving.properties": "option.batching=none\n"})
@@ -91,10 +91,10 @@ def test_a_broken_archive(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"no archive")
     with pytest.raises(ConfigurationError, match=f"cannot unpack .*{name}"):
         open_model_dir(tmp_path / name)
-    assert not list((tmp_path / "tmp").glob("*/*")), "nothing half unpacked is left"
+    assert not list((tmp_path / "tmp").glob("*/*")), "no partial directory is left"
 
 
-def test_an_archive_that_would_write_elsewhere(packed: Packed, tmp_path: Path) -> None:
+def test_an_archive_with_paths_outside_is_rejected(packed: Packed, tmp_path: Path) -> None:
     path = packed("model.tar.gz", inside="../../outside/")
     with pytest.raises(ConfigurationError, match="outside"):
         open_model_dir(path)
@@ -102,7 +102,7 @@ def test_an_archive_that_would_write_elsewhere(packed: Packed, tmp_path: Path) -
 
 
 class Bucket(BaseHTTPRequestHandler):
-    """The part of S3 that a download needs, for one bucket named `b`."""
+    """A minimal S3 server for downloads, with one bucket named `b`."""
 
     files: dict[str, bytes]
     fetched: list[str]
@@ -142,7 +142,7 @@ class Bucket(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
-        """Silent."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_model_on_s3(bucket: type[Bucket], tokenizer_dir: Path) -> None:
         assert found == {"deep/file", *(path.name for path in tokenizer_dir.iterdir())}
     num_fetched = len(bucket.fetched)
     assert resolve("s3://b/models/one") == resolve("s3://b/models/one")
-    assert len(bucket.fetched) == num_fetched, "not fetched again"
+    assert len(bucket.fetched) == num_fetched, "it is not downloaded again"
     bucket.files["models/one/deep/file"] = b"changed"
     assert (resolve("s3://b/models/one") / "deep" / "file").read_bytes() == b"changed"
 
@@ -181,15 +181,15 @@ def test_an_archive_on_s3(bucket: type[Bucket], packed: Packed) -> None:
     assert (resolve("s3://b/a/model.tar.gz") / "config.json").is_file()
 
 
-def test_nothing_on_s3(bucket: type[Bucket]) -> None:
-    with pytest.raises(ConfigurationError, match="s3://b/none: there is nothing"):
+def test_no_files_on_s3(bucket: type[Bucket]) -> None:
+    with pytest.raises(ConfigurationError, match="s3://b/none: no such object"):
         resolve("s3://b/none")
     bucket.files["x/../../../evil"] = b""
-    with pytest.raises(ConfigurationError, match="outside of the model"):
+    with pytest.raises(ConfigurationError, match="outside the model directory"):
         resolve("s3://b/x")
 
 
-def test_s3_that_does_not_answer(bucket: type[Bucket], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_s3(bucket: type[Bucket], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
     with pytest.raises(ConfigurationError, match="s3://b/x: Could not connect"):
         resolve("s3://b/x")

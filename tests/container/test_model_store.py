@@ -1,4 +1,4 @@
-"""Which directories are stores of several models, and what the command line makes of them."""
+"""Model stores: directories with several models, and the commands that serve them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from container.__main__ import main
 from container.configuration.resolve import load_configuration
-from container.multi_model.child import beside_others
+from container.multi_model.child import with_gpu_share_of_others
 from container.multi_model.needs import visible_gpus
 from container.multi_model.store import store_entries
 from core.errors import ConfigurationError
@@ -20,7 +20,7 @@ Tree = Callable[..., Path]
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
-    """Makes files below a directory."""
+    """Create files below a directory."""
 
     def make(*files: str) -> Path:
         for name in files:
@@ -34,7 +34,7 @@ def tree(tmp_path: Path) -> Tree:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Path] | Path]:
-    """What the command line would serve: several models, or the directory of one."""
+    """Record what the command line would serve: several models, or one directory."""
     seen: list[Any] = []
 
     def several(models: Mapping[str, Path], port: int, variables: Mapping[str, str]) -> int:
@@ -68,7 +68,7 @@ def test_every_entry_is_a_model(tree: Tree, served: list[Any]) -> None:
         ("config.json",),
     ],
 )
-def test_what_is_no_store(tree: Tree, served: list[Any], files: tuple[str, ...]) -> None:
+def test_invalid_stores(tree: Tree, served: list[Any], files: tuple[str, ...]) -> None:
     store = tree(*files)
     assert store_entries(store) == {}
     assert main(["serve", "--model-dir", str(store)]) == 0
@@ -81,26 +81,26 @@ def test_a_directory_without_a_model_among_models(tree: Tree) -> None:
         store_entries(store)
 
 
-def test_two_models_of_one_name(tree: Tree) -> None:
-    with pytest.raises(ConfigurationError, match="two models of one name"):
+def test_duplicate_model_names(tree: Tree) -> None:
+    with pytest.raises(ConfigurationError, match="two models with the same name"):
         store_entries(tree("a/config.json", "a.zip"))
 
 
-def test_there_is_no_directory(tmp_path: Path) -> None:
+def test_missing_directory(tmp_path: Path) -> None:
     assert store_entries(tmp_path / "none") == {}
 
 
-def test_a_named_model_is_served_alone(
+def test_with_a_model_id_one_model_is_served(
     tree: Tree, served: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with SageMaker's directory that holds nothing but what belongs to the model."""
+    """Like SageMaker's directory, which only holds files of that model."""
     monkeypatch.setenv("HF_MODEL_ID", "org/model")
     store = tree("a/config.json", "b/config.json")
     assert main(["serve", "--model-dir", str(store)]) == 0
     assert served == [store]
 
 
-def test_a_multi_model_endpoint_begins_with_none(
+def test_a_multi_model_endpoint_starts_without_models(
     served: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SAGEMAKER_MULTI_MODEL", "true")
@@ -108,7 +108,7 @@ def test_a_multi_model_endpoint_begins_with_none(
     assert served == [{}]
     monkeypatch.setenv("HF_MODEL_ID", "org/model")
     assert main(["serve"]) == 2
-    assert "name none with HF_MODEL_ID" in capsys.readouterr().err
+    assert "do not set HF_MODEL_ID" in capsys.readouterr().err
     monkeypatch.delenv("HF_MODEL_ID")
     monkeypatch.setenv("OPTION_BATCHIN", "paged")
     assert main(["serve"]) == 2
@@ -116,14 +116,14 @@ def test_a_multi_model_endpoint_begins_with_none(
     assert served == [{}]
 
 
-def test_explain_tells_of_each_model(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_covers_each_model(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
     store = tree("a/serving.properties", "b/serving.properties")
     (store / "b" / "serving.properties").write_text("option.batching=dynamic\n")
     assert main(["explain", "--model-dir", str(store)]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("several models: a, b\n")
-    assert "batching: dynamic" in told.split("model b:")[1]
-    assert "batching: dynamic" not in told.split("model b:")[0]
+    printed = capsys.readouterr().out
+    assert printed.startswith("models: a, b\n")
+    assert "batching: dynamic" in printed.split("model b:")[1]
+    assert "batching: dynamic" not in printed.split("model b:")[0]
 
 
 def test_visible_gpus(tmp_path: Path) -> None:
@@ -135,10 +135,10 @@ def test_visible_gpus(tmp_path: Path) -> None:
         assert visible_gpus({"CUDA_VISIBLE_DEVICES": nothing}, tmp_path) == ()
 
 
-def test_the_shares_of_others_come_on_top() -> None:
+def test_memory_shares_of_other_models_are_added() -> None:
     configuration = load_configuration(None, {"OPTION_GPU_MEMORY_UTILIZATION": "0.4"})
-    assert beside_others(configuration, 0.0) is configuration
-    beside = beside_others(configuration, 0.35)
+    assert with_gpu_share_of_others(configuration, 0.0) is configuration
+    beside = with_gpu_share_of_others(configuration, 0.35)
     assert beside.options.gpu_memory_utilization == pytest.approx(0.75)
-    assert "0.4 of this model comes on top of 0.35" in beside.warnings[-1]
-    assert beside_others(configuration, 0.6000001).options.gpu_memory_utilization == 1.0
+    assert "0.4 of this model is added to 0.35" in beside.warnings[-1]
+    assert with_gpu_share_of_others(configuration, 0.6000001).options.gpu_memory_utilization == 1.0

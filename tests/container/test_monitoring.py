@@ -1,4 +1,4 @@
-"""compose.yaml and the dashboard ask for what is there."""
+"""compose.yaml and the dashboard refer to existing files, routes and metrics."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ DASHBOARD = json.loads((GRAFANA / "longshore.json").read_text())
 
 
 def mounted(service: str) -> dict[str, Path]:
-    """Files of the checkout by where the service sees them."""
-    volumes = [each.rsplit(":", 2) for each in COMPOSE[service]["volumes"]]
+    """Return the mounted files of the checkout by their path in the service."""
+    volumes = [volume.rsplit(":", 2) for volume in COMPOSE[service]["volumes"]]
     assert {mode for _, _, mode in volumes} == {"ro"}
     return {inside: ROOT / source.removeprefix("./") for source, inside, _ in volumes}
 
 
-def test_what_is_mounted_is_there() -> None:
+def test_mounted_files_exist() -> None:
     for service in ("prometheus", "grafana"):
         assert all(path.is_file() for path in mounted(service).values())
 
 
-def test_prometheus_asks_the_container() -> None:
+def test_prometheus_scrapes_the_container() -> None:
     (path,) = mounted("prometheus").values()
     (job,) = yaml.safe_load(path.read_text())["scrape_configs"]
     (target,) = job["static_configs"][0]["targets"]
@@ -53,13 +53,13 @@ def test_grafana_finds_prometheus_and_the_dashboard() -> None:
     assert files[home] == GRAFANA / "longshore.json"
 
 
-def test_the_dashboard_asks_for_metrics_that_exist(http: FlaskClient) -> None:
+def test_the_dashboard_queries_existing_metrics(http: FlaskClient) -> None:
     response = http.get("/metrics")
     if response.status_code == 404:
         pytest.skip("there are no metrics")
     exported = set(re.findall(r"^((?:vllm|longshore):\w+)", response.get_data(as_text=True), re.M))
     expressions = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
-    asked = set(re.findall(r"(?:vllm|longshore):\w+", " ".join(expressions)))
-    assert len(asked) > 10
+    queried = set(re.findall(r"(?:vllm|longshore):\w+", " ".join(expressions)))
+    assert len(queried) > 10
     by_label = {"longshore:preemptions_total", "vllm:request_success_total"}
-    assert asked <= exported | by_label, "those come with their first label"
+    assert queried <= exported | by_label, "those appear with their first label"

@@ -1,4 +1,4 @@
-"""Several models behind one application: real processes that only tell what reached them."""
+"""Several models behind one application; the models are real processes that echo requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Front = Callable[..., FlaskClient]
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> MakeModel:
-    """Makes the directory of a model; its path."""
+    """Create a model directory and return its path."""
 
     def make(name: str, mode: str = "", **properties: object) -> str:
         path = tmp_path / name / "model"
@@ -44,13 +44,13 @@ def model_dir(tmp_path: Path) -> MakeModel:
 
 @pytest.fixture
 def serve_models() -> Iterator[Front]:
-    """The application over fakes; all of them end with the test."""
+    """A client of the application over fake models, which stop with the test."""
     opened: list[Models] = []
     run_dir = Path(tempfile.mkdtemp(prefix="ls-"))
 
     def serve(*gpus: str, **variables: str) -> FlaskClient:
         models = Models(run_dir, {"PYTHONPATH": ".", **variables}, FAKE, gpus=gpus)
-        models.is_open = True
+        models.initial_models_loaded = True
         opened.append(models)
         return create_front(models).test_client()
 
@@ -59,7 +59,7 @@ def serve_models() -> Iterator[Front]:
     haste.set()
     for models in opened:
         models.stop(haste)
-    assert list(run_dir.iterdir()) == [], "a socket is left"
+    assert list(run_dir.iterdir()) == [], "a socket file is left"
     shutil.rmtree(run_dir)
 
 
@@ -75,12 +75,10 @@ def load(http: FlaskClient, name: str, url: str, *, status: int = 200) -> dict[s
 
 
 def names(http: FlaskClient, query: str = "") -> list[str]:
-    return [each["modelName"] for each in http.get(f"/models{query}").get_json()["models"]]
+    return [model["modelName"] for model in http.get(f"/models{query}").get_json()["models"]]
 
 
-def test_a_model_is_loaded_listed_invoked_and_unloaded(
-    front: FlaskClient, model_dir: MakeModel
-) -> None:
+def test_load_list_invoke_and_unload(front: FlaskClient, model_dir: MakeModel) -> None:
     url = model_dir("a")
     assert front.get("/ping").status_code == 200
     assert front.get("/models").get_json() == {"models": []}
@@ -91,8 +89,8 @@ def test_a_model_is_loaded_listed_invoked_and_unloaded(
     assert described.items() >= entry.items()
     (model,) = described["models"]
     assert len(model["workerGroups"][0]["workers"]) == 1
-    told = front.post("/models/a/invoke", data=b"{}", headers={TARGET: "a.tar.gz"})
-    assert (told.status_code, told.get_json(force=True)["name"]) == (201, "a")
+    echoed = front.post("/models/a/invoke", data=b"{}", headers={TARGET: "a.tar.gz"})
+    assert (echoed.status_code, echoed.get_json(force=True)["name"]) == (201, "a")
     assert front.delete("/models/a").status_code == 200
     assert front.get("/models").get_json() == {"models": []}
     for response in (front.post("/models/a/invoke"), front.delete("/models/a")):
@@ -101,7 +99,7 @@ def test_a_model_is_loaded_listed_invoked_and_unloaded(
     load(front, "a", f"file://{url}")
 
 
-def test_the_request_and_the_answer_are_passed_on_as_they_are(
+def test_requests_and_responses_are_passed_on_unchanged(
     front: FlaskClient, model_dir: MakeModel
 ) -> None:
     load(front, "a", model_dir("a"))
@@ -110,21 +108,21 @@ def test_the_request_and_the_answer_are_passed_on_as_they_are(
         data=b"\xff\x00body",
         headers={"X-Amzn-SageMaker-Session-Id": "s", "Content-Type": "image/png"},
     )
-    told = response.get_json(force=True)
-    assert told["path"] == "/adapters/b%20c?x=1&y=%2F"
-    assert told["body"] == "\xff\x00body"
-    assert told["headers"]["x-amzn-sagemaker-session-id"] == "s"
-    assert told["headers"]["content-type"] == "image/png"
-    assert told["headers"]["content-length"] == "6"
+    echoed = response.get_json(force=True)
+    assert echoed["path"] == "/adapters/b%20c?x=1&y=%2F"
+    assert echoed["body"] == "\xff\x00body"
+    assert echoed["headers"]["x-amzn-sagemaker-session-id"] == "s"
+    assert echoed["headers"]["content-type"] == "image/png"
+    assert echoed["headers"]["content-length"] == "6"
     assert (response.headers["X-Own"], response.headers["X-Request-Id"]) == ("kept", "own-id")
     assert "Content-Type" not in response.headers, "none was given"
     assert "Connection" not in response.headers
 
 
-def test_who_is_asked(front: FlaskClient, model_dir: MakeModel) -> None:
-    """By the path, by the header, or because there is no other."""
+def test_choosing_the_model(front: FlaskClient, model_dir: MakeModel) -> None:
+    """By the path, by the header, or because only one is loaded."""
 
-    def told(path: str, **headers: str) -> tuple[str, str]:
+    def echoed(path: str, **headers: str) -> tuple[str, str]:
         answer = front.post(path, headers=headers).get_json(force=True)
         return answer["name"], answer["path"]
 
@@ -132,20 +130,20 @@ def test_who_is_asked(front: FlaskClient, model_dir: MakeModel) -> None:
     assert nobody.status_code == 400
     assert "loaded: none" in nobody.get_json()["error"]
     load(front, "a", model_dir("a"))
-    assert told("/invocations") == ("a", "/invocations")
+    assert echoed("/invocations") == ("a", "/invocations")
     load(front, "b", model_dir("b"))
     several = front.post("/invocations")
     assert several.status_code == 400
     assert "loaded: a, b" in several.get_json()["error"]
-    assert told("/predictions/b") == ("b", "/invocations")
+    assert echoed("/predictions/b") == ("b", "/invocations")
     by_header = {TARGET: "b"}
     for path in (
         "/invocations",
         "/endpoints/any/invocations-response-stream",
         "/v1/chat/completions",
     ):
-        assert told(path, **by_header) == ("b", path)
-    assert told("/models/a/v1/chat/completions", **by_header) == ("a", "/v1/chat/completions")
+        assert echoed(path, **by_header) == ("b", path)
+    assert echoed("/models/a/v1/chat/completions", **by_header) == ("a", "/v1/chat/completions")
     assert front.post("/invocations", headers={TARGET: "c"}).status_code == 404
     assert front.get("/elsewhere").status_code == 404
 
@@ -168,13 +166,13 @@ def test_who_is_asked(front: FlaskClient, model_dir: MakeModel) -> None:
         (b'{"model_name": "a", "url": "/\\u0000"}', "url"),
     ],
 )
-def test_what_cannot_be_asked_for(front: FlaskClient, body: bytes, field: str) -> None:
+def test_invalid_model_choices(front: FlaskClient, body: bytes, field: str) -> None:
     response = front.post("/models", data=body)
     assert (response.status_code, response.get_json()["field"]) == (400, field)
     assert names(front) == []
 
 
-def test_a_body_without_end(front: FlaskClient) -> None:
+def test_an_incomplete_body(front: FlaskClient) -> None:
     assert front.post("/models", data=b"x" * 2**17).status_code == 413
 
 
@@ -182,11 +180,11 @@ def test_a_body_without_end(front: FlaskClient) -> None:
     ("mode", "status", "reason"),
     [
         ("refuse", 400, "the model is wrong"),
-        ("short", 507, "no memory is left; unload another one"),
-        ("killed", 507, "unload another one"),
+        ("short", 507, "no memory is left; unload another model"),
+        ("killed", 507, "unload another model"),
     ],
 )
-def test_a_model_that_does_not_load_disturbs_nobody(
+def test_a_model_that_fails_to_load_affects_no_other(
     front: FlaskClient, model_dir: MakeModel, mode: str, status: int, reason: str
 ) -> None:
     load(front, "good", model_dir("good"))
@@ -197,7 +195,7 @@ def test_a_model_that_does_not_load_disturbs_nobody(
     assert front.post("/models/good/invoke").status_code == 201
 
 
-def test_a_wrong_configuration_is_told_before_anything_starts(
+def test_an_invalid_configuration_is_reported_before_anything_starts(
     front: FlaskClient, model_dir: MakeModel
 ) -> None:
     error = load(front, "a", model_dir("a", max_model_length=5), status=400)
@@ -205,46 +203,49 @@ def test_a_wrong_configuration_is_told_before_anything_starts(
     assert error["field"] == "url"
 
 
-def test_a_model_that_is_larger_than_memory_is_not_even_started(
+def test_a_model_larger_than_memory_is_not_started(
     front: FlaskClient, model_dir: MakeModel
 ) -> None:
     url = model_dir("huge", "refuse", kv_cache_memory_bytes=2**60)
     sizes = {"num_attention_heads": 1, "hidden_size": 8, "num_hidden_layers": 1, "vocab_size": 8}
     (Path(url) / "config.json").write_text(json.dumps(sizes))
     error = load(front, "huge", url, status=507)["error"]
-    assert "needs 1,099,511,627,776 MiB at least" in error
+    assert "needs at least 1,099,511,627,776 MiB" in error
 
 
-def test_shares_of_gpus(serve_models: Front, model_dir: MakeModel) -> None:
-    """Each goes where most is left; what does not fit is refused until another one goes."""
+def test_gpu_memory_shares(serve_models: Front, model_dir: MakeModel) -> None:
+    """Each model goes to the GPU with most memory left; one that does not fit is rejected until
+    another is unloaded."""
     http = serve_models("3", "5", CUDA_VISIBLE_DEVICES="3,5")
 
-    def told(name: str) -> tuple[str, str]:
+    def echoed(name: str) -> tuple[str, str]:
         answer = http.post(f"/models/{name}/invoke").get_json(force=True)
         return answer["gpu"], answer["share"]
 
     for name, share in (("a", 0.5), ("b", 0.3), ("c", 0.6), ("d", 0.4)):
         load(http, name, model_dir(name, gpu_memory_utilization=share))
-    assert told("a") == ("3", "0.000000")
-    assert told("b") == ("5", "0.000000")
-    assert told("c") == ("5", "0.300000")
-    assert told("d") == ("3", "0.500000")
+    assert echoed("a") == ("3", "0.000000")
+    assert echoed("b") == ("5", "0.000000")
+    assert echoed("c") == ("5", "0.300000")
+    assert echoed("d") == ("3", "0.500000")
     error = load(http, "e", model_dir("e", gpu_memory_utilization=0.2), status=507)["error"]
-    assert "0.2 of a GPU's memory (option.gpu_memory_utilization), and others have 0.9" in error
+    assert (
+        "0.2 of a GPU's memory (option.gpu_memory_utilization), but other models have 0.9" in error
+    )
     assert names(http) == ["a", "b", "c", "d"]
     load(http, "f", model_dir("f", device="cpu"))
-    assert told("f") == ("3,5", "0.000000"), "takes no share"
+    assert echoed("f") == ("3,5", "0.000000"), "takes no share"
     assert http.delete("/models/c").status_code == 200
     load(http, "e", str(Path(model_dir("x")).parents[1] / "e" / "model"))
-    assert told("e") == ("5", "0.300000")
+    assert echoed("e") == ("5", "0.300000")
 
 
-def test_names_that_are_taken(front: FlaskClient, model_dir: MakeModel) -> None:
+def test_duplicate_names(front: FlaskClient, model_dir: MakeModel) -> None:
     url = model_dir("a")
     both = [gevent.spawn(front.application.test_client().post, "/models",
                          json={"model_name": "a", "url": url}) for _ in range(2)]  # fmt: skip
     gevent.joinall(both)
-    assert sorted(each.value.status_code for each in both) == [200, 409]
+    assert sorted(greenlet.value.status_code for greenlet in both) == [200, 409]
     assert "already loaded" in load(front, "a", url, status=409)["error"]
 
 
@@ -263,16 +264,16 @@ def test_a_model_is_unloaded_while_it_loads(front: FlaskClient, model_dir: MakeM
     assert front.post("/models/a/invoke").status_code == 503
     unloading = gevent.spawn(front.application.test_client().delete, "/models/b")
     assert front.delete("/models/a").status_code == 200
-    for each in (loading, waiting):
-        each.join()
-        assert each.value.status_code == 409
-        assert "was unloaded while it was loading" in each.value.get_json()["error"]
+    for greenlet in (loading, waiting):
+        greenlet.join()
+        assert greenlet.value.status_code == 409
+        assert "was unloaded while it was loading" in greenlet.value.get_json()["error"]
     unloading.join()
     assert unloading.value.status_code == 200
     assert names(front) == []
 
 
-def test_what_runs_may_end_when_its_model_is_unloaded(
+def test_running_requests_may_finish_when_their_model_is_unloaded(
     front: FlaskClient, model_dir: MakeModel
 ) -> None:
     url = model_dir("a")
@@ -293,7 +294,7 @@ def test_what_runs_may_end_when_its_model_is_unloaded(
     assert unloading.value.status_code == 200
 
 
-def test_a_model_that_does_not_end_is_ended(
+def test_a_model_that_does_not_stop_is_killed(
     front: FlaskClient, model_dir: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("container.multi_model.models.STOP_S", 0.1)
@@ -301,7 +302,7 @@ def test_a_model_that_does_not_end_is_ended(
     assert front.delete("/models/a").status_code == 200
 
 
-def test_a_crash_is_told_once_to_each_and_disturbs_no_other_model(
+def test_a_crash_fails_each_request_once_and_affects_no_other_model(
     front: FlaskClient, model_dir: MakeModel
 ) -> None:
     load(front, "a", model_dir("a"))
@@ -311,7 +312,7 @@ def test_a_crash_is_told_once_to_each_and_disturbs_no_other_model(
     assert next(lines) == b"first\n"
     lost = front.post("/models/a/crash")
     assert lost.status_code == 503
-    assert "lost" in lost.get_json()["error"]
+    assert "has ended" in lost.get_json()["error"]
     with pytest.raises(ConnectionResetError):
         next(lines)
     streaming.close()
@@ -324,7 +325,7 @@ def test_a_crash_is_told_once_to_each_and_disturbs_no_other_model(
     assert front.post("/models/a/invoke").status_code == 201
 
 
-def test_an_answer_that_is_cut_off_is_not_passed_on_as_a_whole_one(
+def test_a_truncated_response_is_not_passed_on_as_complete(
     front: FlaskClient, model_dir: MakeModel
 ) -> None:
     load(front, "a", model_dir("a"))
@@ -334,18 +335,16 @@ def test_an_answer_that_is_cut_off_is_not_passed_on_as_a_whole_one(
     response.close()
 
 
-def test_an_answer_that_comes_before_the_body_was_read(
-    front: FlaskClient, model_dir: MakeModel
-) -> None:
+def test_a_response_before_the_body_was_read(front: FlaskClient, model_dir: MakeModel) -> None:
     load(front, "a", model_dir("a"))
     assert front.post("/models/a/early", data=bytes(2**24)).status_code == 413
 
 
-def test_pages(front: FlaskClient, model_dir: MakeModel) -> None:
+def test_listing_is_paged(front: FlaskClient, model_dir: MakeModel) -> None:
     for name in ("b", "c", "a"):
         load(front, name, model_dir(name))
     first = front.get("/models?limit=2").get_json()
-    assert [each["modelName"] for each in first["models"]] == ["a", "b"]
+    assert [model["modelName"] for model in first["models"]] == ["a", "b"]
     assert front.delete("/models/b").status_code == 200
     assert names(front, f"?limit=2&next_page_token={first['nextPageToken']}") == ["c"]
     assert "nextPageToken" not in front.get("/models?limit=2").get_json()
@@ -354,7 +353,7 @@ def test_pages(front: FlaskClient, model_dir: MakeModel) -> None:
         assert (response.status_code, response.get_json()["field"]) == (400, "limit")
 
 
-def test_metrics_of_all_models_on_one_page(front: FlaskClient, model_dir: MakeModel) -> None:
+def test_metrics_of_all_models_are_merged(front: FlaskClient, model_dir: MakeModel) -> None:
     for name in ("a", "b"):
         load(front, name, model_dir(name))
     response = front.get("/metrics")
@@ -366,7 +365,7 @@ def test_metrics_of_all_models_on_one_page(front: FlaskClient, model_dir: MakeMo
     assert sum(line.startswith("# TYPE vllm:num_requests_running") for line in lines) == 1
 
 
-def test_variables_of_the_endpoint_are_not_the_models(
+def test_endpoint_variables_are_not_passed_to_models(
     serve_models: Front, model_dir: MakeModel
 ) -> None:
     http = serve_models(SAGEMAKER_MULTI_MODEL="true", SAGEMAKER_BIND_TO_PORT="8080")

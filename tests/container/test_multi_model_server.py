@@ -1,4 +1,4 @@
-"""The process in front of several models: streams, lost clients, signals, and no process left."""
+"""The multi-model server process: streams, disconnects, signals and leftover processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Model = Callable[..., Path]
 
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
-    """Makes a model in the store of the test."""
+    """Create a model in the test's store."""
 
     def make(name: str, mode: str = "well") -> Path:
         path = tmp_path / "store" / name
@@ -44,14 +44,14 @@ def model(tmp_path: Path) -> Model:
 
 @pytest.fixture
 def run_dirs() -> Iterator[Path]:
-    """Where the process makes its directory; short enough for a socket."""
+    """The parent of the process's run directory; short enough for a socket path."""
     with tempfile.TemporaryDirectory(prefix="ls-") as path:
         yield Path(path)
 
 
 @pytest.fixture
 def start(caller: Caller, run_dirs: Path) -> Start:
-    """Starts the process; all that it has started must be gone in the end."""
+    """Start the server; all processes it started must have ended at the end."""
 
     def start(*stores: Path) -> AbstractContextManager[subprocess.Popen[str]]:
         arguments = ["-m", "tests.container.run_models", str(caller.port), *map(str, stores)]
@@ -61,7 +61,7 @@ def start(caller: Caller, run_dirs: Path) -> Start:
 
 
 def ends_well(process: subprocess.Popen[str]) -> None:
-    """Asked to stop, it does, and nothing has gone wrong before that."""
+    """Stop the server and check that it logged no errors."""
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
     _, errors = process.communicate()
@@ -102,7 +102,7 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(iter(lambda: connection.recv(4096), b""))
 
 
-def test_streams_come_as_they_are_made(start: Start, caller: Caller, model: Model) -> None:
+def test_streams_are_passed_on_as_they_come(start: Start, caller: Caller, model: Model) -> None:
     path = model("a")
     with start() as process:
         wait_until(caller.is_healthy)
@@ -126,7 +126,7 @@ def test_chunked_bodies_are_passed_on(start: Start, caller: Caller, model: Model
         connection.close()
 
 
-def test_odd_requests_are_passed_on_too(start: Start, caller: Caller, model: Model) -> None:
+def test_unusual_requests_are_passed_on(start: Start, caller: Caller, model: Model) -> None:
     with start() as process:
         wait_until(caller.is_healthy)
         load(caller, "a", model("a"))
@@ -141,9 +141,7 @@ def test_odd_requests_are_passed_on_too(start: Start, caller: Caller, model: Mod
         ends_well(process)
 
 
-def test_a_client_that_hangs_up_takes_its_request_along(
-    start: Start, caller: Caller, model: Model
-) -> None:
+def test_a_disconnect_aborts_the_request(start: Start, caller: Caller, model: Model) -> None:
     path = model("a")
     with start() as process:
         wait_until(caller.is_healthy)
@@ -155,22 +153,20 @@ def test_a_client_that_hangs_up_takes_its_request_along(
         ends_well(process)
 
 
-def test_a_stream_whose_model_crashes_is_cut_off(
-    start: Start, caller: Caller, model: Model
-) -> None:
+def test_a_stream_of_a_crashed_model_is_cut_off(start: Start, caller: Caller, model: Model) -> None:
     with start() as process:
         wait_until(caller.is_healthy)
         load(caller, "a", model("a"))
         with send(caller, "/models/a/stream") as connection:
             read_until(connection, b"first\n\r\n")
             assert ask(caller, "POST", "/models/a/crash")[0] == 503
-            assert connection.recv(4096) == b"", "no last chunk, so the client knows"
+            assert connection.recv(4096) == b"", "no last chunk, so the client notices"
         assert caller.is_healthy()
         ends_well(process)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_what_runs_may_end(
+def test_running_requests_may_finish(
     start: Start, caller: Caller, model: Model, run_dirs: Path, signum: signal.Signals
 ) -> None:
     path = model("a")
@@ -181,7 +177,7 @@ def test_what_runs_may_end(
         with send(caller, "/models/a/stream") as connection, send(caller, "/ping") as idle:
             read_until(connection, b"first\n\r\n")
             read_until(idle, b"}")
-            os.killpg(process.pid, signum)  # as a terminal's Ctrl-C, which models do not get
+            os.killpg(process.pid, signum)  # like Ctrl-C in a terminal; models do not get it
             wait_until(lambda: caller.ping() is None)
             assert process.poll() is None
             (path / "end").write_text("last\n")
@@ -190,11 +186,11 @@ def test_what_runs_may_end(
         output, errors = process.communicate()
     assert list(run_dirs.iterdir()) == []
     assert "Traceback" not in errors
-    assert "stopping: what runs may end" in output
+    assert "stopping: running requests may finish" in output
 
 
-def test_a_stop_while_a_model_is_unloaded(start: Start, caller: Caller, model: Model) -> None:
-    """It has been asked to end already, and a second time would mean haste."""
+def test_stopping_while_a_model_unloads(start: Start, caller: Caller, model: Model) -> None:
+    """The model was already asked to stop; a second signal would kill its requests."""
     path = model("a")
     with start() as process, ThreadPoolExecutor(1) as pool:
         wait_until(caller.is_healthy)
@@ -212,7 +208,7 @@ def test_a_stop_while_a_model_is_unloaded(start: Start, caller: Caller, model: M
         assert process.wait(10) == 0
 
 
-def test_a_second_signal_does_not_wait(start: Start, caller: Caller, model: Model) -> None:
+def test_a_second_signal_stops_at_once(start: Start, caller: Caller, model: Model) -> None:
     with start() as process:
         wait_until(caller.is_healthy)
         load(caller, "a", model("a"))
@@ -225,7 +221,7 @@ def test_a_second_signal_does_not_wait(start: Start, caller: Caller, model: Mode
             assert process.wait(10) == 0
 
 
-def test_models_die_with_the_process(start: Start, caller: Caller, model: Model) -> None:
+def test_models_die_with_the_server(start: Start, caller: Caller, model: Model) -> None:
     with start() as process:
         wait_until(caller.is_healthy)
         load(caller, "a", model("a"))
@@ -236,7 +232,7 @@ def test_models_die_with_the_process(start: Start, caller: Caller, model: Model)
         wait_until(lambda: all(map(is_gone, pids)), 5)
 
 
-def test_a_stop_while_a_model_loads(start: Start, caller: Caller, model: Model) -> None:
+def test_stopping_while_a_model_loads(start: Start, caller: Caller, model: Model) -> None:
     body = {"model_name": "a", "url": str(model("a", "never-ready"))}
     with start() as process, ThreadPoolExecutor(1) as pool:
         wait_until(caller.is_healthy)
@@ -259,7 +255,7 @@ def test_a_store_is_loaded_before_it_is_healthy(
         assert ask(caller, "DELETE", "/models/a")[0] == 200
 
 
-def test_a_store_with_a_model_that_does_not_load(
+def test_a_store_with_a_model_that_fails_to_load(
     start: Start, caller: Caller, model: Model, tmp_path: Path
 ) -> None:
     for name, mode, code in (("b", "refuse", 2), ("c", "short", 3)):
@@ -273,7 +269,7 @@ def test_a_store_with_a_model_that_does_not_load(
         (path / "mode").write_text("well")
 
 
-def test_a_stop_while_a_store_is_loaded(
+def test_stopping_while_a_store_loads(
     start: Start, caller: Caller, model: Model, tmp_path: Path
 ) -> None:
     model("a", "never-ready")
@@ -284,7 +280,7 @@ def test_a_stop_while_a_store_is_loaded(
         ends_well(process)
 
 
-def test_a_taken_port(start: Start, caller: Caller) -> None:
+def test_port_in_use(start: Start, caller: Caller) -> None:
     with start() as process:
         wait_until(caller.is_healthy)
         with start() as second:

@@ -1,4 +1,4 @@
-"""The OpenAPI document is what is served, and no request it allows, or nearly does, is a 5xx."""
+"""The OpenAPI document matches the routes, and valid or nearly valid requests give no 5xx."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis import HealthCheck
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
+from container.front_end.app import create_task_app
 from container.front_end.openapi import multi_model_document, openapi_document
-from container.front_end.task_app import create_task_app
 from container.multi_model.app import create_front
 from container.multi_model.models import Models
 from container.wire.engine_client import EngineClient
@@ -38,15 +38,15 @@ SETTINGS = hypothesis.settings(
 
 @pytest.fixture
 def serve_task(client: EngineClient, engine: FakeEngine) -> Serve:
-    """The application of a kind of task, whose engine always succeeds."""
+    """A test client of the application for a kind of task, with an engine that always succeeds."""
 
-    def answer(asked: Perform) -> Performed:
-        if asked.headers:
-            return Performed(asked.id, b"{}", "application/json")
-        body = msgspec.msgpack.decode(asked.body)
+    def answer(job: Perform) -> Performed:
+        if job.headers:
+            return Performed(job.id, b"{}", "application/json")
+        body = msgspec.msgpack.decode(job.body)
         count = len(body["inputs"])
         embedded = msgspec.msgpack.encode(EmbeddingAnswer([bytes(8)] * count, [1] * count))
-        return Performed(asked.id, embedded if "field" in body else b"{}", "application/json")
+        return Performed(job.id, embedded if "field" in body else b"{}", "application/json")
 
     def serve(kind: Kind, **options: Any) -> FlaskClient:
         engine.script = performs(answer)
@@ -57,11 +57,11 @@ def serve_task(client: EngineClient, engine: FakeEngine) -> Serve:
 
 
 NOT_DESCRIBED = {("/ping", "post"), ("/models", "post"), ("/models/{name}", "delete")}
-"""The last two say what they are not for."""
+"""Routes that the document omits. The last two only say that they are not supported."""
 
 
 def check_routes(http: FlaskClient) -> None:
-    """The document has every route that is served, and no other."""
+    """Check that the document has exactly the served routes."""
     served = {
         (re.sub(r"<(?:path:)?(\w+)>", r"{\1}", rule.rule), method.lower())
         for rule in http.application.url_map.iter_rules()
@@ -83,7 +83,7 @@ def test_every_route_is_in_the_document(
         check_routes(serve_task(kind, local_runtime_api=with_runtime))
 
 
-def test_the_document_in_front_of_several_models(tmp_path: Path) -> None:
+def test_the_document_of_the_multi_model_server(tmp_path: Path) -> None:
     app = create_front(Models(tmp_path, {}))
     document = app.test_client().get("/openapi.json").get_json()
     assert document == multi_model_document()
@@ -95,10 +95,11 @@ def test_the_document_in_front_of_several_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
-def test_no_request_to_load_is_a_server_error(
+def test_load_requests_give_no_server_error(
     tmp_path: Path, mode: GenerationMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # hypothesis also tries texts of our sources, such as models/demo
+    # hypothesis also tries strings from our source code, such as models/demo.
+    monkeypatch.chdir(tmp_path)
     schema = schemathesis.openapi.from_wsgi("/openapi.json", create_front(Models(tmp_path, {})))
 
     @SETTINGS
@@ -108,13 +109,13 @@ def test_no_request_to_load_is_a_server_error(
 
     statuses: set[int] = set()
     check()
-    assert 400 in statuses, "there is no such directory, nor such a body"
+    assert 400 in statuses, "the directory does not exist or the body is invalid"
 
 
-def test_it_says_what_the_tables_say(http: FlaskClient) -> None:
+def test_the_document_has_the_limits_of_the_tables(http: FlaskClient) -> None:
     schemas = http.get("/openapi.json").get_json()["components"]["schemas"]
     assert schemas["Parameters"]["properties"]["top_k"]["anyOf"][0]["type"] == "integer"
-    assert "Not served" in schemas["Chat"]["properties"]["modalities"]["description"]
+    assert "Not supported" in schemas["Chat"]["properties"]["modalities"]["description"]
 
 
 TASKS: tuple[Kind, ...] = ("embedding", "pipeline", "handler")
@@ -129,7 +130,7 @@ OPERATIONS = [
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize(("kind", "path", "method"), OPERATIONS)
-def test_no_request_is_a_server_error(
+def test_requests_give_no_server_error(
     serve: Serve,
     serve_task: Serve,
     engine: FakeEngine,
@@ -138,8 +139,8 @@ def test_no_request_is_a_server_error(
     method: str,
     mode: GenerationMode,
 ) -> None:
-    """Of the requests that the document allows, and of those that it does not."""
-    engine.max_loras = 1000  # no room for one more would be a 507
+    """Neither valid nor invalid requests give a server error."""
+    engine.max_loras = 1000  # a full engine would answer 507
     if kind == "generation":
         app = serve(
             local_runtime_api=True, tool_call_parser="hermes", enable_lora="adapters" in path
@@ -158,8 +159,8 @@ def test_no_request_is_a_server_error(
         check()
     except hypothesis.errors.Unsatisfiable:
         takes_nothing_or_all = method in ("get", "delete") or kind == "handler"
-        assert takes_nothing_or_all, "elsewhere something can be wrong"
+        assert takes_nothing_or_all, "other routes have invalid requests"
     else:
         names_a_model = "{model}" in path or path.endswith(("/models/{name}", "/adapters/{name}"))
         expects_success = mode == GenerationMode.POSITIVE and not names_a_model
-        assert 200 in statuses or not expects_success, "the document allows what is served"
+        assert 200 in statuses or not expects_success, "the document allows every valid request"

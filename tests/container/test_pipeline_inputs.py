@@ -1,4 +1,4 @@
-"""Inputs of pipelines that are files or objects of them, and answers that are files."""
+"""Pipeline inputs that are files or objects with files, and outputs that are files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.container.fake_engine import FakeEngine, last_performed, performs
 
 
 class TestFields:
-    """Inputs that are objects, as the engine gets them."""
+    """Object inputs as the engine receives them."""
 
     PNG = b"\x89PNG"
     ENCODED = base64.b64encode(PNG).decode()
@@ -28,7 +28,7 @@ class TestFields:
 
     @pytest.fixture(autouse=True)
     def answers(self, engine: FakeEngine) -> None:
-        engine.script = performs(lambda asked: Performed(asked.id, b"[]", "application/json"))
+        engine.script = performs(lambda request: Performed(request.id, b"[]", "application/json"))
 
     @pytest.mark.parametrize(
         ("task", "inputs", "read"),
@@ -51,7 +51,7 @@ class TestFields:
              {"messages": [{"role": "user", "content": [{"type": "image", "image": PNG}] * 2}]}),
         ],
     )  # fmt: skip
-    def test_files_become_bytes(
+    def test_files_are_decoded_to_bytes(
         self, task_app: Serve, engine: FakeEngine, task: str, inputs: Any, read: Any
     ) -> None:
         assert self.post(task_app, task, inputs).status_code == 200
@@ -97,14 +97,14 @@ class TestFields:
             ]}]}, "inputs.messages[0].content[0].type"),
         ],
     )  # fmt: skip
-    def test_wrong_ones_are_refused_by_their_name(
+    def test_invalid_fields_are_rejected_by_name(
         self, task_app: Serve, engine: FakeEngine, task: str, inputs: Any, field: str
     ) -> None:
         response = self.post(task_app, task, inputs)
         assert (response.status_code, response.get_json()["field"]) == (400, field)
         assert not engine.of_type(Perform)
 
-    def test_a_video_is_a_body(self, task_app: Serve, engine: FakeEngine) -> None:
+    def test_a_video_may_be_the_body(self, task_app: Serve, engine: FakeEngine) -> None:
         http = task_app("pipeline", "video-classification")
         for sent in (
             {"data": b"mp4", "content_type": "video/mp4"},
@@ -113,8 +113,10 @@ class TestFields:
             assert http.post("/invocations", **sent).status_code == 200  # pyright: ignore
             body = msgspec.msgpack.decode(last_performed(engine).body, type=PipelineBody)
             assert body.inputs == [b"mp4"]
-        asked = {"inputs": "bXA0", "parameters": {"num_frames": 1000}}
-        assert http.post("/invocations", json=asked).get_json()["field"] == "parameters.num_frames"
+        request = {"inputs": "bXA0", "parameters": {"num_frames": 1000}}
+        assert (
+            http.post("/invocations", json=request).get_json()["field"] == "parameters.num_frames"
+        )
 
 
 class TestSpokenAnswers:
@@ -128,25 +130,27 @@ class TestSpokenAnswers:
             ("audio/wav, application/json;q=0.5", True),
         ],
     )
-    def test_the_file_itself_is_for_who_takes_it(
+    def test_the_file_is_returned_if_accepted(
         self, task_app: Serve, engine: FakeEngine, accept: str, wants_sound: bool
     ) -> None:
-        engine.script = performs(lambda asked: Performed(asked.id, b"RIFF", "audio/wav"))
+        engine.script = performs(lambda request: Performed(request.id, b"RIFF", "audio/wav"))
         http = task_app("pipeline", "text-to-audio")
         response = http.post("/invocations", json={"inputs": "a"}, headers={"Accept": accept})
         assert (response.content_type, response.data) == ("audio/wav", b"RIFF")
         body = msgspec.msgpack.decode(last_performed(engine).body, type=PipelineBody)
         assert body == PipelineBody(["a"], False, {}, wants_sound)
 
-    def test_of_a_list_there_is_no_one_file(self, task_app: Serve, engine: FakeEngine) -> None:
+    def test_a_batch_cannot_be_returned_as_a_file(
+        self, task_app: Serve, engine: FakeEngine
+    ) -> None:
         http = task_app("pipeline", "text-to-audio")
         response = http.post(
             "/invocations", json={"inputs": ["a"]}, headers={"Accept": "audio/wav"}
         )
         assert (response.status_code, response.get_json()["field"]) == (400, "inputs")
 
-    def test_elsewhere_it_changes_nothing(self, task_app: Serve, engine: FakeEngine) -> None:
-        engine.script = performs(lambda asked: Performed(asked.id, b"[]", "application/json"))
+    def test_accept_has_no_effect_on_other_tasks(self, task_app: Serve, engine: FakeEngine) -> None:
+        engine.script = performs(lambda request: Performed(request.id, b"[]", "application/json"))
         http = task_app("pipeline")
         http.post("/invocations", json={"inputs": "a"}, headers={"Accept": "audio/wav"})
         body = msgspec.msgpack.decode(last_performed(engine).body, type=PipelineBody)

@@ -1,4 +1,4 @@
-"""What `container plan` foretells, against EC2's own figures and the engine's own arithmetic."""
+"""`container plan` against EC2's figures and the engine's own computations."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from container.__main__ import main
-from container.capacity.decoder import decoder_in
+from container.capacity.decoder import decoder_from_directory
 from container.capacity.instances import find_instance, instances
 from container.capacity.plan import CONTEXT_BYTES, Plan, Request, make_plan, weights_bytes
 from core.errors import ConfigurationError
-from core.options import Batching, Options
+from core.options import Options
+from core.strategy_table import Batching
 from tests.container.processes import ROOT
 
 LLAMA_8B = {
@@ -42,10 +43,12 @@ def planned(
     model: Path, batching: Batching, instance: str = "ml.g6e.xlarge", **options: Any
 ) -> Plan:
     given = Options(**options)
-    return make_plan(decoder_in(model, given), find_instance(instance), given, batching, REQUEST)
+    return make_plan(
+        decoder_from_directory(model, given), find_instance(instance), given, batching, REQUEST
+    )
 
 
-def test_gpus_are_as_ec2_describes_them() -> None:
+def test_gpus_match_ec2s_descriptions() -> None:
     path = files("moto.ec2") / "resources" / "instance_types.json.gz"
     described = json.loads(gzip.decompress(path.read_bytes()))
     for name, instance in instances().items():
@@ -59,30 +62,31 @@ def test_gpus_are_as_ec2_describes_them() -> None:
 
 
 def test_parameters_are_counted_or_computed(model: Path) -> None:
-    computed = decoder_in(model, Options())
+    computed = decoder_from_directory(model, Options())
     assert (computed.num_parameters, computed.is_counted) == (8_030_261_248, False)
     demo = ROOT / "models" / "demo"
-    counted = decoder_in(demo, Options())
+    counted = decoder_from_directory(demo, Options())
     assert counted.is_counted
     data_bytes = (demo / "model.safetensors").stat().st_size
-    assert 0 < data_bytes - weights_bytes(counted) < 20_000, "the header"
+    assert 0 < data_bytes - weights_bytes(counted) < 20_000, "the header is not counted"
 
 
-def test_the_computed_number_is_that_of_a_llama(tmp_path: Path) -> None:
+def test_the_computed_parameter_count_matches_llama(tmp_path: Path) -> None:
     config = json.loads((ROOT / "models" / "demo" / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
-    counted = decoder_in(ROOT / "models" / "demo", Options())
-    assert decoder_in(tmp_path, Options()).num_parameters == counted.num_parameters
+    counted = decoder_from_directory(ROOT / "models" / "demo", Options())
+    assert decoder_from_directory(tmp_path, Options()).num_parameters == counted.num_parameters
 
 
-def test_the_budget(model: Path) -> None:
+def test_memory_budget(model: Path) -> None:
     plan = planned(model, "paged")
     assert plan.block_bytes == 32 * 2 * 8 * 128 * 2 * 16
     usable = int(45_776 * 2**20 * 0.9)
     free = usable - 2 * 8_030_261_248 - CONTEXT_BYTES - plan.activation_bytes
     assert plan.num_blocks == free // plan.block_bytes
-    assert plan.at_once == min(256, plan.num_blocks // 45)
-    adapters = 32 * 64 * (2 * 8192 + 2 * 5120 + 3 * 18432) * 2  # of the seven layers, in and out
+    assert plan.max_concurrent == min(256, plan.num_blocks // 45)
+    # The seven linear layers, in and out.
+    adapters = 32 * 64 * (2 * 8192 + 2 * 5120 + 3 * 18432) * 2
     with_lora = planned(model, "paged", enable_lora=True)
     assert with_lora.num_blocks == (free - adapters) // plan.block_bytes
     half = planned(model, "paged", gpu_memory_utilization=0.5)
@@ -93,7 +97,7 @@ def test_the_budget(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batching", "options", "at_once"),
+    ("batching", "options", "max_concurrent"),
     [
         ("none", {}, 1),
         ("dynamic", {"batch_size": 8}, 8),
@@ -105,14 +109,14 @@ def test_the_budget(model: Path) -> None:
         ("paged", {"num_kv_blocks": 6000, "max_rolling_batch_size": 10}, 10),
     ],
 )
-def test_requests_at_once(
-    model: Path, batching: Batching, options: dict[str, Any], at_once: int
+def test_concurrent_requests(
+    model: Path, batching: Batching, options: dict[str, Any], max_concurrent: int
 ) -> None:
-    assert planned(model, batching, **options).at_once == at_once
+    assert planned(model, batching, **options).max_concurrent == max_concurrent
 
 
-def test_what_does_not_fit(model: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"does not fit: weights of 30,633.* A10G"):
+def test_models_that_do_not_fit(model: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"does not fit: the weights \(30,633.* A10G"):
         planned(model, "paged", "ml.g5.xlarge", dtype="fp32")
     with pytest.raises(ConfigurationError, match="less than one sequence of max_model_len 8192"):
         planned(model, "paged", num_kv_blocks=5, max_model_len=8192)
@@ -125,23 +129,23 @@ def test_what_does_not_fit(model: Path) -> None:
     ("change", "reason"),
     [
         ({"num_hidden_layers": None}, "has no num_hidden_layers"),
-        ({"kv_lora_rank": 512}, "keep K and V of all their heads"),
-        ({"layer_types": ["full_attention", "linear_attention"]}, "keep K and V"),
+        ({"kv_lora_rank": 512}, "cache K and V of all KV heads"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "cache K and V"),
     ],
 )
-def test_models_that_are_sized_otherwise(model: Path, change: dict[str, Any], reason: str) -> None:
+def test_models_that_cannot_be_planned(model: Path, change: dict[str, Any], reason: str) -> None:
     (model / "config.json").write_text(json.dumps({**LLAMA_8B, **change}))
     with pytest.raises(ConfigurationError, match=reason):
-        decoder_in(model, Options())
+        decoder_from_directory(model, Options())
 
 
-def test_the_command(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_command(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", "--model-dir", str(model), "--instance-type"]
     assert main([*command, "ml.p5.48xlarge", "--new-tokens", "128"]) == 0
     text = capsys.readouterr().out
-    assert "8 x H100 (a model runs on one of them)" in text
-    assert "weights: 15,316.5 MiB, 8,030 million numbers in bf16, computed from" in text
-    assert "requests of 512 + 128 tokens at once:" in text
+    assert "8 x H100 (a model uses one of them)" in text
+    assert "weights: 15,316.5 MiB, 8,030 million parameters in bf16, computed from" in text
+    assert "concurrent requests of 512 + 128 tokens:" in text
     assert [line.split()[0] for line in text.splitlines()[-4:]] == [
         "none",
         "dynamic",
@@ -155,16 +159,16 @@ def test_the_command(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "paged          5  (" in capsys.readouterr().out
 
 
-def test_a_model_of_the_hub(
+def test_hub_model(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only config.json and the headers of the weights are asked for."""
-    asked: list[str] = []
+    """Only config.json and the headers of the weights are downloaded."""
+    downloads: list[str] = []
 
     metadata = SimpleNamespace(parameter_count={"BF16": 7_999_999_999, "F32": 1})
 
     def download(model_id: str, file: str, **_: Any) -> str:
-        asked.append(f"{model_id}/{file}")
+        downloads.append(f"{model_id}/{file}")
         return str(model / file)
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
@@ -173,12 +177,12 @@ def test_a_model_of_the_hub(
     assert main(command) == 0
     text = capsys.readouterr().out
     assert "org/model on ml.g6e.xlarge: L40S" in text
-    assert "8,000 million numbers in bf16\n" in text
-    assert asked == ["org/model/config.json"]
+    assert "8,000 million parameters in bf16\n" in text
+    assert downloads == ["org/model/config.json"]
 
     def fail(*_: Any, **__: Any) -> str:
         raise OSError("no network\nmore")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
     assert main(command) == 2
-    assert "org/model: not to be had from the hub: no network" in capsys.readouterr().err
+    assert "org/model: cannot be read from the hub: no network" in capsys.readouterr().err

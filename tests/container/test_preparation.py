@@ -1,4 +1,4 @@
-"""What is settled before a process starts: the task, the user's handler, its packages."""
+"""Preparation before any process starts: the task, the custom handler and its packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from container.__main__ import main
 from container.configuration.resolve import Configuration, load_configuration
 from container.launch.preparation import prepare
-from container.models.requirements import installed_requirements
+from container.models.requirements import install_requirements_file
 from core.errors import ConfigurationError
 
 Load = Callable[[str], Configuration]
@@ -40,7 +40,9 @@ def load(tmp_path: Path) -> Load:
     [HANDLER, "async def handle(inputs): ...", "handle = print", "from x import answer as handle",
      "from x import *", "if True:\n    def model_fn(model_dir): ..."],
 )  # fmt: skip
-def test_a_model_py_that_can_answer_is_the_handler(load: Load, tmp_path: Path, code: str) -> None:
+def test_a_model_py_with_handler_functions_is_the_handler(
+    load: Load, tmp_path: Path, code: str
+) -> None:
     (tmp_path / "model.py").write_text(code)
     prepared = prepare(load("option.temperature=7"), tmp_path)
     assert (prepared.task.kind, prepared.model_dir) == ("handler", tmp_path)
@@ -48,14 +50,14 @@ def test_a_model_py_that_can_answer_is_the_handler(load: Load, tmp_path: Path, c
 
 
 @pytest.mark.parametrize("entry_point", ["serve.py", "serve", "{dir}/serve.py"])
-def test_another_file_by_its_name(load: Load, tmp_path: Path, entry_point: str) -> None:
+def test_entry_point_names_another_file(load: Load, tmp_path: Path, entry_point: str) -> None:
     (tmp_path / "serve.py").write_text(HANDLER)
     (tmp_path / "model.py").write_text(HANDLER)
     prepared = prepare(load(f"option.entryPoint={entry_point.format(dir=tmp_path)}"), tmp_path)
     assert prepared.task.name == str(tmp_path / "serve.py")
 
 
-def test_a_built_in_handler_of_lmi_is_the_model_itself(
+def test_lmis_built_in_handlers_serve_the_model_itself(
     load: Load, tmp_path: Path, tokenizer_dir: Path
 ) -> None:
     (tmp_path / "model.py").write_text(HANDLER)
@@ -63,7 +65,7 @@ def test_a_built_in_handler_of_lmi_is_the_model_itself(
     assert prepare(load(text), tmp_path).task.kind == "generation"
 
 
-def test_without_a_function_the_model_itself_is_served_as_in_lmi(
+def test_a_model_py_without_functions_is_ignored_as_in_lmi(
     load: Load, tmp_path: Path, tokenizer_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "model.py").write_text("def some_other_function(): ...\n")
@@ -79,12 +81,12 @@ def test_without_a_function_the_model_itself_is_served_as_in_lmi(
         ("x = 1\n", "", "so nothing can answer"),
         ("x = 1\n", "option.entryPoint=model.py\noption.model_id=/m", "so nothing can answer"),
         (HANDLER, "option.entryPoint=other.py", "there is no file"),
-        (HANDLER, "option.entryPoint=djl_python.deepspeed", "option.task says"),
-        (HANDLER, "option.entryPoint=https://x.org/model.py", "name a file"),
+        (HANDLER, "option.entryPoint=djl_python.deepspeed", "set option.task"),
+        (HANDLER, "option.entryPoint=https://x.org/model.py", "use a file"),
         (HANDLER, "option.batching=paged", "option.batching=none or dynamic"),
     ],
 )
-def test_what_cannot_answer_is_refused(
+def test_invalid_handlers_are_rejected(
     load: Load, tmp_path: Path, code: str, text: str, message: str
 ) -> None:
     (tmp_path / "model.py").write_text(code)
@@ -93,22 +95,22 @@ def test_what_cannot_answer_is_refused(
     assert message in str(caught.value)
 
 
-def test_what_a_handler_learns(load: Load, tmp_path: Path) -> None:
+def test_handlers_get_the_properties(load: Load, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(HANDLER)
     (tmp_path / "weights").mkdir()
     configuration = load("option.my_threshold=0.5\nbatch_size=4\noption.model_id=weights\n")
-    assert "handed to the handler" in configuration.warnings[0]
+    assert "passed to the handler" in configuration.warnings[0]
     assert prepare(configuration, tmp_path).task.properties == {
         "my_threshold": "0.5",
         "batch_size": "4",
         "model_id": str(tmp_path / "weights"),
     }
     hub = prepare(load("option.model_id=someone/something"), tmp_path)
-    assert hub.task.properties == {"model_id": "someone/something"}, "not downloaded"
+    assert hub.task.properties == {"model_id": "someone/something"}, "the model is not downloaded"
 
 
 @pytest.mark.parametrize("text", ["option.my_threshold=1", "my_threshold=1"])
-def test_options_that_nobody_knows_are_errors_without_a_handler(
+def test_unknown_options_are_errors_without_a_handler(
     load: Load, tmp_path: Path, text: str
 ) -> None:
     with pytest.raises(ConfigurationError, match="unknown key"):
@@ -129,7 +131,7 @@ def test_a_task_without_a_tokenizer(load: Load, tmp_path: Path) -> None:
     assert (prepared.task.kind, prepared.task.name) == ("pipeline", "image-classification")
 
 
-def test_explain_says_the_task(
+def test_explain_names_the_task(
     load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
@@ -142,14 +144,14 @@ def test_explain_says_the_task(
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert f"task: {tmp_path / 'model.py'} (the user's own code)" in out
-    assert "batching: none (nothing said: a handler gets one request at a time" in out
+    assert "batching: none (default: a handler gets one request at a time" in out
     (tmp_path / "model.py").write_text("def handle(inputs):\n    return (\n")
     assert main(arguments) == 2
     assert "model.py:2: SyntaxError" in capsys.readouterr().err
 
 
 def wheel(directory: Path, name: str, code: str, version: str = "1.0", requires: str = "") -> None:
-    """A package of one module."""
+    """Build a wheel with one module."""
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}"
     files = {
@@ -157,45 +159,45 @@ def wheel(directory: Path, name: str, code: str, version: str = "1.0", requires:
         f"{info}/METADATA": metadata,
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    record = "".join(f"{each},,\n" for each in [*files, f"{info}/RECORD"])
+    record = "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"])
     with zipfile.ZipFile(directory / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        for each, text in {**files, f"{info}/RECORD": record}.items():
-            archive.writestr(each, text)
+        for file, text in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(file, text)
 
 
 class TestRequirements:
-    def test_what_lacks_is_installed_beside_what_is_there(self, tmp_path: Path) -> None:
+    def test_missing_packages_are_installed_beside_existing_ones(self, tmp_path: Path) -> None:
         wheel(tmp_path, "tiny_package", "VALUE = 42\n", requires="Requires-Dist: msgspec\n")
         path = tmp_path / "requirements.txt"
         path.write_text("--no-index\n--find-links .\nnumpy\ntiny_package\n")
         before = sorted(tmp_path.iterdir())
-        installed = installed_requirements(path)
+        installed = install_requirements_file(path)
         assert installed is not None
         assert sorted(tmp_path.iterdir()) == before, "its own directory may be read-only"
-        names = {each.name for each in installed.iterdir()}
+        names = {file.name for file in installed.iterdir()}
         assert "tiny_package.py" in names
-        assert not {"numpy", "msgspec"} & names, "what is there already is not installed again"
+        assert not {"numpy", "msgspec"} & names, "installed packages are not installed again"
         code = f"import sys; sys.path.insert(0, {str(installed)!r}); import numpy, tiny_package"
         assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
-        assert installed_requirements(path) == installed, "not twice"
+        assert install_requirements_file(path) == installed, "a second start installs nothing"
 
-    def test_another_file_is_another_directory(self, tmp_path: Path) -> None:
+    def test_changed_requirements_use_another_directory(self, tmp_path: Path) -> None:
         path = tmp_path / "requirements.txt"
         path.write_text("--no-index\nnumpy\n")
-        first = installed_requirements(path)
+        first = install_requirements_file(path)
         path.write_text("--no-index\nmsgspec\n")
-        assert installed_requirements(path) != first
+        assert install_requirements_file(path) != first
 
-    def test_what_cannot_be_installed(self, tmp_path: Path) -> None:
+    def test_installation_errors(self, tmp_path: Path) -> None:
         path = tmp_path / "requirements.txt"
         path.write_text("--no-index\nno-such-package-anywhere\n")
-        for _ in range(2):  # half of it is never taken for the whole
+        for _ in range(2):  # a partial installation is never used
             with pytest.raises(ConfigurationError) as caught:
-                installed_requirements(path)
+                install_requirements_file(path)
             assert "option.install_requirements=false" in str(caught.value)
             assert "no-such-package-anywhere" in str(caught.value)
 
-    def test_only_with_a_handler_and_where_it_is_wanted(
+    def test_packages_are_only_installed_for_a_handler_and_if_enabled(
         self, load: Load, tmp_path: Path, tokenizer_dir: Path
     ) -> None:
         (tmp_path / "requirements.txt").write_text("--no-index\nno-such-package-anywhere\n")

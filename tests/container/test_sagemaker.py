@@ -11,7 +11,7 @@ import pytest
 from botocore.eventstream import EventStreamBuffer
 from flask.testing import FlaskClient
 
-from container.apis.invocations.session_store import MAX_SESSIONS, SESSION_HEADER, Sessions
+from container.apis.invocations.sessions import SESSION_HEADER, Sessions
 from core.errors import OverloadedError, RequestError
 from core.messages import Abort
 from tests.container.conftest import Serve, eventually
@@ -27,8 +27,8 @@ ASK = {"inputs": "Q"}
     ("given", "returned"),
     [("c000b4f9-df62; k=v", True), ("x" * 1024, True), ("x" * 1025, False), ("\u00e9", False)],
 )
-def test_custom_attributes_come_back(http: FlaskClient, given: str, returned: bool) -> None:
-    for path in ("/invocations", "/v1/chat/completions"):  # also where the answer is an error
+def test_custom_attributes_are_returned(http: FlaskClient, given: str, returned: bool) -> None:
+    for path in ("/invocations", "/v1/chat/completions"):  # also with an error response
         response = http.post(path, json=ASK, headers={ATTRIBUTES: given})
         assert response.headers.get(ATTRIBUTES) == (given if returned else None)
     assert ATTRIBUTES not in http.post("/invocations", json=ASK).headers
@@ -47,9 +47,7 @@ def post(http: FlaskClient, body: object, session: str | None = None) -> Any:
 @pytest.mark.parametrize(
     ("body", "header"), [({"requestType": "NEW_SESSION"}, None), (ASK, "NEW_SESSION")]
 )
-def test_a_session_from_its_beginning_to_its_end(
-    with_sessions: FlaskClient, body: object, header: str | None
-) -> None:
+def test_session_life_cycle(with_sessions: FlaskClient, body: object, header: str | None) -> None:
     opened = post(with_sessions, body, header)
     session, expires = opened.headers[NEW_SESSION].split("; Expires=")
     assert expires.endswith("Z")
@@ -61,7 +59,7 @@ def test_a_session_from_its_beginning_to_its_end(
     assert (closed.status_code, closed.headers[CLOSED_SESSION]) == (200, session)
     late = post(with_sessions, ASK, session)
     assert (late.status_code, late.get_json()["field"]) == (400, SESSION_HEADER)
-    assert post(with_sessions, ASK).status_code == 200, "without a session, as always"
+    assert post(with_sessions, ASK).status_code == 200, "without a session, as usual"
 
 
 @pytest.mark.parametrize(
@@ -75,14 +73,14 @@ def test_a_session_from_its_beginning_to_its_end(
         (ASK, "", SESSION_HEADER),
     ],
 )
-def test_what_is_no_session(
+def test_invalid_sessions(
     with_sessions: FlaskClient, body: object, session: str | None, field: str
 ) -> None:
     response = post(with_sessions, body, session)
     assert (response.status_code, response.get_json()["field"]) == (400, field)
 
 
-def test_sessions_that_are_off(http: FlaskClient) -> None:
+def test_sessions_are_disabled_by_default(http: FlaskClient) -> None:
     assert post(http, ASK, "abc").status_code == 200
     for body, session in (({"requestType": "NEW_SESSION"}, None), (ASK, "NEW_SESSION")):
         response = post(http, body, session)
@@ -90,7 +88,7 @@ def test_sessions_that_are_off(http: FlaskClient) -> None:
         assert "option.enable_stateful_sessions" in response.get_json()["error"]
 
 
-def test_sessions_end_when_they_are_not_used(tmp_path: Path) -> None:
+def test_unused_sessions_expire(tmp_path: Path) -> None:
     now = 1000.0
     sessions = Sessions(tmp_path, 60, lambda: now)
     kept, end = sessions.open()
@@ -103,13 +101,11 @@ def test_sessions_end_when_they_are_not_used(tmp_path: Path) -> None:
     with pytest.raises(RequestError):
         sessions.use(lost)
     sessions.open()
-    assert len(os.listdir(tmp_path)) == 2, "what has ended is removed"
+    assert len(os.listdir(tmp_path)) == 2, "expired sessions are removed"
 
 
-def test_sessions_are_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert MAX_SESSIONS > 2
-    monkeypatch.setattr("container.apis.invocations.session_store.MAX_SESSIONS", 2)
-    sessions = Sessions(tmp_path, 60)
+def test_the_number_of_sessions_is_limited(tmp_path: Path) -> None:
+    sessions = Sessions(tmp_path, 60, max_sessions=2)
     for _ in range(2):
         sessions.open()
     with pytest.raises(OverloadedError):
@@ -122,13 +118,13 @@ def runtime(serve: Serve) -> FlaskClient:
 
 
 def frames(data: bytes) -> list[Any]:
-    """As botocore reads them, which checks lengths and checksums."""
+    """Parse event-stream frames with botocore, which checks lengths and checksums."""
     buffer = EventStreamBuffer()
     buffer.add_data(data)
     return list(buffer)
 
 
-def test_the_runtime_routes(runtime: FlaskClient) -> None:
+def test_runtime_routes(runtime: FlaskClient) -> None:
     whole = runtime.post("/endpoints/any/invocations", json=ASK)
     assert whole.get_json() == {"generated_text": "Hi there"}
     assert whole.headers["X-Amzn-Invoked-Production-Variant"] == "AllTraffic"
@@ -150,7 +146,7 @@ def test_the_runtime_routes(runtime: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize("path", ["invocations", "invocations-response-stream"])
-def test_errors_of_the_model_are_the_runtime_s(
+def test_model_errors_become_runtime_errors(
     runtime: FlaskClient, engine: FakeEngine, path: str
 ) -> None:
     engine.script = fails("overloaded", "full")
@@ -162,9 +158,7 @@ def test_errors_of_the_model_are_the_runtime_s(
         assert json.loads(error["OriginalMessage"])["code"] == status
 
 
-def test_a_framed_stream_that_is_not_read_is_aborted(
-    runtime: FlaskClient, engine: FakeEngine
-) -> None:
+def test_an_unread_event_stream_is_aborted(runtime: FlaskClient, engine: FakeEngine) -> None:
     engine.script = stalls(after=[65])
     response = runtime.post(
         "/endpoints/any/invocations-response-stream", json={**ASK, "stream": True}
@@ -173,12 +167,12 @@ def test_a_framed_stream_that_is_not_read_is_aborted(
     eventually(lambda: engine.of_type(Abort))
 
 
-def test_the_runtime_routes_are_off(http: FlaskClient) -> None:
+def test_runtime_routes_are_disabled_by_default(http: FlaskClient) -> None:
     assert http.post("/endpoints/any/invocations", json=ASK).status_code == 404
 
 
-def test_the_one_model_as_one_of_several(http: FlaskClient) -> None:
-    """LMI's own client counts workers so."""
+def test_a_single_model_is_listed_under_models(http: FlaskClient) -> None:
+    """LMI's own client counts workers this way."""
     entry = {"modelName": "demo", "modelUrl": "fake", "status": "READY"}
     assert http.get("/models").get_json() == {"models": [entry]}
     assert http.get("/models?next_page_token=demo").get_json() == {"models": []}
@@ -193,7 +187,7 @@ def test_the_one_model_as_one_of_several(http: FlaskClient) -> None:
     assert http.post("/models/other/invoke", json=ASK).status_code == 404
 
 
-def test_one_model_is_neither_loaded_nor_unloaded(http: FlaskClient) -> None:
+def test_a_single_model_cannot_be_loaded_or_unloaded(http: FlaskClient) -> None:
     body = {"model_name": "b", "url": "/opt/ml/models/b/model"}
     for response in (http.post("/models", json=body), http.delete("/models/demo")):
         assert (response.status_code, response.headers["Allow"]) == (405, "GET")

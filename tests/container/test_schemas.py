@@ -1,4 +1,4 @@
-"""The text schema: what is accepted, and how each mistake is named."""
+"""The text schema: accepted fields and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.apis.generation.sampling import MAX_STOP_TEXTS
+from container.apis.generation.sampling import MAX_STOP_STRINGS
 from container.apis.text.schema import TextRequest, read_text_request
 from container.schema.body import read_body
 from core.errors import RequestError
@@ -24,16 +24,16 @@ def request(body: object) -> bytes:
     return json.dumps(body).encode()
 
 
-def test_defaults_are_greedy_and_thirty_tokens() -> None:
-    asked = parse_request(request({"inputs": "hi"}), JSON)
-    assert asked.decoding.params.temperature == 0
-    assert asked.decoding.params.max_tokens == 30
-    assert asked.decoding.params.seed is None
-    assert (asked.stream, asked.details, asked.return_full_text) == (False, False, False)
-    assert asked.decoding.params.skip_special_tokens
+def test_defaults_are_greedy_with_thirty_tokens() -> None:
+    read = parse_request(request({"inputs": "hi"}), JSON)
+    assert read.decoding.params.temperature == 0
+    assert read.decoding.params.max_tokens == 30
+    assert read.decoding.params.seed is None
+    assert (read.stream, read.details, read.return_full_text) == (False, False, False)
+    assert read.decoding.params.skip_special_tokens
 
 
-def test_every_parameter_is_taken() -> None:
+def test_every_parameter_is_accepted() -> None:
     parameters = {
         "do_sample": True,
         "temperature": 1,
@@ -49,17 +49,17 @@ def test_every_parameter_is_taken() -> None:
         "return_full_text": True,
         "skip_special_tokens": False,
     }
-    asked = parse_request(request({"inputs": "hi", "parameters": parameters}), JSON)
-    assert asked.decoding.params.temperature == 1.0
+    read = parse_request(request({"inputs": "hi", "parameters": parameters}), JSON)
+    assert read.decoding.params.temperature == 1.0
     assert (
-        asked.decoding.params.top_k,
-        asked.decoding.params.top_p,
-        asked.decoding.params.seed,
+        read.decoding.params.top_k,
+        read.decoding.params.top_p,
+        read.decoding.params.seed,
     ) == (5, 0.5, 3)
-    assert asked.decoding.params.repetition_penalty == 1.1
-    assert (asked.decoding.params.max_tokens, asked.decoding.params.ignore_eos) == (7, True)
-    assert (asked.decoding.params.stop, asked.decoding.params.stop_token_ids) == (("a", "b"), (4,))
-    assert (asked.details, asked.return_full_text, asked.decoding.params.skip_special_tokens) == (
+    assert read.decoding.params.repetition_penalty == 1.1
+    assert (read.decoding.params.max_tokens, read.decoding.params.ignore_eos) == (7, True)
+    assert (read.decoding.params.stop, read.decoding.params.stop_token_ids) == (("a", "b"), (4,))
+    assert (read.details, read.return_full_text, read.decoding.params.skip_special_tokens) == (
         True,
         True,
         False,
@@ -79,9 +79,9 @@ def test_every_parameter_is_taken() -> None:
         ({"temperature": None, "do_sample": None}, 0.0),
     ],
 )
-def test_when_it_samples(parameters: dict[str, object], temperature: float) -> None:
-    asked = parse_request(request({"inputs": "hi", "parameters": parameters}), JSON)
-    assert asked.decoding.params.temperature == temperature
+def test_parameters_that_enable_sampling(parameters: dict[str, object], temperature: float) -> None:
+    read = parse_request(request({"inputs": "hi", "parameters": parameters}), JSON)
+    assert read.decoding.params.temperature == temperature
 
 
 @pytest.mark.parametrize(
@@ -91,17 +91,17 @@ def test_when_it_samples(parameters: dict[str, object], temperature: float) -> N
         {"inputs": "hi", "parameters": {"stream": True}},
     ],
 )
-def test_stream_is_read_in_both_places(body: object) -> None:
+def test_stream_may_be_at_either_level(body: object) -> None:
     assert parse_request(request(body), JSON).stream
 
 
 def test_aliases() -> None:
     parameters = {"stop": ["x"], "ignore_eos": True}
-    asked = parse_request(request({"inputs": "hi", "parameters": parameters}), JSON)
-    assert (asked.decoding.params.stop, asked.decoding.params.ignore_eos) == (("x",), True)
+    read = parse_request(request({"inputs": "hi", "parameters": parameters}), JSON)
+    assert (read.decoding.params.stop, read.decoding.params.ignore_eos) == (("x",), True)
 
 
-def test_plain_text_is_the_input() -> None:
+def test_a_plain_text_body_is_the_input() -> None:
     assert parse_request("h\u00e9".encode(), "text/plain").inputs == ("h\u00e9",)
 
 
@@ -117,11 +117,11 @@ BAD = [
     (b'{"inputs": "a", "parameters": {"top_p": NaN}}', "body", "not JSON"),
     (b'{"inputs": "a", "parameters": {"top_p": 1e999}}', "body", "not JSON"),
     (b'{"inputs": "a", "parameters": {"seed": ' + b"9" * 5000 + b"}}", "body", "not JSON"),
-    (request({}), "inputs", "one text"),
-    (request({"inputs": ""}), "inputs", "not empty"),
-    (request({"inputs": []}), "inputs", "1 to 1024 texts"),
-    (request({"inputs": ["a"] * 1025}), "inputs", "1 to 1024 texts"),
-    (request({"inputs": 5}), "inputs", "one text"),
+    (request({}), "inputs", "a non-empty string"),
+    (request({"inputs": ""}), "inputs", "non-empty"),
+    (request({"inputs": []}), "inputs", "1 to 1024 inputs"),
+    (request({"inputs": ["a"] * 1025}), "inputs", "1 to 1024 inputs"),
+    (request({"inputs": 5}), "inputs", "a non-empty string"),
     (request({"input": "a"}), "input", "did you mean 'inputs'"),
     (request({"inputs": "a", "messages": []}), "messages", "no such field"),
     (request({"inputs": "a", "stream": "yes"}), "stream", "true or false"),
@@ -129,7 +129,7 @@ BAD = [
 ]
 BAD_CSV = [
     (b"", "one column"),
-    (b"text\na\n", "header is inputs"),
+    (b"text\na\n", "one column named inputs"),
     (b"inputs,more\na,b\n", "one column"),
     (b"inputs\na,b\n", "more than one"),
     (b'inputs\n"a', "not CSV"),
@@ -156,7 +156,7 @@ BAD_PARAMETERS: list[tuple[dict[str, object], str, str]] = [
     ({"decoder_input_details": True, "stream": True}, "decoder_input_details", "stream"),
     ({"n": 0}, "n", "1 to 128"),
     ({"n": 2}, "n", "needs details"),
-    ({"n": 2, "details": True, "stream": True}, "n", "not go with stream"),
+    ({"n": 2, "details": True, "stream": True}, "n", "combined with stream"),
     ({"n": 2, "num_return_sequences": 2}, "num_return_sequences", "twice"),
     ({"n": 3, "best_of": 2, "details": True}, "best_of", "n to 128"),
     ({"top_n_tokens": 2}, "top_n_tokens", "needs details"),
@@ -170,10 +170,10 @@ BAD_PARAMETERS: list[tuple[dict[str, object], str, str]] = [
     ({"early_stopping": "often"}, "early_stopping", 'true, false or "never"'),
     ({"allowed_token_ids": []}, "allowed_token_ids", "at least one"),
     ({"n": "2"}, "n", "an integer"),
-    ({"stop_sequences": "x"}, "stop_sequences", "list of texts"),
-    ({"stop_sequences": [1]}, "stop_sequences", "list of texts"),
+    ({"stop_sequences": "x"}, "stop_sequences", "list of strings"),
+    ({"stop_sequences": [1]}, "stop_sequences", "list of strings"),
     ({"stop_sequences": [""]}, "stop_sequences", "empty"),
-    ({"stop": ["x"] * (MAX_STOP_TEXTS + 1)}, "stop_sequences", "at most 16"),
+    ({"stop": ["x"] * (MAX_STOP_STRINGS + 1)}, "stop_sequences", "at most 16"),
     ({"stop": ["x" * 1001]}, "stop_sequences", "characters"),
     ({"stop": ["x"], "stop_sequences": ["y"]}, "stop_sequences", "twice"),
     ({"stop_token_ids": [1.5]}, "stop_token_ids", "list of integers"),
@@ -182,21 +182,21 @@ BAD_PARAMETERS: list[tuple[dict[str, object], str, str]] = [
 
 
 @pytest.mark.parametrize(("body", "field", "message"), BAD)
-def test_a_bad_body_is_named(body: bytes, field: str, message: str) -> None:
+def test_invalid_bodies_are_described(body: bytes, field: str, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         parse_request(body, JSON)
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize(("parameters", "name", "message"), BAD_PARAMETERS)
-def test_a_bad_parameter_is_named(parameters: object, name: str, message: str) -> None:
+def test_invalid_parameters_are_named(parameters: object, name: str, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         parse_request(request({"inputs": "a", "parameters": parameters}), JSON)
     assert caught.value.field == f"parameters.{name}"
 
 
 @pytest.mark.parametrize(("body", "message"), BAD_CSV)
-def test_a_bad_csv_is_named(body: bytes, message: str) -> None:
+def test_invalid_csv_is_described(body: bytes, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         parse_request(body, "text/csv")
     assert caught.value.field == "body"
@@ -212,33 +212,33 @@ NAMES = st.sampled_from(["temperature", "top_k", "seed", "stop", "max_new_tokens
 
 
 @given(body=st.binary())
-def test_no_body_is_an_accident(body: bytes) -> None:
+def test_arbitrary_bodies_raise_only_request_errors(body: bytes) -> None:
     with pytest.raises(RequestError):
         parse_request(body, JSON)
 
 
 @given(parameters=st.dictionaries(NAMES, JSON_VALUES))
-def test_no_parameter_is_an_accident(parameters: dict[str, object]) -> None:
+def test_arbitrary_parameters_raise_only_request_errors(parameters: dict[str, object]) -> None:
     try:
-        asked = parse_request(request({"inputs": "a", "parameters": parameters}), JSON)
+        read = parse_request(request({"inputs": "a", "parameters": parameters}), JSON)
     except RequestError:
         return
-    assert asked.inputs == ("a",)
+    assert read.inputs == ("a",)
 
 
 def test_every_sampling_parameter_reaches_the_engine():
-    """Under vLLM's name for it, with the value that was given."""
-    asked = {
+    """Under vLLM's name, with the given value."""
+    read = {
         "top_p": 0.5, "top_k": 3, "min_p": 0.1, "typical_p": 0.9, "repetition_penalty": 1.5,
         "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 4, "min_tokens": 2,
         "stop_token_ids": [7], "bad_words": ["x"], "spaces_between_special_tokens": False,
         "priority": 3, "n": 2, "best_of": 3, "prompt_logprobs": 4, "allowed_token_ids": [5, 6],
         "no_repeat_ngram_size": 3,
     }  # fmt: skip
-    body = {"inputs": "a", "parameters": asked | {"logit_bias": {"5": -1}, "details": True}}
+    body = {"inputs": "a", "parameters": read | {"logit_bias": {"5": -1}, "details": True}}
     got = parse_request(request(body), JSON).decoding.params
     assert got.logit_bias == {5: -1.0}
-    for name, value in asked.items():
+    for name, value in read.items():
         expected = tuple(value) if isinstance(value, list) else value
         assert getattr(got, name) == expected, name
 
@@ -256,15 +256,15 @@ def test_every_sampling_parameter_reaches_the_engine():
         ({"use_beam_search": True, "best_of": 3, "details": True}, (3, 3)),
     ],
 )
-def test_how_many_answers(parameters: object, expected: tuple[int, int | None]) -> None:
-    """One of several is the first, so they are ranked; alone `best_of` shows all that it can."""
+def test_number_of_answers(parameters: object, expected: tuple[int, int | None]) -> None:
+    """With n=1 of several samples they are ranked; `best_of` alone returns all of them."""
     params = parse_request(request({"inputs": "a", "parameters": parameters}), JSON).decoding.params
     assert (params.n, params.best_of) == expected
 
 
-def test_a_search_is_asked_for_in_transformers_words() -> None:
+def test_beam_search_uses_transformers_parameter_names() -> None:
     parameters = {"num_beams": 3, "length_penalty": 0.5, "early_stopping": "never"}
-    asked = parse_request(request({"inputs": "a", "parameters": parameters}), JSON)
-    params = asked.decoding.params
+    read = parse_request(request({"inputs": "a", "parameters": parameters}), JSON)
+    params = read.decoding.params
     assert (params.beam_width, params.length_penalty, params.early_stopping) == (3, 0.5, "never")
-    assert asked.warnings == ()
+    assert read.warnings == ()

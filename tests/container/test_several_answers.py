@@ -1,4 +1,4 @@
-"""Several answers to one prompt over a scripted engine: indices, ends, counts, in every API."""
+"""Several answers to one prompt in every API, with a fake engine: indices, ends and counts."""
 
 from __future__ import annotations
 
@@ -23,38 +23,40 @@ PROMPT = ("/v1/completions", {"prompt": "Q"})
 
 @pytest.fixture
 def three(engine: FakeEngine, tokenizer: Tokenizer) -> list[str]:
-    """Has the engine answer with these texts, a token of each in a step."""
+    """Make the engine answer with these texts, one token of each per step."""
     texts = ["Hi there", "\u00e9!", "Nothing. At all"]
     engine.script = says(*([*tokenizer.encode(text), EOS] for text in texts))
     return texts
 
 
 def choices_of(http: FlaskClient, api: tuple[str, dict[str, Any]], **fields: Any) -> dict[int, Any]:
-    """Text, finish reason and number of ends of each choice; whole or streamed."""
+    """Return text, finish reason and number of ends of each choice, streamed or not."""
     path, body = api
     response = http.post(path, json={**body, "max_tokens": 50, **fields})
     assert response.status_code == 200, response.get_json()
     choices: dict[int, Any] = {}
     for record in events(response) if fields.get("stream") else [response.get_json()]:
-        for each in record["choices"]:
-            said = each.get("delta", each.get("message", each))
-            text, reason, ends = choices.get(each["index"], ("", None, 0))
-            choices[each["index"]] = (
-                text + (said.get("text") or said.get("content") or ""),
-                each["finish_reason"] or reason,
-                ends + (each["finish_reason"] is not None),
+        for choice in record["choices"]:
+            generated = choice.get("delta", choice.get("message", choice))
+            text, reason, ends = choices.get(choice["index"], ("", None, 0))
+            choices[choice["index"]] = (
+                text + (generated.get("text") or generated.get("content") or ""),
+                choice["finish_reason"] or reason,
+                ends + (choice["finish_reason"] is not None),
             )
     return choices
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("api", [CHAT, PROMPT])
-def test_choices(http: FlaskClient, three: list[str], api: Any, streamed: bool) -> None:
+def test_choices_in_openai_responses(
+    http: FlaskClient, three: list[str], api: Any, streamed: bool
+) -> None:
     choices = choices_of(http, api, n=3, stream=streamed)
     assert choices == {index: (text, "stop", 1) for index, text in enumerate(three)}
 
 
-def test_choices_come_interleaved(http: FlaskClient, three: list[str]) -> None:
+def test_choices_are_interleaved(http: FlaskClient, three: list[str]) -> None:
     chunks = events(http.post(CHAT[0], json={**CHAT[1], "n": 2, "stream": True, "max_tokens": 3}))
     indices = [chunk["choices"][0]["index"] for chunk in chunks]
     assert indices != sorted(indices)
@@ -75,14 +77,14 @@ def test_usage_counts_the_prompt_once_and_every_token(http: FlaskClient, streame
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("api", [CHAT, PROMPT])
-def test_a_stop_text_ends_one_choice_alone(
+def test_a_stop_string_ends_only_its_choice(
     http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer, api: Any, streamed: bool
 ) -> None:
-    """The engine is told of it, goes on with the others, and what it had said is dropped."""
-    said = [tokenizer.encode("x.y"), tokenizer.encode("ab")]
+    """The answer is aborted in the engine and its later tokens are dropped; the others continue."""
+    generated = [tokenizer.encode("x.y"), tokenizer.encode("ab")]
 
     def script(submit: Submit):
-        for index, ids in ((0, said[0][:2]), (1, said[1][:1])):
+        for index, ids in ((0, generated[0][:2]), (1, generated[1][:1])):
             yield Step([Generated(submit.id, tuple(ids), (-0.5,) * len(ids), index=index)])
 
     engine.script = script
@@ -91,7 +93,7 @@ def test_a_stop_text_ends_one_choice_alone(
         (abort,) = engine.of_type(Abort)
         assert isinstance(abort, Abort)
         assert abort.index == 0
-        for index, id in ((0, said[0][2]), (1, said[1][1])):
+        for index, id in ((0, generated[0][2]), (1, generated[1][1])):
             engine.send(Step([Generated(abort.id, (id,), (-0.5,), Finish.LENGTH, index)]))
 
     waiter = gevent.spawn(lambda: (eventually(lambda: engine.of_type(Abort)), go_on()))
@@ -101,14 +103,16 @@ def test_a_stop_text_ends_one_choice_alone(
     assert len(engine.of_type(Abort)) == 1
 
 
-def test_the_likeliest_is_the_first_of_a_text(http: FlaskClient, three: list[str]) -> None:
-    """The fake's answers have -0.5, -1 and -1.5 a token, so the second, short one, is the best."""
+def test_the_likeliest_answer_comes_first_in_the_text_schema(
+    http: FlaskClient, three: list[str]
+) -> None:
+    """The fake's answers have logprobs of -0.5, -1 and -1.5 per token; the short second is best."""
     answer = invoke(http, best_of=3, details=True, max_new_tokens=50).get_json()
     others = answer["details"]["best_of_sequences"]
-    ranked = [answer["generated_text"], *(each["generated_text"] for each in others)]
+    ranked = [answer["generated_text"], *(sequence["generated_text"] for sequence in others)]
     assert ranked == [three[1], three[0], three[2]]
-    assert [each["finish_reason"] for each in others] == ["eos_token"] * 2
-    assert [each["generated_tokens"] for each in others] == [9, 16]
+    assert [sequence["finish_reason"] for sequence in others] == ["eos_token"] * 2
+    assert [sequence["generated_tokens"] for sequence in others] == [9, 16]
     for parameters in ({"n": 3}, {"num_return_sequences": 3}):
         same = invoke(http, details=True, max_new_tokens=50, **parameters).get_json()
         assert same == answer
@@ -123,15 +127,15 @@ def test_every_answer_has_the_full_text(http: FlaskClient, three: list[str]) -> 
     assert [answer["generated_text"], other["generated_text"]] == ["Q" + three[1], "Q" + three[0]]
 
 
-def test_a_batch_with_several_answers_each(http: FlaskClient, three: list[str]) -> None:
+def test_a_batch_with_several_answers_per_input(http: FlaskClient, three: list[str]) -> None:
     parameters = {"n": 2, "details": True, "max_new_tokens": 50}
     response = http.post("/invocations", json={"inputs": ["a", "b"], "parameters": parameters})
-    for each in response.get_json():
-        assert each["generated_text"] == three[1]
-        assert len(each["details"]["best_of_sequences"]) == 1
+    for result in response.get_json():
+        assert result["generated_text"] == three[1]
+        assert len(result["details"]["best_of_sequences"]) == 1
 
 
-def test_each_choice_has_calls_of_its_own(
+def test_each_choice_has_its_own_tool_calls(
     serve: Serve, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
     texts = ['<tool_call>{"name": "f", "arguments": {}}</tool_call>', "No call."]
@@ -139,14 +143,14 @@ def test_each_choice_has_calls_of_its_own(
     http = serve(tool_call_parser="hermes")
     body = {"messages": [USER], "tools": TOOLS, "n": 3}
     choices = http.post(CHAT[0], json=body).get_json()["choices"]
-    assert [each["finish_reason"] for each in choices] == ["tool_calls", "stop", "stop"]
-    assert [bool(each["message"].get("tool_calls")) for each in choices] == [True, False, False]
+    assert [choice["finish_reason"] for choice in choices] == ["tool_calls", "stop", "stop"]
+    assert [bool(choice["message"].get("tool_calls")) for choice in choices] == [True, False, False]
     engine.script = says([*tokenizer.encode(texts[0]), EOS])
     choices = http.post(CHAT[0], json=body).get_json()["choices"]
-    assert len({each["message"]["tool_calls"][0]["id"] for each in choices}) == 3
+    assert len({choice["message"]["tool_calls"][0]["id"] for choice in choices}) == 3
 
 
-def test_what_the_engine_is_asked(http: FlaskClient, engine: FakeEngine) -> None:
+def test_parameters_sent_to_the_engine(http: FlaskClient, engine: FakeEngine) -> None:
     fields = {"n": 2, "num_beams": 3, "length_penalty": 0.5, "early_stopping": True}
     assert http.post(PROMPT[0], json={**PROMPT[1], **fields}).status_code == 200
     params = submitted(engine).params
@@ -164,23 +168,21 @@ def test_what_the_engine_is_asked(http: FlaskClient, engine: FakeEngine) -> None
         0,
     )
     invoke(http, decoder_input_details=True)
-    assert submitted(engine).params.prompt_logprobs is None, "nobody would see them"
+    assert submitted(engine).params.prompt_logprobs is None, "they would not be returned"
 
 
-def test_a_refusal_of_the_engine_has_the_client_s_word(
-    http: FlaskClient, engine: FakeEngine
-) -> None:
+def test_engine_errors_name_the_clients_parameter(http: FlaskClient, engine: FakeEngine) -> None:
     engine.script = fails("rejected", "an encoder-decoder model has none", "prompt_logprobs")
     text = invoke(http, details=True, decoder_input_details=True).get_json()
     assert text["field"] == "parameters.decoder_input_details"
     echoed = http.post(PROMPT[0], json={**PROMPT[1], "echo": True, "logprobs": 0})
     assert (echoed.status_code, echoed.get_json()["error"]["param"]) == (400, "logprobs")
-    asked = http.post(CHAT[0], json={**CHAT[1], "prompt_logprobs": 0})
-    assert asked.get_json()["error"]["param"] == "prompt_logprobs"
+    answered = http.post(CHAT[0], json={**CHAT[1], "prompt_logprobs": 0})
+    assert answered.get_json()["error"]["param"] == "prompt_logprobs"
 
 
 @pytest.mark.usefixtures("three")
-def test_a_failure_after_one_of_them_has_ended(
+def test_a_failure_after_one_answer_has_ended(
     http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
     def script(submit: Submit):

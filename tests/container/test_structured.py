@@ -1,4 +1,4 @@
-"""What an answer must look like, as each API says it: what reaches the engine, what is refused."""
+"""Structured outputs in each API: the grammar sent to the engine, and rejected requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def invoke(http: FlaskClient, **parameters: Any) -> TestResponse:
 
 
 def grammar(engine: FakeEngine) -> str:
-    """What the engine was asked to follow, which it takes as it is."""
+    """Return the structured outputs sent to the engine, which must be valid there."""
     form = submitted(engine).params.structured_outputs
     assert form is not None
     assert form.grammar == grammar_text(form)
@@ -71,7 +71,7 @@ TGI_GRAMMARS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 def is_that(grammar: str, form: dict[str, Any]) -> bool:
-    """Whether it is the form's; flask's test client sorts the keys of a schema."""
+    """Return whether they are equal; flask's test client sorts the keys of a schema."""
     expected = grammar_text(StructuredOutputsParams(**form))
     if "json" in form:
         return bool(json.loads(grammar) == json.loads(expected))
@@ -79,7 +79,7 @@ def is_that(grammar: str, form: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(("fields", "form"), [*SAID, *RESPONSE_FORMATS])
-def test_openai_s_apis(
+def test_openai_apis(
     http: FlaskClient, engine: FakeEngine, fields: dict[str, Any], form: dict[str, Any]
 ) -> None:
     for answer in (complete(http, **fields), ask(http, **fields)):
@@ -88,15 +88,15 @@ def test_openai_s_apis(
 
 
 @pytest.mark.parametrize(("fields", "form"), [*SAID, *TGI_GRAMMARS])
-def test_invocations(
+def test_invocations_api(
     http: FlaskClient, engine: FakeEngine, fields: dict[str, Any], form: dict[str, Any]
 ) -> None:
     assert invoke(http, **fields).status_code == 200
     assert is_that(grammar(engine), form)
 
 
-def test_properties_keep_their_order(http: FlaskClient, engine: FakeEngine) -> None:
-    """In which they are written."""
+def test_schema_properties_keep_their_order(http: FlaskClient, engine: FakeEngine) -> None:
+    """The engine gets them in the order of the request."""
     schema = '{"type":"object","properties":{"b":{},"a":{}}}'
     body = f'{{"prompt":"Q","guided_json":{schema}}}'
     http.post("/v1/completions", data=body, content_type="application/json")
@@ -114,7 +114,7 @@ NOTHING: list[dict[str, Any]] = [
 ]
 
 
-def test_what_says_nothing(http: FlaskClient, engine: FakeEngine) -> None:
+def test_fields_without_a_constraint(http: FlaskClient, engine: FakeEngine) -> None:
     for fields in NOTHING:
         assert ask(http, **fields).status_code == 200
         assert submitted(engine).params.structured_outputs is None
@@ -126,9 +126,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": {"type": "nonsense"}}, "guided_json", "nonsense"),
     ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "uniqueItems"),
     ({"guided_regex": "("}, "guided_regex", "unclosed"),
-    ({"guided_regex": ["a"]}, "guided_regex", "a text"),
+    ({"guided_regex": ["a"]}, "guided_regex", "a string"),
     ({"guided_choice": []}, "guided_choice", "at least one"),
-    ({"guided_choice": [1]}, "guided_choice", "list of texts"),
+    ({"guided_choice": [1]}, "guided_choice", "list of strings"),
     ({"guided_grammar": "start: x"}, "guided_grammar", "unknown name"),
     ({"guided_grammar": "root ::= ("}, "guided_grammar", "Expected"),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed"),
@@ -137,14 +137,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"structured_outputs": {"structural_tag": {}}},
         "structured_outputs.structural_tag",
-        "not served",
+        "not supported",
     ),
     ({"structured_outputs": "json"}, "structured_outputs", "an object"),
-    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "go with guided_regex"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "combined with guided_regex"),
     (
         {"guided_regex": "a", "structured_outputs": {"json": {}}},
         "structured_outputs.json",
-        "go with",
+        "combined with",
     ),
     ({"guided_regex": "a", "num_beams": 2}, "guided_regex", "beam search"),
 ]
@@ -175,7 +175,7 @@ WRONG_TGI: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "message"), [*WRONG, *WRONG_OPENAI])
-def test_what_openai_s_apis_refuse(
+def test_errors_of_the_openai_apis(
     http: FlaskClient, engine: FakeEngine, fields: dict[str, Any], param: str, message: str
 ) -> None:
     for response in (ask(http, **fields), complete(http, **fields)):
@@ -187,7 +187,7 @@ def test_what_openai_s_apis_refuse(
 
 
 @pytest.mark.parametrize(("fields", "param", "message"), [*WRONG, *WRONG_TGI])
-def test_what_invocations_refuse(
+def test_errors_of_invocations(
     http: FlaskClient, engine: FakeEngine, fields: dict[str, Any], param: str, message: str
 ) -> None:
     response = invoke(http, **fields)
@@ -205,13 +205,13 @@ def test_a_schema_that_is_nested_too_deeply(http: FlaskClient) -> None:
         assert response.get_json()["error"]["param"] in ("guided_json", "body")
 
 
-def test_what_only_the_engine_can_refuse(http: FlaskClient, engine: FakeEngine) -> None:
+def test_errors_found_by_the_engine(http: FlaskClient, engine: FakeEngine) -> None:
     engine.script = fails("rejected", "too complex", field="structured_outputs")
     response = ask(http, response_format={"type": "json_object"})
     assert (response.status_code, response.get_json()["error"]["param"]) == (400, "response_format")
 
 
-def test_without_the_library(http: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_llguidance(http: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
     error = ask(http, guided_regex="a").get_json()["error"]
     assert error["param"] == "guided_regex"
@@ -229,10 +229,10 @@ WRITTEN = {
 
 @pytest.mark.parametrize("parser", WRITTEN)
 @pytest.mark.parametrize("choice", ["required", CALL_F])
-def test_forced_calls(
+def test_forced_tool_calls(
     serve: Serve, engine: FakeEngine, tokenizer: Tokenizer, parser: str | None, choice: Any
 ) -> None:
-    """In the model's own notation, or in plain JSON where that is not known."""
+    """In the model's own notation, or in plain JSON if that is unknown."""
     http = serve(tool_call_parser=parser)
     engine.script = says([*tokenizer.encode(WRITTEN[parser]), EOS])
     fields = {"tools": TOOLS, "tool_choice": choice}
@@ -244,19 +244,19 @@ def test_forced_calls(
     assert '\\"f\\"' in rules
     assert ('\\"g\\"' in rules) == (choice == "required")
     assert ("*" in rules.split("\n")[0]) == (choice == "required")
-    deltas = [each["choices"][0]["delta"] for each in events(ask(http, **fields, stream=True))]
-    (calls,) = [each["tool_calls"] for each in deltas if "tool_calls" in each]
+    deltas = [event["choices"][0]["delta"] for event in events(ask(http, **fields, stream=True))]
+    (calls,) = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
     assert calls[0]["function"] == call["function"]
 
 
-def test_a_mark_that_is_a_token(
+def test_a_marker_that_is_a_token(
     client: EngineClient,
     engine: FakeEngine,
     tokenizer_dir: Path,
     tmp_path: Path,
     template: ChatTemplate,
 ) -> None:
-    """Is that token in the grammar, and kept in the text in which calls are looked for."""
+    """The token is in the grammar, and is kept in the text that is parsed for calls."""
     own = tokenizers.Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
     own.add_special_tokens(["[TOOL_CALLS]"])
     own.save(str(tmp_path / "tokenizer.json"))
@@ -266,17 +266,17 @@ def test_a_mark_that_is_a_token(
     assert mark > EOS
     engine.script = says([*answer, EOS])
     choice = ask(http, tools=TOOLS, tool_choice="required").get_json()["choices"][0]
-    assert [each["function"]["name"] for each in choice["message"]["tool_calls"]] == ["f"]
+    assert [tool_call["function"]["name"] for tool_call in choice["message"]["tool_calls"]] == ["f"]
     assert grammar(engine).startswith(f'start: <[{mark}]> "[" call')
 
 
-def test_one_call_where_only_one_is_wanted(http: FlaskClient, engine: FakeEngine) -> None:
+def test_parallel_tool_calls_can_be_disabled(http: FlaskClient, engine: FakeEngine) -> None:
     fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
     assert "X-Longshore-Warning" not in ask(http, **fields).headers
     assert "*" not in grammar(engine).split("\n")[0]
 
 
-def test_calls_that_are_not_forced(serve: Serve, engine: FakeEngine) -> None:
+def test_tool_calls_that_are_not_forced(serve: Serve, engine: FakeEngine) -> None:
     http = serve(tool_call_parser="hermes")
     response = ask(http, tools=TOOLS, parallel_tool_calls=False)
     assert "parallel_tool_calls" in response.headers["X-Longshore-Warning"]
@@ -304,11 +304,12 @@ def test_calls_that_are_not_forced(serve: Serve, engine: FakeEngine) -> None:
         ({"tool_choice": "required",
           "tools": [{"function": {"name": "f", "parameters": {"enum": [], "type": "object"}}}]},
          "tools", "Unsatisfiable"),
-        ({"tool_choice": "required", "tools": TOOLS, "guided_regex": "a"}, "tool_choice", "form"),
+        ({"tool_choice": "required", "tools": TOOLS, "guided_regex": "a"},
+         "tool_choice", "structured outputs"),
         ({"tool_choice": "required", "tools": TOOLS, "num_beams": 2}, "tools", "beam search"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_forced(
+def test_tool_calls_that_cannot_be_forced(
     http: FlaskClient, engine: FakeEngine, fields: dict[str, Any], param: str, message: str
 ) -> None:
     response = ask(http, USER, **fields)

@@ -1,4 +1,4 @@
-"""The supervisor with real processes: start, stop, restart, and nobody left behind."""
+"""The supervisor with real processes: start, stop, restart and cleanup."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Start = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
 
 @pytest.fixture
 def run_dirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where the supervisor makes its run directory, which must be gone at the end."""
+    """The parent of the supervisor's run directory, which must be empty at the end."""
     path = Path("/tmp") / f"ls-test-{os.getpid()}"
     path.mkdir()
     yield path
@@ -38,7 +38,7 @@ def run_dirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def start(tokenizer_dir: Path, caller: Caller, run_dirs: Path) -> Start:
-    """Starts a supervisor whose engine behaves as `mode` says."""
+    """Start a supervisor whose fake engine has this mode."""
 
     def start(mode: str, **variables: str) -> AbstractContextManager[subprocess.Popen[str]]:
         arguments = [str(tokenizer_dir), str(caller.port), mode]
@@ -49,15 +49,15 @@ def start(tokenizer_dir: Path, caller: Caller, run_dirs: Path) -> Start:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_it_serves_until_it_is_asked_to_stop(
+def test_the_supervisor_serves_until_it_is_stopped(
     start: Start, caller: Caller, run_dirs: Path, signum: signal.Signals
 ) -> None:
     with start("well") as process:
         wait_until(caller.is_healthy)
         assert caller.post({"inputs": "Q"})[0] == 200
         pids = descendants(process.pid)
-        assert len(pids) == 3  # the engine, gunicorn and its worker
-        # As a terminal's Ctrl-C: to the whole process group, which the children are not in.
+        assert len(pids) == 3  # engine, gunicorn and its worker
+        # Like Ctrl-C in a terminal: to the process group, which does not include the children.
         os.killpg(process.pid, signum)
         assert process.wait(10) == 0
         assert all(map(is_gone, pids))
@@ -71,15 +71,15 @@ def test_it_serves_until_it_is_asked_to_stop(
     assert "note: a note" in output
 
 
-def test_a_lost_engine_ends_everything(start: Start, run_dirs: Path) -> None:
+def test_an_engine_killed_while_loading_stops_the_supervisor(start: Start, run_dirs: Path) -> None:
     with start("crash") as process:
         _, errors = process.communicate(timeout=20)
-    assert process.returncode == 3, "only the kernel kills what loads: for want of memory"
-    assert "engine was ended by SIGKILL" in errors
+    assert process.returncode == 3, "only the kernel kills a loading engine: out of memory"
+    assert "engine was killed by SIGKILL" in errors
     assert list(run_dirs.iterdir()) == []
 
 
-def test_a_lost_engine_is_started_again(start: Start) -> None:
+def test_a_dead_engine_is_restarted(start: Start) -> None:
     with start("crash-once", SERVING_RETRY_THRESHOLD="1") as process:
         next(line for line in process.stdout if line.startswith("ready: "))
         engine = next(
@@ -90,17 +90,17 @@ def test_a_lost_engine_is_started_again(start: Start) -> None:
         os.kill(engine, signal.SIGKILL)  # the second time
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 1
-    assert errors.count("engine starts again") == 1
+    assert errors.count("restarting the engine") == 1
 
 
-def test_an_engine_that_refuses_is_not_started_again(start: Start) -> None:
+def test_an_engine_with_a_configuration_error_is_not_restarted(start: Start) -> None:
     with start("refuse", SERVING_RETRY_THRESHOLD="3") as process:
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 2
-    assert "starts again" not in errors
+    assert "restarting" not in errors
 
 
-def test_an_engine_that_never_gets_ready(start: Start) -> None:
+def test_an_engine_that_is_never_ready_times_out(start: Start) -> None:
     with start("never-ready", OPTION_MODEL_LOADING_TIMEOUT="1") as process:
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 1
@@ -116,7 +116,7 @@ def test_children_die_with_a_killed_supervisor(start: Start, caller: Caller) -> 
         wait_until(lambda: all(map(is_gone, pids)), 5)
 
 
-def test_a_second_signal_does_not_wait(start: Start, caller: Caller) -> None:
+def test_a_second_signal_stops_at_once(start: Start, caller: Caller) -> None:
     with start("stalls") as process:
         wait_until(caller.is_healthy)
         with caller.open({"inputs": "Q", "stream": True}) as connection:
@@ -130,7 +130,7 @@ def test_a_second_signal_does_not_wait(start: Start, caller: Caller) -> None:
             assert time.monotonic() - began < 2
 
 
-def test_a_taken_port(start: Start, caller: Caller) -> None:
+def test_port_in_use(start: Start, caller: Caller) -> None:
     with start("well") as process:
         wait_until(caller.is_healthy)
         with start("well") as second:

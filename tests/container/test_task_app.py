@@ -1,4 +1,4 @@
-"""The HTTP surface of tasks over a scripted engine."""
+"""The HTTP routes of tasks with a fake engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.container.fake_engine import FakeEngine, fails, last_performed, perfo
 class TestPipelines:
     @pytest.fixture
     def http(self, task_app: Serve, engine: FakeEngine) -> FlaskClient:
-        engine.script = performs(lambda asked: Performed(asked.id, b"[1]", "application/json"))
+        engine.script = performs(lambda job: Performed(job.id, b"[1]", "application/json"))
         return task_app("pipeline")
 
     @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ class TestPipelines:
              PipelineBody(["a", "b"], True, {})),
         ],
     )  # fmt: skip
-    def test_what_the_engine_gets(
+    def test_messages_to_the_engine(
         self, http: FlaskClient, engine: FakeEngine, sent: Any, expected: PipelineBody
     ) -> None:
         for path in ("/invocations", "/predictions/demo"):
@@ -58,13 +58,15 @@ class TestPipelines:
             ({"inputs": "a", "parameters": {"batch_size": 9}}, "parameters.batch_size"),
         ],
     )
-    def test_wrong_requests(self, http: FlaskClient, body: Any, field: str) -> None:
+    def test_invalid_requests(self, http: FlaskClient, body: Any, field: str) -> None:
         response = http.post("/invocations", json=body)
         assert (response.status_code, response.get_json()["field"]) == (400, field)
 
-    def test_what_is_not_for_a_request_to_say(self, task_app: Serve, engine: FakeEngine) -> None:
-        """How it is computed, and whatever has transformers load a file or code."""
-        engine.script = performs(lambda asked: Performed(asked.id, b"[]", "application/json"))
+    def test_parameters_that_requests_may_not_set(
+        self, task_app: Serve, engine: FakeEngine
+    ) -> None:
+        """Those that change how the model runs or make transformers load a file or code."""
+        engine.script = performs(lambda job: Performed(job.id, b"[]", "application/json"))
         for task, inputs in (
             ("table-question-answering", {"table": {"a": ["1"]}, "query": "q"}),
             ("image-text-to-text", {"text": "a"}),
@@ -83,7 +85,7 @@ class TestPipelines:
                 assert response.status_code == 400
                 assert response.get_json()["field"].startswith(f"parameters.{name}")
 
-    def test_errors_of_the_engine(self, http: FlaskClient, engine: FakeEngine) -> None:
+    def test_engine_errors(self, http: FlaskClient, engine: FakeEngine) -> None:
         for script, status, field in (
             (fails("rejected", "too long", "inputs"), 400, "inputs"),
             (fails("failed", "RuntimeError: x"), 424, None),
@@ -94,7 +96,7 @@ class TestPipelines:
             assert response.status_code == status
             assert response.get_json().get("field") == field
 
-    def test_a_late_answer(self, task_app: Serve, engine: FakeEngine) -> None:
+    def test_request_timeout(self, task_app: Serve, engine: FakeEngine) -> None:
         engine.script = stalls()
         http = task_app("pipeline", predict_timeout=1)
         response = http.post("/invocations", json={"inputs": "a"})
@@ -102,15 +104,17 @@ class TestPipelines:
         assert "option.predict_timeout" in response.get_json()["error"]
         eventually(lambda: engine.of_type(Abort) == [Abort(last_performed(engine).id)])
 
-    def test_a_client_that_hangs_up(
+    def test_disconnecting_aborts_the_request(
         self, http: FlaskClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         engine.script = stalls()
-        monkeypatch.setattr("container.http.host.disconnect_check", lambda _: lambda: True)
+        monkeypatch.setattr(
+            "container.http.request_context.disconnect_check", lambda _: lambda: True
+        )
         assert http.post("/invocations", json={"inputs": "a"}).status_code == 499
         eventually(lambda: engine.of_type(Abort))
 
-    def test_an_engine_that_dies(self, http: FlaskClient, engine: FakeEngine) -> None:
+    def test_engine_death(self, http: FlaskClient, engine: FakeEngine) -> None:
         engine.script = stalls()
         post = gevent.spawn(http.post, "/invocations", json={"inputs": "a"})
         eventually(lambda: engine.of_type(Perform))
@@ -119,7 +123,7 @@ class TestPipelines:
         assert response.status_code == 424
         assert "out of memory" in response.get_json()["error"]
         eventually(lambda: len(engine.of_type(Hello)) > 1)
-        assert not engine.of_type(Abort), "the next engine knows nothing of it"
+        assert not engine.of_type(Abort), "the next engine does not get the request"
 
     def test_an_answered_request_is_not_aborted(
         self, http: FlaskClient, engine: FakeEngine
@@ -129,7 +133,7 @@ class TestPipelines:
         assert len(engine.of_type(Perform)) == 3
         assert not engine.of_type(Abort)
 
-    def test_what_other_tasks_have_is_not_here(self, http: FlaskClient) -> None:
+    def test_routes_of_other_tasks_are_absent(self, http: FlaskClient) -> None:
         for path in ("/v1/chat/completions", "/v1/embeddings", "/tokenize"):
             assert http.post(path, json={}).status_code == 404
         assert http.get("/v1/models/demo").get_json()["id"] == "demo"
@@ -140,10 +144,10 @@ class TestImages:
 
     @pytest.fixture
     def http(self, task_app: Serve, engine: FakeEngine) -> FlaskClient:
-        engine.script = performs(lambda asked: Performed(asked.id, b"[]", "application/json"))
+        engine.script = performs(lambda job: Performed(job.id, b"[]", "application/json"))
         return task_app("pipeline", "image-classification")
 
-    def test_as_they_are_and_in_base64(self, http: FlaskClient, engine: FakeEngine) -> None:
+    def test_images_as_bodies_and_in_base64(self, http: FlaskClient, engine: FakeEngine) -> None:
         encoded = base64.b64encode(self.IMAGE).decode()
         uri = f"data:image/png;base64,{encoded}"
         for sent, count in (
@@ -160,8 +164,8 @@ class TestImages:
         ("inputs", "message"),
         [
             ("https://example.com/cat.png", "not fetched"),
-            ("/etc/passwd", "not base64"),
-            ("not base64!", "not base64"),
+            ("/etc/passwd", "not valid base64"),
+            ("not base64!", "not valid base64"),
             ({"url": "x"}, "image in base64"),
         ],
     )
@@ -173,8 +177,8 @@ class TestImages:
         assert message in response.get_json()["error"]
         assert not engine.of_type(Perform)
 
-    def test_sounds_are_sent_alike(self, task_app: Serve, engine: FakeEngine) -> None:
-        engine.script = performs(lambda asked: Performed(asked.id, b"{}", "application/json"))
+    def test_sounds_are_sent_in_the_same_ways(self, task_app: Serve, engine: FakeEngine) -> None:
+        engine.script = performs(lambda job: Performed(job.id, b"{}", "application/json"))
         http = task_app("pipeline", "automatic-speech-recognition")
         uri = f"data:audio/wav;base64,{base64.b64encode(b'RIFF').decode()}"
         for sent in (
@@ -189,7 +193,7 @@ class TestImages:
         image = http.post("/invocations", data=b"x", content_type="image/png")
         assert image.status_code == 415
 
-    def test_elsewhere_an_image_is_no_body(self, task_app: Serve) -> None:
+    def test_image_bodies_are_rejected_for_other_tasks(self, task_app: Serve) -> None:
         response = task_app("pipeline").post("/invocations", data=b"x", content_type="image/png")
         assert response.status_code == 415
 
@@ -197,18 +201,18 @@ class TestImages:
 class TestEmbeddings:
     @pytest.fixture
     def http(self, task_app: Serve, engine: FakeEngine) -> FlaskClient:
-        """Every input has the vector (0.5, its place), and two tokens."""
+        """Every input gets the vector (0.5, its index) and two tokens."""
 
-        def answer(asked: Perform) -> Performed:
-            count = len(msgspec.msgpack.decode(asked.body, type=EmbeddingBody).inputs)
+        def answer(job: Perform) -> Performed:
+            count = len(msgspec.msgpack.decode(job.body, type=EmbeddingBody).inputs)
             vectors = [struct.pack("<2f", 0.5, at) for at in range(count)]
             body = msgspec.msgpack.encode(EmbeddingAnswer(vectors, [2] * count))
-            return Performed(asked.id, body, "application/msgpack")
+            return Performed(job.id, body, "application/msgpack")
 
         engine.script = performs(answer)
         return task_app("embedding", "text-embedding")
 
-    def test_openai(self, http: FlaskClient, engine: FakeEngine) -> None:
+    def test_openai_route(self, http: FlaskClient, engine: FakeEngine) -> None:
         response = http.post("/v1/embeddings", json={"input": ["a", "b"], "model": "x"})
         assert response.get_json() == {
             "object": "list",
@@ -240,14 +244,14 @@ class TestEmbeddings:
             ),
         ],
     )
-    def test_what_the_engine_gets(
+    def test_messages_to_the_engine(
         self, http: FlaskClient, engine: FakeEngine, sent: Any, body: EmbeddingBody
     ) -> None:
         for path in ("/v1/embeddings", "/invocations"):
             assert http.post(path, json=sent).get_json()["object"] == "list"
             assert msgspec.msgpack.decode(last_performed(engine).body, type=EmbeddingBody) == body
 
-    def test_inputs(self, http: FlaskClient, engine: FakeEngine) -> None:
+    def test_lmi_inputs(self, http: FlaskClient, engine: FakeEngine) -> None:
         for sent, vectors, max_tokens in (
             ({"inputs": "a"}, 1, None),
             ({"inputs": ["a", "b"], "parameters": {"truncate": True}}, 2, 2**31 - 1),
@@ -274,7 +278,7 @@ class TestEmbeddings:
             ({"inputs": "a"}, "inputs"),
         ],
     )
-    def test_wrong_requests(self, http: FlaskClient, body: Any, field: str) -> None:
+    def test_invalid_requests(self, http: FlaskClient, body: Any, field: str) -> None:
         response = http.post("/v1/embeddings", json=body)
         error = response.get_json()["error"]
         assert (response.status_code, error["param"]) == (400, field)

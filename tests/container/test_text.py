@@ -1,4 +1,4 @@
-"""LMI's text schema over a scripted engine: texts, shapes, and what is asked of the engine."""
+"""LMI's text schema with a fake engine: responses, and the parameters sent to the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.container.invocations import invoke, records, stream
 
 @pytest.fixture
 def reply(engine: FakeEngine, tokenizer: Tokenizer) -> Any:
-    """Has the engine answer with this text, whatever it is asked."""
+    """Make the engine answer every request with this text."""
 
     def set_reply(text: str, **options: int) -> None:
         engine.script = says([*tokenizer.encode(text), EOS], **options)
@@ -28,14 +28,14 @@ def reply(engine: FakeEngine, tokenizer: Tokenizer) -> Any:
     return set_reply
 
 
-def test_answer(http: FlaskClient) -> None:
+def test_generated_text(http: FlaskClient) -> None:
     response = invoke(http)
     assert response.status_code == 200
     assert response.mimetype == "application/json"
     assert response.get_json() == {"generated_text": "Hi there"}
 
 
-def test_details(http: FlaskClient) -> None:
+def test_generated_text_with_details(http: FlaskClient) -> None:
     answer = invoke(http, details=True, max_new_tokens=2).get_json()
     assert answer["generated_text"] == "Hi"
     details = answer["details"]
@@ -45,7 +45,7 @@ def test_details(http: FlaskClient) -> None:
     assert [token["log_prob"] for token in details["tokens"]] == [-0.5, -0.5]
 
 
-def test_end_of_sequence_is_a_token_without_text(http: FlaskClient) -> None:
+def test_the_eos_token_has_no_text(http: FlaskClient) -> None:
     details = invoke(http, details=True).get_json()["details"]
     assert details["finish_reason"] == "eos_token"
     assert details["tokens"][-1] == {"id": EOS, "text": "", "log_prob": -0.5}
@@ -53,12 +53,12 @@ def test_end_of_sequence_is_a_token_without_text(http: FlaskClient) -> None:
     assert shown == {"generated_text": "Hi there<eos>"}
 
 
-def test_full_text(http: FlaskClient) -> None:
+def test_return_full_text(http: FlaskClient) -> None:
     assert invoke(http, return_full_text=True).get_json() == {"generated_text": "QHi there"}
     assert records(stream(http, return_full_text=True))[-1]["generated_text"] == "QHi there"
 
 
-def test_stream_of_lines(http: FlaskClient) -> None:
+def test_json_lines_stream(http: FlaskClient) -> None:
     response = stream(http, max_new_tokens=2, details=True)
     assert response.mimetype == "application/jsonlines"
     first, last = records(response)
@@ -74,7 +74,7 @@ def test_stream_without_details(http: FlaskClient) -> None:
     assert "details" not in records(stream(http))[-1]
 
 
-def test_stream_of_events(http: FlaskClient) -> None:
+def test_event_stream(http: FlaskClient) -> None:
     response = stream(http, accept="text/event-stream", max_new_tokens=1)
     assert response.mimetype == "text/event-stream"
     data = response.get_data()
@@ -93,7 +93,7 @@ def test_stream_of_events(http: FlaskClient) -> None:
         ("sse", "application/json", "text/event-stream"),
     ],
 )
-def test_form_of_a_stream(
+def test_stream_formats(
     client: EngineClient, tokenizer: Tokenizer, formatter: Any, accept: str, mimetype: str
 ) -> None:
     http = create_app(client, tokenizer, Options(output_formatter=formatter), "demo").test_client()
@@ -109,10 +109,10 @@ def test_characters_are_never_split(http: FlaskClient, reply: Any, per_step: int
     assert invoke(http).get_json() == {"generated_text": text}
     texts = [record["token"]["text"] for record in records(stream(http))]
     assert "".join(texts) == text
-    assert not any("\ufffd" in each for each in texts)
+    assert not any("\ufffd" in piece for piece in texts)
 
 
-def test_a_character_cut_at_the_end_is_shown_as_such(http: FlaskClient, reply: Any) -> None:
+def test_an_incomplete_last_character_is_replaced(http: FlaskClient, reply: Any) -> None:
     reply("a\U0001f642")
     assert invoke(http, max_new_tokens=3).get_json() == {"generated_text": "a\ufffd"}
     assert records(stream(http, max_new_tokens=3))[-1]["generated_text"] == "a\ufffd"
@@ -120,7 +120,7 @@ def test_a_character_cut_at_the_end_is_shown_as_such(http: FlaskClient, reply: A
 
 @pytest.mark.parametrize("per_step", [1, 3, 100])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_stop_texts(
+def test_stop_strings(
     http: FlaskClient, reply: Any, engine: FakeEngine, per_step: int, streamed: bool
 ) -> None:
     reply("Hello there, \u00e9nd of it", per_step=per_step)
@@ -131,7 +131,7 @@ def test_stop_texts(
     assert answer["details"]["finish_reason"] == "stop_sequence"
 
 
-def test_a_stop_text_ends_the_work(
+def test_a_stop_string_aborts_the_request(
     http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
     engine.script = stalls(after=tokenizer.encode("cab"))
@@ -139,7 +139,7 @@ def test_a_stop_text_ends_the_work(
     eventually(lambda: engine.of_type(Abort))
 
 
-def test_what_the_engine_is_asked(
+def test_parameters_sent_to_the_engine(
     http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
     invoke(http, "Hello", temperature=0.5, seed=3, max_new_tokens=9)
@@ -149,7 +149,7 @@ def test_what_the_engine_is_asked(
     assert (submit.params.temperature, submit.params.seed, submit.params.max_tokens) == (0.5, 3, 9)
 
 
-def test_truncate(http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer) -> None:
+def test_truncation(http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer) -> None:
     invoke(http, "x" * 200 + "end", truncate=4)
     (submit,) = engine.of_type(Submit)
     assert isinstance(submit, Submit)
@@ -157,14 +157,14 @@ def test_truncate(http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer) -
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_stop_text_may_stay(http: FlaskClient, streamed: bool) -> None:
+def test_a_stop_string_may_be_included(http: FlaskClient, streamed: bool) -> None:
     parameters = {"stop": ["the", "th"], "include_stop_str_in_output": True}
     answer = records(stream(http, **parameters))[-1] if streamed else None
     answer = answer or invoke(http, **parameters).get_json()
     assert answer["generated_text"] == "Hi th"
 
 
-def test_what_means_nothing_here_is_a_warning(
+def test_parameters_without_effect_give_a_warning(
     http: FlaskClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     response = invoke(http, use_cache=True, length_penalty=2.0, n=1, watermark=False)
@@ -174,33 +174,33 @@ def test_what_means_nothing_here_is_a_warning(
         "parameters.length_penalty has no effect without beam search",
         "parameters.use_cache has no effect here",
     ]
-    assert sum("has no effect" in each.getMessage() for each in caplog.records) == 2
+    assert sum("has no effect" in record.getMessage() for record in caplog.records) == 2
     assert "X-Longshore-Warning" not in invoke(http).headers
 
 
-def test_what_would_change_an_answer_is_not_passed_over(http: FlaskClient) -> None:
+def test_unsupported_parameters_that_change_the_answer_are_errors(http: FlaskClient) -> None:
     for name, value in (("watermark", True), ("penalty_alpha", 0.6), ("logprobs", 5)):
         response = invoke(http, **{name: value})
         assert (response.status_code, response.get_json()["field"]) == (400, f"parameters.{name}")
 
 
-def test_too_long(http: FlaskClient, engine: FakeEngine) -> None:
+def test_prompts_that_are_too_long(http: FlaskClient, engine: FakeEngine) -> None:
     response = invoke(http, "x" * 100)
     assert (response.status_code, response.get_json()["field"]) == (400, "inputs")
     response = invoke(http, "x" * 95, max_new_tokens=6)
     error = response.get_json()
     assert (response.status_code, error["field"]) == (400, "parameters.max_new_tokens")
-    assert "6 is more than the 5 that are left: inputs has 95 tokens" in error["error"]
+    assert "6 is more than the 5 that remain: inputs has 95 tokens" in error["error"]
     assert invoke(http, "x" * 95, max_new_tokens=5).status_code == 200
     assert len(engine.of_type(Submit)) == 1
 
 
-def test_a_long_prompt_is_tokenized_in_a_thread(http: FlaskClient) -> None:
+def test_long_prompts_are_tokenized_in_a_thread(http: FlaskClient) -> None:
     response = invoke(http, "x" * (LONG_TEXT_CHARACTERS + 1))
     assert response.get_json()["error"].startswith(f"inputs: {LONG_TEXT_CHARACTERS + 1} tokens")
 
 
-def test_a_mistake_names_its_field(http: FlaskClient, engine: FakeEngine) -> None:
+def test_errors_name_their_field(http: FlaskClient, engine: FakeEngine) -> None:
     response = invoke(http, temprature=1)
     assert response.status_code == 400
     assert response.get_json() == {

@@ -1,4 +1,4 @@
-"""Tokenizers of two kinds, small enough to be made for a test."""
+"""Two tiny tokenizers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from core.text.tokenizer import Tokenizer
 
 @pytest.fixture(scope="session")
 def byte_level(tmp_path_factory):
-    """Byte-level BPE, as Llama 3 and GPT-2 have it: a character may span four tokens."""
+    """Byte-level BPE as in Llama 3 and GPT-2: a character may span four tokens."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -27,7 +27,7 @@ def byte_level(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def metaspace(tmp_path_factory):
-    """SentencePiece style, as Llama 2: the first token's leading space is dropped."""
+    """SentencePiece style as in Llama 2: the first token's leading space is dropped."""
     words = ["▁", "▁to", "▁be", "▁or", "▁not", "t", "o", "b", "e", "r", "n", "<unk>"]
     vocabulary = [(word, -float(rank)) for rank, word in enumerate(words)]
     tokenizer = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=len(words) - 1))

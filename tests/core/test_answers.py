@@ -1,4 +1,4 @@
-"""Several answers to one prompt: each to its own end, and the likeliest of them told."""
+"""Several answers to one prompt: each ends by itself, and `best_of` ranks them."""
 
 from __future__ import annotations
 
@@ -9,53 +9,56 @@ from core.sampling import Finish, SamplingParams, TopLogprobs
 from core.text.answers import Answers
 
 
-def said(tokenizer, index, text, logprob=-1.0, finish=None):
+def output(tokenizer, index, text, logprob=-1.0, finish=None):
     ids = tuple(tokenizer.encode(text))
     return Output(0, ids, (logprob,) * len(ids), finish, index)
 
 
 def texts(news):
-    return [("".join(token.text for token in each.tokens), each.finish) for each in news]
+    return [("".join(token.text for token in delta.tokens), delta.finish) for delta in news]
 
 
-def test_each_ends_by_itself(byte_level):
+def test_each_answer_ends_by_itself(byte_level):
     answers = Answers(SamplingParams(n=2, stop="."), byte_level)
-    stopped, other = said(byte_level, 1, "no. More"), said(byte_level, 0, "yes")
+    stopped, other = output(byte_level, 1, "no. More"), output(byte_level, 0, "yes")
     (news,) = answers.push(stopped)
     assert (news.index, *texts([news])) == (1, ("no", Finish.STOP))
-    assert answers.stopped_by_text(stopped)
+    assert answers.stopped_by_string(stopped)
     (news,) = answers.push(other)
     assert (news.index, *texts([news])) == (0, ("yes", None))
-    assert not answers.stopped_by_text(other)
-    late = said(byte_level, 1, "late", finish=Finish.LENGTH)
-    assert answers.push(late) == [], "said before the engine had heard of the stop text"
+    assert not answers.stopped_by_string(other)
+    late = output(byte_level, 1, "late", finish=Finish.LENGTH)
+    assert answers.push(late) == [], "generated before the engine learned of the stop string"
     assert answers.num_open == 1
-    last = said(byte_level, 0, " sir", finish=Finish.EOS)
+    last = output(byte_level, 0, " sir", finish=Finish.EOS)
     assert texts(answers.push(last)) == [(" sir", Finish.EOS)]
-    assert not answers.stopped_by_text(last)
-    assert ([each.text for each in answers.told], answers.num_open) == (["yes sir", "no"], 0)
+    assert not answers.stopped_by_string(last)
+    assert ([answer.text for answer in answers.returned], answers.num_open) == (
+        ["yes sir", "no"],
+        0,
+    )
 
 
-def test_the_likeliest_are_told_when_all_have_ended(byte_level):
-    """The second would be the worst, had the stop text not cut it."""
+def test_best_of_answers_are_released_when_all_have_ended(byte_level):
+    """Without its stop string the second would be the worst."""
     answers = Answers(SamplingParams(n=2, best_of=3, stop="."), byte_level)
-    assert answers.push(said(byte_level, 0, "abcd", -1.0, Finish.EOS)) == []
-    assert answers.push(said(byte_level, 1, "ef. and so on and on", -0.5, Finish.EOS)) == []
-    assert answers.push(said(byte_level, 2, "gh")) == []
-    news = answers.push(said(byte_level, 2, "ij", finish=Finish.LENGTH))
+    assert answers.push(output(byte_level, 0, "abcd", -1.0, Finish.EOS)) == []
+    assert answers.push(output(byte_level, 1, "ef. and so on and on", -0.5, Finish.EOS)) == []
+    assert answers.push(output(byte_level, 2, "gh")) == []
+    news = answers.push(output(byte_level, 2, "ij", finish=Finish.LENGTH))
     assert texts(news) == [("ef", Finish.STOP), ("abcd", Finish.EOS)]
-    assert [each.index for each in news] == [0, 1]
-    assert [each.text for each in answers.told] == ["ef", "abcd"]
-    assert answers.num_tokens == 4 + 3 + 4, "all that were sampled"
+    assert [delta.index for delta in news] == [0, 1]
+    assert [answer.text for answer in answers.returned] == ["ef", "abcd"]
+    assert answers.num_tokens == 4 + 3 + 4, "all samples, not only the returned ones"
 
 
 @pytest.mark.parametrize("params", [{"best_of": 1}, {"num_beams": 2, "n": 2}])
-def test_what_is_not_ranked_is_told_as_it_comes(byte_level, params):
+def test_unranked_answers_are_released_as_they_come(byte_level, params):
     answers = Answers(SamplingParams(**params), byte_level)
-    assert texts(answers.push(said(byte_level, 0, "a", -9.0))) == [("a", None)]
+    assert texts(answers.push(output(byte_level, 0, "a", -9.0))) == [("a", None)]
 
 
-def test_scores_of_the_prompt_are_no_news(byte_level):
+def test_prompt_scores_alone_release_nothing(byte_level):
     answers, score = (
         Answers(SamplingParams(prompt_logprobs=0), byte_level),
         TopLogprobs(-1, 1, (), ()),
@@ -65,11 +68,11 @@ def test_scores_of_the_prompt_are_no_news(byte_level):
     assert answers.prompt_scores == [score, score]
 
 
-def test_what_is_quicker_than_the_scores_of_the_prompt_waits(byte_level):
-    """A second sample may find in the cache what the first computes again to score it."""
+def test_tokens_wait_for_the_prompt_scores(byte_level):
+    """A second sample may use the prefix cache while the first computes the prompt's scores."""
     params, score = SamplingParams(n=2, prompt_logprobs=0), TopLogprobs(-1.0, 1, (), ())
     answers = Answers(params, byte_level, byte_level.encode("xyz"))
-    assert answers.push(said(byte_level, 1, "quick", finish=Finish.EOS)) == []
+    assert answers.push(output(byte_level, 1, "quick", finish=Finish.EOS)) == []
     assert answers.push(Output(0, (), (), None, prompt=(score,))) == []
     (id,) = byte_level.encode("a")
     news = answers.push(Output(0, (id,), (-1.0,), Finish.EOS, prompt=(score,)))
@@ -77,8 +80,8 @@ def test_what_is_quicker_than_the_scores_of_the_prompt_waits(byte_level):
     assert answers.num_open == 0
 
 
-def test_without_a_tokenizer_there_are_tokens_alone():
+def test_without_a_tokenizer_only_tokens_are_returned():
     answers = Answers(SamplingParams(), None)
     (news,) = answers.push(Output(0, (5, 6), (-1.0, -2.0), Finish.LENGTH))
-    assert [(each.id, each.text) for each in news.tokens] == [(5, ""), (6, "")]
-    assert answers.told[0].cumulative_logprob == -3.0
+    assert [(token.id, token.text) for token in news.tokens] == [(5, ""), (6, "")]
+    assert answers.returned[0].cumulative_logprob == -3.0

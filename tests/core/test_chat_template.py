@@ -1,4 +1,4 @@
-"""Chat templates: what transformers would render, and what is refused."""
+"""Chat templates: rendered as transformers does, and rejected requests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": "<\u00
 
 
 def parts(messages: list[dict[str, str]]) -> list[dict[str, object]]:
-    return [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        for message in messages
+    ]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -53,7 +56,7 @@ def parts(messages: list[dict[str, str]]) -> list[dict[str, object]]:
     [{"add_generation_prompt": True}, {"continue_final_message": True}, {}],
     ids=["answer", "continue", "neither"],
 )
-def test_prompts_are_those_of_transformers(name: str, how: dict[str, bool]) -> None:
+def test_prompts_equal_those_of_transformers(name: str, how: dict[str, bool]) -> None:
     how = {"add_generation_prompt": False, **how}
     template = ChatTemplate(TEMPLATES[name], special_tokens={"bos_token": "<s>"})
     messages = parts(TALK) if name == "parts" else TALK
@@ -68,20 +71,20 @@ def test_prompts_are_those_of_transformers(name: str, how: dict[str, bool]) -> N
     assert template.render(TALK, tools=[TOOL], variables={"eos_token": ""}, **how) == expected
 
 
-def test_calls_of_tools_reach_the_template() -> None:
+def test_tool_calls_reach_the_template() -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
     messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
     assert 'f({"x": 1})' in ChatTemplate(WITH_TOOLS).render(messages)
 
 
-def test_texts_and_parts_are_what_the_template_knows() -> None:
-    two = [{"role": "user", "content": [{"type": "text", "text": each} for each in "ab"]}]
+def test_content_is_text_or_parts_as_the_template_expects() -> None:
+    two = [{"role": "user", "content": [{"type": "text", "text": letter} for letter in "ab"]}]
     assert "a\nb" in ChatTemplate(CHATML).render(two)
     assert ChatTemplate(PARTS).render(two) == "a|b|"
     assert ChatTemplate(PARTS).render([{"role": "user", "content": "ab"}]) == "ab|"
 
 
-def test_tools_have_a_template_of_their_own_where_the_model_has_one() -> None:
+def test_a_separate_tool_template_is_used_for_tools() -> None:
     template = ChatTemplate("plain", with_tools="tools")
     assert template.render(TALK) == "plain"
     assert template.render(TALK, tools=[TOOL]) == "tools"
@@ -97,7 +100,7 @@ def test_tools_have_a_template_of_their_own_where_the_model_has_one() -> None:
         ("{{ messages.append(1) }}", "unsafe"),
     ],
 )
-def test_what_a_template_refuses_is_the_fault_of_the_request(source: str, reason: str) -> None:
+def test_template_errors_are_request_errors(source: str, reason: str) -> None:
     with pytest.raises(RequestError, match=reason) as caught:
         ChatTemplate(source).render([{"role": "assistant", "content": "x"}])
     assert caught.value.field == "messages"
@@ -110,13 +113,13 @@ def test_what_a_template_refuses_is_the_fault_of_the_request(source: str, reason
         ({"role": "assistant", "content": "x"}, "nothing of it"),
     ],
 )
-def test_what_cannot_be_continued(message: dict[str, object], source: str) -> None:
+def test_messages_that_cannot_be_continued(message: dict[str, object], source: str) -> None:
     with pytest.raises(RequestError) as caught:
         ChatTemplate(source).render([message], continue_final_message=True)
     assert caught.value.field == "continue_final_message"
 
 
-def test_variables_of_a_request_do_not_replace_its_messages() -> None:
+def test_template_variables_do_not_replace_the_messages() -> None:
     assert (
         ChatTemplate("{{ messages | length }}{{ mood }}").render(
             TALK, variables={"messages": [], "mood": "!"}
@@ -125,7 +128,7 @@ def test_variables_of_a_request_do_not_replace_its_messages() -> None:
     )
 
 
-def test_the_demo_model() -> None:
+def test_the_demo_models_template() -> None:
     template = load_chat_template(DEMO, None)
     assert template is not None
     assert template.render([{"role": "user", "content": "Hi"}]) == "<|user|>\nHi\n<|assistant|>\n"
@@ -164,9 +167,7 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
         ("tokenizer_config.json", '{"chat_template": 5}', "chat_template"),
     ],
 )
-def test_files_that_cannot_be_used(
-    tmp_path: Path, name: str, text: str | None, message: str
-) -> None:
+def test_unusable_template_files(tmp_path: Path, name: str, text: str | None, message: str) -> None:
     if text is None:
         (tmp_path / name).write_bytes(b"\xff")
     else:

@@ -1,4 +1,4 @@
-"""Forms of answers as grammars: what they let through, and what is refused."""
+"""Structured outputs as grammars: accepted and rejected texts, and invalid grammars."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOTATIONS: list[tuple[ToolCallParser, tuple[str, ...]]] = [
 
 
 class Bytes:
-    """A vocabulary of single bytes and marks."""
+    """A vocabulary of single bytes and marker tokens."""
 
     eos_token_id = 256
     bos_token_id = None
@@ -40,14 +40,14 @@ class Bytes:
 
     def __init__(self, marks: tuple[str, ...] = ()) -> None:
         self.ids = {mark: 257 + at for at, mark in enumerate(marks)}
-        self.tokens = [bytes([each]) for each in range(256)] + [b"<eos>", *map(str.encode, marks)]
+        self.tokens = [bytes([byte]) for byte in range(256)] + [b"<eos>", *map(str.encode, marks)]
         self.special_token_ids = [256, *self.ids.values()]
 
     def __call__(self, text: bytes | str) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
 
     def encode(self, text: str) -> list[int]:
-        """With its marks as tokens."""
+        """Return the grammar with its markers as tokens."""
         for mark, token_id in self.ids.items():
             if mark in text:
                 before, _, after = text.partition(mark)
@@ -56,7 +56,7 @@ class Bytes:
 
 
 def lets_through(form: StructuredOutputsParams, text: str, marks: tuple[str, ...] = ()) -> bool:
-    """Whether an answer may be that."""
+    """Return whether the grammar accepts the text as a whole answer."""
     vocabulary = Bytes(marks)
     matcher = LLMatcher(LLTokenizer(vocabulary), grammar_text(form), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
@@ -68,7 +68,7 @@ def says(text: str, **form: Any) -> bool:
     return lets_through(StructuredOutputsParams(**form), text)
 
 
-def test_json_has_blanks_of_one_line() -> None:
+def test_json_allows_single_line_whitespace() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     value = {"a": 1, "b": [True, None]}
     for text in (json.dumps(value), json.dumps(value, indent=4), json.dumps(value, indent="\t")):
@@ -80,7 +80,7 @@ def test_json_has_blanks_of_one_line() -> None:
     assert not says("[]", json_object=True)
 
 
-def test_regular_expressions_are_of_ascii() -> None:
+def test_regular_expressions_are_ascii() -> None:
     assert says("07/a_b", regex=r"\d\d/\w+")
     for text in ("٣٣/a", "07/é", "07/a!", "7/a", "x07/a"):
         assert not says(text, regex=r"\d\d/\w+")
@@ -95,7 +95,7 @@ def test_a_choice_is_taken_literally() -> None:
         assert not says(text, choice=texts)
 
 
-def test_grammars_in_both_notations() -> None:
+def test_grammars_in_lark_and_gbnf() -> None:
     for grammar in ('start: "a" b*\nb: "b"', 'root ::= "a" b*\nb ::= "b"', '  root::= "a" "b"*'):
         assert [says(text, grammar=grammar) for text in ("a", "abb", "b")] == [True, True, False]
     schema = '{"const": "root ::= x"}'
@@ -111,7 +111,7 @@ def test_grammars_in_both_notations() -> None:
         ({"json": {"$ref": "#/nowhere"}}, "nowhere"),
         ({"json": {"$ref": "http://localhost/x"}}, "does not fetch"),
         ({"json": "{"}, "the schema is not JSON"),
-        ({"json": "3"}, "a schema is an object"),
+        ({"json": "3"}, "a schema must be an object"),
         ({"json": '{"a":' * 100000}, "the schema is not JSON"),
         ({"json": '{"items":' * 500 + "{}" + "}" * 500}, "recursion limit"),
         ({"regex": "(a"}, "unclosed group"),
@@ -122,7 +122,7 @@ def test_grammars_in_both_notations() -> None:
         ({"grammar": "x" * (MAX_CHARACTERS + 1)}, "longer than"),
     ],
 )
-def test_what_is_refused(form: dict[str, Any], why: str) -> None:
+def test_invalid_grammars_are_rejected(form: dict[str, Any], why: str) -> None:
     with pytest.raises(RequestError, match=why) as caught:
         checked(StructuredOutputsParams(**form))
     assert caught.value.field == "structured_outputs"
@@ -140,7 +140,7 @@ def test_what_is_refused(form: dict[str, Any], why: str) -> None:
         ({"json": 3}, "json"),
     ],
 )
-def test_one_form_and_no_other(form: dict[str, Any], field: str) -> None:
+def test_exactly_one_constraint_is_allowed(form: dict[str, Any], field: str) -> None:
     with pytest.raises(RequestError) as caught:
         StructuredOutputsParams(**form)
     assert caught.value.field == field
@@ -156,9 +156,9 @@ def test_one_form_and_no_other(form: dict[str, Any], field: str) -> None:
         {"grammar": 'root ::= "a"'},
     ],
 )
-def test_a_checked_form_is_the_same_grammar(form: dict[str, Any]) -> None:
-    asked = StructuredOutputsParams(**form)
-    assert grammar_text(checked(asked)) == grammar_text(asked)
+def test_a_validated_constraint_compiles_to_the_same_grammar(form: dict[str, Any]) -> None:
+    constraint = StructuredOutputsParams(**form)
+    assert grammar_text(checked(constraint)) == grammar_text(constraint)
 
 
 def forced(
@@ -169,14 +169,14 @@ def forced(
 
 
 def written(name: ToolCallParser, marks: tuple[str, ...], calls: list[ToolCall]) -> str:
-    """As a model of that notation writes them."""
+    """Return the calls as a model with this notation writes them."""
     notation = make_tool_parser(name).notation(marks)
-    each = [f"{notation.head(call.name)}{call.arguments}{notation.tail}" for call in calls]
-    return notation.opening + notation.between.join(each) + notation.closing
+    calls_as_text = [f"{notation.head(call.name)}{call.arguments}{notation.tail}" for call in calls]
+    return notation.opening + notation.between.join(calls_as_text) + notation.closing
 
 
 @given(data=st.data(), notation=st.sampled_from(NOTATIONS))
-def test_forced_calls_are_what_the_parser_reads(
+def test_forced_calls_can_be_parsed(
     data: st.DataObject, notation: tuple[ToolCallParser, tuple[str, ...]]
 ) -> None:
     number = st.integers(-99, 99).map(lambda n: ToolCall('say "x"', f'{{"a":{n}}}'))
@@ -190,14 +190,14 @@ def test_forced_calls_are_what_the_parser_reads(
 
 
 @pytest.mark.parametrize("notation", NOTATIONS)
-def test_other_calls_cannot_be_written(notation: tuple[ToolCallParser, tuple[str, ...]]) -> None:
+def test_other_calls_are_rejected(notation: tuple[ToolCallParser, tuple[str, ...]]) -> None:
     for call in (ToolCall("other", "{}"), ToolCall("get", '{"a":1}'), ToolCall('say "x"', "{}")):
         assert not lets_through(forced(*notation), written(*notation, [call]), notation[1])
     assert not lets_through(forced(*notation), "So: ", notation[1])
 
 
-def test_a_mark_is_its_token() -> None:
-    """Not the same letters one by one."""
+def test_a_marker_is_a_single_token() -> None:
+    """The same letters as ordinary tokens are rejected."""
     marks = ("<tool_call>", "</tool_call>")
     text = written("hermes", marks, [ToolCall("get", "{}")])
     assert lets_through(forced("hermes", marks), text, marks)

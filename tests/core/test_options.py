@@ -1,4 +1,4 @@
-"""The option table, and which strategy it chooses."""
+"""The option table and the strategy that options select."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_every_option_is_documented_and_its_default_is_valid():
     for option in option_table().values():
         assert option.doc.endswith((".", "rank runs.")), option.name
         option.check(option.default)
-    assert [each.name for each in dataclasses.fields(Options)] == list(option_table())
+    assert [field.name for field in dataclasses.fields(Options)] == list(option_table())
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_every_option_is_documented_and_its_default_is_valid():
         ("model_id", "some/model", "some/model"),
     ],
 )
-def test_parse(name, text, value):
+def test_values_are_parsed(name, text, value):
     assert option_table()[name].parse(text) == value
 
 
@@ -43,7 +43,7 @@ def test_parse(name, text, value):
         ("max_batch_delay", "", "expected an integer"),
     ],
 )
-def test_parse_errors_name_the_key_and_the_type(name, text, message):
+def test_parse_errors_name_key_and_type(name, text, message):
     with pytest.raises(ConfigurationError, match=message):
         option_table()[name].parse(text)
 
@@ -58,12 +58,12 @@ def test_parse_errors_name_the_key_and_the_type(name, text, message):
         ({"max_rolling_batchsize": 3}, "did you mean 'max_rolling_batch_size'"),
     ],
 )
-def test_bad_values_are_refused(values, message):
+def test_invalid_values_are_rejected(values, message):
     with pytest.raises(ConfigurationError, match=message):
         make_options(values)
 
 
-def test_options_survive_the_wire():
+def test_options_round_trip_through_json():
     options = Options(batching="none", max_model_len=12, trust_remote_code=True)
     assert msgspec.json.decode(msgspec.json.encode(options), type=Options) == options
 
@@ -86,7 +86,7 @@ def test_options_survive_the_wire():
         ({}, None),
     ],
 )
-def test_batching_follows_from_lmi_keys(values, name):
+def test_lmi_keys_select_the_batching(values, name):
     choice = choose_batching(make_options(values))
     assert choice.name == name
     assert choice.reason

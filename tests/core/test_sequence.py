@@ -1,4 +1,4 @@
-"""Sequences end once, for the right reason; sampling parameters refuse what makes no sense."""
+"""Sequences finish once with the right reason; sampling parameters are validated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def append(one, *token_ids):
     return one.append(Sampled(token_ids, (0.0,) * len(token_ids)))
 
 
-def test_a_new_sequence_has_its_prompt_pending():
+def test_a_new_sequence_has_a_pending_prompt():
     one = sequence()
     assert (one.num_pending_tokens, one.num_generated_tokens, one.max_length) == (3, 0, 19)
     one.num_computed_tokens = 3
@@ -39,15 +39,15 @@ def test_a_new_sequence_has_its_prompt_pending():
         ({"stop_token_ids": (8,), "ignore_eos": True}, (0, 8), 2, Finish.STOP),
     ],
 )
-def test_where_it_ends(params, tokens, count, finish):
+def test_finish_reasons(params, tokens, count, finish):
     one = sequence(**params)
     assert append(one, *tokens) == count
     assert one.finish == finish
     assert one.token_ids[3:] == list(tokens[:count])
 
 
-def test_a_complete_answer_ends():
-    """With its last token, whatever that is and whatever length is left."""
+def test_a_completed_grammar_finishes_the_sequence():
+    """The sequence ends with that token, whatever it is and whatever length is left."""
     for params in ({"ignore_eos": True}, {"max_tokens": 3}, {}):
         one = sequence(**params)
         assert one.append(Sampled((9, 9, 8), (0.0,) * 3, ends=True)) == 3
@@ -57,11 +57,11 @@ def test_a_complete_answer_ends():
     assert cut.finish == Finish.LENGTH
 
 
-def test_what_must_be_known_is_waited_for():
-    """A token in flight has a next one only where the host need not know it."""
+def test_tokens_that_the_host_must_know_are_waited_for():
+    """The next token is scheduled early only if the host need not know the one in flight."""
     form = StructuredOutputsParams(regex="a")
     known_by_the_host = ({"structured_outputs": form}, {"no_repeat_ngram_size": 2})
-    for params, pending in (({}, 1), *((each, 0) for each in known_by_the_host)):
+    for params, pending in (({}, 1), *((constraint, 0) for constraint in known_by_the_host)):
         one = sequence(**params)
         assert one.num_pending_tokens == 3
         one.num_computed_tokens, one.num_in_flight = 3, 1
@@ -107,7 +107,7 @@ def test_what_must_be_known_is_waited_for():
         ("truncate_prompt_tokens", -2),
     ],
 )
-def test_values_out_of_range_are_named(field, value):
+def test_out_of_range_values_are_named(field, value):
     with pytest.raises(RequestError) as caught:
         SamplingParams(**{field: value})
     assert caught.value.field == field
@@ -134,25 +134,25 @@ def test_unknown_names_and_wrong_types_are_named(field, value, message):
     assert str(caught.value) == f"{field}: {message}"
 
 
-def test_none_means_not_given():
+def test_none_means_the_default():
     names = [field.name for field in msgspec.structs.fields(SamplingParams)]
     optional = {name: None for name in names if name != "max_tokens"}
     assert SamplingParams(**optional) == SamplingParams()
     assert SamplingParams(max_tokens=None).max_tokens > 10**9
 
 
-def test_a_script_written_for_vllm():
+def test_vllm_style_parameters():
     params = SamplingParams(
         temperature=0.8, top_p=0.95, top_k=-1, stop=["\n"], stop_token_ids=[2],
         logit_bias={7: 1}, bad_words=["no"], logprobs=5, max_tokens=32,
     )  # fmt: skip
-    assert params.stop_texts == ("\n",)
+    assert params.stop_strings == ("\n",)
     assert params.stop_token_ids == (2,)
     assert params.bad_words == ("no",)
     assert isinstance(params.logit_bias[7], float)
 
 
-def test_everything_survives_the_wire():
+def test_all_parameters_round_trip_through_msgpack():
     params = SamplingParams(
         logit_bias={3: 1.5}, bad_words=("a", (1, 2)), stop="x", logprobs=0, prompt_logprobs=2
     )
@@ -167,7 +167,7 @@ def test_each_prompt_position_is_scored_once():
     one = sequence(prompt_logprobs=1)
     assert one.rows_to_score(0, 2) == range(0, 2)
     one.num_scored_rows = 1
-    assert one.rows_to_score(0, 3) == range(1, 2), "nothing comes after the last that is known"
+    assert one.rows_to_score(0, 3) == range(1, 2), "the last known token has no successor"
     assert not one.rows_to_score(2, 9)
     assert not sequence().rows_to_score(0, 3)
 
@@ -191,7 +191,7 @@ def test_greedy():
     [({"n": 0}, "n"), ({"n": 129}, "n"), ({"n": 3, "best_of": 2}, "best_of"),
      ({"best_of": 129}, "best_of")],
 )  # fmt: skip
-def test_numbers_of_answers_out_of_range_are_named(params, field):
+def test_out_of_range_numbers_of_answers_are_named(params, field):
     with pytest.raises(RequestError) as caught:
         SamplingParams(**params)
     assert caught.value.field == field

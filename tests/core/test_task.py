@@ -1,4 +1,4 @@
-"""Which task a container is for."""
+"""Choosing the task of a container."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ def model(tmp_path: Path):
         ("BertModel", "embedding", "text-embedding"),
     ],
 )
-def test_it_follows_from_the_model(model, architecture, kind, name):
+def test_the_task_follows_from_the_model(model, architecture, kind, name):
     task = choose_task(model(architecture, "Other"), Options())
     assert (task.kind, task.name) == (kind, name)
     assert architecture in task.reason
 
 
-def test_a_model_that_says_nothing_generates(model, tmp_path):
+def test_the_default_task_is_generation(model, tmp_path):
     assert choose_task(model(), Options()).kind == "generation"
     assert choose_task(tmp_path / "nothing", Options()).kind == "generation"
 
 
-def test_sentence_transformers_count_before_the_architecture(model):
+def test_sentence_transformers_files_come_before_the_architecture(model):
     path = model("Qwen3ForCausalLM")
     (path / "modules.json").write_text("[]")
     task = choose_task(path, Options())
@@ -75,7 +75,7 @@ def test_sentence_transformers_count_before_the_architecture(model):
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "name"),
+    ("value", "kind", "name"),
     [
         ("text-generation", "generation", "text-generation"),
         ("generate", "generation", "text-generation"),
@@ -88,9 +88,9 @@ def test_sentence_transformers_count_before_the_architecture(model):
         ("anything", "pipeline", "anything"),
     ],
 )
-def test_an_option_counts_first(model, said, kind, name):
-    task = choose_task(model("BertForMaskedLM"), Options(task=said))
-    assert (task.kind, task.name, task.reason) == (kind, name, f"option.task={said}")
+def test_an_option_comes_first(model, value, kind, name):
+    task = choose_task(model("BertForMaskedLM"), Options(task=value))
+    assert (task.kind, task.name, task.reason) == (kind, name, f"option.task={value}")
 
 
 @pytest.mark.parametrize(
@@ -98,13 +98,13 @@ def test_an_option_counts_first(model, said, kind, name):
     [{"batching": "paged"}, {"batching": "continuous"}, {"rolling_batch": "auto"},
      {"executor": "packed"}, {"enable_lora": True}],
 )  # fmt: skip
-def test_what_only_generation_has_is_refused_elsewhere(model, options):
+def test_generation_options_are_rejected_for_other_tasks(model, options):
     choose_task(model("LlamaForCausalLM"), Options(**options))
     with pytest.raises(ConfigurationError, match="text-classification"):
         choose_task(model("BertForSequenceClassification"), Options(**options))
 
 
-def test_a_broken_config_says_so(tmp_path):
+def test_a_broken_config_is_reported(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": "Llama"}')
     with pytest.raises(ConfigurationError, match="Expected `array"):
         choose_task(tmp_path, Options())

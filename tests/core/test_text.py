@@ -1,4 +1,4 @@
-"""Text from tokens: no character is ever split, no part of a stop text let through."""
+"""Incremental detokenization: no character is split, no part of a stop string is released."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from core.sampling import Finish, SamplingParams, TopLogprobs
 from core.text.answer import Answer
 from core.text.bad_words import with_bad_word_ids
 from core.text.detokenizer import Detokenizer
-from core.text.stopping import StopTexts
+from core.text.stopping import StopStrings
 from core.text.tokenizer import Tokenizer
 from tests.core.conftest import saved
 
@@ -23,7 +23,7 @@ def texts(detokenizer, token_ids):
 
 
 @given(text=st.text(max_size=30))
-def test_the_pieces_are_the_text(byte_level, text):
+def test_pieces_join_to_the_text(byte_level, text):
     pieces = texts(Detokenizer(byte_level), byte_level.encode(text))
     assert "".join(pieces) == text
     if "\ufffd" not in text:
@@ -31,8 +31,8 @@ def test_the_pieces_are_the_text(byte_level, text):
 
 
 @given(data=st.data())
-def test_any_tokens_give_what_decoding_them_at_once_gives(byte_level, data):
-    """Whole characters, special tokens, and bytes that are no UTF-8 between them."""
+def test_incremental_decoding_equals_decoding_at_once(byte_level, data):
+    """Whole characters, special tokens and invalid UTF-8 bytes in between."""
     stray = byte_level.encode("€")[1]
     pieces = [byte_level.encode(text) for text in ("🙂", "é", "€", "to")]
     runs = data.draw(st.lists(st.sampled_from([*pieces, [0], [0, 0], [stray], [stray] * 3])))
@@ -42,7 +42,7 @@ def test_any_tokens_give_what_decoding_them_at_once_gives(byte_level, data):
     assert "".join(pieces) == byte_level.decode(prompt + token_ids)[len("to be 🙂") :]
 
 
-def test_invalid_bytes_are_not_held_back_for_ever(byte_level):
+def test_invalid_bytes_are_released(byte_level):
     stray = byte_level.encode("€")[1]
     detokenizer = Detokenizer(byte_level)
     pieces = [detokenizer.push(stray) for _ in range(8)]
@@ -57,14 +57,14 @@ def test_spaces_between_prompt_and_answer_are_kept(metaspace, prompt):
     assert prompt + "".join(pieces) == "to be or not to be"
 
 
-def test_special_tokens_have_no_text_unless_asked_for(byte_level):
+def test_special_tokens_have_text_only_on_request(byte_level):
     ids = [*byte_level.encode("to"), 0]
     assert "".join(texts(Detokenizer(byte_level), ids)) == "to"
     kept = Detokenizer(byte_level, skip_special_tokens=False)
     assert "".join(texts(kept, ids)) == "to<|end|>"
 
 
-def test_a_shortened_text_keeps_its_end_and_its_special_tokens(tmp_path):
+def test_truncation_keeps_the_end_and_the_special_tokens(tmp_path):
     words = {"<s>": 0, "a": 1, "b": 2, "c": 3}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<s>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -84,7 +84,7 @@ def test_single_special_tokens_may_be_kept(byte_level):
     assert "".join(texts(Detokenizer(byte_level, keep={0}), ids)) == "to<|end|>"
 
 
-def test_a_folder_without_tokenizer_says_how_to_make_one(tmp_path):
+def test_a_missing_tokenizer_error_says_how_to_make_one(tmp_path):
     with pytest.raises(ConfigurationError, match="save_pretrained"):
         Tokenizer(tmp_path)
 
@@ -94,20 +94,20 @@ def test_a_folder_without_tokenizer_says_how_to_make_one(tmp_path):
     stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
     data=st.data(),
 )
-def test_stop_texts_cut_at_the_first_wherever_the_pieces_end(text, stops, data):
+def test_text_is_cut_at_the_first_stop_string(text, stops, data):
     pieces, rest = [], text
     while rest:
         size = data.draw(st.integers(1, len(rest)))
         pieces.append(rest[:size])
         rest = rest[size:]
-    checker = StopTexts(stops)
+    checker = StopStrings(stops)
     released, seen, whole = "", "", None
     for piece in pieces:
         seen += piece
         released += checker.push(piece)
         places = [seen.find(stop) for stop in stops if stop in seen]
         if places:
-            # The first piece that completes a stop text decides, as tokens arrive one by one.
+            # Tokens arrive one by one, so the first piece that completes a stop string decides.
             whole = seen[: min(places)] if whole is None else whole
             break
         assert not any(stop in released for stop in stops)
@@ -115,9 +115,9 @@ def test_stop_texts_cut_at_the_first_wherever_the_pieces_end(text, stops, data):
     assert released + checker.flush() == (text if whole is None else whole)
 
 
-def test_what_may_begin_a_stop_text_is_held_back():
-    checker = StopTexts(["</s>"])
-    assert [checker.push(each) for each in ("a<", "/", "b", "</", "s>c")] == [
+def test_a_possible_start_of_a_stop_string_is_held_back():
+    checker = StopStrings(["</s>"])
+    assert [checker.push(piece) for piece in ("a<", "/", "b", "</", "s>c")] == [
         "a", "", "</b", "", "",
     ]  # fmt: skip
     assert checker.reached
@@ -132,7 +132,7 @@ def push_all(answer, ids, finish):
 
 
 @pytest.mark.parametrize("finish", [Finish.EOS, Finish.LENGTH])
-def test_an_answer_that_ends_by_itself_gives_up_what_it_held(byte_level, finish):
+def test_held_back_text_is_released_at_the_end(byte_level, finish):
     ids = byte_level.encode("to be 🙂")[:-1]
     answer = Answer(byte_level, stop=["be not"])
     assert push_all(answer, ids, finish) == len(ids)
@@ -140,7 +140,7 @@ def test_an_answer_that_ends_by_itself_gives_up_what_it_held(byte_level, finish)
     assert answer.finish == finish
 
 
-def test_an_answer_ends_at_its_stop_text(byte_level):
+def test_an_answer_ends_at_its_stop_string(byte_level):
     ids = byte_level.encode("to be or not to be")
     answer = Answer(byte_level, stop=["or n"])
     assert push_all(answer, ids, Finish.LENGTH) < len(ids)
@@ -149,7 +149,7 @@ def test_an_answer_ends_at_its_stop_text(byte_level):
     assert "".join(token.text for token in answer.tokens) == "to be "
 
 
-def test_a_stop_text_may_be_part_of_the_answer(byte_level):
+def test_a_stop_string_may_be_included(byte_level):
     ids = byte_level.encode("to be or not to be")
     params = SamplingParams(stop="or n", include_stop_str_in_output=True)
     answer = Answer.of(params, byte_level)
@@ -163,15 +163,17 @@ def test_a_stop_text_may_be_part_of_the_answer(byte_level):
     stop=st.text("ab", min_size=1, max_size=3),
     size=st.integers(0, 12),
 )
-def test_stop_texts_that_end_in_exempt_text_do_not_count(text, stop, size):
-    checker = StopTexts([stop])
-    released = "".join(checker.push(each, exempt=place < size) for place, each in enumerate(text))
+def test_stop_strings_in_exempt_text_are_ignored(text, stop, size):
+    checker = StopStrings([stop])
+    released = "".join(
+        checker.push(letter, exempt=place < size) for place, letter in enumerate(text)
+    )
     ends = [end for end in range(len(text) + 1) if end > size and text[:end].endswith(stop)]
     assert checker.reached == bool(ends)
     assert released + checker.flush() == (text[: ends[0] - len(stop)] if ends else text)
 
 
-def test_min_tokens_holds_for_stop_texts(byte_level):
+def test_min_tokens_applies_to_stop_strings(byte_level):
     ids = byte_level.encode("to be or to be")
     first = len(byte_level.encode("to be"))
     answer = Answer.of(SamplingParams(stop="be", min_tokens=first, max_tokens=99), byte_level)
@@ -188,7 +190,7 @@ def test_top_logprobs_stay_with_their_tokens(byte_level):
 
 @pytest.fixture(scope="module")
 def spaced(tmp_path_factory):
-    """Words, which the decoder joins with spaces, special ones too."""
+    """A word tokenizer whose decoder joins tokens with spaces, special tokens too."""
     vocabulary = {"a": 0, "b": 1, "<x>": 2, "<y>": 3}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -223,14 +225,16 @@ def test_bad_words_as_tokens(byte_level, metaspace, spaced):
     assert ids(byte_level, "to", (9, 9)) == ((to,), (spaced_to,), (9, 9))
     assert ids(byte_level, " ") == (tuple(byte_level.encode(" ")),)
     assert len(byte_level.encode(" z")) == 2
-    assert ids(byte_level, "z") == (tuple(byte_level.encode("z")),), "of other lengths"
-    assert ids(metaspace, "to") == (tuple(metaspace.encode("to")),), "both spellings are one"
+    assert ids(byte_level, "z") == (tuple(byte_level.encode("z")),), "words of different lengths"
+    assert ids(metaspace, "to") == (tuple(metaspace.encode("to")),), (
+        "both spellings are the same tokens"
+    )
     assert ids(spaced, "b") == ((1,),)
     params = SamplingParams(bad_words=((1, 2),))
     assert with_bad_word_ids(params, byte_level) is params
 
 
-def test_a_piece_is_spelt_as_inside_a_text(byte_level, metaspace):
+def test_a_piece_is_decoded_as_inside_a_text(byte_level, metaspace):
     assert "".join(map(metaspace.piece, metaspace.encode("to be not"))) == " to be not"
     assert [*map(byte_level.piece, byte_level.encode("to be<|end|>"))][-1] == "<|end|>"
     assert [*map(byte_level.piece, byte_level.encode("\u00e9"))] == ["\ufffd", "\ufffd"]

@@ -1,4 +1,4 @@
-"""Calls of functions in what models say, wherever the text is cut."""
+"""Parsing tool calls from model output, however the text is split."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CASES: list[tuple[ToolCallParser, str, list[Piece]]] = [
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
-    """With neighbouring texts as one."""
+    """Return the parts with adjacent texts joined."""
     whole: list[Piece] = []
     for piece in pieces:
         if isinstance(piece, str) and whole and isinstance(whole[-1], str):
@@ -62,13 +62,15 @@ def taken_apart(name: ToolCallParser, texts: list[str]) -> list[Piece]:
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), CASES)
-def test_whole_and_letter_by_letter(name: ToolCallParser, text: str, expected: list[Piece]) -> None:
+def test_whole_texts_and_single_letters_parse_alike(
+    name: ToolCallParser, text: str, expected: list[Piece]
+) -> None:
     assert taken_apart(name, [text]) == expected
     assert taken_apart(name, list(text)) == expected
 
 
 @given(data=st.data(), name=st.sampled_from(typing.get_args(ToolCallParser)))
-def test_without_a_call_nothing_is_lost(data: st.DataObject, name: ToolCallParser) -> None:
+def test_text_without_a_call_is_returned_in_full(data: st.DataObject, name: ToolCallParser) -> None:
     alphabet = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "{", "}", "[", "]", "f", " ", "\n"]
     texts = data.draw(st.lists(st.sampled_from(alphabet), max_size=8))
     whole = "".join(texts)

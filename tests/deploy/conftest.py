@@ -1,4 +1,4 @@
-"""AWS over HTTP: moto's server, with faults put in its way, and boto3 pointed at it."""
+"""AWS over HTTP: moto's server with injected faults, and boto3 pointed at it."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ CREATING = {
     "EndpointStatus": "Creating",
 }
 FAILED = {**CREATING, "EndpointStatus": "Failed", "FailureReason": "no answer to /ping"}
-"""Endpoints as SageMaker describes them."""
+"""Responses of DescribeEndpoint."""
 
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 class Failure(NamedTuple):
-    """An error as SageMaker, and whatever speaks its protocol, sends it."""
+    """An error as services with SageMaker's protocol send it."""
 
     code: str
     message: str = ""
 
 
 class Faulty:
-    """An application whose answers to some calls are replaced by what AWS might send.
+    """A WSGI application that replaces the responses to some calls.
 
-    A call is named as SageMaker's protocol does it, in the header X-Amz-Target.
+    A call is named as in the header X-Amz-Target of SageMaker's protocol.
     """
 
     def __init__(self, app: App) -> None:
@@ -60,7 +60,7 @@ class Faulty:
         self.answers("ListInferenceComponents", {"InferenceComponents": []})
 
     def answers(self, operation: str, *answers: dict[str, Any] | Failure) -> None:
-        """Calls are answered with these one after the other, then with the last again and again."""
+        """Answer calls with these responses in turn, then always with the last."""
         self._scripts[operation] = list(answers)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -82,12 +82,12 @@ class Quiet(WSGIRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log(self, *_: Any) -> None:
-        """Silent."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _models_are_parsed_once() -> Iterator[None]:
-    """botocore's descriptions of services, half a second of JSON for each new session."""
+    """Cache botocore's service descriptions: half a second of JSON parsing per session."""
     load_file = cache(JSONFileLoader().load_file)
     with patch.object(JSONFileLoader, "load_file", lambda _, path: load_file(path)):
         yield
@@ -107,7 +107,7 @@ def server() -> Iterator[tuple[str, Faulty]]:
 
 @pytest.fixture
 def faulty(server: tuple[str, Faulty], monkeypatch: pytest.MonkeyPatch) -> Faulty:
-    """A fresh account; whoever uses boto3 in this process talks to it."""
+    """A fresh account, which all boto3 clients of this process use."""
     url, faulty = server
     faulty.clear()
     monkeypatch.setenv("AWS_ENDPOINT_URL", url)
@@ -126,7 +126,7 @@ def reset_account(url: str) -> None:
 
 
 class Clock:
-    """Time passes only while somebody sleeps."""
+    """A fake clock that only advances in `sleep`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -144,24 +144,24 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def said() -> list[str]:
+def printed() -> list[str]:
     return []
 
 
 @pytest.fixture
-def aws(faulty: Faulty, clock: Clock, said: list[str]) -> Aws:
-    return Aws(say=said.append, clock=clock, sleep=clock.sleep)
+def aws(faulty: Faulty, clock: Clock, printed: list[str]) -> Aws:
+    return Aws(say=printed.append, clock=clock, sleep=clock.sleep)
 
 
 @pytest.fixture
 def peek(faulty: Faulty) -> Callable[[str], Any]:
-    """Clients of a test's own, which look at what was made."""
+    """Return a client for the test itself, to inspect the account."""
     return boto3.Session(region_name=REGION).client
 
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
-    """A model's files, one of them below, one of them hidden."""
+    """A model directory with a nested file and a hidden file."""
     path = tmp_path / "model"
     (path / "onnx").mkdir(parents=True)
     (path / "config.json").write_text("{}")
@@ -173,7 +173,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def up(model_dir: Path) -> list[str]:
-    """The command line of an endpoint; moto knows no instance type newer than this."""
+    """A command line for an endpoint. moto knows no newer instance type than this."""
     return [
         *("up", "--name", "demo", "--image", IMAGE, "--role", ROLE),
         *("--instance-type", "ml.g4dn.xlarge", "--model-dir", str(model_dir)),

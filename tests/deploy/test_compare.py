@@ -1,4 +1,4 @@
-"""One endpoint after the other, measured and removed, whatever happens."""
+"""`deploy compare`: endpoints are measured and removed one by one, also after errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RATES = {"none": 2.0, "paged": 9.0}
 
 
 class Scene:
-    """Records what is done, in order."""
+    """Records the operations in order."""
 
     def __init__(self, aws: Aws, out: Path) -> None:
         self.aws, self.out = aws, out
@@ -67,11 +67,11 @@ NONE = ["up x-none none", "test x-none", "down x-none"]
 PAGED = ["up x-paged paged", "test x-paged", "down x-paged"]
 
 
-def test_all_of_it(scene: Scene, said: list[str]) -> None:
+def test_every_strategy_is_deployed_measured_and_removed(scene: Scene, printed: list[str]) -> None:
     scene.run()
     assert scene.done == [*NONE, *PAGED]
     assert scene.reported == ["none", "paged"]
-    _, first, second = said[-3:]
+    _, first, second = printed[-3:]
     assert first.split() == ["none", "2.00", "1.00x", "200", "0.40", "s", "1.25", "s", "0"]
     assert second.split()[:4] == ["paged", "9.00", "4.50x", "900"]
 
@@ -87,9 +87,9 @@ def test_all_of_it(scene: Scene, said: list[str]) -> None:
     ],
 )
 @pytest.mark.parametrize("error", [DeployError("no"), KeyboardInterrupt()])
-def test_what_breaks_off(
+def test_an_error_removes_the_endpoint_and_reports_the_results_so_far(
     scene: Scene,
-    said: list[str],
+    printed: list[str],
     place: str,
     done: list[str],
     rows: list[str],
@@ -98,13 +98,13 @@ def test_what_breaks_off(
     scene.fails_at[place] = error
     with pytest.raises(type(error)):
         scene.run()
-    assert scene.done == done, "what was made is removed"
-    assert [line.split()[0] for line in said[1:]] == rows, "what was measured is told"
+    assert scene.done == done, "the endpoint is removed"
+    assert [line.split()[0] for line in printed[1:]] == rows, "results so far are reported"
     assert scene.reported == rows
 
 
 @pytest.mark.parametrize(("code", "error"), [(3, DeployError), (130, KeyboardInterrupt)])
-def test_the_load_test_is_a_command(
+def test_the_load_test_runs_as_a_command(
     aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type
 ) -> None:
     package = tmp_path / "loadtest"

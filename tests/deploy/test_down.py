@@ -1,4 +1,4 @@
-"""What is removed, and what is not."""
+"""`deploy down`: the resources that are removed and those that are kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.aws import TAG, Aws
-from deploy.down import remains, take_down
+from deploy.down import list_remaining, take_down
 from deploy.errors import DeployError
 from tests.deploy.conftest import CREATING, ROLE, Clock, Failure, Faulty
 from tests.deploy.test_up import BUCKET
@@ -19,10 +19,12 @@ Peek = Callable[[str], Any]
 
 
 def endpoints(peek: Peek) -> set[str]:
-    return {each["EndpointName"] for each in peek("sagemaker").list_endpoints()["Endpoints"]}
+    return {
+        endpoint["EndpointName"] for endpoint in peek("sagemaker").list_endpoints()["Endpoints"]
+    }
 
 
-def test_everything_goes_and_nothing_else(
+def test_exactly_the_deployment_is_removed(
     faulty: Faulty, up: list[str], peek: Peek, capsys: Capture
 ) -> None:
     assert main([*up, "--max-instances", "2"]) == 0
@@ -42,8 +44,8 @@ def test_everything_goes_and_nothing_else(
     assert "removed endpoint demo\n" in removed
     assert f"removed 4 objects in s3://{BUCKET}" in removed
     assert endpoints(peek) == {"demo-2"}
-    names = [each["ModelName"] for each in sagemaker.list_models()["Models"]]
-    assert sorted(each for each in names if not each.startswith("demo-2-")) == [
+    names = [entry["ModelName"] for entry in sagemaker.list_models()["Models"]]
+    assert sorted(entry for entry in names if not entry.startswith("demo-2-")) == [
         "demo-by-hand",
         "demo-other",
     ]
@@ -63,7 +65,7 @@ def test_everything_goes_and_nothing_else(
     assert s3.list_buckets()["Buckets"] == []
 
 
-def test_a_bucket_that_somebody_made_stays(faulty: Faulty, up: list[str], peek: Peek) -> None:
+def test_a_users_own_bucket_is_kept(faulty: Faulty, up: list[str], peek: Peek) -> None:
     place = {"LocationConstraint": "eu-west-1"}
     peek("s3").create_bucket(Bucket="mine", CreateBucketConfiguration=place)
     assert main([*up, "--bucket", "mine"]) == 0
@@ -71,43 +73,48 @@ def test_a_bucket_that_somebody_made_stays(faulty: Faulty, up: list[str], peek: 
     assert "Contents" not in peek("s3").list_objects_v2(Bucket="mine")
 
 
-def test_an_endpoint_in_the_making_is_waited_for(
-    aws: Aws, faulty: Faulty, up: list[str], said: list[str], peek: Peek
+def test_an_endpoint_being_created_is_waited_for(
+    aws: Aws, faulty: Faulty, up: list[str], printed: list[str], peek: Peek
 ) -> None:
     assert main(up) == 0
     there = {**CREATING, "EndpointStatus": "InService"}
     gone = Failure("ValidationException", 'Could not find endpoint "demo".')
     faulty.answers("DescribeEndpoint", CREATING, CREATING, there, there, gone)
     take_down(aws, "demo")
-    assert said.count("endpoint demo is Creating; waiting until it can be deleted") == 2
+    assert printed.count("endpoint demo is Creating; waiting until it can be deleted") == 2
     assert endpoints(peek) == set()
-    assert remains(aws, "demo") == []
+    assert list_remaining(aws, "demo") == []
 
 
-def test_one_that_never_ends_is_given_up(
+def test_waiting_for_an_endpoint_times_out(
     aws: Aws, faulty: Faulty, up: list[str], clock: Clock
 ) -> None:
     assert main(up) == 0
     faulty.answers("DescribeEndpoint", CREATING)
-    with pytest.raises(DeployError, match="is Creating and takes long; run down again later"):
+    with pytest.raises(
+        DeployError, match=r"is Creating \(--timeout\); run the down command again later"
+    ):
         take_down(aws, "demo", timeout_s=100)
     assert 100 < clock.now < 200
 
 
-def test_a_removal_that_is_denied_says_how_to_go_on(
+def test_a_denied_removal_says_how_to_continue(
     faulty: Faulty, up: list[str], capsys: Capture
 ) -> None:
     assert main(up) == 0
     faulty.answers("DeleteEndpointConfig", Failure("AccessDeniedException", "no"))
     assert main(["down", "--name", "demo"]) == 1
-    said = capsys.readouterr()
-    assert "not all of demo is removed: python -m deploy down --name demo --region" in said.out
-    assert "DeleteEndpointConfig: AccessDeniedException: no" in said.err
+    printed = capsys.readouterr()
+    assert (
+        "demo is not completely removed; run again: python -m deploy down --name demo --region"
+        in printed.out
+    )
+    assert "DeleteEndpointConfig: AccessDeniedException: no" in printed.err
     faulty.clear()
     assert main(["down", "--name", "demo"]) == 0
 
 
-def test_dry_run_looks_and_removes_nothing(
+def test_dry_run_removes_nothing(
     faulty: Faulty, up: list[str], capsys: Capture, peek: Peek
 ) -> None:
     assert main(up) == 0

@@ -1,4 +1,4 @@
-"""--dry-run needs no account: every call is printed after botocore has checked it, none is made."""
+"""--dry-run needs no account: it prints each call after botocore validated it and makes none."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def _nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def calls(text: str) -> dict[str, dict]:
-    """The last parameters of each operation, in order of its first call."""
+    """Return the last parameters of each operation, in order of the first calls."""
     parts = (line.split(" ", 1) for line in text.splitlines() if line[:3] in ("sag", "s3.", "app"))
     return {name: json.loads(parameters) for name, parameters in parts}
 
 
-def test_up(up: list[str], capsys: Capture) -> None:
+def test_up_prints_its_calls(up: list[str], capsys: Capture) -> None:
     up[up.index("--instance-type") + 1] = "ml.g5.2xlarge"
     assert main([*up, "--dry-run", "--max-instances", "4", "--strategy", "paged"]) == 0
     text = capsys.readouterr().out
@@ -49,7 +49,7 @@ def test_up(up: list[str], capsys: Capture) -> None:
     assert '"Body": "<3000 bytes>"' in "".join(uploads)
 
 
-def test_a_component_and_another_image_of_the_instance(up: list[str], capsys: Capture) -> None:
+def test_a_component_with_another_instance_image(up: list[str], capsys: Capture) -> None:
     ami = "al2-ami-sagemaker-inference-gpu-2"
     assert main([*up, "--dry-run", "--component", "--ami", ami]) == 0
     made = calls(capsys.readouterr().out)
@@ -59,14 +59,14 @@ def test_a_component_and_another_image_of_the_instance(up: list[str], capsys: Ca
     assert component["Specification"]["ModelName"] == made["sagemaker.CreateModel"]["ModelName"]
 
 
-def test_mistakes_show(up: list[str], capsys: Capture) -> None:
+def test_mistakes_are_reported(up: list[str], capsys: Capture) -> None:
     assert main([*up, "--dry-run", "--instances", "0", "--max-instances", "1"]) == 1
     assert "--instances 0" in capsys.readouterr().err
     assert main([*up, "--dry-run", "--env", "nothing"]) == 1
     assert "--env nothing: expected NAME=VALUE" in capsys.readouterr().err
 
 
-def test_image(capsys: Capture) -> None:
+def test_image_prints_its_calls(capsys: Capture) -> None:
     assert main(["image", "--dry-run", "--tag", "1.0", "--device", "cpu"]) == 0
     *printed, login, build, push = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed] == [
@@ -80,7 +80,7 @@ def test_image(capsys: Capture) -> None:
     assert push == f"docker push {uri}"
 
 
-def test_compare(up: list[str], capsys: Capture, tmp_path) -> None:
+def test_compare_prints_its_calls(up: list[str], capsys: Capture, tmp_path) -> None:
     options = ["--strategies", "none", "paged", "--out", str(tmp_path), "--dry-run"]
     assert main(["compare", *up[1:], *options, "--load", "--users", "8"]) == 0
     lines = capsys.readouterr().out.splitlines()

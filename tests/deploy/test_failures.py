@@ -1,4 +1,4 @@
-"""What goes wrong half-way: the reason, what exists then, and how to be rid of it."""
+"""Failures half-way: the reason, the resources left, and how to remove them."""
 
 from __future__ import annotations
 
@@ -24,47 +24,49 @@ CURE = "python -m deploy down --name demo --region eu-west-1"
 ABSENT = Failure("ValidationException", 'Could not find endpoint "demo".')
 
 
-def test_a_call_that_is_denied(faulty: Faulty, up: list[str], capsys: Capture) -> None:
+def test_a_denied_call(faulty: Faulty, up: list[str], capsys: Capture) -> None:
     message = "User: arn:aws:iam::1:user/x is not authorized to perform: sagemaker:CreateModel"
     faulty.answers("CreateModel", Failure("AccessDeniedException", message))
     assert main(up) == 1
-    said = capsys.readouterr()
-    assert f"CreateModel: AccessDeniedException: {message}" in said.err
-    assert "credentials lack this permission" in said.err
-    assert "4 objects in s3://longshore-" in said.out
-    assert CURE in said.out
+    printed = capsys.readouterr()
+    assert f"CreateModel: AccessDeniedException: {message}" in printed.err
+    assert "credentials lack this permission" in printed.err
+    assert "4 objects in s3://longshore-" in printed.out
+    assert CURE in printed.out
     assert main(["down", "--name", "demo"]) == 0
     assert main(["down", "--name", "demo"]) == 0
-    assert "there is nothing of demo" in capsys.readouterr().out
+    assert "demo has no resources in eu-west-1" in capsys.readouterr().out
 
 
-def test_nothing_was_made(faulty: Faulty, up: list[str], capsys: Capture, peek: Peek) -> None:
+def test_a_failure_before_anything_is_created(
+    faulty: Faulty, up: list[str], capsys: Capture, peek: Peek
+) -> None:
     peek("s3").create_bucket(
         Bucket="mine", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
     )
     assert main([*up, "--bucket", "other"]) == 1
-    assert "nothing of it exists" in capsys.readouterr().out
+    assert "nothing was created" in capsys.readouterr().out
 
 
-def test_a_quota(faulty: Faulty, up: list[str], capsys: Capture) -> None:
+def test_an_exceeded_quota(faulty: Faulty, up: list[str], capsys: Capture) -> None:
     message = "The account-level service limit 'ml.g5.2xlarge for endpoint usage' is 0 Instances"
     faulty.answers("CreateEndpoint", Failure("ResourceLimitExceeded", message))
     assert main(up) == 1
-    said = capsys.readouterr()
-    assert message in said.err
-    assert "Service Quotas" in said.err
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert "Service Quotas" in printed.err
     for what in ("configuration demo-", "model demo-", "objects in s3://"):
-        assert what in said.out
+        assert what in printed.out
     faulty.clear()
-    assert main(up) == 0, "the same command goes on where it ended"
+    assert main(up) == 0, "the same command continues where it stopped"
 
 
-def test_an_endpoint_that_fails_says_why_with_its_log(
+def test_a_failed_endpoint_is_reported_with_its_log(
     faulty: Faulty, up: list[str], capsys: Capture, peek: Peek
 ) -> None:
     logs, group = peek("logs"), "/aws/sagemaker/Endpoints/demo"
     logs.create_log_group(logGroupName=group)
-    now_ms = int(time.time() * 1000)  # CloudWatch takes nothing old
+    now_ms = int(time.time() * 1000)  # CloudWatch rejects old events
     for stream, lines in (("a", ["first", "last"]), ("b", ["between"])):
         logs.create_log_stream(logGroupName=group, logStreamName=stream)
         first = now_ms + (5 if stream == "b" else 0)
@@ -72,19 +74,17 @@ def test_an_endpoint_that_fails_says_why_with_its_log(
         logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=events)
     faulty.answers("DescribeEndpoint", ABSENT, FAILED)
     assert main(up) == 1
-    said = capsys.readouterr()
-    assert "endpoint demo is Failed: no answer to /ping" in said.err
-    assert said.err.splitlines()[-3:] == ["first", "between", "last"]
-    assert CURE in said.out
+    printed = capsys.readouterr()
+    assert "endpoint demo is Failed: no answer to /ping" in printed.err
+    assert printed.err.splitlines()[-3:] == ["first", "between", "last"]
+    assert CURE in printed.out
 
 
-def test_a_failed_endpoint_is_not_taken_for_ours_to_change(
-    faulty: Faulty, up: list[str], capsys: Capture
-) -> None:
+def test_a_failed_endpoint_is_not_updated(faulty: Faulty, up: list[str], capsys: Capture) -> None:
     faulty.answers("DescribeEndpoint", FAILED)
     faulty.answers("ListTags", {"Tags": [{"Key": "longshore:deployment", "Value": "demo"}]})
     assert main(up) == 1
-    assert "has failed and must be removed first: no answer to /ping" in capsys.readouterr().err
+    assert "has failed; remove it first: no answer to /ping" in capsys.readouterr().err
     assert faulty.calls["CreateModel"] == 0
 
 
@@ -93,15 +93,15 @@ def deployment() -> Deployment:
     return Deployment(name="demo", image=IMAGE, role=ROLE, instance_type="ml.g4dn.xlarge")
 
 
-def test_waiting_ends(
-    aws: Aws, faulty: Faulty, clock: Clock, deployment: Deployment, said: list[str]
+def test_waiting_times_out(
+    aws: Aws, faulty: Faulty, clock: Clock, deployment: Deployment, printed: list[str]
 ) -> None:
     faulty.answers("DescribeEndpoint", ABSENT, CREATING)
     package = make_package(model_dir=None, model_id="org/m", properties=None, strategy=None)
     with pytest.raises(DeployError, match=r"still Creating after \d+ s \(--timeout\)"):
         bring_up(aws, deployment, package, timeout_s=150)
     assert 150 < clock.now < 150 + 2 * endpoint.POLL_S
-    progress = [line for line in said if "Creating after" in line]
+    progress = [line for line in printed if "Creating after" in line]
     assert len(progress) == 3, "once a minute"
 
 
@@ -113,7 +113,7 @@ def test_ctrl_c(
     monkeypatch: pytest.MonkeyPatch,
     operation: str,
 ) -> None:
-    """Pressed while the call is answered, as a user does who sees that something is wrong."""
+    """Raise KeyboardInterrupt during this call."""
     call = Aws.sagemaker.fget
 
     def interrupted(aws: Aws) -> Any:
@@ -131,19 +131,21 @@ def test_ctrl_c(
     environment = {name: value for name, value in os.environ.items() if "AWS" in name}
     monkeypatch.setattr(Aws, "sagemaker", property(interrupted))
     assert main(up) == 130
-    said = capsys.readouterr()
-    assert "deploy: interrupted" in said.err
-    assert CURE in said.out
+    printed = capsys.readouterr()
+    assert "deploy: interrupted" in printed.err
+    assert CURE in printed.out
 
 
-def test_what_remains_cannot_be_listed(faulty: Faulty, up: list[str], capsys: Capture) -> None:
+def test_remaining_resources_cannot_be_listed(
+    faulty: Faulty, up: list[str], capsys: Capture
+) -> None:
     faulty.answers("ListModels", Failure("AccessDeniedException", "no"))
     faulty.answers("CreateEndpoint", Failure("ThrottlingException", "slow down"))
     assert main(up) == 1
-    said = capsys.readouterr()
-    assert "what was made could not be listed (ListModels: AccessDeniedException: no" in said.out
-    assert CURE in said.out
-    assert "CreateEndpoint: ThrottlingException: slow down" in said.err
+    printed = capsys.readouterr()
+    assert "could not list what was created (ListModels: AccessDeniedException: no" in printed.out
+    assert CURE in printed.out
+    assert "CreateEndpoint: ThrottlingException: slow down" in printed.err
 
 
 def test_no_credentials_and_no_region(
@@ -160,10 +162,10 @@ def test_no_credentials_and_no_region(
     assert "Unable to locate credentials" in capsys.readouterr().err
 
 
-def test_parameters_are_checked_before_anything_is_sent(
+def test_parameters_are_validated_before_anything_is_sent(
     faulty: Faulty, up: list[str], capsys: Capture
 ) -> None:
-    """By botocore, whose tables are AWS's own."""
+    """botocore validates them against AWS's own service descriptions."""
     up[up.index("--role") + 1] = "short"
     assert main(up) == 1
     assert "Invalid length for parameter ExecutionRoleArn" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What is uploaded, and the serving.properties that is put beside it."""
+"""The uploaded files and the generated serving.properties."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def package(
 
 
 def settings(made: Package, tmp_path: Path) -> dict[str, str]:
-    """As the container reads them."""
+    """Return the properties as the container parses them."""
     path = tmp_path / "read.properties"
     path.write_bytes(made.blobs()["serving.properties"])
     return {setting.key: setting.text for setting in read_properties(path)}
 
 
-def test_a_directory_without_what_is_hidden(model_dir: Path, tmp_path: Path) -> None:
+def test_a_directory_without_its_hidden_files(model_dir: Path, tmp_path: Path) -> None:
     made = package(model_dir)
     assert set(made.blobs()) == {
         "config.json",
@@ -42,7 +42,7 @@ def test_a_directory_without_what_is_hidden(model_dir: Path, tmp_path: Path) -> 
     assert made.num_bytes == 2 + 3000 + 1
 
 
-def test_the_strategy_replaces_that_of_the_file(model_dir: Path, tmp_path: Path) -> None:
+def test_the_strategy_replaces_the_one_in_the_file(model_dir: Path, tmp_path: Path) -> None:
     own = "# mine: \u00fc\noption.batching = none\noption.chat_template=\u00fc.jinja\n"
     (model_dir / "serving.properties").write_text(own, "utf-8")
     assert settings(package(model_dir), tmp_path)["option.batching"] == "none"
@@ -56,14 +56,14 @@ def test_the_strategy_replaces_that_of_the_file(model_dir: Path, tmp_path: Path)
     assert settings(package(model_dir, properties=other), tmp_path) == {"batch_size": "4"}
 
 
-def test_a_model_that_is_only_named(tmp_path: Path) -> None:
+def test_a_hub_model_id_uploads_no_weights(tmp_path: Path) -> None:
     made = package(model_id="org/model", strategy="dynamic")
     assert list(made.blobs()) == ["serving.properties"]
     expected = {"option.model_id": "org/model", "option.batching": "dynamic"}
     assert settings(made, tmp_path) == expected
 
 
-def test_the_digest_tells_packages_apart(model_dir: Path) -> None:
+def test_the_digest_distinguishes_packages(model_dir: Path) -> None:
     first = package(model_dir).digest
     assert package(model_dir).digest == first
     assert package(model_dir, strategy="none").digest != first
@@ -71,24 +71,24 @@ def test_the_digest_tells_packages_apart(model_dir: Path) -> None:
     assert package(model_dir).digest != first
 
 
-def test_an_archive_has_everything_at_its_root(model_dir: Path, tmp_path: Path) -> None:
-    made, path, heard = package(model_dir, strategy="paged"), tmp_path / "model.tar.gz", []
-    made.write_archive(path, heard.append)
+def test_an_archive_has_the_files_at_its_root(model_dir: Path, tmp_path: Path) -> None:
+    made, path, uploads = package(model_dir, strategy="paged"), tmp_path / "model.tar.gz", []
+    made.write_archive(path, uploads.append)
     with tarfile.open(path) as archive:
         assert set(archive.getnames()) == set(made.blobs())
         assert archive.extractfile("serving.properties").read() == b"option.batching=paged\n"
-    assert sum(heard) == made.num_bytes
+    assert sum(uploads) == made.num_bytes
 
 
-def test_what_is_no_package(model_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(DeployError, match="name one model"):
+def test_invalid_packages(model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(DeployError, match="name exactly one model"):
         package()
-    with pytest.raises(DeployError, match="name one model"):
+    with pytest.raises(DeployError, match="name exactly one model"):
         package(model_dir, "org/model")
     with pytest.raises(DeployError, match=r"no model \(config.json is missing\)"):
         package(tmp_path / "nowhere")
     with pytest.raises(DeployError, match=r"none\.properties"):
         package(model_dir, properties=tmp_path / "none.properties")
     (model_dir / "serving.properties").write_text("option.model_id=other")
-    with pytest.raises(DeployError, match="names another model than --model-dir"):
+    with pytest.raises(DeployError, match="names a different model than --model-dir"):
         package(model_dir)

@@ -1,4 +1,4 @@
-"""Streams that are cut anywhere."""
+"""Parsing streams that are split at arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from werkzeug.serving import make_server
 
 from container.http.event_stream import payload_part
 from deploy.__main__ import main
-from deploy.lines import whole_lines
+from deploy.runtime import whole_lines
 from tests.deploy.conftest import Quiet
 
 
@@ -25,7 +25,7 @@ from tests.deploy.conftest import Quiet
     st.lists(st.integers(0, 200)),
     st.booleans(),
 )
-def test_lines_and_characters_are_whole(lines: list[str], cuts: list[int], ends: bool) -> None:
+def test_lines_and_characters_are_not_split(lines: list[str], cuts: list[int], ends: bool) -> None:
     data = "\n".join(lines).encode() + b"\n" * ends
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
     parts = [data[a:b] for a, b in pairwise(places)]
@@ -35,7 +35,7 @@ def test_lines_and_characters_are_whole(lines: list[str], cuts: list[int], ends:
 
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """What a runtime sends for a stream, piece by piece."""
+    """Return the body of a streamed response in pieces."""
     pieces: list[bytes] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
@@ -58,7 +58,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
 
 
 def exception_frame(kind: str, message: str) -> bytes:
-    """As AWS ends a stream that breaks."""
+    """Return the error event with which AWS ends a broken stream."""
 
     def header(name: bytes, value: bytes) -> bytes:
         return struct.pack(f">B{len(name)}sBH", len(name), name, 7, len(value)) + value
@@ -70,23 +70,25 @@ def exception_frame(kind: str, message: str) -> bytes:
     return frame + struct.pack(">I", zlib.crc32(frame))
 
 
-def test_a_stream_in_odd_parts(answer: list[bytes], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stream_split_into_odd_parts(
+    answer: list[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
     data = '{"text":"Grüße"}\n{"text":"€"}\n'.encode()
     answer += [payload_part(data[place : place + 3]) for place in range(0, len(data), 3)]
     assert main(["stream", "--name", "any", "Hi"]) == 0
     assert capsys.readouterr().out.encode() == data
 
 
-def test_a_stream_that_breaks(answer: list[bytes], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_stream(answer: list[bytes], capsys: pytest.CaptureFixture[str]) -> None:
     answer += [payload_part(b"first\nsec"), exception_frame("ModelStreamError", "timed out")]
     assert main(["stream", "--name", "any", "Hi"]) == 1
-    said = capsys.readouterr()
-    assert said.out == "first\n"
-    assert "the stream broke" in said.err
-    assert "timed out" in said.err
+    printed = capsys.readouterr()
+    assert printed.out == "first\n"
+    assert "the stream broke" in printed.err
+    assert "timed out" in printed.err
 
 
-def test_what_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_request_bodies(capsys: pytest.CaptureFixture[str]) -> None:
     for body in ("{", "[]"):
         assert main(["invoke", "--name", "any", "--body", body, "--region", "eu-west-1"]) == 1
         assert "--body is not" in capsys.readouterr().err

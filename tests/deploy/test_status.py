@@ -1,4 +1,4 @@
-"""Looking at an endpoint: how it is, and what it has said."""
+"""`deploy status` and `deploy logs`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.deploy.conftest import FAILED, IMAGE, Faulty
 Capture = pytest.CaptureFixture[str]
 
 
-def test_status(faulty: Faulty, up: list[str], capsys: Capture) -> None:
+def test_status_of_a_running_endpoint(faulty: Faulty, up: list[str], capsys: Capture) -> None:
     assert main([*up, "--max-instances", "4"]) == 0
     capsys.readouterr()
     assert main(["status", "--name", "demo"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
         "endpoint demo: InService",
-        "  instances: 1 of ml.g4dn.xlarge, 1 wanted",
+        "  instances: 1 of ml.g4dn.xlarge, 1 desired",
         "  scaling: 1 to 4",
     ]
     assert lines[3] == f"  image: {IMAGE}"
@@ -32,7 +32,7 @@ def test_status(faulty: Faulty, up: list[str], capsys: Capture) -> None:
     assert "  scaling: none" in capsys.readouterr().out.splitlines()
 
 
-def test_status_of_a_failure(
+def test_status_of_a_failed_endpoint(
     faulty: Faulty, up: list[str], capsys: Capture, peek: Callable[[str], Any]
 ) -> None:
     assert main(up) == 0
@@ -44,14 +44,14 @@ def test_status_of_a_failure(
     assert "endpoint demo: Failed: no answer to /ping" in capsys.readouterr().out
 
 
-def test_status_of_nothing(faulty: Faulty, capsys: Capture) -> None:
+def test_status_without_an_endpoint(faulty: Faulty, capsys: Capture) -> None:
     assert main(["status", "--name", "demo"]) == 1
-    assert "there is no endpoint demo in eu-west-1" in capsys.readouterr().err
+    assert "endpoint demo does not exist in eu-west-1" in capsys.readouterr().err
 
 
 def test_logs(faulty: Faulty, capsys: Capture, peek: Callable[[str], Any]) -> None:
     assert main(["logs", "--name", "demo"]) == 1
-    assert "nothing has been logged by demo" in capsys.readouterr().err
+    assert "demo has not logged anything" in capsys.readouterr().err
     logs, now_ms = peek("logs"), int(time.time() * 1000)
     for group in ("Endpoints", "InferenceComponents"):
         names = {"logGroupName": f"/aws/sagemaker/{group}/demo", "logStreamName": "s"}
@@ -60,5 +60,5 @@ def test_logs(faulty: Faulty, capsys: Capture, peek: Callable[[str], Any]) -> No
         events = [{"timestamp": now_ms + n, "message": f"{group} {n}\n"} for n in range(3)]
         logs.put_log_events(**names, logEvents=events)
     assert main(["logs", "--name", "demo", "--lines", "3"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said == ["InferenceComponents 1", "Endpoints 2", "InferenceComponents 2"]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == ["InferenceComponents 1", "Endpoints 2", "InferenceComponents 2"]

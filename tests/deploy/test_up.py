@@ -1,4 +1,4 @@
-"""Endpoints on a server that answers as AWS does: made, repeated, changed."""
+"""`deploy up` against a fake AWS: create, repeat, change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Peek = Callable[[str], Any]
 
 
 def objects(peek: Peek, bucket: str = BUCKET) -> dict[str, str]:
-    """Keys below the deployment's prefix, with their prefix."""
+    """Return the full S3 keys below the deployment's prefix."""
     listed = peek("s3").list_objects_v2(Bucket=bucket).get("Contents", [])
     keys = [entry["Key"].split("/", 3) for entry in listed]
     assert all(key[:2] == ["longshore", "demo"] for key in keys)
@@ -37,7 +37,7 @@ def configuration(peek: Peek) -> dict[str, Any]:
     return peek("sagemaker").describe_endpoint_config(EndpointConfigName=name)
 
 
-def test_everything_is_made_as_asked_and_tagged(
+def test_all_resources_are_created_as_requested_and_tagged(
     faulty: Faulty, peek: Peek, up: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--strategy", "paged", "--max-instances", "3", "--target-concurrency", "20"]
@@ -82,7 +82,7 @@ def test_everything_is_made_as_asked_and_tagged(
         assert tagging["TagSet"] == [tag]
 
 
-def test_the_same_again_makes_nothing(faulty: Faulty, up: list[str]) -> None:
+def test_repeating_the_command_creates_nothing(faulty: Faulty, up: list[str]) -> None:
     assert main(up) == 0
     before = faulty.calls.copy()
     assert main(up) == 0
@@ -90,30 +90,28 @@ def test_the_same_again_makes_nothing(faulty: Faulty, up: list[str]) -> None:
         assert faulty.calls[operation] == before[operation] == 1
 
 
-def test_what_has_changed_is_changed_and_the_rest_is_not_sent_again(
-    faulty: Faulty, peek: Peek, up: list[str]
-) -> None:
+def test_only_changed_resources_are_updated(faulty: Faulty, peek: Peek, up: list[str]) -> None:
     assert main([*up, "--strategy", "none"]) == 0
     faulty.answers("UpdateEndpoint", {"EndpointArn": "arn:aws:sagemaker:::endpoint/demo"})
     assert main([*up, "--strategy", "paged"]) == 0
     (request,) = faulty.bodies["UpdateEndpoint"]
     assert request["EndpointName"] == "demo"
-    assert request["RetainAllVariantProperties"], "what autoscaling came to stays"
+    assert request["RetainAllVariantProperties"], "the instance count set by autoscaling is kept"
     names = [
-        each["EndpointConfigName"]
-        for each in peek("sagemaker").list_endpoint_configs()["EndpointConfigs"]
+        endpointconfig["EndpointConfigName"]
+        for endpointconfig in peek("sagemaker").list_endpoint_configs()["EndpointConfigs"]
     ]
     assert request["EndpointConfigName"] in names
     assert len(names) == 2
 
 
-def test_a_change_waits_for_the_one_before(
-    aws: Aws, faulty: Faulty, up: list[str], said: list[str]
+def test_an_update_waits_for_the_previous_one(
+    aws: Aws, faulty: Faulty, up: list[str], printed: list[str]
 ) -> None:
     assert main([*up, "--strategy", "none"]) == 0
     name = boto3.client("sagemaker").list_endpoint_configs()["EndpointConfigs"][0]
     there = {**CREATING, "EndpointConfigName": name["EndpointConfigName"]}
-    updating, ready = ({**there, "EndpointStatus": each} for each in ("Updating", "InService"))
+    updating, ready = ({**there, "EndpointStatus": status} for status in ("Updating", "InService"))
     faulty.answers("DescribeEndpoint", updating, updating, updating, ready)
     faulty.answers("UpdateEndpoint", {"EndpointArn": there["EndpointArn"]})
     deployment = Deployment(
@@ -122,11 +120,11 @@ def test_a_change_waits_for_the_one_before(
     )  # fmt: skip
     package = make_package(model_dir=None, model_id="org/m", properties=None, strategy=None)
     bring_up(aws, deployment, package)
-    settled = said.index("endpoint demo: InService after 30 s")
-    assert settled < said.index("updating endpoint demo")
+    settled = printed.index("endpoint demo: InService after 30 s")
+    assert settled < printed.index("updating endpoint demo")
 
 
-def test_one_archive_is_sent_once(faulty: Faulty, peek: Peek, up: list[str]) -> None:
+def test_an_archive_is_uploaded_once(faulty: Faulty, peek: Peek, up: list[str]) -> None:
     for _ in range(2):
         assert main([*up, "--archive", "--strategy", "dynamic"]) == 0
     ((name, prefix),) = objects(peek).items()
@@ -140,7 +138,7 @@ def test_one_archive_is_sent_once(faulty: Faulty, peek: Peek, up: list[str]) -> 
     assert (source["S3DataType"], source["CompressionType"]) == ("S3Object", "Gzip")
 
 
-def test_only_what_is_missing_is_uploaded(
+def test_only_missing_files_are_uploaded(
     faulty: Faulty, peek: Peek, up: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(up) == 0
@@ -157,25 +155,25 @@ def test_only_what_is_missing_is_uploaded(
     assert weights == b"w"
 
 
-def test_somebody_s_bucket_is_used_and_never_made(
+def test_a_given_bucket_is_used_and_never_created(
     faulty: Faulty, peek: Peek, up: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*up, "--bucket", "mine"]) == 1
-    assert "--bucket mine: there is no such bucket" in capsys.readouterr().err
+    assert "--bucket mine: bucket does not exist" in capsys.readouterr().err
     place = {"LocationConstraint": REGION}
     peek("s3").create_bucket(Bucket="mine", CreateBucketConfiguration=place)
     assert main([*up, "--bucket", "mine"]) == 0
     assert "model.safetensors" in objects(peek, "mine")
 
 
-def test_somebody_else_s_endpoint_is_left_alone(
+def test_endpoints_of_others_are_left_alone(
     faulty: Faulty, peek: Peek, up: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*up[:2], "other", *up[3:]]) == 0
     name = peek("sagemaker").describe_endpoint(EndpointName="other")["EndpointConfigName"]
     peek("sagemaker").create_endpoint(EndpointName="demo", EndpointConfigName=name)
     assert main(up) == 1
-    assert "endpoint demo exists and is not ours" in capsys.readouterr().err
+    assert "endpoint demo exists and was not created by deploy" in capsys.readouterr().err
     assert configuration(peek)["EndpointConfigName"] == name
 
 
@@ -183,20 +181,20 @@ def test_somebody_else_s_endpoint_is_left_alone(
     ("change", "reason"),
     [
         ({"name": "under_score"}, "--name under_score: expected letters"),
-        ({"name": "x" * 60}, "54 at most"),
+        ({"name": "x" * 60}, "at most 54"),
         ({"instances": 3, "max_instances": 2}, "instances <= max-instances"),
-        ({"startup_timeout_s": 30}, "--startup-timeout 30: SageMaker takes 60 to 3600"),
+        ({"startup_timeout_s": 30}, "--startup-timeout 30: SageMaker allows 60 to 3600"),
         ({"download_timeout_s": 4000}, "--download-timeout 4000"),
     ],
 )
-def test_what_cannot_be_right_is_refused(change: dict[str, Any], reason: str) -> None:
+def test_invalid_arguments_are_rejected(change: dict[str, Any], reason: str) -> None:
     given = {"name": "n", "image": IMAGE, "role": ROLE, "instance_type": "ml.m5.xlarge"}
     with pytest.raises(DeployError, match=reason):
         Deployment(**{**given, **change})
 
 
 def test_a_component_shares_its_instances(faulty: Faulty, up: list[str], model_dir: Path) -> None:
-    """moto has none, so what is sent is read off the wire; botocore has checked it."""
+    """moto has no inference components, so the test reads requests that botocore validated."""
     faulty.answers("CreateEndpointConfig", {"EndpointConfigArn": "arn:aws:configuration"})
     faulty.answers("CreateEndpoint", {"EndpointArn": "arn:aws:endpoint"})
     faulty.answers(

@@ -1,8 +1,8 @@
-"""A running container: real processes on a free port, and what a client does with it.
+"""Running containers for end-to-end tests: real processes on a free port, and HTTP helpers.
 
-They run from the checkout, or from an image where LONGSHORE_IMAGE names a container of it that
-buildah holds (image/check): then with the model in /opt/ml/model, read-only, and nothing but the
-word serve, as on SageMaker.
+They run from the checkout, or, if LONGSHORE_IMAGE names a buildah container, from that image
+(image/check): with the model in /opt/ml/model, read-only, and only the argument `serve`, as on
+SageMaker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEMO = ROOT / "models" / "demo"
 START_S = 60
 IMAGE = os.environ.get("LONGSHORE_IMAGE")
 MODEL_NAME = "model" if IMAGE else "demo"
-"""As clients see it: the name of its directory."""
+"""The model name that clients see: the name of its directory."""
 _MODELS = Path("/opt/ml/models")
 _COMMAND = (sys.executable, "-m", "container", "serve")
 _VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -68,14 +68,14 @@ class Container:
     def stream(
         self, inputs: str, *, path: str = "/invocations", **parameters: object
     ) -> Iterator[Iterator[dict]]:
-        """The lines of a streamed answer as they come; leaving the block hangs up."""
+        """Yield the lines of a streamed response as they come; leaving the block disconnects."""
         body = {"inputs": inputs, "parameters": parameters, "stream": True}
         with self.post_lines(body, path=path) as lines:
             yield lines
 
     @contextmanager
     def post_lines(self, body: object, *, path: str = "/invocations") -> Iterator[Iterator[dict]]:
-        """The same of any body."""
+        """The same for any body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("POST", path, json.dumps(body))
         response = connection.getresponse()
@@ -87,7 +87,7 @@ class Container:
             connection.close()
 
     def stop(self, signum: int = signal.SIGTERM) -> int:
-        """Exit code; all processes are gone afterwards, or this fails."""
+        """Stop the container and return its exit code. Fails if a process is left."""
         children = descendants(self.process.pid)
         assert len(children) >= 3, "engine, gunicorn and a worker"
         os.kill(self._supervisor(children), signum)
@@ -99,7 +99,7 @@ class Container:
         return code
 
     def _supervisor(self, children: list[int]) -> int:
-        """Below buildah it is the first that runs Python, as process 1 of a real container."""
+        """The first Python process under buildah; process 1 in a real container."""
         if not IMAGE:
             return self.process.pid
         programs = ((pid, Path(f"/proc/{pid}/exe").readlink().name) for pid in children)
@@ -110,7 +110,7 @@ class Container:
 def serve(
     tmp_path: Path, properties: str = "", *, model: Path = DEMO, **environment: str
 ) -> Iterator[Container]:
-    """The model with this serving.properties; killed where the test does not stop it."""
+    """Start a container with this serving.properties; kill it if the test does not stop it."""
     port = free_port()
     variables = _VARIABLES | environment
     if IMAGE:
@@ -128,7 +128,7 @@ def serve(
 
 @contextmanager
 def serve_models(tmp_path: Path, models: Path, **environment: str) -> Iterator[Container]:
-    """A multi-model endpoint to which these models may be loaded, from `model_url`."""
+    """Start a multi-model endpoint; the models can be loaded from `model_url`."""
     port = free_port()
     variables = _VARIABLES | {"SAGEMAKER_MULTI_MODEL": "true"} | environment
     command = [*_COMMAND, "--port", str(port)]
@@ -139,7 +139,7 @@ def serve_models(tmp_path: Path, models: Path, **environment: str) -> Iterator[C
 
 
 def model_url(models: Path, name: str) -> str:
-    """Where the container sees it."""
+    """Return the path of a model in the container."""
     return str((_MODELS if IMAGE else models) / name / "model")
 
 
@@ -163,13 +163,13 @@ def _running(
         yield container
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # the children die with it
+            os.killpg(process.pid, signal.SIGKILL)  # its children die with it
             process.wait()
 
 
 def _image_command(mounted: Path, inside: Path, port: int, variables: dict[str, str]) -> list[str]:
     variables = {**variables, "SAGEMAKER_BIND_TO_PORT": str(port)}
-    variables.pop("TMPDIR", None)  # the image has its own
+    variables.pop("TMPDIR", None)  # the image sets its own
     settings = [f"--env={name}={value}" for name, value in variables.items()]
     mount = f"--volume={mounted}:{inside}:ro"
     run = [*BUILDAH, "run", "--isolation=chroot", mount, *settings, IMAGE, "--"]
@@ -177,7 +177,7 @@ def _image_command(mounted: Path, inside: Path, port: int, variables: dict[str, 
 
 
 def image_configuration() -> dict:
-    """What the Dockerfile says besides files, in OCI's words."""
+    """Return the image's OCI configuration."""
     found = subprocess.run([*BUILDAH, "inspect", IMAGE], capture_output=True, check=True)
     return json.loads(found.stdout)["OCIv1"]["config"]
 

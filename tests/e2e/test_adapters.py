@@ -1,4 +1,4 @@
-"""LoRA adapters as a user meets them: beside the model, loaded and unloaded over HTTP, chosen."""
+"""LoRA adapters end to end: next to the model, loaded, selected and unloaded over HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ option.http_workers=2
 
 @pytest.fixture
 def model(tmp_path):
-    """The demo model with the adapter `a` to be loaded at start, and two others elsewhere."""
+    """The demo model with adapter `a`, which is loaded at start, and two more elsewhere."""
     folder = shutil.copytree(DEMO, tmp_path / "adapted" / "demo")
     write_adapter(DEMO, folder / "adapters" / "a", rank=4, seed=1)
     write_adapter(DEMO, folder / "more" / "b", rank=8, seed=2)
@@ -33,18 +33,18 @@ def model(tmp_path):
 
 @pytest.fixture
 def expected(model):
-    """The answers of the offline engine; its equality with merged weights is tested elsewhere."""
+    """Return answers of the offline engine, which other tests compare with merged weights."""
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW)
     wanted = [None, model / "adapters" / "a", model / "more" / "b"]
-    requests = [each and LoRARequest(each.name, 1, str(each)) for each in wanted]
+    requests = [folder and LoRARequest(folder.name, 1, str(folder)) for folder in wanted]
     with LLM(DEMO, dtype="fp32", enable_lora=True) as llm:
         outputs = llm.generate([PROMPT] * 3, params, use_tqdm=False, lora_request=requests)
-    texts = dict(zip(("", "a", "b"), (each.outputs[0].text for each in outputs), strict=True))
+    texts = dict(zip(("", "a", "b"), (output.outputs[0].text for output in outputs), strict=True))
     assert len(set(texts.values())) == 3
     return texts
 
 
-def test_all_of_it(tmp_path, model, expected):
+def test_adapters_end_to_end(tmp_path, model, expected):
     where = "/opt/ml/model" if IMAGE else str(model)
     with serve(tmp_path, OPTIONS, model=model) as it:
 
@@ -72,32 +72,32 @@ def test_all_of_it(tmp_path, model, expected):
 
 def check_choosing(ask, expected):
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_NEW}}
-    for _ in range(3):  # of whichever worker
+    for _ in range(3):  # from any worker
         for name, text in expected.items():
-            asked = {**body, **({"adapters": name} if name else {})}
-            assert ask("POST", "/invocations", asked)[1] == {"generated_text": text}
+            payload = {**body, **({"adapters": name} if name else {})}
+            assert ask("POST", "/invocations", payload)[1] == {"generated_text": text}
     header = {"X-Amzn-SageMaker-Adapter-Identifier": "a"}
     assert ask("POST", "/invocations", body, **header)[1] == {"generated_text": expected["a"]}
     names = ["b", "", "a"]
     together = ask("POST", "/invocations", {**body, "inputs": [PROMPT] * 3, "adapters": names})[1]
-    assert [each["generated_text"] for each in together] == [expected[name] for name in names]
+    assert [answer["generated_text"] for answer in together] == [expected[name] for name in names]
     for name in ("a", MODEL_NAME):
-        asked = {"prompt": PROMPT, "max_tokens": NUM_NEW, "temperature": 0, "model": name}
-        answer = ask("POST", "/v1/completions", asked)[1]
+        payload = {"prompt": PROMPT, "max_tokens": NUM_NEW, "temperature": 0, "model": name}
+        answer = ask("POST", "/v1/completions", payload)[1]
         assert answer["choices"][0]["text"] == expected[name if name == "a" else ""]
         assert answer["model"] == name
     models = ask("GET", "/v1/models")[1]["data"]
-    assert [each["id"] for each in models] == [MODEL_NAME, "a", "b"]
+    assert [entry["id"] for entry in models] == [MODEL_NAME, "a", "b"]
 
 
 def check_unloading(it, ask, load, expected):
-    """A stream under way ends as it would; then its slot is free."""
+    """A running stream ends normally; then its slot is free."""
     connection = http.client.HTTPConnection("127.0.0.1", it.port, timeout=60)
-    asked = {
+    payload = {
         "inputs": PROMPT, "adapters": "a", "stream": True,
         "parameters": {"max_new_tokens": 400, "ignore_eos": True},
     }  # fmt: skip
-    connection.request("POST", "/invocations", json.dumps(asked))
+    connection.request("POST", "/invocations", json.dumps(payload))
     lines = connection.getresponse()
     next(lines)
     assert ask("DELETE", "/adapters/a") == (200, {"status": "Adapter a unregistered"})

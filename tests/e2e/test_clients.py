@@ -1,4 +1,4 @@
-"""The official clients against a running container."""
+"""Official clients against a running container."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def container(tmp_path_factory) -> Iterator[Container]:
 
 @pytest.fixture(scope="module")
 def expected():
-    """What the offline engine says to the same prompts."""
+    """Return the offline engine's answers to the same prompts."""
     llm = LLM(DEMO, batching="none", dtype="fp32")
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW)
 
@@ -66,7 +66,7 @@ def test_openai_chat(client, expected):
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-1].choices[0].finish_reason == "length"
     logprobs = [chunk.choices[0].logprobs for chunk in chunks]
-    assert sum(len(each.content) for each in logprobs if each) == NUM_NEW
+    assert sum(len(logprob.content) for logprob in logprobs if logprob) == NUM_NEW
     assert last.usage == answer.usage
 
     with pytest.raises(openai.BadRequestError, match="did you mean 'temperature'") as caught:
@@ -91,7 +91,7 @@ def test_openai_completions(client, expected):
 
 
 def test_openai_choices(client):
-    """Several to a conversation, streamed and whole, with the likeliest tokens of each place."""
+    """Several choices, streamed and whole, with top logprobs."""
     options = {
         "model": "demo", "messages": MESSAGES, "max_tokens": NUM_NEW, "seed": 5, "n": 3,
         "logprobs": True, "top_logprobs": 2,
@@ -118,13 +118,13 @@ def test_openai_choices(client):
     assert last.usage == answer.usage
 
 
-def test_openai_scores_a_prompt(client):
-    """What harnesses do: with `echo`, the log-probabilities of a text that is given."""
+def test_openai_prompt_logprobs(client):
+    """As evaluation harnesses do: `echo` returns the log-probabilities of a given text."""
     options = {"model": "demo", "prompt": "To be, or not", "max_tokens": 1, "temperature": 0}
     (choice,) = client.completions.create(**options, echo=True, logprobs=1).choices
     places = choice.logprobs
     assert places.token_logprobs[0] is None
-    assert all(each < 0 for each in places.token_logprobs[1:])
+    assert all(token_logprob < 0 for token_logprob in places.token_logprobs[1:])
     assert choice.text.startswith("To be, or not")
     assert "".join(places.tokens) == choice.text
     for token, offset in zip(places.tokens, places.text_offset, strict=True):
@@ -137,14 +137,14 @@ def test_openai_scores_a_prompt(client):
 
 
 class Speech(pydantic.BaseModel):
-    """Short, since a model of Shakespeare's plays has much to say."""
+    """An answer format; short, because the demo model is verbose."""
 
     mood: Literal["merry", "sad"]
     acts: list[Annotated[int, pydantic.Field(ge=1, le=5)]] = pydantic.Field(max_length=3)
 
 
 def test_openai_structured_outputs(client):
-    """What the client makes of a class, and reads back into it."""
+    """The client derives the schema from a class and parses the answer into it."""
     options = {"model": "demo", "messages": MESSAGES, "max_tokens": 300, "seed": 3}
     answer = client.chat.completions.parse(**options, response_format=Speech)
     (choice,) = answer.choices
@@ -157,7 +157,7 @@ def test_openai_structured_outputs(client):
 
 
 def test_openai_forced_tools(client):
-    """A model that knows of no tools calls them all the same."""
+    """Even a model that was not trained on tools calls them."""
     tools = [openai.pydantic_function_tool(Speech, name=name) for name in ("speak", "whisper")]
     options = {"model": "demo", "messages": MESSAGES, "max_tokens": 300, "seed": 4, "tools": tools}
     named = {"type": "function", "function": {"name": "whisper"}}
@@ -169,8 +169,10 @@ def test_openai_forced_tools(client):
         assert call.function.name in ("speak", "whisper")
         assert Speech.model_validate_json(call.function.arguments)
     stream = client.chat.completions.create(**options, tool_choice=named, stream=True)
-    calls = [each for chunk in stream for each in chunk.choices[0].delta.tool_calls or ()]
-    assert [each.function.arguments for each in calls] == [call.function.arguments]
+    calls = [call for chunk in stream for call in chunk.choices[0].delta.tool_calls or ()]
+    assert [streamed_call.function.arguments for streamed_call in calls] == [
+        call.function.arguments
+    ]
     assert call.function.name == "whisper"
 
 
@@ -197,7 +199,7 @@ def test_hugging_face(tmp_path, expected):
             assert "".join(token.text for token in answer.details.prefill) == "ROMEO:"
             logprobs = [token.logprob for token in answer.details.prefill]
             assert logprobs[0] is None
-            assert all(each < 0 for each in logprobs[1:])
+            assert all(logprob < 0 for logprob in logprobs[1:])
             pieces = list(client.text_generation("ROMEO:", **options, stream=True, details=True))
             assert "".join(piece.token.text for piece in pieces) == text
             assert pieces[-1].generated_text == text
@@ -207,22 +209,22 @@ def test_hugging_face(tmp_path, expected):
             )
             (other,) = answer.details.best_of_sequences
             assert other.generated_text != answer.generated_text
-            sums = [sum(t.logprob for t in each.tokens) for each in (answer.details, other)]
+            sums = [sum(t.logprob for t in details.tokens) for details in (answer.details, other)]
             assert sums[0] >= sums[1]
             for token, top in zip(answer.details.tokens, answer.details.top_tokens, strict=True):
                 assert len(top) == 2
-                assert token.logprob <= top[0]["logprob"]  # the client leaves them as they are
-            with pytest.raises(HfHubHTTPError, match="watermark: not served"):
+                assert token.logprob <= top[0]["logprob"]  # the client does not remove them
+            with pytest.raises(HfHubHTTPError, match="watermark: not supported"):
                 client.text_generation("ROMEO:", **options, watermark=True)
 
         with closing(InferenceClient(url)) as client:
             chat = client.chat_completion(MESSAGES, max_tokens=NUM_NEW, temperature=0)
-        said = expected(load_chat_template(DEMO, None).render(MESSAGES))
-        assert chat.choices[0].message.content == said
+        expected_text = expected(load_chat_template(DEMO, None).render(MESSAGES))
+        assert chat.choices[0].message.content == expected_text
 
 
 def test_boto3(tmp_path, expected):
-    """The client of SageMaker's runtime, on a laptop."""
+    """boto3's SageMaker runtime client with the local runtime routes."""
     text = expected("ROMEO:")
     options = "option.dtype=fp32\noption.local_runtime_api=true\n"
     options += f"option.enable_stateful_sessions=true\noption.sessions_path={tmp_path}/sessions\n"
@@ -257,7 +259,7 @@ def _check_runtime(client, text):
     )
     assert answer["ContentType"] == "text/event-stream"
     streamed = b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"])
-    events = [json.loads(each.removeprefix(b"data: ")) for each in streamed.split(b"\n\n")[:-1]]
+    events = [json.loads(event.removeprefix(b"data: ")) for event in streamed.split(b"\n\n")[:-1]]
     assert "".join(event["token"]["text"] for event in events) == text
 
     close = json.dumps({"requestType": "CLOSE"})

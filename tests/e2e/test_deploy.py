@@ -1,4 +1,4 @@
-"""`deploy invoke` and `stream` against a running container, which speaks as SageMaker's runtime."""
+"""`deploy invoke` and `deploy stream` against a container with SageMaker's runtime routes."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def _runtime(container, monkeypatch) -> None:
         monkeypatch.setenv(name, "eu-west-1")
 
 
-def test_invoke_and_stream_say_the_same(container, capsys):
-    asked = ["--name", "any", "ROMEO:", "--max-new-tokens", "12"]
-    assert main(["invoke", *asked]) == 0
+def test_invoke_and_stream_give_the_same_text(container, capsys):
+    arguments = ["--name", "any", "ROMEO:", "--max-new-tokens", "12"]
+    assert main(["invoke", *arguments]) == 0
     whole = json.loads(capsys.readouterr().out)
     assert whole == container.invoke("ROMEO:", max_new_tokens=12)
-    assert main(["stream", *asked]) == 0
+    assert main(["stream", *arguments]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 12
     assert "".join(line["token"]["text"] for line in lines) == whole["generated_text"]
     assert lines[-1]["generated_text"] == whole["generated_text"]
 
 
-def test_a_whole_request(capsys):
+def test_request_body_as_json(capsys):
     body = {"messages": [{"role": "user", "content": "Speak!"}], "max_tokens": 3}
     assert main(["invoke", "--name", "any", "--body", json.dumps(body)]) == 0
     assert json.loads(capsys.readouterr().out)["object"] == "chat.completion"
 
 
-def test_the_container_s_reason_is_told(capsys):
+def test_container_errors_are_shown(capsys):
     body = json.dumps({"inputs": "x", "parameters": {"top_p": 7}})
     for command in ("invoke", "stream"):
         assert main([command, "--name", "any", "--body", body]) == 1

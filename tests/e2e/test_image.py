@@ -1,4 +1,4 @@
-"""What the image says of itself, to whoever starts it (image/check)."""
+"""The image's configuration and start (image/check)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.e2e.serving import IMAGE, image_configuration, serve
 pytestmark = pytest.mark.skipif(not IMAGE, reason="needs an image: make image-check")
 
 
-def test_sagemaker_may_start_it_as_it_does():
+def test_the_image_starts_as_sagemaker_expects():
     configuration = image_configuration()
     assert configuration["Entrypoint"] == ["python", "-m", "container"]
     assert configuration["Cmd"] == ["serve"]
@@ -17,17 +17,17 @@ def test_sagemaker_may_start_it_as_it_does():
     for capability in ("accept-bind-to-port", "multi-models"):
         label = f"com.amazonaws.sagemaker.capabilities.{capability}"
         assert configuration["Labels"][label] == "true"
-    variables = dict(each.split("=", 1) for each in configuration["Env"])
+    variables = dict(variable.split("=", 1) for variable in configuration["Env"])
     assert variables["HF_HOME"].startswith("/tmp/")
 
 
-def test_it_serves_a_model_that_it_may_not_write_to(tmp_path):
+def test_the_image_serves_a_read_only_model(tmp_path):
     with serve(tmp_path, "option.batching=paged\n") as it:
         assert "/opt/ml/model/serving.properties" in it.log
-        assert "compiler" not in it.log, "the kernels are there, the compiler is not"
+        assert "compiler" not in it.log, "the kernels are compiled, and there is no compiler"
         assert it.invoke("ROMEO:", max_new_tokens=4)["generated_text"]
         assert it.stop() == 0
-    assert {each.name for each in (tmp_path / "mounted").iterdir()} == {
+    assert {path.name for path in (tmp_path / "mounted").iterdir()} == {
         "README.md",
         "chat_template.jinja",
         "config.json",

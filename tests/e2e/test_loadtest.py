@@ -1,4 +1,4 @@
-"""The load test against the real container: running already, through boto3, and started by it."""
+"""The load test against real containers: already running, through boto3, or started by it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def loadtest(out: Path, *arguments: str) -> Results:
 
 
 def check(run: Run) -> None:
-    """All answered, to their last token, and the server's own counters agree."""
+    """Check that all requests are complete and that the server's counters agree."""
     measures = run.measures
     errors = [record.error for record in run.records if record.error]
     assert (measures.num_good, measures.num_short, errors) == (6, 0, [])
-    assert run.tokens_per_word == 1.0, "asked of the model's own tokenizer"
+    assert run.tokens_per_word == 1.0, "computed with the model's own tokenizer"
     tokens = sum(record.output_tokens or 0 for record in run.records)
     assert tokens == sum(record.asked_tokens for record in run.records)
     first, last = run.samples[0].metrics, run.samples[-1].metrics
@@ -52,7 +52,7 @@ def url(tmp_path_factory: pytest.TempPathFactory):
         yield f"http://127.0.0.1:{container.port}"
 
 
-def test_in_lmi_s_form(url: str, tmp_path: Path) -> None:
+def test_load_test_with_lmis_schema(url: str, tmp_path: Path) -> None:
     (run,) = loadtest(tmp_path, "--target", url).runs
     check(run)
     for record in run.records:
@@ -62,25 +62,25 @@ def test_in_lmi_s_form(url: str, tmp_path: Path) -> None:
         assert times[-1] - times[0] <= record.latency_s, "the server's time is within the client's"
 
 
-def test_in_openai_s_form(url: str, tmp_path: Path) -> None:
+def test_load_test_with_openais_schema(url: str, tmp_path: Path) -> None:
     (run,) = loadtest(tmp_path, "--target", url, "--schema", "openai").runs
     check(run)
     counted = {record.prompt_tokens for record in run.records}
-    assert counted <= {3, 6, 13, 4, 7, 14}, "a first word has no space before it"
-    assert not counted <= {3, 6, 13}, "as the server counts them, not as they were asked for"
+    assert counted <= {3, 6, 13, 4, 7, 14}, "a first word has no leading space"
+    assert not counted <= {3, 6, 13}, "as counted by the server, not as requested"
 
 
-def test_through_boto3(url: str, tmp_path: Path) -> None:
+def test_load_test_through_boto3(url: str, tmp_path: Path) -> None:
     (run,) = loadtest(tmp_path, "--sagemaker", "demo", "--target", url).runs
     check(run)
     assert run.name == "demo"
     assert all(record.timings is not None for record in run.records)
 
 
-def test_a_container_of_its_own(tmp_path: Path) -> None:
+def test_load_test_starts_a_container(tmp_path: Path) -> None:
     properties = tmp_path / "serving.properties"
     properties.write_text(f"option.model_id={DEMO}\noption.max_model_len=256\n")
-    # Long enough for several looks at its processes.
+    # Long enough to sample its processes several times.
     (run,) = loadtest(
         tmp_path / "out", "--strategies", "continuous", "--properties", str(properties),
         "--length-scale", "0.49",
@@ -119,4 +119,4 @@ def test_workloads_of_several_sequences(
     errors = [record.error for record in run.records if record.error]
     assert (measures.num_good, measures.num_short, errors) == (6, 0, [])
     assert measures.inside.batch is not None
-    assert measures.inside.batch > 3, "samples and beams are sequences of their own"
+    assert measures.inside.batch > 3, "samples and beams count as sequences"

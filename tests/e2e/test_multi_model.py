@@ -1,4 +1,4 @@
-"""A multi-model endpoint as SageMaker and its clients meet it: real processes, the demo model."""
+"""A multi-model endpoint end to end: real processes and the demo model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def model_fn(model_dir):
 
 @pytest.fixture
 def models(tmp_path):
-    """Two models that answer alike, by different strategies, and two that do not load."""
+    """Two models with equal answers and different strategies, and two that fail to load."""
     path = tmp_path / "models"
     for name, properties in (
         ("paged", "option.batching=paged\noption.dtype=fp32\n"),
@@ -34,8 +34,8 @@ def models(tmp_path):
     return path
 
 
-@pytest.mark.timeout(300)  # an engine starts four times
-def test_models_come_and_go(tmp_path, models):
+@pytest.mark.timeout(300)  # starts four engines
+def test_models_are_loaded_and_unloaded(tmp_path, models):
     with serve_models(tmp_path, models, OPTION_LOCAL_RUNTIME_API="true") as it:
 
         def load(name):
@@ -50,7 +50,7 @@ def test_models_come_and_go(tmp_path, models):
 
         def names():
             listed = json.loads(it.request("GET", "/models")[1])["models"]
-            return [each["modelName"] for each in listed]
+            return [entry["modelName"] for entry in listed]
 
         def stream(name):
             return it.stream(ASK["inputs"], path=f"/models/{name}/invoke", max_new_tokens=400)
@@ -72,8 +72,8 @@ def test_models_come_and_go(tmp_path, models):
             aws_access_key_id="none",
             aws_secret_access_key="none",
         )
-        asked = {"EndpointName": "any", "TargetModel": "dynamic", "Body": json.dumps(ASK)}
-        answer = client.invoke_endpoint(**asked, ContentType="application/json")
+        invocation = {"EndpointName": "any", "TargetModel": "dynamic", "Body": json.dumps(ASK)}
+        answer = client.invoke_endpoint(**invocation, ContentType="application/json")
         assert json.loads(answer["Body"].read())["generated_text"] == text
         metrics = it.request("GET", "/metrics")[1].decode()
         for name in ("paged", "dynamic"):
@@ -83,7 +83,7 @@ def test_models_come_and_go(tmp_path, models):
 
         with stream("paged") as lines:
             next(lines)
-            # What goes wrong with one, or is stopped, is nothing to the other.
+            # A model that fails or stops does not affect the others.
             status, reason = load("wrong")
             assert (status, "model.py:1: SyntaxError" in reason) == (400, True)
             status, reason = load("no-memory")
@@ -92,8 +92,8 @@ def test_models_come_and_go(tmp_path, models):
                 next(others)
             assert it.request("DELETE", "/models/dynamic")[0] == 200
             assert names() == ["paged"]
-            if not IMAGE:  # where buildah's own processes are among them
-                assert set(descendants(it.process.pid)) <= first, "nothing of it is left"
+            if not IMAGE:  # buildah's own processes are included
+                assert set(descendants(it.process.pid)) <= first, "no process is left"
             assert "generated_text" in list(lines)[-1]
         assert it.request("DELETE", "/models/dynamic")[0] == 404
 

@@ -1,4 +1,4 @@
-"""The product as a user meets it: real processes, the demo model, HTTP."""
+"""Serving end to end: real processes, the demo model, HTTP."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ NUM_NEW = 24
 
 @pytest.fixture(scope="module")
 def expected():
-    """What the offline engine answers; its own equality with transformers is tested elsewhere."""
+    """Answers of the offline engine, which other tests compare with transformers."""
     llm = LLM(DEMO, batching="none", dtype="fp32")
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW)
     requests = llm.generate(PROMPTS, params, use_tqdm=False)
-    return {each.prompt: each.outputs[0].text for each in requests}
+    return {request.prompt: request.outputs[0].text for request in requests}
 
 
 @pytest.mark.parametrize("batching", STRATEGIES)
 def test_every_strategy_serves_the_same_text(tmp_path, expected, batching):
-    """Streamed and whole, several clients at once; then a client hangs up; then SIGTERM."""
+    """Streamed and whole, several clients at once; then a disconnect; then SIGTERM."""
     with serve(tmp_path, f"option.batching={batching}\noption.dtype=fp32\nbatch_size=4\n") as it:
         assert f"batching: {batching} (option.batching={batching})" in it.log
         answers, streams = {}, {}
@@ -66,10 +66,10 @@ def test_ctrl_c_while_a_request_runs_ends_every_process(tmp_path):
     with serve(tmp_path) as it, it.stream("ROMEO:", max_new_tokens=40) as lines:
         next(lines)
         assert it.stop(signal.SIGINT) == 0
-        assert "generated_text" in list(lines)[-1], "what runs may end"
+        assert "generated_text" in list(lines)[-1], "running requests may finish"
 
 
-def test_tokens_come_while_they_are_made(tmp_path):
+def test_tokens_are_streamed_as_they_are_generated(tmp_path):
     with serve(tmp_path, "option.dtype=fp32") as it:
         with it.stream("ROMEO:", max_new_tokens=300, ignore_eos=True) as lines:
             started = time.monotonic()
@@ -81,7 +81,7 @@ def test_tokens_come_while_they_are_made(tmp_path):
         assert first < last / 3
 
 
-def test_bad_input_is_a_4xx_that_names_the_field_and_disturbs_nothing(tmp_path):
+def test_invalid_input_is_a_4xx_that_names_the_field(tmp_path):
     with serve(tmp_path) as it, it.stream("ROMEO:", max_new_tokens=400) as lines:
         next(lines)
         for body, field in (
@@ -102,7 +102,7 @@ def test_bad_input_is_a_4xx_that_names_the_field_and_disturbs_nothing(tmp_path):
     ("name", "strategy"),
     [("dynamic", "dynamic"), ("continuous", "continuous"), ("paged", "paged")],
 )
-def test_the_files_of_the_aws_article_start_and_say_their_strategy(tmp_path, name, strategy):
+def test_configurations_of_the_aws_article_start_and_print_their_strategy(tmp_path, name, strategy):
     text = (ROOT / "examples" / "aws" / f"{name}.properties").read_text()
     with serve(tmp_path, text.replace("max_batch_delay=1000", "max_batch_delay=10")) as it:
         assert f"batching: {strategy} (" in it.log
@@ -115,7 +115,7 @@ def container(*arguments):
     )
 
 
-def test_a_typo_in_a_key_is_refused_with_the_right_name(tmp_path):
+def test_a_typo_in_a_key_is_rejected_with_the_right_name(tmp_path):
     path = tmp_path / "serving.properties"
     path.write_text("option.rolling_bach=auto\n")
     done = container("serve", "--properties", str(path))
@@ -135,7 +135,7 @@ def test_a_model_that_cannot_run_as_asked_ends_with_the_reason(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_explain_says_everything(tmp_path):
+def test_explain_prints_everything(tmp_path):
     done = container("explain", "--properties", str(ROOT / "examples" / "aws" / "paged.properties"))
     assert done.returncode == 0
     assert "option.max_rolling_batch_size=64" in done.stdout

@@ -1,4 +1,4 @@
-"""Tasks besides generation as a user meets them: real processes, tiny models, HTTP."""
+"""Tasks other than generation end to end: real processes, tiny models, HTTP."""
 
 from __future__ import annotations
 
@@ -34,19 +34,21 @@ def handle(inputs: Input) -> Output:
     if inputs.is_empty():
         return None
     outputs = Output()
-    for index, each in enumerate(inputs.get_batches()):
-        data = each.get_as_json()
+    for index, item in enumerate(inputs.get_batches()):
+        data = item.get_as_json()
         outputs.add_as_json({"twice": tiny_package.FACTOR * data["number"]}, batch_index=index)
     return outputs
 """
 
 
 def at_once(function, arguments):
-    """What the function returns for each argument, all called at the same time."""
+    """Call the function with all arguments concurrently and return the results in order."""
     results = {}
     jobs = [
-        threading.Thread(target=lambda at=at, each=each: results.update({at: function(each)}))
-        for at, each in enumerate(arguments)
+        threading.Thread(
+            target=lambda at=at, argument=argument: results.update({at: function(argument)})
+        )
+        for at, argument in enumerate(arguments)
     ]
     for job in jobs:
         job.start()
@@ -56,7 +58,7 @@ def at_once(function, arguments):
 
 
 def test_classification(tmp_path):
-    """Requests of one batch differ in their parameters, and one of them is wrong."""
+    """The requests of one batch have different parameters, and one is invalid."""
     path = save_task_model("classifier", tmp_path)
     reference = pipeline("text-classification", model=str(path), dtype=torch.float32, device="cpu")
     options = "batch_size=8\nmax_batch_delay=200\noption.dtype=fp32\n"
@@ -74,9 +76,11 @@ def test_classification(tmp_path):
         read = [json.loads(data) for _, data in answers]
         expected = [reference(TEXTS[0]), reference(TEXTS[1], top_k=3), None, reference(TEXTS)]
         for at in (0, 1, 3):
-            assert [each["label"] for each in read[at]] == [each["label"] for each in expected[at]]
-            scores = [each["score"] for each in read[at]]
-            assert scores == pytest.approx([each["score"] for each in expected[at]], abs=1e-5)
+            assert [answer["label"] for answer in read[at]] == [
+                answer["label"] for answer in expected[at]
+            ]
+            scores = [answer["score"] for answer in read[at]]
+            assert scores == pytest.approx([answer["score"] for answer in expected[at]], abs=1e-5)
         assert (read[2]["field"], read[4]["field"]) == ("inputs", "parameters.topk")
         assert "did you mean 'top_k'" in read[4]["error"]
         assert it.stop() == 0
@@ -88,17 +92,17 @@ def test_embeddings_with_the_openai_client(tmp_path):
         serve(tmp_path, "max_batch_delay=5\noption.dtype=fp32\n", model=path) as it,
         OpenAI(base_url=f"http://127.0.0.1:{it.port}/v1", api_key="none") as client,
     ):
-        assert "vectors are pooled by mean and made 1 long" in it.log
+        assert "pooling: mean; vectors are normalized" in it.log
         answer = client.embeddings.create(model="any", input=TEXTS)
-        vectors = np.array([each.embedding for each in answer.data])
+        vectors = np.array([item.embedding for item in answer.data])
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-        assert answer.usage.prompt_tokens == sum(len(each.split()) + 2 for each in TEXTS)
+        assert answer.usage.prompt_tokens == sum(len(text.split()) + 2 for text in TEXTS)
         floats = client.embeddings.create(model="any", input=TEXTS[0], encoding_format="float")
         np.testing.assert_allclose(floats.data[0].embedding, vectors[0], atol=1e-5)
         status, data = it.request("POST", "/invocations", {"inputs": TEXTS[0]})
         assert status == 200
         np.testing.assert_allclose(json.loads(data), vectors[:1], atol=1e-5)
-        with pytest.raises(BadRequestError, match="were not trained to be cut"):
+        with pytest.raises(BadRequestError, match="was not trained for fewer"):
             client.embeddings.create(model="any", input=TEXTS, dimensions=4)
         with pytest.raises(BadRequestError, match="has 52 tokens") as caught:
             client.embeddings.create(model="any", input=["a", "cat " * 50])
@@ -121,8 +125,8 @@ def test_images(tmp_path):
 
 
 @pytest.mark.parametrize("batching", ["none", "dynamic"])
-def test_a_handler_of_ones_own(tmp_path, batching):
-    """With a package of its own, from a directory that may not be written to."""
+def test_custom_handler(tmp_path, batching):
+    """With a required package, from a read-only directory."""
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "model.py").write_text(HANDLER)
@@ -140,14 +144,14 @@ def test_a_handler_of_ones_own(tmp_path, batching):
         assert json.loads(answers[0][1]) == {"twice": 8}
         assert json.loads(answers[2][1]) == {"twice": 12}
         assert json.loads(answers[1][1]) == {"error": "KeyError: 'number'", "code": 424}
-        assert it.request("GET", "/ping")[0] == 200, "an error of a request ends nothing"
+        assert it.request("GET", "/ping")[0] == 200, "a failed request does not stop the server"
         assert it.request("POST", "/invocations", bodies[0])[0] == 200
         assert it.stop() == 0
-    assert "Traceback" in it.log, "the lines of the error are in the log"
+    assert "Traceback" in it.log, "the traceback is in the log"
 
 
-def test_speech(tmp_path):
-    """A WAV file as it is, at another rate than the model's, and two in base64."""
+def test_speech_recognition(tmp_path):
+    """A WAV file with another sampling rate than the model's as the body, and two in base64."""
     path = save_task_model("listener", tmp_path)
     data = io.BytesIO()
     with wave.open(data, "wb") as file:
@@ -161,21 +165,21 @@ def test_speech(tmp_path):
         connection = http.client.HTTPConnection("127.0.0.1", it.port, timeout=60)
         connection.request("POST", "/invocations", sound, {"Content-Type": "audio/wav"})
         answer = connection.getresponse()
-        said = json.loads(answer.read())
+        texts = json.loads(answer.read())
         connection.close()
-        assert (answer.status, list(said)) == (200, ["text"])
+        assert (answer.status, list(texts)) == (200, ["text"])
         encoded = base64.b64encode(sound).decode()
         body = {"inputs": [encoded, encoded[:80]]}
         status, listed = it.request("POST", "/invocations", body)
         first, second = json.loads(listed)
-        assert (status, first) == (200, said)
+        assert (status, first) == (200, texts)
         assert (second["code"], second["field"]) == (400, "inputs")
         assert "lasts 0.00 s" in second["error"]
         assert it.stop() == 0
 
 
-def test_an_answer_that_is_a_sound(tmp_path):
-    """As the file that it is, or in base64."""
+def test_speech_synthesis(tmp_path):
+    """As a WAV file or in base64."""
     path = save_task_model("speaker", tmp_path)
     with serve(tmp_path, "option.task=text-to-speech\n", model=path) as it:
         body = {"inputs": "ab c"}
@@ -211,8 +215,8 @@ def handle(inputs):
 
 @pytest.mark.skipif(bool(IMAGE), reason="test and handler meet in a directory of this machine")
 @pytest.mark.parametrize("batching", ["none", "dynamic"])
-def test_a_handler_that_streams(tmp_path, batching):
-    """Its second part waits until the client has seen the first."""
+def test_streaming_handler(tmp_path, batching):
+    """The second part waits until the client has read the first."""
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "model.py").write_text(STREAMING)
@@ -228,7 +232,7 @@ def test_a_handler_that_streams(tmp_path, batching):
         with it.post_lines({"seen": str(tmp_path / "never")}) as answer:
             assert next(answer) == {"part": 1}
         status, _ = it.request("POST", "/invocations", {"seen": str(tmp_path / "end")})
-        assert status == 200, "the client that hung up holds nobody up"
+        assert status == 200, "the lost client does not block others"
         assert (tmp_path / "never.closed").exists()
         assert it.stop() == 0
 
@@ -249,7 +253,7 @@ def say(response_data):
 """
 
 
-def test_formatters_around_the_model(tmp_path):
+def test_custom_formatters(tmp_path):
     directory = tmp_path / "model"
     shutil.copytree(DEMO, directory)
     (directory / "before.txt").write_text("ROM")

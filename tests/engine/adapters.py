@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's form, of random weights, and models that they are merged into by hand."""
+"""Random LoRA adapters in PEFT's format, and models with adapters merged into their weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine import LLM
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SIZE = 0.3
-"""Of B @ A: enough to change most greedy tokens of a tiny model."""
+"""Scale of B @ A: enough to change most greedy tokens of a tiny model."""
 
 
 def adapted_llm(path, **options):
@@ -23,7 +23,7 @@ def adapted_llm(path, **options):
 
 
 def layers_of(model, targets):
-    """The linear layers of these names, and whether each keeps its weight as [in, out]."""
+    """Return the linear layers with these names, and whether their weights are [in, out]."""
     return {
         name: (module, isinstance(module, Conv1D))
         for name, module in model.named_modules()
@@ -32,7 +32,7 @@ def layers_of(model, targets):
 
 
 def write_adapter(model, folder, *, rank=3, alpha=6, targets=TARGETS, seed=1, **config):
-    """An adapter of the model in `model`, in `folder`."""
+    """Write an adapter for the model in `model` to `folder`."""
     layers = layers_of(_load(model), targets)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
@@ -64,7 +64,7 @@ def read_files(folder):
 
 @torch.no_grad()
 def merged(model, adapter, folder):
-    """A copy of the model with `W + alpha / r * B @ A` for its weights, in `folder`."""
+    """Write a copy of the model with weights `W + alpha / r * B @ A` to `folder`."""
     tensors, config = read_files(adapter)
     divisor = config["r"] ** 0.5 if config.get("use_rslora") else config["r"]
     whole = _load(model)

@@ -1,4 +1,4 @@
-"""Tiny models, built once a session."""
+"""Tiny models, built once per session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.engine.tiny_models import save_tiny_model
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    """(architecture, is_wide=False) → folder of a tiny random model."""
+    """Return a function (architecture, is_wide=False) → folder of a tiny random model."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("models")
     return partial(save_tiny_model, folder=folder)

@@ -1,4 +1,4 @@
-"""Adapters whose files cannot be served: refused with the reason, and nothing is loaded."""
+"""Adapter files that cannot be served are rejected with the reason, and nothing is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.engine.adapters import (
 
 @pytest.fixture(scope="module")
 def adapters(tiny_model):
-    return adapted_llm(tiny_model("llama"), max_loras=1)._engine.adapters
+    return adapted_llm(tiny_model("llama"), max_loras=1).llm_engine.adapters
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def adapters(tiny_model):
         ({"lora_alpha": "x"}, "adapter_config.json: Expected `float`"),
     ],
 )
-def test_configurations_that_are_not_served(adapters, tiny_model, tmp_path, config, reason):
+def test_unsupported_configurations(adapters, tiny_model, tmp_path, config, reason):
     folder = write_adapter(tiny_model("llama"), tmp_path / "a", **{"alpha": 1})
     tensors, whole = read_files(folder)
     write_files(folder, tensors, **whole | config)
@@ -78,16 +78,16 @@ def test_weights_that_do_not_fit(adapters, tmp_path, tensors, reason):
     assert reason in str(caught.value)
 
 
-def test_numbers_that_are_not_finite_would_reach_other_requests(tiny_model, tmp_path):
-    """Also those that are not in the type of the model's layers."""
+def test_weights_that_are_not_finite_are_rejected(tiny_model, tmp_path):
+    """Also those that overflow in the layers' dtype. They would affect other requests."""
     tensors, config = read_files(write_adapter(tiny_model("llama"), tmp_path / "a", rank=1))
     key = f"{LAYER}.lora_B.weight"
     tensors[key][0] = 7e4
     folder = write_files(tmp_path / "a", tensors, **config)
-    adapted_llm(tiny_model("llama"), dtype="bf16")._engine.adapters.load("a", str(folder))
+    adapted_llm(tiny_model("llama"), dtype="bf16").llm_engine.adapters.load("a", str(folder))
     llm = adapted_llm(tiny_model("llama"), dtype="fp16")
-    with pytest.raises(RequestError, match=r"layers\.0\.self_attn\.q_proj holds numbers that are"):
-        llm._engine.adapters.load("a", str(folder))
+    with pytest.raises(RequestError, match=r"layers\.0\.self_attn\.q_proj holds values that are"):
+        llm.llm_engine.adapters.load("a", str(folder))
 
 
 def test_a_directory_without_an_adapter(adapters, tmp_path):

@@ -1,11 +1,11 @@
-"""Adapters: greedy fp32 tokens equal those of a model that each is merged into by hand."""
+"""LoRA adapters: greedy fp32 tokens equal those of models with merged weights."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from container.capacity.decoder import decoder_in
+from container.capacity.decoder import decoder_from_directory
 from container.capacity.plan import adapter_bytes
 from core.errors import ConfigurationError, ConflictError, NoRoomError, NotFoundError, RequestError
 from core.options import Options
@@ -25,12 +25,12 @@ from tests.engine.test_decode_graphs import Imitation
 from tests.engine.test_equality import NUM_NEW, STRATEGIES, generate, prompts, tokens
 
 KINDS = ("a", "b", None)
-"""Adapters of the prompts, over and over; None is the model itself."""
+"""Adapters of the prompts, repeated; None is the base model."""
 
 
 @pytest.fixture(scope="module")
 def adapted(tiny_model, tmp_path_factory):
-    """architecture → (model, folders of adapters a and b by name, greedy answers by name)."""
+    """Return a function architecture → (model, adapter folders, greedy answers by name)."""
     known = {}
 
     def of(architecture, targets=TARGETS, *, is_wide=False):
@@ -45,8 +45,8 @@ def adapted(tiny_model, tmp_path_factory):
                 for name, (rank, seed, names) in some.items()
             }
             answers = {
-                name: generate(merged(model, each, folder / "merged" / name))
-                for name, each in folders.items()
+                name: generate(merged(model, source, folder / "merged" / name))
+                for name, source in folders.items()
             }
             answers[None] = generate(model)
             known[architecture, targets, is_wide] = model, folders, answers
@@ -63,24 +63,24 @@ def requests(folders, names):
 
 
 def greedy(llm, folders, names, **changes):
-    """The answer to each of the prompts by the adapter of that name."""
+    """Return the answer to each prompt with the adapter of that name."""
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW, **changes)
     outputs = llm.generate(prompts(), params, use_tqdm=False, lora_request=requests(folders, names))
-    return [each.outputs[0].token_ids for each in outputs]
+    return [output.outputs[0].token_ids for output in outputs]
 
 
 def each_with(names, answers):
-    """What each of the prompts is to be answered, by the adapter of that name."""
+    """Return the expected answer to each prompt with the adapter of that name."""
     return [answers[name][place] for place, name in enumerate(names)]
 
 
 def mixtures():
-    """Every prompt once with every adapter, three batches in all."""
+    """Return three batches in which every prompt occurs once with every adapter."""
     return [[KINDS[(place + turn) % 3] for place in range(len(prompts()))] for turn in range(3)]
 
 
 def test_adapters_matter(adapted):
-    """Otherwise nothing below could fail."""
+    """Otherwise the tests below could not fail."""
     _, _, answers = adapted("llama")
     for one, other in (("a", "b"), ("a", None), ("b", None)):
         pairs = zip(answers[one], answers[other], strict=True)
@@ -89,8 +89,8 @@ def test_adapters_matter(adapted):
 
 @pytest.mark.parametrize("decoder", ["own", "transformers"])
 @pytest.mark.parametrize("batching", STRATEGIES)
-def test_a_mixed_batch_equals_each_alone(adapted, batching, decoder):
-    """Prompts in chunks, mixed with decodes; in `paged` with preemption."""
+def test_a_mixed_batch_equals_single_requests(adapted, batching, decoder):
+    """Chunked prompts mixed with decodes; in `paged` with preemption."""
     model, folders, answers = adapted("llama", is_wide=decoder == "own")
     llm = adapted_llm(
         model,
@@ -104,7 +104,7 @@ def test_a_mixed_batch_equals_each_alone(adapted, batching, decoder):
     for names in mixtures():
         assert greedy(llm, folders, names) == each_with(names, answers)
     if batching == "paged":
-        assert llm._engine.strategy.num_preemptions > 0
+        assert llm.llm_engine.strategy.num_preemptions > 0
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,8 @@ def test_a_mixed_batch_equals_each_alone(adapted, batching, decoder):
         ("phi", ("q_proj", "k_proj", "v_proj", "fc1")),
     ],
 )
-def test_layers_of_other_models(adapted, architecture, targets):
-    """One layer for q, k and v; weights that lie transposed; biases; beside experts; rows that are
-    put in another order; transformers' code."""
+def test_other_layer_layouts(adapted, architecture, targets):
+    """Merged q, k and v; transposed weights; biases; experts; permuted rows; transformers' code."""
     model, folders, answers = adapted(architecture, targets, is_wide=True)
     llm = adapted_llm(model)
     for names in mixtures()[:2]:
@@ -130,8 +129,8 @@ def test_layers_of_other_models(adapted, architecture, targets):
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_through_graphs(adapted, overlaps):
-    """Steps with adapters and without them have graphs of their own."""
+def test_adapters_with_cuda_graphs(adapted, overlaps):
+    """Steps with and without adapters have separate graphs."""
     model, folders, answers = adapted("llama")
     llm = adapted_llm(
         model,
@@ -139,19 +138,19 @@ def test_through_graphs(adapted, overlaps):
         max_rolling_batch_prefill_tokens=10,
         async_scheduling=overlaps,
     )
-    executor, recorder = llm._engine._executor, Imitation()
-    parts = executor._model, executor._cache, executor._backend
+    executor, recorder = llm.llm_engine.executor, Imitation()
+    parts = executor.model, executor.cache, executor.backend
     graphs = DecodeGraphs(*parts, recorder, max_rows=4, max_model_len=llm.facts.max_model_len)
-    llm._engine._executor = PackedExecutor(*parts, graphs)
+    llm.llm_engine.executor = PackedExecutor(*parts, graphs)
     assert recorder.num_recorded == 2 * 3
     for names in [*mixtures(), [None] * len(prompts())]:
         num_replays = recorder.num_replays
         assert greedy(llm, folders, names) == each_with(names, answers)
         assert recorder.num_replays > num_replays + NUM_NEW / 2
-    assert llm._engine.strategy.num_preemptions > 0
+    assert llm.llm_engine.strategy.num_preemptions > 0
 
 
-def test_without_adapters_nothing_is_added(adapted, monkeypatch):
+def test_steps_without_adapters_add_nothing(adapted, monkeypatch):
     model, folders, answers = adapted("llama")
     llm = adapted_llm(model)
     assert greedy(llm, folders, mixtures()[0]) == each_with(mixtures()[0], answers)
@@ -159,19 +158,19 @@ def test_without_adapters_nothing_is_added(adapted, monkeypatch):
     assert tokens(llm) == answers[None]
 
 
-def test_the_prefix_cache_tells_adapters_apart(adapted):
-    """Also an adapter from another one that had its name and its slot before it."""
+def test_the_prefix_cache_distinguishes_adapters(adapted):
+    """Also from an earlier adapter with the same name and slot."""
     model, folders, answers = adapted("llama")
     llm = adapted_llm(model, max_loras=1)
-    adapters, strategy = llm._engine.adapters, llm._engine.strategy
+    adapters, strategy = llm.llm_engine.adapters, llm.llm_engine.strategy
     prompt, params = prompts()[3], SamplingParams(temperature=0, max_tokens=NUM_NEW)
 
     def answer(adapter):
-        """Its tokens, and whether the beginning of the prompt was known."""
+        """Return the tokens, and whether the prompt's prefix was cached."""
         before = strategy.num_cached_tokens
-        id, answered = llm._engine.add(prompt, params, 0.0, adapter), []
-        while llm._engine.has_work():
-            answered += [t for each in llm._engine.step(0.0) for t in each.token_ids]
+        id, answered = llm.llm_engine.add(prompt, params, 0.0, adapter), []
+        while llm.llm_engine.has_work():
+            answered += [t for output in llm.llm_engine.step(0.0) for t in output.token_ids]
             assert id is not None
         return answered, strategy.num_cached_tokens > before
 
@@ -183,27 +182,27 @@ def test_the_prefix_cache_tells_adapters_apart(adapted):
         adapters.unload("same")
 
 
-def test_an_adapter_that_is_unloaded_serves_the_requests_that_run(adapted):
+def test_an_unloaded_adapter_still_serves_running_requests(adapted):
     model, folders, answers = adapted("llama")
     llm = adapted_llm(model, max_loras=1)
-    engine, adapters = llm._engine, llm._engine.adapters
+    engine, adapters = llm.llm_engine, llm.llm_engine.adapters
     adapters.load("one", str(folders["a"]))
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW)
     id = engine.add(prompts()[1], params, 0.0, "one")
-    answered = [each.token_ids for each in engine.step(0.0)]
+    answered = [output.token_ids for output in engine.step(0.0)]
     adapters.unload("one")
     with pytest.raises(NotFoundError, match="no adapter 'one' is loaded; those that are: none"):
         engine.add(prompts()[1], params, 0.0, "one")
     with pytest.raises(NoRoomError, match="1 unloaded but in use"):
         adapters.load("two", str(folders["b"]), engine.adapter_slots_in_use())
     while engine.has_work():
-        answered += [each.token_ids for each in engine.step(0.0) if each.request_id == id]
+        answered += [output.token_ids for output in engine.step(0.0) if output.request_id == id]
     assert [token for ids in answered for token in ids] == answers["a"][1]
     adapters.load("two", str(folders["b"]), engine.adapter_slots_in_use())
-    assert [each.name for each in adapters.loaded] == ["two"]
+    assert [loaded.name for loaded in adapters.loaded] == ["two"]
 
 
-def test_several_answers_and_beams_have_the_adapter(adapted, tmp_path):
+def test_several_answers_and_beams_use_the_adapter(adapted, tmp_path):
     model, folders, _ = adapted("llama")
     whole = LLM(merged(model, folders["a"], tmp_path), dtype="fp32", block_size=4)
     llm = adapted_llm(model)
@@ -220,7 +219,7 @@ def test_several_answers_and_beams_have_the_adapter(adapted, tmp_path):
             assert all(one.token_ids == other.token_ids for one, other in pairs)
 
 
-def test_rslora_scales_by_the_root_of_the_rank(tiny_model, tmp_path):
+def test_rslora_scales_by_the_square_root_of_the_rank(tiny_model, tmp_path):
     model = tiny_model("llama")
     folder = write_adapter(model, tmp_path / "a", rank=4, alpha=3, use_rslora=True)
     llm = adapted_llm(model)
@@ -228,14 +227,14 @@ def test_rslora_scales_by_the_root_of_the_rank(tiny_model, tmp_path):
     assert greedy(llm, {"a": folder}, names) == generate(merged(model, folder, tmp_path / "m"))
 
 
-def test_layers_may_have_ranks_of_their_own(tiny_model, tmp_path):
-    """Each is scaled by its own, as PEFT does where there is a rank_pattern."""
+def test_layers_may_have_different_ranks(tiny_model, tmp_path):
+    """Each is scaled by its own rank, as in PEFT with a rank_pattern."""
     model, ranks = tiny_model("llama"), {"q_proj": 2, "v_proj": 5}
     one_each = [
         write_adapter(model, tmp_path / name, rank=rank, targets=(name,), alpha=3)
         for name, rank in ranks.items()
     ]
-    both = {key: each for folder in one_each for key, each in read_files(folder)[0].items()}
+    both = {key: weight for folder in one_each for key, weight in read_files(folder)[0].items()}
     folder = write_files(tmp_path / "both", both, r=2, lora_alpha=3, rank_pattern={"v_proj": 5})
     by_turns = merged(merged(model, one_each[0], tmp_path / "m"), one_each[1], tmp_path / "m2")
     llm = adapted_llm(model)
@@ -243,7 +242,7 @@ def test_layers_may_have_ranks_of_their_own(tiny_model, tmp_path):
 
 
 def test_in_bf16_the_logprobs_are_near_those_in_fp32(adapted):
-    """A bias forces the same tokens on both, and no logprob sees it."""
+    """A logit bias forces the same tokens in both, and does not affect logprobs."""
     model, folders, _ = adapted("llama", is_wide=True)
     params = SamplingParams(
         temperature=0, max_tokens=8, ignore_eos=True, logit_bias={7: 1e5}, logprobs=0
@@ -254,7 +253,7 @@ def test_in_bf16_the_logprobs_are_near_those_in_fp32(adapted):
         wanted = requests(folders, names)
         outputs = llm.generate(prompts(), params, use_tqdm=False, lora_request=wanted)
         return torch.tensor(
-            [[place[7].logprob for place in each.outputs[0].logprobs] for each in outputs]
+            [[place[7].logprob for place in output.outputs[0].logprobs] for output in outputs]
         )
 
     names = mixtures()[0]
@@ -266,13 +265,13 @@ def test_in_bf16_the_logprobs_are_near_those_in_fp32(adapted):
 
 def test_the_plan_counts_what_the_engine_reserves():
     options = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8, "dtype": "fp32"}
-    decoder = decoder_in(DEMO, Options(**options))
-    model = LLM(DEMO, **options)._engine._executor._model
+    decoder = decoder_from_directory(DEMO, Options(**options))
+    model = LLM(DEMO, **options).llm_engine.executor.model
     assert adapter_bytes(decoder, Options(**options)) == model.adapter_memory.num_bytes > 0
     assert adapter_bytes(decoder, Options()) == 0
 
 
-def test_a_slot_forgets_what_it_held(adapted, tmp_path):
+def test_a_reused_slot_keeps_nothing(adapted, tmp_path):
     """The next adapter has a lower rank and fewer layers."""
     model, folders, _ = adapted("llama")
     small = write_adapter(model, tmp_path / "s", rank=1, targets=("v_proj",), seed=9)
@@ -282,8 +281,8 @@ def test_a_slot_forgets_what_it_held(adapted, tmp_path):
     assert greedy(llm, {"s": small}, names) == generate(merged(model, small, tmp_path / "m"))
 
 
-def test_offline_adapters_make_room_for_others(adapted):
-    """One slot: batches of different adapters, one after the other, as vLLM's scripts run them."""
+def test_offline_adapters_are_evicted_for_others(adapted):
+    """One slot, and batches with different adapters in turn, as in vLLM's examples."""
     model, folders, answers = adapted("llama")
     llm = adapted_llm(model, max_loras=1)
     for name in ("a", "b", "a"):
@@ -297,13 +296,13 @@ def test_offline_adapters_make_room_for_others(adapted):
         greedy(LLM(model, dtype="fp32"), folders, mixtures()[0])
 
 
-def test_what_lies_beside_the_model_is_loaded_at_start(adapted, tmp_path):
+def test_adapters_next_to_the_model_are_loaded_at_start(adapted, tmp_path):
     model, folders, answers = adapted("llama")
     llm = adapted_llm(model, adapters=str(folders["a"].parent), max_loras=2)
-    assert [each.name for each in llm._engine.adapters.loaded] == ["a", "b"]
+    assert [loaded.name for loaded in llm.llm_engine.adapters.loaded] == ["a", "b"]
     assert any(note.endswith("loaded: a, b") for note in llm.facts.notes)
-    id = llm._engine.add(prompts()[0], SamplingParams(temperature=0, max_tokens=1), 0.0, "b")
-    assert llm._engine.step(0.0)[0].token_ids == (answers["b"][0][0],)
+    id = llm.llm_engine.add(prompts()[0], SamplingParams(temperature=0, max_tokens=1), 0.0, "b")
+    assert llm.llm_engine.step(0.0)[0].token_ids == (answers["b"][0][0],)
     assert id == 0
 
 
@@ -317,30 +316,30 @@ def test_what_lies_beside_the_model_is_loaded_at_start(adapted, tmp_path):
         ({"max_lora_rank": 4}, "rank 5, and option.max_lora_rank is 4; raise it"),
     ],
 )
-def test_refused_at_start(adapted, options, reason):
+def test_errors_at_start(adapted, options, reason):
     model, folders, _ = adapted("llama")
     with pytest.raises(ConfigurationError) as caught:
         LLM(model, **{"enable_lora": True, "adapters": str(folders["a"].parent)} | options)
     assert reason in str(caught.value)
 
 
-def test_what_overflows_in_one_adapter_does_not_reach_another(adapted):
+def test_overflow_in_one_adapter_does_not_affect_another(adapted):
     model, folders, answers = adapted("llama")
     llm = adapted_llm(model)
     assert greedy(llm, folders, mixtures()[0]) == each_with(mixtures()[0], answers)
-    memory = llm._engine._executor._model.adapter_memory
-    slots = {each.name[0]: each.slot for each in llm._engine.adapters.loaded}
+    memory = llm.llm_engine.executor.model.adapter_memory
+    slots = {loaded.name[0]: loaded.slot for loaded in llm.llm_engine.adapters.loaded}
     with torch.inference_mode():
-        for factors in memory._factors:
+        for factors in memory.factors:
             down = factors.down.view(len(factors.up), memory.num_slots, memory.max_rank, -1)
-            down[:, slots["b"]] = 1e38  # most inputs make that infinite
+            down[:, slots["b"]] = 1e38  # infinite for most inputs
     names = ["a" if name == "b" else name for name in mixtures()[0]]
     assert greedy(llm, folders, names, cache_salt="new") == each_with(names, answers)
 
 
 def test_names_and_slots(adapted):
     model, folders, _ = adapted("llama")
-    adapters = adapted_llm(model, max_loras=2)._engine.adapters
+    adapters = adapted_llm(model, max_loras=2).llm_engine.adapters
     first = adapters.load("a", str(folders["a"]))
     assert (first.rank, first.src) == (3, str(folders["a"]))
     with pytest.raises(ConflictError, match="'a' is loaded already; unload it first"):

@@ -1,4 +1,4 @@
-"""Beam search equals transformers' own, in all strategies and in however little memory."""
+"""Beam search equals transformers', in all strategies and with little memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def expected(tiny_model):
 
 
 def generate(path, *, n=1, stop_token_ids=(), **search):
-    """transformers' answers, best first, each cut after the token that ended it."""
+    """Return transformers' answers, best first, each cut after the token that ended it."""
     is_t5 = path.name == "t5"
     kind = AutoModelForSeq2SeqLM if is_t5 else AutoModelForCausalLM
     model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
@@ -64,15 +64,15 @@ def cut(tokens, stops):
 def answers(llm, search, times=1):
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW, **SEARCHES[search])
     requests = llm.generate(prompts() * times, params, use_tqdm=False)
-    assert llm._engine.strategy.memory.num_held_blocks == 0
-    assert not llm._engine.strategy._group_of
-    return [[output.token_ids for output in each.outputs] for each in requests]
+    assert llm.llm_engine.strategy.memory.num_held_blocks == 0
+    assert not llm.llm_engine.strategy._group_of
+    return [[output.token_ids for output in request.outputs] for request in requests]
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("batching", STRATEGIES)
 @pytest.mark.parametrize("search", SEARCHES)
-def test_all_strategies(tiny_model, expected, batching, search, overlaps):
+def test_beams_in_all_strategies(tiny_model, expected, batching, search, overlaps):
     options = {"num_kv_blocks": 100, **STRATEGIES[batching]}
     llm = LLM(tiny_model("llama"), batching=batching, async_scheduling=overlaps, **options, **SMALL)
     assert answers(llm, search) == expected("llama", search)
@@ -81,7 +81,7 @@ def test_all_strategies(tiny_model, expected, batching, search, overlaps):
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2", "gemma2"])
-def test_under_constant_preemption(tiny_model, expected, architecture, mode, overlaps):
+def test_beams_under_constant_preemption(tiny_model, expected, architecture, mode, overlaps):
     llm = LLM(
         tiny_model(architecture),
         num_kv_blocks=20,
@@ -90,17 +90,17 @@ def test_under_constant_preemption(tiny_model, expected, architecture, mode, ove
         async_scheduling=overlaps,
         **SMALL,
     )
-    admit_what_fits_now(llm._engine.strategy)
+    admit_what_fits_now(llm.llm_engine.strategy)
     assert answers(llm, "long", times=3) == expected(architecture, "long") * 3
-    assert llm._engine.strategy.num_preemptions > 0
-    assert (llm._engine.strategy.num_swaps > 0) == (mode == "swap")
+    assert llm.llm_engine.strategy.num_preemptions > 0
+    assert (llm.llm_engine.strategy.num_swaps > 0) == (mode == "swap")
 
 
 def admit_what_fits_now(strategy):
-    """Without the blocks that are kept for those who run, so that one or another must soon go."""
+    """Make the strategy admit without a reserve of blocks, so that it soon has to preempt."""
 
     def has_room_for(group):
-        lengths = [each.num_tokens for each in group.sequences]
+        lengths = [sequence.num_tokens for sequence in group.sequences]
         held = len(strategy.memory.table(group.sequences[0].id))
         return strategy._num_blocks(group, lengths) - held <= strategy.memory.num_free_blocks
 
@@ -110,14 +110,14 @@ def admit_what_fits_now(strategy):
 @pytest.mark.parametrize("search", ["many stops", "early"])
 @pytest.mark.parametrize("architecture", ["bloom", "t5"])
 @pytest.mark.parametrize("batching", ["none", "dynamic"])
-def test_library(tiny_model, expected, architecture, batching, search):
+def test_beams_in_the_library_executor(tiny_model, expected, architecture, batching, search):
     llm = LLM(tiny_model(architecture), batching=batching, dtype="fp32", num_kv_blocks=100,
               **STRATEGIES[batching])  # fmt: skip
     assert llm.facts.executor == "library"
     assert answers(llm, search) == expected(architecture, search)
 
 
-def test_beams_and_samples_run_beside_each_other(tiny_model, expected):
+def test_beams_and_samples_run_in_one_batch(tiny_model, expected):
     llm = LLM(tiny_model("llama"), num_kv_blocks=60, **SMALL)
     search = SamplingParams(max_tokens=NUM_NEW, num_beams=3)
     sampled = SamplingParams(seed=4, max_tokens=NUM_NEW, n=2)
@@ -125,12 +125,14 @@ def test_beams_and_samples_run_beside_each_other(tiny_model, expected):
     requests = llm.generate(
         [*prompts(), prompts()[0]], [search] * len(prompts()) + [sampled], use_tqdm=False
     )
-    found = [[each.outputs[0].token_ids] for each in requests[:-1]]
+    found = [[request.outputs[0].token_ids] for request in requests[:-1]]
     assert found == expected("llama", "plain")
-    assert [each.token_ids for each in requests[-1].outputs] == [each.token_ids for each in alone]
+    assert [output.token_ids for output in requests[-1].outputs] == [
+        output.token_ids for output in alone
+    ]
 
 
-def test_what_can_never_run_is_refused(tiny_model):
+def test_requests_that_can_never_run_are_rejected(tiny_model):
     llm = LLM(tiny_model("llama"), num_kv_blocks=20, max_model_len=64, **SMALL)
     with pytest.raises(RequestError, match="num_beams: 8 beams of 60 tokens"):
         llm.generate([1] * 10, SamplingParams(max_tokens=50, num_beams=8), use_tqdm=False)
@@ -149,13 +151,13 @@ def test_what_can_never_run_is_refused(tiny_model):
         ({"use_beam_search": True, "best_of": 3, "top_k": 4}, "top_k"),
     ],
 )
-def test_what_beam_search_would_ignore_is_refused(params, field):
+def test_parameters_that_beam_search_would_ignore_are_rejected(params, field):
     with pytest.raises(RequestError) as caught:
         SamplingParams(**params)
     assert caught.value.field == field
 
 
-def test_the_words_of_vllm():
+def test_vllms_beam_search_parameters():
     assert SamplingParams(use_beam_search=True, best_of=3).beam_width == 3
     assert SamplingParams(use_beam_search=True, n=2).beam_width == 2
     assert SamplingParams(use_beam_search=True).beam_width == 0

@@ -1,4 +1,4 @@
-"""What start-up decides, and how it says no."""
+"""Decisions at start-up and their error messages."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from engine.device import (
     is_out_of_memory,
 )
 from engine.loading.gate import MAX_RELATIVE_ERROR
-from engine.memory.budget import kv_budget
 from engine.memory.largest_step import run_step
+from engine.memory.sizing import activation_bytes, kv_budget
 
 
 @pytest.fixture
@@ -33,18 +33,18 @@ def llama(tiny_model):
     return tiny_model("llama")
 
 
-def test_a_decoder_is_paged_when_nothing_is_said(llama):
+def test_a_decoder_defaults_to_paged(llama):
     facts = LLM(llama).facts
     assert (facts.batching, facts.executor) == ("paged", "packed")
-    assert "nothing said" in facts.batching_reason
+    assert facts.batching_reason.startswith("default")
 
 
-def test_anything_else_is_dynamic_when_nothing_is_said(tiny_model):
+def test_other_models_default_to_dynamic(tiny_model):
     facts = LLM(tiny_model("t5")).facts
     assert (facts.batching, facts.executor) == ("dynamic", "library")
 
 
-def test_dtype(llama):
+def test_dtype_option(llama):
     assert LLM(llama, dtype="fp32").facts.dtype == "float32"
     assert LLM(llama, dtype="bfloat16").facts.dtype == "bfloat16"
     expected = "bfloat16" if cpu_has_bf16() else "float32"
@@ -68,7 +68,7 @@ def test_blocks_follow_the_memory_budget(llama):
     assert llm.facts.kv_bytes == llm.facts.num_kv_blocks * per_block
 
 
-def test_no_more_blocks_than_can_be_used(llama):
+def test_no_more_blocks_than_requests_can_use(llama):
     assert LLM(llama, batching="none").facts.num_kv_blocks == 128 // 16
     assert LLM(llama, batch_size=3).facts.num_kv_blocks == 3 * 128 // 16
     assert LLM(llama, max_model_len=20, batching="none").facts.num_kv_blocks == 2
@@ -84,17 +84,17 @@ def test_an_fp8_kv_cache_takes_half_the_memory_and_answers_nearly_the_same(llama
     logprobs = [
         torch.tensor(
             [
-                each.outputs[0].cumulative_logprob
-                for each in llm.generate(prompts, params, use_tqdm=False)
+                request.outputs[0].cumulative_logprob
+                for request in llm.generate(prompts, params, use_tqdm=False)
             ]
         )
         for llm in (plain, small)
     ]
-    assert not torch.equal(*logprobs), "fp8 must be what is read"
-    torch.testing.assert_close(*logprobs, atol=0.5, rtol=0)  # of random weights
+    assert not torch.equal(*logprobs), "the cache must really be fp8"
+    torch.testing.assert_close(*logprobs, atol=0.5, rtol=0)  # with random weights
 
 
-def test_fp8_is_bytes_on_gpus_without_the_type(monkeypatch):
+def test_fp8_is_stored_as_uint8_on_gpus_without_the_type(monkeypatch):
     cuda, options = torch.device("cuda"), Options(kv_cache_dtype="fp8")
     for capability, dtype in (((8, 6), torch.uint8), ((8, 9), torch.float8_e4m3fn)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
@@ -104,35 +104,53 @@ def test_fp8_is_bytes_on_gpus_without_the_type(monkeypatch):
 
 
 def test_the_default_budget_is_a_quarter_of_what_is_available(monkeypatch):
-    monkeypatch.setattr("engine.memory.budget.available_host_memory", lambda: 4000)
+    monkeypatch.setattr("engine.memory.sizing.available_host_memory", lambda: 4000)
     assert kv_budget(Options(), torch.device("cpu")) == 1000
 
 
-def test_on_cuda_the_budget_is_a_share_less_what_is_used_and_what_a_step_takes(monkeypatch):
+def test_on_cuda_the_budget_subtracts_used_memory_and_activations(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (700, 1000))
     options = Options(gpu_memory_utilization=0.8)
     assert kv_budget(options, torch.device("cuda"), activation_bytes=150) == 800 - 300 - 150
     assert kv_budget(options, torch.device("cuda"), activation_bytes=600) == 0
 
 
-def test_the_largest_step_draws_a_token_for_every_sequence(llama):
-    model = LLM(llama, dtype="fp32")._engine._executor._model
+def test_the_largest_step_samples_a_token_per_sequence(llama):
+    model = LLM(llama, dtype="fp32").llm_engine.executor.model
     tokens = run_step(model, num_tokens=20, num_sequences=7)
     assert tokens.shape == (7,)
     assert 0 <= tokens.min() <= tokens.max() < model.config.vocab_size
 
 
-def test_a_container_leaves_what_its_limit_leaves(tmp_path, monkeypatch):
-    """File cache that gives way is not used up."""
-    monkeypatch.setattr("core.host_memory.CGROUP", tmp_path)
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(llama, enforce_eager):
+    model = LLM(llama, dtype="fp32").llm_engine.executor.model
+    measured = []
+
+    def measure(work, device):
+        measured.append(tuple(work().shape))
+        return 1000
+
+    options = Options(enforce_eager=enforce_eager)
+    total = activation_bytes(options, model, 20, 7, measure)
+    vocab_size = model.config.vocab_size
+    if enforce_eager:
+        assert (measured, total) == ([(7,)], 1000)
+    else:
+        assert measured == [(7,), (7, vocab_size)], "a step with its sampled tokens, then logits"
+        assert total == 2 * 1000 + 7 * vocab_size * 4
+
+
+def test_available_memory_respects_the_container_limit(tmp_path):
+    """Reclaimable file cache counts as available."""
     for name, text in (("max", "1000"), ("current", "900"), ("stat", "anon 1\ninactive_file 400")):
         (tmp_path / f"memory.{name}").write_text(text)
-    assert available_host_memory() == 500
+    assert available_host_memory(tmp_path) == 500
     (tmp_path / "memory.max").write_text("max")
-    assert available_host_memory() > 2**20
+    assert available_host_memory(tmp_path) > 2**20
 
 
-def test_an_allocation_that_fails_is_known_below_other_errors():
+def test_a_nested_allocation_failure_is_recognized():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     wrapped = ConfigurationError("cannot be loaded")
@@ -143,7 +161,7 @@ def test_an_allocation_that_fails_is_known_below_other_errors():
         assert not is_out_of_memory(error)
 
 
-def test_too_little_memory_is_not_the_fault_of_the_options():
+def test_too_little_memory_is_not_a_configuration_error():
     for options, kind in (
         (Options(), InsufficientMemoryError),
         (Options(max_model_len=50), InsufficientMemoryError),
@@ -163,10 +181,12 @@ def test_all_end_of_sequence_tokens_count(llama, tmp_path):
     assert LLM(copy).facts.eos_token_ids == (0,)
 
 
-def test_a_model_without_weights_is_refused(llama, tmp_path):
+def test_a_model_without_weights_is_rejected(llama, tmp_path):
     copy = shutil.copytree(llama, tmp_path / "copy")
     (copy / "model.safetensors").unlink()
-    with pytest.raises(ConfigurationError, match=r"no weights .*option\.load_format=dummy runs it"):
+    with pytest.raises(
+        ConfigurationError, match=r"no weights .*option\.load_format=dummy uses random ones"
+    ):
         LLM(copy)
     (copy / "model.safetensors").write_text("{")
     with pytest.raises(ConfigurationError, match="cannot read"):
@@ -176,7 +196,7 @@ def test_a_model_without_weights_is_refused(llama, tmp_path):
         LLM(copy)
 
 
-def test_ready_means_that_a_forward_has_passed(llama, monkeypatch):
+def test_a_forward_pass_runs_before_ready(llama, monkeypatch):
     def fail(self, plan, between_tokens):
         raise RuntimeError("no kernel image")
 
@@ -193,7 +213,7 @@ def test_ready_means_that_a_forward_has_passed(llama, monkeypatch):
         ({"block_size": 64, "num_kv_blocks": 1, "swap_space_gib": 0}, []),
     ],
 )
-def test_ready_means_that_blocks_can_be_moved(llama, monkeypatch, options, moves):
+def test_block_moves_run_before_ready(llama, monkeypatch, options, moves):
     """So that no request waits for those kernels to be compiled."""
     called = []
     for name in ("copy_blocks", "gather_blocks", "scatter_blocks"):
@@ -202,8 +222,8 @@ def test_ready_means_that_blocks_can_be_moved(llama, monkeypatch, options, moves
     assert called == moves
 
 
-def test_low_precision_alone_is_no_reason_to_refuse(llama, monkeypatch):
-    """Where bf16 differs by chance, as a router's near ties do, fp32 decides."""
+def test_differences_in_low_precision_are_tolerated(llama, monkeypatch):
+    """bf16 may differ by chance, as with near ties of a router; fp32 decides."""
     decoder = "transformers"
     plain = LLM(llama, dtype="bf16", decoder=decoder).facts
     monkeypatch.setitem(MAX_RELATIVE_ERROR, torch.bfloat16, -1.0)
@@ -213,19 +233,19 @@ def test_low_precision_alone_is_no_reason_to_refuse(llama, monkeypatch):
     assert facts.weights_bytes == plain.weights_bytes
 
 
-def test_requests_without_a_seed_differ(llama):
+def test_requests_without_a_seed_have_different_samples(llama):
     llm = LLM(llama, dtype="fp32")
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     answers = llm.generate([[1, 2]] * 3, params, use_tqdm=False)
-    assert len({tuple(each.outputs[0].token_ids) for each in answers}) == 3
+    assert len({tuple(answer.outputs[0].token_ids) for answer in answers}) == 3
 
 
-def test_dynamic_gathers_32_unless_told_otherwise(llama):
+def test_dynamic_batches_32_by_default(llama):
     assert LLM(llama, batching="dynamic").facts.max_sequences == 32
     assert LLM(llama, batching="dynamic", batch_size=1).facts.max_sequences == 1
 
 
-def test_max_model_len_is_lowered_to_the_memory_with_a_note(llama):
+def test_max_model_len_is_lowered_to_fit_memory_with_a_note(llama):
     facts = LLM(llama, num_kv_blocks=4).facts
     assert facts.max_model_len == 64
     assert "lowered from 128 to 64" in facts.notes[0]
@@ -244,30 +264,55 @@ def test_max_model_len_is_lowered_to_the_memory_with_a_note(llama):
         ({"batch_size": "8"}, "batch_size=8: expected an integer"),
     ],
 )
-def test_what_cannot_be_served_is_refused(llama, options, message):
+def test_unsupported_options_are_rejected(llama, options, message):
     with pytest.raises(ConfigurationError, match=message):
         LLM(llama, **options)
 
 
-def test_a_directory_without_a_model_is_refused(tmp_path):
+def test_a_directory_without_a_model_is_rejected(tmp_path):
     with pytest.raises(ConfigurationError, match=r"has no config\.json"):
         LLM(tmp_path)
 
 
-def test_cuda_is_refused_where_there_is_none(monkeypatch):
+def test_cuda_is_rejected_without_a_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigurationError, match="no CUDA device is visible"):
         choose_device(Options(device="cuda"))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a usable GPU")
+@pytest.mark.parametrize(
+    ("built_for_cuda", "files", "is_refused"),
+    [
+        ("13.0", ["nvidia0", "nvidiactl"], True),
+        ("13.0", ["nvidiactl"], False),
+        (None, ["nvidia0"], False),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_is_no_reason_to_serve_from_the_cpu(
+    monkeypatch, tmp_path, built_for_cuda, files, is_refused
+):
+    monkeypatch.setattr(torch.version, "cuda", built_for_cuda)
+    for name in files:
+        (tmp_path / name).touch()
+    if is_refused:
+        with pytest.raises(ConfigurationError, match=r"nvidia0.*update the NVIDIA driver"):
+            choose_device(Options(), tmp_path)
+    else:
+        assert choose_device(Options(), tmp_path).type == "cpu"
+    assert choose_device(Options(device="cpu"), tmp_path).type == "cpu"
+
+
 class OnCuda:
-    """As much of a model as decides how it is run."""
+    """A model stub with a CUDA device."""
 
     device = torch.device("cuda")
 
 
-def test_on_cuda_decode_steps_are_graphs_unless_told_otherwise(monkeypatch):
+def test_on_cuda_decode_steps_use_graphs_by_default(monkeypatch):
     def captured(*_, max_rows, max_model_len, **__):
+        if max_rows > 9:
+            raise torch.OutOfMemoryError("tried to allocate 2 GiB")
         if max_rows > 8:
             raise RuntimeError("not permitted when stream is capturing\nat line 3")
         return max_rows, max_model_len
@@ -277,29 +322,31 @@ def test_on_cuda_decode_steps_are_graphs_unless_told_otherwise(monkeypatch):
 
     def graphs(max_sequences=8, backend=None, **options):
         sizes = SimpleNamespace(max_sequences=max_sequences, max_model_len=64)
-        return build._decode_graphs(OnCuda, None, backend, Options(**options), sizes)
+        return build.capture_decode_graphs(OnCuda, None, backend, Options(**options), sizes)
 
     assert graphs() == ((8, 64), ())
     assert graphs(enforce_eager=True) == (None, ())
     assert graphs(backend=TorchBackend()) == (None, ())
     failed = "decode steps run without CUDA graphs: not permitted when stream is capturing"
     assert graphs(max_sequences=9) == (None, (failed,))
+    with pytest.raises(InsufficientMemoryError, match=r"lower option\.gpu_memory_utilization"):
+        graphs(max_sequences=10)
 
 
-def test_steps_overlap_on_cuda_unless_told_otherwise(llama):
-    assert build._overlaps(Options(), OnCuda)
-    assert not build._overlaps(Options(async_scheduling=False), OnCuda)
-    assert not LLM(llama)._engine._overlaps
-    assert LLM(llama, async_scheduling=True)._engine._overlaps
+def test_on_cuda_steps_overlap_by_default(llama):
+    assert build.overlaps_steps(Options(), OnCuda)
+    assert not build.overlaps_steps(Options(async_scheduling=False), OnCuda)
+    assert not LLM(llama).llm_engine.overlaps
+    assert LLM(llama, async_scheduling=True).llm_engine.overlaps
     library = LLM(llama, executor="library", batching="dynamic", async_scheduling=True)
-    assert not library._engine._overlaps
+    assert not library.llm_engine.overlaps
 
 
-def test_tensor_parallel_on_the_cpu_is_one_rank_and_a_note(llama):
+def test_tensor_parallel_on_a_cpu_is_one_rank_with_a_note(llama):
     assert "one rank" in LLM(llama, tensor_parallel_degree="2").facts.notes[0]
 
 
-def test_tensor_parallel_on_cuda_is_refused_where_devices_lack(monkeypatch):
+def test_tensor_parallel_on_cuda_is_rejected(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     cuda = torch.device("cuda")
     with pytest.raises(ConfigurationError, match="1 CUDA devices are visible"):
@@ -312,39 +359,39 @@ def test_tensor_parallel_on_cuda_is_refused_where_devices_lack(monkeypatch):
         check_tensor_parallel(Options(tensor_parallel_degree="4"), cuda)
 
 
-def test_max_rolling_batch_size_bounds_what_runs_at_once(llama):
+def test_max_rolling_batch_size_limits_running_sequences(llama):
     llm = LLM(llama, max_rolling_batch_size=2, dtype="fp32")
     most = []
-    submit = llm._engine._executor.submit
+    submit = llm.llm_engine.executor.submit
 
     def watch(plan, between_tokens):
         most.append(len(plan.chunks))
         return submit(plan, between_tokens)
 
-    llm._engine._executor.submit = watch
+    llm.llm_engine.executor.submit = watch
     llm.generate([[1, 2]] * 5, SamplingParams(temperature=0, ignore_eos=True), use_tqdm=False)
     assert max(most) == 2
 
 
-def test_the_prefill_budget_bounds_a_step(llama):
+def test_the_prefill_budget_limits_a_step(llama):
     llm = LLM(llama, max_rolling_batch_prefill_tokens=7, dtype="fp32")
     plans = []
-    submit = llm._engine._executor.submit
+    submit = llm.llm_engine.executor.submit
 
     def watch(plan, between_tokens):
         plans.append(plan.num_tokens)
         return submit(plan, between_tokens)
 
-    llm._engine._executor.submit = watch
+    llm.llm_engine.executor.submit = watch
     llm.generate([[1] * 30] * 3, SamplingParams(temperature=0), use_tqdm=False)
     assert max(plans) == 7
-    assert llm.facts.max_sequences == 7, "else the newest would never have a turn"
+    assert llm.facts.max_sequences == 7, "otherwise the newest would never be scheduled"
 
 
-def test_too_long_is_refused_before_anything_runs(llama):
+def test_prompts_that_are_too_long_are_rejected_before_anything_runs(llama):
     llm = LLM(llama, dtype="fp32")
     with pytest.raises(RequestError, match="prompt: has 200 tokens"):
         llm.generate([[1, 2], [1] * 200], use_tqdm=False)
-    assert not llm._engine.has_work()
+    assert not llm.llm_engine.has_work()
     with pytest.raises(RequestError, match="max_tokens: 127"):
         llm.generate([1, 2], SamplingParams(max_tokens=127), use_tqdm=False)

@@ -1,4 +1,4 @@
-"""A grammar is compiled beside the step loop: other requests go on, and this one can be aborted."""
+"""Grammars are compiled outside the step loop: other requests continue, aborts work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.strategies.fakes import strategy_of
 
 
 class Slow:
-    """Grammars that take until they are let, by the regular expression that stands for each."""
+    """Grammars whose compilation blocks until the test releases it, by regular expression."""
 
     def __init__(self):
         self.may_end = threading.Event()
@@ -67,7 +67,7 @@ def constrained(regex="a", max_tokens=5):
     return SamplingParams(temperature=0, max_tokens=max_tokens, structured_outputs=form)
 
 
-def test_others_go_on_meanwhile(client, grammars):  # noqa: F811
+def test_other_requests_continue_meanwhile(client, grammars):  # noqa: F811
     client.send(Submit("slow", [1, 2], constrained()))
     assert grammars.began.wait(5)
     client.send(Submit("free", [1, 2, 3], greedy()))
@@ -83,7 +83,7 @@ def until_end(tokens):
     return tokens[: tokens.index(0) + 1] if 0 in tokens else tokens
 
 
-def test_abort_meanwhile(client, grammars, engine):  # noqa: F811
+def test_aborting_during_compilation(client, grammars, engine):  # noqa: F811
     client.send(Submit("a", [1, 2], constrained()))
     assert grammars.began.wait(5)
     client.send(Submit("a", [1, 2], greedy()))
@@ -94,22 +94,22 @@ def test_abort_meanwhile(client, grammars, engine):  # noqa: F811
     grammars.may_end.set()
     until(lambda: "a" in grammars.known)
     client.send(Submit("c", [1], constrained(max_tokens=2)))
-    assert client.answer("c")[0] == until_end(expected(1, [1], 2)), "the second that ever ran"
+    assert client.answer("c")[0] == until_end(expected(1, [1], 2)), "only request b ran before it"
     assert engine.strategy.memory.num_held_blocks == 0
 
 
-def test_a_client_that_goes_away_meanwhile(client, endpoint, grammars, engine, connection):  # noqa: F811
+def test_a_client_disconnects_during_compilation(client, endpoint, grammars, engine, connection):  # noqa: F811
     client.send(Hello())
     gone = Client(endpoint)
     gone.send(Submit("a", [1, 2], constrained()))
     assert grammars.began.wait(5)
     gone.close()
-    for _ in range(2):  # with a heartbeat the server learns of it
+    for _ in range(2):  # a heartbeat shows the server that the client is gone
         client.receive(Heartbeat)
     grammars.may_end.set()
     until(lambda: "a" in grammars.known)
     client.send(Submit("c", [1], constrained(max_tokens=2)))
-    assert client.answer("c")[0] == until_end(expected(0, [1], 2)), "the first that ever ran"
+    assert client.answer("c")[0] == until_end(expected(0, [1], 2)), "no request ran before"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_client_that_goes_away_meanwhile(client, endpoint, grammars, engine, c
         ("no grammar", "rejected", "has none", "structured_outputs"),
     ],
 )
-def test_what_cannot_be_compiled(client, grammars, engine, regex, kind, message, field):  # noqa: F811
+def test_invalid_grammars(client, grammars, engine, regex, kind, message, field):  # noqa: F811
     grammars.may_end.set()
     client.send(Submit("a", [1, 2], constrained(regex)))
     failed = client.receive(Failed)
@@ -129,7 +129,7 @@ def test_what_cannot_be_compiled(client, grammars, engine, regex, kind, message,
     assert client.answer("a")[0] == expected(0, [1], 2)
 
 
-def test_they_count_as_waiting(client, grammars):  # noqa: F811
+def test_requests_in_compilation_count_as_waiting(client, grammars):  # noqa: F811
     """Four slots and a queue of two."""
     for number in range(7):
         client.send(Submit(f"{number}", [1], constrained()))
@@ -138,5 +138,5 @@ def test_they_count_as_waiting(client, grammars):  # noqa: F811
     grammars.may_end.set()
     ended = set()
     while len(ended) < 6:
-        ended |= {each.id for each in client.receive(Step).generated if each.finish}
+        ended |= {generated.id for generated in client.receive(Step).generated if generated.finish}
     assert ended == set("012345")

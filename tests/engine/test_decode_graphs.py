@@ -1,11 +1,13 @@
-"""Decode steps through the buffers of captured graphs, recorded and replayed without a GPU.
+"""Decode steps with CUDA graphs, whose capture is imitated on the CPU.
 
-What is imitated is the capture alone: a replay runs the work again, on the same buffers.
+Only the capture is imitated: a replay runs the work again on the same buffers.
 """
 
 from __future__ import annotations
 
 import gc
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,13 +16,13 @@ from core.plan import Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine import LLM
-from engine.step.decode_graphs import DecodeGraphs, buckets
+from engine.step.decode_graphs import CudaRecorder, DecodeGraphs, buckets
 from engine.step.packed_executor import PackedExecutor
 from tests.engine.test_equality import NUM_NEW, expected, prompts, tokens  # noqa: F401
 
 
 class Imitation:
-    """Records by keeping the work. Whatever an earlier replay left in the logits is poisoned."""
+    """Records by keeping the function. Poisons the logits before each replay."""
 
     def __init__(self):
         self.num_recorded = 0
@@ -39,24 +41,24 @@ class Imitation:
 
 
 def with_graphs(path, *, max_rows=4, **options):
-    """An LLM whose decode steps run through graphs of up to `max_rows`."""
+    """Return an LLM with decode graphs of up to `max_rows`, and their recorder."""
     llm = LLM(path, block_size=4, **{"dtype": "fp32"} | options)
-    executor, recorder = llm._engine._executor, Imitation()
+    executor, recorder = llm.llm_engine.executor, Imitation()
     graphs = DecodeGraphs(
-        executor._model,
-        executor._cache,
-        executor._backend,
+        executor.model,
+        executor.cache,
+        executor.backend,
         recorder,
         max_rows=max_rows,
         max_model_len=llm.facts.max_model_len,
     )
-    llm._engine._executor = PackedExecutor(
-        executor._model, executor._cache, executor._backend, graphs
+    llm.llm_engine.executor = PackedExecutor(
+        executor.model, executor.cache, executor.backend, graphs
     )
     return llm, recorder
 
 
-def test_buckets_waste_little_and_hold_every_batch():
+def test_buckets_waste_little_and_fit_every_batch():
     assert buckets(1) == [1]
     assert buckets(6) == [1, 2, 4, 6]
     for largest in (7, 64, 100, 256, 300):
@@ -72,7 +74,7 @@ def test_buckets_waste_little_and_hold_every_batch():
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2", "gpt_oss", "mixtral"])
 def test_tokens_equal_generate(tiny_model, expected, architecture, overlaps):  # noqa: F811
-    """With preemption and chunks in between, in batches that fill a bucket or do not."""
+    """With preemption and chunked prompts in between, in batches that fill a bucket or do not."""
     llm, recorder = with_graphs(
         tiny_model(architecture),
         num_kv_blocks=14,
@@ -82,11 +84,11 @@ def test_tokens_equal_generate(tiny_model, expected, architecture, overlaps):  #
     assert tokens(llm) == expected(architecture)
     assert recorder.num_recorded == 3
     assert recorder.num_replays > NUM_NEW
-    assert llm._engine.strategy.num_preemptions > 0
+    assert llm.llm_engine.strategy.num_preemptions > 0
 
 
 def decode_plan(count, num_tokens=5, *, samples=True):
-    """A step of `count` sequences, each in two blocks of its own, from block 1 on."""
+    """Return a step of `count` sequences with two blocks each, from block 1 on."""
     return StepPlan(
         tuple(
             Chunk(
@@ -101,26 +103,63 @@ def decode_plan(count, num_tokens=5, *, samples=True):
     )
 
 
-def test_a_step_takes_the_smallest_graph_that_holds_it(tiny_model):
+def test_a_step_uses_the_smallest_graph_that_fits(tiny_model):
     llm, _ = with_graphs(tiny_model("llama"), max_rows=6, num_kv_blocks=40)
-    graphs = llm._engine._executor._graphs
+    graphs = llm.llm_engine.executor.graphs
     sizes = [graphs.graph_for(decode_plan(count)) for count in range(1, 8)]
     assert [size and size.num_rows for size in sizes] == [1, 2, 4, 4, 6, 6, None]
 
 
-def test_prompts_and_unfinished_chunks_take_none(tiny_model):
+def test_prompts_and_unfinished_chunks_use_no_graph(tiny_model):
     llm, _ = with_graphs(tiny_model("llama"), num_kv_blocks=40)
-    graphs = llm._engine._executor._graphs
+    graphs = llm.llm_engine.executor.graphs
     assert graphs.graph_for(decode_plan(2, samples=False)) is None
     sequence = Sequence(0, [1, 2], SamplingParams())
     assert graphs.graph_for(StepPlan((Chunk(sequence, 0, 2, (1,), True),))) is None
 
 
-def test_padding_touches_no_block_and_no_other_row(tiny_model):
-    """Every block is poisoned but those of the three sequences; the bucket holds four."""
+def test_a_warm_up_that_waits_for_the_device_fails_before_the_capture(monkeypatch):
+    """A failed capture leaves torch's memory pool open; the real stream is replaced by a list."""
+    events, modes = [], ["default"]
+
+    class Stream:
+        def wait_stream(self, other):
+            pass
+
+    @contextmanager
+    def capture(graph, pool, stream):
+        events.append("capture")
+        yield
+
+    for name, value in {
+        "graph_pool_handle": lambda: "pool",
+        "Stream": Stream,
+        "current_stream": Stream,
+        "stream": lambda stream: nullcontext(),
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: events.append("replay")),
+        "graph": capture,
+        "get_sync_debug_mode": lambda: modes[-1],
+        "set_sync_debug_mode": modes.append,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+
+    def waits():
+        if modes[-1] == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    recorder = CudaRecorder()
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        recorder.record(waits)
+    assert (events, modes[-1]) == ([], "default")
+    recorder.record(lambda: events.append(modes[-1]))()
+    assert events == ["error", "capture", "default", "replay"]
+
+
+def test_padding_writes_no_block_and_affects_no_row(tiny_model):
+    """All blocks but those of the three sequences are poisoned; the bucket has four rows."""
     llm, _ = with_graphs(tiny_model("llama"), num_kv_blocks=12)
-    executor = llm._engine._executor
-    caches = [*executor._cache.keys, *executor._cache.values]
+    executor = llm.llm_engine.executor
+    caches = [*executor.cache.keys, *executor.cache.values]
     for cache in caches:
         cache.fill_(float("nan"))
         cache[1:7] = 0.5
@@ -131,14 +170,14 @@ def test_padding_touches_no_block_and_no_other_row(tiny_model):
         blocks, slots = changed.any(-1).any(-1).nonzero(as_tuple=True)
         assert blocks.tolist() == [2, 4, 6], "position 4 is the first of the second block"
         assert slots.tolist() == [0, 0, 0]
-    contexts = executor._graphs._buffers._context_lens
-    assert contexts.tolist() == [5, 5, 5, 0], "nor is anything read for it"
+    contexts = executor.graphs._buffers._context_lens
+    assert contexts.tolist() == [5, 5, 5, 0], "padding reads nothing either"
 
 
-def test_a_smaller_step_does_not_see_what_a_larger_one_left(tiny_model):
+def test_a_smaller_step_is_not_affected_by_a_larger_one_before(tiny_model):
     llm, _ = with_graphs(tiny_model("llama"), num_kv_blocks=12)
-    executor = llm._engine._executor
-    for cache in (*executor._cache.keys, *executor._cache.values):
+    executor = llm.llm_engine.executor
+    for cache in (*executor.cache.keys, *executor.cache.values):
         cache.normal_(generator=torch.Generator().manual_seed(1))
 
     def logprobs(count):
@@ -151,9 +190,9 @@ def test_a_smaller_step_does_not_see_what_a_larger_one_left(tiny_model):
     assert together[0] == pytest.approx(alone[0], abs=1e-4)
 
 
-def test_progress_is_told_of_every_capture(tiny_model):
+def test_progress_covers_every_capture(tiny_model):
     llm, _ = with_graphs(tiny_model("llama"), num_kv_blocks=12)
-    executor, seen = llm._engine._executor, []
+    executor, seen = llm.llm_engine.executor, []
 
     def progress(sizes):
         for size in sizes:
@@ -161,14 +200,14 @@ def test_progress_is_told_of_every_capture(tiny_model):
             seen.append(size)
 
     DecodeGraphs(
-        executor._model, executor._cache, executor._backend, Imitation(),
+        executor.model, executor.cache, executor.backend, Imitation(),
         max_rows=4, max_model_len=32, progress=progress,
     )  # fmt: skip
     assert seen == [4, 2, 1]
 
 
-def test_aborts_and_preemption_under_way_change_no_other_answer(tiny_model):
-    """Overlapped, through graphs: every third request goes away in the middle."""
+def test_aborts_and_preemption_change_no_other_answer(tiny_model):
+    """With overlap and graphs; every third request is aborted half-way."""
 
     def answers(*, aborting):
         llm, _ = with_graphs(
@@ -177,7 +216,7 @@ def test_aborts_and_preemption_under_way_change_no_other_answer(tiny_model):
             max_rolling_batch_prefill_tokens=10,
             async_scheduling=True,
         )
-        engine, tokens_of = llm._engine, {}
+        engine, tokens_of = llm.llm_engine, {}
         params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
         ids = [engine.add(prompt, params, 0.0) for prompt in prompts() * 3]
         while engine.has_work():
@@ -200,20 +239,20 @@ def test_memory_does_not_grow(tiny_model):
 
     def tensors():
         gc.collect()
-        return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+        return [held for held in gc.get_objects() if issubclass(type(held), torch.Tensor)]
 
     def tensors_after(num_rounds):
         for _ in range(num_rounds):
             tokens(llm, repetition_penalty=1.2)
-        return len(tensors()), len(llm._engine._executor._inputs._tables)
+        return len(tensors()), len(llm.llm_engine.executor._inputs._tables)
 
-    of_others = tensors()  # kept, so that none of other tests goes meanwhile
+    of_others = tensors()  # kept alive, so that none of other tests' tensors is freed meanwhile
     assert tensors_after(2) == tensors_after(6)
     assert of_others
 
 
 def test_logprobs_in_bf16_are_near_those_in_fp32(tiny_model):
-    """Overlapped, through graphs; a bias forces the same tokens on both, and no logprob sees it."""
+    """With overlap and graphs. A logit bias forces the same tokens and does not affect logprobs."""
     params = SamplingParams(
         temperature=0, max_tokens=NUM_NEW, ignore_eos=True, logit_bias={7: 1e5}, logprobs=0
     )
@@ -221,12 +260,12 @@ def test_logprobs_in_bf16_are_near_those_in_fp32(tiny_model):
     def logprobs(llm):
         outputs = llm.generate(prompts(), params, use_tqdm=False)
         return torch.tensor(
-            [[place[7].logprob for place in each.outputs[0].logprobs] for each in outputs]
+            [[place[7].logprob for place in output.outputs[0].logprobs] for output in outputs]
         )
 
     path = tiny_model("llama")
     low, recorder = with_graphs(path, max_rows=6, dtype="bf16", async_scheduling=True)
     found, exact = logprobs(low), logprobs(LLM(path, dtype="fp32", block_size=4))
     assert recorder.num_replays >= NUM_NEW - 1
-    assert not torch.equal(found, exact), "bf16 must be what is computed"
+    assert not torch.equal(found, exact), "the computation must really be bf16"
     torch.testing.assert_close(found, exact, atol=0.15, rtol=0)

@@ -1,4 +1,4 @@
-"""Models with random weights: no file of weights is needed, and the answers are right."""
+"""Models with random weights need no weight file, and answer as transformers does."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tests.engine.tiny_models import MODELS, UNTIED
 PROMPTS = [[3, 5, 7], [11, 2], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SPREAD = {"initializer_range": 0.3}
-"""Wider than usual, so that a random model does not repeat one token for ever."""
+"""Wider than usual, so that a random model does not repeat one token forever."""
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """architecture → folder with a config.json and nothing else."""
+    """Return a function architecture → folder with only a config.json."""
 
     def make(architecture):
         settings = MODELS[architecture] | UNTIED | SPREAD
         path = tmp_path / architecture
         CONFIG_MAPPING[architecture](**settings).save_pretrained(path)
-        assert [each.name for each in path.iterdir()] == ["config.json"]
+        assert [file.name for file in path.iterdir()] == ["config.json"]
         return path
 
     return make
@@ -47,7 +47,7 @@ def source(path, **changes):
 
 
 def generate(path):
-    """What transformers itself answers with a model of the same seed."""
+    """Return transformers' own answers with a model of the same seed."""
     is_t5 = path.name == "t5"
     model = source(path).load(AutoModelForSeq2SeqLM if is_t5 else AutoModelForCausalLM).eval()
     answers = []
@@ -70,26 +70,28 @@ def generate(path):
     [("llama", "packed"), ("llama", "library"), ("qwen2_moe", "packed"), ("bloom", "library"),
      ("t5", "library")],
 )  # fmt: skip
-def test_answers_are_those_of_generate(folder, architecture, executor):
+def test_answers_equal_those_of_generate(folder, architecture, executor):
     path = folder(architecture)
     llm = LLM(path, load_format="dummy", executor=executor, dtype="fp32")
     assert llm.facts.executor == executor
-    answers = [each.outputs[0].token_ids for each in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+    answers = [
+        request.outputs[0].token_ids for request in llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    ]
     assert answers == generate(path)
     assert len({token for answer in answers for token in answer}) > 2
 
 
 def test_a_model_that_cannot_run_packed_falls_back_unharmed(folder):
-    """What the attempt has written into the configuration must not reach the second one."""
+    """Changes to the configuration by the first attempt must not affect the second."""
     path = folder("gpt_neo")
     llm = LLM(path, load_format="dummy", dtype="fp32")
-    assert "attention is a class of its own" in llm.facts.executor_reason
+    assert "it has custom attention classes" in llm.facts.executor_reason
     assert [
-        each.outputs[0].token_ids for each in llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        request.outputs[0].token_ids for request in llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     ] == generate(path)
 
 
-def test_two_builds_are_equal_in_the_dtype_and_disturb_no_generator(folder):
+def test_builds_are_reproducible_and_leave_torchs_generator_unchanged(folder):
     path = folder("llama")
 
     def build():
@@ -107,7 +109,7 @@ def test_two_builds_are_equal_in_the_dtype_and_disturb_no_generator(folder):
     assert one["lm_head.weight"].float().std() == pytest.approx(0.3, rel=0.1)
 
 
-def test_weights_that_lie_there_are_not_read(tiny_model, tmp_path):
+def test_existing_weight_files_are_not_read(tiny_model, tmp_path):
     path = tmp_path / "llama"
     path.mkdir()
     (path / "config.json").write_text((tiny_model("llama") / "config.json").read_text())
@@ -118,7 +120,7 @@ def test_weights_that_lie_there_are_not_read(tiny_model, tmp_path):
         LLM(path)
 
 
-def test_facts_say_that_the_weights_are_random(folder, tiny_model):
+def test_facts_note_the_random_weights(folder, tiny_model):
     def facts(path, load_format):
         return build_engine(path, Options(load_format=load_format)).facts
 
@@ -126,11 +128,11 @@ def test_facts_say_that_the_weights_are_random(folder, tiny_model):
     assert not any("random" in note for note in facts(tiny_model("llama"), "auto").notes)
 
 
-def test_what_else_lies_in_the_folder_counts(folder):
+def test_other_files_of_the_folder_are_used(folder):
     path = folder("t5")
     (path / "generation_config.json").write_text(
         json.dumps({"eos_token_id": [5, 6], "decoder_start_token_id": 9, "pad_token_id": 0})
     )
     llm = LLM(path, load_format="dummy", dtype="fp32")
     assert llm.facts.eos_token_ids == (5, 6)
-    assert llm._engine._executor._model.generation_config.decoder_start_token_id == 9
+    assert llm.llm_engine.executor.model.generation_config.decoder_start_token_id == 9

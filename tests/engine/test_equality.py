@@ -15,7 +15,7 @@ from engine import LLM, SamplingParams
 from engine.attention.backends import CpuBackend
 from engine.attention.call import UnsupportedModelError, paged_attention_forward
 from engine.model.families import FAMILIES
-from kernels.cpu.library import what_is_lacking
+from kernels.cpu.shared_library import unavailable_reason
 from tests.engine.tiny_models import FOREIGN, LIBRARY, OWN, VOCABULARY
 
 STRATEGIES = {
@@ -33,7 +33,7 @@ def prompts():
 
 
 def generate(path, **changes):
-    """What transformers itself answers, one prompt at a time, without the prompt."""
+    """Return transformers' own answers, one prompt at a time, without the prompts."""
     is_t5 = path.name == "t5"
     kind = AutoModelForSeq2SeqLM if is_t5 else AutoModelForCausalLM
     model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
@@ -66,17 +66,19 @@ def expected(tiny_model):
 
 def tokens(llm, **changes):
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW, **changes)
-    return [each.outputs[0].token_ids for each in llm.generate(prompts(), params, use_tqdm=False)]
+    return [
+        request.outputs[0].token_ids for request in llm.generate(prompts(), params, use_tqdm=False)
+    ]
 
 
-def test_every_family_is_tried():
+def test_every_family_is_tested():
     assert OWN.keys() == FAMILIES.keys()
 
 
 @pytest.mark.parametrize("batching", STRATEGIES)
 @pytest.mark.parametrize("architecture", [*OWN, *FOREIGN])
-def test_packed(tiny_model, expected, architecture, batching):
-    """Prompts in chunks of 10 tokens, mixed with decodes; in `paged` with preemption."""
+def test_packed_executor(tiny_model, expected, architecture, batching):
+    """Prompts in chunks of 10 tokens mixed with decodes; in `paged` with preemption."""
     llm = LLM(
         tiny_model(architecture),
         batching=batching,
@@ -90,23 +92,23 @@ def test_packed(tiny_model, expected, architecture, batching):
     assert llm.facts.decoder.startswith("own" if architecture in OWN else "transformers' code")
     assert tokens(llm, ignore_eos=True) == expected(architecture, eos_token_id=None)
     if batching == "paged":
-        assert llm._engine.strategy.num_preemptions > 0
-    assert llm._engine.strategy.memory.num_held_blocks == 0
+        assert llm.llm_engine.strategy.num_preemptions > 0
+    assert llm.llm_engine.strategy.memory.num_held_blocks == 0
 
 
 @pytest.mark.parametrize("architecture", [*OWN, *FOREIGN])
-def test_on_the_kernels_of_the_cpu(tiny_model, architecture):
+def test_packed_executor_with_cpu_kernels(tiny_model, architecture):
     path = tiny_model(architecture, is_wide=True)
     llm = LLM(
         path, executor="packed", dtype="fp32", block_size=4, num_kv_blocks=14,
         max_rolling_batch_prefill_tokens=10,
     )  # fmt: skip
     assert tokens(llm) == generate(path)
-    assert isinstance(llm._engine._executor._backend, CpuBackend) or what_is_lacking()
+    assert isinstance(llm.llm_engine.executor.backend, CpuBackend) or unavailable_reason()
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2", "qwen2_moe"])
-def test_transformers_code_in_place_of_ours(tiny_model, expected, architecture):
+def test_packed_executor_with_transformers_code(tiny_model, expected, architecture):
     llm = LLM(
         tiny_model(architecture), decoder="transformers", dtype="fp32", block_size=4,
         num_kv_blocks=14, max_rolling_batch_prefill_tokens=10,
@@ -118,22 +120,22 @@ def test_transformers_code_in_place_of_ours(tiny_model, expected, architecture):
 
 @pytest.mark.parametrize("batching", ["none", "dynamic"])
 @pytest.mark.parametrize("architecture", LIBRARY)
-def test_library(tiny_model, expected, architecture, batching):
+def test_library_executor(tiny_model, expected, architecture, batching):
     llm = LLM(tiny_model(architecture), batching=batching, dtype="fp32", **STRATEGIES[batching])
     assert llm.facts.executor == "library"
     assert tokens(llm) == expected(architecture)
 
 
 @pytest.mark.parametrize("batching", ["none", "dynamic"])
-def test_a_decoder_in_the_library_executor(tiny_model, expected, batching):
+def test_library_executor_with_a_decoder(tiny_model, expected, batching):
     path = tiny_model("llama")
     llm = LLM(path, batching=batching, executor="library", dtype="fp32", **STRATEGIES[batching])
     assert tokens(llm) == expected("llama")
 
 
-def test_the_library_executor_stops_for_a_client_that_has_gone(tiny_model):
+def test_the_library_executor_stops_for_an_aborted_request(tiny_model):
     llm = LLM(tiny_model("llama"), batching="none", executor="library", dtype="fp32")
-    engine, count = llm._engine, []
+    engine, count = llm.llm_engine, []
 
     def abort_at_the_third_token():
         count.append(1)
@@ -149,15 +151,15 @@ def test_the_library_executor_stops_for_a_client_that_has_gone(tiny_model):
 @pytest.mark.parametrize(
     ("architecture", "reason"),
     [
-        ("bloom", "its attention is not transformers' common one"),
-        ("gpt_neo", "its attention is a class of its own"),
+        ("bloom", "it does not use transformers' attention interface"),
+        ("gpt_neo", "it has custom attention classes"),
         ("mamba", "it has layers of type linear_attention"),
         ("qwen3_next", "it has layers of type linear_attention"),
         ("t5", "it is an encoder-decoder model"),
         ("llama4_text", "it has layers of type chunked_attention"),
     ],
 )
-def test_the_gate_says_why_and_what_works(tiny_model, architecture, reason):
+def test_the_gate_names_the_reason_and_an_alternative(tiny_model, architecture, reason):
     with pytest.raises(ConfigurationError) as caught:
         LLM(tiny_model(architecture), batching="paged", dtype="fp32")
     assert f"{architecture} cannot run packed: {reason}" in str(caught.value)
@@ -204,14 +206,14 @@ def test_the_gate_counts_calls(tiny_model, monkeypatch, times):
         ({"paged": None}, "do not pass keywords on"),
     ],
 )
-def test_attention_refuses_what_it_would_drop(keywords, reason):
+def test_attention_rejects_arguments_it_would_ignore(keywords, reason):
     given = {"attention_mask": None, "paged": object()} | keywords
     tensor = torch.zeros(1, 1, 1, 8)
     with pytest.raises(UnsupportedModelError, match=reason):
         paged_attention_forward(torch.nn.Module(), tensor, tensor, tensor, **given)
 
 
-def test_the_models_own_generation_config_neither_chooses_nor_stops(tiny_model, tmp_path):
+def test_the_models_generation_config_does_not_affect_decoding(tiny_model, tmp_path):
     path = shutil.copytree(tiny_model("bloom"), tmp_path / "bloom")
     expected = tokens(LLM(path, dtype="fp32"), ignore_eos=True)
     config = {"num_beams": 4, "repetition_penalty": 3.0, "max_time": 1e-6, "eos_token_id": 0,
@@ -220,7 +222,7 @@ def test_the_models_own_generation_config_neither_chooses_nor_stops(tiny_model, 
     llm = LLM(path, dtype="fp32")
     assert llm.facts.executor == "library"
     assert tokens(llm, ignore_eos=True) == expected
-    assert {len(each) for each in expected} == {NUM_NEW}
+    assert {len(tokens) for tokens in expected} == {NUM_NEW}
 
 
 def test_repetition_penalty_equals_transformers(tiny_model):

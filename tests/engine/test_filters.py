@@ -1,4 +1,4 @@
-"""What each filter keeps, against transformers; and that no path and no neighbour changes it."""
+"""Logit filters against transformers; results do not depend on code path or batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def random_logits(count, seed=0, scale=3.0):
 
 
 def kept(logits, **params):
-    """[N, vocabulary]: which tokens have any weight left."""
+    """Return [N, vocabulary] bool: tokens with a non-zero probability."""
     rows = [Row(Sequence(0, [1], SamplingParams(**params)), 1)] * len(logits)
     parcel = Parcel(Staging(torch.device("cpu")))
     keeps = filters.plan_filters(rows, logits.shape[1], parcel)
@@ -44,7 +44,7 @@ def kept(logits, **params):
 
 
 def transformers_keeps(logits, **params):
-    """In our order, which is vLLM's."""
+    """Apply transformers' filters in our order, which is vLLM's."""
     makers = {
         "temperature": TemperatureLogitsWarper,
         "min_p": MinPLogitsWarper,
@@ -80,16 +80,16 @@ def transformers_keeps(logits, **params):
     ],
     ids=str,
 )
-def test_what_is_kept_equals_transformers(monkeypatch, params, short_k):
+def test_kept_tokens_equal_those_of_transformers(monkeypatch, params, short_k):
     monkeypatch.setattr(filters, "MAX_SHORT_K", short_k)
-    logits = random_logits(40, scale=1.5)  # none so unlikely that its weight is 0 anyway
+    logits = random_logits(40, scale=1.5)  # no probability underflows to 0 anyway
     known = {**params, "top_k": min(params["top_k"], VOCABULARY)} if "top_k" in params else params
     got, expected = kept(logits, **params), transformers_keeps(logits, **known)
     assert torch.equal(got, expected)
     assert not got.all() or set(params) == {"temperature"} or params.get("top_k", 0) > VOCABULARY
 
 
-def test_top_p_counts_what_min_p_and_top_k_left():
+def test_top_p_applies_after_min_p_and_top_k():
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
     assert kept(logits, top_p=0.57).tolist() == [[True, True, False, False]]
     assert kept(logits, top_k=2, top_p=0.57).tolist() == [[True, False, False, False]]
@@ -106,26 +106,26 @@ def test_typical_p_may_drop_the_most_likely():
     "params", [{"top_k": 2}, {"top_p": 0.5}, {"top_k": 3, "top_p": 0.6}], ids=str
 )
 @pytest.mark.parametrize("short_k", [0, filters.MAX_SHORT_K], ids=["sorted", "selected"])
-def test_equals_are_kept_together(monkeypatch, params, short_k):
+def test_tied_tokens_are_kept_together(monkeypatch, params, short_k):
     monkeypatch.setattr(filters, "MAX_SHORT_K", short_k)
     logits = torch.tensor([[0.0, 1.0, 2.0, 1.0, -9.0, 1.0]])
     assert kept(logits, **params).tolist() == [[False, True, True, True, False, True]]
 
 
-def test_what_is_no_number_or_impossible_weighs_nothing():
+def test_nan_and_minus_infinity_have_no_probability():
     weights = filters.weigh(torch.tensor([float("nan"), 0.0, float("-inf")]))
     assert weights.tolist() == [0, filters.WEIGHT_OF_ONE, 0]
 
 
 def mixed_rows():
-    """Every combination of some values of all filters, each row with a seed of its own."""
+    """Return every combination of some values of all filters, with one seed per row."""
     values = itertools.product(
         (0.4, 1.0), (0.0, 0.02), (0, 3, 50, 200), (1.0, 0.8, 0.3), (1.0, 0.7)
     )
     names = ("temperature", "min_p", "top_k", "top_p", "typical_p")
     return [
-        Sequence(id, [5], SamplingParams(seed=id, **dict(zip(names, each, strict=True))))
-        for id, each in enumerate(values)
+        Sequence(id, [5], SamplingParams(seed=id, **dict(zip(names, changes, strict=True))))
+        for id, changes in enumerate(values)
     ]
 
 
@@ -140,7 +140,7 @@ def logits(request):
     }[request.param]
 
 
-def test_a_row_among_others_draws_what_it_draws_alone(logits):
+def test_a_row_draws_the_same_token_in_any_batch(logits):
     sequences = mixed_rows()
     together = sample(logits, sequences).token_ids.tolist()
     alone = [
@@ -153,15 +153,15 @@ def test_a_row_among_others_draws_what_it_draws_alone(logits):
 
 @pytest.mark.parametrize("at_once", [1, 7 * VOCABULARY], ids=["one", "seven"])
 @pytest.mark.parametrize("short_k", [0, 10, VOCABULARY])
-def test_every_path_draws_the_same(monkeypatch, logits, short_k, at_once):
-    """Selected or sorted, all rows at once or in parts."""
+def test_every_code_path_draws_the_same_token(monkeypatch, logits, short_k, at_once):
+    """Selection or sorting, all rows at once or in parts."""
     expected = sample(logits, mixed_rows()).token_ids
     monkeypatch.setattr(filters, "MAX_SHORT_K", short_k)
     monkeypatch.setattr(draw, "MAX_NUMBERS", at_once)
     assert torch.equal(sample(logits, mixed_rows()).token_ids, expected)
 
 
-def test_who_asks_for_nothing_pays_nothing(monkeypatch):
+def test_rows_without_filters_cost_nothing(monkeypatch):
     """No sort and no selection without a filter that needs one; nothing sent for greedy rows."""
     sorts = []
     for name in ("sort", "topk", "cumsum_", "exp"):

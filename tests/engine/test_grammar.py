@@ -1,4 +1,4 @@
-"""Constrained answers: random weights say nothing that the grammar does not, in every strategy."""
+"""Structured outputs with random weights follow the grammar in every strategy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.engine.test_equality import STRATEGIES
 
 EOS = 256
 VOCABULARY = 300
-"""Of the model, whose tokenizer has fewer tokens: 256 bytes, the end and one word."""
+"""The model's vocabulary size. Its tokenizer has fewer tokens: 256 bytes, EOS and one word."""
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -43,7 +43,7 @@ SCHEMA = {
 SMALL = {"dtype": "fp32", "block_size": 8, "max_rolling_batch_prefill_tokens": 24}
 PROMPTS = [list(range(60, 60 + length)) for length in (3, 17, 9)]
 LONG = 160
-"""Tokens that any answer of the schema has room in."""
+"""Enough tokens for any answer of the schema."""
 
 
 def byte_tokenizer() -> tokenizers.Tokenizer:
@@ -53,7 +53,7 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<eos>", "<word>"])
-    tokenizer.enable_truncation(4)  # of its training, which must not end up in answers
+    tokenizer.enable_truncation(4)  # a training token, which must not end up in answers
     tokenizer.enable_padding(direction="left", length=12, pad_id=5)
     return tokenizer
 
@@ -88,7 +88,7 @@ def form(**form):
 
 
 def mixed():
-    """Constrained and free answers that alternate."""
+    """Return requests that alternate between constrained and free answers."""
     return [
         SamplingParams(
             seed=number, max_tokens=LONG if number % 2 == 0 else 30, ignore_eos=number % 4 == 1,
@@ -100,7 +100,7 @@ def mixed():
 
 def answers(llm, params):
     prompts = [PROMPTS[number % 3] for number in range(len(params))]
-    return [each.outputs[0] for each in llm.generate(prompts, params, use_tqdm=False)]
+    return [request.outputs[0] for request in llm.generate(prompts, params, use_tqdm=False)]
 
 
 def answer(llm, **params):
@@ -109,7 +109,7 @@ def answer(llm, **params):
 
 @pytest.fixture(scope="module")
 def alone(model_dir):
-    """Each request by itself, one step after the other."""
+    """Return the answers of single requests without overlap."""
     with LLM(model_dir, batching="none", async_scheduling=False, **SMALL) as llm:
         prompts = [PROMPTS[number % 3] for number in range(6)]
         return [
@@ -118,32 +118,32 @@ def alone(model_dir):
         ]
 
 
-def test_answers_are_what_the_schema_says(llm):
+def test_answers_follow_the_schema(llm):
     validator = jsonschema_rs.validator_for(SCHEMA)
     params = [SamplingParams(seed=s, max_tokens=LONG, **form(json=SCHEMA)) for s in range(12)]
-    said = answers(llm, params)
-    assert {each.finish_reason for each in said} == {"stop"}
-    assert len({each.text for each in said}) == 12
-    for each in said:
-        validator.validate(json.loads(each.text))
+    reply = answers(llm, params)
+    assert {answer.finish_reason for answer in reply} == {"stop"}
+    assert len({answer.text for answer in reply}) == 12
+    for answer in reply:
+        validator.validate(json.loads(answer.text))
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("batching", [*STRATEGIES, "library"])
-def test_a_mixed_batch_is_its_rows(model_dir, alone, batching, overlaps):
-    """In `paged` with preemption: what was said before counts once."""
+def test_a_mixed_batch_equals_single_requests(model_dir, alone, batching, overlaps):
+    """In `paged` with preemption: earlier tokens are fed to the grammar only once."""
     options = {"executor": "library"} if batching == "library" else {"batching": batching}
     options |= STRATEGIES.get(batching, {})
     if batching == "paged":
         options |= {"num_kv_blocks": 26, "preemption_mode": "auto" if overlaps else "recompute"}
     with LLM(model_dir, async_scheduling=overlaps, **options, **SMALL) as llm:
-        assert [each.token_ids for each in answers(llm, mixed())] == alone
-        assert (llm._engine.strategy.num_preemptions > 0) == (batching == "paged")
-        assert llm._engine.strategy.memory.num_held_blocks == 0
+        assert [output.token_ids for output in answers(llm, mixed())] == alone
+        assert (llm.llm_engine.strategy.num_preemptions > 0) == (batching == "paged")
+        assert llm.llm_engine.strategy.memory.num_held_blocks == 0
 
 
-def test_an_adapted_model_is_held_to_it_too(model_dir, tmp_path):
-    """Beside the model itself, in one batch; greedy, so as the model that it is merged into."""
+def test_adapters_follow_the_grammar_too(model_dir, tmp_path):
+    """In one batch with the base model; greedy, so answers equal those of the merged model."""
     adapter = write_adapter(model_dir, tmp_path / "adapter", seed=3)
     whole = merged(model_dir, adapter, tmp_path / "merged")
     shutil.copy(model_dir / "tokenizer.json", whole)
@@ -153,21 +153,21 @@ def test_an_adapted_model_is_held_to_it_too(model_dir, tmp_path):
     with LLM(model_dir, enable_lora=True, **SMALL) as llm:
         adapters = [LoRARequest("one", 1, str(adapter)), None, None]
         prompts = [PROMPTS[0], PROMPTS[0], PROMPTS[1]]
-        said = llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
-    adapted, own, _ = (each.outputs[0].text for each in said)
+        reply = llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
+    adapted, own, _ = (answer.outputs[0].text for answer in reply)
     assert adapted == expected[0].text != own
     assert all(re.fullmatch("[a-f]{8}-[0-9x]{4,12}!", text) for text in (adapted, own))
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_samples_that_are_preempted(model_dir, mode):
+def test_preempted_samples(model_dir, mode):
     params = SamplingParams(seed=3, n=2, max_tokens=LONG, **form(json=SCHEMA))
     texts = []
     for changes in ({"num_kv_blocks": 300}, {"num_kv_blocks": 45, "preemption_mode": mode}):
         with LLM(model_dir, batching="paged", **changes, **SMALL) as llm:
             results = llm.generate(PROMPTS, params, use_tqdm=False)
-            texts.append([each.text for result in results for each in result.outputs])
-            preempted = llm._engine.strategy.num_preemptions
+            texts.append([output.text for result in results for output in result.outputs])
+            preempted = llm.llm_engine.strategy.num_preemptions
     assert preempted > 0
     assert texts[0] == texts[1]
     assert len(set(texts[0])) == 6
@@ -175,35 +175,35 @@ def test_samples_that_are_preempted(model_dir, mode):
         jsonschema_rs.validate(SCHEMA, json.loads(text))
 
 
-def test_others_overlap_as_before(model_dir):
-    """A free answer beside a constrained one still has its steps submitted ahead."""
+def test_free_answers_still_overlap(model_dir):
+    """Next to a constrained answer, steps of a free one are still submitted ahead."""
     with LLM(model_dir, async_scheduling=True, **SMALL) as llm:
         ahead = []
-        submit = llm._engine._executor.submit
+        submit = llm.llm_engine.executor.submit
 
         def watch(plan, between_tokens):
             for chunk in plan.chunks:
                 ahead.append((chunk.sequence.params.structured_outputs, chunk.ends_in_flight))
             return submit(plan, between_tokens)
 
-        llm._engine._executor.submit = watch
-        params = [SamplingParams(seed=2, max_tokens=20, ignore_eos=True, **each)
-                  for each in ({}, form(regex="[a-z]*"))]  # fmt: skip
+        llm.llm_engine.executor.submit = watch
+        params = [SamplingParams(seed=2, max_tokens=20, ignore_eos=True, **changes)
+                  for changes in ({}, form(regex="[a-z]*"))]  # fmt: skip
         answers(llm, params)
     free = [in_flight for grammar, in_flight in ahead if grammar is None]
     assert sum(free) == 19
     assert not any(in_flight for grammar, in_flight in ahead if grammar is not None)
 
 
-def test_every_form(llm):
+def test_every_constraint(llm):
     schema = '{"type": "array", "items": {"type": "boolean"}, "maxItems": 3}'
     assert isinstance(json.loads(answer(llm, max_tokens=LONG, **form(json=schema)).text), list)
     assert re.fullmatch(r"[0-9]{3}-[a-f]{2}", answer(llm, **form(regex=r"\d{3}-[a-f]{2}")).text)
     choices = ("yes", "no", 'a "b"\n', "né😀")
-    said = {
+    reply = {
         answer(llm, seed=seed, temperature=5.0, **form(choice=choices)).text for seed in range(30)
     }
-    assert said == set(choices)
+    assert reply == set(choices)
     lark = 'start: "SELECT " NAME ("," NAME)? ";"\nNAME: /[a-z]{2}/'
     gbnf = 'root ::= "SELECT " name ("," name)? ";"\nname ::= [a-z] [a-z]'
     for grammar in (lark, gbnf):
@@ -218,17 +218,17 @@ def test_scripts_written_for_guided_decoding(llm):
     assert answers(llm, [params])[0].text == "x"
 
 
-def test_where_nothing_can_follow_the_answer_ends(llm):
-    """Without a token for the end, whatever else says that it should go on."""
+def test_an_answer_ends_where_nothing_can_follow(llm):
+    """Without an EOS token, and also with min_tokens and ignore_eos."""
     for changes in ({}, {"ignore_eos": True}, {"min_tokens": 15}, {"logit_bias": {98: -1e6}}):
-        said = answer(llm, **form(regex="[ab]{3}"), **changes)
-        assert (len(said.token_ids), said.finish_reason) == (3, "stop")
+        reply = answer(llm, **form(regex="[ab]{3}"), **changes)
+        assert (len(reply.token_ids), reply.finish_reason) == (3, "stop")
     with_end = answer(llm, **form(regex="a*"), logit_bias={EOS: 1e4})
     assert (with_end.token_ids, with_end.finish_reason) == ([EOS], "stop")
 
 
-def test_the_end_that_need_not_be(llm):
-    """After every letter the answer may end, or go on."""
+def test_an_optional_end(llm):
+    """The answer may end or continue after every letter."""
     likely = {"logit_bias": {EOS: 1e4}, **form(regex="[a-z]*")}
     assert len(answer(llm, **likely, min_tokens=4).token_ids) == 5
     endless = answer(llm, **likely, ignore_eos=True)
@@ -238,35 +238,38 @@ def test_the_end_that_need_not_be(llm):
     assert (len(last.token_ids), last.finish_reason) == (20, "stop")
 
 
-def test_the_grammar_wins(llm):
-    """Over what would leave no token at all."""
+def test_the_grammar_takes_precedence(llm):
+    """Over parameters that would leave no possible token."""
     text = answer(llm, **form(choice=["ab"]), allowed_token_ids=(70, 71), bad_words=((64,),)).text
     assert text == "ab"
     greedy = answer(llm, **form(regex="[xyz]{9}"), temperature=0, repetition_penalty=1.5)
     assert re.fullmatch("[xyz]{9}", greedy.text)
 
 
-def test_logprobs_are_the_models_own(llm):
-    said = answer(llm, **form(regex="[ab]{4}"), logprobs=2)
-    ranks = [each[token].rank for token, each in zip(said.token_ids, said.logprobs, strict=True)]
-    assert max(ranks) > 2, "the constrained token is not the likeliest one"
+def test_logprobs_are_those_before_the_grammar(llm):
+    reply = answer(llm, **form(regex="[ab]{4}"), logprobs=2)
+    ranks = [
+        logprobs[token].rank
+        for token, logprobs in zip(reply.token_ids, reply.logprobs, strict=True)
+    ]
+    assert max(ranks) > 2, "the constrained token is not the most likely one"
 
 
-def test_a_model_without_an_end(model_dir, tmp_path):
+def test_a_model_without_an_eos_token(model_dir, tmp_path):
     shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
     for name in ("config.json", "generation_config.json"):
         settings = json.loads((tmp_path / name).read_text())
         (tmp_path / name).write_text(json.dumps(settings | {"eos_token_id": None}))
     with LLM(tmp_path, **SMALL) as llm:
         assert llm.facts.eos_token_ids == ()
-        said = answer(llm, max_tokens=LONG, **form(json=SCHEMA))
-        assert said.finish_reason == "stop"
-        jsonschema_rs.validate(SCHEMA, json.loads(said.text))
+        reply = answer(llm, max_tokens=LONG, **form(json=SCHEMA))
+        assert reply.finish_reason == "stop"
+        jsonschema_rs.validate(SCHEMA, json.loads(reply.text))
 
 
 @pytest.mark.parametrize("executor", ["packed", "library"])
-def test_what_cannot_go_on_fails_alone(model_dir, monkeypatch, executor):
-    """Here a matcher that gives up in the middle of an answer."""
+def test_a_failing_matcher_fails_only_its_request(model_dir, monkeypatch, executor):
+    """The matcher here fails in the middle of an answer."""
     with LLM(model_dir, executor=executor, batching="dynamic", batch_size=3, **SMALL) as llm:
         limited = Grammars.matcher
 
@@ -300,10 +303,10 @@ def test_what_cannot_go_on_fails_alone(model_dir, monkeypatch, executor):
         ]
         texts, failure = {}, None
         prompts = dict(zip("abc", zip(PROMPTS, params, strict=True), strict=True))
-        streams = {name: llm.stream(*each) for name, each in prompts.items()}
+        streams = {name: llm.stream(*arguments) for name, arguments in prompts.items()}
         for name, stream in streams.items():
             try:
-                texts[name] = "".join(each.text for each in stream)
+                texts[name] = "".join(delta.text for delta in stream)
             except GenerationError as error:
                 failure = name, str(error)
     assert failure == ("b", "structured_outputs: ParserTooComplex at length")
@@ -321,11 +324,11 @@ def test_what_cannot_go_on_fails_alone(model_dir, monkeypatch, executor):
         ({"grammar": "root ::= ("}, "Expected"),
     ],
 )
-def test_wrong_forms_are_refused(llm, wrong, why):
+def test_invalid_constraints_are_rejected(llm, wrong, why):
     with pytest.raises(RequestError, match=why) as caught:
         answer(llm, **form(**wrong))
     assert caught.value.field == "structured_outputs"
-    assert not llm._engine.has_work()
+    assert not llm.llm_engine.has_work()
 
 
 def test_a_model_without_a_tokenizer(model_dir, tmp_path):
@@ -335,24 +338,24 @@ def test_a_model_without_a_tokenizer(model_dir, tmp_path):
         answer(llm, **form(regex="a"))
 
 
-def test_without_the_library(llm, monkeypatch):
+def test_without_llguidance(llm, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
     with pytest.raises(RequestError, match="pip install llguidance"):
         answer(llm, **form(regex="a"))
 
 
-def test_compiled_grammars_are_kept_and_bounded(model_dir):
+def test_compiled_grammars_are_cached_up_to_a_limit(model_dir):
     grammars = Grammars(model_dir, [EOS])
     forms = [StructuredOutputsParams(regex=f"a{{{n}}}") for n in range(MAX_KEPT + 2)]
-    for each in forms:
-        assert not grammars.knows(each)
-        grammars.matcher(each).consume_token(64)
-    assert [grammars.knows(each) for each in forms] == [False, False, *[True] * MAX_KEPT]
+    for kept_form in forms:
+        assert not grammars.knows(kept_form)
+        grammars.matcher(kept_form).consume_token(64)
+    assert [grammars.knows(kept_form) for kept_form in forms] == [False, False, *[True] * MAX_KEPT]
     first = grammars.matcher(forms[2])
     assert first.consume_token(64)
-    assert not first.is_stopped(), "a copy starts at the start"
+    assert not first.is_stopped(), "a copy starts at the beginning"
     assert first.consume_token(64)
     assert first.is_stopped()
     grammars.matcher(forms[0])
-    assert grammars.knows(forms[2]), "used last"
+    assert grammars.knows(forms[2]), "most recently used"
     assert not grammars.knows(forms[3])

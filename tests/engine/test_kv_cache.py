@@ -1,4 +1,4 @@
-"""The tensors of K and V."""
+"""The KV cache's tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.attention.kv_cache import KVCache
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
-def test_on_a_cpu_a_heads_part_of_a_block_is_one_run_of_zeros(dtype):
+def test_on_a_cpu_a_heads_slots_of_a_block_are_contiguous_zeros(dtype):
     cache = KVCache([LayerShape(2, 8, 4), LayerShape(1, 16, 16)], 5, 4, dtype, torch.device("cpu"))
     shapes = [(5, 4, 2, 8), (5, 4, 1, 16), (5, 4, 2, 4), (5, 4, 1, 16)]
     for tensor, shape in zip(cache.keys + cache.values, shapes, strict=True):
@@ -22,7 +22,7 @@ def test_on_a_cpu_a_heads_part_of_a_block_is_one_run_of_zeros(dtype):
         assert not tensor.any()
     cache.keys[0][4, 3, 1] = 1
     assert cache.keys[0].sum() == 8
-    assert not any(each.any() for each in (cache.keys[1], *cache.values))
+    assert not any(part.any() for part in (cache.keys[1], *cache.values))
 
 
 def resident():
@@ -31,12 +31,12 @@ def resident():
 
 
 def make_large():
-    """128 MiB."""
+    """Return a cache of 128 MiB."""
     return KVCache([LayerShape(2, 64, 64)] * 2, 4096, 16, torch.float32, torch.device("cpu"))
 
 
-def test_on_a_cpu_its_memory_is_made_in_the_background():
-    """Beside steps that write to it already, which it leaves alone."""
+def test_on_a_cpu_memory_is_populated_in_the_background():
+    """Steps may already write to the cache; their data is kept."""
     before, cache = resident(), make_large()
     cache.keys[0].fill_(7)
     deadline = time.monotonic() + 30
@@ -47,19 +47,19 @@ def test_on_a_cpu_its_memory_is_made_in_the_background():
     assert not any(tensor.any() for tensor in (cache.keys[1], *cache.values))
 
 
-def test_a_kernel_that_cannot_do_that_writes_it_at_once(monkeypatch):
+def test_memory_is_written_at_once_if_the_kernel_cannot_populate_it(monkeypatch):
     monkeypatch.setattr("engine.attention.kv_cache.MADV_POPULATE_WRITE", 9999)
     before, cache = resident(), make_large()
     assert resident() - before > 0.9 * 128 * 2**20
     assert not cache.values[1].any()
 
 
-def test_a_cache_that_is_dropped_meanwhile_is_no_harm():
+def test_a_cache_may_be_dropped_meanwhile():
     for _ in range(5):
         make_large()
 
 
-def test_a_kernel_without_huge_pages_is_no_error(monkeypatch):
+def test_huge_pages_are_optional(monkeypatch):
     def cache():
         return KVCache([LayerShape(2, 64, 64)], 8, 16, torch.float32, torch.device("cpu"))
 

@@ -1,4 +1,4 @@
-"""The offline class: prompts in, vLLM-shaped answers out."""
+"""The `LLM` class: results have vLLM's format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 def letters():
-    """A tokenizer of single characters: token n is chr(n + 32)."""
+    """A character tokenizer: token n is chr(n + 32)."""
     vocabulary = {chr(n + 32): n for n in range(VOCABULARY)}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=" "))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -39,7 +39,7 @@ def test_text_and_tokens_agree(llm):
     request = llm.generate("ROMEO:", GREEDY, use_tqdm=False)[0]
     output = request.outputs[0]
     assert request.prompt == "ROMEO:"
-    assert request.prompt_token_ids == [ord(each) - 32 for each in "ROMEO:"]
+    assert request.prompt_token_ids == [ord(letter) - 32 for letter in "ROMEO:"]
     assert output.text == "".join(chr(token + 32) for token in output.token_ids)
     assert len(output.token_ids) == 12
     assert output.logprobs is None
@@ -50,21 +50,21 @@ def test_text_and_tokens_agree(llm):
 def test_results_come_in_the_order_of_the_prompts(llm):
     prompts = ["one", [3, 4, 5], "three"]
     together = llm.generate(prompts, GREEDY, use_tqdm=False)
-    assert [each.outputs[0].token_ids for each in together] == [
-        answer(llm, each).token_ids for each in prompts
+    assert [output.outputs[0].token_ids for output in together] == [
+        answer(llm, prompt).token_ids for prompt in prompts
     ]
     assert together[1].prompt is None
 
 
-def test_parameters_one_each(llm):
+def test_one_set_of_parameters_per_prompt(llm):
     params = [SamplingParams(max_tokens=3, temperature=0), SamplingParams(max_tokens=5, seed=1)]
     outputs = llm.generate(["a", "b"], params, use_tqdm=False)
-    assert [len(each.outputs[0].token_ids) for each in outputs] == [3, 5]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 5]
     with pytest.raises(RequestError, match="2 given for 1 prompts"):
         llm.generate(["a"], params, use_tqdm=False)
 
 
-def test_a_seed_decides_whatever_runs_beside(llm):
+def test_seeded_answers_do_not_depend_on_the_batch(llm):
     params = SamplingParams(seed=5, max_tokens=10, ignore_eos=True)
     alone = answer(llm, "x", params).token_ids
     beside = llm.generate(["yy", "x", "zzz"], [GREEDY, params, GREEDY], use_tqdm=False)
@@ -74,7 +74,7 @@ def test_a_seed_decides_whatever_runs_beside(llm):
     )
 
 
-def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(llm):
+def test_a_stop_string_ends_the_answer_and_is_removed(llm):
     text = answer(llm, "ROMEO:").text
     stop = text[4:6]
     for given in (stop, [stop], (stop, "never")):
@@ -83,8 +83,8 @@ def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(llm):
         assert output.text == text[: text.index(stop)]
         assert output.finish_reason == "stop"
         assert len(output.token_ids) < 12
-    assert not llm._engine.has_work()
-    assert llm._engine.strategy.memory.num_held_blocks == 0
+    assert not llm.llm_engine.has_work()
+    assert llm.llm_engine.strategy.memory.num_held_blocks == 0
 
 
 def test_a_stop_token_ends_the_answer(llm):
@@ -95,7 +95,7 @@ def test_a_stop_token_ends_the_answer(llm):
     assert output.finish_reason == "stop"
 
 
-def test_no_tokenizer(tiny_model):
+def test_a_model_without_a_tokenizer(tiny_model):
     llm = LLM(tiny_model("qwen3"), dtype="fp32")
     assert len(answer(llm, [1, 2, 3]).token_ids) == 12
     with pytest.raises(RequestError, match=r"no tokenizer\.json"):
@@ -109,10 +109,10 @@ def test_a_failure_is_raised_and_leaves_nothing_behind(llm, monkeypatch):
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm._engine._executor, "submit", fail)
+        patch.setattr(llm.llm_engine.executor, "submit", fail)
         with pytest.raises(GenerationError, match="out of memory"):
             llm.generate(["a", "b"], GREEDY, use_tqdm=False)
-    assert not llm._engine.has_work()
+    assert not llm.llm_engine.has_work()
     assert len(answer(llm, "a").token_ids) == 12
 
 
@@ -133,8 +133,8 @@ def test_text_parameters_reach_the_answer(llm):
     assert answer(llm, "ROMEO:", late).text == text
 
 
-def test_bad_words_never_appear(llm):
-    """One of a single token, and one that spans two."""
+def test_bad_words_do_not_appear(llm):
+    """One word of a single token, and one of two tokens."""
     text = answer(llm, "ROMEO:").text
     for word in (text[3], text[3:5]):
         params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, bad_words=[word])
@@ -143,12 +143,14 @@ def test_bad_words_never_appear(llm):
         assert len(barred) == 12
 
 
-def test_logprobs_are_told_by_token_with_text_and_rank(llm):
+def test_logprobs_have_text_and_rank_by_token(llm):
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=2)
     output = answer(llm, "ROMEO:", params)
     for token, named in zip(output.token_ids, output.logprobs, strict=True):
         assert named[token].rank == 1
-        assert {each.decoded_token for each in named.values()} == {chr(id + 32) for id in named}
+        assert {logprob.decoded_token for logprob in named.values()} == {
+            chr(id + 32) for id in named
+        }
         assert len(named) == 2
     total = sum(
         named[id].logprob for id, named in zip(output.token_ids, output.logprobs, strict=True)
@@ -156,6 +158,6 @@ def test_logprobs_are_told_by_token_with_text_and_rank(llm):
     assert output.cumulative_logprob == pytest.approx(total)
 
 
-def test_words_of_text_need_a_tokenizer(tiny_model):
+def test_bad_words_as_text_need_a_tokenizer(tiny_model):
     with pytest.raises(RequestError, match="bad_words: needs the model's tokenizer"):
         answer(LLM(tiny_model("qwen3"), dtype="fp32"), [1], SamplingParams(bad_words=["x"]))

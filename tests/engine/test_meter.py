@@ -1,4 +1,4 @@
-"""What is counted of the requests that pass through an engine."""
+"""The engine's metrics of requests and steps."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from core.request import Request
 from core.sampling import Finish, SamplingParams
 from core.stats import BOUNDS_S, Durations, Timing
 from engine.engine import Engine
-from engine.serve.meter import Course, Meter
+from engine.serve.meter import Meter, RequestProgress
 from engine.tasks.engine import TaskOutput
 from engine.tasks.performer import Answer
 from tests.engine.test_server import FACTS
 from tests.strategies.fakes import FakeExecutor, strategy_of
 
 
-def told(count: int, *, finish: Finish | None = None, index: int = 0) -> Output:
+def output_of(count: int, *, finish: Finish | None = None, index: int = 0) -> Output:
     return Output(0, (7,) * count, (-1.0,) * count, finish, index, admitted=3.0)
 
 
@@ -29,11 +29,11 @@ def stats(meter, engine):
     return meter.snapshot(engine)
 
 
-def test_the_times_of_a_request(engine):
-    meter, course = Meter(), Course(arrived=1.0, num_prompt_tokens=5)
-    assert meter.take(course, told(1), 4.0) is None
-    assert meter.take(course, told(2), 5.0) is None
-    timing = meter.take(course, told(1, finish=Finish.LENGTH), 8.0)
+def test_times_of_a_request(engine):
+    meter, progress = Meter(), RequestProgress(arrived=1.0, num_prompt_tokens=5)
+    assert meter.record(progress, output_of(1), 4.0) is None
+    assert meter.record(progress, output_of(2), 5.0) is None
+    timing = meter.record(progress, output_of(1, finish=Finish.LENGTH), 8.0)
     assert timing == Timing(arrived=1.0, admitted=3.0, first_token=4.0, finished=8.0)
     seen = stats(meter, engine)
     assert (seen.num_prompt_tokens, seen.num_generated_tokens) == (5, 4)
@@ -43,11 +43,11 @@ def test_the_times_of_a_request(engine):
     assert seen.finished == {"length": 1}
 
 
-def test_answers_of_one_request_have_gaps_of_their_own(engine):
-    meter, course = Meter(), Course(1.0, 5)
+def test_gaps_are_measured_per_answer(engine):
+    meter, progress = Meter(), RequestProgress(1.0, 5)
     for index in (0, 1):
-        meter.take(course, told(1, index=index), 4.0 + index)
-    meter.take(course, told(1, index=0), 6.0)
+        meter.record(progress, output_of(1, index=index), 4.0 + index)
+    meter.record(progress, output_of(1, index=0), 6.0)
     seen = stats(meter, engine)
     assert (seen.inter_token.sum_s, seen.num_prompt_tokens) == (2, 5)
 
@@ -57,28 +57,28 @@ def test_answers_of_one_request_have_gaps_of_their_own(engine):
 )
 def test_a_job_has_no_tokens(engine, outcome, reason):
     meter = Meter()
-    meter.take_task(Course(1.0, 0), TaskOutput(0, outcome, admitted=3.0), 8.0)
+    meter.record_task(RequestProgress(1.0, 0), TaskOutput(0, outcome, admitted=3.0), 8.0)
     seen = stats(meter, engine)
     assert seen.finished == {reason: 1}
     assert (seen.queue.sum_s, seen.whole.sum_s, sum(seen.first_token.counts)) == (2, 7, 0)
 
 
-def test_a_failure_is_counted_and_not_timed(engine):
+def test_failures_are_counted_but_not_timed(engine):
     meter = Meter()
-    assert meter.take(Course(1.0, 5), Output(0, (), (), Finish.ERROR), 4.0) is None
+    assert meter.record(RequestProgress(1.0, 5), Output(0, (), (), Finish.ERROR), 4.0) is None
     seen = stats(meter, engine)
     assert seen.finished == {"error": 1}
     assert sum(seen.whole.counts) == 0
 
 
-def test_a_snapshot_does_not_change(engine):
+def test_snapshots_do_not_change(engine):
     meter = Meter()
     before = stats(meter, engine)
-    meter.take(Course(1.0, 5), told(1, finish=Finish.EOS), 4.0)
+    meter.record(RequestProgress(1.0, 5), output_of(1, finish=Finish.EOS), 4.0)
     assert (before.finished, sum(before.first_token.counts)) == ({}, 0)
 
 
-def test_a_bucket_holds_its_own_bound():
+def test_a_buckets_bound_is_inclusive():
     durations = Durations()
     durations.add(BOUNDS_S[3])
     durations.add(BOUNDS_S[3] * 1.001)
@@ -87,7 +87,7 @@ def test_a_bucket_holds_its_own_bound():
 
 
 @pytest.mark.parametrize("batching", ["none", "dynamic", "continuous", "paged"])
-def test_memory_held_and_filled_and_the_steps(batching):
+def test_held_and_filled_memory_and_steps(batching):
     """Two requests of 5 + 4 tokens; blocks of 4, and longest sequences of 12 blocks."""
     engine = Engine(strategy_of(batching, max_model_len=48), FakeExecutor(4), FACTS)
     for first in (1, 2):
@@ -105,7 +105,7 @@ def test_memory_held_and_filled_and_the_steps(batching):
     )
 
 
-def test_admission_is_the_first_one():
+def test_the_first_admission_counts():
     """A preempted request is admitted again; its queue ended long before."""
     strategy = strategy_of("paged", num_blocks=4)
     requests = [
@@ -119,5 +119,5 @@ def test_admission_is_the_first_one():
         now += 1
         plan = strategy.schedule(now)
         outputs = strategy.commit(plan, executor.run(plan))
-        assert all(each.admitted == 1.0 for each in outputs)
+        assert all(output.admitted == 1.0 for output in outputs)
     assert strategy.num_preemptions > 0

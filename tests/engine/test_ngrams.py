@@ -17,7 +17,7 @@ SIZES = (1, 2, 3)
 
 @pytest.fixture(scope="module")
 def expected(tiny_model):
-    """By architecture and size; the prompts repeat themselves, so that every size acts."""
+    """Return transformers' answers by architecture and size; the prompts repeat n-grams."""
     known = {}
 
     def of(architecture, size):
@@ -30,7 +30,7 @@ def expected(tiny_model):
 
 
 def answers(llm, *sizes, **changes):
-    """Of every prompt, with one of the sizes after the other."""
+    """Return the answers to every prompt, with the sizes in turn."""
     params = [
         SamplingParams(
             temperature=0,
@@ -41,18 +41,18 @@ def answers(llm, *sizes, **changes):
         for at, _ in enumerate(prompts())
     ]
     results = llm.generate(prompts(), params, use_tqdm=False)
-    return [each.outputs[0].token_ids for each in results]
+    return [result.outputs[0].token_ids for result in results]
 
 
 def cut(token_ids):
-    """Without what transformers puts behind the end."""
+    """Return the tokens without transformers' padding after EOS."""
     return token_ids[: token_ids.index(0) + 1] if 0 in token_ids else token_ids
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("batching", STRATEGIES)
-def test_the_tokens_are_those_of_generate(tiny_model, expected, batching, overlaps):
-    """Each row of a batch with its own size, one of them without; in `paged` with preemption."""
+def test_tokens_equal_generate(tiny_model, expected, batching, overlaps):
+    """The rows of a batch have different sizes, one has none; in `paged` with preemption."""
     options = {"num_kv_blocks": 12} if batching == "paged" else {}
     with LLM(
         tiny_model("gpt2"), batching=batching, async_scheduling=overlaps,
@@ -61,32 +61,32 @@ def test_the_tokens_are_those_of_generate(tiny_model, expected, batching, overla
         sizes = (0, *SIZES)
         wanted = [cut(expected("gpt2", sizes[at % 4])[at]) for at, _ in enumerate(prompts())]
         assert answers(llm, *sizes) == wanted
-        assert (llm._engine.strategy.num_preemptions > 0) == (batching == "paged")
+        assert (llm.llm_engine.strategy.num_preemptions > 0) == (batching == "paged")
 
 
 @pytest.mark.parametrize("architecture", ["bloom", "t5"])
 @pytest.mark.parametrize("size", SIZES)
-def test_the_library_executor_too(tiny_model, expected, architecture, size):
-    """What t5 encodes does not count, which for a size of 1 makes a difference at once."""
+def test_tokens_equal_generate_in_the_library_executor(tiny_model, expected, architecture, size):
+    """The encoder's tokens do not count, which makes a difference at once for size 1."""
     with LLM(tiny_model(architecture), executor="library", dtype="fp32") as llm:
-        wanted = [cut(each) for each in expected(architecture, size)]
-        # To transformers the token with which t5 begins counts; here it is also the one to end.
+        wanted = [cut(tokens) for tokens in expected(architecture, size)]
+        # For transformers, t5's start token counts; here it is also the EOS token.
         changes = {"min_tokens": NUM_NEW} if (architecture, size) == ("t5", 1) else {}
         assert answers(llm, size, **changes) == wanted
-    assert wanted != [cut(each) for each in expected(architecture, 0)]
+    assert wanted != [cut(tokens) for tokens in expected(architecture, 0)]
 
 
 def repeating(size, prompt, answer=(), *, with_prompt=True):
     params = SamplingParams(max_tokens=99, no_repeat_ngram_size=size)
     sequence, ngrams = Sequence(0, prompt, params), Ngrams(with_prompt=with_prompt)
-    found = set(ngrams.repeating(Row(sequence, len(prompt))))
+    found = set(ngrams.banned_tokens(Row(sequence, len(prompt))))
     for token in answer:
         sequence.append(Sampled((token,), (0.0,)))
-        found = set(ngrams.repeating(Row(sequence, len(sequence.token_ids))))
+        found = set(ngrams.banned_tokens(Row(sequence, len(sequence.token_ids))))
     return found
 
 
-def test_what_would_be_repeated():
+def test_banned_tokens():
     assert repeating(3, [1, 2, 3, 9, 1, 2]) == {3}
     assert repeating(3, [1, 2, 3, 1, 2, 4], [1, 2]) == {3, 4}
     assert repeating(3, [7, 7, 7]) == {7}

@@ -1,4 +1,4 @@
-"""The offline class as vLLM's scripts use it, and as they come: streams, chats, its end."""
+"""The `LLM` class as vLLM's scripts use it, and its own features: streams, chats, close."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def model_dir(tiny_model, tmp_path_factory):
-    """The tiny model with a tokenizer and a template beside it."""
+    """The tiny model with a tokenizer and a chat template."""
     path = tmp_path_factory.mktemp("offline")
     for file in tiny_model("llama").iterdir():
         (path / file.name).symlink_to(file)
@@ -37,11 +37,11 @@ def llm(model_dir):
 
 
 def idle(llm):
-    return not llm._engine.has_work() and llm._engine.strategy.memory.num_held_blocks == 0
+    return not llm.llm_engine.has_work() and llm.llm_engine.strategy.memory.num_held_blocks == 0
 
 
-def test_a_script_of_vllm(model_dir):
-    """The quick start of vLLM's documentation, but for its import and the model."""
+def test_vllms_quick_start(model_dir):
+    """The quick start of vLLM's documentation, except for the import and the model."""
     prompts = ["Hello, my name is", "The future of AI is"]
     sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
     llm = LLM(model=str(model_dir), tensor_parallel_size=1, max_num_seqs=4, dtype="float32")
@@ -58,15 +58,15 @@ def test_a_script_of_vllm(model_dir):
     assert llm.options.max_rolling_batch_size == 4
 
 
-def test_the_forms_of_prompts(llm):
+def test_forms_of_prompts(llm):
     ids = letters().encode("ROMEO:").ids
     forms = ["ROMEO:", ids, {"prompt": "ROMEO:"}, {"prompt_token_ids": ids},
              {"prompt_token_ids": ids, "prompt": "said otherwise"}]  # fmt: skip
     together = llm.generate(forms, GREEDY, use_tqdm=False)
-    assert {tuple(each.outputs[0].token_ids) for each in together} == {
+    assert {tuple(output.outputs[0].token_ids) for output in together} == {
         tuple(llm.generate("ROMEO:", GREEDY, use_tqdm=False)[0].outputs[0].token_ids)
     }
-    assert [each.prompt for each in together] == [
+    assert [output.prompt for output in together] == [
         "ROMEO:", None, "ROMEO:", None, "said otherwise",
     ]  # fmt: skip
     for wrong in ({}, {"text": "x"}, {"prompt": "x", "multi_modal_data": 1}):
@@ -74,7 +74,7 @@ def test_the_forms_of_prompts(llm):
             llm.generate(wrong, GREEDY, use_tqdm=False)
 
 
-def test_a_progress_bar_counts_answers(llm, capsys):
+def test_the_progress_bar_counts_answers(llm, capsys):
     llm.generate(["a", "b"], SamplingParams(max_tokens=2, n=2))
     assert "4/4" in capsys.readouterr().err
     llm.generate(["a"], SamplingParams(max_tokens=2), use_tqdm=False)
@@ -82,8 +82,8 @@ def test_a_progress_bar_counts_answers(llm, capsys):
 
 
 @pytest.mark.parametrize("best_of", [None, 4])
-def test_a_stream_is_the_answers_in_pieces(llm, best_of):
-    """With `best_of` all at the end, since the best is known only then."""
+def test_stream_yields_the_answers_in_pieces(llm, best_of):
+    """With `best_of` everything comes at the end, because the best is only known then."""
     params = [
         SamplingParams(seed=3, n=2, best_of=best_of, max_tokens=9, logprobs=1, ignore_eos=True),
         SamplingParams(temperature=0, max_tokens=5, ignore_eos=True),
@@ -93,39 +93,43 @@ def test_a_stream_is_the_answers_in_pieces(llm, best_of):
     for number, request in enumerate(whole):
         for output in request.outputs:
             own = [d for d in deltas if (d.prompt_index, d.index) == (number, output.index)]
-            assert "".join(each.text for each in own) == output.text
-            assert [id for each in own for id in each.token_ids] == output.token_ids
-            reasons = [each.finish_reason for each in own]
+            assert "".join(delta.text for delta in own) == output.text
+            assert [id for delta in own for id in delta.token_ids] == output.token_ids
+            reasons = [delta.finish_reason for delta in own]
             assert reasons == [None] * (len(own) - 1) + [output.finish_reason]
-            logprobs = [named for each in own for named in each.logprobs or ()]
+            logprobs = [named for delta in own for named in delta.logprobs or ()]
             assert logprobs == (output.logprobs or [])
             is_ranked = best_of is not None and number == 0
             assert (len(own) == 1) == is_ranked
     assert idle(llm)
 
 
-def test_a_stop_text_ends_one_answer_of_several(llm):
+def test_a_stop_string_ends_one_of_several_answers(llm):
     params = SamplingParams(seed=3, n=3, max_tokens=12, ignore_eos=True)
-    texts = [each.text for each in llm.generate("x", params, use_tqdm=False)[0].outputs]
+    texts = [output.text for output in llm.generate("x", params, use_tqdm=False)[0].outputs]
     stop = texts[1][4:6]
     assert stop not in texts[0] + texts[2]
     stopped = SamplingParams(seed=3, n=3, max_tokens=12, ignore_eos=True, stop=stop)
     outputs = llm.generate("x", stopped, use_tqdm=False)[0].outputs
-    assert [each.text for each in outputs] == [texts[0], texts[1][: texts[1].index(stop)], texts[2]]
-    assert [each.finish_reason for each in outputs] == ["length", "stop", "length"]
+    assert [output.text for output in outputs] == [
+        texts[0],
+        texts[1][: texts[1].index(stop)],
+        texts[2],
+    ]
+    assert [output.finish_reason for output in outputs] == ["length", "stop", "length"]
     ended = set()
     for new in llm.stream("x", stopped):
         ended |= {new.index} if new.finish_reason else set()
         if ended == {1}:
-            assert llm._engine.strategy.num_running == 2, "nothing more is computed of it"
+            assert llm.llm_engine.strategy.num_running == 2, "the ended answer is not continued"
     assert ended == {0, 1, 2}
     assert idle(llm)
 
 
-def test_best_of_judges_what_is_left_before_a_stop_text(llm):
+def test_best_of_ranks_answers_cut_at_the_stop_string(llm):
     params = {"seed": 3, "max_tokens": 12, "ignore_eos": True}
     sampled = llm.generate("x", SamplingParams(n=4, **params), use_tqdm=False)[0].outputs
-    worst = min(sampled, key=lambda each: each.cumulative_logprob)
+    worst = min(sampled, key=lambda output: output.cumulative_logprob)
     stop = worst.text[1:3]
     (best,) = llm.generate("x", SamplingParams(best_of=4, stop=stop, **params), use_tqdm=False)[
         0
@@ -133,17 +137,17 @@ def test_best_of_judges_what_is_left_before_a_stop_text(llm):
     assert best.text == worst.text[:1]
 
 
-def test_streams_take_turns(llm):
-    alone = [each.text for each in llm.stream("x", GREEDY)]
+def test_streams_can_be_interleaved(llm):
+    alone = [delta.text for delta in llm.stream("x", GREEDY)]
     pairs = list(zip(llm.stream("x", GREEDY), llm.stream("x", GREEDY), strict=True))
     assert [[one.text for one in pair] for pair in pairs] == [[text] * 2 for text in alone]
     stream = llm.stream("x", GREEDY)
     begun = next(stream).text
     whole = llm.generate("x", GREEDY, use_tqdm=False)[0].outputs[0].text
-    assert begun + "".join(each.text for each in stream) == whole
+    assert begun + "".join(delta.text for delta in stream) == whole
 
 
-def test_a_stream_that_is_left_is_aborted(llm):
+def test_an_abandoned_stream_is_aborted(llm):
     for _ in llm.stream(["x", "y"], GREEDY):
         assert not idle(llm)
         break
@@ -151,7 +155,7 @@ def test_a_stream_that_is_left_is_aborted(llm):
     assert idle(llm)
 
 
-def test_a_failure_reaches_whose_request_failed(llm, monkeypatch):
+def test_a_failure_is_raised_to_the_requests_caller(llm, monkeypatch):
     stream = llm.stream("x", GREEDY)
     next(stream)
 
@@ -159,7 +163,7 @@ def test_a_failure_reaches_whose_request_failed(llm, monkeypatch):
         raise RuntimeError("out of luck")
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm._engine._executor, "submit", fail)
+        patch.setattr(llm.llm_engine.executor, "submit", fail)
         with pytest.raises(GenerationError, match="out of luck"):
             llm.generate("y", GREEDY, use_tqdm=False)
     with pytest.raises(GenerationError, match="out of luck"):
@@ -167,17 +171,17 @@ def test_a_failure_reaches_whose_request_failed(llm, monkeypatch):
     assert idle(llm)
 
 
-def test_chat(llm):
+def test_chat_renders_the_template(llm):
     messages = [{"role": "user", "content": "Hi"}]
     (request,) = llm.chat(messages, GREEDY, use_tqdm=False)
     assert request.prompt == "uHia"
     expected = llm.generate("uHia", GREEDY, use_tqdm=False)[0]
     assert request.outputs == expected.outputs
     several = llm.chat([messages, [*messages, *messages]], GREEDY, use_tqdm=False)
-    assert [each.prompt for each in several] == ["uHia", "uHiuHia"]
-    said = [*messages, {"role": "assistant", "content": "Ho"}]
+    assert [output.prompt for output in several] == ["uHia", "uHiuHia"]
+    conversation = [*messages, {"role": "assistant", "content": "Ho"}]
     (request,) = llm.chat(
-        said,
+        conversation,
         GREEDY,
         use_tqdm=False,
         continue_final_message=True,
@@ -185,10 +189,10 @@ def test_chat(llm):
     )
     assert request.prompt == "uHiaHo"
     streamed = llm.stream(llm.apply_chat_template(messages), GREEDY)
-    assert "".join(each.text for each in streamed) == expected.outputs[0].text
+    assert "".join(delta.text for delta in streamed) == expected.outputs[0].text
 
 
-def test_no_chat_without_a_template(tiny_model):
+def test_chat_needs_a_template(tiny_model):
     with (
         LLM(tiny_model("qwen3"), dtype="fp32") as llm,
         pytest.raises(RequestError, match="no chat template"),
@@ -201,45 +205,45 @@ def test_no_chat_without_a_template(tiny_model):
     [{"batching": "paged", "async_scheduling": True}, {"executor": "library"}],
     ids=str,
 )
-def test_nothing_is_left_after_close(model_dir, options):
+def test_close_frees_everything(model_dir, options):
     threads = set(threading.enumerate())
     llm = LLM(model_dir, dtype="fp32", num_kv_blocks=60, **options)
     llm.generate(["x", "yy"], GREEDY, use_tqdm=False)
-    executor_name, executor = llm.facts.executor, llm._engine._executor
-    module = executor._model
-    held = [weakref.ref(each) for each in (llm._engine, executor, module)]
+    executor_name, executor = llm.facts.executor, llm.llm_engine.executor
+    module = executor.model
+    held = [weakref.ref(owner) for owner in (llm.llm_engine, executor, module)]
     stream = llm.stream("x", GREEDY)
     next(stream)
     del executor, module
     llm.close()
     llm.close()
-    assert [each() for each in held] == [None, None, None]
+    assert [reference() for reference in held] == [None, None, None]
     assert set(threading.enumerate()) <= threads
-    if executor_name == "packed":  # the other one's answers come whole
+    if executor_name == "packed":  # the other LLM is unaffected
         with pytest.raises(EngineUnavailableError, match="closed"):
             next(stream)
     with pytest.raises(EngineUnavailableError, match="closed"):
         llm.generate("x", GREEDY, use_tqdm=False)
 
 
-def test_a_model_of_the_hub(model_dir, monkeypatch):
-    asked = []
+def test_hub_model(model_dir, monkeypatch):
+    downloads = []
 
     def download(model_id, revision, ignore_patterns):
-        asked.append((model_id, revision))
+        downloads.append((model_id, revision))
         return str(model_dir)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     with LLM("some/model", revision="main", dtype="fp32", num_kv_blocks=60) as llm:
         assert len(llm.generate("x", GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 12
-    assert asked == [("some/model", "main")]
+    assert downloads == [("some/model", "main")]
     with pytest.raises(ConfigurationError, match="model=/no/such: there is no directory"):
         LLM("/no/such")
     with pytest.raises(ConfigurationError, match="revision"):
         LLM(model_dir, revision="main")
 
 
-def test_options_of_a_server_are_refused(model_dir: Path):
+def test_server_options_are_rejected(model_dir: Path):
     for name, value in (("tgi_compat", True), ("predict_timeout", 5), ("tool_call_parser", "x")):
         with pytest.raises(ConfigurationError, match=f"'{name}' has no effect without a server"):
             LLM(model_dir, **{name: value})

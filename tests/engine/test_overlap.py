@@ -1,4 +1,4 @@
-"""Steps that overlap: the next one is submitted before this one's tokens are known."""
+"""Overlapping steps: the next step is submitted before this step's tokens are known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 1
 
 
 class Recorder:
-    """An executor that notes when a step is submitted and when it is waited for."""
+    """An executor that records when steps are submitted and waited for."""
 
     def __init__(self):
         self.executor = FakeExecutor(4)
@@ -53,7 +53,7 @@ def params(max_tokens=8, **changes):
 
 
 def run(engine):
-    """Every output of the engine until it has nothing to do, by sequence."""
+    """Run the engine until it has no work and return all outputs by sequence."""
     answers: dict[int, list[int]] = {}
     finish: dict[int, Finish] = {}
     while engine.has_work():
@@ -65,16 +65,16 @@ def run(engine):
     return answers, finish
 
 
-def test_the_next_step_is_submitted_before_this_one_is_waited_for():
+def test_the_next_step_is_submitted_before_waiting_for_this_one():
     for overlaps, order in ((False, "s1 w1 s2 w2 s3 w3"), (True, "s1 s2 w1 s3 w2 w3")):
         engine = engine_of(overlaps)
         engine.add([1, 2], params(3), now=0.0)
         run(engine)
-        events = [event[0] + event.split()[1] for event in engine._executor.events]
-        assert events == order.split(), "and no step for a token after the last"
+        events = [event[0] + event.split()[1] for event in engine.executor.events]
+        assert events == order.split(), "no step is submitted after the last token"
 
 
-def test_outputs_come_one_call_later_and_none_is_lost():
+def test_outputs_come_one_call_later_and_are_complete():
     engine = engine_of(True)
     id = engine.add([1, 2], params(3), now=0.0)
     assert engine.step(0.0) == []
@@ -84,17 +84,17 @@ def test_outputs_come_one_call_later_and_none_is_lost():
     assert (len(answers[id]), finish[id]) == (2, Finish.LENGTH)
 
 
-def test_a_sequence_that_ends_unforeseen_leaves_nothing_behind():
+def test_an_unexpected_end_leaves_nothing_behind():
     engine = engine_of(True)
     stop = next_token(0, [1, 2])
     id = engine.add([1, 2], params(8, stop_token_ids=(stop,)), now=0.0)
     answers, finish = run(engine)
     assert (answers[id], finish[id]) == ([stop], Finish.STOP)
-    assert len(engine._executor.plans) == 2, "the second was under way when the first was known"
+    assert len(engine.executor.plans) == 2, "the second step was already in flight"
     assert engine.strategy.memory.num_held_blocks == 0
 
 
-def test_an_abort_silences_a_step_under_way():
+def test_an_abort_discards_the_step_in_flight():
     engine = engine_of(True)
     kept, gone = (engine.add([1, id], params(4), now=0.0) for id in (2, 3))
     engine.step(0.0)
@@ -107,10 +107,10 @@ def test_an_abort_silences_a_step_under_way():
 
 
 @pytest.mark.parametrize("event", ["submit 3", "wait 3"])
-def test_a_failed_step_ends_its_sequences_and_no_others(event):
+def test_a_failed_step_ends_only_its_sequences(event):
     engine = engine_of(True, max_sequences=2)
     first = engine.add([1, 2], params(6), now=0.0)
-    engine._executor.fails_at = {event: RuntimeError("out of memory")}
+    engine.executor.fails_at = {event: RuntimeError("out of memory")}
     outputs = [*engine.step(0.0), *engine.step(0.0)]
     late = engine.add([1, 3], params(2), now=0.0) if event == "wait 3" else None
     answers, finish, failures = {}, {}, set()
@@ -130,7 +130,7 @@ def test_a_failed_step_ends_its_sequences_and_no_others(event):
 
 def test_a_device_that_keeps_failing_ends_the_engine():
     engine = engine_of(True)
-    engine._executor.fails_at = {f"wait {n}": RuntimeError("lost") for n in range(1, 9)}
+    engine.executor.fails_at = {f"wait {n}": RuntimeError("lost") for n in range(1, 9)}
     with pytest.raises(RuntimeError, match="lost"):  # noqa: PT012
         for _ in range(2 * MAX_FAILED_STEPS):
             engine.add([1], params(2), now=0.0)
@@ -150,8 +150,8 @@ def test_tokens_equal_generate(tiny_model, expected, batching):  # noqa: F811
     )
     assert tokens(llm) == expected("llama")
     if batching == "paged":
-        assert llm._engine.strategy.num_preemptions > 0
-    assert llm._engine.strategy.memory.num_held_blocks == 0
+        assert llm.llm_engine.strategy.num_preemptions > 0
+    assert llm.llm_engine.strategy.memory.num_held_blocks == 0
 
 
 @pytest.mark.parametrize(
@@ -163,14 +163,17 @@ def test_tokens_equal_generate(tiny_model, expected, batching):  # noqa: F811
     ],
     ids=str,
 )
-def test_sampling_equals_the_plain_loop(tiny_model, changes):
-    """Penalties and draws depend on tokens that the host does not know yet."""
+def test_sampling_equals_that_without_overlap(tiny_model, changes):
+    """Penalties and draws depend on tokens that are still in flight."""
     answers = []
     for overlaps in (False, True):
         llm = LLM(tiny_model("llama"), async_scheduling=overlaps, num_kv_blocks=14, **SMALL)
         outputs = llm.generate(prompts(), params(14, **changes), use_tqdm=False)
         answers.append(
-            [(each.outputs[0].token_ids, each.outputs[0].cumulative_logprob) for each in outputs]
+            [
+                (output.outputs[0].token_ids, output.outputs[0].cumulative_logprob)
+                for output in outputs
+            ]
         )
     plain, overlapped = answers
     assert [ids for ids, _ in plain] == [ids for ids, _ in overlapped]
@@ -178,14 +181,14 @@ def test_sampling_equals_the_plain_loop(tiny_model, changes):
         assert left == pytest.approx(right, abs=1e-3)
 
 
-def test_a_failure_of_the_offline_class_leaves_it_usable(tiny_model, monkeypatch):
+def test_llm_remains_usable_after_a_failure(tiny_model, monkeypatch):
     llm = LLM(tiny_model("llama"), async_scheduling=True, **SMALL)
 
     def fail(plan, between_tokens):
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm._engine._executor, "submit", fail)
+        patch.setattr(llm.llm_engine.executor, "submit", fail)
         with pytest.raises(GenerationError, match="out of memory"):
             llm.generate(prompts(), params(4), use_tqdm=False)
     [answer] = llm.generate([[1, 2]], params(4), use_tqdm=False)

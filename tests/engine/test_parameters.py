@@ -1,4 +1,4 @@
-"""Every sampling parameter through the whole engine: alone, mixed, overlapped, preempted."""
+"""Every sampling parameter through the whole engine: alone, mixed, with overlap and preemption."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ def params(**changes):
 
 
 def mixed():
-    """A prompt and parameters for each row of a batch."""
+    """Return a prompt and parameters for each row of a batch."""
     prompts = five_prompts()
-    return [(prompts[place % 5], params(**each)) for place, each in enumerate(EVERYTHING)]
+    return [(prompts[place % 5], params(**changes)) for place, changes in enumerate(EVERYTHING)]
 
 
 def answers(llm, requests):
     prompts, each_params = zip(*requests, strict=True)
     results = llm.generate(list(prompts), list(each_params), use_tqdm=False)
-    return [(each.outputs[0].token_ids, each.outputs[0].finish_reason) for each in results]
+    return [(result.outputs[0].token_ids, result.outputs[0].finish_reason) for result in results]
 
 
 @pytest.fixture(scope="module")
 def alone(tiny_model):
-    """One request after the other, one token at a time."""
+    """Return the answers of one request after another, without overlap."""
     llm = LLM(tiny_model("llama"), batching="none", async_scheduling=False, **SMALL)
     return [answers(llm, [request])[0] for request in mixed()]
 
 
-def test_each_acts(tiny_model, alone):
+def test_every_parameter_has_an_effect(tiny_model, alone):
     llm = LLM(tiny_model("llama"), batching="none", **SMALL)
     neutral = {"temperature": 1.0, "prompt_logprobs": None, "logprobs": None}
     for (prompt, _), settings, acted in zip(mixed(), EVERYTHING, alone, strict=True):
@@ -70,7 +70,7 @@ def test_each_acts(tiny_model, alone):
 
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("batching", STRATEGIES)
-def test_a_mixed_batch_is_its_rows(tiny_model, alone, batching, overlaps):
+def test_a_mixed_batch_equals_single_requests(tiny_model, alone, batching, overlaps):
     """In `paged` with preemption."""
     llm = LLM(
         tiny_model("llama"),
@@ -82,11 +82,11 @@ def test_a_mixed_batch_is_its_rows(tiny_model, alone, batching, overlaps):
     )
     assert answers(llm, mixed()) == alone
     if batching == "paged":
-        assert llm._engine.strategy.num_preemptions > 0
+        assert llm.llm_engine.strategy.num_preemptions > 0
 
 
 @pytest.mark.parametrize("batching", ["none", "dynamic"])
-def test_the_library_executor_gives_the_same(tiny_model, alone, batching):
+def test_the_library_executor_gives_the_same_answers(tiny_model, alone, batching):
     llm = LLM(
         tiny_model("llama"),
         batching=batching,
@@ -98,21 +98,21 @@ def test_the_library_executor_gives_the_same(tiny_model, alone, batching):
 
 
 def logprobs_of(path, token_ids):
-    """[L, vocabulary]: of the token after each, as transformers computes them."""
+    """Return [L, vocabulary]: transformers' logprobs of the token after each token."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     with torch.no_grad():
         return model(torch.tensor([token_ids]), use_cache=False).logits[0].log_softmax(-1)
 
 
 def check(named, expected, token_id, count):
-    """One place: the token in it and the `count` most likely, with ranks."""
+    """Check one position: its token and the `count` most likely, with ranks."""
     ranked = expected.argsort(descending=True).tolist()
     rank = ranked.index(token_id) + 1
     assert next(iter(named)) == token_id
     assert set(named) == {token_id, *ranked[:count]}
-    for id, each in named.items():
-        assert each.rank == ranked.index(id) + 1
-        assert each.logprob == pytest.approx(expected[id].item(), abs=1e-4)
+    for id, logprob in named.items():
+        assert logprob.rank == ranked.index(id) + 1
+        assert logprob.logprob == pytest.approx(expected[id].item(), abs=1e-4)
     assert named[token_id].rank == rank
 
 
@@ -129,8 +129,8 @@ def check(named, expected, token_id, count):
     ids=str,
 )
 @pytest.mark.parametrize("max_rows", [256, 3])
-def test_logprobs_are_the_models(tiny_model, monkeypatch, settings, max_rows):
-    """Of prompt and answer, from prompts in chunks and in parts, beside others that ask less."""
+def test_logprobs_equal_those_of_transformers(tiny_model, monkeypatch, settings, max_rows):
+    """Of prompt and answer, with chunked prompts and split steps, in a mixed batch."""
     for module in ("engine.step.packed_executor", "engine.step.library_executor"):
         monkeypatch.setattr(f"{module}.MAX_SCORED_ROWS", max_rows)
     path = tiny_model("llama")
@@ -142,7 +142,7 @@ def test_logprobs_are_the_models(tiny_model, monkeypatch, settings, max_rows):
     llm = LLM(path, **(SMALL | settings))
     results = llm.generate(five_prompts(), requests, use_tqdm=False)
     if "num_kv_blocks" in settings:
-        assert llm._engine.strategy.num_preemptions > 0
+        assert llm.llm_engine.strategy.num_preemptions > 0
     for result, (num_prompt, num_answer) in zip(results, counts, strict=True):
         prompt, output = result.prompt_token_ids, result.outputs[0]
         expected = logprobs_of(path, prompt + output.token_ids)
@@ -163,7 +163,7 @@ def test_logprobs_are_the_models(tiny_model, monkeypatch, settings, max_rows):
 
 
 @pytest.mark.parametrize("architecture", ["bloom", "mamba"])
-def test_prompt_logprobs_of_models_that_cannot_run_packed(tiny_model, architecture):
+def test_prompt_logprobs_in_the_library_executor(tiny_model, architecture):
     path = tiny_model(architecture)
     llm = LLM(path, batching="none", dtype="fp32")
     assert llm.facts.executor == "library"
@@ -173,14 +173,14 @@ def test_prompt_logprobs_of_models_that_cannot_run_packed(tiny_model, architectu
         check(named, expected[place], 6 + place, 2)
 
 
-def test_an_encoder_has_no_prompt_logprobs(tiny_model):
+def test_encoder_decoder_models_have_no_prompt_logprobs(tiny_model):
     llm = LLM(tiny_model("t5"), dtype="fp32")
-    with pytest.raises(RequestError, match="prompt_logprobs: an encoder-decoder"):
+    with pytest.raises(RequestError, match="prompt_logprobs: not available for an encoder-decoder"):
         llm.generate([[5, 6]], params(prompt_logprobs=1), use_tqdm=False)
 
 
-def test_a_step_holds_logits_of_few_rows(tiny_model, monkeypatch):
-    """However long the chunk whose every row is scored."""
+def test_a_step_computes_logits_of_few_rows_at_once(tiny_model, monkeypatch):
+    """Even if every row of a long chunk is scored."""
     llm, seen = LLM(tiny_model("llama"), dtype="fp32"), []
     rank = prompt_scores.rank
     monkeypatch.setattr("engine.step.packed_executor.MAX_SCORED_ROWS", 8)
@@ -196,10 +196,10 @@ def test_a_step_holds_logits_of_few_rows(tiny_model, monkeypatch):
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_scores_of_a_prompt_cost_no_step(tiny_model, monkeypatch, overlaps):
+def test_prompt_logprobs_cost_no_extra_step(tiny_model, monkeypatch, overlaps):
     llm, steps = LLM(tiny_model("llama"), async_scheduling=overlaps, **SMALL), []
-    step = llm._engine.step
-    monkeypatch.setattr(llm._engine, "step", lambda now: (steps.append(now), step(now))[1])
+    step = llm.llm_engine.step
+    monkeypatch.setattr(llm.llm_engine, "step", lambda now: (steps.append(now), step(now))[1])
     for scored in (None, 1):
         answers(llm, [([3] * 35, params(prompt_logprobs=scored))])
     assert len(steps) == 2 * (4 + 13 + overlaps)
@@ -223,7 +223,7 @@ def test_min_tokens_and_ends(llm):
     assert ids.index(0) == 4
 
 
-def test_bad_words_of_tokens_never_appear(llm):
+def test_bad_words_of_token_ids_do_not_appear(llm):
     free = answer(llm, temperature=0).outputs[0].token_ids
     word = tuple(free[2:5])
     barred = answer(llm, temperature=0, bad_words=(word,)).outputs[0].token_ids
@@ -237,10 +237,10 @@ def test_truncation_keeps_the_end_of_the_prompt(llm):
     assert truncated.prompt_token_ids == long[-5:]
     short = answer(llm, long[-5:], temperature=0)
     assert truncated.outputs[0].token_ids == short.outputs[0].token_ids
-    id = llm._engine.add(long, params(truncate_prompt_tokens=5), 0.0)
-    [waiting] = llm._engine.strategy.waiting
-    assert waiting.sequences[0].token_ids == long[-5:], "also without the offline class"
-    llm._engine.abort(id)
+    id = llm.llm_engine.add(long, params(truncate_prompt_tokens=5), 0.0)
+    [waiting] = llm.llm_engine.strategy.waiting
+    assert waiting.sequences[0].token_ids == long[-5:], "also without `LLM`"
+    llm.llm_engine.abort(id)
     limit = llm.facts.max_model_len
     over = [1 + n % 90 for n in range(limit + 7)]
     with pytest.raises(RequestError, match="max_model_len"):
@@ -249,7 +249,7 @@ def test_truncation_keeps_the_end_of_the_prompt(llm):
     assert fitted.prompt_token_ids == over[-(limit - 14) :]
 
 
-def test_max_tokens_none_is_as_many_as_fit(llm):
+def test_max_tokens_none_means_as_many_as_fit(llm):
     result = answer(llm, list(range(1, 90)), max_tokens=None)
     assert len(result.outputs[0].token_ids) == llm.facts.max_model_len - 89
     assert SamplingParams(max_tokens=None).max_tokens == NO_LIMIT
@@ -264,8 +264,8 @@ def test_max_tokens_none_is_as_many_as_fit(llm):
         ("bad_words", ("a text",)),
     ],
 )
-def test_what_the_vocabulary_does_not_have_is_refused(llm, field, value):
+def test_token_ids_outside_the_vocabulary_are_rejected(llm, field, value):
     with pytest.raises(RequestError) as caught:
         answer(llm, **{field: value})
     assert caught.value.field == field
-    assert not llm._engine.has_work()
+    assert not llm.llm_engine.has_work()

@@ -1,4 +1,4 @@
-"""Penalties, biases, bad words and min_tokens as defined, with tokens in flight or not."""
+"""Penalties, logit bias, bad words and min_tokens, with and without a token in flight."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def sequence_of(prompt, answer=(), **params):
 
 
 def changed(parts, logits, sequences, *, in_flight=False):
-    """The logits [N, vocabulary] after the parts; in_flight: the host does not know the newest."""
-    newest = torch.tensor([each.token_ids[-1] for each in sequences])
-    rows = [Row(each, len(each.token_ids)) for each in sequences]
-    taken = [(each, each.token_ids.pop()) for each in sequences] if in_flight else []
+    """Apply the processors to logits [N, vocabulary]; in_flight: the newest token is not known."""
+    newest = torch.tensor([sequence.token_ids[-1] for sequence in sequences])
+    rows = [Row(sequence, len(sequence.token_ids)) for sequence in sequences]
+    taken = [(sequence, sequence.token_ids.pop()) for sequence in sequences] if in_flight else []
     parcel = Parcel(staging())
     changes = [part.plan(rows, VOCABULARY, parcel) for part in parts]
     parcel.send()
@@ -45,13 +45,13 @@ def changed(parts, logits, sequences, *, in_flight=False):
     for change in changes:
         if change is not None:
             change(scores, newest)
-    for each, token in taken:
-        each.token_ids.append(token)
+    for sampled_id, token in taken:
+        sampled_id.token_ids.append(token)
     return scores
 
 
 def defined(logits, prompt, answer, params):
-    """As vLLM and OpenAI define them, one logit after the other."""
+    """Compute penalties one logit at a time, as vLLM and OpenAI define them."""
     scores = logits.clone()
     for token in range(VOCABULARY):
         score, times = scores[token], answer.count(token)
@@ -96,14 +96,14 @@ def random_logits(count, seed=0):
     ],
     ids=str,
 )
-def test_penalties_are_as_defined(params, in_flight):
+def test_penalties_match_their_definition(params, in_flight):
     sequences = random_sequences(18, **params)
     logits = random_logits(18)
     got = changed([Penalties()], logits, sequences, in_flight=in_flight)
-    for row, each, before in zip(got, sequences, logits, strict=True):
-        prompt = each.token_ids[: each.num_prompt_tokens]
-        answer = each.token_ids[each.num_prompt_tokens :]
-        torch.testing.assert_close(row, defined(before, prompt, answer, each.params))
+    for row, sequence, before in zip(got, sequences, logits, strict=True):
+        prompt = sequence.token_ids[: sequence.num_prompt_tokens]
+        answer = sequence.token_ids[sequence.num_prompt_tokens :]
+        torch.testing.assert_close(row, defined(before, prompt, answer, sequence.params))
     assert not torch.equal(got, logits)
 
 
@@ -111,28 +111,28 @@ def test_repetition_penalty_equals_transformers():
     sequences = random_sequences(9, repetition_penalty=1.7)
     logits = random_logits(9)
     got = changed([Penalties()], logits, sequences)
-    for row, each, before in zip(got, sequences, logits, strict=True):
-        ids = torch.tensor([each.token_ids])
+    for row, sequence, before in zip(got, sequences, logits, strict=True):
+        ids = torch.tensor([sequence.token_ids])
         assert torch.equal(row, RepetitionPenaltyLogitsProcessor(1.7)(ids, before[None].clone())[0])
 
 
-def test_counts_kept_from_step_to_step_equal_counts_made_anew():
+def test_incremental_counts_equal_fresh_counts():
     kept, rng = Penalties(), random.Random(1)
     sequences = random_sequences(5, repetition_penalty=1.5, frequency_penalty=0.3)
     for step in range(80):
-        running = [each for each in sequences if rng.random() < 0.7] or sequences
+        running = [sequence for sequence in sequences if rng.random() < 0.7] or sequences
         logits = random_logits(len(running), seed=step)
         again = changed([kept], logits, running, in_flight=step % 3 > 0)
         assert torch.equal(again, changed([Penalties()], logits, running))
-        for each in running:
-            each.append(Sampled((rng.randrange(1, VOCABULARY),), (0.0,)))
+        for sequence in running:
+            sequence.append(Sampled((rng.randrange(1, VOCABULARY),), (0.0,)))
 
 
 def test_the_order_of_writes_does_not_matter(monkeypatch):
-    """A device writes to one place twice in any order: the newest token may be there already."""
+    """The newest token may be written twice, and a device writes in any order."""
     sequences = random_sequences(18, repetition_penalty=1.2, frequency_penalty=0.4)
-    for each in sequences:
-        each.append(Sampled((each.token_ids[0],), (0.0,)))
+    for sequence in sequences:
+        sequence.append(Sampled((sequence.token_ids[0],), (0.0,)))
     logits = random_logits(18)
     expected = changed([Penalties()], logits, sequences)
     scatter = torch.Tensor.scatter_
@@ -144,7 +144,7 @@ def test_the_order_of_writes_does_not_matter(monkeypatch):
     assert torch.equal(changed([Penalties()], logits, sequences), expected)
 
 
-def test_what_is_kept_of_a_sequence_goes_with_it():
+def test_state_of_a_sequence_is_freed_with_it():
     penalties, edits = Penalties(), Edits(Ngrams(with_prompt=True))
     one = sequence_of([1, 2], [3], repetition_penalty=2.0, logit_bias={1: 1.0})
     changed([edits, penalties], random_logits(1), [one])
@@ -154,7 +154,7 @@ def test_what_is_kept_of_a_sequence_goes_with_it():
 
 
 def banned(*sequences, in_flight=False):
-    """Which tokens each row cannot have."""
+    """Return the banned tokens of each row."""
     scores = changed(
         [Edits(Ngrams(with_prompt=True))],
         torch.zeros(len(sequences), VOCABULARY),
@@ -180,7 +180,7 @@ def test_logit_bias_is_added():
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
-def test_min_tokens_bars_what_ends_the_answer(in_flight):
+def test_min_tokens_bans_tokens_that_end_the_answer(in_flight):
     settings = {"min_tokens": 3, "stop_token_ids": (7, 10**6)}
     rows = [sequence_of([1, 2], [4] * count, **settings) for count in range(1, 5)]
     assert banned(*rows, in_flight=in_flight) == [{EOS, 7}, {EOS, 7}, set(), set()]
@@ -207,11 +207,11 @@ def test_min_tokens_bars_what_ends_the_answer(in_flight):
         ([(4, 6), (5, 6), (9,), (9,)], [5], {6, 9}),
     ],
 )
-def test_bad_words_lose_their_last_token(words, answer, expected, in_flight):
+def test_the_last_token_of_a_bad_word_is_banned(words, answer, expected, in_flight):
     assert banned(sequence_of([1], answer, bad_words=words), in_flight=in_flight) == [expected]
 
 
-def test_bad_words_look_at_the_answer_alone():
+def test_bad_words_only_match_the_answer():
     """As in vLLM, unlike transformers' NoBadWordsLogitsProcessor."""
     assert banned(sequence_of([5], bad_words=[(5, 6)])) == [set()]
     assert banned(sequence_of([5], [6], bad_words=[(5, 6, 7)])) == [set()]
@@ -222,8 +222,8 @@ def test_a_bias_does_not_lift_a_ban():
     assert banned(one) == [{5}]
 
 
-def test_biases_come_before_penalties():
-    """A bias that makes a logit negative has it multiplied."""
+def test_biases_are_applied_before_penalties():
+    """If a bias makes a logit negative, the repetition penalty multiplies it."""
     one = sequence_of([3], logit_bias={3: -2.0}, repetition_penalty=2.0)
     logits = torch.ones(1, VOCABULARY)
     newest = torch.tensor([3])
@@ -239,11 +239,11 @@ def test_biases_come_before_penalties():
         patch.setattr(torch.Tensor, "argmax", noted)
         sampler.sample(logits, [Row(one, 1)], newest)
     assert seen["scores"][0, 3] == -2.0
-    assert torch.equal(logits, torch.ones(1, VOCABULARY)), "the caller's logits are untouched"
+    assert torch.equal(logits, torch.ones(1, VOCABULARY)), "the caller's logits are unchanged"
 
 
 def test_only_allowed_tokens_are_possible():
-    """Beside rows that allow all, and under the edits and penalties that follow."""
+    """Next to rows that allow all tokens, and with edits and penalties."""
     logits = random_logits(3)
     free, few = sequence_of([1, 2]), sequence_of([3], allowed_token_ids=[5, 9, 9])
     biased = sequence_of([4], allowed_token_ids=[7, 8], logit_bias={8: 2.0, 9: 50.0})

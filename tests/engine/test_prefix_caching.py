@@ -1,4 +1,4 @@
-"""K/V of known prefixes give the tokens of K/V computed anew."""
+"""Prefix caching does not change the tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=12)
 
 
 def turns(llm):
-    """Two requests each that begin with each prompt, one after the other."""
+    """Run two requests with each prompt as prefix, one after another."""
     outputs = []
     for prompt in prompts():
         for ending in ([5, 6], [7]):
@@ -21,14 +21,14 @@ def turns(llm):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2", "gpt_oss"])
-def test_tokens_are_the_same(tiny_model, architecture):
+def test_tokens_are_equal_with_and_without_caching(tiny_model, architecture):
     small = {"dtype": "fp32", "block_size": 4, "num_kv_blocks": 30}
     plain = LLM(tiny_model(architecture), enable_prefix_caching=False, **small)
     caching = LLM(tiny_model(architecture), **small)
     for (ids, logprob), (expected_ids, expected) in zip(turns(caching), turns(plain), strict=True):
         assert ids == expected_ids
         assert logprob == pytest.approx(expected, abs=1e-4)
-    assert plain._engine.strategy.num_cached_tokens == 0
+    assert plain.llm_engine.strategy.num_cached_tokens == 0
     whole = sum(2 * len(prompt) // 4 * 4 for prompt in prompts())
-    assert caching._engine.strategy.num_cached_tokens == whole
-    assert caching._engine.strategy.num_prompt_tokens == sum(4 * len(p) + 3 for p in prompts())
+    assert caching.llm_engine.strategy.num_cached_tokens == whole
+    assert caching.llm_engine.strategy.num_prompt_tokens == sum(4 * len(p) + 3 for p in prompts())

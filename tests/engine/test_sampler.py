@@ -1,4 +1,4 @@
-"""Sampling against its definition: filters, seeds, penalties, frequencies."""
+"""Sampling: filters, seeds, penalties and frequencies."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from engine.staging import Staging
 
 
 def rows(count, prompt=(1, 2), **params):
-    """Sequences that differ in their seed alone."""
+    """Return sequences that differ only in their seed."""
     return [Sequence(n, prompt, SamplingParams(seed=n, **params)) for n in range(count)]
 
 
 def sample(logits, sequences) -> Choices:
-    newest = torch.tensor([each.token_ids[-1] for each in sequences])
-    rows = [Row(each, len(each.token_ids)) for each in sequences]
+    newest = torch.tensor([sequence.token_ids[-1] for sequence in sequences])
+    rows = [Row(sequence, len(sequence.token_ids)) for sequence in sequences]
     return Sampler(Staging(torch.device("cpu"))).sample(logits, rows, newest)
 
 
@@ -27,7 +27,7 @@ def drawn(logits, sequences):
     return sample(logits.expand(len(sequences), -1), sequences).token_ids
 
 
-def test_greedy_takes_the_most_likely_and_tells_its_logprob():
+def test_greedy_returns_the_most_likely_token_with_its_logprob():
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 1.0]])
     choices = sample(logits, rows(2, temperature=0))
     assert choices.token_ids.tolist() == [1, 0]
@@ -53,7 +53,7 @@ def test_top_p_keeps_the_smallest_set_with_that_probability():
     assert set(drawn(logits, rows(200, top_p=1e-6)).tolist()) == {0}
 
 
-def test_top_p_counts_what_top_k_left():
+def test_top_p_applies_after_top_k():
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     assert set(drawn(logits, rows(300, top_k=2, top_p=0.57)).tolist()) == {0}
 
@@ -90,10 +90,10 @@ def test_repetition_penalty(penalty):
     logits = torch.tensor([[2.0, 1.9, -1.0]])
     sequence = Sequence(0, [0, 2], SamplingParams(temperature=0, repetition_penalty=penalty))
     assert sample(logits, [sequence]).token_ids.item() == (1 if penalty > 1 else 0)
-    assert logits[0, 0] == 2.0, "the caller's logits are untouched"
+    assert logits[0, 0] == 2.0, "the caller's logits are unchanged"
 
 
-def test_a_row_never_sees_another_rows_parameters():
+def test_rows_use_only_their_own_parameters():
     logits = torch.tensor([[0.0, 1.0, 5.0]]).expand(3, -1)
     sequences = [
         Sequence(0, [2], SamplingParams(temperature=0)),
@@ -109,7 +109,7 @@ def test_impossible_tokens_are_never_drawn():
     assert set(drawn(logits, rows(200)).tolist()) == {2}
 
 
-def test_rounding_at_the_end_never_leaves_the_kept_tokens(monkeypatch):
+def test_rounding_never_selects_a_filtered_token(monkeypatch):
     monkeypatch.setattr("engine.sampling.draw.uniforms", lambda rows: np.ones(len(rows)))
     logits = torch.tensor([0.5, 0.3, 0.2]).log()
     assert drawn(logits, rows(1, top_p=0.7)).tolist() == [1]
@@ -134,7 +134,7 @@ def test_rounding_at_the_end_never_leaves_the_kept_tokens(monkeypatch):
         {"presence_penalty": -2.0, "frequency_penalty": -2.0, "temperature": 1e30},
     ],
 )
-def test_extreme_parameters_choose_a_token_and_leave_other_rows_alone(params):
+def test_extreme_parameters_give_a_token_and_do_not_affect_other_rows(params):
     logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(0)) * 5
     greedy = Sequence(0, [1], SamplingParams(temperature=0))
     extreme = Sequence(1, [1, 2], SamplingParams(seed=3, **params))
@@ -157,7 +157,7 @@ def test_extreme_parameters_choose_a_token_and_leave_other_rows_alone(params):
     ],
     ids=str,
 )
-def test_a_row_without_numbers_does_not_end_the_step(bad, params):
+def test_a_row_of_nan_does_not_fail_the_step(bad, params):
     logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(0))
     sequences = rows(3, **params)
     expected = sample(logits, sequences).token_ids
@@ -172,19 +172,19 @@ def test_a_row_without_numbers_does_not_end_the_step(bad, params):
 @pytest.mark.parametrize(
     "params", [{}, {"top_p": 0.5}, {"min_p": 0.5}, {"typical_p": 0.5}], ids=str
 )
-def test_a_row_that_cannot_be_drawn_from_keeps_its_highest(bad, params):
+def test_a_row_without_probabilities_takes_the_highest_logit(bad, params):
     logits = torch.zeros(1, 9)
     logits[0, 4] = bad
     assert sample(logits, rows(1, **params)).token_ids.item() == 4
 
 
-def test_a_draw_of_0_takes_the_first_possible_token(monkeypatch):
+def test_a_uniform_of_0_selects_the_first_possible_token(monkeypatch):
     monkeypatch.setattr("engine.sampling.draw.uniforms", lambda rows: np.zeros(len(rows)))
     logits = torch.tensor([-torch.inf, -torch.inf, 0.0, 1.0])
     assert drawn(logits, rows(1)).tolist() == [2]
 
 
-def test_top_logprobs_only_for_rows_that_ask_and_as_many():
+def test_top_logprobs_have_the_requested_number_per_row():
     logits = torch.randn(4, 12, generator=torch.Generator().manual_seed(0))
     counts = [None, 3, 0, 99]
     sequences = [
@@ -203,14 +203,14 @@ def test_top_logprobs_only_for_rows_that_ask_and_as_many():
         assert top.logprob == pytest.approx(expected[place, token_id].item())
 
 
-def test_half_precision_logits_are_left_as_they_are():
+def test_half_precision_logits_are_unchanged():
     logits = torch.randn(2, 9).bfloat16()
     before = logits.clone()
     sample(logits, rows(2, logit_bias={1: 9.0}, repetition_penalty=3.0, top_k=4, min_p=0.1))
     assert torch.equal(logits, before)
 
 
-def test_logprobs_are_those_of_the_model_itself():
+def test_logprobs_are_those_before_sampling_parameters():
     logits = torch.tensor([[2.0, 1.9, -1.0]])
     penalized = Sequence(0, [0], SamplingParams(temperature=0, repetition_penalty=1.5))
     choices = sample(logits, [penalized])

@@ -1,4 +1,4 @@
-"""The engine behind its socket: one terminal message each, silence after an abort, a pulse."""
+"""The engine server: one final message per request, none after an abort, heartbeats."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FACTS = Facts(
 
 
 class Client:
-    """A front end reduced to its socket."""
+    """A minimal front end."""
 
     def __init__(self, endpoint):
         self.context = zmq.Context()
@@ -50,17 +50,17 @@ class Client:
         self.socket.send(msgspec.msgpack.encode(message))
 
     def receive(self, kind):
-        """The next message of this kind, over whatever else comes before."""
+        """Return the next message of this kind, skipping others."""
         deadline = time.monotonic() + 10
         while True:
             assert time.monotonic() < deadline, f"no {kind} came"
-            assert self.socket.poll(5000), "not even a heartbeat came"
+            assert self.socket.poll(5000), "no message came at all"
             message = self.decoder.decode(self.socket.recv())
             if isinstance(message, kind):
                 return message
 
     def answer(self, id):
-        """All tokens of a request, and how it finished."""
+        """Return all tokens of a request and its finish reason."""
         tokens = []
         while True:
             for generated in self.receive(Step).generated:
@@ -75,7 +75,7 @@ class Client:
 
 
 class Gate:
-    """An executor that runs only while it is open, and raises on demand."""
+    """An executor that blocks while closed and raises on demand."""
 
     def __init__(self):
         self.executor = FakeExecutor(4)
@@ -91,7 +91,7 @@ class Gate:
 
 
 class Stop(BaseException):
-    """Ends the server's thread from within a step."""
+    """Raised in a step to end the server's thread."""
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def engine():
 
 @pytest.fixture
 def gate(engine):
-    return engine._executor
+    return engine.executor
 
 
 @pytest.fixture
@@ -152,12 +152,12 @@ def expected(sequence_id, prompt, count):
     return tokens[len(prompt) :]
 
 
-def test_hello_is_answered_with_the_facts(client):
+def test_hello_is_answered_with_facts(client):
     client.send(Hello())
     assert client.receive(Ready).facts == FACTS
 
 
-def test_two_clients_each_get_their_own(client, endpoint):
+def test_two_clients_get_their_own_answers(client, endpoint):
     other = Client(endpoint)
     client.send(Submit("a", [1, 2, 3], greedy()))
     assert client.answer("a") == (expected(0, [1, 2, 3], 5), Finish.LENGTH)
@@ -166,7 +166,7 @@ def test_two_clients_each_get_their_own(client, endpoint):
     other.close()
 
 
-def test_a_bad_request_is_rejected_with_its_field_and_disturbs_nothing(client):
+def test_an_invalid_request_is_rejected_with_its_field(client):
     client.send(Submit("good", [1, 2, 3], greedy()))
     for id, prompt, params in (
         ("long", [1] * 60, greedy()),
@@ -183,7 +183,7 @@ def test_a_bad_request_is_rejected_with_its_field_and_disturbs_nothing(client):
     assert client.answer("again") == (expected(1, [1, 2], 5), Finish.LENGTH)
 
 
-def test_a_full_queue_is_overloaded(client, engine, gate, connection):
+def test_a_full_queue_rejects_requests(client, engine, gate, connection):
     """Four slots and a queue of two: the seventh of a burst is one too many."""
     gate.open.clear()
     client.send(Submit("0", [1], greedy()))
@@ -193,12 +193,12 @@ def test_a_full_queue_is_overloaded(client, engine, gate, connection):
     until(lambda: connection.inbox.qsize() == 7)
     gate.open.set()
     refused = [client.receive(Failed) for _ in range(2)]
-    assert [each.id for each in refused] == ["6", "7"]
-    assert {each.kind for each in refused} == {"overloaded"}
+    assert [message.id for message in refused] == ["6", "7"]
+    assert {message.kind for message in refused} == {"overloaded"}
     assert "2 requests are waiting" in refused[0].message
 
 
-def test_abort_is_silent_frees_and_may_be_repeated(client, engine, gate, connection):
+def test_abort_is_silent_frees_memory_and_is_idempotent(client, engine, gate, connection):
     gate.open.clear()
     client.send(Submit("a", [1, 2, 3], greedy(40)))
     until(lambda: engine.strategy.running)
@@ -210,7 +210,7 @@ def test_abort_is_silent_frees_and_may_be_repeated(client, engine, gate, connect
     gate.open.set()
     assert client.answer("b")[1] == Finish.LENGTH
     assert engine.strategy.memory.num_held_blocks == 0
-    assert gate.executor.num_steps < 10, "the aborted request went on"
+    assert gate.executor.num_steps < 10, "the aborted request continued"
 
 
 def until(condition):
@@ -220,7 +220,7 @@ def until(condition):
         time.sleep(0.01)
 
 
-def test_a_client_that_goes_away_is_aborted(endpoint, engine, gate, connection, client):
+def test_requests_of_a_lost_client_are_aborted(endpoint, engine, gate, connection, client):
     client.send(Hello())
     client.receive(Ready)
     gate.open.clear()
@@ -228,14 +228,14 @@ def test_a_client_that_goes_away_is_aborted(endpoint, engine, gate, connection, 
     gone.send(Submit("b", [1, 2, 3], greedy(40)))
     until(lambda: engine.strategy.running)
     gone.close()
-    until(lambda: not connection.inbox.empty())  # a heartbeat has found out
+    until(lambda: not connection.inbox.empty())  # a heartbeat noticed it
     gate.open.set()
     until(lambda: not engine.has_work())
-    assert gate.executor.num_steps < 10, "the request of nobody went on"
+    assert gate.executor.num_steps < 10, "the lost client's request continued"
     assert engine.strategy.memory.num_held_blocks == 0
 
 
-def test_a_failed_step_ends_its_requests_and_the_next_ones_work(client, gate):
+def test_a_failed_step_fails_only_its_requests(client, gate):
     gate.error = RuntimeError("out of memory")
     client.send(Submit("a", [1], greedy()))
     failed = client.receive(Failed)
@@ -245,7 +245,7 @@ def test_a_failed_step_ends_its_requests_and_the_next_ones_work(client, gate):
     assert client.answer("b")[1] == Finish.LENGTH
 
 
-def test_failures_count_only_in_a_row(client, gate):
+def test_only_consecutive_failures_count(client, gate):
     for number in range(MAX_FAILED_STEPS):
         gate.error = RuntimeError("now and then")
         client.send(Submit(f"bad{number}", [1], greedy()))
@@ -255,14 +255,14 @@ def test_failures_count_only_in_a_row(client, gate):
         assert client.answer(f"good{number}")[1] == Finish.LENGTH
 
 
-def test_messages_without_meaning_disturb_nothing(client):
+def test_invalid_messages_are_ignored(client):
     client.socket.send(b"\xc1 no msgpack")
     client.socket.send_multipart([b"two", b"frames"])
     client.send(Submit("a", [1], greedy(2)))
     assert client.answer("a")[1] == Finish.LENGTH
 
 
-def test_a_lost_socket_ends_the_engine(connection, engine, monkeypatch):
+def test_a_socket_error_ends_the_engine(connection, engine, monkeypatch):
     monkeypatch.setattr(connection, "_receive", lambda *_: 1 / 0)
     client = Client(connection.endpoint)
     client.send(Hello())
@@ -281,7 +281,7 @@ def test_steps_that_keep_failing_end_the_engine(client, gate):
     assert "broken device" in client.receive(Dead).reason
 
 
-def test_the_heartbeat_shows_a_loop_that_hangs(client, gate):
+def test_heartbeats_show_a_stuck_step_loop(client, gate):
     client.send(Hello())
     assert client.receive(Heartbeat).step_age_s < 1
     gate.open.clear()
@@ -291,7 +291,7 @@ def test_the_heartbeat_shows_a_loop_that_hangs(client, gate):
     gate.open.set()
 
 
-def test_an_answer_ends_with_its_timing_and_the_heartbeat_counts_it(client):
+def test_answers_have_timings_and_heartbeats_count_them(client):
     client.send(Submit("a", [1, 2, 3], greedy(2)))
     first = client.receive(Step).generated[0]
     last = client.receive(Step).generated[0]
@@ -304,17 +304,17 @@ def test_an_answer_ends_with_its_timing_and_the_heartbeat_counts_it(client):
     assert (stats.num_steps, stats.finished) == (2, {"length": 1})
 
 
-def test_a_long_run_hears_aborts_and_keeps_the_pulse(client, engine, gate, connection):
-    """The library executor computes whole answers in one run; `between_tokens` is its breath."""
-    runs, heard = [], []
+def test_aborts_and_heartbeats_work_during_a_long_run(client, engine, gate, connection):
+    """The library executor computes whole answers in one run, calling `between_tokens`."""
+    runs, received = [], []
 
     def submit(plan, between_tokens):
         started = time.monotonic()
         runs.append(plan)
         while plan.chunks[0].sequence.finish is None:
             between_tokens()
-            assert time.monotonic() < started + 5, "deaf"
-        heard.append(connection.pulse.at > started)
+            assert time.monotonic() < started + 5, "messages are not read"
+        received.append(connection.pulse.at > started)
         return gate.executor.submit(plan, between_tokens)
 
     gate.submit = submit
@@ -323,19 +323,17 @@ def test_a_long_run_hears_aborts_and_keeps_the_pulse(client, engine, gate, conne
     client.send(Hello())
     client.receive(Ready)
     client.send(Abort("a"))
-    until(lambda: heard)
-    assert heard == [True]
+    until(lambda: received)
+    assert received == [True]
     gate.submit = Gate.submit.__get__(gate)
     client.send(Submit("b", [1], greedy(2)))
     assert client.answer("b")[1] == Finish.LENGTH
 
 
-@pytest.mark.parametrize("asked", [{"n": 3}, {"best_of": 3}], ids=str)
-def test_a_request_of_several_answers_is_over_with_the_last(
-    client, engine, gate, connection, asked
-):
-    """With `best_of` all are told, since the client ranks them."""
-    params = SamplingParams(max_tokens=4, ignore_eos=True, **asked)
+@pytest.mark.parametrize("extra", [{"n": 3}, {"best_of": 3}], ids=str)
+def test_a_request_of_several_answers_ends_with_the_last(client, engine, gate, connection, extra):
+    """With `best_of` all answers are sent, because the client ranks them."""
+    params = SamplingParams(max_tokens=4, ignore_eos=True, **extra)
     client.send(Submit("a", [1, 2, 3], params))
     answers = {index: [] for index in range(3)}
     finished = []
@@ -346,10 +344,10 @@ def test_a_request_of_several_answers_is_over_with_the_last(
     assert answers == {index: expected(index, [1, 2, 3], 4) for index in range(3)}
     assert sorted(finished) == [0, 1, 2]
     client.send(Submit("a", [1], greedy(1)))
-    assert client.answer("a")[1] == Finish.LENGTH, "its id is free again"
+    assert client.answer("a")[1] == Finish.LENGTH, "its id can be reused"
 
 
-def test_one_answer_is_aborted_alone(client, engine, gate, connection):
+def test_a_single_answer_can_be_aborted(client, engine, gate, connection):
     gate.open.clear()
     client.send(Submit("a", [1, 2, 3], SamplingParams(n=2, max_tokens=9, ignore_eos=True)))
     until(lambda: engine.strategy.running)

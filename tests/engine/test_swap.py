@@ -1,4 +1,4 @@
-"""Blocks on the host and back: the tokens of a run that was never preempted."""
+"""Swapping blocks to the host and back gives the tokens of a run without preemption."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def test_tokens_equal_generate(tiny_model, expected, architecture, mode, overlap
         **SMALL,
     )
     assert tokens(llm) == expected(architecture)
-    assert llm._engine.strategy.num_swaps > 0
-    assert llm._engine.strategy.memory.num_held_blocks == 0
+    assert llm.llm_engine.strategy.num_swaps > 0
+    assert llm.llm_engine.strategy.memory.num_held_blocks == 0
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_samples_that_share_are_swapped_together(tiny_model, overlaps):
+def test_samples_that_share_blocks_are_swapped_together(tiny_model, overlaps):
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=8, n=3, ignore_eos=True)
     answers = []
     for options in ({"batching": "none", "num_kv_blocks": 40},
                     {"num_kv_blocks": 20, "preemption_mode": "swap"}):  # fmt: skip
         llm = LLM(tiny_model("llama"), async_scheduling=overlaps, **options, **SMALL)
         requests = llm.generate(prompts(), params, use_tqdm=False)
-        answers.append([[output.token_ids for output in each.outputs] for each in requests])
+        answers.append([[output.token_ids for output in request.outputs] for request in requests])
     assert answers[0] == answers[1]
-    assert llm._engine.strategy.num_swaps > 0
+    assert llm.llm_engine.strategy.num_swaps > 0
 
 
-def test_space_on_the_host_is_what_was_asked_for(tiny_model):
+def test_the_host_pool_has_the_requested_size(tiny_model):
     block_bytes = 4 * 3 * 2 * 2 * 8 * 4
     for options, num_blocks in (
         ({"swap_space_gib": 10 * block_bytes / 2**30}, 10),
@@ -55,14 +55,14 @@ def test_space_on_the_host_is_what_was_asked_for(tiny_model):
     ):
         llm = LLM(tiny_model("llama"), num_kv_blocks=40, **options, **SMALL)
         assert llm.facts.num_swap_blocks == num_blocks
-        assert len(llm._engine._executor._cache.host) == num_blocks
+        assert len(llm.llm_engine.executor.cache.host) == num_blocks
 
 
-def test_moves_run_in_their_order_and_in_batches():
-    """Forty blocks out, what comes in fills some of them, and copies read what came in."""
+def test_moves_run_in_order_and_in_batches():
+    """Forty blocks are swapped out, others are swapped into them, and copies read those."""
     cache = KVCache([LayerShape(1, 8, 4)] * 2, 50, 4, torch.float32, torch.device("cpu"), 60)
-    for number, each in enumerate((*cache.keys, *cache.values)):
-        each.copy_(torch.arange(50)[:, None, None, None] + 100 * number)
+    for number, tensor in enumerate((*cache.keys, *cache.values)):
+        tensor.copy_(torch.arange(50)[:, None, None, None] + 100 * number)
     mover = BlockMover(cache, TorchBackend())
     mover.launch(BlockMoves(swap_outs=tuple((block, block + 20) for block in range(40))))
     mover.launch(
@@ -72,11 +72,11 @@ def test_moves_run_in_their_order_and_in_batches():
             copies=((45, 46), (7, 47)),
         )
     )
-    for number, each in enumerate((*cache.keys, *cache.values)):
-        kept = each[:, 0, 0, 0] - 100 * number
+    for number, tensor in enumerate((*cache.keys, *cache.values)):
+        kept = tensor[:, 0, 0, 0] - 100 * number
         assert kept[[45, 46]].tolist() == [9, 9]
-        assert kept[[7, 47]].tolist() == [45, 45], "out before in, in before copies"
-        assert (each == each[:, :1, :1, :1]).all()
+        assert kept[[7, 47]].tolist() == [45, 45], "swap-outs before swap-ins before copies"
+        assert (tensor == tensor[:, :1, :1, :1]).all()
     mover.launch(BlockMoves(swap_ins=tuple((block + 20, 39 - block) for block in range(40))))
     kept = cache.keys[1][:, 0, 0, 0] - 100
     assert kept[:40].tolist() == list(range(39, -1, -1))

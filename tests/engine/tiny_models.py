@@ -16,12 +16,12 @@ GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_po
         "bos_token_id": 1, "eos_token_id": 0}  # fmt: skip
 WINDOW = {"sliding_window": 8}
 UNTIED = {"tie_word_embeddings": False}
-"""With tied embeddings a random model repeats its newest token for ever."""
+"""With tied embeddings a random model repeats its newest token forever."""
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 FOUR_LAYERS = {"num_hidden_layers": 4}
-"""One of each kind, where every fourth layer is another."""
+"""One layer of each kind, for models where every fourth layer differs."""
 MULTIPLIERS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,
                "attention_multiplier": 0.4}  # fmt: skip
 ONE_KIND_OF_HEAD = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}
@@ -74,13 +74,13 @@ OWN: dict[str, dict[str, object]] = {
     "granitemoe": SMALL | LOCAL_EXPERTS | MULTIPLIERS,
     "gpt_oss": SMALL | WINDOW | LOCAL_EXPERTS,
 }  # fmt: skip
-"""Every family of `engine.model.families`, small, with the traits that it may have."""
+"""A tiny model of every family of `engine.model.families`, with its optional features."""
 
 FOREIGN: dict[str, dict[str, object]] = {
     "phi": SMALL,
     "phimoe": SMALL | WINDOW | LOCAL_EXPERTS,
 }
-"""What runs packed by transformers' own code: the second has a window in its mask alone."""
+"""Models that run packed with transformers' code; the second has a window only in its mask."""
 
 LIBRARY: dict[str, dict[str, object]] = {
     "bloom": {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4,
@@ -100,15 +100,15 @@ LIBRARY: dict[str, dict[str, object]] = {
                            "num_experts_per_tok": 2, "moe_intermediate_size": 16,
                            "shared_expert_intermediate_size": 16},
 }  # fmt: skip
-"""What the gate must refuse: ALiBi, an attention class of its own, a state, an encoder, chunks."""
+"""Models that the gate must reject: ALiBi, own attention class, state, encoder, chunks."""
 
 MODELS = OWN | FOREIGN | LIBRARY
 KNOWN = {"llama", "mistral", *LIBRARY}
-"""Their answers are known to other tests, by their texts and lengths."""
+"""Models on whose exact answers other tests rely."""
 
 
 def _wide(architecture: str) -> dict[str, object]:
-    """What makes it a model that the C++ kernels compute, halves of what is rotated included."""
+    """Return settings with head sizes that the C++ kernels support, including rotary halves."""
     partial = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
     settings: dict[str, dict[str, object]] = {
         "gpt2": {"n_embd": 128},
@@ -124,9 +124,9 @@ def _wide(architecture: str) -> dict[str, object]:
 
 
 def save_tiny_model(architecture: str, folder: Path, *, is_wide: bool = False) -> Path:
-    """Writes the model unless it is there; weights are spread so that outputs are diverse.
+    """Write the model unless it exists, with larger weights so that outputs are diverse.
 
-    is_wide: with heads that the C++ kernels compute.
+    is_wide: with head sizes that the C++ kernels support.
     """
     path = folder / (f"{architecture}-wide" if is_wide else architecture)
     if path.exists():
@@ -140,9 +140,9 @@ def save_tiny_model(architecture: str, folder: Path, *, is_wide: bool = False) -
         for name, weight in model.named_parameters():
             if weight.dim() >= 2 and "norm" not in name and not name.endswith("_bias"):
                 weight.normal_(0, 1.4 / weight.shape[-1] ** 0.5)
-            elif name.endswith("proj.bias"):  # all 0 until here
+            elif name.endswith("proj.bias"):  # initialized to 0
                 weight.normal_(0, 0.2)
-            elif architecture not in KNOWN:  # norms are 1 and biases 0
+            elif architecture not in KNOWN:  # initially norms are 1 and biases 0
                 weight.add_(torch.randn_like(weight), alpha=0.2)
     model.generation_config.eos_token_id = 0
     model.save_pretrained(path)

@@ -1,4 +1,4 @@
-"""A container with the demo model, and examples run as a user runs them."""
+"""A container with the demo model, and examples run as a user would run them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.serving import ROOT, Container, serve
 
 NUM_NEW = 20
-"""What the examples ask for."""
+"""Options that the examples need."""
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,7 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
 
 
 def run_example(*command: str) -> str:
-    """What it prints."""
+    """Run an example and return its output."""
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return done.stdout

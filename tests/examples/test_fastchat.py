@@ -1,4 +1,4 @@
-"""The worker as FastChat meets it: a controller in small, and the real container behind it."""
+"""The FastChat worker between a minimal controller and a real container."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ GREEDY = {"model": "demo", "prompt": "ROMEO:", "temperature": 0.0, "top_p": 1.0,
 
 class Quiet(WSGIRequestHandler):
     def log(self, type: str, message: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 class Controller:
-    """Knows workers from their registration on, until it is told to forget them."""
+    """Knows workers from their registration until it is told to forget them."""
 
     def __init__(self) -> None:
         self.registered: Queue[dict[str, Any]] = Queue()
@@ -68,7 +68,7 @@ def controller() -> Iterator[Controller]:
 
 @pytest.fixture
 def worker(container: Container, controller: Controller) -> Iterator[str]:
-    """The address of a worker that runs."""
+    """The address of a running worker."""
     address = f"http://127.0.0.1:{free_port()}"
     process = subprocess.Popen(
         [*MODULE, "examples.fastchat.worker", "--address", address, "--host", "127.0.0.1",
@@ -106,7 +106,7 @@ def post(address: str, path: str, **body: Any) -> Any:
 
 
 def records(address: str, **params: Any) -> list[dict[str, Any]]:
-    """Those of a stream, each of which ends with a NUL byte."""
+    """Return the messages of a stream, each of which ends with a NUL byte."""
     answer = requests.post(f"{address}/worker_generate_stream", json=GREEDY | params, timeout=60)
     *parts, rest = answer.content.split(b"\0")
     assert rest == b""
@@ -118,23 +118,23 @@ def test_the_controller_knows_the_worker(controller: Controller, worker: str) ->
     expected = {"worker_name": worker, "check_heart_beat": True, "worker_status": status}
     assert controller.registered.get(timeout=30) == expected
     assert controller.beats.get(timeout=30) == {"worker_name": worker, "queue_length": 0}
-    controller.known.clear()  # as when it is started anew
+    controller.known.clear()  # as after a restart of the controller
     assert controller.registered.get(timeout=30) == expected
     assert post(worker, "/worker_get_status") == status
 
 
-def test_what_a_worker_is_asked(container: Container, worker: str) -> None:
-    said = container.invoke("ROMEO:", max_new_tokens=12)["generated_text"]
+def test_worker_routes(container: Container, worker: str) -> None:
+    whole_text = container.invoke("ROMEO:", max_new_tokens=12)["generated_text"]
     *parts, last = records(worker, echo=False)
     assert len(parts) > 1
     texts = [part["text"] for part in parts]
     assert all(b.startswith(a) and a != b for a, b in pairwise(texts))
-    assert texts[-1] == last["text"] == said
+    assert texts[-1] == last["text"] == whole_text
     assert {part["finish_reason"] for part in parts} == {None}
     count = post(worker, "/count_token", prompt="ROMEO:")["count"]
     usage = {"prompt_tokens": count, "completion_tokens": 12, "total_tokens": count + 12}
-    assert last == {"text": said, "error_code": 0, "finish_reason": "length", "usage": usage}
-    assert post(worker, "/worker_generate", **GREEDY) == {**last, "text": f"ROMEO:{said}"}
+    assert last == {"text": whole_text, "error_code": 0, "finish_reason": "length", "usage": usage}
+    assert post(worker, "/worker_generate", **GREEDY) == {**last, "text": f"ROMEO:{whole_text}"}
     length = post(worker, "/model_details")["context_length"]
     assert length > 12
     conversation = post(worker, "/worker_get_conv_template")["conv"]
@@ -144,15 +144,15 @@ def test_what_a_worker_is_asked(container: Container, worker: str) -> None:
 
 
 def test_limits_and_errors(container: Container, worker: str) -> None:
-    said = container.invoke("ROMEO:", max_new_tokens=12)["generated_text"]
-    stop = said[3:5]
+    whole_text = container.invoke("ROMEO:", max_new_tokens=12)["generated_text"]
+    stop = whole_text[3:5]
     *_, last = records(worker, echo=False, stop=[stop])
-    assert (last["text"], last["finish_reason"]) == (said[: said.index(stop)], "stop")
-    *_, last = records(worker, echo=False, max_new_tokens=1_000_000, stop=said[-1:])
-    assert last["error_code"] == 0, "FastChat asks for more than there is room for"
+    assert (last["text"], last["finish_reason"]) == (whole_text[: whole_text.index(stop)], "stop")
+    *_, last = records(worker, echo=False, max_new_tokens=1_000_000, stop=whole_text[-1:])
+    assert last["error_code"] == 0, "FastChat requests more tokens than fit"
     (refused,) = records(worker, temperature=-1)
     assert refused["error_code"] == 50001
     assert "temperature" in refused["text"]
     (refused,) = records(worker, images=["x"])
-    assert (refused["error_code"], refused["text"]) == (40302, "images: not served here")
+    assert (refused["error_code"], refused["text"]) == (40302, "images: not supported")
     assert post(worker, "/worker_get_status")["queue_length"] == 0

@@ -1,4 +1,4 @@
-"""Retrieval with Milvus Lite: two containers, a database that outlives the command."""
+"""Retrieval with Milvus Lite: two containers, and a database that persists between commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ask(
     )  # fmt: skip
 
 
-def test_rag(container: Container, tmp_path: Path) -> None:
+def test_index_and_ask(container: Container, tmp_path: Path) -> None:
     documents = tmp_path / "documents"
     documents.mkdir()
     (documents / "a.txt").write_text(f"{PARAGRAPHS[0]}\n\n{PARAGRAPHS[1]}\n")
@@ -33,16 +33,16 @@ def test_rag(container: Container, tmp_path: Path) -> None:
     model = save_task_model("encoder", tmp_path)
     with serve(tmp_path, "max_batch_delay=5\noption.dtype=fp32\n", model=model) as encoder:
         urls = (f"http://127.0.0.1:{encoder.port}", chat)
-        # The model's weights are random, so only equal words are surely near each other.
+        # The model's weights are random, so only equal words are certainly close to each other.
         for paragraph in (PARAGRAPHS[0], PARAGRAPHS[2]):
             done = ask(paragraph, tmp_path, *urls, documents=documents)
             assert done.returncode == 0, done.stderr
             assert f"[1] {paragraph}\n[2] " in done.stderr
             assert "[3]" not in done.stderr
-            assert done.stdout.strip(), "what the demo model says"
+            assert done.stdout.strip(), "the demo model's answer"
             documents = tmp_path / "not read again"
         (tmp_path / "new").mkdir()
         empty = ask("who", tmp_path / "new", *urls, documents=documents)
         assert empty.returncode == 1
-        assert "holds no text in *.txt" in empty.stderr
+        assert "has no text in *.txt" in empty.stderr
         assert encoder.stop() == 0

@@ -1,4 +1,4 @@
-"""Rows as layers hand them over: apart in memory, as in a merged projection, poison between."""
+"""Strided rows as in a merged projection, with poison in between."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
-"""Of each number: about one rounding to its type more than the best possible."""
+"""Relative to each number: about one rounding to its dtype more than the best possible."""
 
 
 def strided(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """Random rows [tokens, ..., width] inside tokens that are 48 numbers longer; those are NaN."""
+    """Return random rows [tokens, ..., width] with a token stride 48 longer; the gaps are NaN."""
     generator = torch.Generator().manual_seed(seed)
     num_tokens, *inner = shape
     numbers = torch.randn(shape, generator=generator)
@@ -22,7 +22,7 @@ def strided(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def check_close(got: Tensor, exact: Tensor) -> None:
-    """`exact` is fp64."""
+    """Check against `exact`, which is fp64."""
     assert got.isfinite().all()
     limit = TOLERANCE[got.dtype] * exact.abs() + TOLERANCE[got.dtype] * 1e-2 * exact.abs().max()
     worst = ((got.double() - exact).abs() - limit).max()

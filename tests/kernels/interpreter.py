@@ -1,6 +1,6 @@
-"""Repairs Triton's CPU interpreter (TRITON_INTERPRET=1) where it computes what no GPU would.
+"""Repairs Triton's CPU interpreter (TRITON_INTERPRET=1) where it differs from GPUs.
 
-What is wrong in the interpreter of triton 3.6 to 3.9, and what is done here:
+Errors in the interpreter of triton 3.6 to 3.9, and the repairs:
 
 - bf16 and fp8 live in numpy arrays of uint16 and uint8, and dot, arithmetic, comparisons and
   reductions run on those bits as if they were numbers: here they run on the values, in fp32.
@@ -27,7 +27,7 @@ FP8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
 
 def repair() -> None:
-    """Patches the interpreter of this process for good. Call it once, before any kernel runs."""
+    """Patch the interpreter of this process permanently. Call it once, before any kernel runs."""
     _repair_casts()
     _repair_arithmetic()
     _repair_reductions()
@@ -39,7 +39,7 @@ def is_stored_as_bits(dtype: tl.dtype) -> bool:
 
 
 def values_of(handle: TensorHandle) -> np.ndarray:
-    """The numbers that the handle's bits stand for: fp32 for all narrow floats, else unchanged."""
+    """Decode the handle's bits: fp32 for all narrow floats, else unchanged."""
     dtype, data = handle.dtype.scalar, handle.data
     if dtype == tl.bfloat16:
         return (data.astype(np.uint32) << 16).view(np.float32)
@@ -50,7 +50,7 @@ def values_of(handle: TensorHandle) -> np.ndarray:
 
 
 def handle_of(values: np.ndarray, dtype: tl.dtype) -> TensorHandle:
-    """Values as stored in `dtype`: to nearest even, fp8 saturating."""
+    """Encode values in `dtype`: rounded to nearest even, fp8 saturated."""
     dtype = dtype.scalar
     if not is_stored_as_bits(dtype):
         return TensorHandle(np.asarray(values).astype(interpreter._get_np_dtype(dtype)), dtype)
@@ -82,18 +82,18 @@ def _repair_casts() -> None:
 
 
 def _repair_arithmetic() -> None:
-    """Operators on values; a result is stored in the type of the last operand."""
+    """Make operators work on values; a result is stored in the type of the last operand."""
 
     def on_values(method):
         def call(self, *operands):
-            handles = [each for each in operands if isinstance(each, TensorHandle)]
+            handles = [operand for operand in operands if isinstance(operand, TensorHandle)]
             if not any(is_stored_as_bits(handle.dtype) for handle in handles):
                 return method(self, *operands)
             widened = [
-                TensorHandle(values_of(each), tl.float32)
-                if isinstance(each, TensorHandle) and is_stored_as_bits(each.dtype)
-                else each
-                for each in operands
+                TensorHandle(values_of(operand), tl.float32)
+                if isinstance(operand, TensorHandle) and is_stored_as_bits(operand.dtype)
+                else operand
+                for operand in operands
             ]
             result = method(self, *widened).data
             return handle_of(result, tl.int1 if result.dtype == np.bool_ else handles[-1].dtype)
@@ -104,7 +104,7 @@ def _repair_arithmetic() -> None:
         setattr(Builder, name, on_values(getattr(Builder, name)))
 
     def create_dot(self, a, b, accumulator, input_precision, max_num_imprecise_acc):
-        """Exact products, summed in the accumulator's type, as tensor cores do."""
+        """Compute exact products, summed in the accumulator's type, as tensor cores do."""
         product = np.matmul(values_of(a), values_of(b), dtype=accumulator.data.dtype)
         return TensorHandle(product + accumulator.data, accumulator.dtype.scalar)
 
@@ -112,7 +112,7 @@ def _repair_arithmetic() -> None:
 
 
 def _repair_reductions() -> None:
-    """tl.sum, tl.max and the like do not go through the builder."""
+    """Patch tl.sum, tl.max and the like, which do not go through the builder."""
     for operation in (interpreter.ReduceOps, interpreter.ScanOps):
         operation.apply_impl = _on_widened_tensors(operation.apply_impl)
 

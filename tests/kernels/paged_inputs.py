@@ -1,4 +1,4 @@
-"""Sequences in shuffled blocks of a paged cache, with poison wherever no kernel may read."""
+"""Sequences in shuffled blocks of a paged cache, with poison where no kernel may read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3}
-"""Of the largest number of the result, by the query's dtype."""
+"""Relative to the largest number of the result, by the query's dtype."""
 
 
 @dataclass(frozen=True)
 class Paged:
-    """Arguments of the attention wrappers, in their order but for query_starts."""
+    """The arguments of the attention wrappers in their order, except query_starts."""
 
     query: Tensor
     key_cache: Tensor
@@ -43,7 +43,7 @@ def make_paged(
     ids: torch.dtype = torch.int32,
     spread: float = 1.0,
 ) -> Paged:
-    """`lengths`: per sequence its query tokens and its context, those included.
+    """Make inputs. lengths: per sequence, its query tokens and its context including them.
 
     Poison is NaN (in uint8 its code, which the kernels take for 480): in each slot past a context,
     in blocks that no sequence has, and block tables name such a block past a sequence's end.
@@ -86,7 +86,7 @@ def _poisoned_but(
 
 
 def _in_layout(cache: Tensor, dtype: torch.dtype, layout: str) -> Tensor:
-    """NHD and HND as such; "pair" is the K half of blocks that hold K and V side by side."""
+    """Return a cache in layout NHD, HND or "pair": the K half of blocks of K and V."""
     if dtype == torch.uint8:
         cache = cache.to(torch.float8_e4m3fn).view(torch.uint8)
     cache = cache.to(dtype)

@@ -1,4 +1,4 @@
-"""What a compiled kernel will cost on its GPU, read from its PTX and machine code."""
+"""Static properties of a compiled kernel, read from its PTX and machine code."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ import triton
 from triton.compiler.compiler import CompiledKernel
 
 SHARED_MEMORY_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
-"""Bytes that one block may have, by arch (CUDA programming guide, compute capabilities)."""
+"""Bytes of shared memory per block, by arch (CUDA programming guide, compute capabilities)."""
 
 _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
-# Each begins with a literal, which re finds forty times as fast as a word boundary.
+# Each starts with a literal, which re finds forty times as fast as a word boundary.
 _WIDE_LOADS = (
     r"cp\.async\.cg\.shared\.global.*, (?:0x10|16)\b",
     r"ld\.global\S*\.v4\.b32",
     r"ld\.global\S*\.v2\.b64",
 )
+_BUFFERS = re.compile(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x")
+_WAITS = re.compile(r"cp\.async\.wait_group\s+(\d+)")
 _WIDE_STORES = (r"st\.global\S*\.v4\.b32", r"st\.global\S*\.v2\.b64")
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     registers: int
-    """Per thread."""
+    """Registers per thread."""
     stack_bytes: int
-    """Per thread: spilled registers and the like, which live in device memory in disguise."""
+    """Bytes per thread of local memory, which is device memory: spilled registers and the like."""
     shared_bytes: int
-    """Per block."""
+    """Bytes of shared memory per block."""
     wide_loads: int
-    """Of 16 bytes a thread, asynchronous copies to shared memory included."""
+    """Loads of 16 bytes per thread, including asynchronous copies to shared memory."""
     narrow_loads: int
-    """Of 1 or 2 bytes a thread: in the K/V path a sign that the address analysis gave up."""
+    """Loads of 1 or 2 bytes per thread; in the K/V path, a sign of failed address analysis."""
     wide_stores: int
     narrow_stores: int
     tensor_core_ops: int
@@ -44,7 +46,7 @@ class Facts:
 
 
 def facts(kernel: CompiledKernel) -> Facts:
-    """Reads one kernel, in milliseconds."""
+    """Read one compiled kernel, which takes milliseconds."""
     ptx = kernel.asm["ptx"]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
@@ -63,8 +65,24 @@ def facts(kernel: CompiledKernel) -> Facts:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """How far ahead of the computed tile Triton's pipeliner loads."""
+
+    buffers: set[int]
+    """Shared-memory buffers, over all tiles that are loaded ahead."""
+    wait_depth: int
+    """Maximum number of copies in flight while waiting for a tile."""
+
+
+def pipeline(kernel: CompiledKernel) -> Pipeline:
+    buffers = _BUFFERS.findall(kernel.asm["ttgir"])
+    waits = _WAITS.findall(kernel.asm["ptx"])
+    return Pipeline({int(count) for count in buffers}, max(map(int, waits)))
+
+
 def faults(kernel: CompiledKernel, arch: int) -> list[str]:
-    """What no kernel of ours may have: registers spilled to a stack, too much shared memory."""
+    """Return errors: registers spilled to the stack, or too much shared memory."""
     found, limit = facts(kernel), SHARED_MEMORY_LIMIT[arch]
     return [
         *([f"{found.stack_bytes} bytes of stack"] if found.stack_bytes else []),

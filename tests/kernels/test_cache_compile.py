@@ -1,4 +1,4 @@
-"""Cache write, block copy and swap compiled for every GPU: no spills, 16 bytes a load and store."""
+"""Cache writes, block copy, swap compiled for every GPU: no spills, 16 bytes a load and store."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from kernels.block_copy import copy_blocks
 from kernels.cache_table import cache_table
 from kernels.cache_write import write_kv
 from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
+from kernels.rotary_cache_write import rotary_write_kv
 from kernels.swap import gather_blocks, scatter_blocks
 from tests.kernels.caches import make_cache
 from tests.kernels.static_check import facts, faults
-from tests.kernels.variants import covering, each
+from tests.kernels.variants import covering, parameter
 
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 PARAMETERS = (
-    # Powers of two fill the tiles of a token.
-    each("heads", [1], [2, 4, 8, 32], [3, 10, 18]),
-    each("block_size", *([size] for size in BLOCK_SIZES)),
-    each("slots", [torch.int64], [torch.int32]),
+    # Powers of two fill a token's tiles.
+    parameter("heads", [1], [2, 4, 8, 32], [3, 10, 18]),
+    parameter("block_size", *([size] for size in BLOCK_SIZES)),
+    parameter("slots", [torch.int64], [torch.int32]),
 )
 
 
@@ -47,9 +48,19 @@ class Write:
         slots = torch.arange(4, dtype=self.slots)
         write_kv(rows, rows, cache, cache, slots, key_scale=0.5, value_scale=0.25)
 
+    def call_with_rotary(self) -> None:
+        sizes = (4 * self.heads, self.heads, self.heads)
+        rows = torch.zeros(4, sum(sizes), self.dim, dtype=self.rows).split(sizes, 1)
+        shape = (4, self.block_size, self.heads, self.dim)
+        cache = make_cache(*shape, self.cache, self.layout)
+        slots = torch.arange(4, dtype=self.slots)
+        cos, sin = torch.zeros(2, 4, self.dim // 2, dtype=self.rows)
+        scales = {"key_scale": 0.5, "value_scale": 0.25}
+        rotary_write_kv(*rows, cos, sin, self.dim, cache, cache, slots, **scales)
+
 
 def cache_types(arch):
-    """(type of the rows, type of the cache)."""
+    """Return (dtype of the rows, dtype of the cache)."""
     fp8 = (torch.uint8, torch.float8_e4m3fn) if arch >= 89 else (torch.uint8,)
     return [*((dtype, dtype) for dtype in DTYPES), *product(DTYPES, fp8)]
 
@@ -66,7 +77,7 @@ def sample(arch):
 
 
 def matrix(arch):
-    """Each head dim with each pair of types and, beside these, each kind of the parameters."""
+    """Return variants: each head dim with each pair of dtypes, and each kind of the parameters."""
     writes = []
     for dim, types in product(HEAD_DIMS, cache_types(arch)):
         rng = random.Random(f"{arch} {dim} {types}")
@@ -79,13 +90,26 @@ CASES = [(arch, write) for arch in dry_run.ARCHS for write in (matrix if ALL els
 
 @pytest.mark.parametrize(("arch", "write"), CASES, ids=str)
 def test_write_kv(arch, write):
-    # Less than 16 bytes for each thread of a warp cannot be wide.
+    # Less than 16 bytes per thread of a warp cannot use wide access.
     is_wide = write.heads * write.dim * write.cache.itemsize >= 512
     check(compiled(arch, write), arch, is_wide)
 
 
-def test_layout_makes_no_variant():
-    """So the matrix leaves it out: strides are multiples of 16, which is all that counts."""
+@pytest.mark.parametrize(("arch", "write"), CASES, ids=str)
+def test_rotary_write_kv(arch, write):
+    with dry_run.target(arch) as launches:
+        write.call_with_rotary()
+    (launch,) = launches
+    found = facts(launch.kernel)
+    assert not faults(launch.kernel, arch), found
+    # Half a row of 8-bit keys may be less than 16 bytes per thread.
+    if write.dim % 32 == 0 and write.heads * write.dim * write.cache.itemsize >= 1024:
+        assert min(found.wide_loads, found.wide_stores) > 0, found
+        assert max(found.narrow_loads, found.narrow_stores) == 0, found
+
+
+def test_layout_compiles_no_variants():
+    """So the matrix omits it: only the strides' divisibility by 16 matters."""
     one = Write(80, torch.bfloat16, torch.bfloat16)
     (first,), (second,) = (compiled(90, write) for write in (one, replace(one, layout="HND")))
     assert first.kernel.hash == second.kernel.hash

@@ -1,6 +1,6 @@
-"""Attention kernels compiled for each GPU as the wrappers would launch them, and looked at.
+"""Attention kernels compiled for each GPU as the wrappers would launch them, and checked.
 
-What must hold: no spills, no stack, shared memory within the GPU's limit, 16-byte loads of K and V
+Requirements: no spills, no stack, shared memory within the GPU's limit, 16-byte loads of K and V
 and none of 1 or 2 bytes, tensor cores wherever the type has them. LONGSHORE_ALL_VARIANTS=1 checks
 the whole matrix and not a sample of it (`make variants`).
 """
@@ -16,20 +16,20 @@ import pytest
 import torch
 
 from kernels import dry_run
-from kernels.paged_arguments import HEAD_DIMS
+from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
 from tests.kernels import variants
-from tests.kernels.static_check import facts, faults
+from tests.kernels.static_check import Pipeline, facts, faults, pipeline
 
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 SELECTED = variants.matrix if ALL else variants.representative
 CASES = [(arch, variant) for arch in dry_run.ARCHS for variant in SELECTED(arch)]
 ATTENTION = ("paged_decode_kernel", "paged_prefill_kernel")
 MOST_NARROW_LOADS = {False: 0, True: 8}
-"""Without and with sinks, of which a thread reads those of its rows, once, before the loop."""
+"""Without and with sinks. A thread reads the sinks of its rows once, before the loop."""
 
 
 @pytest.mark.parametrize(("arch", "variant"), CASES, ids=str)
-def test_compiles_to_what_it_should(arch, variant):
+def test_compiled_kernels_meet_the_requirements(arch, variant):
     launches = compiled(arch, variant)
     assert launches
     for launch in launches:
@@ -41,9 +41,36 @@ def test_compiles_to_what_it_should(arch, variant):
             assert found.tensor_core_ops > 0 or variant.formats[0] == torch.float32, found
 
 
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize(
+    ("arch", "kernel", "formats", "buffers", "wait_depth"),
+    [
+        (90, "prefill", 0, 3, 2),  # 128x64 tiles, 3 stages
+        (90, "decode", 0, 2, 2),  # 3 stages
+        (90, "decode", 5, 2, 2),
+        (90, "prefill", 5, 2, 2),
+        (80, "prefill", 0, 2, 2),  # 64x64 tiles, 3 stages
+        (80, "decode", 0, 2, 2),
+        (86, "decode", 0, 1, 0),  # 2 stages, so that two programs fit
+        (86, "decode", 3, 2, 2),
+    ],
+)
+def test_tiles_are_loaded_ahead_by_num_stages(
+    arch, kernel, formats, buffers, wait_depth, block_size
+):
+    """If K and V addresses depended on a load of the same iteration, Triton would load fewer tiles
+    ahead, whatever num_stages says."""
+    variant = variants.Variant(
+        kernel, 128, variants.FORMATS[formats], num_splits=1, block_size=block_size
+    )
+    (launch,) = compiled(arch, variant)
+    assert pipeline(launch.kernel) == Pipeline({buffers}, wait_depth)
+    assert not faults(launch.kernel, arch)
+
+
 @pytest.mark.parametrize("kernel", ["decode", "prefill"])
-def test_kv_heads_and_layout_make_no_variants(kernel):
-    """So the matrix leaves them out: strides are multiples of 16, which is all that counts."""
+def test_kv_heads_and_layout_compile_no_variants(kernel):
+    """So the matrix omits them: only the strides' divisibility by 16 matters."""
     one = variants.Variant(kernel, 80, kv_heads=3, layout="NHD")
     other = variants.Variant(kernel, 80, kv_heads=1, layout="HND")
     first, second = ([launch.kernel.hash for launch in compiled(90, v)] for v in (one, other))

@@ -1,4 +1,4 @@
-"""That the dry run compiles what would be launched, and the static check sees what it should."""
+"""The dry run compiles what would be launched, and the static check finds known defects."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_launch_is_compiled_and_recorded_and_does_not_run():
     assert (out == -1).all()
 
 
-def test_torch_names_the_arch_within_and_no_driver_is_left_behind():
+def test_torch_reports_the_target_and_the_driver_is_restored():
     before = driver._active
     with dry_run.target(86):
         assert torch.cuda.get_device_capability() == (8, 6)
@@ -49,7 +49,7 @@ def test_torch_names_the_arch_within_and_no_driver_is_left_behind():
     assert driver._active is before
 
 
-def test_wide_and_narrow_access_are_told_apart():
+def test_wide_and_narrow_access_are_distinguished():
     source = torch.zeros(4096, dtype=torch.float16)
     with dry_run.target(80) as launches:
         launch_copy(source, 1024)
@@ -61,7 +61,7 @@ def test_wide_and_narrow_access_are_told_apart():
     assert narrow.wide_loads == 0
 
 
-def test_tensor_cores_and_spills_are_seen():
+def test_tensor_cores_and_spills_are_found():
     with dry_run.target(80) as launches:
         half, single = torch.zeros(64, 64).half(), torch.zeros(64, 64)
         square_kernel[(1,)](half, single, SIZE=64)

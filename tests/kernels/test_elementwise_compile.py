@@ -13,7 +13,7 @@ import torch
 
 from kernels import dry_run
 from kernels.gated_activation import gated_activation
-from kernels.rms_norm import MAX_WIDTH, rms_norm
+from kernels.rms_norm import MAX_WIDTH, add_rms_norm, rms_norm
 from kernels.rotary import rotary
 from tests.kernels.static_check import facts, faults
 
@@ -26,7 +26,7 @@ GEMMA = {"offset": 1.0, "rounds_first": False}
 
 
 def norms():
-    """(rows, dtype, options): a whole token's, and each head's."""
+    """Return (rows, dtype, options) for norms of whole tokens and of heads."""
     if not ALL:
         return [
             ((4096,), torch.bfloat16, {}),
@@ -38,14 +38,14 @@ def norms():
 
 
 def gates():
-    """(width, dtype, activation)."""
+    """Return (width, dtype, activation)."""
     if not ALL:
         return [(14336, torch.bfloat16, "silu"), (4864, torch.float32, "gelu_tanh")]
     return product((1408, 11008, 14336), DTYPES, ("silu", "gelu_tanh"))
 
 
 def rotaries():
-    """(heads and KV heads, head_dim, rotary_dim, width of cos, dtype)."""
+    """Return (heads and KV heads, head_dim, rotary_dim, width of cos, dtype)."""
     bf16 = torch.bfloat16
     if not ALL:
         return [((32, 8), 128, 128, 128, bf16), ((71, 1), 80, 80, 80, torch.float32)]
@@ -64,6 +64,19 @@ def test_rms_norm(arch):
         with dry_run.target(arch) as launches:
             weight = torch.empty(shape[-1], dtype=dtype)
             rms_norm(apart(*shape, dtype=dtype), weight, 1e-6, **options)
+        check(launches, arch, (shape, dtype, options))
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("arch", dry_run.ARCHS)
+def test_add_rms_norm(arch):
+    for shape, dtype, options in norms():
+        if len(shape) > 1:
+            continue  # heads have no residual
+        with dry_run.target(arch) as launches:
+            weight = torch.empty(shape[-1], dtype=dtype)
+            rows = (apart(*shape, dtype=dtype) for _ in range(2))
+            add_rms_norm(*rows, weight, 1e-6, **options)
         check(launches, arch, (shape, dtype, options))
 
 
@@ -89,7 +102,7 @@ def test_rotary(arch):
 
 
 def apart(*shape, dtype):
-    """Five tokens that are longer in memory than what is taken of them."""
+    """Return five tokens whose stride is larger than their width."""
     return torch.empty(5, shape[0] + 16, *shape[1:], dtype=dtype)[:, : shape[0]]
 
 

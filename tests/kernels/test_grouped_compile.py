@@ -18,13 +18,13 @@ from tests.kernels.static_check import facts, faults
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 BF16, FP32 = torch.bfloat16, torch.float32
 ROWS = (1, 17, 33, 300)
-"""Of an expert: one number for each height of tiles."""
+"""Rows of an expert: one number per tile height."""
 INPUTS = (768, 720, 100)
-"""A multiple of a tile's, of 16, and of neither."""
+"""A multiple of a tile's size, a multiple of 16, and neither."""
 
 
 def variants():
-    """(experts, rows of each, inputs, dtype)."""
+    """Return (experts, rows of each, inputs, dtype)."""
     if not ALL:
         return [(60, 1, 768, BF16), (8, 300, 768, BF16), (8, 33, 720, FP32), (8, 300, 100, BF16)]
     return product((1, 8, 128), ROWS, INPUTS, (BF16, torch.float16, FP32))
@@ -32,7 +32,7 @@ def variants():
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("arch", dry_run.ARCHS)
-def test_compiles_to_what_it_should(arch):
+def test_compiled_kernels_meet_the_requirements(arch):
     for variant in variants():
         num_inputs, dtype = variant[2:]
         found = check(compiled(arch, *variant), arch, variant)
@@ -42,8 +42,8 @@ def test_compiles_to_what_it_should(arch):
         assert found.tensor_core_ops > 0 or dtype == FP32, (variant, found)
 
 
-def test_sizes_make_no_variants():
-    """But for what divides them, so that the layers of a mixture share their kernels."""
+def test_sizes_compile_no_variants():
+    """Except for divisibility, so that the layers of a mixture share their kernels."""
     first, second = (compiled(90, 8, *sizes, BF16) for sizes in ((40, 768), (60, 2048)))
     assert first.hash == second.hash
 

@@ -15,7 +15,7 @@ ROOT = FOLDER.parents[2]
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("test_*.py")))
-def test_in_the_interpreter(name):
+def test_file_in_the_interpreter(name):
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "--tb=short", "-p", "no:cacheprovider", FOLDER / name],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""What the attention wrappers refuse: each message names the cure, nothing is launched."""
+"""Invalid arguments of the attention wrappers: messages name the remedy, nothing is launched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DECODE = [(1, 5), (1, 20)]
 
 
 def misaligned(tensor):
-    """The same numbers, rows one element further apart."""
+    """Return the same numbers with rows one element further apart."""
     wider = torch.zeros(*tensor.shape[:-1], tensor.shape[-1] + 1, dtype=tensor.dtype)
     wider[..., :-1] = tensor
     return wider[..., :-1]
@@ -47,14 +47,14 @@ BAD = {
     "context_lens is torch.float32": lambda a: a | {"context_lens": a["context_lens"].float()},
     "one number per head": lambda a: a | {"sinks": torch.zeros(3)},
     "it must be positive": lambda a: a | {"scale": -1.0},
-    "as the query": lambda a: a | {"out": torch.empty_like(a["query"][:1])},
+    "like the query": lambda a: a | {"out": torch.empty_like(a["query"][:1])},
     "out has strides": lambda a: a | {"out": misaligned(a["query"])},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("message", BAD)
 @pytest.mark.parametrize("kernel", ["decode", "prefill"])
-def test_what_is_refused(kernel, message):
+def test_invalid_arguments(kernel, message):
     paged = make_paged(DECODE)
     arguments = {name: getattr(paged, name) for name in NAMES}
     arguments = BAD[message](arguments)

@@ -1,10 +1,9 @@
-"""What an image compiles beforehand is what the engine then asks for."""
+"""The kernels precompiled for an image are those that the engine launches."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from core.sampling import SamplingParams
 from core.sequence import Sequence
 from core.sizing import LayerShape
 from engine.attention.backends import TritonBackend
-from engine.attention.call import AttentionCall
+from engine.attention.call import AttentionCall, Rotation
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.inputs import InputBuilder
@@ -30,7 +29,7 @@ BF16 = torch.bfloat16
 
 
 def engine_launches():
-    """A layer's kernels in steps of a decode, of a prompt, and of both."""
+    """Return the launches of a layer in a decode step, a prefill step and a mixed step."""
     heads = (SHAPE.num_heads, SHAPE.num_kv_heads, SHAPE.num_kv_heads)
     layers = [LayerShape(SHAPE.num_kv_heads, SHAPE.head_dim, SHAPE.head_dim)]
     cpu = torch.device("cpu")
@@ -47,45 +46,45 @@ def engine_launches():
             num_tokens = inputs.tokens.shape[1]
             hidden = torch.empty(num_tokens, SHAPE.hidden_size, dtype=BF16)
             elementwise.rms_norm(hidden, hidden[0], 1e-5)
+            elementwise.add_rms_norm(hidden, hidden, hidden[0], 1e-5)
             merged = torch.empty(num_tokens, sum(heads) * SHAPE.head_dim, dtype=BF16)
             query, key, value = merged.unflatten(1, (-1, SHAPE.head_dim)).split(heads, 1)
             normed = [elementwise.rms_norm(rows, rows[0, 0], 1e-5) for rows in (query, key)]
-            cos, sin = torch.empty(2, num_tokens, SHAPE.head_dim, dtype=BF16)
-            elementwise.rotary(*normed, cos, sin, SHAPE.head_dim)
-            call = AttentionCall(0, normed[0], normed[1], value, 0.125, None, None, None)
+            cos, sin = torch.empty(2, num_tokens, SHAPE.head_dim // 2, dtype=BF16)
+            rotation = Rotation(cos, sin, SHAPE.head_dim)
+            call = AttentionCall(0, normed[0], normed[1], value, 0.125, None, None, None, rotation)
             PagedStep(inputs.batch, cache, backend).attend(call)
             elementwise.gated_activation(torch.empty(num_tokens, 4096, dtype=BF16), "silu")
     return launches
 
 
 @pytest.mark.timeout(300)
-def test_the_engine_finds_its_kernels_compiled():
-    with patch.object(precompile, "NUM_SPLITS", (1, 2)):
-        compiled = precompile.compile_shape(ARCH, SHAPE)
+def test_all_kernels_of_the_engine_are_precompiled():
+    compiled = precompile.compile_shape(ARCH, SHAPE, splits=(1, 2))
     names = {launch.name for launch in compiled}
     assert "combine_splits_kernel" in names
-    asked = engine_launches()
-    assert {launch.name for launch in asked} == names - {"combine_splits_kernel"}
-    missing = {launch.kernel.hash: launch.name for launch in asked}
+    launched = engine_launches()
+    assert {launch.name for launch in launched} == names - {"combine_splits_kernel"}
+    missing = {launch.kernel.hash: launch.name for launch in launched}
     for launch in compiled:
         missing.pop(launch.kernel.hash, None)
-    assert not missing, "compiled at start-up after all"
+    assert not missing, "these would be compiled at start-up"
 
 
-def test_the_engine_finds_its_block_moves_compiled():
+def test_all_block_moves_of_the_engine_are_precompiled():
     cache = KVCache([LayerShape(2, 64, 64)] * 2, 8, 16, BF16, torch.device("cpu"), 4)
     moves = BlockMoves(swap_outs=((1, 0), (2, 1)), swap_ins=((2, 3),), copies=((4, 5),))
-    with dry_run.target(ARCH) as asked:
+    with dry_run.target(ARCH) as launched:
         BlockMover(cache, TritonBackend(4, 64)).launch(moves)
     compiled = {launch.kernel.hash for launch in precompile.compile_block_moves(ARCH)}
-    assert {launch.kernel.hash for launch in asked} == compiled
+    assert {launch.kernel.hash for launch in launched} == compiled
     assert len(compiled) == 3
 
 
 @pytest.mark.skipif(
     shutil.which("gcc") is None, reason="needs a C compiler, as it is all about one"
 )
-def test_the_driver_s_module_is_made_without_a_driver(tmp_path):
+def test_the_driver_module_is_compiled_without_a_driver(tmp_path):
     with knobs.cache.scope():
         knobs.cache.dir = str(tmp_path)
         path = precompile.compile_driver_module()

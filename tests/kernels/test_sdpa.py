@@ -14,7 +14,7 @@ BLOCK_SIZE = 4
 
 
 def make_batch(lengths, generator):
-    """PagedBatch of (num_new, num_cached) pairs over shuffled blocks."""
+    """Return a PagedBatch of (num_new, num_cached) pairs over shuffled blocks."""
     contexts = [new + cached for new, cached in lengths]
     num_blocks = [-(-context // BLOCK_SIZE) for context in contexts]
     free = torch.randperm(sum(num_blocks) + 3, generator=generator).tolist()
@@ -33,7 +33,7 @@ def make_batch(lengths, generator):
 
 
 def poisoned_cache(batch, num_blocks, kv_heads, dim, dtype, generator):
-    """NaN in every slot that no sequence's context covers."""
+    """Write NaN into every slot that no sequence's context covers."""
     cache = torch.full((num_blocks, BLOCK_SIZE, kv_heads, dim), float("nan"), dtype=dtype)
     for row, (_, _, context) in enumerate(batch.spans):
         for position in range(context):
@@ -67,7 +67,7 @@ def test_against_the_definition(dtype, heads, extras):
     torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
 
 
-def test_write_kv_touches_only_its_slots():
+def test_write_kv_writes_only_its_slots():
     generator = torch.Generator().manual_seed(2)
     batch, num_blocks = make_batch([(3, 2), (1, 4)], generator)
     key, value = (
@@ -83,7 +83,7 @@ def test_write_kv_touches_only_its_slots():
 
 
 @pytest.mark.parametrize("as_bytes", [False, True])
-def test_an_fp8_cache_is_read_as_what_it_holds(as_bytes):
+def test_fp8_caches_are_converted(as_bytes):
     generator = torch.Generator().manual_seed(3)
     batch, num_blocks = make_batch([(1, 9), (6, 2)], generator)
     query = torch.randn(7, 4, 16, generator=generator)

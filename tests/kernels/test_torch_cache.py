@@ -1,4 +1,4 @@
-"""The torch twins, which the Triton kernels are tested against, against plain loops."""
+"""The torch twins of the cache kernels, against plain loops."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_write_kv(layout, dtype):
 
 
 def make_layers(layout):
-    """Two layers; values are smaller than keys."""
+    """Return caches of two layers; values are smaller than keys."""
     shapes = [(8, torch.bfloat16), (4, torch.bfloat16), (8, torch.float32), (16, torch.uint8)]
     caches = [make_cache(6, 4, 2, dim, dtype, layout) for dim, dtype in shapes]
     for number, cache in enumerate(caches):
@@ -68,7 +68,7 @@ def test_gather_and_scatter_are_inverse(layout):
         assert torch.equal(cache[[0, 2, 3, 5]], old[[0, 2, 3, 5]])
 
 
-def test_tables_refuse_what_kernels_could_not_move():
+def test_tables_reject_caches_that_kernels_cannot_move():
     with pytest.raises(ValueError, match="dense"):
         cache_table([torch.zeros(4, 4, 2, 16)[..., :8]])
     with pytest.raises(ValueError, match="16 bytes"):

@@ -1,4 +1,4 @@
-"""Calls of the attention wrappers that between them reach what there is to specialise on."""
+"""Calls of the attention wrappers that together cover all specializations."""
 
 from __future__ import annotations
 
@@ -24,53 +24,53 @@ FORMATS = (
     (torch.bfloat16, torch.float8_e4m3fn),
     (torch.float16, torch.float8_e4m3fn),
 )
-"""Query and cache."""
+"""Dtypes of query and cache."""
 
 
-def each(name: str, *kinds: Sequence[Any]) -> Parameter:
-    """The parameter that is the field `name`."""
+def parameter(name: str, *kinds: Sequence[Any]) -> Parameter:
+    """Return the parameter for the field `name`."""
     return [[{name: value} for value in kind] for kind in kinds]
 
 
 Parameter = list[list[dict[str, Any]]]
-"""Its kinds; of a kind the values, as fields of a variant, that compile to much the same."""
+"""Lists of field values by kind. The values of a kind compile to nearly the same code."""
 SPLITS = (2, 4, 8, 16, 32, 64)
-WINDOWS = each("window", [None], [1000], [1024])  # Triton tells multiples of 16 apart
-SINKS = each("sinks", [False], [True])
+WINDOWS = parameter("window", [None], [1000], [1024])  # Triton specializes on multiples of 16
+SINKS = parameter("sinks", [False], [True])
 COMMON = (
-    each("block_size", *([size] for size in BLOCK_SIZES)),
+    parameter("block_size", *([size] for size in BLOCK_SIZES)),
     WINDOWS,
-    each("softcap", [None], [30.0]),
-    each("ids", [torch.int64], [torch.int32]),
-    each("lens", [torch.int32], [torch.int64]),
+    parameter("softcap", [None], [30.0]),
+    parameter("ids", [torch.int64], [torch.int32]),
+    parameter("lens", [torch.int32], [torch.int64]),
 )
 PARAMETERS = {
     "prefill": (
         *COMMON,
         SINKS,
-        # Heads fill a tile of tokens, or leave some of it idle, or take several tiles.
-        each("group", [1, 2, 4, 8, 16], [3, 7, 12, 17, 24, 48], [71, 96]),
+        # Groups fill a tile, leave part of it idle, or take several tiles.
+        parameter("group", [1, 2, 4, 8, 16], [3, 7, 12, 17, 24, 48], [71, 96]),
     ),
     "decode": (
         *COMMON,
-        # A tile has 16 rows, or 32, or 64 where it may.
-        each("group", [1, 2, 3, 4, 7, 8, 12, 16], [17, 24, 32], [48, 71]),
-        # With several splits it is combining that sees the sinks.
+        # A tile has 16, 32 or 64 rows.
+        parameter("group", [1, 2, 3, 4, 7, 8, 12, 16], [17, 24, 32], [48, 71]),
+        # With several splits, the combining kernel uses the sinks.
         [
             [{"num_splits": 1, "sinks": False}],
             [{"num_splits": 1, "sinks": True}],
             [{"num_splits": splits, "sinks": False} for splits in SPLITS],
         ],
     ),
-    "combine": (each("num_splits", *([splits] for splits in SPLITS)), WINDOWS, SINKS),
+    "combine": (parameter("num_splits", *([splits] for splits in SPLITS)), WINDOWS, SINKS),
 }
-"""By kernel. Layout and number of KV heads make no variants, which test_compile.py checks."""
+"""By kernel. Layout and number of KV heads compile no variants; test_compile.py checks that."""
 
 
 @dataclass(frozen=True)
 class Variant:
     kernel: str
-    """"decode", which has the kernel that combines splits after it, "combine" alone, "prefill"."""
+    """"decode", followed by the kernel that combines splits, "combine" alone, or "prefill"."""
     head_dim: int
     formats: tuple[torch.dtype, torch.dtype] = FORMATS[0]
     group: int = 4
@@ -108,7 +108,7 @@ class Variant:
         )
 
     def call(self) -> None:
-        """The wrapper on CPU tensors with arbitrary contents, for the dry run."""
+        """Call the wrapper on CPU tensors with arbitrary contents, for the dry run."""
         dtype, cache_dtype = self.formats
         shape = (9, self.block_size, self.kv_heads, self.head_dim)
         if self.layout == "HND":
@@ -136,9 +136,9 @@ class Variant:
 
 
 def representative(arch: int) -> list[Variant]:
-    """Few enough for every change: on sm_86 and sm_90 each kind of each parameter at least once.
+    """Return a small sample: on sm_86 and sm_90 each kind of each parameter.
 
-    sm_80 and sm_89 share most of the compiler with them: there, what has its own row or type.
+    sm_80 and sm_89 share most of the compiler with them, so only their own rows and dtypes count.
     """
     decode, prefill = Variant("decode", 128), Variant("prefill", 128)
     everything = {"window": 1000, "softcap": 30.0, "sinks": True}
@@ -173,9 +173,9 @@ def representative(arch: int) -> list[Variant]:
 
 
 def matrix(arch: int) -> list[Variant]:
-    """Each kernel with each head dim and format and, beside these, each kind of its parameters.
+    """Return each kernel with each head dim and format, and with each kind of its parameters.
 
-    Combining sees no cache, so there formats are those of the query alone.
+    The combining kernel reads no cache, so its formats are only those of the query.
     """
     variants = []
     for kernel, head_dim, formats in product(PARAMETERS, HEAD_DIMS, FORMATS):
@@ -188,14 +188,14 @@ def matrix(arch: int) -> list[Variant]:
 
 
 def covering(parameters: Sequence[Parameter], rng: random.Random) -> list[dict[str, Any]]:
-    """As few rows of fields as have each kind of each parameter, which meet by chance."""
+    """Return as few rows as cover each kind of each parameter, in random combinations."""
     count = max(len(kinds) for kinds in parameters)
     columns = [_turns(kinds, count, rng) for kinds in parameters]
     return [dict(chain.from_iterable(map(dict.items, row))) for row in zip(*columns, strict=True)]
 
 
 def _turns(kinds: Parameter, count: int, rng: random.Random) -> list[dict[str, Any]]:
-    """Values in any order, no kind more often than another but for one."""
+    """Return values in random order; the counts of two kinds differ by at most one."""
     order = islice(cycle(rng.sample(kinds, len(kinds))), count)
     values = [rng.choice(kind) for kind in order]
     rng.shuffle(values)

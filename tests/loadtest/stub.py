@@ -1,4 +1,4 @@
-"""A server that streams as it is told, and keeps what it was asked."""
+"""A stub server that streams scripted responses and keeps the requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Script = Callable[[str, dict[str, Any]], Iterator[bytes | float]]
-"""Of a path and a body: parts of the answer, and seconds to wait between them."""
+"""Returns for a path and a body: parts of the response, and seconds to wait between them."""
 
 METRICS = """\
 # TYPE vllm:num_requests_running gauge
@@ -25,7 +25,7 @@ MODELS = json.dumps({"data": [{"id": "stub", "max_model_len": 4096}]}).encode()
 
 
 def lmi(path: str, body: dict[str, Any]) -> Iterator[bytes | float]:
-    """A token for each that is asked for; LMI's document where several answers are."""
+    """Return one token per requested token in LMI's schema; for several answers, a document."""
     parameters = body["parameters"]
     count, samples = parameters["max_new_tokens"], parameters.get("n", 1)
     details = {"finish_reason": "length", "generated_tokens": count}
@@ -42,7 +42,7 @@ def lmi(path: str, body: dict[str, Any]) -> Iterator[bytes | float]:
 
 
 def openai(path: str, body: dict[str, Any]) -> Iterator[bytes | float]:
-    """Completions, two tokens in a piece."""
+    """Return OpenAI completions with two tokens per chunk."""
     count, samples = body["max_tokens"], body.get("n", 1)
     for index in range(samples):
         for _ in range(0, count, 2):
@@ -58,7 +58,7 @@ def _event(record: object) -> bytes:
 
 
 class Stub(ThreadingHTTPServer):
-    """What a test sees of a running stub."""
+    """A running stub, as tests see it."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -76,7 +76,7 @@ class Stub(ThreadingHTTPServer):
 
 @contextmanager
 def serving(script: Script = lmi) -> Iterator[Stub]:
-    """A stub on a free port."""
+    """Run a stub on a free port."""
     stub = Stub(script)
     thread = threading.Thread(target=stub.serve_forever, args=(0.02,))
     thread.start()
@@ -133,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def handle_one_request(self) -> None:
-        # A client that was interrupted, or that found out enough, hangs up.
+        # An interrupted client, or one that has read enough, hangs up.
         with suppress(ConnectionError):
             super().handle_one_request()
 

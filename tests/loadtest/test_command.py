@@ -1,4 +1,4 @@
-"""The command line as a process of its own, since locust patches the one that it is loaded in."""
+"""The command line, in its own process because locust monkey-patches the process it runs in."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compare(stub: Stub, out: Path, *arguments: str) -> Results:
 
 
 def test_a_running_server(stub: Stub, tmp_path: Path) -> None:
-    """Two workloads in an open loop; with what /metrics says meanwhile."""
+    """Two workloads in an open loop, with /metrics sampled meanwhile."""
     arguments = ["--workload", "aws,burst", "--requests", "12", "--warm-up", "2", "--rate", "15"]
     found = compare(stub, tmp_path, *arguments)
     assert [run.workload for run in found.runs] == ["aws", "burst"]
@@ -55,7 +55,7 @@ def test_workloads_of_several_sequences(stub: Stub, tmp_path: Path, workload: st
     assert found.runs[0].users == 3
     parameters = [body["parameters"] for body in stub.bodies]
     key = {"parallel": "n", "beam": "num_beams"}[workload]
-    assert [each[key] for each in parameters] == [4] * 6
+    assert [parameter[key] for parameter in parameters] == [4] * 6
 
 
 def test_a_sweep(stub: Stub, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_sweep(stub: Stub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_writes_what_there_is(
+def test_an_interruption_writes_the_results_so_far(
     stub: Stub, tmp_path: Path, number: signal.Signals
 ) -> None:
     def endless(path: str, body: dict[str, Any]) -> Iterator[bytes | float]:
@@ -100,15 +100,15 @@ def test_an_interruption_writes_what_there_is(
     assert "interrupted" in (tmp_path / "report.html").read_text()
 
 
-def test_a_server_that_answers_nothing_is_an_error_at_once(stub: Stub, tmp_path: Path) -> None:
+def test_an_unresponsive_server_is_an_immediate_error(stub: Stub, tmp_path: Path) -> None:
     stub.status = 503
     done = loadtest("compare", "--target", stub.url, "--out", str(tmp_path))
     assert done.returncode == 1
-    assert "no request of the warm-up was answered: 503" in done.stderr
+    assert "every warm-up request failed, the first with: 503" in done.stderr
     assert len(stub.bodies) == 16
 
 
-def test_by_hand(stub: Stub) -> None:
+def test_running_the_locustfile_by_hand(stub: Stub) -> None:
     command = [
         sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--host",
         stub.url, "--users", "2", "--spawn-rate", "2", "--run-time", "2s", "--workload",
@@ -125,10 +125,13 @@ def test_by_hand(stub: Stub) -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["compare", "--workload", "awss", "--out", "x"], "no workload awss; there are aws, chat"),
-        (["sweep", "--slo", "ttft=1", "--out", "x"], "'ttft=1' is no bound"),
-        (["compare", "--properties", "nowhere", "--out", "x"], "nowhere is no file"),
-        (["compare", "--rate", "0", "--out", "x"], "0 is not above 0"),
+        (
+            ["compare", "--workload", "awss", "--out", "x"],
+            "unknown workload awss; choose from aws, chat",
+        ),
+        (["sweep", "--slo", "ttft=1", "--out", "x"], "invalid bound 'ttft=1'"),
+        (["compare", "--properties", "nowhere", "--out", "x"], "nowhere is not a file"),
+        (["compare", "--rate", "0", "--out", "x"], "0 is not greater than 0"),
         (["compare"], "--out"),
     ],
 )

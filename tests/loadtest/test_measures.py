@@ -1,4 +1,4 @@
-"""The figures, by hand."""
+"""The figures, against values computed by hand."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from loadtest.rate_search import MAX_RATES, RateSearch
 from loadtest.results import read_results
 from loadtest.slo import holds, parse_slo, sustained, value_of
 from loadtest.watch import parse
-from tests.loadtest.make import record, results, run, sample
+from tests.loadtest.known_runs import record, results, run, sample
 
 
 def test_rates_are_over_the_wall_clock() -> None:
-    """Four at once from 1 to 3 s, and from 3 to 5: eight in four seconds."""
+    """Four at once from 1 to 3 s and four from 3 to 5 s: eight in four seconds."""
     records = [record(at, start) for at, start in enumerate([1.0] * 4 + [3.0] * 4)]
     found = measures_of(records, [0.1, 0.3], [], clients=4)
     assert found.seconds == 4.0
@@ -30,7 +30,7 @@ def test_rates_are_over_the_wall_clock() -> None:
     assert (found.gap.mean, found.gap.max) == (0.2, 0.3)
 
 
-def test_what_failed_counts_for_nothing_but_errors() -> None:
+def test_failed_requests_count_only_as_errors() -> None:
     records = [record(0), record(1, error="503", output_tokens=None, first_s=None)]
     found = measures_of(records, [], [], clients=2)
     assert (found.num_good, found.num_errors) == (1, 1)
@@ -40,7 +40,7 @@ def test_what_failed_counts_for_nothing_but_errors() -> None:
     assert measures_of([], [], [], clients=2).requests_per_s == 0
 
 
-def test_tokens_that_the_server_does_not_count_are_not_guessed() -> None:
+def test_token_counts_are_not_guessed() -> None:
     found = measures_of([record(0), record(1, output_tokens=None)], [], [], clients=2)
     assert (found.tokens_per_s, found.output_tokens, found.num_short) == (None, None, 0)
 
@@ -49,15 +49,15 @@ def test_answers_of_another_length_are_counted() -> None:
     assert measures_of([record(0), record(1, output_tokens=9)], [], [], clients=2).num_short == 1
 
 
-def test_an_open_loop_has_lateness_and_no_clients() -> None:
+def test_an_open_loop_reports_lateness_and_no_clients() -> None:
     records = [record(0, 1.0, due_s=0.9), record(1, 2.0, due_s=2.0)]
     found = measures_of(records, [], [], clients=None)
     assert found.late_s == pytest.approx(0.1)
     assert found.awscurl_tps is None
 
 
-def test_what_the_server_s_counters_say() -> None:
-    """From the first look to the last, which is after the end."""
+def test_figures_from_the_servers_counters() -> None:
+    """From the first sample to the last, which is after the end."""
     samples = [sample(0.0, kv_used=0.0), sample(1.0), sample(2.0), sample(4.0, kv_used=0.9)]
     inside = measures_of([record(0)], [], samples, clients=1).inside
     assert inside.batch == 2.5
@@ -66,7 +66,9 @@ def test_what_the_server_s_counters_say() -> None:
     assert inside.kv_filled == pytest.approx(400 / 1600 / 0.5)
     assert (inside.preemptions, inside.prefix_hits) == (4.0, 0.25)
     measures = measures_of([record(0)], [], samples, clients=1)
-    assert measures.other_cpu == pytest.approx(0.1), "of 1.7, 1.5 the server's and 0.1 the client's"
+    assert measures.other_cpu == pytest.approx(0.1), (
+        "of 1.7 CPU seconds, 1.5 are the server's and 0.1 the client's"
+    )
     assert measures_of([record(0)], [], [], clients=1).inside.batch is None
 
 
@@ -76,7 +78,7 @@ def test_quantiles() -> None:
     assert quantiles([]) == []
 
 
-def test_metrics_of_vllm_and_of_ours() -> None:
+def test_metrics_of_vllm_and_of_our_server() -> None:
     text = (
         "# TYPE vllm:num_requests_running gauge\n"
         'vllm:num_requests_running{model_name="m"} 3.0\n'
@@ -91,7 +93,7 @@ def test_metrics_of_vllm_and_of_ours() -> None:
     assert parse(text) == expected
 
 
-def test_results_survive_their_files(tmp_path: Path) -> None:
+def test_results_round_trip_through_files(tmp_path: Path) -> None:
     written = results(run("none"), run("paged"))
     written.write(tmp_path)
     assert read_results(tmp_path) == read_results(tmp_path / "results.json") == written
@@ -105,7 +107,7 @@ def test_results_survive_their_files(tmp_path: Path) -> None:
     )
 
 
-def test_objectives() -> None:
+def test_objectives_are_evaluated() -> None:
     slo = parse_slo("ttft_p99=2s, itl_max=99.5ms")
     assert slo == {"ttft_p99": 2.0, "itl_max": 0.0995}
     measures = run().measures
@@ -116,11 +118,11 @@ def test_objectives() -> None:
     failed = measures_of([record(0), record(1, error="503")], [], [], clients=1)
     assert not holds(failed, {}), "an error is never within an objective"
     unknown = measures_of([record(0, timings=None)], [], [], clients=1)
-    assert not holds(unknown, {"queue_p50": 100.0}), "what is not measured is not kept"
+    assert not holds(unknown, {"queue_p50": 100.0}), "an objective without measurements is not met"
 
 
-def test_a_backlog_is_not_sustained_however_short_the_waits() -> None:
-    """One request a second; answered at that pace, or at half of it."""
+def test_a_growing_backlog_is_not_sustained() -> None:
+    """One request per second, answered at that rate or at half of it."""
 
     def swept(apart_s: float):
         records = [
@@ -135,17 +137,17 @@ def test_a_backlog_is_not_sustained_however_short_the_waits() -> None:
 
 
 @pytest.mark.parametrize("text", ["ttft=2s", "ttft_p99=2", "ttft_p98=2s", "", "ttft_p99=2s;"])
-def test_what_is_no_objective(text: str) -> None:
-    with pytest.raises(ValueError, match="is no bound"):
+def test_invalid_objectives(text: str) -> None:
+    with pytest.raises(ValueError, match="invalid bound"):
         parse_slo(text)
 
 
 def tried(limit: float, first: float = 1.0, num_refinements: int = 3) -> tuple[list[float], float]:
-    """The rates that a search tries where all up to `limit` hold, and the best one."""
+    """Return the rates that a search tries if all up to `limit` are sustained, and the best one."""
     search, rates = RateSearch(first, num_refinements), []
     while (rate := search.next()) is not None:
         rates.append(rate)
-        search.take(rate, held=rate <= limit)
+        search.report(rate, held=rate <= limit)
     return rates, search.highest or 0.0
 
 
@@ -155,7 +157,7 @@ def test_the_search_doubles_and_then_halves() -> None:
     assert len(tried(1e9)[0]) == MAX_RATES
 
 
-def test_what_is_sustained_is_below_the_first_that_fails() -> None:
+def test_the_best_rate_is_below_the_first_that_fails() -> None:
     runs = [run(rate=2.0), run(rate=1.0), run(rate=8.0), run(rate=4.0, seconds=9.0)]
     assert sustained(runs, {"e2e_p99": 3.0}) == 2.0
     assert sustained(runs, {"e2e_p99": 1.0}) is None

@@ -1,4 +1,4 @@
-"""The report: its sentences and pictures say what the figures do, and a browser draws it."""
+"""The report: its text and charts agree with the figures, and a browser draws it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loadtest.report.gantt import Bar, bars_of, padding_share
 from loadtest.report.page import write_report
 from loadtest.report.style import colours, duration, in_order, number, percent
 from loadtest.results import Results
-from tests.loadtest.make import record, results, run
+from tests.loadtest.known_runs import record, results, run
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -24,7 +24,7 @@ CHROMIUM = next(
 
 
 def compared() -> Results:
-    """Each strategy twice as fast as the one before it."""
+    """Results in which each strategy is twice as fast as the one before it."""
     strategies = ("none", "dynamic", "continuous", "paged")
     runs = [run(name, 16 / 2**at) for at, name in enumerate(strategies)]
     return results(*runs, run("dynamic", 4.0, variant="all answers 32 tokens"))
@@ -36,19 +36,19 @@ def swept() -> Results:
     return results(*runs, slo={"ttft_p99": 1.5, "itl_p99": 0.2})
 
 
-def test_the_headline_and_the_table_give_the_answer() -> None:
+def test_headline_and_table_name_the_fastest() -> None:
     runs = compared().runs
     assert verdict.headline(runs) == (
-        "paged answers 2.00 requests/s on aws: 2.00× continuous, 4.00× dynamic, 8.00× none"
+        "paged serves 2.00 requests/s on aws: 2.00× continuous, 4.00× dynamic, 8.00× none"
     ).replace("2.00 requests", "2 requests")
-    table = tables.answer(runs)
+    table = tables.throughput(runs)
     assert list(table.head) == ["strategy", "aws, requests/s", "× dynamic"]
     assert table.rows[0] == ["none", "0.250", "0.50×"]
     assert table.rows[2] == ["dynamic, all answers 32 tokens", "1", "2.00×"]
     assert table.best == [4]
 
 
-def test_the_order_is_judged() -> None:
+def test_the_expected_order_is_checked() -> None:
     assert (verdict.order(compared().runs) or "").startswith("paged ≥ continuous ≥ dynamic ≥ none")
     assert verdict.order([run("paged")]) is None
     close = [run("continuous", 2.0), run("paged", 2.04)]
@@ -59,11 +59,11 @@ def test_a_wrong_order_is_explained_with_numbers() -> None:
     text = verdict.order([run("continuous", 2.0), run("paged", 4.0)]) or ""
     assert text.startswith("Not paged ≥ continuous.")
     assert "paged has 0.50× the requests/s of continuous" in text
-    assert "hold 2.50 sequences against 2.50 and take 100 ms against 100 ms" in text
-    assert "fills 50 % of the KV memory that it holds against 50 %" in text
+    assert "run 2.50 sequences against 2.50 and take 100 ms against 100 ms" in text
+    assert "fills 50 % of its allocated KV cache against 50 %" in text
 
 
-def test_remarks_name_what_a_sceptic_would_ask() -> None:
+def test_remarks_name_doubtful_figures() -> None:
     bad = run(
         records=[record(0), record(1, error="503: busy"), record(2, output_tokens=9)],
         is_whole=False,
@@ -74,7 +74,7 @@ def test_remarks_name_what_a_sceptic_would_ask() -> None:
     for part in (
         "interrupted",
         "1 requests failed, the first with: 503",
-        "another length",
+        "differ in length",
         "0.800 c",
         "used 0.60 c",
     ):
@@ -83,7 +83,7 @@ def test_remarks_name_what_a_sceptic_would_ask() -> None:
 
 
 def test_the_gantt_shows_stages_and_padding() -> None:
-    """A gang of two, admitted at once, of which one ends first; then the next."""
+    """A batch of two, admitted together, of which one ends first; then the next batch."""
     short = Timings(arrived=100.0, admitted=101.0, first_token=102.0, finished=103.0)
     members = [record(0, 0.0, 4.0), record(1, 0.0, 4.0, timings=short), record(2, 1.0, 4.0)]
     bars = list(bars_of(run("dynamic", records=members), 2))
@@ -98,12 +98,12 @@ def test_the_gantt_shows_stages_and_padding() -> None:
     assert all(bar.stage != "padding" for bar in bars_of(continuous, 2))
 
 
-def test_the_gantt_of_a_server_without_timings_is_the_client_s() -> None:
+def test_without_server_timings_the_gantt_shows_the_clients_times() -> None:
     bars = list(bars_of(run(records=[record(0, 5.0, timings=None)]), 2))
     assert bars == [Bar(0, "waiting", 0.0, 1.0), Bar(0, "decoding", 1.0, 2.0)]
 
 
-def test_strategies_have_their_order_and_their_colours() -> None:
+def test_strategies_have_fixed_order_and_colours() -> None:
     labels = ["paged", "dynamic", "other", "dynamic, all answers 5 tokens", "none"]
     order = ["none", "dynamic", "dynamic, all answers 5 tokens", "paged", "other"]
     assert in_order(labels) == order
@@ -111,14 +111,14 @@ def test_strategies_have_their_order_and_their_colours() -> None:
     assert len(set(colours(labels).values())) == len(labels)
 
 
-def test_numbers() -> None:
+def test_numbers_are_formatted() -> None:
     values = (None, 0, 3, 4.1, 0.0312, 152.4, 12345.6)
     assert [*map(number, values)] == ["-", "0", "3", "4.10", "0.0312", "152", "12,346"]
     assert [*map(duration, (None, 2.0, 0.25, 0.0004))] == ["-", "2 s", "250 ms", "0.400 ms"]
     assert percent(0.057) == "5.7 %"
 
 
-def test_a_sweep_s_answer() -> None:
+def test_the_verdict_of_a_sweep() -> None:
     table = tables.objectives(swept())
     assert table.rows[0][:2] == ["continuous", "2"]
     strict = results(*swept().runs, slo={"ttft_p99": 0.1})
@@ -127,14 +127,14 @@ def test_a_sweep_s_answer() -> None:
 
 def test_a_sweep_is_described_without_one_of_its_rates(tmp_path: Path) -> None:
     sweep = swept()
-    for each in sweep.runs:
-        each.loop = f"open loop: Poisson arrivals, {each.rate:g} requests/s"
-        each.records *= int(each.rate or 1)
+    for entry in sweep.runs:
+        entry.loop = f"open loop: Poisson arrivals, {entry.rate:g} requests/s"
+        entry.records *= int(entry.rate or 1)
     text = write_report(sweep, tmp_path).read_text()
-    assert "Open loop: Poisson arrivals. 8 to 32 requests a run" in text
+    assert "Open loop: Poisson arrivals. 8 to 32 requests per run" in text
 
 
-def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
+def test_the_page_is_self_contained(tmp_path: Path) -> None:
     text = write_report(compared(), tmp_path).read_text()
     page = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
     assert not re.search(r"(src|href)=|@import|url\(", page)
@@ -143,14 +143,14 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     assert len(text) < 2_000_000
 
 
-def test_what_a_server_says_cannot_become_markup(tmp_path: Path) -> None:
+def test_server_text_is_escaped(tmp_path: Path) -> None:
     failed = [record(0), record(1, error="</script><b>503")]
     text = write_report(results(run("<i>", records=failed)), tmp_path).read_text()
     assert "<b>503" not in text
     assert "<i>" not in text
 
 
-def test_report_draws_again_what_is_there(
+def test_report_redraws_existing_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compared().write(tmp_path / "a")
@@ -162,12 +162,12 @@ def test_report_draws_again_what_is_there(
     assert str(out / "report.html") in capsys.readouterr().out
 
 
-def test_pictures_are_every_chart(tmp_path: Path) -> None:
+def test_every_chart_has_a_picture(tmp_path: Path) -> None:
     compared().write(tmp_path)
     assert main(["report", str(tmp_path), "--out", str(tmp_path), "--pictures"]) == 0
     names = sorted(path.stem for path in tmp_path.glob("*.png"))
     assert names == [
-        "aws-how-full-the-server-is", "aws-how-long-clients-wait", "aws-the-first-24-requests",
+        "aws-batch-size-and-kv-cache", "aws-latency-distributions", "aws-the-first-24-requests",
         "overview",
     ]  # fmt: skip
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))

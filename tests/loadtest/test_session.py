@@ -1,4 +1,4 @@
-"""One request, from its form to its record; what counts as an answer, and what does not."""
+"""One request from its JSON body to its record; which responses count as answers."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Any
 
 import pytest
 
-from loadtest.ask import Ask, Shape
 from loadtest.clients.schema import LmiSchema, OpenAISchema
 from loadtest.clients.transport import split_lines
 from loadtest.endpoint import Endpoint
 from loadtest.record import Record, Timings
+from loadtest.request import COMMON, Request, Shape
 from loadtest.session import Session
-from loadtest.words import COMMON
 from tests.loadtest.stub import Stub, lmi, openai, serving
 
 
-def ask(answer: int = 3, **changes: Any) -> Ask:
-    return Ask(5, Shape(2, answer, **changes), "the and", None, seed=9)
+def ask(answer: int = 3, **changes: Any) -> Request:
+    return Request(5, Shape(2, answer, **changes), "the and", None, seed=9)
 
 
-def send(stub: Stub, what: Ask, schema: str = "lmi") -> tuple[Record, Session]:
+def send(stub: Stub, what: Request, schema: str = "lmi") -> tuple[Record, Session]:
     endpoint = Endpoint(url=stub.url, schema=schema, timeout_s=5)
     session = Session([what], endpoint.connect, endpoint.make_schema())
     transport = session.connect()
@@ -38,28 +37,28 @@ def send(stub: Stub, what: Ask, schema: str = "lmi") -> tuple[Record, Session]:
 def test_an_answer_of_lmi(stub: Stub) -> None:
     record, session = send(stub, ask())
     assert (record.error, record.output_tokens, record.asked_tokens) == (None, 3, 3)
-    assert record.prompt_tokens == 2, "as asked for, where the server does not say"
+    assert record.prompt_tokens == 2, "as requested, if the server sends no count"
     assert len(session.gaps_s) == 2
     (body,) = stub.bodies
     assert body["stream"] is True
     assert body["parameters"]["ignore_eos_token"] is True
-    assert "timings" not in body["parameters"], "only our own server knows it"
+    assert "timings" not in body["parameters"], "only our server sends it"
 
 
 def test_an_answer_of_openai(stub: Stub) -> None:
     stub.script = openai
     record, session = send(stub, ask(answer=6), "openai")
     assert (record.error, record.output_tokens, record.prompt_tokens) == (None, 6, 7)
-    assert len(session.gaps_s) == 2, "two tokens a piece"
+    assert len(session.gaps_s) == 2, "two tokens per chunk"
     (body,) = stub.bodies
     assert body["ignore_eos"] is True
     assert body["stream_options"] == {"include_usage": True}
-    assert body["model"] == "stub", "as /v1/models has it"
+    assert body["model"] == "stub", "the name from /v1/models"
 
 
 @pytest.mark.parametrize(("schema", "script"), [("lmi", lmi), ("openai", openai)])
 def test_several_answers(stub: Stub, schema: str, script: Any) -> None:
-    """Of each sample the tokens are counted, and gaps are between tokens of one sample."""
+    """Tokens are counted per sample, and gaps are between tokens of one sample."""
     stub.script = script
     record, session = send(stub, ask(answer=4, samples=3), schema)
     assert (record.error, record.output_tokens, record.asked_tokens) == (None, 12, 12)
@@ -78,7 +77,7 @@ def test_beams(stub: Stub, schema: str) -> None:
     assert (body if schema == "openai" else body["parameters"])["num_beams"] == 4
 
 
-def test_times_are_those_of_arrival(stub: Stub) -> None:
+def test_times_are_arrival_times(stub: Stub) -> None:
     def script(path: str, body: Any) -> Iterator[bytes | float]:
         first, second, last = lmi(path, body)
         yield from (0.05, first, 0.1, second, last)
@@ -88,14 +87,14 @@ def test_times_are_those_of_arrival(stub: Stub) -> None:
     assert record.first_token_s is not None
     assert record.first_token_s >= 0.05
     assert record.stall_s is not None
-    # Not 0.1 alone: the first record may be read late, by which the gap after it is shorter.
+    # Not exactly 0.1: the first record may be read late, which shortens the gap after it.
     assert record.first_token_s + record.stall_s >= 0.15
     assert record.latency_s >= record.first_token_s + record.stall_s
     assert max(session.gaps_s) == record.stall_s
 
 
 def _lines(*records: object) -> Any:
-    return lambda path, body: iter([json.dumps(each).encode() + b"\n" for each in records])
+    return lambda path, body: iter([json.dumps(record).encode() + b"\n" for record in records])
 
 
 TOKEN = {"token": {"id": 1, "text": "x", "log_prob": -1.0}}
@@ -111,11 +110,11 @@ TOKEN = {"token": {"id": 1, "text": "x", "log_prob": -1.0}}
         ),
         (_lines({"token": {"error_msg": "no memory"}, "generated_text": ""}), "no memory"),
         (_lines(TOKEN, {"error": "busy", "code": 503}), "busy"),
-        (lambda path, body: iter([b"<html>"]), "no JSON"),
-        (lambda path, body: iter([b"[1]"]), "no object"),
+        (lambda path, body: iter([b"<html>"]), "is not JSON"),
+        (lambda path, body: iter([b"[1]"]), "not a JSON object"),
     ],
 )  # fmt: skip
-def test_what_is_no_answer(stub: Stub, script: Any, error: str) -> None:
+def test_responses_that_are_no_answers(stub: Stub, script: Any, error: str) -> None:
     stub.script = script
     record, session = send(stub, ask())
     assert not record.is_good
@@ -131,19 +130,19 @@ def test_an_error_in_an_event_stream_is_no_answer(stub: Stub) -> None:
     assert "out of memory" in (record.error or "")
 
 
-def test_a_stream_that_breaks_off_is_no_answer_even_after_its_terminal_record(stub: Stub) -> None:
+def test_a_truncated_stream_is_no_answer_even_after_its_last_record(stub: Stub) -> None:
     stub.breaks_off = True
     record, _ = send(stub, ask())
     assert "IncompleteRead" in (record.error or "")
 
 
-def test_a_refusal(stub: Stub) -> None:
+def test_a_rejected_request(stub: Stub) -> None:
     stub.status = 503
     record, _ = send(stub, ask())
     assert (record.error, record.first_s) == ('503: {"error":"busy"}', None)
 
 
-def test_nobody_listens() -> None:
+def test_connection_refused() -> None:
     with serving() as stub:
         pass
     record, _ = send(stub, ask())
@@ -151,18 +150,18 @@ def test_nobody_listens() -> None:
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_a_connection_is_kept_between_requests(stub: Stub, samples: int) -> None:
-    """After a stream, and after a document whose length was told."""
+def test_connections_are_reused(stub: Stub, samples: int) -> None:
+    """After a stream, and after a document with a Content-Length."""
     endpoint = Endpoint(url=stub.url, timeout_s=5)
     session = Session([ask(samples=samples)] * 2, endpoint.connect, LmiSchema())
     transport = session.connect()
-    while (each := session.take()) is not None:
-        assert session.send(transport, each).is_good
+    while (request := session.take()) is not None:
+        assert session.send(transport, request).is_good
     transport.close()
     assert stub.num_connections == 1
 
 
-def test_a_session_ends_with_its_last_answer_not_with_its_last_request(stub: Stub) -> None:
+def test_a_session_ends_with_its_last_answer(stub: Stub) -> None:
     endpoint = Endpoint(url=stub.url, timeout_s=5)
     session = Session([ask()], endpoint.connect, LmiSchema())
     taken = session.take()
@@ -171,7 +170,7 @@ def test_a_session_ends_with_its_last_answer_not_with_its_last_request(stub: Stu
     assert not session.finished.is_set()
 
 
-def test_timings_are_the_server_s(stub: Stub) -> None:
+def test_timings_come_from_the_server(stub: Stub) -> None:
     timings = {"arrived": 1.0, "admitted": 2.5, "first_token": 3.0, "finished": 4.0}
     details = {"finish_reason": "length", "generated_tokens": 1, "timings": timings}
     stub.script = _lines({**TOKEN, "generated_text": "x", "details": details})
@@ -180,7 +179,7 @@ def test_timings_are_the_server_s(stub: Stub) -> None:
     assert record.queue_s == 1.5
 
 
-def test_lines_have_the_time_of_their_last_bytes() -> None:
+def test_lines_have_the_arrival_time_of_their_last_bytes() -> None:
     def parts() -> Iterator[bytes]:
         yield b"a"
         marks.append("second")
@@ -190,10 +189,10 @@ def test_lines_have_the_time_of_their_last_bytes() -> None:
     marks: list[str] = []
     found = list(split_lines(parts()))
     assert [line for _, line in found] == [b"ab", b"c", b"d"]
-    assert found[0][0] == found[1][0], "they came in the same bytes"
+    assert found[0][0] == found[1][0], "they arrived together"
 
 
-def test_what_a_server_says_of_itself(stub: Stub) -> None:
+def test_limits_are_read_from_the_server(stub: Stub) -> None:
     endpoint = Endpoint(url=stub.url)
     assert endpoint.max_length() == 4096
     assert endpoint.words().tokens_per_word == 1.0
@@ -203,6 +202,6 @@ def test_what_a_server_says_of_itself(stub: Stub) -> None:
     assert len(set(COMMON)) == len(COMMON)
 
 
-def test_paths() -> None:
+def test_paths_of_the_apis() -> None:
     assert Endpoint(url=None, path="/generate_stream").make_schema().path == "/generate_stream"
     assert (LmiSchema().path, OpenAISchema().path) == ("/invocations", "/v1/completions")

@@ -1,4 +1,4 @@
-"""A fake executor and a driver, so that strategies are tested without torch and without time."""
+"""A fake executor and a driver loop, to test strategies without torch on a fake clock."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ VOCABULARY = 23
 
 
 def next_token(sequence_id: int, prefix: Sequence[int]) -> int:
-    """A pure function of the whole prefix; EOS now and then."""
+    """Return a pure function of the whole prefix, which is sometimes EOS."""
     return hash((sequence_id, tuple(prefix))) % VOCABULARY
 
 
 def next_candidates(sequence: TokenSequence, prefix: Sequence[int]) -> Candidates:
-    """The likeliest tokens of a beam, whatever its place."""
+    """Return the likeliest tokens of a beam as a function of its tokens alone."""
     scored = sorted(
         ((hash((token, tuple(prefix))) % 1000 / -1000, token) for token in range(VOCABULARY)),
         reverse=True,
@@ -34,8 +34,8 @@ def next_candidates(sequence: TokenSequence, prefix: Sequence[int]) -> Candidate
 class FakeExecutor:
     """Keeps K/V as (token, hash of all tokens so far) and answers from what it reads back.
 
-    The prefix is read through the block table, so a wrong block shows as a wrong token; the hash
-    stands for what K/V owe to everything before them.
+    The prefix is read through the block table, so a wrong block shows as a wrong token. The
+    hash stands for the dependence of K/V on the whole prefix.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -44,7 +44,7 @@ class FakeExecutor:
         self.host: dict[int, list[tuple[int, int] | None]] = {}
         self.num_steps = 0
         self._newest: dict[int, int] = {}
-        """By sequence id: what the last step sampled, which its strategy may not know yet."""
+        """Tokens sampled by the last step, by sequence id; the strategy may not know them yet."""
 
     def run(self, plan: StepPlan) -> StepResult:
         self.num_steps += 1
@@ -66,7 +66,7 @@ class FakeExecutor:
                 result[sequence.id] = next_candidates(sequence, prefix)
             elif chunk.samples:
                 result[sequence.id] = Sampled((next_token(sequence.id, prefix),), (-0.5,))
-        self._newest = {id: each.token_ids[0] for id, each in result.items()}
+        self._newest = {id: sampled.token_ids[0] for id, sampled in result.items()}
         return result
 
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> FakeStep:
@@ -75,8 +75,10 @@ class FakeExecutor:
     def _move(self, moves: BlockMoves) -> None:
         for pairs in (moves.swap_outs, moves.swap_ins, moves.copies):
             targets = [target for _, target in pairs]
-            assert len(targets) == len(set(targets)), "two moves to one block"
-        assert not {s for s, _ in moves.copies} & {t for _, t in moves.copies}, "in no order"
+            assert len(targets) == len(set(targets)), "two moves into one block"
+        assert not {s for s, _ in moves.copies} & {t for _, t in moves.copies}, (
+            "a copy's source is overwritten"
+        )
         for source, target in moves.swap_outs:
             self.host[target] = self._block(source)
         for source, target in moves.swap_ins:
@@ -88,17 +90,17 @@ class FakeExecutor:
         return [self.slots.get((block, offset)) for offset in range(self.block_size)]
 
     def _put(self, block: int, content: list[tuple[int, int] | None]) -> None:
-        for offset, each in enumerate(content):
+        for offset, slot in enumerate(content):
             self.slots.pop((block, offset), None)
-            if each is not None:
-                self.slots[block, offset] = each
+            if slot is not None:
+                self.slots[block, offset] = slot
 
     def _read(self, blocks: tuple[int, ...], end: int) -> list[int]:
         prefix: list[int] = []
         for position in range(end):
             token, digest = self.slots[self._slot(blocks, position)]
             prefix.append(token)
-            assert digest == hash(tuple(prefix)), "another's K/V"
+            assert digest == hash(tuple(prefix)), "K/V of another sequence"
         return prefix
 
     def _slot(self, blocks: tuple[int, ...], position: int) -> tuple[int, int]:
@@ -124,30 +126,30 @@ class Arrival:
     abort_in_step: bool = False
     """Abort between run and commit of its step, instead of between two steps."""
     abort_index: int | None = None
-    """Of the answer to abort; None: the request."""
+    """Index of the answer to abort; None: the whole request."""
     prompt_seed: int | None = None
-    """Prompts of the same seed begin alike, prompts without one do not."""
+    """Prompts with the same seed share a prefix; prompts without one do not."""
     params: Mapping[str, object] = field(default_factory=dict[str, object])
-    """What else its SamplingParams say."""
+    """Further fields of its SamplingParams."""
 
 
 @dataclass
 class Record:
-    """What clients saw of each answer, and what the strategy did.
+    """The outputs of each answer as clients saw them, and what the strategy did.
 
     An answer has the request's id plus its index, which is the id of its sequence unless only the
-    best are told.
+    best are returned.
     """
 
     tokens: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     finish: dict[int, Finish] = field(default_factory=dict[int, Finish])
     aborted: set[int] = field(default_factory=set[int])
-    """Answers."""
+    """Aborted answers."""
     most_at_once: int = 0
 
     def take(self, output: Output) -> None:
         id = output.request_id + output.index
-        assert id not in self.aborted, "an aborted answer still speaks"
+        assert id not in self.aborted, "output after an abort"
         assert id not in self.finish, "a second terminal output"
         self.tokens.setdefault(id, []).extend(output.token_ids)
         if output.finish is not None:
@@ -155,7 +157,7 @@ class Record:
 
 
 def strategy_of(batching: str, *, num_blocks: int = 64, **changes: object) -> Strategy:
-    """A strategy with small limits; `changes` are fields of StrategySettings or Limits."""
+    """Return a strategy with small limits. changes: fields of StrategySettings or Limits."""
     limits = {"max_sequences": 4, "max_step_tokens": 16}
     limits |= {name: changes.pop(name) for name in tuple(changes) if name in limits}
     settings = {
@@ -184,7 +186,7 @@ def request_of(arrival: Arrival, id: int) -> Request:
 
 
 def requests_of(arrivals: Sequence[Arrival]) -> list[Request]:
-    """Numbered as the engine does: each id leaves room for the sequences of the one before."""
+    """Number requests as the engine does: each id leaves room for the sequences before it."""
     requests: list[Request] = []
     for arrival in arrivals:
         last = requests[-1] if requests else None
@@ -200,7 +202,7 @@ def drive(
     *,
     overlaps: bool = False,
 ) -> Record:
-    """Runs a workload to its end on a fake clock of one second a step, checking every step.
+    """Run a workload to its end, checking every step. A step takes one second of a fake clock.
 
     overlaps: each step is scheduled and run before the one before it is committed.
     """
@@ -233,7 +235,7 @@ def drive(
         now += 1
         assert now < 3_000, "no progress"
     assert strategy.memory.num_held_blocks == 0, "blocks leaked"
-    assert not strategy._group_of, "a group is remembered for ever"
+    assert not strategy._group_of, "a finished group is still known"
     for request, _ in requests:
         assert answers_of(request) <= record.finish.keys() | record.aborted
     return record
@@ -255,7 +257,7 @@ def check_plan(strategy: Strategy, plan: StepPlan) -> None:
     for chunk in plan.chunks:
         for position in range(chunk.start, chunk.end):
             block = chunk.blocks[position // size]
-            assert read[block] is chunk, "written by one and in the table of another"
+            assert read[block] is chunk, "a written block is in another sequence's table"
 
 
 def _abort(

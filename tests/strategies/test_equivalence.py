@@ -1,4 +1,4 @@
-"""Whatever arrives and is aborted, in however little memory: the same tokens from all four."""
+"""All four strategies give the same tokens for any arrivals, aborts and memory sizes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.strategy_table import BATCHING_NAMES
 from tests.strategies.fakes import Arrival, drive, strategy_of
 
 ARRIVALS = st.lists(
@@ -36,7 +37,6 @@ ARRIVALS = st.lists(
     min_size=1,
     max_size=12,
 )
-BATCHING = ("none", "dynamic", "continuous", "paged")
 
 
 @settings(max_examples=150, deadline=None)
@@ -77,9 +77,9 @@ def test_same_tokens_from_all_strategies(
             arrivals,
             overlaps=overlaps,
         )
-        for name in BATCHING
+        for name in BATCHING_NAMES
     ]
-    reference = drive(strategy_of("none"), [_unaborted(each) for each in arrivals])
+    reference = drive(strategy_of("none"), [_unaborted(arrival) for arrival in arrivals])
     for record in records:
         for id, tokens in record.tokens.items():
             assert tokens == reference.tokens[id][: len(tokens)]
@@ -88,8 +88,8 @@ def test_same_tokens_from_all_strategies(
                 assert record.finish[id] == reference.finish[id]
 
 
-@pytest.mark.parametrize("batching", BATCHING)
-def test_one_request_alone(batching):
+@pytest.mark.parametrize("batching", BATCHING_NAMES)
+def test_a_single_request(batching):
     record = drive(strategy_of(batching), [Arrival(0, 5, 3)])
     assert len(record.tokens[0]) <= 3
 

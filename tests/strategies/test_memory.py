@@ -1,4 +1,4 @@
-"""KV memory: nothing lost, nothing twice, nothing half done."""
+"""KV memory: no block is leaked or held twice, and failed calls change nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_random_growth_and_release(steps, kind):
             assert len(memory.table(sequence_id)) >= memory.blocks_for(num_tokens)
             assert memory.table(sequence_id)[: len(before)] == before
         else:
-            assert memory.table(sequence_id) == before, "a refusal changes nothing"
+            assert memory.table(sequence_id) == before, "a failed call changes nothing"
         memory.check_integrity()
 
 

@@ -1,4 +1,4 @@
-"""Paged memory under any order of calls, against a model that keeps every token by itself."""
+"""Property test of paged memory: any order of calls, against a naive model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE = 9, 7, 3
 
 
 class PagedMemoryMachine(RuleBasedStateMachine):
-    """The naive model is the sequences' own tokens, and blocks as lists of prefixes.
+    """The naive model holds each sequence's tokens, and blocks as lists of prefixes.
 
     Slot p of a block holds the tuple of all tokens up to it, as K/V depend on all of them.
     """
@@ -70,13 +70,13 @@ class PagedMemoryMachine(RuleBasedStateMachine):
             self._compute([sequence], commit=commit)
 
     def _compute(self, sequences, *, commit):
-        """All pending tokens, at most; nothing where the memory is full."""
-        sequences = [each for each in sequences if each.num_pending_tokens > 0]
+        """Compute all pending tokens, or nothing if the memory is full."""
+        sequences = [sequence for sequence in sequences if sequence.num_pending_tokens > 0]
         spans = [Span(s.id, s.num_computed_tokens, s.num_tokens) for s in sequences]
-        before = [self.memory.table(each.id) for each in sequences]
+        before = [self.memory.table(sequence.id) for sequence in sequences]
         free = self.memory.num_free_blocks
         if not self.memory.reserve(spans):
-            assert before == [self.memory.table(each.id) for each in sequences]
+            assert before == [self.memory.table(sequence.id) for sequence in sequences]
             assert self.memory.num_free_blocks == free
             for sequence in sequences:
                 if self.memory.table(sequence.id):
@@ -116,18 +116,18 @@ class PagedMemoryMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def swap_out(self, data):
-        ids = [each for each in self.sequences if not self.memory.is_swapped(each)]
+        ids = [sequence for sequence in self.sequences if not self.memory.is_swapped(sequence)]
         some = data.draw(st.sets(st.sampled_from(ids))) if ids else set()
-        blocks = {block for each in some for block in self.memory.table(each)}
-        fits = 0 < len(blocks) <= self.memory._host.num_free
+        blocks = {block for sequence_id in some for block in self.memory.table(sequence_id)}
+        fits = 0 < len(blocks) <= self.memory.num_free_host_blocks
         assert self.memory.swap_out(sorted(some)) == fits
         self._move()
 
     @rule(data=st.data())
     def swap_in(self, data):
-        ids = [each for each in self.sequences if self.memory.is_swapped(each)]
+        ids = [sequence for sequence in self.sequences if self.memory.is_swapped(sequence)]
         some = data.draw(st.sets(st.sampled_from(ids))) if ids else set()
-        blocks = {block for each in some for block in self.memory._swapped[each]}
+        blocks = {block for sequence_id in some for block in self.memory.host_table(sequence_id)}
         if len(blocks) <= self.memory.num_free_blocks:
             self.memory.swap_in(sorted(some))
             self._move()
@@ -136,15 +136,15 @@ class PagedMemoryMachine(RuleBasedStateMachine):
     def every_sequence_reads_its_own_tokens(self):
         for sequence in self.sequences.values():
             is_swapped = self.memory.is_swapped(sequence.id)
-            table = self.memory._swapped[sequence.id] if is_swapped else None
-            table = self.memory.table(sequence.id) if table is None else table
+            table_of = self.memory.host_table if is_swapped else self.memory.table
+            table = table_of(sequence.id)
             blocks = self.host if is_swapped else self.device
             for position in range(sequence.num_computed_tokens):
                 content = blocks[table[position // BLOCK_SIZE]][position % BLOCK_SIZE]
                 assert content == tuple(sequence.token_ids[: position + 1])
 
     @invariant()
-    def what_is_known_is_true(self):
+    def cached_prefixes_are_correct(self):
         prefixes = self.memory._prefixes
         for block, digest in prefixes._digests.items():
             tokens, chained = self.device[block][-1], prefixes.root(self.salt)
@@ -155,7 +155,7 @@ class PagedMemoryMachine(RuleBasedStateMachine):
             assert digest == chained
 
     @invariant()
-    def nothing_is_lost(self):
+    def no_block_is_leaked(self):
         self.memory.check_integrity()
 
 

@@ -1,4 +1,4 @@
-"""Preemption by swap, recomputation or either; priorities; and what a failed plan takes along."""
+"""Preemption by swap, recompute or auto; priorities; and the effects of a failed plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARRIVALS = [Arrival(0, 7, 24, params=ENDLESS)] * 3
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_the_swapped_are_not_computed_again(overlaps):
+def test_swapped_sequences_are_not_recomputed(overlaps):
     computed = {}
     for mode in ("swap", "recompute"):
         plans, strategy = [], crowded(mode, enable_prefix_caching=False)
@@ -39,7 +39,7 @@ def test_the_swapped_are_not_computed_again(overlaps):
     assert computed["recompute"] > computed["swap"]
 
 
-def test_a_prompt_is_scored_once_however_often_it_is_computed():
+def test_a_recomputed_prompt_is_not_scored_again():
     plans, strategy = [], crowded("recompute", enable_prefix_caching=False)
     scored = Arrival(0, 7, 24, params=ENDLESS | {"prompt_logprobs": 0})
     drive(strategy, [scored] * 3, lambda plan: plans.append(plan) if plan else None)
@@ -49,7 +49,7 @@ def test_a_prompt_is_scored_once_however_often_it_is_computed():
         assert [place for chunk in chunks for place in chunk.scored] == list(range(6))
 
 
-def test_a_full_host_means_recomputation():
+def test_a_full_host_pool_falls_back_to_recompute():
     strategy = crowded("swap", num_swap_blocks=3)
     record = drive(strategy, ARRIVALS)
     assert {len(tokens) for tokens in record.tokens.values()} == {24}
@@ -64,7 +64,7 @@ def test_a_full_host_means_recomputation():
         (Arrival(0, 7, 12, params=ENDLESS | {"n": 2}), 64, True),
     ],
 )
-def test_auto_swaps_what_is_dear_to_recompute(arrival, max_step_tokens, is_swapped):
+def test_auto_swaps_sequences_that_are_costly_to_recompute(arrival, max_step_tokens, is_swapped):
     strategy = strategy_of(
         "paged", num_blocks=12, max_step_tokens=max_step_tokens, preemption_mode="auto",
         num_swap_blocks=40,
@@ -75,7 +75,7 @@ def test_auto_swaps_what_is_dear_to_recompute(arrival, max_step_tokens, is_swapp
 
 
 def until_swapped(strategy, executor):
-    """Runs until a plan swaps out, which is returned without being run."""
+    """Run until a plan swaps out, and return that plan without running it."""
     while True:
         plan = strategy.schedule(0.0)
         if plan.moves.swap_outs:
@@ -83,8 +83,8 @@ def until_swapped(strategy, executor):
         strategy.commit(plan, executor.run(plan))
 
 
-def test_a_block_swapped_out_serves_another_in_the_same_plan():
-    """So swap-outs come first: nothing else would do, since no block is spare."""
+def test_a_swapped_out_block_is_reused_in_the_same_plan():
+    """So swap-outs must run first: no other block is free."""
     strategy, executor = crowded("swap", enable_prefix_caching=False), FakeExecutor(4)
     for id in range(3):
         strategy.add(request_of(ARRIVALS[0], id))
@@ -96,7 +96,7 @@ def test_a_block_swapped_out_serves_another_in_the_same_plan():
     assert [group.request.id for group in strategy.waiting] == [2]
 
 
-def test_shared_blocks_are_swapped_once_and_still_shared_afterwards():
+def test_shared_blocks_are_swapped_once_and_stay_shared():
     strategy = crowded("swap")
     most = 0
 
@@ -110,7 +110,7 @@ def test_shared_blocks_are_swapped_once_and_still_shared_afterwards():
 
 
 @pytest.mark.parametrize("is_back", [False, True])
-def test_what_a_failed_plan_was_to_save_fails_with_it(is_back):
+def test_sequences_swapped_out_by_a_failed_plan_fail_too(is_back):
     strategy, executor = crowded("swap"), FakeExecutor(4)
     for id in range(3):
         strategy.add(request_of(ARRIVALS[0], id))
@@ -126,14 +126,14 @@ def test_what_a_failed_plan_was_to_save_fails_with_it(is_back):
     assert strategy.memory.num_held_blocks == 0
 
 
-def test_aborting_the_swapped_frees_the_host():
+def test_aborting_swapped_sequences_frees_host_blocks():
     strategy, executor = crowded("swap"), FakeExecutor(4)
     for id in range(3):
         strategy.add(request_of(ARRIVALS[0], id))
     until_swapped(strategy, executor)
     for id in range(3):
         strategy.abort(id)
-    assert strategy.memory._host.num_free == 40
+    assert strategy.memory.num_free_host_blocks == 40
     assert strategy.schedule(0.0) is None
 
 
@@ -154,8 +154,8 @@ def test_urgent_requests_go_first_and_are_preempted_last():
 
 @pytest.mark.parametrize("batching", ["continuous", "paged"])
 @pytest.mark.parametrize("priority", [0, -1])
-def test_a_long_prompt_holds_up_no_stream(batching, priority):
-    """Even where it is the more urgent one: each running stream gets a token in every step."""
+def test_a_long_prompt_does_not_stall_running_streams(batching, priority):
+    """Even if the prompt is more urgent, each running sequence gets a token in every step."""
     strategy, executor = strategy_of(batching, max_step_tokens=6), FakeExecutor(4)
     for id in range(2):
         strategy.add(request_of(Arrival(0, 2, 30, params=ENDLESS), id))
@@ -171,6 +171,6 @@ def test_a_long_prompt_holds_up_no_stream(batching, priority):
         num_long += sum(chunk.length for chunk in plan.chunks if chunk.sequence.id == 2)
 
 
-def test_a_plan_without_moves_says_so():
+def test_a_plan_without_moves_has_none():
     assert not BlockMoves()
     assert BlockMoves(swap_ins=((0, 0),))

@@ -1,4 +1,4 @@
-"""Prefix caching: what is found, what is never found, and what is forgotten first."""
+"""Prefix caching: hits, misses and the order of eviction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROMPT = list(range(1, 13))
 
 
 def run(strategy, prompt, id=0, **params):
-    """One request from its arrival to its end; returns how many tokens each step computed."""
+    """Run one request to its end and return the number of tokens computed by each step."""
     given = SamplingParams(**({"max_tokens": 1, "ignore_eos": True} | params))
     strategy.add(Request(id, prompt, given))
     executor = getattr(strategy, "executor", None) or FakeExecutor(4)
@@ -27,21 +27,21 @@ def run(strategy, prompt, id=0, **params):
     return computed
 
 
-def test_a_known_beginning_is_not_computed_again():
+def test_a_cached_prefix_is_not_recomputed():
     strategy = strategy_of("paged")
     assert run(strategy, [*PROMPT, 13, 14]) == [14]
     assert run(strategy, [*PROMPT, 15, 16, 17]) == [3]
     assert (strategy.num_prompt_tokens, strategy.num_cached_tokens) == (29, 12)
-    assert run(strategy, [9, *PROMPT]) == [13], "a suffix is no prefix"
+    assert run(strategy, [9, *PROMPT]) == [13], "a suffix is not a prefix"
 
 
-def test_the_last_token_is_always_computed():
+def test_the_last_prompt_token_is_always_computed():
     strategy = strategy_of("paged")
     assert run(strategy, PROMPT) == [12]
     assert run(strategy, PROMPT) == [4]
 
 
-def test_answers_are_found_by_the_next_turn_of_a_conversation():
+def test_the_next_turn_of_a_conversation_reuses_the_answer():
     strategy = strategy_of("paged", max_step_tokens=32)
     strategy.add(request := Request(0, PROMPT, SamplingParams(max_tokens=9, ignore_eos=True)))
     run(strategy, [22], id=1)
@@ -54,19 +54,19 @@ def test_answers_are_found_by_the_next_turn_of_a_conversation():
     ("settings", "params"),
     [({"enable_prefix_caching": False}, {}), ({}, {"cache_salt": "another tenant"})],
 )
-def test_opting_out(settings, params):
+def test_prefix_caching_can_be_disabled(settings, params):
     strategy = strategy_of("paged", **settings)
     run(strategy, [*PROMPT, 13])
     assert run(strategy, [*PROMPT, 14], **params) == [13]
 
 
-def test_the_same_salt_shares():
+def test_equal_salts_share_blocks():
     strategy = strategy_of("paged")
     run(strategy, [*PROMPT, 13], cache_salt="a")
     assert run(strategy, [*PROMPT, 14], cache_salt="a") == [1]
 
 
-def test_a_step_under_way_offers_nothing():
+def test_a_step_in_flight_caches_nothing():
     strategy = strategy_of("paged", max_step_tokens=32)
     strategy.add(Request(0, PROMPT, SamplingParams(max_tokens=4)))
     strategy.schedule(0.0)
@@ -75,40 +75,40 @@ def test_a_step_under_way_offers_nothing():
     assert (late.sequence.id, late.start) == (1, 0)
 
 
-def test_a_failed_step_offers_nothing():
+def test_a_failed_step_caches_nothing():
     strategy = strategy_of("paged")
     strategy.add(Request(0, PROMPT, SamplingParams(max_tokens=4)))
     strategy.fail(strategy.schedule(0.0), "why")
     assert run(strategy, PROMPT, id=1) == [12]
 
 
-def test_of_what_was_released_together_the_deepest_goes_first():
+def test_the_deepest_of_the_blocks_released_together_is_evicted_first():
     strategy = strategy_of("paged", num_blocks=7, max_step_tokens=32)
     run(strategy, [*PROMPT, 1])
     run(strategy, [2] * 17, id=1)  # five blocks, of which four were empty
-    assert run(strategy, [*PROMPT, 1], id=2) == [5], "two of the three known blocks are left"
+    assert run(strategy, [*PROMPT, 1], id=2) == [5], "two of the three cached blocks are left"
 
 
-def test_the_least_recently_used_goes_first():
+def test_the_least_recently_used_block_is_evicted_first():
     strategy = strategy_of("paged", num_blocks=7)
     run(strategy, [*PROMPT, 1])
     run(strategy, [*range(11, 19), 1], id=1)
     run(strategy, [*PROMPT[:4], 1], id=2)  # the first block of the first prompt is used again
     assert strategy.memory.num_held_blocks == 0
-    # Two blocks are empty, five are known; four are wanted now, so two of those known must go.
+    # Two blocks are free and five cached; four are needed, so two cached ones are evicted.
     run(strategy, [2] * 13, id=3)
     assert run(strategy, [*PROMPT, 1], id=4) == [9], "its two deepest blocks were the oldest"
     assert run(strategy, [*range(11, 19), 1], id=5)[0] > 1
 
 
-def test_two_that_were_filled_alike_become_one():
+def test_identical_blocks_are_merged():
     strategy = strategy_of("paged", max_step_tokens=32)
     for id in range(2):
         strategy.add(Request(id, PROMPT, SamplingParams(max_tokens=6, ignore_eos=True)))
     executor = FakeExecutor(4)
     plan = strategy.schedule(0.0)
     tables = [chunk.blocks for chunk in plan.chunks]
-    assert not set(tables[0]) & set(tables[1]), "neither knew of the other"
+    assert not set(tables[0]) & set(tables[1]), "neither found the other's block"
     strategy.commit(plan, executor.run(plan))
     assert strategy.memory.num_held_blocks == 3
     while strategy.has_work():
@@ -117,7 +117,7 @@ def test_two_that_were_filled_alike_become_one():
         strategy.memory.check_integrity()
 
 
-def test_nobody_can_tell_hashes_in_advance():
+def test_hashes_are_unpredictable():
     tokens = range(4)
     digests = {cache.root("") for cache in (PrefixCache(4), PrefixCache(4))}
     assert len(digests) == 2

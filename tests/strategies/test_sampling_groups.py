@@ -1,4 +1,4 @@
-"""Parallel sampling: the prompt computed once and its blocks shared, in `paged` alone."""
+"""Parallel sampling: only `paged` computes the prompt once and shares its blocks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from core.request import Request
 from core.sampling import Finish, SamplingParams
+from core.strategy_table import BATCHING_NAMES
 from tests.strategies.fakes import (
     Arrival,
     FakeExecutor,
@@ -14,8 +15,6 @@ from tests.strategies.fakes import (
     request_of,
     strategy_of,
 )
-
-BATCHING = ("none", "dynamic", "continuous", "paged")
 
 
 def plans_of(strategy, arrivals):
@@ -30,7 +29,7 @@ def samples(n, num_prompt_tokens=10, max_tokens=6, **params):
 
 def test_paged_computes_the_prompt_once():
     num_tokens = {}
-    for name in BATCHING:
+    for name in BATCHING_NAMES:
         _, plans = plans_of(strategy_of(name), [samples(3)])
         num_tokens[name] = sum(plan.num_tokens for plan in plans)
     alone = 10 + 5
@@ -38,7 +37,7 @@ def test_paged_computes_the_prompt_once():
         "none": 3 * alone,
         "dynamic": 3 * alone,
         "continuous": 3 * alone,
-        "paged": 9 + 3 * 6,  # all but the last token once; then each its own
+        "paged": 9 + 3 * 6,  # all but the last token once, then each sample its own
     }
 
 
@@ -49,7 +48,7 @@ def test_paged_computes_the_prompt_once():
 def test_samples_share_blocks_and_copy_the_first_they_write_into(
     num_prompt_tokens, num_shared, num_copies
 ):
-    """Blocks of 4; the last of the sharers keeps the block that the others have copied."""
+    """Blocks of 4. The last sequence that shares a block keeps it; the others copy it."""
     strategy = strategy_of("paged")
     _, plans = plans_of(strategy, [samples(3, num_prompt_tokens, max_tokens=1)])
     assert [len(plan.moves.copies) for plan in plans if plan.moves] == [num_copies] * bool(
@@ -62,8 +61,8 @@ def test_samples_share_blocks_and_copy_the_first_they_write_into(
     assert len(own) == len(set(own)) == 3
 
 
-def test_blocks_of_a_group_under_pressure_never_outgrow_what_was_promised():
-    """Preempted and computed again, it shares its prompt again."""
+def test_a_preempted_group_stays_within_its_reserved_blocks():
+    """When it is recomputed, it shares its prompt again."""
     strategy = strategy_of("paged", num_blocks=18)
     most_shared = []
 
@@ -77,39 +76,39 @@ def test_blocks_of_a_group_under_pressure_never_outgrow_what_was_promised():
     assert {len(tokens) for tokens in record.tokens.values()} == {24, 12}
 
 
-def test_what_does_not_fit_together_runs_apart():
-    """Three times seven blocks but for four shared ones are too many for twelve."""
+def test_samples_that_do_not_fit_together_run_one_by_one():
+    """Three times seven blocks, less the shared ones, do not fit into twelve."""
     strategy = strategy_of("paged", num_blocks=12)
     record, _ = plans_of(strategy, [samples(3, 18, 10)])
     assert {len(tokens) for tokens in record.tokens.values()} == {10}
     assert len(record.finish) == 3
 
 
-@pytest.mark.parametrize("batching", BATCHING)
-def test_all_samples_are_told_since_who_knows_their_texts_ranks_them(batching):
+@pytest.mark.parametrize("batching", BATCHING_NAMES)
+def test_all_best_of_samples_are_output(batching):
     record, _ = plans_of(strategy_of(batching), [samples(2, max_tokens=3, best_of=4)])
     assert {len(tokens) for tokens in record.tokens.values()} == {3}
     assert len(record.finish) == 4
 
 
 @pytest.mark.parametrize("batching", ["continuous", "paged"])
-def test_one_answer_can_be_dropped_alone(batching):
+def test_a_single_sample_can_be_aborted(batching):
     strategy, executor = strategy_of(batching), FakeExecutor(4)
     strategy.add(request_of(samples(3, 5, 8), 0))
-    heard = set()
+    ended = set()
     while strategy.has_work():
         plan = strategy.schedule(0.0)
         result = executor.run(plan)
         outputs = strategy.commit(plan, result)
         if any(output.index == 0 for output in outputs):
-            heard |= {output.index for output in outputs if output.finish is not None}
-            assert strategy.abort(0, index=0) != (1 in heard)
+            ended |= {output.index for output in outputs if output.finish is not None}
+            assert strategy.abort(0, index=0) != (1 in ended)
         strategy.memory.check_integrity()
-    assert 0 not in heard
+    assert 0 not in ended
 
 
-def test_no_beam_is_dropped_alone():
-    """They are no answers yet."""
+def test_a_single_beam_cannot_be_aborted():
+    """Beams are not answers yet."""
     strategy = strategy_of("paged")
     strategy.add(request_of(Arrival(0, 5, 8, params={"num_beams": 3}), 0))
     assert not strategy.abort(0, index=0)
@@ -118,10 +117,10 @@ def test_no_beam_is_dropped_alone():
     assert not strategy.has_work()
 
 
-def test_a_sample_outlives_the_one_whose_known_block_it_has_forked():
-    """After a recomputation: blocks of 4, and the second holds prompt and answer of the first.
+def test_a_sample_outlives_its_parent_whose_cached_block_it_shares():
+    """After a recompute with blocks of 4, the second block holds prompt and answer of the first.
 
-    Who begins as the first did must not find the block that the other has written into.
+    A request with the first one's prefix must not find the block that the second wrote into.
     """
     strategy, executor = strategy_of("paged", max_step_tokens=2), FakeExecutor(4)
     strategy.add(request := request_of(samples(2, 6, 12), 0))
@@ -150,19 +149,19 @@ def test_a_sample_outlives_the_one_whose_known_block_it_has_forked():
     ]
 
 
-def test_a_failed_step_ends_all_answers_with_one_word():
+def test_a_failed_step_ends_all_samples_with_one_output():
     strategy = strategy_of("continuous", max_sequences=2)
     strategy.add(request_of(samples(3), 0))
     outputs = strategy.fail(strategy.schedule(0.0), "why")
-    assert [(each.request_id, each.finish) for each in outputs] == [(0, Finish.ERROR)]
+    assert [(output.request_id, output.finish) for output in outputs] == [(0, Finish.ERROR)]
     assert not strategy.has_work(), "the third sample had not even begun"
     assert strategy.memory.num_held_blocks == 0
 
 
-def test_each_sample_has_a_seed_of_its_own_and_the_first_is_that_of_the_request():
+def test_samples_have_distinct_seeds_and_the_first_has_the_requests():
     def seeds(n, seed=5):
         request = request_of(samples(n, seed=seed), 0)
-        return [each.params.seed for each in request.sequences]
+        return [sequence.params.seed for sequence in request.sequences]
 
     assert seeds(1) == [5]
     assert seeds(4)[:2] == seeds(2)

@@ -1,4 +1,4 @@
-"""What tells the four strategies apart: when they admit, what they reserve, what they preempt."""
+"""The differences between the strategies: admission, reservation and preemption."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from core.sampling import Failure, Finish, Sampled
+from core.strategy_table import BATCHING_NAMES
 from tests.strategies.fakes import (
     Arrival,
     FakeExecutor,
@@ -48,7 +49,7 @@ def test_dynamic_starts_a_partial_batch_after_the_delay():
     assert ids(strategy.schedule(now=3.0)) == [0, 1]
 
 
-def test_dynamic_admits_nobody_until_the_whole_gang_has_ended():
+def test_dynamic_admits_no_request_until_the_whole_batch_has_ended():
     strategy = strategy_of("dynamic", max_sequences=2)
     strategy.add(request_of(Arrival(0, 2, 1), 0))
     strategy.add(request_of(Arrival(0, 2, 5), 1))
@@ -56,7 +57,9 @@ def test_dynamic_admits_nobody_until_the_whole_gang_has_ended():
     executor = FakeExecutor(4)
     plan = strategy.schedule(9.0)
     outputs = strategy.commit(plan, executor.run(plan))
-    assert Finish.LENGTH in [output.finish for output in outputs], "a member answers at once"
+    assert Finish.LENGTH in [output.finish for output in outputs], (
+        "a finished sequence is returned at once"
+    )
     while strategy.running:
         plan = strategy.schedule(9.0)
         assert ids(plan) == [1]
@@ -81,7 +84,7 @@ def held_after_admission(reservation, num_prompt_tokens, max_tokens):
     return strategy.memory.num_held_blocks
 
 
-def test_reservations_of_continuous():
+def test_continuous_reserves_by_kv_reservation():
     assert held_after_admission("max", 4, 9) == 48 // 4
     assert held_after_admission("pow2", 4, 9) == (4 + 16) // 4
     assert held_after_admission("oracle", 4, 9) == 16 // 4
@@ -97,7 +100,7 @@ def test_continuous_waits_for_memory_that_paged_does_not_need():
     assert together == {"continuous": 1, "paged": 3}
 
 
-def test_paged_takes_blocks_as_it_needs_them():
+def test_paged_allocates_blocks_on_demand():
     strategy = strategy_of("paged")
     add(strategy, 1, num_prompt_tokens=4, max_tokens=8)
     held, executor = [], FakeExecutor(4)
@@ -110,15 +113,15 @@ def test_paged_takes_blocks_as_it_needs_them():
     assert held == [1, 2, 2, 2, 2, 3, 3, 3]
 
 
-def test_paged_preempts_the_newest_and_serves_it_next():
+def test_paged_preempts_the_newest_and_resumes_it_first():
     strategy = strategy_of("paged", num_blocks=12, max_sequences=3, max_step_tokens=64)
     preempted = []
 
     def watch(plan):
         preempted.extend(
-            each.request.id
-            for each in strategy.waiting
-            if each.sequences[0].num_generated_tokens > 0
+            group.request.id
+            for group in strategy.waiting
+            if group.sequences[0].num_generated_tokens > 0
         )
 
     record = drive(strategy, [Arrival(0, 7, 24)] * 3, watch)
@@ -130,17 +133,19 @@ def test_paged_preempts_the_newest_and_serves_it_next():
             assert token == next_token(id, prompt + tokens[:count])
 
 
-def test_paged_keeps_a_block_for_each_that_runs_before_it_admits():
-    """Else the next step would preempt what this one admits."""
+def test_paged_admits_only_with_a_spare_block_per_running_sequence():
+    """Otherwise the next step would preempt what this one admits."""
     for num_blocks, admitted in ((5, [0]), (6, [0, 1])):
         strategy, executor = strategy_of("paged", num_blocks=num_blocks), FakeExecutor(4)
         strategy.add(request_of(Arrival(0, 8, 8), 0))
         strategy.commit(plan := strategy.schedule(0.0), executor.run(plan))
         strategy.add(request_of(Arrival(1, 8, 1), 1))
-        assert ids(strategy.schedule(1.0)) == admitted, "of five, two are free and one spoken for"
+        assert ids(strategy.schedule(1.0)) == admitted, (
+            "of five blocks, two are free and one is reserved"
+        )
 
 
-def test_paged_serves_the_preempted_before_those_who_never_ran():
+def test_paged_resumes_preempted_requests_before_new_ones():
     strategy, executor = strategy_of("paged", num_blocks=4, max_model_len=16), FakeExecutor(4)
     for id in (0, 1, 2):
         strategy.add(request_of(Arrival(0, 4, 12), id))
@@ -149,12 +154,12 @@ def test_paged_serves_the_preempted_before_those_who_never_ran():
         plan = strategy.schedule(0.0)
         # Never EOS, so that both grow until the blocks run out.
         strategy.commit(plan, {id: Sampled((1,), (0.0,)) for id in executor.run(plan)})
-    assert [each.request.id for each in strategy.running] == [0]
-    assert [each.request.id for each in strategy.waiting] == [1, 2]
+    assert [group.request.id for group in strategy.running] == [0]
+    assert [group.request.id for group in strategy.waiting] == [1, 2]
 
 
 def test_a_prompt_longer_than_the_budget_is_computed_in_chunks():
-    for name in ("none", "dynamic", "continuous", "paged"):
+    for name in BATCHING_NAMES:
         strategy = strategy_of(name, max_step_tokens=5)
         add(strategy, 1, num_prompt_tokens=12)
         lengths, executor = [], FakeExecutor(4)
@@ -171,14 +176,14 @@ def test_fail_ends_every_request_of_the_step():
     plan = strategy.schedule(0.0)
     strategy.abort(0)
     outputs = strategy.fail(plan, "why")
-    assert [(each.request_id, each.finish) for each in outputs] == [(1, Finish.ERROR)]
-    assert [each.failure for each in outputs] == ["why"]
+    assert [(output.request_id, output.finish) for output in outputs] == [(1, Finish.ERROR)]
+    assert [output.failure for output in outputs] == ["why"]
     assert strategy.memory.num_held_blocks == 0
     assert not strategy.has_work()
 
 
-@pytest.mark.parametrize("name", ["none", "dynamic", "continuous", "paged"])
-def test_a_sequence_that_cannot_go_on_takes_its_request_along_and_no_other(name):
+@pytest.mark.parametrize("name", BATCHING_NAMES)
+def test_a_failed_sequence_fails_only_its_request(name):
     strategy, executor = strategy_of(name), FakeExecutor(4)
     params = {"n": 2, "ignore_eos": True}
     for request in requests_of([Arrival(0, 4, 8, params=params)] * 2):
@@ -191,16 +196,16 @@ def test_a_sequence_that_cannot_go_on_takes_its_request_along_and_no_other(name)
         if num_sampled == 3 and 1 in result:  # its third token
             result[1] = Failure("no token")
         outputs += strategy.commit(plan, result)
-    failed = [each for each in outputs if each.request_id == 0]
+    failed = [output for output in outputs if output.request_id == 0]
     assert (failed[-1].finish, failed[-1].failure) == (Finish.ERROR, "no token")
-    assert sum(each.finish == Finish.ERROR for each in failed) == 1
-    assert sum(len(each.token_ids) for each in failed if each.index == 1) == 2
-    others = [each.finish for each in outputs if each.request_id == 2 and each.finish]
+    assert sum(output.finish == Finish.ERROR for output in failed) == 1
+    assert sum(len(output.token_ids) for output in failed if output.index == 1) == 2
+    others = [output.finish for output in outputs if output.request_id == 2 and output.finish]
     assert others == [Finish.LENGTH] * 2
     assert strategy.memory.num_held_blocks == 0
 
 
-def test_abort_of_what_is_not_there_is_no_error():
+def test_aborting_an_unknown_request_is_no_error():
     strategy = strategy_of("paged")
     add(strategy, 1)
     assert strategy.abort(0)

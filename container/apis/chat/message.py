@@ -1,45 +1,45 @@
-"""The message of one choice of a chat: contents, and the calls of functions found in its text."""
+"""The message of one chat choice: its content, and the tool calls found in the answer's text."""
 
 from __future__ import annotations
 
 import hashlib
 
-from container.apis.generation.answer import Record
+from container.apis.generation.response import Record
 from core.text.tools.base import Piece, ToolCall, ToolParser
 
 
 class Message:
-    """Takes the text of a choice apart as it comes."""
+    """Splits a choice's text into content and tool calls as it arrives."""
 
     def __init__(self, parser: ToolParser | None, seed: str) -> None:
-        """The ids of calls are made of `seed`."""
+        """The ids of tool calls are hashes of `seed`."""
         self._parser = parser
         self._seed = seed
         self._num_calls = 0
 
     @property
     def has_calls(self) -> bool:
-        """Whether there was a call so far."""
+        """Whether the text so far has a tool call."""
         return self._num_calls > 0
 
-    def whole(self, text: str) -> Record:
-        """The message that all of the text makes."""
-        pieces = self._taken_apart(text, is_last=True)
-        content = "".join(each for each in pieces if isinstance(each, str))
-        calls = [self._call(each) for each in pieces if isinstance(each, ToolCall)]
+    def full(self, text: str) -> Record:
+        """Return the message for the complete text."""
+        pieces = self._parse(text, is_last=True)
+        content = "".join(piece for piece in pieces if isinstance(piece, str))
+        calls = [self._call(piece) for piece in pieces if isinstance(piece, ToolCall)]
         message: Record = {"role": "assistant", "content": content}
         return message | {"content": content or None, "tool_calls": calls} if calls else message
 
     def deltas(self, text: str, *, is_last: bool) -> list[Record]:
-        """What more of the text adds to the message. `is_last`: no more will come."""
-        return [self._delta(piece) for piece in self._taken_apart(text, is_last=is_last)]
+        """Return the deltas for the next part of the text; `is_last` says that it is the last."""
+        return [self._delta(piece) for piece in self._parse(text, is_last=is_last)]
 
     def _delta(self, piece: Piece) -> Record:
         if isinstance(piece, str):
             return {"content": piece}
         return {"tool_calls": [{"index": self._num_calls, **self._call(piece)}]}
 
-    def _taken_apart(self, text: str, *, is_last: bool) -> list[Piece]:
+    def _parse(self, text: str, *, is_last: bool) -> list[Piece]:
         if self._parser is None:
             return [text] if text else []
         pieces = self._parser.push(text)
@@ -48,7 +48,7 @@ class Message:
     def _call(self, call: ToolCall) -> Record:
         seed = f"{self._seed} {self._num_calls}".encode()
         self._num_calls += 1
-        # Nine letters and digits, since Mistral's templates take nothing else.
+        # Mistral's chat templates accept only ids of nine letters and digits.
         id = hashlib.sha256(seed).hexdigest()[:9]
         function = {"name": call.name, "arguments": call.arguments}
         return {"id": id, "type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""The fields of a chat completion, beside those of its conversation."""
+"""The request fields of OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from container.apis.generation.conversation import (
     read_conversation,
 )
 from container.apis.generation.sampling import Decoding, Dialect
-from container.apis.openai.schema import OPENAI_FIELDS, includes_usage, read_openai_decoding
-from container.schema.fields import Field, Fields, Values, ignored, read_fields, unserved
+from container.apis.openai import OPENAI_FIELDS, includes_usage, read_openai_decoding
+from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
 from container.schema.kinds import ANYTHING, BOOLEAN, INTEGER
 from core.errors import RequestError
 
@@ -22,21 +22,27 @@ _DIALECT = Dialect(prompt="messages", names={"logprobs": "top_logprobs"})
 CHAT_FIELDS: Fields = {
     **OPENAI_FIELDS,
     **TEMPLATE_FIELDS,
-    "max_tokens": Field(INTEGER, "Most tokens of the answer (default: what the context holds)."),
-    "max_completion_tokens": Field(INTEGER, "The same as `max_tokens`.", first_name="max_tokens"),
-    "logprobs": Field(BOOLEAN, "Give the log-probability of each token."),
-    "top_logprobs": Field(INTEGER, "With logprobs: so many likely tokens for each place."),
-    "tool_choice": Field(TOOL_CHOICE, "none, auto, required, or the function to be called."),
-    "parallel_tool_calls": Field(
-        BOOLEAN, "Where a call is required: whether several may follow each other (default true)."
+    "max_tokens": Field(
+        INTEGER, "Maximum number of generated tokens (default: the rest of the context)."
     ),
-    "functions": unserved(ANYTHING, [], instead="use tools"),
-    "function_call": unserved(ANYTHING, "none", instead="use tool_choice"),
-    "modalities": unserved(ANYTHING, ["text"]),
-    "audio": unserved(ANYTHING),
-    "web_search_options": unserved(ANYTHING),
+    "max_completion_tokens": Field(
+        INTEGER, "The same as `max_tokens`.", canonical_name="max_tokens"
+    ),
+    "logprobs": Field(BOOLEAN, "Return the logprob of each token."),
+    "top_logprobs": Field(
+        INTEGER, "With logprobs: return this many most likely tokens at each position."
+    ),
+    "tool_choice": Field(TOOL_CHOICE, "none, auto, required, or the function to call."),
+    "parallel_tool_calls": Field(
+        BOOLEAN, "With tool_choice=required: allow several calls (default true)."
+    ),
+    "functions": unsupported(ANYTHING, [], instead="use tools"),
+    "function_call": unsupported(ANYTHING, "none", instead="use tool_choice"),
+    "modalities": unsupported(ANYTHING, ["text"]),
+    "audio": unsupported(ANYTHING),
+    "web_search_options": unsupported(ANYTHING),
     "prediction": ignored(),
-    "reasoning_effort": ignored("chat_template_kwargs reach the template."),
+    "reasoning_effort": ignored("Use chat_template_kwargs for variables of the chat template."),
     "verbosity": ignored(),
 }
 
@@ -49,7 +55,7 @@ class ChatRequest:
     decoding: Decoding
     model: object
     forced_calls: ForcedCalls | None
-    """The calls of which the answer must consist."""
+    """The calls that the answer must consist of; None if the model is free to choose."""
     stream: bool
     include_usage: bool
     logprobs: bool
@@ -57,12 +63,12 @@ class ChatRequest:
 
     @property
     def n(self) -> int:
-        """Choices of the answer."""
+        """Number of choices."""
         return self.decoding.params.n
 
 
 def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
-    """Raises RequestError that names the first mistake."""
+    """Check a request. Raises RequestError that names the first bad field."""
     values = read_fields(body, CHAT_FIELDS)
     decoding = read_openai_decoding(
         values,
@@ -76,7 +82,9 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
     choice = read_tool_choice(values)
     forced = choice if isinstance(choice, ForcedCalls) else None
     if forced is not None and decoding.params.structured_outputs is not None:
-        raise RequestError("tool_choice", "a forced call has the form of a call, and no other")
+        raise RequestError(
+            "tool_choice", "a forced call cannot be combined with structured outputs"
+        )
     return ChatRequest(
         conversation=read_conversation(values, uses_tools=choice != "none"),
         decoding=decoding,
@@ -85,11 +93,15 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
         stream=values.get("stream", False),
         include_usage=includes_usage(values),
         logprobs=logprobs,
-        warnings=(*values.warnings, *decoding.warnings, *_passed_over(values, forced)),
+        warnings=(*values.warnings, *decoding.warnings, *_ignored_fields(values, forced)),
     )
 
 
-def _passed_over(values: Values, forced: ForcedCalls | None) -> tuple[str, ...]:
-    """A model that is free to call may do so more than once."""
-    is_without_effect = forced is None and not values.get("parallel_tool_calls", True)
-    return ("parallel_tool_calls has no effect with this tool_choice",) if is_without_effect else ()
+def _ignored_fields(values: Values, forced: ForcedCalls | None) -> tuple[str, ...]:
+    """Return a warning for `parallel_tool_calls=false` if calls are not forced.
+
+    Only the grammar of forced calls can limit their number.
+    """
+    if forced is not None or values.get("parallel_tool_calls", True):
+        return ()
+    return ("parallel_tool_calls has no effect with this tool_choice",)

@@ -1,4 +1,4 @@
-"""OpenAI's `tool_choice`: whether a chat may, must or must not call functions, and which."""
+"""OpenAI's `tool_choice`: whether a chat may, must or must not call functions, and which ones."""
 
 from __future__ import annotations
 
@@ -36,16 +36,19 @@ TOOL_CHOICE = Kind(
 
 @dataclass(frozen=True, slots=True)
 class ForcedCalls:
-    """Calls that an answer must make."""
+    """The tool calls that an answer must consist of."""
 
     functions: tuple[Function, ...]
-    """Those that may be called."""
+    """The functions that may be called."""
     is_one: bool
-    """One call, and no more."""
+    """Exactly one call instead of one or more."""
 
 
 def read_tool_choice(values: Values) -> Literal["none", "auto"] | ForcedCalls:
-    """Raises RequestError for what is neither, and for functions that cannot be forced."""
+    """Read `tool_choice`.
+
+    Raises RequestError if it is invalid or forces a function that has no usable definition.
+    """
     choice = values.given.get("tool_choice", "auto")
     tools: list[Mapping[str, Any]] = values.get("tools", [])
     match choice:
@@ -54,10 +57,10 @@ def read_tool_choice(values: Values) -> Literal["none", "auto"] | ForcedCalls:
         case "required" if not tools:
             raise RequestError("tool_choice", "needs tools")
         case "required":
-            functions = tuple(_function(tool, at) for at, tool in enumerate(tools))
+            functions = tuple(_function(tool, index) for index, tool in enumerate(tools))
             return ForcedCalls(functions, is_one=not values.get("parallel_tool_calls", True))
         case {"type": "function", "function": {"name": str(name)}}:
-            return ForcedCalls((_named(name, tools),), is_one=True)
+            return ForcedCalls((_find_function(name, tools),), is_one=True)
         case _:
             raise RequestError(
                 "tool_choice",
@@ -65,25 +68,26 @@ def read_tool_choice(values: Values) -> Literal["none", "auto"] | ForcedCalls:
             )
 
 
-def _named(name: str, tools: list[Mapping[str, Any]]) -> Function:
-    for at, tool in enumerate(tools):
+def _find_function(name: str, tools: list[Mapping[str, Any]]) -> Function:
+    for index, tool in enumerate(tools):
         match tool:
-            case {"function": {"name": str(own)}} if own == name:
-                return _function(tool, at)
+            case {"function": {"name": str(tool_name)}} if tool_name == name:
+                return _function(tool, index)
             case _:
                 pass
     raise RequestError("tool_choice.function.name", f"tools have no function '{name}'")
 
 
-def _function(tool: Mapping[str, Any], at: int) -> Function:
+def _function(tool: Mapping[str, Any], index: int) -> Function:
+    """Return the function of `tools[index]`. Raises RequestError if its definition is invalid."""
     match tool:
         case {"function": {"name": str(name)}}:
             schema: object = tool["function"].get("parameters") or {}
         case _:
-            raise RequestError(f"tools[{at}].function", "expected an object with a name")
+            raise RequestError(f"tools[{index}].function", "expected an object with a name")
     if isinstance(schema, dict):
-        own = cast(dict[str, Any], schema)
-        if own.get("type", "object") == "object":
-            return Function(name, {"type": "object", **own})
-    field = f"tools[{at}].function.parameters"
+        properties = cast(dict[str, Any], schema)
+        if properties.get("type", "object") == "object":
+            return Function(name, {"type": "object", **properties})
+    field = f"tools[{index}].function.parameters"
     raise RequestError(field, "expected a JSON Schema of an object")

@@ -1,46 +1,57 @@
-"""OpenAI's completions: `prompt`."""
+"""OpenAI's completions API: requests with `prompt`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 
-from flask import Response, g
+from flask import Response
 
-from container.apis.completions.answer import CompletionsAnswer
+from container.apis.completions.response import CompletionsResponse
 from container.apis.completions.schema import CompletionRequest, read_completion_request
-from container.apis.generation.service import Service
+from container.apis.generation.service import GenerationService
 from container.apis.generation.stream import StreamFormat
-from container.apis.openai.envelope import Envelope
+from container.apis.openai import Envelope
+from container.http.request_context import RequestContext
 
 
 class CompletionsApi:
-    """Answers one prompt or several."""
+    """Answers requests with one prompt or several."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: GenerationService) -> None:
         self._service = service
 
-    def answer(self, body: Mapping[str, object], form: StreamFormat) -> Response:
-        """The answer to a body with `prompt`."""
-        asked = read_completion_request(body)
-        self._service.warn(asked.warnings)
-        adapter = self._service.adapter(None, asked.model)
-        prompts = self._encoded(asked)
-        decoding = self._service.checked(asked.decoding)
-        generations = self._service.start_all(prompts, decoding, adapter)
-        model = adapter or self._service.model_name
-        envelope = Envelope(f"cmpl-{g.request_id}", int(time.time()), model)
-        echoes = self._echoes(asked) if asked.echo else [""] * len(prompts)
-        tokenizer = self._service.prompting.tokenizer
-        answer = CompletionsAnswer(generations, asked, envelope, echoes, tokenizer)
-        return self._service.respond(answer, stream=asked.stream, form=form)
+    def answer(
+        self, context: RequestContext, body: Mapping[str, object], stream_format: StreamFormat
+    ) -> Response:
+        """Answer a body with `prompt`."""
+        service = self._service
+        request = read_completion_request(body)
+        context.warn(request.warnings)
+        adapter = service.adapter(context, None, request.model)
+        prompts = self._encode(request)
+        decoding = service.with_checked_grammar(context, request.decoding)
+        generations = service.start(context, prompts, decoding, adapter=adapter)
+        response = CompletionsResponse(
+            generations,
+            request,
+            Envelope(f"cmpl-{context.id}", int(time.time()), adapter or service.model_name),
+            self._echoes(request) if request.echo else [""] * len(prompts),
+            service.prompting.tokenizer,
+        )
+        return service.send(context, response, stream=request.stream, stream_format=stream_format)
 
-    def _encoded(self, asked: CompletionRequest) -> list[Sequence[int]]:
-        texts = [each for each in asked.prompts if isinstance(each, str)]
-        encoded = self._service.prompting.encode(texts, add_special_tokens=asked.add_special_tokens)
-        tokens = iter(encoded)
-        return [next(tokens) if isinstance(each, str) else each for each in asked.prompts]
+    def _encode(self, request: CompletionRequest) -> list[Sequence[int]]:
+        """Return the token ids of each prompt."""
+        encoded = iter(
+            self._service.prompting.encode(
+                [prompt for prompt in request.prompts if isinstance(prompt, str)],
+                add_special_tokens=request.add_special_tokens,
+            )
+        )
+        return [next(encoded) if isinstance(prompt, str) else prompt for prompt in request.prompts]
 
-    def _echoes(self, asked: CompletionRequest) -> list[str]:
+    def _echoes(self, request: CompletionRequest) -> list[str]:
+        """Return the text of each prompt."""
         decode = self._service.prompting.decode
-        return [each if isinstance(each, str) else decode(each) for each in asked.prompts]
+        return [prompt if isinstance(prompt, str) else decode(prompt) for prompt in request.prompts]

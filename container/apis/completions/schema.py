@@ -1,4 +1,4 @@
-"""OpenAI's completions: `prompt` as text or tokens, one or several."""
+"""The request fields of OpenAI's completions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from container.apis.generation.sampling import Decoding, Dialect
-from container.apis.openai.schema import OPENAI_FIELDS, includes_usage, read_openai_decoding
-from container.schema.fields import Field, Fields, Values, read_fields, unserved
+from container.apis.openai import OPENAI_FIELDS, includes_usage, read_openai_decoding
+from container.schema.fields import Field, Fields, Values, read_fields, unsupported
 from container.schema.kinds import ANYTHING, BOOLEAN, INTEGER, Kind, Schema, is_integers, is_list
 from core.errors import RequestError
 
@@ -24,26 +24,30 @@ def _list_of(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
-_TEXT: Schema = {"type": "string"}
+_STRING: Schema = {"type": "string"}
 _TOKENS = _list_of({"type": "integer", "minimum": 0})
 PROMPT = Kind(
-    "a text, a list of texts, a list of token ids or a list of those",
+    "a string, a list of strings, a list of token ids or a list of such lists",
     lambda value: isinstance(value, str) or (is_list(value) and _is_prompts(value)),
-    {"anyOf": [_TEXT, _list_of(_TEXT), _TOKENS, _list_of(_TOKENS)]},
+    {"anyOf": [_STRING, _list_of(_STRING), _TOKENS, _list_of(_TOKENS)]},
 )
 
 COMPLETION_FIELDS: Fields = {
     **OPENAI_FIELDS,
-    "prompt": Field(PROMPT, "The prompt, or several: as texts or as token ids."),
-    "max_tokens": Field(INTEGER, f"Most tokens of the answer (default {DEFAULT_MAX_TOKENS})."),
-    "echo": Field(BOOLEAN, "Put the prompt before the answer."),
+    "prompt": Field(PROMPT, "One prompt or several, as strings or as token ids."),
+    "max_tokens": Field(
+        INTEGER, f"Maximum number of generated tokens (default {DEFAULT_MAX_TOKENS})."
+    ),
+    "echo": Field(BOOLEAN, "Return the prompt followed by the answer."),
     "logprobs": Field(
         INTEGER,
-        "Give the log-probability of each token, with echo also of the prompt's, "
-        "and above 0 so many likely ones for each place.",
+        "Return the logprob of each token and this many most likely tokens at each position; "
+        "with echo, also for the prompt.",
     ),
-    "add_special_tokens": Field(BOOLEAN, "Begin the prompt as the model expects (default true)."),
-    "suffix": unserved(ANYTHING, ""),
+    "add_special_tokens": Field(
+        BOOLEAN, "Add the tokens that the model expects at the start of a prompt (default true)."
+    ),
+    "suffix": unsupported(ANYTHING, ""),
 }
 
 
@@ -63,17 +67,17 @@ class CompletionRequest:
 
     @property
     def n(self) -> int:
-        """Choices for each prompt."""
+        """Number of choices for each prompt."""
         return self.decoding.params.n
 
     @property
     def echoes_logprobs(self) -> bool:
-        """Whether the prompt's tokens are among those whose log-probabilities are given."""
+        """Whether `logprobs` covers the prompt's tokens, too."""
         return self.echo and self.logprobs
 
 
 def read_completion_request(body: Mapping[str, object]) -> CompletionRequest:
-    """Raises RequestError that names the first mistake."""
+    """Check a request. Raises RequestError that names the first bad field."""
     values = read_fields(body, COMPLETION_FIELDS)
     decoding = _decoding(values)
     return CompletionRequest(
@@ -91,7 +95,7 @@ def read_completion_request(body: Mapping[str, object]) -> CompletionRequest:
 
 def _is_prompts(value: list[object]) -> bool:
     return (
-        all(isinstance(each, str) for each in value)
+        all(isinstance(prompt, str) for prompt in value)
         or is_integers(value)
         or all(map(is_integers, value))
     )
@@ -103,24 +107,27 @@ def _prompts(prompt: object) -> tuple[Prompt, ...]:
     elif is_integers(prompt):
         prompts = (tuple(prompt),)
     else:
-        several = cast(list[str | list[int]], prompt)
-        prompts = tuple(each if isinstance(each, str) else tuple(each) for each in several)
+        given = cast(list[str | list[int]], prompt)
+        prompts = tuple(item if isinstance(item, str) else tuple(item) for item in given)
     if not all(prompts):
-        raise RequestError("prompt", "expected a text, or token ids, that are not empty")
+        raise RequestError("prompt", "expected a non-empty string or non-empty token ids")
     if len(prompts) > MAX_PROMPTS:
-        raise RequestError("prompt", f"at most {MAX_PROMPTS} prompts in a request")
+        raise RequestError("prompt", f"at most {MAX_PROMPTS} prompts are allowed in a request")
     return prompts
 
 
 def _decoding(values: Values) -> Decoding:
-    """Each token's own log-probability costs nothing; the prompt's are asked for with `echo`."""
-    width: int | None = values.get("logprobs", None)
-    own: dict[str, object] = {"logprobs": width or None}
+    """Read the sampling parameters. With `echo`, `logprobs` also sets `prompt_logprobs`.
+
+    The engine always returns the generated tokens' own logprobs, so `logprobs=0` sets nothing.
+    """
+    num_top: int | None = values.get("logprobs", None)
+    own: dict[str, object] = {"logprobs": num_top or None}
     dialect = _DIALECT
-    if width is not None and values.get("echo", False):
+    if num_top is not None and values.get("echo", False):
         if "prompt_logprobs" in values:
-            raise RequestError("prompt_logprobs", "does not go with logprobs and echo")
-        own["prompt_logprobs"] = width
+            raise RequestError("prompt_logprobs", "cannot be combined with logprobs and echo")
+        own["prompt_logprobs"] = num_top
         dialect = dialect.naming("prompt_logprobs", "logprobs")
     max_tokens = values.get("max_tokens", DEFAULT_MAX_TOKENS)
     return read_openai_decoding(values, dialect, max_tokens=max_tokens, **own)

@@ -1,1 +1,1 @@
-"""What every API of text generation shares."""
+"""The code that all text generation APIs share."""

@@ -1,4 +1,4 @@
-"""A conversation, and the fields that say how the chat template renders it."""
+"""The messages of a chat and the other fields that the chat template uses."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import cast
 
 import msgspec
 
-from container.schema.fields import Field, Fields, Values, unserved
-from container.schema.kinds import ANYTHING, BOOLEAN, OBJECT, OBJECTS, Schema, is_list, shaped
+from container.schema.fields import Field, Fields, Values, unsupported
+from container.schema.kinds import ANYTHING, BOOLEAN, OBJECT, OBJECTS, Schema, is_list, with_schema
 from core.errors import RequestError
 
 _CONTENT: Schema = {
@@ -30,24 +30,26 @@ _MESSAGE: Schema = {
     "properties": {"role": {"type": "string"}, "content": _CONTENT},
     "required": ["role", "content"],
 }
-_MESSAGES = shaped(OBJECTS, {"minItems": 1, "items": _MESSAGE})
+_MESSAGES = with_schema(OBJECTS, {"minItems": 1, "items": _MESSAGE})
 
 TEMPLATE_FIELDS: Fields = {
-    "messages": Field(_MESSAGES, "The conversation, the oldest message first."),
-    "tools": Field(OBJECTS, "Functions that the model may ask to be called."),
-    "add_generation_prompt": Field(BOOLEAN, "End where an answer begins (default true)."),
-    "continue_final_message": Field(BOOLEAN, "Go on with the last message, not after it."),
-    "chat_template_kwargs": Field(OBJECT, "More variables for the chat template."),
-    "chat_template": unserved(ANYTHING, instead="use option.chat_template"),
-    "add_special_tokens": unserved(
-        BOOLEAN, False, instead="the chat template writes all special tokens"
+    "messages": Field(_MESSAGES, "The conversation, oldest message first."),
+    "tools": Field(OBJECTS, "Functions that the model may call."),
+    "add_generation_prompt": Field(
+        BOOLEAN, "End the prompt where an answer starts (default true)."
+    ),
+    "continue_final_message": Field(BOOLEAN, "Continue the last message instead of answering it."),
+    "chat_template_kwargs": Field(OBJECT, "Further variables for the chat template."),
+    "chat_template": unsupported(ANYTHING, instead="use option.chat_template"),
+    "add_special_tokens": unsupported(
+        BOOLEAN, False, instead="the chat template adds all special tokens"
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What the chat template renders."""
+    """The input of the chat template."""
 
     messages: tuple[Mapping[str, object], ...]
     tools: tuple[Mapping[str, object], ...]
@@ -57,7 +59,11 @@ class Conversation:
 
 
 def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversation:
-    """The fields of TEMPLATE_FIELDS; `arguments` of tool calls become objects."""
+    """Read the fields of TEMPLATE_FIELDS. Raises RequestError that names the first bad field.
+
+    The `arguments` of tool calls, which are JSON strings, are decoded. Without `uses_tools` the
+    conversation has no tools.
+    """
     messages: list[dict[str, object]] = values.get("messages", [])
     if not messages:
         raise RequestError("messages", "expected at least one message")
@@ -65,10 +71,13 @@ def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversatio
     continues: bool = values.get("continue_final_message", False)
     if continues and values.get("add_generation_prompt", False):
         raise RequestError(
-            "continue_final_message", "does not go with add_generation_prompt; set one of them"
+            "continue_final_message",
+            "cannot be combined with add_generation_prompt; set one of them",
         )
     return Conversation(
-        messages=tuple(_message(each, f"messages[{at}]") for at, each in enumerate(messages)),
+        messages=tuple(
+            _message(message, f"messages[{index}]") for index, message in enumerate(messages)
+        ),
         tools=tuple(tools) if uses_tools else (),
         add_generation_prompt=values.get("add_generation_prompt", not continues),
         continue_final_message=continues,
@@ -77,14 +86,14 @@ def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversatio
 
 
 def _message(message: Mapping[str, object], field: str) -> Mapping[str, object]:
-    """Without what is null, which templates tell badly from what is there."""
+    """Check a message. Fields that are null are removed, as templates treat them as present."""
     given = {name: value for name, value in message.items() if value is not None}
     if not isinstance(given.get("role"), str):
-        raise RequestError(f"{field}.role", "expected a text such as user")
+        raise RequestError(f"{field}.role", "expected a string such as user")
     if "content" in given:
         given["content"] = _content(given["content"], f"{field}.content")
     elif "tool_calls" not in given:
-        raise RequestError(f"{field}.content", "expected a text, or a list of text parts")
+        raise RequestError(f"{field}.content", "expected a string or a list of text parts")
     if "tool_calls" in given:
         given["tool_calls"] = _tool_calls(given["tool_calls"], f"{field}.tool_calls")
     return given
@@ -94,20 +103,22 @@ def _content(content: object, field: str) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
     if not is_list(content):
-        raise RequestError(field, "expected a text, or a list of text parts")
+        raise RequestError(field, "expected a string or a list of text parts")
     return [
-        {"type": "text", "text": _part(each, f"{field}[{at}]")} for at, each in enumerate(content)
+        {"type": "text", "text": _part(part, f"{field}[{index}]")}
+        for index, part in enumerate(content)
     ]
 
 
 def _part(part: object, field: str) -> str:
+    """Return the text of a content part."""
     match part:
         case {"type": "text", "text": str(text)}:
             return text
         case {"type": "text"}:
-            raise RequestError(f"{field}.text", "expected a text")
+            raise RequestError(f"{field}.text", "expected a string")
         case {"type": str(kind)}:
-            raise RequestError(f"{field}.type", f"{kind} is not served; only text parts are")
+            raise RequestError(f"{field}.type", f"{kind} is not supported; only text parts are")
         case _:
             raise RequestError(field, 'expected a part such as {"type": "text", "text": "..."}')
 
@@ -115,11 +126,11 @@ def _part(part: object, field: str) -> str:
 def _tool_calls(calls: object, field: str) -> list[object]:
     if not is_list(calls):
         raise RequestError(field, "expected a list of tool calls")
-    return [_tool_call(each, f"{field}[{at}]") for at, each in enumerate(calls)]
+    return [_tool_call(call, f"{field}[{index}]") for index, call in enumerate(calls)]
 
 
 def _tool_call(call: object, field: str) -> object:
-    """Templates want arguments as an object; OpenAI's clients send it as JSON in a text."""
+    """Decode the arguments, a JSON string in OpenAI's format; chat templates expect an object."""
     match call:
         case {"function": {"name": str(name), "arguments": str(arguments)}}:
             function = {"name": name, "arguments": _arguments(arguments, field)}
@@ -136,5 +147,5 @@ def _arguments(text: str, field: str) -> object:
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise RequestError(f"{field}.function.arguments", "expected a JSON object as a text")
+        raise RequestError(f"{field}.function.arguments", "expected a JSON object as a string")
     return cast(dict[str, object], arguments)

@@ -1,7 +1,7 @@
-"""The user's own formatters: what a model.py does to requests and answers of the model itself.
+"""The user's own formatters: functions of a model.py that change requests and responses.
 
-`python -m container.apis.generation.formatters FILE [LIBRARY_DIR]` says whether a front end could
-load them.
+`python -m container.apis.generation.formatters FILE [LIBRARY_DIR]` checks that a file's formatters
+can be loaded.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ Formatter = Callable[..., object]
 
 
 class FormatterTokenizer:
-    """What a formatter gets as `tokenizer`: the model's, by transformers' names."""
+    """The argument `tokenizer` of a formatter: the model's tokenizer with transformers' methods."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
         self._template = template
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of the text."""
+        """Return the text's token ids."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of the tokens."""
+        """Return the text of token ids."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(
@@ -49,8 +49,10 @@ class FormatterTokenizer:
         tokenize: bool = True,
         add_generation_prompt: bool = False,
     ) -> str | list[int]:
-        """The prompt of the conversation, or its tokens. Raises RequestError where the model has
-        no template, or it refuses the conversation."""
+        """Return the conversation's prompt, as token ids if `tokenize` is set, else as text.
+
+        Raises RequestError if the model has no chat template or the template rejects it.
+        """
         if self._template is None:
             raise RequestError("messages", "the model has no chat template")
         prompt = self._template.render(conversation, add_generation_prompt=add_generation_prompt)
@@ -59,14 +61,14 @@ class FormatterTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """The functions of a file that are marked."""
+    """The functions of a file that are decorated as formatters."""
 
     input: Formatter | None
     output: Formatter | None
 
 
 class Formatters:
-    """Calls the functions. What they raise is a GenerationError."""
+    """Calls the user's functions. Their exceptions are raised as GenerationError."""
 
     def __init__(self, functions: Functions, tokenizer: FormatterTokenizer) -> None:
         self._input = functions.input
@@ -74,23 +76,29 @@ class Formatters:
         self._takes_tokenizer = self._input is not None and _takes_tokenizer(self._input)
         self._tokenizer = tokenizer
 
-    def request(self, body: dict[str, object]) -> dict[str, object]:
-        """The fields that the model is asked with, for those that the client sent."""
+    def format_input(self, body: dict[str, object]) -> dict[str, object]:
+        """Return the client's body as changed by the input_formatter.
+
+        Raises GenerationError if that fails or returns no dict.
+        """
         if self._input is None:
             return body
         named = {"tokenizer": self._tokenizer} if self._takes_tokenizer else {}
         formatted = _result("input_formatter", self._input, body, **named)
         if not isinstance(formatted, dict):
-            raise GenerationError(f"input_formatter: returned {formatted!r:.100}, which is no dict")
+            raise GenerationError(f"input_formatter: returned {formatted!r:.100} instead of a dict")
         return cast(dict[str, object], formatted)
 
-    def answer(self, record: object) -> object:
-        """What the client gets for a document, or a record of a stream: text is sent as it is."""
+    def format_output(self, record: object) -> object:
+        """Return a document, or a stream's record, as changed by the output_formatter.
+
+        A str is sent to the client unchanged. Raises GenerationError if the formatter fails.
+        """
         return record if self._output is None else _result("output_formatter", self._output, record)
 
 
 def _result(name: str, function: Formatter, data: object, **named: object) -> object:
-    """What the function makes of the data, as far as JSON can say it."""
+    """Call the function and convert its result to types that JSON has."""
     try:
         return msgspec.to_builtins(function(data, **named), str_keys=True)
     except LongshoreError:
@@ -102,14 +110,20 @@ def _result(name: str, function: Formatter, data: object, **named: object) -> ob
 
 def _takes_tokenizer(function: Formatter) -> bool:
     parameters = inspect.signature(function).parameters.values()
-    return any(each.name == "tokenizer" or each.kind == each.VAR_KEYWORD for each in parameters)
+    return any(
+        parameter.name == "tokenizer" or parameter.kind == parameter.VAR_KEYWORD
+        for parameter in parameters
+    )
 
 
 def load_formatters(path: Path, library_dir: str) -> Functions:
-    """Runs the file, in its own directory. Raises ConfigurationError with the line at fault."""
+    """Run the file in its own directory and return its formatters.
+
+    Raises ConfigurationError with the failing line, or if the decorators are misused.
+    """
     if library_dir:
         sys.path.insert(0, library_dir)
-    os.chdir(path.parent)  # as for a handler: relative paths mean what lies beside the file
+    os.chdir(path.parent)  # relative paths are relative to the file, as for a handler
     try:
         module = run_file(path)
     except (Exception, SystemExit) as error:
@@ -118,20 +132,21 @@ def load_formatters(path: Path, library_dir: str) -> Functions:
 
 
 def _marked(module: ModuleType, path: Path, which: str) -> Formatter | None:
-    values = [each for each in vars(module).values() if callable(each)]
-    marked = {id(each): each for each in values if getattr(each, f"is_{which}_formatter", False)}
-    functions = list(marked.values())
+    mark = f"is_{which}_formatter"
+    values = [value for value in vars(module).values() if callable(value)]
+    # By id, since one function may have several names.
+    functions = list({id(value): value for value in values if getattr(value, mark, False)}.values())
     if len(functions) > 1:
         raise ConfigurationError(f"{path}: has {len(functions)} functions @{which}_formatter")
     if functions and inspect.iscoroutinefunction(functions[0]):
         raise ConfigurationError(
-            f"{path}: the function @{which}_formatter is async; leave that out"
+            f"{path}: the function @{which}_formatter is async; make it a plain function"
         )
     return functions[0] if functions else None
 
 
 def main(path: str, library_dir: str = "") -> int:
-    """Says what is wrong with the file, if anything is."""
+    """Check the file. Returns 0, or 2 after printing what is wrong with it."""
     try:
         load_formatters(Path(path), library_dir)
     except ConfigurationError as error:

@@ -1,25 +1,25 @@
-"""One request from its submission to its end: tokens in, answers out, and who ends it."""
+"""One request to the engine, from its submission to its end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from container.apis.generation.sampling import Dialect
-from container.http.patience import Patience
+from container.http.deadline import Deadline
 from container.wire.token_stream import TokenStream
 from core.errors import RequestError
 from core.messages import Generated
 from core.sampling import TopLogprobs
 from core.stats import Timing
 from core.text.answer import Answer
-from core.text.answers import Answers, News
+from core.text.answers import Answers, Delta
 
 
 class Generation:
     """A running request.
 
-    However it ends (by itself, at stop texts, late, or because its client went away), the
-    engine has stopped working on it once `news` is exhausted, raises or is closed.
+    The engine has stopped working on it once `deltas` is exhausted, raises or is closed, whether
+    it ended by itself, at a stop string, at the deadline or because the client disconnected.
     """
 
     def __init__(
@@ -28,33 +28,33 @@ class Generation:
         answers: Answers,
         dialect: Dialect,
         prompt_token_ids: Sequence[int],
-        patience: Patience,
+        deadline: Deadline,
     ) -> None:
         self.prompt_token_ids = prompt_token_ids
         self.timing: Timing | None = None
-        """Of the answer that ended last; None where a stop text ended it."""
+        """Timing of the answer that ended last; None if a stop string ended it."""
         self._stream = stream
         self._answers = answers
         self._dialect = dialect
-        self._patience = patience
+        self._deadline = deadline
 
     @property
     def answers(self) -> Sequence[Answer]:
-        """Those that are told, so far."""
-        return self._answers.told
+        """The answers to return, as far as they are generated."""
+        return self._answers.returned
 
     @property
     def num_generated_tokens(self) -> int:
-        """Of all answers, also of those that are not told (`best_of`)."""
+        """Tokens of all answers, including those that `best_of` discards."""
         return self._answers.num_tokens
 
     @property
     def prompt_scores(self) -> Sequence[TopLogprobs]:
-        """Of the prompt's tokens from the second on, where `prompt_logprobs` is asked for."""
+        """Logprobs of the prompt's tokens from the second on, if `prompt_logprobs` is set."""
         return self._answers.prompt_scores
 
-    def news(self) -> Iterator[News]:
-        """New tokens as they come, several at once where they came faster than they were taken.
+    def deltas(self) -> Iterator[Delta]:
+        """Yield new tokens as they arrive. One delta may hold several tokens.
 
         Raises RequestError, OverloadedError, GenerationError or ClientGoneError.
         """
@@ -62,24 +62,24 @@ class Generation:
             while self._answers.num_open:
                 for generated in self._next():
                     self.timing = generated.timing
-                    news = self._answers.push(generated)
-                    if self._answers.stopped_by_text(generated):
+                    deltas = self._answers.push(generated)
+                    if self._answers.stopped_by_string(generated):
                         self._stream.abort(generated.index)
-                    yield from news
+                    yield from deltas
         finally:
             self.abort()
 
     def run(self) -> None:
-        """Waits for all answers. Raises what `news` raises."""
-        for _ in self.news():
+        """Wait for all answers. Raises what `deltas` raises."""
+        for _ in self.deltas():
             pass
 
     def abort(self) -> None:
-        """Has the engine stop; harmless after the end."""
+        """Abort the request in the engine. Does nothing if it has ended."""
         self._stream.abort()
 
     def _next(self) -> list[Generated]:
         try:
-            return self._patience.wait(lambda timeout_s: self._stream.get(timeout_s) or None)
+            return self._deadline.wait(lambda timeout_s: self._stream.get(timeout_s) or None)
         except RequestError as error:
             raise self._dialect.error(error) from None

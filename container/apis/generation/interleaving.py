@@ -1,4 +1,4 @@
-"""Several iterators at once, as their items come."""
+"""Several iterators merged into one, in the order in which their items arrive."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ class _Failed:
 
 
 class _End:
-    """One of the iterators has ended."""
+    """Says that one of the iterators is exhausted."""
 
 
 def interleave(iterators: Sequence[Iterator[T]]) -> Iterator[T]:
-    """The items of all, in the order in which they come; each iterator in a greenlet of its own.
+    """Yield the items of all iterators as they arrive. Each iterator runs in its own greenlet.
 
-    Raises what the first of them raises, and ends the others, as closing it does.
+    The first exception of an iterator is raised here. That, and closing this generator, kills the
+    greenlets of the others.
     """
     if len(iterators) == 1:
         yield from iterators[0]

@@ -1,11 +1,11 @@
-"""Log-probabilities in the shapes of OpenAI's APIs, and of vLLM's `prompt_logprobs`."""
+"""Logprobs in the formats of OpenAI's APIs and of vLLM's `prompt_logprobs`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from container.apis.generation.answer import Record
+from container.apis.generation.response import Record
 from core.sampling import TopLogprobs
 from core.text.answer import TokenText
 from core.text.detokenizer import Detokenizer
@@ -13,56 +13,61 @@ from core.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A token where it stands, and what else might have stood there."""
+class ScoredToken:
+    """A token at its place in a text, with its logprob and the most likely tokens there."""
 
     token_id: int
     offset: int
-    """Characters of the text before it."""
+    """Number of characters before the token."""
     logprob: float | None
-    """None for a prompt's first token, which follows nothing."""
+    """None for the first token of a prompt, which no token precedes."""
     top: TopLogprobs | None = None
 
 
-def places_of_prompt(
+def scored_prompt_tokens(
     token_ids: Sequence[int], scores: Sequence[TopLogprobs], text: str, tokenizer: Tokenizer
-) -> list[Place]:
-    """The tokens of a prompt of that text. `scores` are those from the second token on."""
-    pushed, offsets, end = Detokenizer(tokenizer, skip_special_tokens=False), list[int](), 0
+) -> list[ScoredToken]:
+    """Return the tokens of a prompt with this text. `scores` start at the second token."""
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
+    offsets, end = list[int](), 0
     for token_id in token_ids:
         offsets.append(end)
-        end += len(pushed.push(token_id))
-    # Special tokens before the text, which the model expects, are no part of it.
-    before = max(0, end - len(text))
+        end += len(detokenizer.push(token_id))
+    # Special tokens that the tokenizer added at the start are not part of the client's text.
+    num_added = max(0, end - len(text))
     return [
-        Place(token_id, max(0, offset - before), score and score.logprob, score)
+        ScoredToken(token_id, max(0, offset - num_added), score and score.logprob, score)
         for token_id, offset, score in zip(token_ids, offsets, (None, *scores), strict=True)
     ]
 
 
-def places_of_answer(tokens: Sequence[TokenText], offset: int) -> Iterator[Place]:
-    """The tokens of an answer, or of a part of it that begins there."""
+def scored_answer_tokens(tokens: Sequence[TokenText], offset: int) -> Iterator[ScoredToken]:
+    """Yield the tokens of an answer, or of a part of it that starts at `offset`."""
     for token in tokens:
-        yield Place(token.id, offset, token.logprob, token.top)
+        yield ScoredToken(token.id, offset, token.logprob, token.top)
         offset += len(token.text)
 
 
-def completion_logprobs(places: Sequence[Place], width: int, tokenizer: Tokenizer) -> Record:
-    """As in OpenAI's completions, with `width` likely tokens for each place.
+def completion_logprobs(
+    tokens: Sequence[ScoredToken], num_top: int, tokenizer: Tokenizer
+) -> Record:
+    """Return `logprobs` of OpenAI's completions, with `num_top` likely tokens at each position.
 
-    Tokens are spelt alike wherever they are named, so that clients can look them up.
+    A token has the same string in all lists, so that clients can look it up.
     """
     piece = tokenizer.piece
     return {
-        "tokens": [piece(each.token_id) for each in places],
-        "token_logprobs": [each.logprob for each in places],
-        "top_logprobs": [_by_piece(each, width, tokenizer) for each in places] if width else None,
-        "text_offset": [each.offset for each in places],
+        "tokens": [piece(token.token_id) for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [_by_piece(token, num_top, tokenizer) for token in tokens]
+        if num_top
+        else None,
+        "text_offset": [token.offset for token in tokens],
     }
 
 
 def chat_logprobs(tokens: Sequence[TokenText], tokenizer: Tokenizer) -> Record:
-    """As in OpenAI's chat completions, with as many likely tokens as were asked for."""
+    """Return `logprobs` of OpenAI's chat completions, with all likely tokens of `tokens`."""
     return {
         "content": [
             {
@@ -80,37 +85,37 @@ def chat_logprobs(tokens: Sequence[TokenText], tokenizer: Tokenizer) -> Record:
 def prompt_logprobs(
     token_ids: Sequence[int], scores: Sequence[TopLogprobs], tokenizer: Tokenizer
 ) -> list[Record | None]:
-    """As vLLM gives them: by token id, for each token of the prompt; null for the first."""
-    named: list[Record | None] = [None]
+    """Return vLLM's `prompt_logprobs`: a record by token id for each token, None for the first."""
+    records: list[Record | None] = [None]
     for token_id, score in zip(token_ids[1:], scores, strict=True):
         ranked = [(token_id, score.logprob, score.rank)]
-        ranked += [(*each, rank) for rank, each in enumerate(_likely(score), 1)]
-        named.append(
+        ranked += [(*likely, rank) for rank, likely in enumerate(_likely(score), 1)]
+        records.append(
             {
                 str(id): {"logprob": logprob, "rank": rank, "decoded_token": tokenizer.piece(id)}
                 for id, logprob, rank in ranked
             }
         )
-    return named
+    return records
 
 
 def _likely(top: TopLogprobs | None) -> Iterator[tuple[int, float]]:
-    """The likeliest tokens of a place with their log-probabilities."""
+    """Yield the most likely tokens with their logprobs."""
     return zip(top.token_ids, top.logprobs, strict=True) if top else iter(())
 
 
-def _by_piece(place: Place, width: int, tokenizer: Tokenizer) -> Record | None:
-    """By token, the one in the place among them; None where nothing was computed."""
-    if place.top is None:
+def _by_piece(token: ScoredToken, num_top: int, tokenizer: Tokenizer) -> Record | None:
+    """Return logprobs by token string, including the token itself; None without scores."""
+    if token.top is None:
         return None
-    named: Record = {tokenizer.piece(place.token_id): place.logprob}
-    for token_id, logprob in list(_likely(place.top))[:width]:
-        named.setdefault(tokenizer.piece(token_id), logprob)
-    return named
+    logprobs: Record = {tokenizer.piece(token.token_id): token.logprob}
+    for token_id, logprob in list(_likely(token.top))[:num_top]:
+        logprobs.setdefault(tokenizer.piece(token_id), logprob)
+    return logprobs
 
 
 def _chat_logprob(token_id: int, logprob: float, tokenizer: Tokenizer) -> Record:
-    """`bytes` is null where the token is only a part of a character."""
+    """Return one token's record. `bytes` is None if the token is only part of a character."""
     piece = tokenizer.piece(token_id)
     is_whole = "\ufffd" not in piece
     return {

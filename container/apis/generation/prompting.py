@@ -1,4 +1,4 @@
-"""From texts and conversations to tokens, without keeping the event loop from its work."""
+"""Prompts: from texts and conversations to token ids and back, without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from core.text.tokenizer import Tokenizer
 T = TypeVar("T")
 
 LONG_TEXT_CHARACTERS = 4096
-"""Longer text is handled in a thread, so that /ping and the streams need not wait."""
+"""Longer text is processed in a thread, so that /ping and running streams do not wait for it."""
 
 
 class Prompting:
-    """Makes the tokens that the engine is asked to go on from."""
+    """Makes prompts with the model's tokenizer and chat template."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self.tokenizer = tokenizer
@@ -32,7 +32,7 @@ class Prompting:
         add_special_tokens: bool = True,
         max_tokens: int | None = None,
     ) -> list[list[int]]:
-        """The tokens of each text, `max_tokens` of its last ones."""
+        """Return each text's token ids, cut to its last `max_tokens` if that is given."""
 
         def encode_all() -> list[list[int]]:
             return [
@@ -42,12 +42,12 @@ class Prompting:
                 for text in texts
             ]
 
-        return beside_the_loop(encode_all, size=sum(map(len, texts)))
+        return in_thread_if_long(encode_all, size=sum(map(len, texts)))
 
     def encode_chat(self, conversation: Conversation, *, size: int) -> list[int]:
-        """The tokens of a conversation. `size`: characters of its JSON, roughly.
+        """Return a conversation's token ids. `size` is the approximate length of its JSON.
 
-        Raises RequestError where the template refuses it, or where there is none.
+        Raises RequestError if the model has no chat template or the template rejects it.
         """
         template = self._template
         if template is None:
@@ -66,18 +66,19 @@ class Prompting:
             )
             return self.tokenizer.encode(prompt, add_special_tokens=False)
 
-        return beside_the_loop(encode, size=size)
+        return in_thread_if_long(encode, size=size)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, special ones included."""
+        """Return the text of token ids, including special tokens."""
 
         def decode() -> str:
             return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
-        return beside_the_loop(decode, size=len(token_ids))
+        return in_thread_if_long(decode, size=len(token_ids))
 
 
-def beside_the_loop(work: Callable[[], T], *, size: int) -> T:
+def in_thread_if_long(work: Callable[[], T], *, size: int) -> T:
+    """Call `work`, in gevent's thread pool if `size` exceeds LONG_TEXT_CHARACTERS."""
     if size <= LONG_TEXT_CHARACTERS:
         return work()
     return gevent.get_hub().threadpool.apply(work)

@@ -1,6 +1,6 @@
-"""What a request of any API may ask of decoding, and which of it the engine can do.
+"""The sampling parameters that all text generation APIs share, and which of them are supported.
 
-This is the one place that says so. What an answer must look like stands in `forms`.
+Fields that constrain the format of an answer are in `structured_outputs`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from container.apis.generation.forms import FORM_FIELDS, read_form
+from container.apis.generation.structured_outputs import (
+    STRUCTURED_OUTPUT_FIELDS,
+    read_structured_outputs,
+)
 from container.schema.fields import Field, Fields, Values
 from container.schema.kinds import (
     BIASES,
@@ -18,14 +21,14 @@ from container.schema.kinds import (
     INTEGER,
     INTEGERS,
     NUMBER,
-    TEXTS,
+    STRINGS,
     Kind,
 )
 from core.errors import RequestError
 from core.sampling import NO_LIMIT, SamplingParams
 from core.structured_outputs import StructuredOutputsParams
 
-MAX_STOP_TEXTS = 16
+MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1000
 
 _EARLY_STOPPING = Kind(
@@ -35,85 +38,111 @@ _EARLY_STOPPING = Kind(
 )
 
 SAMPLING_FIELDS: Fields = {
-    "temperature": Field(NUMBER, "Above 0 the answer is sampled; 0 is greedy."),
-    "top_p": Field(NUMBER, "Sample from the most likely tokens of this probability together."),
-    "top_k": Field(INTEGER, "Sample from this many most likely tokens; 0 or -1 means all."),
-    "repetition_penalty": Field(NUMBER, "Above 1, tokens seen before become less likely."),
+    "temperature": Field(NUMBER, "0 is greedy; above 0, tokens are sampled."),
+    "top_p": Field(
+        NUMBER, "Sample from the most likely tokens whose probabilities add up to this."
+    ),
+    "top_k": Field(INTEGER, "Sample from this many most likely tokens; 0 or -1 for all."),
+    "repetition_penalty": Field(
+        NUMBER, "Above 1, tokens of the prompt and the answer become less likely."
+    ),
     "seed": Field(INTEGER, "The same seed gives the same answer."),
     "stop_token_ids": Field(INTEGERS, "Tokens that end the answer."),
-    "skip_special_tokens": Field(BOOLEAN, "Leave special tokens out of the text (default true)."),
-    "include_stop_str_in_output": Field(BOOLEAN, "Leave a stop text at the end of the answer."),
-    "min_p": Field(NUMBER, "Leave out tokens with less than this share of the likeliest's chance."),
-    "typical_p": Field(NUMBER, "Sample from the most typical tokens of this probability together."),
-    "presence_penalty": Field(NUMBER, "Taken from the score of tokens in the answer so far."),
-    "frequency_penalty": Field(NUMBER, "The same for each time that they are in it."),
-    "min_tokens": Field(INTEGER, "Tokens before which nothing ends the answer."),
-    "logit_bias": Field(BIASES, "Token ids, and what is added to the score of each."),
-    "bad_words": Field(TEXTS, "Texts that are not generated."),
-    "spaces_between_special_tokens": Field(BOOLEAN, "Space special tokens (default true)."),
-    "priority": Field(INTEGER, "Lower ones are admitted first and preempted last (default 0)."),
-    "allowed_token_ids": Field(INTEGERS, "The only tokens that are generated."),
-    "n": Field(INTEGER, "Answers to the one prompt (default 1)."),
-    "num_return_sequences": Field(INTEGER, "The same as `n`.", first_name="n"),
-    "best_of": Field(INTEGER, "Answers to sample, of which the n likeliest are given at the end."),
-    "num_beams": Field(INTEGER, "Above 1: beam search with so many beams; n of them are given."),
-    "use_beam_search": Field(BOOLEAN, "Beam search with best_of beams, else n."),
-    "length_penalty": Field(NUMBER, "Beam search: above 0 favours longer answers (default 1)."),
+    "skip_special_tokens": Field(BOOLEAN, "Remove special tokens from the text (default true)."),
+    "include_stop_str_in_output": Field(BOOLEAN, "Keep the stop string at the end of the answer."),
+    "min_p": Field(NUMBER, "Drop tokens less likely than this fraction of the most likely one."),
+    "typical_p": Field(
+        NUMBER, "Sample from the most typical tokens whose probabilities add up to this."
+    ),
+    "presence_penalty": Field(
+        NUMBER, "Subtracted from the logits of tokens that the answer already has."
+    ),
+    "frequency_penalty": Field(
+        NUMBER, "Subtracted from the logit of a token once for each time the answer has it."
+    ),
+    "min_tokens": Field(INTEGER, "Number of tokens before which the answer cannot end."),
+    "logit_bias": Field(BIASES, "Token ids, with the number to add to the logit of each."),
+    "bad_words": Field(STRINGS, "Strings that are not generated."),
+    "spaces_between_special_tokens": Field(
+        BOOLEAN, "Put spaces between special tokens (default true)."
+    ),
+    "priority": Field(
+        INTEGER, "Requests with lower values are admitted first and preempted last (default 0)."
+    ),
+    "allowed_token_ids": Field(INTEGERS, "The only tokens that may be generated."),
+    "n": Field(INTEGER, "Number of answers to a prompt (default 1)."),
+    "num_return_sequences": Field(INTEGER, "The same as `n`.", canonical_name="n"),
+    "best_of": Field(
+        INTEGER, "Number of answers to sample, of which the n most likely are returned."
+    ),
+    "num_beams": Field(
+        INTEGER, "Above 1: beam search with this many beams, of which n are returned."
+    ),
+    "use_beam_search": Field(BOOLEAN, "Beam search with best_of beams, or n without best_of."),
+    "length_penalty": Field(
+        NUMBER, "Beam search: above 0, longer answers are favoured (default 1)."
+    ),
     "early_stopping": Field(
-        _EARLY_STOPPING, "Beam search: end it when there are as many whole answers as beams."
+        _EARLY_STOPPING, "Beam search: stop as soon as num_beams answers are complete."
     ),
-    "prompt_logprobs": Field(INTEGER, "So many likely tokens for each place of the prompt."),
+    "prompt_logprobs": Field(
+        INTEGER, "Return this many most likely tokens at each position of the prompt."
+    ),
     "no_repeat_ngram_size": Field(
-        INTEGER, "So many tokens in a row are not repeated, neither the prompt's nor the answer's."
+        INTEGER, "No sequence of this many tokens occurs twice in prompt and answer together."
     ),
-    **FORM_FIELDS,
+    **STRUCTURED_OUTPUT_FIELDS,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one API spells what it asks of decoding, so that errors use the client's own words."""
+    """The field names of one API, so that errors name the fields that the client sent."""
 
     prompt: str
+    """The field with the prompt."""
     prefix: str = ""
+    """Precedes the name of every other field."""
     names: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By the field of SamplingParams, where it differs."""
+    """The API's names by the name in SamplingParams, where the two differ."""
 
     def naming(self, field: str, name: str) -> Dialect:
-        """The same with this name for a field of SamplingParams."""
+        """Return a copy with another name for a field of SamplingParams."""
         return replace(self, names={**self.names, field: name})
 
     def name(self, field: str) -> str:
+        """Return the API's name, with the prefix, of a field of SamplingParams."""
         return f"{self.prefix}{self.names.get(field, field)}"
 
     def error(self, error: RequestError) -> RequestError:
-        """The same error, whose field is so far one of SamplingParams, or `prompt`."""
+        """Translate the error's field, which is one of SamplingParams or `prompt`."""
         name = self.prompt if error.field == "prompt" else self.name(error.field)
         return RequestError(name, error.message)
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What a request asks of decoding. `params.stop` is for the front end, which sees text."""
+    """The sampling parameters of a request. The front end handles `params.stop`, as the engine sees
+    no text."""
 
     params: SamplingParams
     dialect: Dialect
     fills_context: bool = False
-    """The answer may be as long as the model allows, whatever `params.max_tokens` says."""
+    """Whether the answer may fill the context; `params.max_tokens` is then replaced."""
     warnings: tuple[str, ...] = ()
-    """What was passed over, a sentence each."""
+    """One sentence for each ignored field."""
 
-    def with_form(self, form: StructuredOutputsParams, field: str) -> Decoding:
-        """The same with another form of the answer, which that field of the request says.
+    def with_structured_outputs(self, params: StructuredOutputsParams, field: str) -> Decoding:
+        """Return a copy with these structured outputs, which come from `field` of the request.
 
-        Raises RequestError where it does not go with the rest.
+        Raises RequestError if they cannot be combined with the other parameters.
         """
         dialect = self.dialect.naming("structured_outputs", field)
         try:
-            params = msgspec.structs.replace(self.params, structured_outputs=form)
+            combined = msgspec.structs.replace(self.params, structured_outputs=params)
         except RequestError as error:
             raise dialect.error(error) from None
-        return replace(self, params=params, dialect=dialect)
+        return replace(self, params=combined, dialect=dialect)
 
 
 def read_decoding(
@@ -124,31 +153,33 @@ def read_decoding(
     stop: tuple[str, ...],
     **own: object,
 ) -> Decoding:
-    """`own`: fields of SamplingParams that the API spells in its own way, or has a default for.
+    """Read the fields of SAMPLING_FIELDS from an API's values.
 
-    Raises RequestError in the client's words. Without `max_tokens` the context is the limit.
+    `own` holds fields of SamplingParams that the API names differently or has a default for; None
+    is left out. Without `max_tokens` an answer may fill the context. Raises RequestError that names
+    the client's field.
     """
-    _check_stop_texts(stop, dialect.name("stop"))
-    form = read_form(values, dialect.prefix)
-    if form is not None:
-        dialect = dialect.naming("structured_outputs", form.field)
-        own["structured_outputs"] = form.params
+    _check_stop_strings(stop, dialect.name("stop"))
+    structured = read_structured_outputs(values, dialect.prefix)
+    if structured is not None:
+        dialect = dialect.naming("structured_outputs", structured.field)
+        own["structured_outputs"] = structured.params
     named = {name: values.given[name] for name in _PARAMS if name in values}
     limit = NO_LIMIT if max_tokens is None else max_tokens
-    given = {name: value for name, value in own.items() if value is not None}
-    asked = {**named, **given, "stop": stop, "max_tokens": limit}
+    own = {name: value for name, value in own.items() if value is not None}
+    fields = {**named, **own, "stop": stop, "max_tokens": limit}
     try:
-        params = msgspec.convert(asked, SamplingParams, str_keys=True)
+        params = msgspec.convert(fields, SamplingParams, str_keys=True)
     except RequestError as error:
         raise dialect.error(error) from None
-    passed_over = () if params.beam_width else ("length_penalty", "early_stopping")
+    without_effect = () if params.beam_width else ("length_penalty", "early_stopping")
     return Decoding(
         params,
         dialect,
         fills_context=max_tokens is None,
         warnings=tuple(
             f"{dialect.name(name)} has no effect without beam search"
-            for name in passed_over
+            for name in without_effect
             if name in values
         ),
     )
@@ -157,12 +188,12 @@ def read_decoding(
 _PARAMS = [
     name
     for name in SamplingParams.__struct_fields__
-    if name in SAMPLING_FIELDS and name not in FORM_FIELDS
+    if name in SAMPLING_FIELDS and name not in STRUCTURED_OUTPUT_FIELDS
 ]
 
 
-def _check_stop_texts(texts: tuple[str, ...], name: str) -> None:
-    if len(texts) > MAX_STOP_TEXTS:
-        raise RequestError(name, f"at most {MAX_STOP_TEXTS} texts")
-    if any(len(text) > MAX_STOP_CHARACTERS for text in texts):
-        raise RequestError(name, f"at most {MAX_STOP_CHARACTERS} characters in a text")
+def _check_stop_strings(strings: tuple[str, ...], name: str) -> None:
+    if len(strings) > MAX_STOP_STRINGS:
+        raise RequestError(name, f"at most {MAX_STOP_STRINGS} stop strings are allowed")
+    if any(len(string) > MAX_STOP_CHARACTERS for string in strings):
+        raise RequestError(name, f"a stop string has at most {MAX_STOP_CHARACTERS} characters")

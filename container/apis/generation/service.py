@@ -1,4 +1,4 @@
-"""What every API of text generation does alike: start a generation, send an answer."""
+"""The service of all text generation APIs: it starts generations and sends responses."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from dataclasses import replace
 from itertools import chain
 
 import msgspec
-from flask import Response, g, request
+from flask import Response
 
-from container.apis.generation.answer import Answer
-from container.apis.generation.formatted import FormattedAnswer
 from container.apis.generation.formatters import Formatters
 from container.apis.generation.generation import Generation
-from container.apis.generation.prompting import Prompting, beside_the_loop
+from container.apis.generation.prompting import Prompting, in_thread_if_long
+from container.apis.generation.response import ApiResponse, FormattedResponse
 from container.apis.generation.sampling import Decoding
 from container.apis.generation.stream import MIMETYPES, StreamFormat, stream_lines
-from container.http.disconnect import disconnect_check
-from container.http.host import Host, json_response
-from container.http.patience import Patience
+from container.http.deadline import Deadline
+from container.http.request_context import RequestContext
+from container.http.service import Service, json_response
 from container.wire.engine_client import EngineClient
 from core.errors import RequestError
 from core.options import Options
@@ -30,8 +29,8 @@ from core.text.grammar import checked
 ADAPTER_HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 
 
-class Service(Host):
-    """A host that generates."""
+class GenerationService(Service):
+    """Everything between an API's checked request and the engine, for models that generate."""
 
     def __init__(
         self,
@@ -41,47 +40,51 @@ class Service(Host):
         model_name: str,
         formatters: Formatters | None = None,
     ) -> None:
-        """`formatters` are the user's own, for the requests of all that use this service."""
+        """`formatters` are the user's own; they apply to all requests of this service."""
         super().__init__(client, options, model_name)
         self.prompting = prompting
         self._formatters = formatters
 
-    def read(self) -> dict[str, object]:
-        """The fields of a body of any served type. Raises GenerationError of a formatter."""
-        body = super().read()
-        return body if self._formatters is None else self._formatters.request(body)
+    def read(self, context: RequestContext) -> dict[str, object]:
+        """Parse a body of any supported type and pass it through the user's input_formatter.
 
-    def adapter(self, named: str | None, model: object = None) -> str:
-        """The adapter to answer the current request with, '' for none: the one `named` in its
-        body, or by SageMaker's header, or by OpenAI's `model` where that is not the model's own.
-
-        Whether it is loaded is for the engine to say. Raises RequestError where none can be.
+        Raises GenerationError if the formatter fails, and what `RequestContext.fields` raises.
         """
-        by_header = request.headers.get(ADAPTER_HEADER)
+        body = context.fields()
+        return body if self._formatters is None else self._formatters.format_input(body)
+
+    def adapter(self, context: RequestContext, from_body: str | None, model: object = None) -> str:
+        """Return the name of the LoRA adapter for a request; '' for none.
+
+        The first of these wins: `from_body`, the adapter that the body names; SageMaker's header;
+        OpenAI's `model`, unless it is the model's own name. Raises RequestError if a name is given
+        while LoRA is disabled. Whether the adapter is loaded is checked by the engine.
+        """
+        from_header = context.headers.get(ADAPTER_HEADER)
         if not self.options.enable_lora:
-            for field, value in (("adapters", named), (ADAPTER_HEADER, by_header)):
-                if value:
+            for field, name in (("adapters", from_body), (ADAPTER_HEADER, from_header)):
+                if name:
                     raise RequestError(field, "needs option.enable_lora=true")
             return ""
-        if named is not None:
-            return named
-        if by_header or model is None or model == self.model_name:
-            return by_header or ""
+        if from_body is not None:
+            return from_body
+        if from_header or model is None or model == self.model_name:
+            return from_header or ""
         if not isinstance(model, str):
-            raise RequestError("model", "expected a text")
+            raise RequestError("model", "expected a string")
         return model
 
-    def checked(self, decoding: Decoding) -> Decoding:
-        """The same with a form of the answer as a grammar that is known to be right.
+    def with_checked_grammar(self, context: RequestContext, decoding: Decoding) -> Decoding:
+        """Replace the structured outputs by a grammar that llguidance accepts.
 
-        Raises RequestError where there is none.
+        Raises RequestError if it rejects the grammar.
         """
         params, dialect = decoding.params, decoding.dialect
-        form = params.structured_outputs
-        if form is None:
+        structured_outputs = params.structured_outputs
+        if structured_outputs is None:
             return decoding
         try:
-            grammar = beside_the_loop(lambda: checked(form), size=len(request.get_data()))
+            grammar = in_thread_if_long(lambda: checked(structured_outputs), size=len(context.body))
         except RequestError as error:
             raise dialect.error(error) from None
         params = msgspec.structs.replace(params, structured_outputs=grammar)
@@ -89,82 +92,92 @@ class Service(Host):
 
     def start(
         self,
-        prompt_token_ids: Sequence[int],
+        context: RequestContext,
+        prompts: Sequence[Sequence[int]],
         decoding: Decoding,
         *,
+        adapter: str,
         keep: Collection[int] = (),
-        adapter: str = "",
-    ) -> Generation:
-        """Submits a prompt. Raises RequestError where it is too long, or not of this model.
+    ) -> list[Generation]:
+        """Submit a request to the engine for each prompt's token ids, or none if one is refused.
 
-        `keep`: special tokens that are part of the answers' text. `adapter`: '' for none.
+        `adapter` is a name or ''. `keep` holds special tokens that stay in the answers' text.
+        Raises RequestError if a prompt is too long or has token ids that the model does not know.
         """
         tokenizer = self.prompting.tokenizer
-        params = with_bad_word_ids(self._params(prompt_token_ids, decoding), tokenizer)
-        return Generation(
-            self.client.submit(prompt_token_ids, params, adapter),
-            Answers(params, tokenizer, prompt_token_ids, keep=keep),
-            decoding.dialect,
-            prompt_token_ids,
-            Patience(disconnect_check(request.environ), self.options.predict_timeout),
-        )
-
-    def start_all(
-        self, prompts: Sequence[Sequence[int]], decoding: Decoding, adapter: str
-    ) -> list[Generation]:
-        """Submits all of them, or none. Raises what `start` raises."""
         generations: list[Generation] = []
         try:
-            for prompt_token_ids in prompts:
-                generations.append(self.start(prompt_token_ids, decoding, adapter=adapter))
+            for token_ids in prompts:
+                params = with_bad_word_ids(self._params(token_ids, decoding), tokenizer)
+                generations.append(
+                    Generation(
+                        self.client.submit(token_ids, params, adapter),
+                        Answers(params, tokenizer, token_ids, keep=keep),
+                        decoding.dialect,
+                        token_ids,
+                        Deadline(context.has_hung_up, self.options.predict_timeout),
+                    )
+                )
         except BaseException:
             for generation in generations:
                 generation.abort()
             raise
         return generations
 
-    def respond(self, answer: Answer, *, stream: bool, form: StreamFormat) -> Response:
-        """Sends the answer; what goes wrong before the first token raises."""
+    def send(
+        self,
+        context: RequestContext,
+        response: ApiResponse,
+        *,
+        stream: bool,
+        stream_format: StreamFormat,
+    ) -> Response:
+        """Return the HTTP response, after all tokens or, if streaming, after the first ones.
+
+        No status is sent before that, so a failure until then is raised and gets a status of its
+        own.
+        """
         if self._formatters is not None:
-            answer = FormattedAnswer(answer, self._formatters)
+            response = FormattedResponse(response, self._formatters)
         try:
-            return self._streamed(answer, form) if stream else json_response(answer.whole())
+            if not stream:
+                return json_response(response.full())
+            chunks = response.chunks()
+            first = next(chunks)
         except BaseException:
-            answer.abort()
+            response.abort()
             raise
+        lines = stream_lines(response, chain([first], chunks), stream_format, context.id)
+        streamed = Response(lines, content_type=MIMETYPES[stream_format])
+        # A generator that never started has no `finally` to run, so closing the response aborts.
+        streamed.call_on_close(response.abort)
+        return streamed
 
     def _params(self, prompt_token_ids: Sequence[int], decoding: Decoding) -> SamplingParams:
-        """The engine would refuse these as well, but could not name what the client wrote."""
+        """Return the sampling parameters, with `max_tokens` resolved for this prompt.
+
+        The engine checks the same, but it does not know the names of the client's fields.
+        """
         facts, dialect = self.client.facts, decoding.dialect
         num_tokens, limit = len(prompt_token_ids), facts.max_model_len
         if num_tokens == 0:
             raise RequestError(dialect.prompt, "has no tokens")
-        if not all(0 <= each < facts.vocab_size for each in prompt_token_ids):
+        if not all(0 <= token_id < facts.vocab_size for token_id in prompt_token_ids):
             raise RequestError(dialect.prompt, f"token ids are 0 to {facts.vocab_size - 1}")
-        left = limit - num_tokens
-        if left < 1:
+        remaining = limit - num_tokens
+        if remaining < 1:
             raise RequestError(
                 dialect.prompt,
                 f"{num_tokens} tokens leave no room for an answer: prompt and answer together "
                 f"may have {limit} (option.max_model_len)",
             )
         if decoding.fills_context:
-            return msgspec.structs.replace(decoding.params, max_tokens=left)
-        if decoding.params.max_tokens > left:
+            return msgspec.structs.replace(decoding.params, max_tokens=remaining)
+        if decoding.params.max_tokens > remaining:
             raise RequestError(
                 dialect.name("max_tokens"),
-                f"{decoding.params.max_tokens} is more than the {left} that are left: "
+                f"{decoding.params.max_tokens} is more than the {remaining} that remain: "
                 f"{dialect.prompt} has {num_tokens} tokens, and prompt and answer together may "
                 f"have {limit} (option.max_model_len)",
             )
         return decoding.params
-
-    def _streamed(self, answer: Answer, form: StreamFormat) -> Response:
-        """No status is sent before the first token, so that an early failure has its own."""
-        pieces = answer.pieces()
-        first = next(pieces)
-        lines = stream_lines(answer, chain([first], pieces), form, g.request_id)
-        response = Response(lines, content_type=MIMETYPES[form])
-        # A generator that never started has no `finally` to run, so the response sees to it.
-        response.call_on_close(answer.abort)
-        return response

@@ -1,4 +1,4 @@
-"""The bytes of a stream: JSON lines or server-sent events, always whole ones."""
+"""The bytes of a stream: JSON lines or server-sent events."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from container.apis.generation.answer import Answer, Record
+from container.apis.generation.response import ApiResponse, Record
+from container.http.deadline import ClientGoneError
 from container.http.failures import describe
-from container.http.patience import ClientGoneError
 
 StreamFormat = Literal["jsonlines", "sse"]
 MIMETYPES: Mapping[StreamFormat, str] = {
@@ -20,26 +20,30 @@ _DONE = b"data: [DONE]\n\n"
 
 
 def stream_lines(
-    answer: Answer, pieces: Iterable[Sequence[Record | str]], form: StreamFormat, request_id: str
+    response: ApiResponse,
+    chunks: Iterable[Sequence[Record | str]],
+    stream_format: StreamFormat,
+    request_id: str,
 ) -> Iterator[bytes]:
-    """The body of a stream; a record that is text is sent as it is, as a line.
+    """Yield the body of a stream in whole lines or events. A str is sent unchanged, as a line.
 
-    A failure is its last record, since the status has been sent.
+    A failure becomes the last record, since the status has been sent. If the client has
+    disconnected, the stream just ends.
     """
     try:
-        for records in pieces:
+        for records in chunks:
             if records:
-                yield b"".join(_encode(record, form) for record in records)
+                yield b"".join(_encode(record, stream_format) for record in records)
     except ClientGoneError:
         return
     except Exception as error:
-        yield _encode(answer.failure(describe(error, request_id)), form)
-    if form == "sse" and answer.ends_with_done:
+        yield _encode(response.failure(describe(error, request_id)), stream_format)
+    if stream_format == "sse" and response.ends_with_done:
         yield _DONE
 
 
-def _encode(record: Record | str, form: StreamFormat) -> bytes:
+def _encode(record: Record | str, stream_format: StreamFormat) -> bytes:
     if isinstance(record, str):
-        return record.rstrip("\n").encode() + (b"\n\n" if form == "sse" else b"\n")
+        return record.rstrip("\n").encode() + (b"\n\n" if stream_format == "sse" else b"\n")
     data = msgspec.json.encode(record)
-    return b"data: " + data + b"\n\n" if form == "sse" else data + b"\n"
+    return b"data: " + data + b"\n\n" if stream_format == "sse" else data + b"\n"

@@ -1,1 +1,1 @@
-"""SageMaker's `/invocations`, sessions, and the routes of SageMaker's runtime."""
+"""SageMaker's `/invocations`, its sessions, and the routes of the SageMaker runtime API."""

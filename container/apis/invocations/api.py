@@ -1,41 +1,42 @@
-"""SageMaker's and DJL Serving's routes: one door, whatever the container serves."""
+"""SageMaker's and DJL Serving's routes, which are the same for every task."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Protocol
 
-from flask import Flask, Response, abort, request
+from flask import Flask, Response, abort
 
 from container.apis.invocations.sessions import SessionRequests
 from container.http.failures import Failure, failure_response
-from container.http.host import Host, json_response
 from container.http.metrics import MIMETYPE as METRICS_MIMETYPE
 from container.http.metrics import metrics_text
+from container.http.request_context import RequestContext, request_context
+from container.http.service import Service, json_response
 
 
 class Api(Protocol):
-    """What answers the requests that come through the door."""
+    """Answers the requests to /invocations for one kind of task."""
 
-    def read(self) -> Mapping[str, object]:
-        """The fields of the current request's body, as far as it has any."""
+    def read(self, context: RequestContext) -> Mapping[str, object]:
+        """Return the fields of the request's body; none if the API takes the body unparsed."""
         ...
 
-    def answer(self, body: Mapping[str, object], accept: str | None) -> Response:
-        """The answer; `accept` is what the client says it takes."""
+    def answer(self, context: RequestContext, body: Mapping[str, object]) -> Response:
+        """Return the response to a body that `read` returned."""
         ...
 
 
 class Invocations:
-    """The door."""
+    """/invocations and its aliases, /ping and /metrics."""
 
-    def __init__(self, host: Host, api: Api) -> None:
-        self._host = host
+    def __init__(self, service: Service, api: Api) -> None:
+        self._service = service
         self._api = api
-        self._sessions = SessionRequests(host.options)
+        self._sessions = SessionRequests(service.options)
 
     def add_to(self, app: Flask) -> None:
-        """Adds the routes."""
+        """Add the routes to the app."""
         app.add_url_rule("/ping", view_func=self.ping, methods=["GET", "POST"])
         app.add_url_rule("/metrics", view_func=self.metrics)
         app.add_url_rule("/invocations", view_func=self.invoke, methods=["POST"])
@@ -43,30 +44,29 @@ class Invocations:
             app.add_url_rule(path, view_func=self.predict, methods=["POST"])
 
     def ping(self) -> Response:
-        """200 while requests would be answered."""
-        health = self._host.client.health()
+        """Return 200 if the engine is healthy, else 503."""
+        health = self._service.client.health()
         if not health.healthy:
             return failure_response(Failure(503, health.reason))
         return json_response({"status": "healthy"})
 
     def metrics(self) -> Response:
-        """What the engine is doing, for Prometheus; an error while it is not ready."""
-        client = self._host.client
-        text = metrics_text(client.facts, client.stats, self._host.model_name)
+        """Return the engine's metrics for Prometheus; 503 until the engine is ready."""
+        client = self._service.client
+        text = metrics_text(client.facts, client.stats, self._service.model_name)
         return Response(text, content_type=METRICS_MIMETYPE)
 
     def predict(self, model: str) -> Response:
-        """DJL Serving's paths for a model by its name."""
-        if model != self._host.model_name:
-            abort(404, f"no model '{model}'; this container serves '{self._host.model_name}'")
-        return self.invoke()
+        """Answer a request on one of DJL Serving's paths, which name the model."""
+        if model != self._service.model_name:
+            abort(404, f"no model '{model}'; this container serves '{self._service.model_name}'")
+        return self.answer(request_context())
 
     def invoke(self) -> Response:
-        """SageMaker's path."""
-        return self.answer(request.headers.get("Accept"))
+        """Answer a request to /invocations."""
+        return self.answer(request_context())
 
-    def answer(self, accept: str | None) -> Response:
-        """Answers the current request; `accept` is what its client says it takes."""
-        body = self._api.read()
-        about_session = self._sessions.answer(body)
-        return about_session or self._api.answer(body, accept)
+    def answer(self, context: RequestContext) -> Response:
+        """Answer any request; the API answers all that are not about sessions."""
+        body = self._api.read(context)
+        return self._sessions.answer(context, body) or self._api.answer(context, body)

@@ -1,7 +1,7 @@
-"""The routes of SageMaker's runtime, which stands before a container on AWS.
+"""The routes of the SageMaker runtime API, which AWS puts in front of a container.
 
-With them `boto3.client("sagemaker-runtime", endpoint_url="http://localhost:8080")` works without
-AWS (`option.local_runtime_api`). Nobody checks the signature of a request here.
+With option.local_runtime_api, `boto3.client("sagemaker-runtime",
+endpoint_url="http://localhost:8080")` works without AWS. Request signatures are not checked.
 """
 
 from __future__ import annotations
@@ -9,22 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
-from flask import Flask, Response, current_app, request
+from flask import Flask, Response, current_app
 
 from container.apis.invocations.api import Invocations
 from container.http.event_stream import MIMETYPE, payload_part
+from container.http.request_context import request_context
 
 _VARIANT = "AllTraffic"
 
 
 class RuntimeRoutes:
-    """One model, whatever the name of the endpoint."""
+    """The runtime's routes to the one model; any endpoint name is accepted."""
 
     def __init__(self, invocations: Invocations) -> None:
         self._invocations = invocations
 
     def add_to(self, app: Flask) -> None:
-        """Adds the routes."""
+        """Add the routes to the app."""
         path = "/endpoints/<name>/invocations"
         app.add_url_rule(path, view_func=self.invoke_endpoint, methods=["POST"])
         app.add_url_rule(
@@ -34,44 +35,44 @@ class RuntimeRoutes:
         )
 
     def invoke_endpoint(self, name: str) -> Response:
-        """InvokeEndpoint."""
-        return self._answer(request.headers.get("Accept"))
+        """Handle InvokeEndpoint."""
+        return self._answer("Accept")
 
     def invoke_endpoint_with_response_stream(self, name: str) -> Response:
-        """InvokeEndpointWithResponseStream: the answer in frames."""
-        answer = self._answer(request.headers.get("X-Amzn-SageMaker-Accept"))
-        if answer.status_code != 200:
-            return answer
-        framed = Response(_frames(answer), content_type=MIMETYPE)
-        framed.headers["X-Amzn-SageMaker-Content-Type"] = answer.content_type
+        """Handle InvokeEndpointWithResponseStream, which frames the response as events."""
+        response = self._answer("X-Amzn-SageMaker-Accept")
+        if response.status_code != 200:
+            return response
+        framed = Response(_frames(response), content_type=MIMETYPE)
+        framed.headers["X-Amzn-SageMaker-Content-Type"] = response.content_type
         framed.headers["X-Amzn-Invoked-Production-Variant"] = _VARIANT
-        framed.call_on_close(answer.close)
+        framed.call_on_close(response.close)
         return framed
 
-    def _answer(self, accept: str | None) -> Response:
-        """The container's answer; its errors become the runtime's ModelError."""
+    def _answer(self, accept_header: str) -> Response:
+        """Return the container's response; an error becomes the runtime's ModelError."""
         try:
-            answer = self._invocations.answer(accept)
+            response = self._invocations.answer(request_context(accept_header))
         except Exception as error:
-            answer = current_app.make_response(current_app.handle_user_exception(error))
-        if answer.status_code != 200:
-            return _model_error(answer)
-        answer.headers["X-Amzn-Invoked-Production-Variant"] = _VARIANT
-        return answer
+            response = current_app.make_response(current_app.handle_user_exception(error))
+        if response.status_code != 200:
+            return _model_error(response)
+        response.headers["X-Amzn-Invoked-Production-Variant"] = _VARIANT
+        return response
 
 
-def _frames(answer: Response) -> Iterator[bytes]:
-    for part in answer.iter_encoded():
+def _frames(response: Response) -> Iterator[bytes]:
+    for part in response.iter_encoded():
         if part:
             yield payload_part(part)
 
 
-def _model_error(answer: Response) -> Response:
-    status, message = answer.status_code, answer.get_data(as_text=True)
-    whose = "client" if status < 500 else "server"
+def _model_error(response: Response) -> Response:
+    status, message = response.status_code, response.get_data(as_text=True)
+    origin = "client" if status < 500 else "server"
     body = {
-        "ErrorCode": f"{whose.upper()}_ERROR_FROM_MODEL",
-        "Message": f"Received {whose} error ({status}) from primary with message {message}",
+        "ErrorCode": f"{origin.upper()}_ERROR_FROM_MODEL",
+        "Message": f"Received {origin} error ({status}) from primary with message {message}",
         "OriginalMessage": message,
         "OriginalStatusCode": status,
         "LogStreamArn": "",

@@ -1,24 +1,96 @@
-"""Requests that open, use and close SageMaker's sessions."""
+"""SageMaker's sessions: with a session's id SageMaker routes a client to the same container.
+
+The container keeps nothing else of a session. Each one is an empty file, so that all workers see
+it, and the file's modification time is the time of the session's last use.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from flask import Response, g, request
+from flask import Response
 
-from container.apis.invocations.session_store import SESSION_HEADER, Sessions
-from container.http.host import json_response
-from core.errors import RequestError
+from container.http.request_context import RequestContext
+from container.http.service import json_response
+from core.errors import OverloadedError, RequestError
 from core.options import Options
+
+SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
+MAX_SESSIONS = 10_000
 
 _NEW = "NEW_SESSION"
 _CLOSE = "CLOSE"
 
 
+class Sessions:
+    """The open sessions, in a directory of their own."""
+
+    def __init__(
+        self,
+        directory: Path,
+        lifetime_s: float,
+        clock: Callable[[], float] = time.time,
+        max_sessions: int = MAX_SESSIONS,
+    ) -> None:
+        """A session expires `lifetime_s` seconds after its last use."""
+        self._directory = directory
+        self._lifetime_s = lifetime_s
+        self._clock = clock
+        self._max_sessions = max_sessions
+
+    def open(self) -> tuple[str, float]:
+        """Open a session and return its id and its expiry, in seconds since 1970.
+
+        Raises OverloadedError if `max_sessions` are open.
+        """
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if sum(1 for _ in self._open_files()) >= self._max_sessions:
+            raise OverloadedError(f"{self._max_sessions} sessions are open")
+        id = uuid.uuid4().hex
+        return id, self._touch(self._directory / id)
+
+    def use(self, id: str) -> None:
+        """Restart a session's lifetime. Raises RequestError if no session has this id."""
+        self._touch(self._path(id))
+
+    def close(self, id: str) -> None:
+        """Close a session. Raises RequestError if no session has this id."""
+        self._path(id).unlink(missing_ok=True)
+
+    def _path(self, id: str) -> Path:
+        path = self._directory / id
+        if not re.fullmatch("[0-9a-f]{32}", id) or not self._is_open(path):
+            raise RequestError(SESSION_HEADER, "no such session, or it has expired; open a new one")
+        return path
+
+    def _open_files(self) -> Iterator[Path]:
+        """Yield the files of open sessions and delete those of expired ones."""
+        for path in self._directory.iterdir():
+            if self._is_open(path):
+                yield path
+            else:
+                path.unlink(missing_ok=True)
+
+    def _is_open(self, path: Path) -> bool:
+        with suppress(FileNotFoundError):
+            return path.stat().st_mtime + self._lifetime_s > self._clock()
+        return False
+
+    def _touch(self, path: Path) -> float:
+        now = self._clock()
+        path.touch()
+        os.utime(path, (now, now))
+        return now + self._lifetime_s
+
+
 class SessionRequests:
-    """Looks at each request before it is answered."""
+    """Handles the session header and `requestType` of each request to /invocations."""
 
     def __init__(self, options: Options) -> None:
         self._sessions = (
@@ -27,36 +99,36 @@ class SessionRequests:
             else None
         )
 
-    def answer(self, body: Mapping[str, object]) -> Response | None:
-        """The answer, where the request was about a session and nothing else."""
-        given, wanted = request.headers.get(SESSION_HEADER), body.get("requestType")
+    def answer(self, context: RequestContext, body: Mapping[str, object]) -> Response | None:
+        """Open, use or close a session if the request says so.
+
+        Returns the response to a request that does only that, and None for a request that the API
+        still has to answer. Raises RequestError if the request is invalid or sessions are disabled.
+        """
+        header, request_type = context.headers.get(SESSION_HEADER), body.get("requestType")
         if self._sessions is None:
-            if given == _NEW or wanted is not None:
-                field = "requestType" if wanted is not None else SESSION_HEADER
+            if header == _NEW or request_type is not None:
+                field = "requestType" if request_type is not None else SESSION_HEADER
                 raise RequestError(field, "needs option.enable_stateful_sessions=true")
             return None
-        if wanted not in (None, _NEW, _CLOSE):
+        if request_type not in (None, _NEW, _CLOSE):
             raise RequestError("requestType", f"expected {_NEW} or {_CLOSE}")
-        if wanted is not None and len(body) > 1:
-            raise RequestError("requestType", "goes alone; what else is asked is another request")
-        if wanted == _CLOSE:
-            return self._closed(self._sessions, given)
-        if _NEW in (wanted, given):
-            id = self._opened(self._sessions)
-            return json_response({"session_id": id}) if wanted else None
-        if given is not None:
-            self._sessions.use(given)
+        if request_type is not None and len(body) > 1:
+            raise RequestError("requestType", "must be the only field of the body")
+        if request_type == _CLOSE:
+            return self._close(context, self._sessions, header)
+        if _NEW in (request_type, header):
+            id, expiry = self._sessions.open()
+            expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expiry))
+            context.response_headers["X-Amzn-SageMaker-New-Session-Id"] = f"{id}; Expires={expires}"
+            return json_response({"session_id": id}) if request_type else None
+        if header is not None:
+            self._sessions.use(header)
         return None
 
-    def _opened(self, sessions: Sessions) -> str:
-        id, end = sessions.open()
-        expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(end))
-        g.headers["X-Amzn-SageMaker-New-Session-Id"] = f"{id}; Expires={expires}"
-        return id
-
-    def _closed(self, sessions: Sessions, id: str | None) -> Response:
+    def _close(self, context: RequestContext, sessions: Sessions, id: str | None) -> Response:
         if id is None:
             raise RequestError(SESSION_HEADER, f"{_CLOSE} needs the id of the session")
         sessions.close(id)
-        g.headers["X-Amzn-SageMaker-Closed-Session-Id"] = id
+        context.response_headers["X-Amzn-SageMaker-Closed-Session-Id"] = id
         return json_response({"session_id": id})

@@ -1,1 +1,1 @@
-"""Pipelines and the user's handlers: the body goes to the engine whole."""
+"""Requests that one call in the engine answers: pipelines and the user's own handler."""

@@ -1,4 +1,4 @@
-"""The user's own handler: bodies of any type go to it as they are, and its answers come back so."""
+"""Requests to the user's own handler: bodies and responses of any type pass through unchanged."""
 
 from __future__ import annotations
 
@@ -7,43 +7,45 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
 import msgspec
-from flask import Response, g, request
+from flask import Response
 
-from container.apis.tasks.host import TaskHost
+from container.http.deadline import ClientGoneError
 from container.http.failures import describe
-from container.http.patience import ClientGoneError
+from container.http.request_context import RequestContext
+from container.http.service import Service
 from core.messages import Performed
 
-_OF_THE_SERVER = ("connection", "content-length", "date", "server", "transfer-encoding")
-"""Headers that say how an answer is sent, which is not the handler's to decide."""
+_TRANSPORT_HEADERS = ("connection", "content-length", "date", "server", "transfer-encoding")
+"""Headers about the connection. The server sets them, so the handler's own are dropped."""
 
 
 class HandlerApi:
-    """Knows nothing of what is said."""
+    """Forwards requests to the handler in the engine."""
 
-    def __init__(self, host: TaskHost) -> None:
-        self._host = host
+    def __init__(self, service: Service) -> None:
+        self._service = service
 
-    def read(self) -> Mapping[str, object]:
-        """No fields: the handler alone knows what a body means."""
+    def read(self, context: RequestContext) -> Mapping[str, object]:
+        """Return no fields, since only the handler knows the format of the body."""
         return {}
 
-    def answer(self, body: Mapping[str, object], accept: str | None) -> Response:
-        """What the handler answers to the current request."""
-        headers = dict(request.headers.items())
-        if accept is not None:
-            headers["Accept"] = accept
-        parts = self._host.parts(self._host.data(), headers)
-        first = next(parts)  # no status is sent before, so that an early failure has its own
-        said = first.body if first.is_last else _stream(first, parts, g.request_id)
-        response = Response(said, first.code, content_type=first.content_type or None)
-        response.headers.extend(_sendable(first.headers))
+    def answer(self, context: RequestContext, body: Mapping[str, object]) -> Response:
+        """Return the handler's response, streamed if the handler yields several parts."""
+        headers = dict(context.headers.items())
+        if context.accept is not None:
+            headers["Accept"] = context.accept
+        reply = self._service.client.perform(context.body, headers)
+        parts = self._service.parts_of(context, reply)
+        first = next(parts)  # before the status is sent, so that an early failure gets its own
+        content = first.body if first.is_last else _stream(first, parts, context.id)
+        response = Response(content, first.code, content_type=first.content_type or None)
+        response.headers.extend(_allowed_headers(first.headers))
         response.call_on_close(parts.close)
         return response
 
 
 def _stream(first: Performed, others: Iterable[Performed], request_id: str) -> Iterator[bytes]:
-    """The bodies. A failure is a line of its own, the last, since the status has been sent."""
+    """Yield the parts' bodies. A failure becomes the last line, as the status has been sent."""
     ends_line = True
     try:
         for part in chain([first], others):
@@ -57,8 +59,8 @@ def _stream(first: Performed, others: Iterable[Performed], request_id: str) -> I
         yield (b"" if ends_line else b"\n") + record + b"\n"
 
 
-def _sendable(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _allowed_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, value in headers.items():
-        is_ours = name.lower() in _OF_THE_SERVER
-        if not is_ours and re.fullmatch("[A-Za-z0-9-]+", name) and re.fullmatch("[ -~]*", value):
+        is_valid = re.fullmatch("[A-Za-z0-9-]+", name) and re.fullmatch("[ -~]*", value)
+        if is_valid and name.lower() not in _TRANSPORT_HEADERS:
             yield name, value

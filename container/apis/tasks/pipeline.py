@@ -1,33 +1,150 @@
-"""Tasks of transformers' pipelines: `inputs` and `parameters`, or the bytes of a file."""
+"""Requests to transformers' pipelines, in the schema of LMI and the Hugging Face toolkit.
+
+A body has `inputs` and `parameters`, or it is the bytes of a file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import msgspec
-from flask import Response, request
+from flask import Response
+from werkzeug.datastructures import MIMEAccept
+from werkzeug.http import parse_accept_header
 
-from container.apis.tasks.host import TaskHost
-from container.apis.tasks.pipeline_schema import is_file_type, read_pipeline_request
+from container.apis.tasks.pipeline_inputs import read_input
+from container.http.request_context import RequestContext
+from container.http.service import Service
+from container.schema.fields import Field, Fields, ignored, read_fields
+from container.schema.kinds import OBJECT, Kind, is_integer, is_list
+from core.errors import RequestError
+from core.pipeline_tasks import FILES, PIPELINE_TASKS, PipelineTask
+from core.suggest import did_you_mean
 from core.task import Task
+from core.task_bodies import PipelineBody
+
+MAX_BATCH = 1024
+AUDIO_TYPE = "audio/wav"
+
+_INPUT = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "object"}]}
+_INPUTS = Kind(
+    "a string, an object or a list of them",
+    lambda _: True,  # `read_input` checks each one
+    {"anyOf": [_INPUT, {"type": "array", "items": _INPUT, "minItems": 1, "maxItems": MAX_BATCH}]},
+)
+PIPELINE_FIELDS: Fields = {
+    "inputs": Field(
+        _INPUTS, "A string, an object such as a question with its context, or a list of them; "
+        "images, audio and video are in base64."
+    ),
+    "parameters": Field(OBJECT, "The parameters of transformers' pipeline for the task."),
+    "options": ignored("Options of Hugging Face's hosted API."),
+    "model": ignored("Only one model is served."),
+}  # fmt: skip
+
+_GENERATION = ("max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p",
+               "min_p", "typical_p", "num_beams", "length_penalty", "early_stopping",
+               "repetition_penalty", "no_repeat_ngram_size")  # fmt: skip
+_NESTED: Mapping[str, tuple[str, ...]] = {
+    "generate_kwargs": _GENERATION,
+    "forward_params": ("speaker_id",),
+}
+"""Parameters that are objects, with the fields allowed in them. Transformers' other fields name
+files and code to load."""
+_RANGES: Mapping[str, range] = {
+    "num_frames": range(1, 129),
+    "frame_sampling_rate": range(1, 129),
+    "points_per_batch": range(1, 1025),
+    "points_per_crop": range(1, 65),
+    "crops_n_layers": range(4),
+    "max_new_tokens": range(1, 8193),
+    "num_beams": range(1, 17),
+}
+"""Allowed values of parameters that would otherwise let one request use any amount of memory."""
+
+
+def read_pipeline_request(
+    body: Mapping[str, object], task: str, accept: str | None = None
+) -> tuple[PipelineBody, tuple[str, ...]]:
+    """Return the checked request and its warnings.
+
+    `accept` is the client's Accept header. Raises RequestError that names the first bad field.
+    """
+    values = read_fields(body, PIPELINE_FIELDS)
+    given = body.get("inputs")
+    is_batch = is_list(given)
+    inputs = given if is_list(given) else [given]
+    if not 0 < len(inputs) <= MAX_BATCH:
+        raise RequestError("inputs", f"expected 1 to {MAX_BATCH} inputs, not {len(inputs)}")
+    pipeline_task = _pipeline_task(task)
+    checked = [
+        read_input(value, f"inputs[{index}]" if is_batch else "inputs", pipeline_task)
+        for index, value in enumerate(inputs)
+    ]
+    parameters: Mapping[str, object] = values.get("parameters", {})
+    _check_parameters(parameters, pipeline_task.parameters)
+    wants_audio = pipeline_task.writes_sound and _prefers_audio(accept)
+    if wants_audio and is_batch:
+        raise RequestError("inputs", f"a list cannot be answered as {AUDIO_TYPE}; accept JSON")
+    return PipelineBody(checked, is_batch, parameters, wants_audio), values.warnings
+
+
+def _is_file_type(mimetype: str, task: PipelineTask) -> bool:
+    """Return whether a body of this type is the file that the task takes as its input."""
+    kind = FILES.get(task.reads) if isinstance(task.reads, str) else None
+    if kind is None:
+        return False
+    return mimetype.startswith(f"{kind}/") or mimetype == "application/octet-stream"
+
+
+def _prefers_audio(accept: str | None) -> bool:
+    """Return whether the client prefers audio to JSON."""
+    accepted = parse_accept_header(accept, MIMEAccept)
+    return accepted.best_match(["application/json", AUDIO_TYPE]) == AUDIO_TYPE
+
+
+def _pipeline_task(name: str) -> PipelineTask:
+    # The default is never served: the engine refuses to start with a task that is not in the table.
+    return PIPELINE_TASKS.get(name, PipelineTask())
+
+
+def _check_parameters(
+    parameters: Mapping[str, object], known: Sequence[str], prefix: str = "parameters."
+) -> None:
+    """Raise RequestError for an unknown parameter or a value out of its range."""
+    for name, value in parameters.items():
+        field = f"{prefix}{name}"
+        if name not in known:
+            raise RequestError(field, f"no such field{did_you_mean(name, known)}")
+        if name in _NESTED:
+            if not OBJECT.accepts(value):
+                raise RequestError(field, "expected an object")
+            _check_parameters(cast(Mapping[str, object], value), _NESTED[name], f"{field}.")
+        allowed = _RANGES.get(name)
+        if allowed is not None and not (is_integer(value) and value in allowed):
+            raise RequestError(
+                field, f"expected an integer from {allowed.start} to {allowed.stop - 1}"
+            )
 
 
 class PipelineApi:
-    """Answers as transformers' pipeline does."""
+    """Answers requests with the model's pipeline."""
 
-    def __init__(self, host: TaskHost, task: Task) -> None:
-        self._host = host
+    def __init__(self, service: Service, task: Task) -> None:
+        self._service = service
         self._task = task
 
-    def read(self) -> Mapping[str, object]:
-        """The fields of a body; an image, a sound or a video is `inputs`."""
-        if is_file_type(request.mimetype, self._task.name):
-            return {"inputs": self._host.data()}
-        return self._host.read()
+    def read(self, context: RequestContext) -> Mapping[str, object]:
+        """Parse the body. The bytes of an image, audio or video file become `inputs`."""
+        if _is_file_type(context.mimetype, _pipeline_task(self._task.name)):
+            return {"inputs": context.body}
+        return context.fields()
 
-    def answer(self, body: Mapping[str, object], accept: str | None) -> Response:
-        """The answer to `inputs`."""
-        asked, warnings = read_pipeline_request(body, self._task.name, accept)
-        self._host.warn(warnings)
-        answer = self._host.perform(msgspec.msgpack.encode(asked))
+    def answer(self, context: RequestContext, body: Mapping[str, object]) -> Response:
+        """Return the pipeline's answer to `inputs`."""
+        request, warnings = read_pipeline_request(body, self._task.name, context.accept)
+        context.warn(warnings)
+        reply = self._service.client.perform(msgspec.msgpack.encode(request), {})
+        answer = self._service.wait_for(context, reply)
         return Response(answer.body, answer.code, content_type=answer.content_type)

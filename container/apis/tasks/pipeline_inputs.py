@@ -1,8 +1,8 @@
-"""The inputs of transformers' pipelines: files in base64, tables, conversations, objects of them.
+"""Checks the inputs of transformers' pipelines: strings, base64 files, tables, conversations, and
+objects of these.
 
-Where a pipeline takes a text for a file, it is the path or the address of one, which nobody but the
-server's owner may name. So files become bytes here, and whatever else is said in their place is
-refused.
+A pipeline reads a string in place of a file as a path or URL, which clients must not choose. So
+files are decoded to bytes here, and anything else in their place is rejected.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from core.pipeline_tasks import FILES, Content, PipelineTask
 from core.suggest import did_you_mean
 
 MAX_IMAGES = 32
-"""In one input."""
+"""Maximum number of images in one input."""
 _DATA_URI = re.compile("data:(image|audio|video)/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 
 T = TypeVar("T")
 
 _Object = Mapping[str, object]
 _Reader = Callable[[object, str], object]
-"""Of a value and what it is called."""
+"""Checks and converts a value; the second argument is the field that errors name."""
 _Place = Annotated[int, msgspec.Meta(ge=0, le=1000)]
-"""In thousandths of a page's width or height. What lies outside, a model would look up beyond the
-end of a table."""
+"""In thousandths of the page's width or height. Values outside would index past the end of the
+model's embedding table."""
 _WordBox = tuple[str, tuple[_Place, _Place, _Place, _Place]]
-"""A word, with its left, upper, right and lower edge."""
+"""A word with its left, top, right and bottom edges."""
 
 
 class _TextPart(msgspec.Struct, frozen=True, tag="text", forbid_unknown_fields=True):
@@ -41,7 +41,7 @@ class _TextPart(msgspec.Struct, frozen=True, tag="text", forbid_unknown_fields=T
 
 
 class _ImagePart(msgspec.Struct, frozen=True, tag="image", forbid_unknown_fields=True):
-    """As transformers has it."""
+    """An image in transformers' format."""
 
     image: str
 
@@ -51,7 +51,7 @@ class _Url(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _ImageUrlPart(msgspec.Struct, frozen=True, tag="image_url", forbid_unknown_fields=True):
-    """As OpenAI has it."""
+    """An image in OpenAI's format."""
 
     image_url: _Url
 
@@ -68,7 +68,7 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_input(value: object, field: str, task: PipelineTask) -> object:
-    """One input, checked, with files as bytes. Raises RequestError that names the mistake."""
+    """Return the checked input, with files as bytes. Raises RequestError for a bad field."""
     if isinstance(task.reads, str):
         return _READERS[task.reads](value, field)
     given = _object(value, field)
@@ -87,41 +87,44 @@ def read_input(value: object, field: str, task: PipelineTask) -> object:
 
 
 def _check_conversation(read: _Object, field: str) -> None:
-    """A conversation holds its own images, and there is something to go on from."""
+    """Check that there is text, and that neither texts nor images are given twice.
+
+    `messages` contains its own texts and images.
+    """
     if "messages" in read and len(read) > 1:
-        raise RequestError(field, "texts and images belong into messages where those are given")
+        raise RequestError(field, "put texts and images into messages, not next to them")
     if "image" in read and "images" in read:
-        raise RequestError(f"{field}.images", "is given twice: there is image, too")
+        raise RequestError(f"{field}.images", "cannot be combined with image; send one of them")
     if not read.keys() & {"messages", "text"}:
         raise RequestError(f"{field}.text", "is missing")
 
 
 def _any_text(value: object, field: str) -> object:
     if not value or not isinstance(value, str | dict):
-        raise RequestError(field, "expected a text or an object that is not empty")
+        raise RequestError(field, "expected a non-empty string or object")
     return cast(object, value)
 
 
 def _text(value: object, field: str) -> str:
     if not value or not isinstance(value, str):
-        raise RequestError(field, "expected a text that is not empty")
+        raise RequestError(field, "expected a non-empty string")
     return value
 
 
 def _object(value: object, field: str) -> _Object:
     if not value or not isinstance(value, dict):
-        raise RequestError(field, "expected an object that is not empty")
+        raise RequestError(field, "expected a non-empty object")
     return cast(_Object, value)
 
 
-def _list(value: object, field: str, of: str) -> list[object]:
+def _list(value: object, field: str, items: str) -> list[object]:
     if not value or not is_list(value):
-        raise RequestError(field, f"expected a list of {of} that is not empty")
+        raise RequestError(field, f"expected a non-empty list of {items}")
     return value
 
 
 def _file(content: Content) -> _Reader:
-    """Of the bytes of an image's, a sound's or a video's file."""
+    """Return a reader of an image, audio or video file, sent in base64 or as the body itself."""
     kind = FILES[content]
 
     def read(value: object, field: str) -> bytes:
@@ -131,13 +134,11 @@ def _file(content: Content) -> _Reader:
             article = "a" if kind == "video" else "an"
             raise RequestError(field, f"expected {article} {kind} in base64")
         if value.lower().startswith(("http://", "https://")):
-            raise RequestError(
-                field, f"addresses are not fetched; send the {kind} itself, in base64"
-            )
+            raise RequestError(field, f"URLs are not fetched; send the {kind} itself in base64")
         try:
             return base64.b64decode(_DATA_URI.sub("", value, count=1), validate=True)
         except (binascii.Error, ValueError):
-            raise RequestError(field, "is not base64") from None
+            raise RequestError(field, "is not valid base64") from None
 
     return read
 
@@ -148,25 +149,28 @@ _image = _file("image")
 def _images(value: object, field: str) -> list[object]:
     given = _list(value, field, "images in base64")
     if len(given) > MAX_IMAGES:
-        raise RequestError(field, f"at most {MAX_IMAGES} images belong to an input")
-    return [_image(each, f"{field}[{at}]") for at, each in enumerate(given)]
+        raise RequestError(field, f"at most {MAX_IMAGES} images are allowed in an input")
+    return [_image(image, f"{field}[{index}]") for index, image in enumerate(given)]
 
 
 def _table(value: object, field: str) -> Mapping[str, list[str]]:
-    """Columns by their names, of equally many cells; numbers become the texts that models read."""
+    """Return the columns by name. Numbers become strings, as models read them.
+
+    Raises RequestError if the columns differ in length.
+    """
     columns = {
-        name: [_cell(each, f"{field}.{name}[{at}]") for at, each in enumerate(cells)]
+        name: [_cell(cell, f"{field}.{name}[{row}]") for row, cell in enumerate(cells)]
         for name, column in _object(value, field).items()
         for cells in [_list(column, f"{field}.{name}", "cells")]
     }
     if len({len(cells) for cells in columns.values()}) > 1:
-        raise RequestError(field, "its columns differ in length")
+        raise RequestError(field, "has columns of different lengths")
     return columns
 
 
 def _cell(value: object, field: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise RequestError(field, "expected a text or a number")
+        raise RequestError(field, "expected a string or a number")
     return str(value)
 
 
@@ -175,17 +179,18 @@ def _word_boxes(value: object, field: str) -> object:
 
 
 def _messages(value: object, field: str) -> list[_Object]:
-    """Each with a list of parts; an image part has the bytes of its file."""
+    """Return messages whose content is a list of parts, with images as bytes."""
     given = _converted(_list(value, field, "messages"), list[_Message], field)
     messages: list[_Object] = []
-    for at, each in enumerate(given):
-        parts = [_TextPart(each.content)] if isinstance(each.content, str) else each.content
-        place = f"{field}[{at}].content"
-        read = [_part(part, f"{place}[{number}]") for number, part in enumerate(parts)]
-        messages.append({"role": each.role, "content": read})
-    num_images = sum("image" in part for each in messages for part in _parts(each))
+    for index, message in enumerate(given):
+        content = message.content
+        parts = [_TextPart(content)] if isinstance(content, str) else content
+        prefix = f"{field}[{index}].content"
+        converted = [_part(part, f"{prefix}[{number}]") for number, part in enumerate(parts)]
+        messages.append({"role": message.role, "content": converted})
+    num_images = sum("image" in part for message in messages for part in _parts(message))
     if num_images > MAX_IMAGES:
-        raise RequestError(field, f"at most {MAX_IMAGES} images belong to an input")
+        raise RequestError(field, f"at most {MAX_IMAGES} images are allowed in an input")
     return messages
 
 
@@ -194,7 +199,7 @@ def _parts(message: _Object) -> list[_Object]:
 
 
 def _part(part: _Part, field: str) -> _Object:
-    """As transformers' processors want it."""
+    """Return the part in the format of transformers' processors."""
     match part:
         case _TextPart(text):
             return {"type": "text", "text": text}
@@ -205,11 +210,12 @@ def _part(part: _Part, field: str) -> _Object:
 
 
 def _converted(value: object, kind: type[T], field: str) -> T:
+    """Convert with msgspec. Raises RequestError that names the position of a wrong type."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        said, _, place = str(error).partition(" - at `$")
-        raise RequestError(field + place.removesuffix("`"), said) from None
+        message, _, path = str(error).partition(" - at `$")
+        raise RequestError(field + path.removesuffix("`"), message) from None
 
 
 _READERS: Mapping[Content, _Reader] = {

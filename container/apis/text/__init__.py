@@ -1,1 +1,1 @@
-"""LMI's text schema: `inputs` and `parameters`."""
+"""LMI's text API: `inputs` and `parameters`."""

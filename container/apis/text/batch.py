@@ -1,21 +1,22 @@
-"""A batch of texts in one request: each has an answer or a failure of its own."""
+"""A batch of inputs in one request, each with an answer or an error of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from container.apis.generation.answer import Record
 from container.apis.generation.interleaving import interleave
-from container.apis.text.answer import TextAnswer
+from container.apis.generation.response import Record
+from container.apis.text.response import TextResponse
+from container.http.deadline import ClientGoneError
 from container.http.failures import Failure, describe
-from container.http.patience import ClientGoneError
 from core.errors import LongshoreError
 
-Item = TextAnswer | LongshoreError
+Item = TextResponse | LongshoreError
+"""One input's response, or why its generation could not start."""
 
 
-class BatchAnswer:
-    """Answers in the order of the inputs; an error stands for an input that could not start."""
+class BatchResponse:
+    """The responses to a batch, in the order of its inputs."""
 
     ends_with_done = False
 
@@ -23,49 +24,52 @@ class BatchAnswer:
         self._items = items
         self._request_id = request_id
 
-    def whole(self) -> object:
-        """A list. Where no input has an answer, raises the error of the first."""
-        done = dict(interleave([self._settled(at) for at in range(len(self._items))]))
-        results = [done[at] for at in range(len(self._items))]
+    def full(self) -> object:
+        """Return a list of documents and errors. Raises the first error if every input failed."""
+        finished = dict(interleave([self._finish(index) for index in range(len(self._items))]))
+        results = [finished[index] for index in range(len(self._items))]
         if isinstance(results[0], LongshoreError) and not any(
-            isinstance(each, dict) for each in results
+            isinstance(result, dict) for result in results
         ):
             raise results[0]
-        return [each if isinstance(each, dict) else self._described(each) for each in results]
+        return [
+            result if isinstance(result, dict) else self._error_record(result) for result in results
+        ]
 
-    def pieces(self) -> Iterator[list[Record]]:
-        """The records of all inputs as they come, each with the `index` of its input."""
-        yield from interleave([self._pieces(at) for at in range(len(self._items))])
+    def chunks(self) -> Iterator[list[Record]]:
+        """Yield the records of all inputs as they arrive, each with the `index` of its input."""
+        yield from interleave([self._chunks_of(index) for index in range(len(self._items))])
 
     def failure(self, failure: Failure) -> Record:
         return failure.as_lmi()
 
     def abort(self) -> None:
         for item in self._items:
-            if isinstance(item, TextAnswer):
+            if isinstance(item, TextResponse):
                 item.abort()
 
-    def _settled(self, at: int) -> Iterator[tuple[int, Record | LongshoreError]]:
-        item = self._items[at]
+    def _finish(self, index: int) -> Iterator[tuple[int, Record | LongshoreError]]:
+        """Run one input's generation and yield its index with its document or error."""
+        item = self._items[index]
         try:
-            yield at, item.document() if isinstance(item, TextAnswer) else item
+            yield index, item.document() if isinstance(item, TextResponse) else item
         except ClientGoneError:
             raise
         except LongshoreError as error:
-            yield at, error
+            yield index, error
 
-    def _pieces(self, at: int) -> Iterator[list[Record]]:
-        item = self._items[at]
+    def _chunks_of(self, index: int) -> Iterator[list[Record]]:
+        item = self._items[index]
         if isinstance(item, LongshoreError):
-            yield [{"index": at, **self._described(item)}]
+            yield [{"index": index, **self._error_record(item)}]
             return
         try:
-            for records in item.pieces():
-                yield [{**record, "index": at} for record in records]
+            for records in item.chunks():
+                yield [{**record, "index": index} for record in records]
         except ClientGoneError:
             raise
         except LongshoreError as error:
-            yield [{**item.failure(describe(error, self._request_id)), "index": at}]
+            yield [{**item.failure(describe(error, self._request_id)), "index": index}]
 
-    def _described(self, error: LongshoreError) -> Record:
+    def _error_record(self, error: LongshoreError) -> Record:
         return describe(error, self._request_id).as_lmi()

@@ -1,20 +1,20 @@
-"""LMI's text schema: `inputs` and `parameters`, one text or a batch of them."""
+"""The request fields of LMI's text schema: `inputs`, one or a batch, and `parameters`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from container.apis.generation.forms import TGI_GRAMMAR
 from container.apis.generation.sampling import SAMPLING_FIELDS, Decoding, Dialect, read_decoding
-from container.schema.fields import Field, Fields, Values, alias, ignored, read_fields, unserved
+from container.apis.generation.structured_outputs import TGI_GRAMMAR
+from container.schema.fields import Field, Fields, Values, alias, ignored, read_fields, unsupported
 from container.schema.kinds import (
     ANYTHING,
     BOOLEAN,
     INTEGER,
     OBJECT,
-    TEXT_OR_TEXTS,
-    TEXTS,
+    STRING_OR_STRINGS,
+    STRINGS,
     is_list,
 )
 from core.errors import RequestError
@@ -33,33 +33,41 @@ _DIALECT = Dialect(
     },
 )
 
-_NOT_STREAMED: Mapping[str, object] = {
+_NEUTRAL_IN_STREAM: Mapping[str, object] = {
     "n": 1,
     "decoder_input_details": False,
     "prompt_logprobs": None,
 }
-"""What a stream has no place for, by the value that asks for nothing."""
-_IN_DETAILS: Mapping[str, object] = {"n": 1, "top_n_tokens": 0, "prompt_logprobs": None}
-"""What a whole answer has only in its details, likewise."""
+"""The only allowed values in a stream, whose records have no place for more."""
+_NEUTRAL_WITHOUT_DETAILS: Mapping[str, object] = {
+    "n": 1,
+    "top_n_tokens": 0,
+    "prompt_logprobs": None,
+}
+"""The only allowed values without `details`, where the response would show more."""
 
 _OWN: Fields = {
-    "do_sample": Field(BOOLEAN, "Sample; the default is true where a temperature is given."),
+    "do_sample": Field(BOOLEAN, "Sample tokens. The default is true if a temperature is given."),
     "max_new_tokens": Field(
-        INTEGER, f"Most tokens of the answer (default {DEFAULT_MAX_NEW_TOKENS})."
+        INTEGER, f"Maximum number of generated tokens (default {DEFAULT_MAX_NEW_TOKENS})."
     ),
-    "stop_sequences": Field(TEXTS, "Texts that end the answer and are not part of it."),
-    "ignore_eos_token": Field(BOOLEAN, "Go on after the model's own end."),
-    "details": Field(BOOLEAN, "Say why the answer ended, and its tokens."),
+    "stop_sequences": Field(STRINGS, "Stop strings: they end the answer and are not part of it."),
+    "ignore_eos_token": Field(BOOLEAN, "Keep generating after the end-of-sequence token."),
+    "details": Field(BOOLEAN, "Return the finish reason and the tokens."),
     "decoder_input_details": Field(
-        BOOLEAN, "With details: the tokens of the prompt and their log-probabilities."
+        BOOLEAN, "With details: return the prompt's tokens and their logprobs."
     ),
     "timings": Field(
-        BOOLEAN, "With details: when the request arrived, was admitted, had its first token, ended."
+        BOOLEAN,
+        "With details: return when the request arrived, was admitted, had its first token and "
+        "ended.",
     ),
-    "top_n_tokens": Field(INTEGER, "With details: so many likely tokens for each place."),
-    "return_full_text": Field(BOOLEAN, "Put the prompt before the answer."),
-    "truncate": Field(INTEGER, "Keep only this many tokens, the last ones, of the prompt."),
-    "stream": Field(BOOLEAN, "As `stream` beside `inputs`."),
+    "top_n_tokens": Field(
+        INTEGER, "With details: return this many most likely tokens at each position."
+    ),
+    "return_full_text": Field(BOOLEAN, "Return the prompt followed by the answer."),
+    "truncate": Field(INTEGER, "Keep only the last tokens of the prompt, this many."),
+    "stream": Field(BOOLEAN, "The same as `stream` next to `inputs`."),
 }
 
 PARAMETERS: Fields = {
@@ -68,19 +76,22 @@ PARAMETERS: Fields = {
     "stop": alias("stop_sequences", _OWN),
     "ignore_eos": alias("ignore_eos_token", _OWN),
     "min_new_tokens": alias("min_tokens", SAMPLING_FIELDS),
-    "logprobs": unserved(
-        INTEGER, 0, 1, instead="details has each token's own log_prob, top_n_tokens more of them"
+    "logprobs": unsupported(
+        INTEGER,
+        0,
+        1,
+        instead="details has each token's log_prob, and top_n_tokens adds the most likely tokens",
     ),
     "grammar": TGI_GRAMMAR,
-    "watermark": unserved(BOOLEAN, False),
-    "penalty_alpha": unserved(ANYTHING, 0),
-    "adapter_id": unserved(ANYTHING, instead="put adapters beside inputs"),
-    "adapters": unserved(ANYTHING, instead="put adapters beside inputs"),
-    "max_length": unserved(INTEGER, instead="use max_new_tokens"),
-    "min_length": unserved(INTEGER, 0),
-    "eos_token_id": unserved(ANYTHING, instead="use stop_token_ids"),
-    "pad_token_id": ignored("Nothing is padded here."),
-    "use_cache": ignored("K and V are always cached."),
+    "watermark": unsupported(BOOLEAN, False),
+    "penalty_alpha": unsupported(ANYTHING, 0),
+    "adapter_id": unsupported(ANYTHING, instead="put adapters next to inputs"),
+    "adapters": unsupported(ANYTHING, instead="put adapters next to inputs"),
+    "max_length": unsupported(INTEGER, instead="use max_new_tokens"),
+    "min_length": unsupported(INTEGER, 0),
+    "eos_token_id": unsupported(ANYTHING, instead="use stop_token_ids"),
+    "pad_token_id": ignored("Batches are not padded."),
+    "use_cache": ignored("The KV cache is always used."),
     "return_text": ignored(),
     "return_tensors": ignored(),
     "clean_up_tokenization_spaces": ignored(),
@@ -88,14 +99,17 @@ PARAMETERS: Fields = {
 }
 
 TEXT_FIELDS: Fields = {
-    "inputs": Field(TEXT_OR_TEXTS, "The prompt, or several, each with an answer of its own."),
-    "parameters": Field(OBJECT, "How to answer."),
-    "stream": Field(BOOLEAN, "Send tokens as they come."),
+    "inputs": Field(
+        STRING_OR_STRINGS, "A prompt or a batch of prompts. Each is answered by itself."
+    ),
+    "parameters": Field(OBJECT, "The sampling parameters and the format of the response."),
+    "stream": Field(BOOLEAN, "Stream the tokens."),
     "adapters": Field(
-        TEXT_OR_TEXTS, "The LoRA adapter to answer with, or one for each of inputs; '' is none."
+        STRING_OR_STRINGS,
+        "The LoRA adapter to use, or one for each of a batch's inputs; '' for none.",
     ),
     "options": ignored("Options of Hugging Face's hosted API."),
-    "model": ignored("One model is served."),
+    "model": ignored("Only one model is served."),
 }
 
 
@@ -104,10 +118,10 @@ class TextRequest:
     """A checked request."""
 
     inputs: tuple[str | RequestError, ...]
-    """An error stands for an input of a batch that is no prompt; the others are answered."""
+    """An invalid input of a batch is replaced by its error; the others are answered."""
     is_batch: bool
     adapters: tuple[str | None, ...]
-    """For each of the inputs; None where the body names none."""
+    """For each input; None if the body names no adapter."""
     decoding: Decoding
     stream: bool
     details: bool
@@ -120,14 +134,22 @@ class TextRequest:
 
     @property
     def top_n_tokens(self) -> int | None:
-        """Likely tokens to show for each place."""
+        """Number of most likely tokens to return at each position; None for no such list."""
         return self.decoding.params.logprobs
+
+    def decoding_of(self, index: int) -> Decoding:
+        """Return the decoding of one input, whose errors name that input of a batch."""
+        if not self.is_batch:
+            return self.decoding
+        return replace(
+            self.decoding, dialect=replace(self.decoding.dialect, prompt=f"inputs[{index}]")
+        )
 
 
 def read_text_request(body: Mapping[str, object], *, always_details: bool = False) -> TextRequest:
-    """`always_details`: as if every request asked for them.
+    """Check a request. `always_details` acts as if it had `details=true`.
 
-    Raises RequestError that names the first mistake.
+    Raises RequestError that names the first bad field.
     """
     top = read_fields({**body, "inputs": None}, TEXT_FIELDS)
     inputs, is_batch = _inputs(body.get("inputs"))
@@ -137,9 +159,9 @@ def read_text_request(body: Mapping[str, object], *, always_details: bool = Fals
     details = always_details or parameters.get("details", False)
     prompt_details = details and parameters.get("decoder_input_details", False)
     decoding = _decoding(
-        parameters, shows_all=details and not stream, prompt_details=prompt_details
+        parameters, returns_all=details and not stream, prompt_details=prompt_details
     )
-    _check_together(parameters, stream=stream, details=details)
+    _check_combinations(parameters, stream=stream, details=details)
     return TextRequest(
         inputs=inputs,
         is_batch=is_batch,
@@ -160,8 +182,9 @@ def _inputs(value: object) -> tuple[tuple[str | RequestError, ...], bool]:
     if not is_list(value):
         return (_text(value),), False
     if not 0 < len(value) <= MAX_BATCH:
-        raise RequestError("inputs", f"a batch has 1 to {MAX_BATCH} texts, not {len(value)}")
-    return tuple(_text_or_error(each, f"inputs[{at}]") for at, each in enumerate(value)), True
+        raise RequestError("inputs", f"expected 1 to {MAX_BATCH} inputs, not {len(value)}")
+    inputs = (_text_or_error(text, f"inputs[{index}]") for index, text in enumerate(value))
+    return tuple(inputs), True
 
 
 def _adapters(
@@ -170,7 +193,9 @@ def _adapters(
     if not isinstance(given, list):
         return (given,) * count
     if not is_batch or len(given) != count:
-        raise RequestError("adapters", f"a list has one for each of a list of inputs, {count}")
+        raise RequestError(
+            "adapters", f"a list must have one adapter for each of a batch's inputs ({count})"
+        )
     return tuple(given)
 
 
@@ -183,45 +208,47 @@ def _text_or_error(value: object, field: str) -> str | RequestError:
 
 def _text(value: object, field: str = "inputs") -> str:
     if not isinstance(value, str) or not value:
-        raise RequestError(field, f"expected one text that is not empty, not {_named(value)}")
+        raise RequestError(field, f"expected a non-empty string, not {_describe(value)}")
     return value
 
 
-def _named(value: object) -> str:
+def _describe(value: object) -> str:
     match value:
         case None:
             return "nothing"
         case str():
-            return "an empty one"
+            return "an empty string"
         case list():
             return "a list"
         case dict():
             return "an object"
         case _:
-            return "a number or a truth value"
+            return "a number or a boolean"
 
 
-def _check_together(parameters: Values, *, stream: bool, details: bool) -> None:
-    """Raises RequestError for what the form of the answer has no place for."""
+def _check_combinations(parameters: Values, *, stream: bool, details: bool) -> None:
+    """Raise RequestError for fields whose result the response has no place for."""
     if stream:
-        _refuse(parameters, _NOT_STREAMED, "does not go with stream")
+        _require_neutral(parameters, _NEUTRAL_IN_STREAM, "cannot be combined with stream")
     elif not details:
-        _refuse(parameters, _IN_DETAILS, "needs details=true")
+        _require_neutral(parameters, _NEUTRAL_WITHOUT_DETAILS, "needs details=true")
     if parameters.get("truncate", 1) < 1:
         raise RequestError("parameters.truncate", "must be at least 1")
 
 
-def _refuse(parameters: Values, without_place: Mapping[str, object], why: str) -> None:
-    for name, nothing in without_place.items():
-        if parameters.get(name, nothing) != nothing:
+def _require_neutral(parameters: Values, neutral: Mapping[str, object], why: str) -> None:
+    for name, value in neutral.items():
+        if parameters.get(name, value) != value:
             raise RequestError(f"parameters.{name}", why)
 
 
-def _decoding(parameters: Values, *, shows_all: bool, prompt_details: bool) -> Decoding:
-    """Greedy unless a temperature is given or do_sample is true; do_sample=false is greedy."""
+def _decoding(parameters: Values, *, returns_all: bool, prompt_details: bool) -> Decoding:
+    """Read the sampling parameters. Decoding is greedy with do_sample=false, and without it if no
+    temperature is given.
+    """
     sampled = parameters.get("do_sample", "temperature" in parameters)
     stop: list[str] = parameters.get("stop_sequences", [])
-    own, dialect = _num_answers(parameters, shows_all=shows_all), _DIALECT
+    own, dialect = _n_and_best_of(parameters, returns_all=returns_all), _DIALECT
     if prompt_details and "prompt_logprobs" not in parameters:
         own["prompt_logprobs"] = 0
         dialect = dialect.naming("prompt_logprobs", "decoder_input_details")
@@ -236,18 +263,19 @@ def _decoding(parameters: Values, *, shows_all: bool, prompt_details: bool) -> D
         **own,
     )
     if decoding.params.beam_width and parameters.get("do_sample", False):
-        raise RequestError("parameters.do_sample", "does not go with beam search")
+        raise RequestError("parameters.do_sample", "cannot be combined with beam search")
     return decoding
 
 
-def _num_answers(parameters: Values, *, shows_all: bool) -> dict[str, int | None]:
-    """One of several answers is the first, so they are ranked; `best_of` alone shows all of them.
+def _n_and_best_of(parameters: Values, *, returns_all: bool) -> dict[str, int | None]:
+    """Return `n` and `best_of` of SamplingParams, so that the first answer is the most likely one.
 
-    `shows_all`: whether the form of the answer has a place for more than one.
+    Therefore `n` alone also sets `best_of`, which ranks the answers. `best_of` alone returns all
+    answers if the response has a place for them (`returns_all`).
     """
     n: int | None = parameters.get("n", None)
     best_of: int | None = parameters.get("best_of", None)
-    if n is None and shows_all:
+    if n is None and returns_all:
         n = best_of
     if best_of is None and parameters.get("num_beams", 1) == 1:
         best_of = n

@@ -1,1 +1,1 @@
-"""Calls of functions in what a model says: one file for each way that models write them."""
+"""Tool calls in answers: one parser for each format in which models write them."""

@@ -1,4 +1,4 @@
-"""What the parsers of tool calls share."""
+"""The interface and common code of the tool call parsers."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from typing import Any, Protocol
 
 import msgspec
 
-from core.text.stopping import num_doubtful
+from core.text.stopping import partial_match_length
 from core.text.tools.notation import Notation
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function that the model asks to be called."""
+    """A call of a function that the model requests."""
 
     name: str
     arguments: str
-    """A JSON object."""
+    """A JSON object, as text."""
 
 
 Piece = str | ToolCall
 
 
 class ToolParser(Protocol):
-    """Takes an answer apart as it comes. Nothing is lost: what is no call after all is text."""
+    """Splits one answer into text and calls while it streams. An invalid call stays text."""
 
     special_tokens: Sequence[str]
-    """Special tokens that are part of the notation, and so must be part of the text."""
+    """Special tokens of the format. Detokenization must keep them."""
 
     def notation(self, special_tokens: Collection[str]) -> Notation:
-        """How a model writes calls whose vocabulary has these of the special tokens."""
+        """Return how a model writes calls whose vocabulary has these special tokens."""
         ...
 
     def push(self, text: str) -> list[Piece]:
-        """The texts and calls that are certain by now, in their order."""
+        """Add text and return the texts and calls that are certain by now, in order."""
         ...
 
     def flush(self) -> list[Piece]:
-        """What is left at the end of the answer."""
+        """Return the rest at the end of the answer."""
         ...
 
 
 class SectionParser(ABC):
-    """Base of the notations in which a mark opens a section of calls.
+    """Base class for formats where a mark opens a section of calls.
 
     ```
     text text  <mark> section  text  <mark> section
@@ -63,13 +63,13 @@ class SectionParser(ABC):
 
     @abstractmethod
     def notation(self, special_tokens: Collection[str]) -> Notation:
-        """As `ToolParser` says."""
+        """See `ToolParser.notation`."""
 
     @abstractmethod
     def take(self, section: str, *, is_last: bool) -> tuple[list[ToolCall], str] | None:
-        """The calls of a section and the text after it; None while it is not whole.
+        """Parse a section. Returns its calls and the text after it; None if it is incomplete.
 
-        Raises ValueError where it is no section at all. `is_last`: no more text will come.
+        is_last: no more text will come. Raises ValueError if the text is not a section.
         """
 
     def push(self, text: str) -> list[Piece]:
@@ -78,7 +78,7 @@ class SectionParser(ABC):
 
     def flush(self) -> list[Piece]:
         pieces = self._advance(is_last=True)
-        # Blanks after calls are part of the notation.
+        # Whitespace after calls is part of the format.
         rest = "" if self._has_called and not self._held.strip() else self._held
         self._held = ""
         return [*pieces, rest] if rest else pieces
@@ -90,11 +90,11 @@ class SectionParser(ABC):
                 pieces += self._text_before_mark()
             if not self._in_section:
                 return pieces
-            blanks, _, section = self._held.partition(self.mark)
+            spaces, _, section = self._held.partition(self.mark)
             try:
                 taken = self.take(section, is_last=is_last)
             except ValueError:
-                pieces.append(blanks + self.mark)
+                pieces.append(spaces + self.mark)
                 self._held = section
             else:
                 if taken is None:
@@ -105,10 +105,12 @@ class SectionParser(ABC):
             self._in_section = False
 
     def _text_before_mark(self) -> list[Piece]:
-        """Releases what is text for certain: not blanks at its end, which may precede a mark."""
+        """Release what is certainly text. Holds back trailing spaces, which may precede a mark."""
         at = self._held.find(self.mark)
         self._in_section = at >= 0
-        end = at if self._in_section else len(self._held) - num_doubtful(self._held, [self.mark])
+        end = at
+        if not self._in_section:
+            end = len(self._held) - partial_match_length(self._held, [self.mark])
         text = self._held[:end].rstrip()
         self._held = self._held[len(text) :]
         return [text] if text else []
@@ -121,16 +123,16 @@ class _Call(msgspec.Struct):
 
 
 def tool_call(value: object) -> ToolCall:
-    """The call that decoded JSON describes. Raises ValueError where it describes none."""
+    """Convert decoded JSON to a call. Raises ValueError if it is not one."""
     call = msgspec.convert(value, _Call)
     arguments = call.parameters if call.arguments is None else call.arguments
     if arguments is None:
-        raise ValueError("a call has arguments")
+        raise ValueError("a call needs arguments")
     return ToolCall(call.name, msgspec.json.encode(arguments).decode())
 
 
 def decode_json(text: str, start: int = 0) -> tuple[object, int]:
-    """The JSON value that begins there, and where it ends. Raises ValueError where none does."""
+    """Return the JSON value at `start`, and its end. Raises ValueError if there is none."""
     try:
         return json.JSONDecoder().raw_decode(text, start)
     except RecursionError:

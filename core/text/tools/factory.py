@@ -1,4 +1,4 @@
-"""From `option.tool_call_parser` to a parser."""
+"""Creates the parser for `option.tool_call_parser`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from core.text.tools.mistral import MistralParser
 
 
 def make_tool_parser(name: ToolCallParser) -> ToolParser:
-    """A parser for one answer."""
+    """Return a new parser, which parses one answer."""
     match name:
         case "hermes":
             return HermesParser()

@@ -28,5 +28,5 @@ class HermesParser(SectionParser):
         inside, _, rest = section.partition(_END)
         value, end = decode_json(inside.strip())
         if end < len(inside.strip()):
-            raise ValueError("more than a call")
+            raise ValueError("text after the call")
         return [tool_call(value)], rest

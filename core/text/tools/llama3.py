@@ -12,7 +12,7 @@ _BETWEEN = " \t\r\n;"
 
 
 class Llama3Parser:
-    """What does not begin with a call is text to its end."""
+    """Parses calls at the start of the answer. From the first other text on, all is text."""
 
     special_tokens: Sequence[str] = (_PYTHON_TAG,)
 
@@ -38,13 +38,13 @@ class Llama3Parser:
         return [] if is_separator else self._release()
 
     def _calls(self, rest: str) -> list[Piece]:
-        """The calls that are whole, each taken out of what is held."""
+        """Return the complete calls, and remove them from the held text."""
         calls: list[Piece] = []
         while rest.startswith("{"):
             try:
                 value, end = decode_json(rest)
             except ValueError:
-                break  # not whole yet
+                break  # incomplete
             try:
                 calls.append(tool_call(value))
             except ValueError:

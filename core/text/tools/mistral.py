@@ -1,5 +1,5 @@
-"""Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or since its version 11
-`[TOOL_CALLS]name[ARGS]{...}`, once for each call.
+"""Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or from tokenizer version 11 on
+`[TOOL_CALLS]name[ARGS]{...}` for each call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NAME = re.compile(r"\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\
 
 
 class MistralParser(SectionParser):
-    """A section ends with its JSON."""
+    """Parses sections, each of which ends with the end of its JSON."""
 
     mark = "[TOOL_CALLS]"
     special_tokens: Sequence[str] = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
@@ -31,7 +31,7 @@ class MistralParser(SectionParser):
         except ValueError:
             if is_last:
                 raise
-            return None  # where it is cut off is not where it is wrong
+            return None  # the JSON may be incomplete
 
 
 def _take(section: str) -> tuple[list[ToolCall], str]:
@@ -41,5 +41,5 @@ def _take(section: str) -> tuple[list[ToolCall], str]:
     if named:
         return [tool_call({"name": named["name"], "arguments": value})], section[end:]
     if not isinstance(value, list) or not value:
-        raise ValueError("a list of calls")
-    return [tool_call(each) for each in cast(list[object], value)], section[end:]
+        raise ValueError("not a list of calls")
+    return [tool_call(call) for call in cast(list[object], value)], section[end:]

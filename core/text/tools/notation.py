@@ -1,4 +1,4 @@
-"""Calls that an answer must consist of, as a grammar of the way in which its model writes them."""
+"""Grammars for answers that must be tool calls, in the format of the model."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from core.text.grammar import json_in_lark, lark_text
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What may be called."""
+    """A function that the model may call."""
 
     name: str
     parameters: Mapping[str, Any]
-    """The JSON Schema of its arguments, which are an object."""
+    """The JSON Schema of the arguments, which are an object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """How a model writes calls, with the blanks of what it was trained on.
+    """The format in which a model writes calls, with the whitespace it was trained on.
 
     ```
     opening  head  {...}  tail  between  head  {...}  tail  closing
@@ -31,9 +31,9 @@ class Notation:
     """
 
     head: Callable[[str], str]
-    """Before the arguments, by the function's name."""
+    """Returns the text before the arguments, for a function's name."""
     tail: str
-    """After the arguments."""
+    """The text after the arguments."""
     between: str
     opening: str = ""
     closing: str = ""
@@ -41,9 +41,10 @@ class Notation:
     def form(
         self, functions: Sequence[Function], special_tokens: Mapping[str, int], *, is_one: bool
     ) -> StructuredOutputsParams:
-        """What an answer looks like that is calls of these functions, or one call.
+        """Return the constraint for an answer of one or more calls to these functions.
 
-        special_tokens: by their texts; in a call they stand for themselves.
+        special_tokens: maps text to id; in calls they must be generated as these tokens.
+        is_one: allow exactly one call.
         """
 
         def lark(text: str) -> str:
@@ -62,7 +63,7 @@ class Notation:
 
 
 def json_head(key: str) -> Callable[[str], str]:
-    """A JSON object's beginning: the name, and the key of the arguments."""
+    """Return a `Notation.head`: the start of a JSON object, up to the arguments after `key`."""
     return lambda name: f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": '
 
 

@@ -1,1 +1,1 @@
-"""Text embeddings, from transformers or sentence-transformers files."""
+"""Text embeddings from transformers or sentence-transformers checkpoints."""

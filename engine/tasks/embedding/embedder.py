@@ -1,4 +1,4 @@
-"""Texts to vectors: a model without a head, and pooling."""
+"""Text embeddings: a transformers model without a head, followed by pooling."""
 
 from __future__ import annotations
 
@@ -22,67 +22,70 @@ from engine.tasks.embedding.pooling import pool
 from engine.tasks.embedding.settings import read_embedding_settings
 from engine.tasks.lengths import longest_text
 from engine.tasks.loading import describe, load_tokenizer
-from engine.tasks.performer import Answer, Description, Job, Outcome, run_apart
+from engine.tasks.performer import Answer, Description, Job, Outcome, run_isolated
 
 
 class _Text(NamedTuple):
-    """One of all texts of a batch."""
+    """One input of a request in a batch."""
 
     job: int
-    place: int
+    """Index of the request in the batch."""
+    position: int
+    """Index of the text in the request."""
     token_ids: list[int]
 
 
 class Embedder:
-    """Embeds the texts of all requests of a batch, those of like length together."""
+    """Embeds the texts of all requests of a batch, running texts of similar length together."""
 
     def __init__(self, source: ModelSource, options: Options) -> None:
         self._settings = read_embedding_settings(source.model_dir, options)
         self._tokenizer = load_tokenizer(source, EMBEDDING)
-        self._model = _load(source)
-        own = longest_text(self._tokenizer, self._model)
-        self._max_tokens = _max_tokens(options, min(own, self._settings.max_tokens or own))
+        self.model = _load(source)
+        limit = longest_text(self._tokenizer, self.model)
+        self._max_tokens = _max_tokens(options, min(limit, self._settings.max_tokens or limit))
         self._batch_tokens = step_token_budget(options, source.device.type)
-        self._matryoshka = _matryoshka(source.config)
+        self._matryoshka = _matryoshka_sizes(source.config)
         self._decode = msgspec.msgpack.Decoder(EmbeddingBody).decode
 
     @property
     def description(self) -> Description:
         pooling = " + ".join(self._settings.pooling)
-        form = "made 1 long" if self._settings.is_unit else "as long as they are"
-        note = f"vectors are pooled by {pooling} and {form} ({self._settings.reason})"
-        return describe(self._model, max_model_len=self._max_tokens, notes=(note,))
+        form = "normalized" if self._settings.is_normalized else "not normalized"
+        note = f"pooling: {pooling}; vectors are {form} ({self._settings.reason})"
+        return describe(self.model, max_model_len=self._max_tokens, notes=(note,))
 
     @torch.inference_mode()
     def perform(self, jobs: Sequence[Job], between_runs: Callable[[], None]) -> list[Outcome]:
         bodies = [self._decode(job.body) for job in jobs]
-        tokens = [self._tokens(body) for body in bodies]
+        tokenized = [self._tokenize(body) for body in bodies]
         texts = [
-            _Text(job, place, token_ids)
-            for job, of_job in enumerate(tokens)
-            if not isinstance(of_job, RequestError)
-            for place, token_ids in enumerate(of_job)
+            _Text(job, position, token_ids)
+            for job, tokens in enumerate(tokenized)
+            if not isinstance(tokens, RequestError)
+            for position, token_ids in enumerate(tokens)
         ]
         vectors: dict[tuple[int, int], Tensor | Exception] = {}
         for batch in self._batches(texts):
-            results = run_apart(self._embed, batch, between_runs)
-            vectors |= {(each.job, each.place): r for each, r in zip(batch, results, strict=True)}
+            results = run_isolated(self._embed, batch, between_runs)
+            for text, result in zip(batch, results, strict=True):
+                vectors[text.job, text.position] = result
             between_runs()
         return [
-            self._outcome(body, of_job, [vectors[job, at] for at in range(len(of_job))])
-            if not isinstance(of_job, RequestError)
-            else of_job
-            for job, (body, of_job) in enumerate(zip(bodies, tokens, strict=True))
+            self._outcome(body, tokens, [vectors[job, index] for index in range(len(tokens))])
+            if not isinstance(tokens, RequestError)
+            else tokens
+            for job, (body, tokens) in enumerate(zip(bodies, tokenized, strict=True))
         ]
 
-    def _tokens(self, body: EmbeddingBody) -> list[list[int]] | RequestError:
-        """Of each input of a request, or what is wrong with one of them."""
+    def _tokenize(self, body: EmbeddingBody) -> list[list[int]] | RequestError:
+        """Return the token ids of each input of a request, or the first error found in them."""
         try:
             self._check_dimensions(body.dimensions)
             return [
-                self._encode(each, f"{body.field}[{at}]" if len(body.inputs) > 1 else body.field,
+                self._encode(text, f"{body.field}[{index}]" if len(body.inputs) > 1 else body.field,
                              body.max_tokens)
-                for at, each in enumerate(body.inputs)
+                for index, text in enumerate(body.inputs)
             ]  # fmt: skip
         except RequestError as error:
             return error
@@ -90,16 +93,16 @@ class Embedder:
     def _check_dimensions(self, dimensions: int | None) -> None:
         if dimensions is None:
             return
-        width = self._model.config.get_text_config().hidden_size * len(self._settings.pooling)
+        width = self.model.config.get_text_config().hidden_size * len(self._settings.pooling)
         if not self._matryoshka:
             raise RequestError(
                 "dimensions",
-                f"the model's vectors have {width} numbers and were not trained to be cut "
-                "(matryoshka_dimensions in its config.json)",
+                f"the model's vectors have {width} dimensions; it was not trained for fewer "
+                "(no matryoshka_dimensions in its config.json)",
             )
         allowed = self._matryoshka if isinstance(self._matryoshka, list) else range(1, width + 1)
         if dimensions not in allowed:
-            raise RequestError("dimensions", f"the model's vectors may have {_listed(allowed)}")
+            raise RequestError("dimensions", f"the model supports {_format_sizes(allowed)}")
 
     def _encode(self, text: str | list[int], field: str, max_tokens: int | None) -> list[int]:
         limit = self._max_tokens if max_tokens is None else min(max_tokens, self._max_tokens)
@@ -107,25 +110,28 @@ class Embedder:
             text = self._settings.prefix + text
             if self._settings.is_lower_case:
                 text = text.lower()
-            cut = {"truncation": True, "max_length": limit} if max_tokens is not None else {}
-            token_ids: list[int] = self._tokenizer(text, verbose=False, **cut)["input_ids"]
+            truncation = {"truncation": True, "max_length": limit} if max_tokens is not None else {}
+            token_ids: list[int] = self._tokenizer(text, verbose=False, **truncation)["input_ids"]
         else:
             token_ids = text if max_tokens is None else text[:limit]
-            vocab_size = self._model.get_input_embeddings().num_embeddings
-            if not all(0 <= each < vocab_size for each in token_ids):
-                raise RequestError(field, f"token ids are 0 to {vocab_size - 1}")
+            vocab_size = self.model.get_input_embeddings().num_embeddings
+            if not all(0 <= token_id < vocab_size for token_id in token_ids):
+                raise RequestError(field, f"token ids must be between 0 and {vocab_size - 1}")
         if len(token_ids) > limit:
             raise RequestError(
-                field, f"has {len(token_ids)} tokens; the model takes {limit}, unless it is cut"
+                field, f"has {len(token_ids)} tokens; the model takes {limit} without truncation"
             )
         if not token_ids:
             raise RequestError(field, "has no tokens")
         return token_ids
 
     def _batches(self, texts: list[_Text]) -> Iterator[list[_Text]]:
-        """Padded, none has more tokens than a step may have, or it is a single text."""
+        """Yield batches of similar length, within the step's token budget after padding.
+
+        A single text over the budget is a batch of its own.
+        """
         batch: list[_Text] = []
-        for text in sorted(texts, key=lambda each: len(each.token_ids)):
+        for text in sorted(texts, key=lambda text: len(text.token_ids)):
             if batch and (len(batch) + 1) * len(text.token_ids) > self._batch_tokens:
                 yield batch
                 batch = []
@@ -134,15 +140,17 @@ class Embedder:
             yield batch
 
     def _embed(self, texts: list[_Text]) -> list[Tensor]:
-        """A vector [size] in fp32, on the host, for each."""
-        longest = max(len(each.token_ids) for each in texts)
+        """Return one vector [size] per text, fp32 on the CPU."""
+        longest = max(len(text.token_ids) for text in texts)
         pad = self._tokenizer.pad_token_id or 0
-        rows = [each.token_ids + [pad] * (longest - len(each.token_ids)) for each in texts]
-        lengths = torch.tensor([len(each.token_ids) for each in texts])
-        mask = (torch.arange(longest) < lengths[:, None]).long().to(self._model.device)
-        ids = torch.tensor(rows, device=self._model.device)
-        hidden = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
-        vectors = pool(self._settings.pooling, hidden, mask, is_unit=self._settings.is_unit)
+        rows = [text.token_ids + [pad] * (longest - len(text.token_ids)) for text in texts]
+        lengths = torch.tensor([len(text.token_ids) for text in texts])
+        mask = (torch.arange(longest) < lengths[:, None]).long().to(self.model.device)
+        ids = torch.tensor(rows, device=self.model.device)
+        hidden = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        vectors = pool(
+            self._settings.pooling, hidden, mask, is_normalized=self._settings.is_normalized
+        )
         return list(vectors.cpu())
 
     def _outcome(
@@ -154,17 +162,17 @@ class Embedder:
                 return vector
             if body.dimensions is not None:
                 vector = vector[: body.dimensions]
-                vector = normalize(vector, dim=0) if self._settings.is_unit else vector
+                vector = normalize(vector, dim=0) if self._settings.is_normalized else vector
             packed.append(vector.numpy().astype(np.dtype("<f4")).tobytes())
         answer = EmbeddingAnswer(packed, list(map(len, tokens)))
         return Answer(msgspec.msgpack.encode(answer), "application/msgpack")
 
 
 def _load(source: ModelSource) -> Any:
-    """The model on its device; of one with a decoder beside it, the encoder."""
+    """Load the model onto its device; keep only the encoder of an encoder-decoder model."""
     try:
         model: Any = source.load(AutoModel)
-    except Exception as error:  # whatever a library for files of weights may raise
+    except Exception as error:  # loading may raise anything, depending on the weight format
         raise ConfigurationError(
             f"transformers cannot load {source.config.model_type} for {EMBEDDING}: {error}"
         ) from error
@@ -183,13 +191,13 @@ def _max_tokens(options: Options, limit: int) -> int:
     return options.max_model_len
 
 
-def _matryoshka(config: Any) -> list[int] | bool:
-    """The lengths that a vector may be cut to; True: any."""
+def _matryoshka_sizes(config: Any) -> list[int] | bool:
+    """Return the sizes a vector may be truncated to; True means any size, False none."""
     sizes = getattr(config, "matryoshka_dimensions", None)
     return sizes or bool(getattr(config, "is_matryoshka", False))
 
 
-def _listed(sizes: Sequence[int]) -> str:
+def _format_sizes(sizes: Sequence[int]) -> str:
     if isinstance(sizes, range):
-        return f"{sizes[0]} to {sizes[-1]} numbers"
-    return f"{', '.join(map(str, sizes))} numbers"
+        return f"{sizes[0]} to {sizes[-1]} dimensions"
+    return f"{', '.join(map(str, sizes))} dimensions"

@@ -1,4 +1,4 @@
-"""From the vectors of tokens to that of a text, as sentence-transformers does it."""
+"""Pool token vectors into one vector per text, as sentence-transformers does."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from torch.nn.functional import normalize
 from core.options import Pooling
 
 Pool = Callable[[Tensor, Tensor], Tensor]
-"""hidden [texts, tokens, size] in fp32, mask [texts, tokens] of 0 and 1 → [texts, size]."""
+"""Maps hidden [texts, tokens, size] in fp32 and a 0/1 mask [texts, tokens] to [texts, size]."""
 
 
-def pool(kinds: tuple[Pooling, ...], hidden: Tensor, mask: Tensor, *, is_unit: bool) -> Tensor:
-    """[texts, kinds * size]: several kinds stand one after the other.
+def pool(
+    kinds: tuple[Pooling, ...], hidden: Tensor, mask: Tensor, *, is_normalized: bool
+) -> Tensor:
+    """Return the pooled vectors [texts, kinds * size], concatenating the kinds in their order.
 
-    `is_unit`: made 1 long.
+    `is_normalized`: scale each vector to unit L2 norm.
     """
     hidden = hidden.float()
     vectors = torch.cat([_POOLS[kind](hidden, mask) for kind in kinds], dim=-1)
-    return normalize(vectors, dim=-1) if is_unit else vectors
+    return normalize(vectors, dim=-1) if is_normalized else vectors
 
 
 def _sum(hidden: Tensor, weights: Tensor) -> Tensor:
@@ -29,7 +31,7 @@ def _sum(hidden: Tensor, weights: Tensor) -> Tensor:
 
 
 def _weighted_mean(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Later tokens count for more, as SGPT does for decoders (Muennighoff 2022)."""
+    """Average, weighting later tokens more, as SGPT does for decoders (Muennighoff 2022)."""
     weights = mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)
     return _sum(hidden, weights) / weights.sum(1, keepdim=True)
 

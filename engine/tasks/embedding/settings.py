@@ -1,4 +1,4 @@
-"""How a model makes vectors: what sentence-transformers wrote beside it, and the options."""
+"""Embedding settings, from the options and the sentence-transformers files beside the model."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ _POOLING_NAMES: tuple[Pooling, ...] = typing.get_args(Pooling)
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSettings:
-    """Resolved; `reason` says where they come from."""
+    """Resolved settings; `reason` says where they come from."""
 
     pooling: tuple[Pooling, ...]
-    is_unit: bool
-    """Vectors are made 1 long."""
+    is_normalized: bool
+    """Whether vectors are scaled to unit L2 norm."""
     max_tokens: int | None
-    """Longest text, where the model says so."""
+    """The length limit in the model's files, if they set one."""
     is_lower_case: bool
     prefix: str
-    """Stands before every text."""
+    """Prepended to every text."""
     reason: str
 
 
 class _Module(msgspec.Struct):
-    """An entry of modules.json: a step on the way from text to vector."""
+    """An entry of modules.json: one module of the sentence-transformers pipeline."""
 
     type: str
     path: str = ""
 
 
 class _PoolingConfig(msgspec.Struct):
-    """1_Pooling/config.json, in its old form and its new one."""
+    """1_Pooling/config.json, in its old format (flags) and its new one (`pooling_mode`)."""
 
     pooling_mode: str | list[str] | None = None
     pooling_mode_cls_token: bool = False
@@ -54,7 +54,7 @@ class _PoolingConfig(msgspec.Struct):
     def names(self) -> list[str]:
         if self.pooling_mode is not None:
             return [self.pooling_mode] if isinstance(self.pooling_mode, str) else self.pooling_mode
-        flags = {  # in the order in which several stood
+        flags = {  # in the order in which several are concatenated
             "cls": self.pooling_mode_cls_token,
             "max": self.pooling_mode_max_tokens,
             "mean": self.pooling_mode_mean_tokens,
@@ -80,30 +80,33 @@ class _PromptConfig(msgspec.Struct):
 
 
 def read_embedding_settings(model_dir: Path, options: Options) -> EmbeddingSettings:
-    """Raises ConfigurationError where the model's steps are more than are computed here."""
+    """Read the settings of the model in `model_dir`; options override its files.
+
+    Raises ConfigurationError if the model has a sentence-transformers module that is not supported.
+    """
     modules = _read(model_dir / "modules.json", list[_Module]) or []
-    steps = {_kind(module): model_dir / module.path for module in modules}
+    steps = {_class_name(module): model_dir / module.path for module in modules}
     unknown = steps.keys() - {"Transformer", "Pooling", "Normalize"}
     if unknown:
         raise ConfigurationError(
             f"{model_dir / 'modules.json'} names {', '.join(sorted(unknown))}, which this version "
-            "does not compute; serve the model by a model.py with sentence-transformers"
+            "does not support; serve the model with a model.py that uses sentence-transformers"
         )
     transformer = _transformer(model_dir)
     pooling = _PoolingConfig(pooling_mode="mean")
     if "Pooling" in steps:
         pooling = _read(steps["Pooling"] / "config.json", _PoolingConfig) or pooling
-    chosen = (options.pooling,) if options.pooling else _checked(pooling.names(), steps)
+    chosen = (options.pooling,) if options.pooling else _check_pooling(pooling.names(), steps)
     prefix = _prefix(model_dir)
     if prefix and not pooling.include_prompt:
         raise ConfigurationError(
-            f"{model_dir}: a default prompt that does not count when vectors are pooled "
-            "(include_prompt) is not computed by this version"
+            f"{model_dir}: this version cannot leave the default prompt out of the pooling "
+            "(include_prompt=false)"
         )
-    is_unit = "Normalize" in steps or not steps
+    is_normalized = "Normalize" in steps or not steps
     return EmbeddingSettings(
         pooling=chosen,
-        is_unit=is_unit if options.normalize is None else options.normalize,
+        is_normalized=is_normalized if options.normalize is None else options.normalize,
         max_tokens=transformer.max_seq_length,
         is_lower_case=transformer.do_lower_case,
         prefix=prefix,
@@ -111,17 +114,17 @@ def read_embedding_settings(model_dir: Path, options: Options) -> EmbeddingSetti
     )
 
 
-def _kind(module: _Module) -> str:
-    """The class, whose place in the package has changed now and then."""
+def _class_name(module: _Module) -> str:
+    """Return the class name alone: its module differs between sentence-transformers versions."""
     return module.type.rpartition(".")[2]
 
 
-def _checked(names: list[str], steps: dict[str, Path]) -> tuple[Pooling, ...]:
-    known: list[Pooling] = [each for name in names for each in _POOLING_NAMES if each == name]
+def _check_pooling(names: list[str], steps: dict[str, Path]) -> tuple[Pooling, ...]:
+    known: list[Pooling] = [kind for name in names for kind in _POOLING_NAMES if kind == name]
     if not names or len(known) < len(names):
         raise ConfigurationError(
-            f"{steps['Pooling'] / 'config.json'}: pools by {', '.join(names) or 'nothing'}; known "
-            f"are {', '.join(_POOLING_NAMES)}; option.pooling chooses one"
+            f"{steps['Pooling'] / 'config.json'}: pooling is {', '.join(names) or 'not set'}; "
+            f"supported are {', '.join(_POOLING_NAMES)}; set option.pooling to one of them"
         )
     return tuple(known)
 
@@ -140,7 +143,7 @@ def _prefix(model_dir: Path) -> str:
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
-    """None where there is no such file."""
+    """Return the decoded file, or None if it does not exist."""
     if not path.is_file():
         return None
     try:

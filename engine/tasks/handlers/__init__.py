@@ -1,1 +1,1 @@
-"""The user's own model.py, by DJL's or SageMaker's handler interface."""
+"""User-provided model.py, with DJL Serving's or SageMaker's handler interface."""

@@ -1,4 +1,4 @@
-"""What the user's code returned or raised, as the outcome of a job."""
+"""Convert what a handler returned or raised into the outcome of a job."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from engine.tasks.performer import Answer, Outcome
 logger = logging.getLogger(__name__)
 
 
-def attempt(call: Callable[[], Answer]) -> Outcome:
-    """The answer, or the error. Raises what says that the device itself has failed."""
+def call_handler(call: Callable[[], Answer]) -> Outcome:
+    """Return the answer or error of `call`. Raises torch.AcceleratorError if the device failed."""
     try:
         return call()
     except torch.AcceleratorError:
         raise
     except (Exception, SystemExit) as error:
-        return failed(error)
+        return log_failure(error)
 
 
-def failed(error: BaseException) -> Exception:
-    """The error, logged with its lines; `sys.exit` ends one request and not the engine."""
+def log_failure(error: BaseException) -> Exception:
+    """Log an error with its traceback and return it; `sys.exit` only fails one request."""
     logger.warning("the handler failed", exc_info=error)
     return error if isinstance(error, Exception) else RuntimeError(f"sys.exit({error})")
 
 
-def answer_of(result: Any) -> Answer:
-    """Of an Output, or a value for which one is made; None: no content.
+def to_answer(result: Any) -> Answer:
+    """Convert a handler's result to an answer; None becomes 204 No Content.
 
-    Where there are several contents the one named `data` counts, else the first.
+    A value that is not an Output is wrapped in one. If an Output has several contents, the answer
+    is the one named `data`, else the first.
     """
     if result is None:
         return Answer(b"", "", 204)
@@ -44,19 +45,21 @@ def answer_of(result: Any) -> Answer:
     return _content(output, keys.index("data") if "data" in keys else 0)
 
 
-def answers_of(result: Any, count: int) -> list[Outcome] | None:
-    """Of a batch; None where there is not one for each of its requests."""
+def to_answers(result: Any, count: int) -> list[Outcome] | None:
+    """Split a batch's result into answers; None if it does not have one for each request."""
     if not isinstance(result, Output):
         return None
-    indices = [at if index is None else index for at, index in enumerate(result.batch_indices)]
+    indices = [
+        place if index is None else index for place, index in enumerate(result.batch_indices)
+    ]
     if sorted(indices) != list(range(count)):
         return None
-    answers: list[Outcome] = [_content(result, indices.index(each)) for each in range(count)]
+    answers: list[Outcome] = [_content(result, indices.index(index)) for index in range(count)]
     return answers
 
 
-def _content(output: Output, at: int) -> Answer:
+def _content(output: Output, index: int) -> Answer:
     headers = {name: str(value) for name, value in output.properties.items()}
     named = [headers.pop(name) for name in tuple(headers) if name.lower() == "content-type"]
-    content_type = named[-1] if named else output.content_types[at]
-    return Answer(output.content.value_at(at), content_type, output.code, headers)
+    content_type = named[-1] if named else output.content_types[index]
+    return Answer(output.content.value_at(index), content_type, output.code, headers)

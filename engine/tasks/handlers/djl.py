@@ -1,4 +1,4 @@
-"""A handler in DJL Serving's form: `handle(inputs)`, sync or async."""
+"""Handlers with DJL Serving's interface: `handle(inputs)`, sync or async."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from typing import Any
 import torch
 
 from djl_python import Input
-from engine.tasks.handlers.answer import answer_of, answers_of, attempt, failed
-from engine.tasks.handlers.stream import Stream, stream_of
+from engine.tasks.handlers.answer import call_handler, log_failure, to_answer, to_answers
+from engine.tasks.handlers.stream import Stream, as_stream
 from engine.tasks.performer import Answer, Description, Job, Outcome
 
 logger = logging.getLogger(__name__)
 
 
 class DjlHandler:
-    """Called once with an empty Input, to get ready; raises what that raises.
+    """Runs the user's `handle`; construction calls it once with an empty Input, as LMI does.
 
-    A coroutine function is called for each request of a batch, all at once. Another is called with
-    the whole batch, as in LMI. Where it raises then, or does not answer each request, every request
-    gets a call of its own: so one fails alone, and a handler need not know of batches.
+    Construction raises whatever that first call raises.
 
-    Either kind may be a generator, or return one, or an Output with `add_stream_content`: then its
-    parts are sent as they come. One that is called for a request is called for each by itself.
+    A coroutine function is called once per request, concurrently for a batch. A plain function is
+    called with the whole batch, as in LMI. If that call raises, or does not answer every request,
+    each request gets its own call. So a bad request fails alone, and a handler need not support
+    batches.
+
+    Both kinds may be generators, return one, or return an Output with `add_stream_content`: the
+    parts are then sent as they are produced. A generator function is called once per request.
     """
 
     def __init__(self, handle: Callable[[Input], Any], properties: Mapping[str, str]) -> None:
@@ -35,11 +38,12 @@ class DjlHandler:
         self._properties = properties
         is_async = inspect.iscoroutinefunction(handle) or inspect.isasyncgenfunction(handle)
         self._is_async = is_async
-        self._knows_batches = not inspect.isgeneratorfunction(handle)
-        # One for all calls, since what a handler keeps open, such as a session, belongs to a loop.
+        self._supports_batches = not inspect.isgeneratorfunction(handle)
+        # One event loop for all calls: objects such as an HTTP session belong to the loop that made
+        # them.
         self._loop = asyncio.Runner()
         weakref.finalize(self, self._loop.close)
-        self._get_ready(self._with_properties(Input()))
+        self._initialize(self._with_properties(Input()))
 
     @property
     def description(self) -> Description:
@@ -49,14 +53,16 @@ class DjlHandler:
         inputs = [self._input(job) for job in jobs]
         if self._is_async:
             return self._loop.run(self._gather(inputs, jobs))
-        if len(inputs) > 1 and self._knows_batches:
-            answers = self._batch(inputs)
+        if len(inputs) > 1 and self._supports_batches:
+            answers = self._call_batch(inputs)
             if answers is not None:
                 return answers
             between_runs()
         outcomes: list[Outcome] = []
-        for each, job in zip(inputs, jobs, strict=True):
-            outcomes.append(attempt(lambda each=each, job=job: self._answer(each, job)))
+        for request, job in zip(inputs, jobs, strict=True):
+            outcomes.append(
+                call_handler(lambda request=request, job=job: self._answer(request, job))
+            )
             between_runs()
         return outcomes
 
@@ -70,46 +76,49 @@ class DjlHandler:
         inputs.properties = {**self._properties, **inputs.properties}
         return inputs
 
-    def _batch(self, inputs: list[Input]) -> list[Outcome] | None:
-        """None where the requests must be tried alone."""
+    def _call_batch(self, inputs: list[Input]) -> list[Outcome] | None:
+        """Call `handle` with the whole batch; None if the requests need a call of their own."""
         try:
-            answers = answers_of(self._call(self._with_properties(Input(inputs))), len(inputs))
+            answers = to_answers(self._call(self._with_properties(Input(inputs))), len(inputs))
         except torch.AcceleratorError:
             raise
         except (Exception, SystemExit) as error:
-            logger.warning("a batch of %d failed, each is tried alone: %s", len(inputs), error)
+            logger.warning(
+                "a batch of %d failed; retrying each request alone: %s", len(inputs), error
+            )
             return None
         if answers is None:
-            self._knows_batches = False
+            self._supports_batches = False
             logger.warning(
-                "handle does not answer each of get_batches(); it gets single requests from now on"
+                "handle did not answer every request of get_batches(); from now on it is called "
+                "once per request"
             )
         return answers
 
     async def _gather(self, inputs: list[Input], jobs: Sequence[Job]) -> list[Outcome]:
-        async def one(each: Input, job: Job) -> Outcome:
+        async def answer_one(request: Input, job: Job) -> Outcome:
             try:
-                result = self._handle(each)
+                result = self._handle(request)
                 result = await result if inspect.isawaitable(result) else result
-                stream = stream_of(result)
-                return answer_of(result) if stream is None else await stream.send_async(job)
+                stream = as_stream(result)
+                return to_answer(result) if stream is None else await stream.send_async(job)
             except torch.AcceleratorError:
                 raise
             except (Exception, SystemExit) as error:
-                return failed(error)
+                return log_failure(error)
 
-        return await asyncio.gather(*map(one, inputs, jobs))
+        return await asyncio.gather(*map(answer_one, inputs, jobs))
 
-    def _get_ready(self, empty: Input) -> None:
-        """A generator runs only when its parts are taken."""
-        stream = stream_of(self._call(empty))
+    def _initialize(self, empty: Input) -> None:
+        stream = as_stream(self._call(empty))
+        # The body of a generator runs only when it is iterated.
         if stream is not None:
             self._send(stream, Job(b"", send=lambda part: True))
 
     def _answer(self, inputs: Input, job: Job) -> Answer:
         result = self._call(inputs)
-        stream = stream_of(result)
-        return answer_of(result) if stream is None else self._send(stream, job)
+        stream = as_stream(result)
+        return to_answer(result) if stream is None else self._send(stream, job)
 
     def _send(self, stream: Stream, job: Job) -> Answer:
         is_async = isinstance(stream.parts, AsyncIterator)
@@ -117,8 +126,8 @@ class DjlHandler:
 
     def _call(self, inputs: Input) -> Any:
         result = self._handle(inputs)
-        return self._loop.run(_awaited(result)) if inspect.isawaitable(result) else result
+        return self._loop.run(_await(result)) if inspect.isawaitable(result) else result
 
 
-async def _awaited(result: Any) -> Any:
+async def _await(result: Any) -> Any:
     return await result

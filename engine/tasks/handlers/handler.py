@@ -1,4 +1,4 @@
-"""The user's own code, a model.py: which of its functions answer, and what its errors become."""
+"""Load the user's model.py and choose the handler interface that it implements."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ logger = logging.getLogger(__name__)
 
 
 def load_handler(path: Path, properties: Mapping[str, str]) -> Performer:
-    """Runs the file, which may import what lies beside it, and gets its functions ready.
+    """Run the file and initialize its handler. The file may import modules beside it.
 
-    Raises ConfigurationError, with the file and the line, for whatever that raises.
+    Raises ConfigurationError with file and line for anything the user's code raises.
     """
     try:
         module = run_file(path)
@@ -29,6 +29,4 @@ def load_handler(path: Path, properties: Mapping[str, str]) -> Performer:
     except (Exception, SystemExit) as error:
         logger.exception("the handler cannot start")
         raise start_error(error, path) from error
-    raise ConfigurationError(
-        f"{path}: defines neither handle(inputs) nor model_fn(model_dir), so nothing can answer"
-    )
+    raise ConfigurationError(f"{path}: defines neither handle(inputs) nor model_fn(model_dir)")

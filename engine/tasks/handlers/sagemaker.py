@@ -1,4 +1,4 @@
-"""A handler in the form of SageMaker's framework containers: up to four functions."""
+"""Handlers with the interface of SageMaker's framework containers: up to four functions."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any
 
 from core.errors import RequestError
 from djl_python import Output
-from engine.tasks.handlers.answer import answer_of, attempt
+from engine.tasks.handlers.answer import call_handler, to_answer
 from engine.tasks.performer import Answer, Description, Job, Outcome
 
 _JSON = "application/json"
 _TEXT = (_JSON, "text/")
-"""Content types whose bodies are handed on as text."""
+"""Content types whose bodies are passed on as str."""
 
 
 class SageMakerHandler:
-    """`model_fn(model_dir)` is called once; for each request `input_fn(body, content_type)`,
-    `predict_fn(data, model)` and `output_fn(prediction, accept)`.
+    """Calls `model_fn(model_dir)` once, and three functions for each request.
 
-    By default a body is JSON, the model is called with it, and the answer is JSON. An `output_fn`
-    may return the body alone, which then is of the type that the request accepts, or with a type.
+    These are `input_fn(body, content_type)`, `predict_fn(data, model)` and
+    `output_fn(prediction, accept)`. By default they read JSON, call the model with it and write
+    JSON. `output_fn` may return `(body, content_type)`, or the body alone: its content type is then
+    the one that the request accepts.
     """
 
     def __init__(self, module: ModuleType, model_dir: Path) -> None:
@@ -39,7 +40,7 @@ class SageMakerHandler:
     def perform(self, jobs: Sequence[Job], between_runs: Callable[[], None]) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for job in jobs:
-            outcomes.append(attempt(lambda job=job: self._answer(job)))
+            outcomes.append(call_handler(lambda job=job: self._answer(job)))
             between_runs()
         return outcomes
 
@@ -52,22 +53,22 @@ class SageMakerHandler:
         prediction = self._predict_fn(self._input_fn(body, content_type), self._model)
         match self._output_fn(prediction, accept):
             case (body, str(kind)):
-                return Answer(answer_of(body).body, kind)
+                return Answer(to_answer(body).body, kind)
             case str() | bytes() | bytearray() as body:
-                return Answer(answer_of(body).body, accept)
+                return Answer(to_answer(body).body, accept)
             case body:
-                return answer_of(body)
+                return to_answer(body)
 
 
 def _read_json(body: str | bytes, content_type: str) -> Any:
     if content_type != _JSON:
         raise RequestError(
-            "Content-Type", f"{content_type}: without an input_fn only {_JSON} is read"
+            "Content-Type", f"{content_type}: only {_JSON} is supported without an input_fn"
         )
     try:
         return json.loads(body)
     except ValueError as error:
-        raise RequestError("body", f"is not JSON: {error}") from None
+        raise RequestError("body", f"is not valid JSON: {error}") from None
 
 
 def _call_model(data: Any, model: Any) -> Any:

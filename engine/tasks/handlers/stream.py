@@ -1,4 +1,4 @@
-"""Answers of the user's code that come in parts: generators, and `Output.add_stream_content`."""
+"""Streamed handler answers: generators and `Output.add_stream_content`."""
 
 from __future__ import annotations
 
@@ -7,24 +7,31 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from djl_python import Output
-from engine.tasks.handlers.answer import answer_of
+from engine.tasks.handlers.answer import to_answer
 from engine.tasks.performer import Answer, Job
 
-_LINES = "application/jsonlines"
-_AS_THEY_ARE = (str, bytes, bytearray, memoryview)
+_JSON_LINES = "application/jsonlines"
+_SENT_UNCHANGED = (str, bytes, bytearray, memoryview)
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Parts that are sent as they come. Text and bytes go out as they are, an Output as its
-    content, anything else as a line of JSON; status and headers are those of the first part."""
+    """An answer whose parts are sent as they are produced.
+
+    Text and bytes are sent unchanged, an Output as its content, anything else as a line of JSON.
+    The first part sets status and headers.
+    """
 
     parts: Iterator[Any] | AsyncIterator[Any]
     head: Output
-    """Whose status and headers count for parts that are no Output."""
+    """Gives status and headers to parts that are not Outputs."""
 
     def send(self, job: Job) -> Answer:
-        """Sends all of a stream that is not async; its end. Raises what the parts raise."""
+        """Send all parts of a sync stream and return the last answer, without a body.
+
+        Stops early, and closes the generator, once `job.send` returns False. Raises what the parts
+        raise.
+        """
         assert isinstance(self.parts, Iterator)
         last = self._part(b"")
         for part in self.parts:
@@ -36,7 +43,7 @@ class Stream:
         return replace(last, body=b"")
 
     async def send_async(self, job: Job) -> Answer:
-        """The same for one that is or is not."""
+        """Do the same as `send` for a sync or async stream."""
         if isinstance(self.parts, Iterator):
             return self.send(job)
         last = self._part(b"")
@@ -50,24 +57,24 @@ class Stream:
 
     def _part(self, part: Any) -> Answer:
         if isinstance(part, Output):
-            return answer_of(part)
-        is_text = isinstance(part, _AS_THEY_ARE)
+            return to_answer(part)
+        is_text = isinstance(part, _SENT_UNCHANGED)
         output = Output(self.head.code, self.head.message).add(part)
-        output.properties = {} if is_text else {"Content-Type": _LINES}
+        output.properties = {} if is_text else {"Content-Type": _JSON_LINES}
         output.properties |= self.head.properties
-        answer = answer_of(output)
+        answer = to_answer(output)
         return answer if is_text else replace(answer, body=answer.body + b"\n")
 
 
-def stream_of(result: Any) -> Stream | None:
-    """What a handler returned, where that is a stream."""
+def as_stream(result: Any) -> Stream | None:
+    """Return a handler's result as a stream, or None if it is not one."""
     if isinstance(result, Output):
         parts = result.stream_content
-        return None if parts is None else Stream(_begun(parts), result)
+        return None if parts is None else Stream(_iterate(parts), result)
     if isinstance(result, Iterator | AsyncIterator):
         return Stream(result, Output())
     return None
 
 
-def _begun(parts: Any) -> Iterator[Any] | AsyncIterator[Any]:
+def _iterate(parts: Any) -> Iterator[Any] | AsyncIterator[Any]:
     return aiter(parts) if isinstance(parts, AsyncIterable) else iter(parts)

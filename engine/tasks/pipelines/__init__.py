@@ -1,1 +1,1 @@
-"""transformers' pipelines: their inputs, models and answers."""
+"""Tasks of transformers' pipelines: inputs, models and answers."""

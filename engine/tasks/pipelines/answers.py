@@ -1,6 +1,6 @@
-"""Answers of pipelines as JSON: an image is a PNG file in base64, a sound a WAV file in base64.
+"""Encode pipeline results as JSON: an image is a base64 PNG file, a sound a base64 WAV file.
 
-So does Hugging Face's inference API with the masks of image segmentation.
+Hugging Face's inference API encodes segmentation masks in the same way.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from core.pipeline_tasks import CHAT_TASKS, PIPELINE_TASKS
 from engine.tasks.pipelines.sound import write_wav
 
 
-def answers_of(task: str) -> Callable[[Any], Any]:
-    """What is done to the results of a task's pipeline."""
+def postprocessor(task: str) -> Callable[[Any], Any]:
+    """Return the function that turns a pipeline result of `task` into its answer."""
     if PIPELINE_TASKS[task].writes_sound:
-        return _sound
-    return _texts if task in CHAT_TASKS else lambda result: result
+        return _encode_sound
+    return _drop_input_text if task in CHAT_TASKS else lambda result: result
 
 
-def encoded(results: object) -> bytes:
-    """JSON. Raises TypeError where there is no way to say it."""
-    return msgspec.json.encode(results, enc_hook=_plain)
+def encode_json(results: object) -> bytes:
+    """Encode results as JSON. Raises TypeError for a value that JSON cannot represent."""
+    return msgspec.json.encode(results, enc_hook=_to_plain)
 
 
-def _sound(result: dict[str, Any]) -> dict[str, Any]:
-    """The bytes of a WAV file, which `encoded` makes base64."""
+def _encode_sound(result: dict[str, Any]) -> dict[str, Any]:
+    """Replace the samples by the bytes of a WAV file; `encode_json` makes base64 of them."""
     rate = int(result["sampling_rate"])
     return {"audio": write_wav(np.asarray(result["audio"]), rate), "sampling_rate": rate}
 
 
-def _texts(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the input, images and all, which the client has."""
-    return [{key: each[key] for key in each if key != "input_text"} for each in results]
+def _drop_input_text(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Drop the input, with its images, from chat results: the client has it."""
+    return [{key: result[key] for key in result if key != "input_text"} for result in results]
 
 
-def _plain(value: object) -> object:
-    """Numbers and arrays of numpy and torch as Python's own; images, and masks, as PNG files."""
+def _to_plain(value: object) -> object:
+    """Convert numpy and torch values to Python's types, and images and 2-D masks to PNG files."""
     if isinstance(value, torch.Tensor) and value.dtype == torch.bool:
         value = value.numpy()
     if isinstance(value, np.ndarray) and value.dtype == bool and value.ndim == 2:
@@ -53,11 +53,13 @@ def _plain(value: object) -> object:
         return value.tolist()
     if _is_image(value):
         return _png(value)
-    raise TypeError(f"the pipeline answers with {type(value).__name__}, which is no JSON")
+    raise TypeError(
+        f"the pipeline answers with {type(value).__name__}, which JSON cannot represent"
+    )
 
 
 def _is_image(value: object) -> bool:
-    """Of Pillow's, which need not be there."""
+    """Return whether `value` is a Pillow image, without importing Pillow: it is optional."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(value, pillow.Image)
 

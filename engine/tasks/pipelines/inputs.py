@@ -1,7 +1,7 @@
-"""Inputs as pipelines take them: images, sounds, videos and tables are decoded, never looked up.
+"""Decode requests into the inputs of transformers' pipelines.
 
-Given a text, most pipelines would open the file of that name or fetch the address. So nothing but
-what was decoded here is ever handed to them in a file's place.
+NOTE: given a str for an image, sound or video, most pipelines open the file of that name or fetch
+the URL. So they only ever get values decoded here.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from engine.tasks.pipelines.video import read_video
 
 Parameters = Mapping[str, Any]
 MAX_PIXELS, MAX_MAPPED_PIXELS = 2**26, 2**24
-"""Of an image, which a file of kilobytes may have; and where each has numbers in the answer."""
+"""Limits on the pixels of an image; the second one is for tasks that answer with per-pixel maps.
+
+A file of a few kilobytes may unpack to more.
+"""
 _BRACES = re.compile("{}|[{}]")
 MAX_SPOKEN = 4096
-"""Letters of a text that is spoken: minutes."""
+"""Longest text to synthesize, in characters; it makes minutes of speech."""
 
 
 class InputReader:
-    """Makes what `core.task_bodies.PipelineBody` carries into what one pipeline takes."""
+    """Converts the inputs of a `core.task_bodies.PipelineBody` into those of one pipeline."""
 
     def __init__(self, name: str, task: PipelineTask, pipeline: Any) -> None:
         self._task = task
@@ -36,17 +39,17 @@ class InputReader:
         self._arrange: Callable[[Any], Any] = {
             "table-question-answering": self._table_question,
             "document-question-answering": self._document_question,
-            "keypoint-matching": _pair,
+            "keypoint-matching": _image_pair,
             **dict.fromkeys(CHAT_TASKS, self._conversation),
-            "text-to-audio": _spoken,
-        }.get(name, lambda read: read)
-        self._chooses = name.startswith("zero-shot")
+            "text-to-audio": _check_spoken_text,
+        }.get(name, lambda fields: fields)
+        self._takes_labels = name.startswith("zero-shot")
         self._may_split_labels = name == "zero-shot-object-detection"
         self._max_pixels = MAX_MAPPED_PIXELS if task.writes_maps else MAX_PIXELS
 
     def read(self, given: Any, parameters: Parameters) -> Any:
-        """Raises RequestError where it cannot be read, or the model cannot take it."""
-        if self._chooses:
+        """Decode one input. Raises RequestError if it is malformed or the model cannot take it."""
+        if self._takes_labels:
             self._check_labels(parameters)
         reads = self._task.reads
         if isinstance(reads, str):
@@ -62,69 +65,71 @@ class InputReader:
             case "image":
                 return read_image(given, field, self._max_pixels)
             case "images":
-                return [read_image(each, f"{field}[{at}]") for at, each in enumerate(given)]
+                return [read_image(image, f"{field}[{i}]") for i, image in enumerate(given)]
             case "audio":
                 return read_wav(given, self._pipeline.feature_extractor.sampling_rate)
             case "video":
-                return self._video(given, parameters)
+                return self._read_video(given, parameters)
             case "messages":
-                return [_message(each, f"{field}[{at}]") for at, each in enumerate(given)]
+                return [_read_message(value, f"{field}[{i}]") for i, value in enumerate(given)]
             case "table" | "word boxes" | "text" | "any text":
                 return given
 
-    def _video(self, given: Any, parameters: Parameters) -> Any:
-        of_model = getattr(self._pipeline.model.config, "num_frames", None)
-        wanted = parameters.get("num_frames", of_model)
-        if wanted is None:
-            raise RequestError("parameters.num_frames", "is needed: the model has none of its own")
-        return read_video(given, wanted, parameters.get("frame_sampling_rate", 1))
+    def _read_video(self, given: Any, parameters: Parameters) -> Any:
+        default = getattr(self._pipeline.model.config, "num_frames", None)
+        num_frames = parameters.get("num_frames", default)
+        if num_frames is None:
+            raise RequestError("parameters.num_frames", "is required: the model has no default")
+        return read_video(given, num_frames, parameters.get("frame_sampling_rate", 1))
 
     def _check_labels(self, parameters: Parameters) -> None:
-        """Those of sounds and images go to their model with no limit of the pipeline's own."""
+        """Check the candidate labels; the pipelines for sounds and images do not limit them."""
         labels, field = parameters.get("candidate_labels"), "parameters.candidate_labels"
         if not labels:
-            raise RequestError(field, "expected the labels to choose from")
+            raise RequestError(field, "expected a list of labels")
         template = parameters.get("hypothesis_template", "{}")
-        if not isinstance(template, str) or _BRACES.findall(template) != ["{}"]:  # of any length
+        if not isinstance(template, str) or _BRACES.findall(template) != [
+            "{}"
+        ]:  # a format spec could pad to any length
             raise RequestError("parameters.hypothesis_template", "expected a text with one {}")
         if self._task.reads == "any text":
             return
         if isinstance(labels, str) and self._may_split_labels:
             labels = labels.split(",")
-        if not isinstance(labels, list) or not all(isinstance(each, str) for each in labels):
+        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
             raise RequestError(field, "expected a list of texts")
-        for each in labels:
-            self._check_text(template.format(each), field)
+        for label in labels:
+            self._check_text(template.format(label), field)
 
     def _check_text(self, text: str, field: str) -> None:
         check_length({"text": text}, self._pipeline.tokenizer, self._pipeline.model, field)
 
     def _table_question(self, given: dict[str, Any]) -> dict[str, Any]:
-        import pandas as pd  # there, as the start has seen to
+        import pandas as pd  # start-up checked that it is installed
 
-        # Rows and columns are looked up in tables of so many, one of which means none.
+        # Row and column ids index embedding tables of these sizes; id 0 means no row or column.
         _, columns, rows, *_ = self._pipeline.model.config.type_vocab_sizes
         table = pd.DataFrame(given["table"])
         if len(table.columns) >= columns or len(table) >= rows:
             raise RequestError(
-                "inputs.table", f"the model takes up to {columns - 1} columns and {rows - 1} rows"
+                "inputs.table", f"the model takes at most {columns - 1} columns and {rows - 1} rows"
             )
         return given | {"table": table}
 
     def _document_question(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Words on a page are found by Tesseract, unless the client or the model can do it."""
+        """Check that the words of the page are sent, or found by the model or by Tesseract."""
         if self._pipeline.model.config.model_type == "vision-encoder-decoder":
             self._check_text(given["question"], "inputs.question")
         elif "word_boxes" not in given and not has_tesseract():
             raise RequestError(
                 "inputs.word_boxes",
-                "is needed: this server has no Tesseract to find the words of a page with "
-                "(the program tesseract, and the Python package pytesseract)",
+                "is required: this server has no Tesseract to find the words of a page "
+                "(it needs the program tesseract and the Python package pytesseract)",
             )
         return given
 
     def _conversation(self, given: dict[str, Any]) -> Any:
-        """Messages, or a text with images, or a text alone."""
+        """Return messages, a text with images, or a text alone, whichever was sent."""
         if "messages" in given:
             texts = [
                 part["text"]
@@ -144,38 +149,40 @@ def has_tesseract() -> bool:
 
 
 def read_image(data: object, field: str, max_pixels: int | None = None) -> Any:
-    """Of the bytes of its file, in RGB. Raises RequestError where it is none, or too large."""
-    from PIL import Image, UnidentifiedImageError  # there, as the start has seen to
+    """Decode an image file to RGB. Raises RequestError if it is not an image or too large."""
+    from PIL import Image, UnidentifiedImageError  # start-up checked that it is installed
 
-    if not isinstance(data, bytes):  # a text would be a path
+    if not isinstance(data, bytes):  # a str would be a path
         raise RequestError(field, "expected the bytes of an image")
     max_pixels = max_pixels or MAX_PIXELS
     try:
-        image = Image.open(io.BytesIO(data))  # of which only the size is read
+        image = Image.open(io.BytesIO(data))  # reads the header only
         if image.width * image.height <= max_pixels:
             return image.convert("RGB")
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError):
-        raise RequestError(field, "is no image of a known format, or not a whole one") from None
-    raise RequestError(field, f"has more than {max_pixels} pixels; send it smaller")
+        raise RequestError(field, "is not an image of a known format, or is truncated") from None
+    raise RequestError(field, f"has more than {max_pixels} pixels; send a smaller image")
 
 
-def _pair(given: dict[str, Any]) -> tuple[Any, ...]:
+def _image_pair(given: dict[str, Any]) -> tuple[Any, ...]:
     if len(given["images"]) != 2:
         raise RequestError("inputs.images", "expected two images")
     return tuple(given["images"])
 
 
-def _message(given: dict[str, Any], field: str) -> dict[str, Any]:
+def _read_message(given: dict[str, Any], field: str) -> dict[str, Any]:
     parts = [
-        part | {"image": read_image(part["image"], f"{field}.content[{at}]")}
+        part | {"image": read_image(part["image"], f"{field}.content[{index}]")}
         if part["type"] == "image"
         else part
-        for at, part in enumerate(given["content"])
+        for index, part in enumerate(given["content"])
     ]
     return given | {"content": parts}
 
 
-def _spoken(text: str) -> str:
+def _check_spoken_text(text: str) -> str:
     if len(text) > MAX_SPOKEN:
-        raise RequestError("inputs", f"has {len(text)} letters; {MAX_SPOKEN} are taken")
+        raise RequestError(
+            "inputs", f"has {len(text)} characters; at most {MAX_SPOKEN} are allowed"
+        )
     return text

@@ -1,4 +1,4 @@
-"""transformers' pipelines, whatever their inputs and answers are."""
+"""Build and call transformers' pipelines."""
 
 from __future__ import annotations
 
@@ -30,108 +30,112 @@ from core.suggest import did_you_mean
 from engine.loading.model_source import ModelSource
 from engine.tasks.lengths import check_length, longest_text
 from engine.tasks.loading import load_with_head
-from engine.tasks.pipelines.answers import answers_of
+from engine.tasks.pipelines.answers import postprocessor
 from engine.tasks.pipelines.inputs import InputReader, Parameters
 from engine.tasks.pipelines.parts import check_packages, load_parts
 from engine.tasks.pipelines.video import FramesPipeline
 
 logger = logging.getLogger(__name__)
 
-_CUT_BY_REQUEST = ("text-classification", "fill-mask", "feature-extraction")
-"""Pipelines that take a text as long as it is, unless they are asked to cut it."""
-_CUTTING = {"truncation", "tokenizer_kwargs", "tokenize_kwargs"}
-_CURE = ", unless parameters.truncation=true cuts it"
+_TRUNCATE_ON_REQUEST = ("text-classification", "fill-mask", "feature-extraction")
+"""Pipelines that do not truncate a text unless a parameter says so."""
+_TRUNCATION_PARAMETERS = {"truncation", "tokenizer_kwargs", "tokenize_kwargs"}
+_HINT = "; set parameters.truncation=true to truncate the text"
 _WITHOUT_BF16 = ("depth-estimation", "table-question-answering")
-"""Pipelines that have numpy read the model's output, which knows no bf16."""
+"""Pipelines that convert the model's output to numpy, which has no bf16."""
 
 
 class TaskModel(Protocol):
-    """A model for one task. All may raise whatever transformers raises."""
+    """A model for one task. Its methods may raise whatever transformers raises."""
 
     @property
     def model(self) -> Any:
-        """transformers' own."""
+        """The transformers model."""
         ...
 
     @property
-    def together(self) -> bool:
-        """Whether `run` is for more than one input."""
+    def can_batch(self) -> bool:
+        """Whether `run` takes more than one input."""
         ...
 
     def prepare(self, given: Any, parameters: Parameters) -> Any:
-        """An input as `run` wants it. Raises RequestError where it is wrong."""
+        """Convert one input for `run`. Raises RequestError if it is wrong."""
         ...
 
     def run(self, inputs: list[Any], parameters: Parameters) -> list[Any]:
-        """A result for each prepared input, all with the same parameters."""
+        """Return one result per prepared input; all share the parameters."""
         ...
 
-    def alone(self, result: Any, given: Any, parameters: Parameters) -> Any:
-        """The result in the form in which it answers an input that was not in a list."""
+    def unbatched(self, result: Any, given: Any, parameters: Parameters) -> Any:
+        """Convert a result into the answer for an input that was not sent in a list."""
         ...
 
 
 class PipelineModel:
-    """Raises ConfigurationError where the task or the model cannot be served."""
+    """A transformers pipeline for one task.
+
+    Raises ConfigurationError if the task or the model cannot be served.
+    """
 
     def __init__(self, task: str, source: ModelSource) -> None:
-        kind = _chosen(_model_classes(task, source), source)
+        kind = choose_model_class(task, source)
         check_packages(task)
         self._task = task
-        self.together = PIPELINE_TASKS[task].together
+        self.can_batch = PIPELINE_TASKS[task].together
         if task in _WITHOUT_BF16 and source.dtype == torch.bfloat16:
-            logger.warning("%s is computed in fp32: its pipeline cannot read bf16", task)
+            logger.warning("%s runs in fp32: its pipeline cannot convert bf16 to numpy", task)
             source = replace(source, dtype=torch.float32)
         parts = load_parts(task, source)
         self.model = load_with_head(source, kind, task)
         if task == VIDEO_CLASSIFICATION:
             parts["pipeline_class"] = FramesPipeline
         try:
-            make: Any = pipeline  # its types know every task by name
-            self._pipeline = make(task, model=self.model, device=source.device, **parts)
+            make: Any = pipeline  # untyped: its overloads take literal names only
+            self.pipeline = make(task, model=self.model, device=source.device, **parts)
             if PIPELINE_TASKS[task].writes_sound:
-                self._pipeline.preprocess("a")  # which transformers 5.17 cannot, of tokenizers
-        except Exception as error:  # of several libraries
+                self.pipeline.preprocess("a")  # fails for some tokenizers in transformers 5.17
+        except Exception as error:  # several libraries raise here
             raise ConfigurationError(
-                f"transformers {transformers_version} cannot make a {task} pipeline: {error}"
+                f"transformers {transformers_version} cannot build a {task} pipeline: {error}"
             ) from error
-        self._make_paddable()
-        self._reader = InputReader(task, PIPELINE_TASKS[task], self._pipeline)
-        self._answer = answers_of(task)
+        self._ensure_pad_token()
+        self._reader = InputReader(task, PIPELINE_TASKS[task], self.pipeline)
+        self._postprocess = postprocessor(task)
 
     def prepare(self, given: Any, parameters: Parameters) -> Any:
-        if self._task in _CUT_BY_REQUEST:
-            texts = _texts(given)
-            if not parameters.keys() & _CUTTING:
-                check_length(texts, self._pipeline.tokenizer, self.model, "inputs", _CURE)
+        if self._task in _TRUNCATE_ON_REQUEST:
+            texts = _check_text_fields(given)
+            if not parameters.keys() & _TRUNCATION_PARAMETERS:
+                check_length(texts, self.pipeline.tokenizer, self.model, "inputs", _HINT)
         return self._reader.read(given, parameters)
 
     def run(self, inputs: list[Any], parameters: Parameters) -> list[Any]:
-        parameters = self._settled(deepcopy(parameters))  # some pipelines write into them
+        parameters = self._with_defaults(deepcopy(parameters))  # some pipelines modify them
         if len(inputs) == 1 and self._task != "text-classification":
-            results = [self._pipeline(inputs[0], **parameters)]  # some unpack a list of one
+            results = [self.pipeline(inputs[0], **parameters)]  # some unpack a list of one
         else:
-            results = self._pipeline(inputs, batch_size=len(inputs), **parameters)
-        return list(map(self._answer, results))
+            results = self.pipeline(inputs, batch_size=len(inputs), **parameters)
+        return list(map(self._postprocess, results))
 
-    def alone(self, result: Any, given: Any, parameters: Parameters) -> Any:
+    def unbatched(self, result: Any, given: Any, parameters: Parameters) -> Any:
+        # transformers answers a single text with a list of one result.
         is_text_classification = self._task == "text-classification"
         is_listed = is_text_classification and isinstance(given, str) and "top_k" not in parameters
         return [result] if is_listed else result
 
-    def _settled(self, parameters: Parameters) -> Parameters:
-        """With what is not transformers' own default."""
+    def _with_defaults(self, parameters: Parameters) -> Parameters:
+        """Add the defaults that differ from transformers' own."""
         if self._task in CHAT_TASKS:
-            return {"return_full_text": False, **parameters}  # as of texts
+            return {"return_full_text": False, **parameters}  # as in text generation
         if self._task == "document-question-answering":
-            limit = longest_text(self._pipeline.tokenizer, self.model)
+            limit = longest_text(self.pipeline.tokenizer, self.model)
             return {**parameters, "max_seq_len": min(limit, parameters.get("max_seq_len", limit))}
         return parameters
 
-    def _make_paddable(self) -> None:
-        """A decoder without a token for padding gets its last one, so that it can be batched."""
-        tokenizer = self._pipeline.tokenizer
-        if tokenizer is None or not self.together:
+    def _ensure_pad_token(self) -> None:
+        """Use the eos token for padding if a tokenizer has no pad token, so it can be batched."""
+        tokenizer = self.pipeline.tokenizer
+        if tokenizer is None or not self.can_batch:
             return
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -140,7 +144,7 @@ class PipelineModel:
 
 
 def _model_classes(task: str, source: ModelSource) -> Sequence[Any]:
-    """The Auto classes of a task. Raises ConfigurationError for one that is not served."""
+    """Return the Auto classes of a task. Raises ConfigurationError if it is not supported."""
     names = [*PIPELINE_REGISTRY.get_supported_tasks(), QUESTION_ANSWERING]
     if task not in names:
         raise ConfigurationError(
@@ -148,11 +152,11 @@ def _model_classes(task: str, source: ModelSource) -> Sequence[Any]:
         )
     if task not in PIPELINE_TASKS:
         raise ConfigurationError(
-            f"option.task={task}: this version knows no form of request for that pipeline; serve "
-            "it by a model.py of your own"
+            f"option.task={task}: this version does not support that pipeline; serve it with a "
+            "model.py of your own"
         )
     kinds = PIPELINE_REGISTRY.check_task(task)[1]["pt"]
-    match task, source.config.model_type:  # what pipelines run beside
+    match task, source.config.model_type:  # pipelines accept more than the registry lists
         case "image-segmentation", _:
             return (*kinds, AutoModelForUniversalSegmentation, AutoModelForInstanceSegmentation)
         case "document-question-answering", "vision-encoder-decoder":  # Donut
@@ -161,24 +165,26 @@ def _model_classes(task: str, source: ModelSource) -> Sequence[Any]:
             return kinds
 
 
-def _chosen(kinds: Sequence[Any], source: ModelSource) -> Any:
-    """The class that makes the model what its files say it is; else one that has such a model.
+def choose_model_class(task: str, source: ModelSource) -> Any:
+    """Return the Auto class of a task that loads the checkpoint's architecture.
 
-    Raises ConfigurationError for one that is not served.
+    Falls back to the first class that supports the config, then to the first class. Raises
+    ConfigurationError if the task is not supported, and for models of spectrograms.
     """
-    mine = type(source.config)
-    if mine in AutoModelForTextToSpectrogram._model_mapping:
+    kinds = _model_classes(task, source)
+    config_class = type(source.config)
+    if config_class in AutoModelForTextToSpectrogram._model_mapping:
         raise ConfigurationError(
-            f"{source.config.model_type} makes spectrograms, which another model makes sounds of; "
-            "serve both by a model.py of your own"
+            f"{source.config.model_type} makes spectrograms and needs a second model, a vocoder; "
+            "serve both with a model.py of your own"
         )
-    fitting = [kind for kind in kinds if mine in kind._model_mapping]
+    fitting = [kind for kind in kinds if config_class in kind._model_mapping]
     (architecture, *_) = source.config.architectures or [""]
-    named = [kind for kind in fitting if kind._model_mapping[mine].__name__ == architecture]
-    return next(iter([*named, *fitting, *kinds]))
+    exact = [kind for kind in fitting if kind._model_mapping[config_class].__name__ == architecture]
+    return next(iter([*exact, *fitting, *kinds]))
 
 
-def _texts(given: Any) -> dict[str, str]:
+def _check_text_fields(given: Any) -> dict[str, str]:
     match given:
         case str():
             return {"text": given}

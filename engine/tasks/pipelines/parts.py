@@ -1,4 +1,4 @@
-"""What a pipeline has beside its model: what makes texts, images and sounds the model's inputs."""
+"""Load the parts of a pipeline beside its model: tokenizer, processors and feature extractor."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ from engine.tasks.loading import (
 )
 from engine.tasks.pipelines.inputs import has_tesseract
 
-_TEXTS: tuple[Content, ...] = ("any text", "text", "table")
-_PICTURES: tuple[Content, ...] = ("image", "images", "video", "messages")
-_EXTRAS = "pip install 'longshore[{}]'"
-_TORCHVISION = "install the torchvision that belongs to this torch"
+_TEXT_CONTENTS: tuple[Content, ...] = ("any text", "text", "table")
+_IMAGE_CONTENTS: tuple[Content, ...] = ("image", "images", "video", "messages")
+_INSTALL_EXTRA = "pip install 'longshore[{}]'"
+_INSTALL_TORCHVISION = "install the torchvision that belongs to this torch"
 
 
 def check_packages(task: str) -> None:
-    """Raises ConfigurationError, which says what to install, where the task lacks a package."""
+    """Raise ConfigurationError, saying what to install, if the task lacks a package."""
     contents = PIPELINE_TASKS[task].contents
     if "video" in contents:
-        require("av", task, _EXTRAS.format("video"))
-    if any(each in _PICTURES for each in contents):
-        require("PIL", task, _EXTRAS.format("images"))
+        require("av", task, _INSTALL_EXTRA.format("video"))
+    if any(content in _IMAGE_CONTENTS for content in contents):
+        require("PIL", task, _INSTALL_EXTRA.format("images"))
     if "table" in contents:
-        require("pandas", task, _EXTRAS.format("tables"))
-    if task in ("mask-generation", "any-to-any"):  # transformers wants it of them alone
-        require("torchvision", task, _TORCHVISION)
+        require("pandas", task, _INSTALL_EXTRA.format("tables"))
+    if task in ("mask-generation", "any-to-any"):  # the only ones that need it in transformers
+        require("torchvision", task, _INSTALL_TORCHVISION)
 
 
 def load_parts(task: str, source: ModelSource) -> dict[str, Any]:
-    """By the names of `transformers.pipeline`'s arguments.
+    """Load the parts that a task needs, keyed by the argument names of `transformers.pipeline`.
 
-    Raises ConfigurationError where one is missing or cannot be loaded.
+    Raises ConfigurationError if one is missing or cannot be loaded.
     """
     if task in CHAT_TASKS:
-        return {"processor": _processor(task, source)}
+        return {"processor": _load_chat_processor(task, source)}
     contents = PIPELINE_TASKS[task].contents
     parts: dict[str, Any] = {}
     if "audio" in contents:
         parts["feature_extractor"] = load_feature_extractor(source, task)
-    if any(each in _PICTURES for each in contents) and not _sees_words_alone(task, source):
+    if any(content in _IMAGE_CONTENTS for content in contents) and not _is_layoutlm(task, source):
         parts["image_processor"] = load_image_processor(source, task)
         if not has_tesseract() and hasattr(parts["image_processor"], "apply_ocr"):
-            parts["image_processor"].apply_ocr = False  # the words are the client's to send
+            parts["image_processor"].apply_ocr = False  # the client must send the words
     if _reads_texts(task, source):
         parts["tokenizer"] = load_tokenizer(source, task)
     if task == "text-to-audio":
@@ -62,7 +62,7 @@ def load_parts(task: str, source: ModelSource) -> dict[str, Any]:
     return parts
 
 
-def _processor(task: str, source: ModelSource) -> Any:
+def _load_chat_processor(task: str, source: ModelSource) -> Any:
     processor = load_processor(source, task)
     if processor is None:
         raise ConfigurationError(
@@ -71,15 +71,15 @@ def _processor(task: str, source: ModelSource) -> Any:
     return processor
 
 
-def _sees_words_alone(task: str, source: ModelSource) -> bool:
-    """LayoutLM knows a page by its words and their places."""
+def _is_layoutlm(task: str, source: ModelSource) -> bool:
+    """Return whether the model reads pages by their words and boxes alone, without the image."""
     return task == "document-question-answering" and source.config.model_type == "layoutlm"
 
 
 def _reads_texts(task: str, source: ModelSource) -> bool:
     return (
-        any(each in _TEXTS for each in PIPELINE_TASKS[task].contents)
+        any(content in _TEXT_CONTENTS for content in PIPELINE_TASKS[task].contents)
         or task.startswith("zero-shot")
         or task == SPEECH_RECOGNITION
-        or source.config.model_type == "oneformer"  # it is told in words what to look for
+        or source.config.model_type == "oneformer"  # takes its task as text
     )

@@ -1,4 +1,4 @@
-"""Inputs of many requests through one model, each with an answer or an error of its own."""
+"""Run the inputs of many requests through one pipeline, each with its own answer or error."""
 
 from __future__ import annotations
 
@@ -14,92 +14,97 @@ from core.pipeline_tasks import QUESTION_ANSWERING
 from core.task_bodies import PipelineBody
 from engine.loading.model_source import ModelSource
 from engine.tasks.loading import describe
-from engine.tasks.performer import Answer, Description, Job, Outcome, run_apart
-from engine.tasks.pipelines.answers import encoded
+from engine.tasks.performer import Answer, Description, Job, Outcome, run_isolated
+from engine.tasks.pipelines.answers import encode_json
 from engine.tasks.pipelines.model import PipelineModel, TaskModel
 from engine.tasks.pipelines.question_answering import QuestionAnswering
 
 _WRONG_INPUT = (TypeError, ValueError, KeyError)
-"""What pipelines raise where they do not understand what they are given."""
+"""Exceptions that pipelines raise for inputs or parameters they do not accept."""
 
 
 class _Item(NamedTuple):
-    """One input of a batch."""
+    """One prepared input of a batch."""
 
     job: int
-    place: int
+    """Index of the request in the batch."""
+    position: int
+    """Index of the input in the request."""
     prepared: Any
 
 
 class PipelinePerformer:
-    """Runs inputs with equal parameters together, where the model can, whichever requests they
-    belong to."""
+    """Batches inputs with equal parameters across requests, if the model can batch."""
 
     def __init__(self, task: str, source: ModelSource) -> None:
-        self._model: TaskModel = (
+        self.model: TaskModel = (
             QuestionAnswering(source) if task == QUESTION_ANSWERING else PipelineModel(task, source)
         )
         self._decode = msgspec.msgpack.Decoder(PipelineBody).decode
 
     @property
     def description(self) -> Description:
-        return describe(self._model.model)
+        return describe(self.model.model)
 
     @torch.inference_mode()
     def perform(self, jobs: Sequence[Job], between_runs: Callable[[], None]) -> list[Outcome]:
         bodies = [self._decode(job.body) for job in jobs]
-        results: list[list[Any]] = [list(map(self._prepared(body), body.inputs)) for body in bodies]
-        alike: defaultdict[bytes, list[_Item]] = defaultdict(list)
+        results: list[list[Any]] = [list(map(self._preparer(body), body.inputs)) for body in bodies]
+        by_parameters: defaultdict[bytes, list[_Item]] = defaultdict(list)
         for job, body in enumerate(bodies):
             key = msgspec.msgpack.encode(body.parameters, order="sorted")
-            for place, prepared in enumerate(results[job]):
+            for position, prepared in enumerate(results[job]):
                 if not isinstance(prepared, Exception):
-                    alike[key].append(_Item(job, place, prepared))
-        groups = alike.values()
-        if not self._model.together:
+                    by_parameters[key].append(_Item(job, position, prepared))
+        groups = by_parameters.values()
+        if not self.model.can_batch:
             groups = [[item] for items in groups for item in items]
         for items in groups:
             parameters = bodies[items[0].job].parameters
 
-            def run(some: list[_Item], parameters: Any = parameters) -> list[Any]:
-                return self._model.run([each.prepared for each in some], parameters)
+            def run(part: list[_Item], parameters: Any = parameters) -> list[Any]:
+                return self.model.run([item.prepared for item in part], parameters)
 
-            for item, result in zip(items, run_apart(run, items, between_runs), strict=True):
-                results[item.job][item.place] = result
+            for item, result in zip(items, run_isolated(run, items, between_runs), strict=True):
+                results[item.job][item.position] = result
             between_runs()
         return list(map(self._outcome, bodies, results))
 
-    def _prepared(self, body: PipelineBody) -> Callable[[object], Any]:
+    def _preparer(self, body: PipelineBody) -> Callable[[object], Any]:
         def prepare(given: object) -> Any:
             try:
-                return self._model.prepare(given, body.parameters)
-            except Exception as error:  # of several libraries
+                return self.model.prepare(given, body.parameters)
+            except Exception as error:  # several libraries raise here
                 return error
 
         return prepare
 
     def _outcome(self, body: PipelineBody, results: list[Any]) -> Outcome:
-        """In a list each input has a result or an error; where none has a result, that is it."""
-        results = [_explained(each, body) for each in results]
-        if all(isinstance(each, Exception) for each in results):
+        """Return the answer of a request, or its first error if none of its inputs has a result.
+
+        For a list of inputs the answer has a result or an error for each of them.
+        """
+        results = [_blame_request(result, body) for result in results]
+        if all(isinstance(result, Exception) for result in results):
             return results[0]
         if body.is_batch:
-            return _answer([_described(each) for each in results])
+            return _answer([_describe_error(result) for result in results])
         if body.wants_sound:
             return Answer(results[0]["audio"], "audio/wav")
-        return _answer(self._model.alone(results[0], body.inputs[0], body.parameters))
+        return _answer(self.model.unbatched(results[0], body.inputs[0], body.parameters))
 
 
-def _explained(result: Any, body: PipelineBody) -> Any:
-    """An error that is about what the client sent, as a RequestError; else the result itself."""
+def _blame_request(result: Any, body: PipelineBody) -> Any:
+    """Turn an error about the client's input into a RequestError; return anything else as it is."""
     if isinstance(result, RequestError) or not isinstance(result, _WRONG_INPUT):
         return result
     about_parameters = isinstance(result, KeyError) or "keyword argument" in str(result)
     field = "parameters" if body.parameters and about_parameters else "inputs"
-    return RequestError(field, f"not understood: {result}")
+    return RequestError(field, f"not accepted: {result}")
 
 
-def _described(result: Any) -> Any:
+def _describe_error(result: Any) -> Any:
+    """Turn an error into the object that stands for it in a list of results."""
     match result:
         case RequestError():
             return {"error": str(result), "code": 400, "field": result.field}
@@ -111,6 +116,6 @@ def _described(result: Any) -> Any:
 
 def _answer(results: object) -> Outcome:
     try:
-        return Answer(encoded(results))
+        return Answer(encode_json(results))
     except TypeError as error:
         return error

@@ -1,7 +1,7 @@
-"""Extractive question answering: the words of a context that answer a question.
+"""Extractive question answering: find the span of a context that answers a question.
 
-transformers has the models but no pipeline for them any more; this gives what that gave. A long
-context is read in windows that overlap, as its authors did for BERT (Devlin et al., section 4.2).
+transformers has the models but has dropped their pipeline; this one gives the same answers. A long
+context is split into overlapping windows, as for BERT (Devlin et al., section 4.2).
 """
 
 from __future__ import annotations
@@ -21,29 +21,32 @@ from engine.tasks.loading import load_tokenizer, load_with_head
 from engine.tasks.pipelines.model import Parameters
 
 _MASKED = -1e4
-"""Of a logit that does not count; every other one is larger."""
+"""Logit of a token that cannot be part of an answer; all others are larger."""
 
 
 class _Span(NamedTuple):
-    """Part of a context, by its characters."""
+    """A part of a context, in characters."""
 
     score: float
-    """How likely the model thinks that the answer starts and ends there."""
+    """Probability that the answer starts and ends there, as a product of the two."""
     start: int
     end: int
 
 
 class QuestionAnswering:
-    """Raises ConfigurationError where the model has no head for it, or no fast tokenizer."""
+    """A model with a span head.
 
-    together = True
+    Raises ConfigurationError if the model has no such head or no fast tokenizer.
+    """
+
+    can_batch = True
 
     def __init__(self, source: ModelSource) -> None:
         self._tokenizer = load_tokenizer(source, QUESTION_ANSWERING)
         if not self._tokenizer.is_fast:
             raise ConfigurationError(
-                "question-answering needs the model's tokenizer.json, which says where in a text "
-                "a token lies"
+                "question-answering needs the model's tokenizer.json, for the character offsets of "
+                "tokens"
             )
         self.model = load_with_head(source, AutoModelForQuestionAnswering, QUESTION_ANSWERING)
         self._limit = longest_text(self._tokenizer, self.model)
@@ -58,7 +61,7 @@ class QuestionAnswering:
     def run(self, inputs: list[tuple[str, str]], parameters: Parameters) -> list[Any]:
         return self._answers(inputs, **parameters)
 
-    def alone(self, result: Any, given: Any, parameters: Parameters) -> Any:
+    def unbatched(self, result: Any, given: Any, parameters: Parameters) -> Any:
         return result
 
     def _answers(
@@ -71,34 +74,34 @@ class QuestionAnswering:
         max_seq_len: int = 384,
         handle_impossible_answer: bool = False,
     ) -> list[Any]:
-        """The parameters are those of the pipeline that transformers had."""
+        """Answer each (question, context) pair; parameters are those of the former pipeline."""
         if min(top_k, max_answer_len) < 1:
-            raise RequestError("parameters", "top_k and max_answer_len are at least 1")
+            raise RequestError("parameters", "top_k and max_answer_len must be at least 1")
         encoded = self._windows(pairs, min(max_seq_len, self._limit), doc_stride)
-        of_pair = encoded.pop("overflow_to_sample_mapping").tolist()
-        first = encoded.pop("special_tokens_mask")[:, 0].bool()  # where «no answer» is said
+        pair_of_row = encoded.pop("overflow_to_sample_mapping").tolist()
+        first = encoded.pop("special_tokens_mask")[:, 0].bool()  # "no answer" is scored there
         output = self.model(**encoded.to(self.model.device))
         starts, ends = output.start_logits.float().cpu(), output.end_logits.float().cpu()
         spans: list[list[_Span]] = [[] for _ in pairs]
-        nothing = [1.0] * len(pairs)
-        for row, pair in enumerate(of_pair):
+        no_answer = [1.0] * len(pairs)
+        for row, pair in enumerate(pair_of_row):
             encoding = encoded.encodings[row]
-            counts = torch.tensor([each == 1 for each in encoding.sequence_ids])
-            counts[0] |= first[row]
-            start, end = _probabilities(starts[row], counts), _probabilities(ends[row], counts)
+            allowed = torch.tensor([sequence == 1 for sequence in encoding.sequence_ids])
+            allowed[0] |= first[row]
+            start, end = _probabilities(starts[row], allowed), _probabilities(ends[row], allowed)
             if first[row]:
-                nothing[pair] = min(nothing[pair], (start[0] * end[0]).item())
+                no_answer[pair] = min(no_answer[pair], (start[0] * end[0]).item())
                 start[0] = end[0] = 0.0
             spans[pair] += _best_spans(encoding, start, end, top_k, max_answer_len)
         if handle_impossible_answer:
-            for pair, score in enumerate(nothing):
+            for pair, score in enumerate(no_answer):
                 spans[pair].append(_Span(score, 0, 0))
         return [
             _result(context, found, top_k) for (_, context), found in zip(pairs, spans, strict=True)
         ]
 
     def _windows(self, pairs: list[tuple[str, str]], length: int, stride: int) -> Any:
-        """Tokens of every pair, a row for each so many of them; those of a pair overlap."""
+        """Tokenize all pairs into windows of `length` tokens, one per row, that overlap."""
         return self._tokenizer(
             [question for question, _ in pairs],
             [context for _, context in pairs],
@@ -112,15 +115,15 @@ class QuestionAnswering:
         )
 
 
-def _probabilities(logits: Tensor, counts: Tensor) -> Tensor:
-    """[tokens], of a window's logits, over the tokens that count."""
-    return torch.where(counts, logits, _MASKED).softmax(0) * counts
+def _probabilities(logits: Tensor, allowed: Tensor) -> Tensor:
+    """Return the softmax [tokens] of a window's logits over the allowed tokens."""
+    return torch.where(allowed, logits, _MASKED).softmax(0) * allowed
 
 
 def _best_spans(
     encoding: Any, start: Tensor, end: Tensor, count: int, max_tokens: int
 ) -> list[_Span]:
-    """The likeliest of a window, no longer than so many tokens, widened to whole words."""
+    """Return the most likely spans of a window, of at most `max_tokens`, widened to whole words."""
     scores = (start[:, None] * end[None, :]).triu().tril(max_tokens - 1)
     best = scores.flatten().topk(min(count, scores.numel()))
     return [
@@ -131,6 +134,7 @@ def _best_spans(
 
 
 def _characters(encoding: Any, first: int, last: int) -> tuple[int, int]:
+    """Return the character range of a range of tokens, widened to whole words if there are any."""
     words = encoding.token_to_word(first), encoding.token_to_word(last)
     if None in words:
         return encoding.offsets[first][0], encoding.offsets[last][1]
@@ -138,11 +142,11 @@ def _characters(encoding: Any, first: int, last: int) -> tuple[int, int]:
 
 
 def _result(context: str, spans: Sequence[_Span], top_k: int) -> object:
-    """The best spans, the same one of several windows once; one alone is no list."""
+    """Return the `top_k` best spans, merging duplicates between windows; no list if top_k is 1."""
     merged: dict[tuple[int, int], float] = {}
     for score, start, end in spans:
         merged[start, end] = max(score, merged.get((start, end), 0.0))
-    ranked = sorted(merged.items(), key=lambda each: -each[1])[:top_k]
+    ranked = sorted(merged.items(), key=lambda entry: -entry[1])[:top_k]
     found = [
         {"score": score, "start": start, "end": end, "answer": context[start:end]}
         for (start, end), score in ranked

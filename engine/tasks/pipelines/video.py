@@ -1,4 +1,4 @@
-"""Videos as models take them: some of their frames, as pixels."""
+"""Decode the frames that a model needs from a video."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from transformers.pipelines.video_classification import VideoClassificationPipel
 from core.errors import RequestError
 
 MAX_PIXELS = 4096 * 2304
-"""Of a frame. What a file of kilobytes unfolds to is many times as much."""
+"""Limit on the pixels of a frame: a file of a few kilobytes may unpack to many more."""
 _CONTAINERS = "mov,mp4,matroska,webm,avi,mpegts"
-"""Formats that hold their pictures themselves: a playlist would have files and addresses opened."""
+"""Formats that contain their frames; a playlist would make FFmpeg open files and URLs."""
 
 
 class FramesPipeline(VideoClassificationPipeline):
-    """transformers' own, but for what it is given: `read_video`'s frames, for the name of a file.
+    """transformers' pipeline, with the frames of `read_video` as input instead of a file name.
 
-    Raises ValueError where the model has no image processor.
+    Raises ValueError if the model has no image processor.
     """
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
@@ -34,15 +34,15 @@ class FramesPipeline(VideoClassificationPipeline):
 
 
 def read_video(data: object, num_frames: int, frame_sampling_rate: int) -> NDArray[np.uint8]:
-    """[num_frames, height, width, 3], those that transformers' pipeline takes: the first ones, with
-    `frame_sampling_rate - 1` left out between two.
+    """Return `num_frames` frames [num_frames, height, width, 3] from the start of a video.
 
-    Raises RequestError where it is no video, has too few frames or too large ones.
+    Takes the frames that transformers' pipeline takes: about every `frame_sampling_rate`-th one.
+    Raises RequestError if it is not a video, or has too few frames or too large ones.
     """
-    import av  # there, as the start has seen to
+    import av  # start-up checked that it is installed
     from av.error import FFmpegError
 
-    if not isinstance(data, bytes):  # a text would be a path
+    if not isinstance(data, bytes):  # a str would be a path
         raise RequestError("inputs", "expected the bytes of a video")
     last = num_frames * frame_sampling_rate - 1
     wanted = set(np.linspace(0, last, num_frames, dtype=np.int64).tolist())
@@ -50,15 +50,15 @@ def read_video(data: object, num_frames: int, frame_sampling_rate: int) -> NDArr
     options = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none"}
     try:
         with av.open(io.BytesIO(data), "r", options=options) as file:
-            for at, frame in enumerate(file.decode(video=0)):
+            for index, frame in enumerate(file.decode(video=0)):
                 if frame.width * frame.height > MAX_PIXELS:
-                    raise RequestError("inputs", f"its frames have more than {MAX_PIXELS} pixels")
-                if at in wanted:
+                    raise RequestError("inputs", f"has frames of more than {MAX_PIXELS} pixels")
+                if index in wanted:
                     frames.append(np.asarray(frame.to_ndarray(format="rgb24"), np.uint8))
-                if at >= last:
+                if index >= last:
                     break
     except (FFmpegError, IndexError, ValueError):
-        raise RequestError("inputs", "is no video of a known format, or not a whole one") from None
+        raise RequestError("inputs", "is not a video of a known format, or is truncated") from None
     if len(frames) < num_frames:
-        raise RequestError("inputs", f"is too short: the model takes {last + 1} frames of it")
+        raise RequestError("inputs", f"is too short: the model needs {last + 1} frames")
     return np.stack(frames)

@@ -10,13 +10,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.loading.gate import eager_logits, paged_logits
 from engine.loading.model_source import ModelSource
-from engine.loading.own import load_own
+from engine.loading.own_decoder import load_own_decoder
 from engine.phases import Phases
 
 
 @pytest.fixture
 def source():
-    """(folder, **changes) → the source of a model."""
+    """Return a function (folder, **changes) → the source of a model."""
 
     def make(folder, **changes):
         settings = {"dtype": torch.float32, "device": torch.device("cpu")} | changes
@@ -27,17 +27,17 @@ def source():
 
 @pytest.fixture
 def load(source):
-    """(folder, max_length=128, **changes) → our decoder."""
+    """Return a function (folder, max_length=128, **changes) → our decoder."""
 
     def make(folder, max_length=128, **changes):
-        return load_own(source(folder, **changes), max_length, Phases())
+        return load_own_decoder(source(folder, **changes), max_length, Phases())
 
     return make
 
 
 @pytest.fixture
 def copied(tiny_model, tmp_path):
-    """(architecture, **options of tiny_model) → a copy of its folder that may be spoilt."""
+    """Return a function (architecture, **options of tiny_model) → a copy that tests may modify."""
 
     def make(architecture, **options):
         folder = tiny_model(architecture, **options)
@@ -47,7 +47,7 @@ def copied(tiny_model, tmp_path):
 
 
 def logits(decoder, dtype=torch.float32):
-    """After the last token of the gate's probe."""
+    """Return the logits after the last token of the gate's probe."""
     spec = decoder.spec
     return paged_logits(decoder, spec.vocab_size, decoder.shapes, torch.device("cpu"), dtype)
 

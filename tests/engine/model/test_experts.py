@@ -1,4 +1,4 @@
-"""Experts run grouped: as one after another, for any choice of the router."""
+"""Grouped experts compute the same as one expert after another, for any routing."""
 
 from __future__ import annotations
 
@@ -14,33 +14,32 @@ MIXTURES = ["mixtral", "qwen3_moe", "granitemoe"]
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 9])
 @pytest.mark.parametrize("architecture", MIXTURES)
-def test_grouped_products_are_those_of_each_expert(tiny_model, load, architecture, num_tokens):
+def test_grouped_products_equal_those_of_single_experts(tiny_model, load, architecture, num_tokens):
     decoder = load(tiny_model(architecture))
     experts = decoder.layers[0].mlp
     assert isinstance(experts, Experts)
     rows = torch.randn(num_tokens, decoder.spec.hidden_size)
     expected = torch.zeros_like(rows)
-    scores, chosen = experts._route(rows)
+    scores, chosen = experts.route(rows)
     for token in range(num_tokens):
         for score, expert in zip(scores[token], chosen[token], strict=True):
-            gate, up = (experts._gate_up[expert] @ rows[token]).chunk(2)
-            expected[token] += score * (experts._down[expert] @ (F.silu(gate) * up))
+            gate, up = (experts.gate_up[expert] @ rows[token]).chunk(2)
+            expected[token] += score * (experts.down[expert] @ (F.silu(gate) * up))
     torch.testing.assert_close(experts(rows), expected)
 
 
-def test_nothing_depends_on_what_the_router_chooses(tiny_model, load):
-    """No shape, and so nothing that a device would have to be waited for: meta tensors have no
-    numbers to look at."""
+def test_no_shape_depends_on_the_routing(tiny_model, load):
+    """So nothing waits for the device. Meta tensors, which have no data, would fail otherwise."""
     experts = load(tiny_model("mixtral")).layers[0].mlp
     for name, value in vars(experts).items():
         if isinstance(value, torch.Tensor):
             dtype = torch.bfloat16 if value.is_floating_point() else value.dtype
             setattr(experts, name, value.to("meta", dtype))
-    experts._route = lambda rows: (
+    experts.route = lambda rows: (
         torch.empty(len(rows), 2, device="meta", dtype=torch.bfloat16),
         torch.empty(len(rows), 2, dtype=torch.int64, device="meta"),
     )
-    experts._activate = lambda gate_up: gate_up.chunk(2, -1)[0]
+    experts.activate = lambda gate_up: gate_up.chunk(2, -1)[0]
     rows = torch.empty(5, 32, device="meta", dtype=torch.bfloat16)
     assert experts(rows).shape == (5, 32)
 
@@ -57,13 +56,13 @@ def test_nothing_depends_on_what_the_router_chooses(tiny_model, load):
         ((12, 0), torch.bfloat16, "kernels.grouped_linear"),
     ],
 )
-def test_our_kernel_where_torch_would_wait_for_the_device(capability, dtype, module, monkeypatch):
+def test_our_kernel_is_used_where_torch_would_synchronize(capability, dtype, module, monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: capability)
     assert choose_grouped(torch.device("cuda"), dtype).__module__ == module
     assert choose_grouped(torch.device("cpu"), dtype).__module__ == "engine.model.experts"
 
 
-def test_two_tokens_of_one_step_do_not_change_each_other(tiny_model, load):
+def test_tokens_of_a_step_do_not_affect_each_other(tiny_model, load):
     decoder = load(tiny_model("gpt_oss"))
     experts, rows = decoder.layers[0].mlp, torch.randn(6, 32)
     together = experts(rows)

@@ -1,4 +1,4 @@
-"""The gate: what it compares, and what happens where a decoder computes something else."""
+"""The gate: the comparison of our decoder with transformers', and its fallback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 
 from core.errors import ConfigurationError
 from engine import LLM
-from engine.loading import own
+from engine.loading import own_decoder
+from engine.loading.gate import load_reference
 from engine.model.decoder import MLP, Decoder
 from engine.model.families import FAMILIES
 from engine.model.spec import read_spec
@@ -18,9 +19,9 @@ from tests.engine.tiny_models import FOREIGN, OWN
 REASON = "paged and eager attention give different logits"
 
 
-def test_a_decoder_that_computes_something_else_is_not_served(tiny_model, monkeypatch):
+def test_a_decoder_with_different_logits_is_not_used(tiny_model, monkeypatch):
     monkeypatch.setattr(MLP, "__call__", lambda self, hidden: hidden)
-    monkeypatch.setattr(own, "NativeLayers", lambda decoder: None)
+    monkeypatch.setattr(own_decoder, "NativeLayers", lambda decoder: None)
     facts = LLM(tiny_model("llama"), dtype="fp32").facts
     assert facts.executor == "packed"
     assert facts.decoder.startswith(f"transformers' code (llama): {REASON}")
@@ -28,28 +29,28 @@ def test_a_decoder_that_computes_something_else_is_not_served(tiny_model, monkey
         LLM(tiny_model("llama"), dtype="fp32", decoder="own")
 
 
-def test_a_decoder_that_gives_no_numbers_is_not_served(tiny_model, monkeypatch):
+def test_a_decoder_with_nan_logits_is_not_used(tiny_model, monkeypatch):
     logits = Decoder.logits
     monkeypatch.setattr(Decoder, "logits", lambda *_: logits(*_) * float("nan"))
     assert f"{REASON} (relative error inf)" in LLM(tiny_model("llama"), dtype="fp32").facts.decoder
 
 
 @pytest.mark.parametrize("architecture", FOREIGN)
-def test_the_reason_is_said_where_there_is_no_row(tiny_model, architecture):
+def test_the_reason_names_a_missing_family(tiny_model, architecture):
     facts = LLM(tiny_model(architecture), dtype="fp32").facts
-    reason = f"there is no row for {architecture} in the table"
+    reason = f"model type {architecture} is not in the family table"
     assert facts.decoder == f"transformers' code ({architecture}): {reason}"
 
 
 @pytest.mark.parametrize(
     ("architecture", "setting", "reason"),
     [
-        ("opt", {"do_layer_norm_before": False}, "norms come after the residuals"),
-        ("stablelm", {"qk_layernorm": True}, "normalizes each head by weights of its own"),
+        ("opt", {"do_layer_norm_before": False}, "norms come after the residual adds"),
+        ("stablelm", {"qk_layernorm": True}, "separate weights for each head"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, r"quantized \(gptq\)"),
     ],
 )
-def test_rare_members_of_a_family_are_refused(tiny_model, source, architecture, setting, reason):
+def test_unsupported_settings_are_rejected(tiny_model, source, architecture, setting, reason):
     config = source(tiny_model(architecture)).config
     read_spec(config, 128)
     for name, value in setting.items():
@@ -61,58 +62,58 @@ def test_rare_members_of_a_family_are_refused(tiny_model, source, architecture, 
 @pytest.mark.parametrize("architecture", OWN)
 def test_the_trial_has_a_layer_of_every_kind(tiny_model, source, architecture):
     spec = read_spec(source(tiny_model(architecture)).config, 128)
-    count = spec.sample_layers
+    count = spec.num_trial_layers
     assert set(spec.layers[:count]) == set(spec.layers)
-    config = spec.config_of_first(count)
+    config = spec.first_layers_config(count)
     assert config.num_hidden_layers == count
     first = read_spec(config, 128)
     assert first.layers == spec.layers[:count]
-    assert spec.config.num_hidden_layers == len(spec.layers), "which others still read"
+    assert spec.config.num_hidden_layers == len(spec.layers), "the full configuration is unchanged"
 
 
-def test_no_more_layers_than_that_are_loaded_twice(copied, monkeypatch):
-    """Of six alike, two."""
+def test_only_the_trial_layers_are_loaded_twice(copied, monkeypatch):
+    """Two of six equal layers."""
     folder = copied("llama")
     config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 6}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").unlink()
-    loaded, make = [], own._decoder
+    loaded = []
 
-    def watch(checkpoint, source, spec, num_layers, **options):
+    def watch(loader, spec, num_layers, **options):
         loaded.append(num_layers)
-        return make(checkpoint, source, spec, num_layers, **options)
+        return Decoder(loader, spec, num_layers, **options)
 
-    monkeypatch.setattr(own, "_decoder", watch)
+    monkeypatch.setattr(own_decoder, "Decoder", watch)
     LLM(folder, dtype="fp32", load_format="dummy")
     assert loaded == [2, 6]
 
 
 @pytest.mark.parametrize("architecture", OWN)
-def test_random_weights_are_named_as_files_name_them(tiny_model, load, architecture):
-    """And kept once: each goes when it is taken."""
+def test_random_weights_have_the_names_of_files(tiny_model, load, architecture):
+    """They are kept once: each tensor is freed when it is taken."""
     folder = tiny_model(architecture)
     assert load(folder, is_dummy=True).num_bytes == load(folder).num_bytes
 
 
-def test_fp32_decides_and_low_precision_looks_for_wrong_kernels(tiny_model, monkeypatch):
-    tried, trial = [], own._trial
+def test_fp32_has_a_tight_limit_and_low_precision_a_loose_one(tiny_model, monkeypatch):
+    tried = []
 
-    def watch(source, *others):
+    def watch(source):
         tried.append(source.dtype)
-        return trial(source, *others)
+        return load_reference(source)
 
-    monkeypatch.setattr(own, "_trial", watch)
+    monkeypatch.setattr(own_decoder, "load_reference", watch)
     assert LLM(tiny_model("llama"), dtype="bf16").facts.decoder == "own (llama)"
     assert tried == [torch.float32, torch.bfloat16]
     for name, limits in (("MAX_RELATIVE_ERROR", {torch.float32: -1.0}), ("MAX_KERNEL_ERROR", -1.0)):
         with monkeypatch.context() as patch:
-            patch.setattr(own, name, limits)
+            patch.setattr(own_decoder, name, limits)
             assert REASON in LLM(tiny_model("llama"), dtype="bf16").facts.decoder
 
 
 @pytest.mark.parametrize("architecture", OWN)
-def test_a_config_with_settings_of_other_families_changes_nothing(tiny_model, source, architecture):
-    """transformers ignores them."""
+def test_settings_of_other_families_are_ignored(tiny_model, source, architecture):
+    """As transformers does."""
     config = source(tiny_model(architecture)).config
     layers = read_spec(config, 128).layers
     foreign = {"use_sliding_window": False}
@@ -125,7 +126,7 @@ def test_a_config_with_settings_of_other_families_changes_nothing(tiny_model, so
     assert read_spec(config, 128).layers == layers
 
 
-def test_own_is_never_ignored(tiny_model):
+def test_decoder_own_is_an_error_if_it_cannot_be_used(tiny_model):
     for options in ({"executor": "library", "batching": "none"}, {"executor": "auto"}):
         architecture = "t5" if options["executor"] == "auto" else "llama"
         with pytest.raises(ConfigurationError, match=r"option\.decoder=own: "):

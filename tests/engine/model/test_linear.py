@@ -1,4 +1,4 @@
-"""How weights are stored: in which format, that nothing is lost, and in which memory."""
+"""Weight formats: the choice of format, exactness and memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 
 from engine.model import linear
 from engine.model.linear import Dense, Linear, Panels, Part, choose_format
-from kernels.cpu.library import Target, what_is_lacking
 from kernels.cpu.linear import has_pairs, is_faster
+from kernels.cpu.shared_library import Target, unavailable_reason
 
 CPU = torch.device("cpu")
 HAS_BF16 = [False, True]
@@ -16,7 +16,7 @@ HAS_BF16 = [False, True]
 
 @pytest.fixture
 def needs_a_compiler():
-    reason = what_is_lacking()
+    reason = unavailable_reason()
     if reason is not None:
         pytest.skip(reason)
 
@@ -29,8 +29,8 @@ def make_parts(sizes=(32, 16, 7), depth=24, dtype=torch.float32):
 @pytest.mark.parametrize("sizes", [(32, 16, 7), (5, 40), (3,)])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_panels_multiply_as_the_whole_weight(needs_a_compiler, sizes, stored, dtype):
-    """Parts that begin with a panel and such as do not."""
+def test_panels_multiply_like_the_whole_weight(needs_a_compiler, sizes, stored, dtype):
+    """Parts that start at a panel boundary and parts that do not."""
     parts = make_parts(sizes, dtype=stored)
     whole, rows = torch.cat(parts).to(dtype), torch.randn(5, 24).to(dtype)
     format = Panels.of(parts, dtype)
@@ -43,7 +43,7 @@ def test_panels_multiply_as_the_whole_weight(needs_a_compiler, sizes, stored, dt
     assert format.panels.dim() == (4 if is_paired else 3)
 
 
-def test_what_bf16_holds_is_bf16_in_panels_and_else_nothing(needs_a_compiler):
+def test_panels_are_bf16_only_if_that_is_exact(needs_a_compiler):
     exact = make_parts(dtype=torch.bfloat16)
     widened = [part.float() for part in exact]
     assert Panels.of(widened, torch.float32).panels.dtype == torch.bfloat16
@@ -51,14 +51,14 @@ def test_what_bf16_holds_is_bf16_in_panels_and_else_nothing(needs_a_compiler):
     assert Panels.of(widened, torch.float32).panels.dtype == torch.float32
 
 
-def test_dense_parts_go_below_each_other_in_the_type_that_is_computed_with():
+def test_dense_parts_are_concatenated_in_the_compute_dtype():
     parts = make_parts(dtype=torch.bfloat16)
     format = Dense.of(parts, CPU, torch.float32)
     assert torch.equal(format.weight, torch.cat(parts).float())
     assert format.num_bytes == format.weight.nbytes == 55 * 24 * 4
 
 
-def test_the_format_is_chosen_by_device_and_type(monkeypatch):
+def test_the_format_depends_on_device_and_dtype(monkeypatch):
     for is_fast in (True, False):
         monkeypatch.setattr(linear.cpu_linear, "is_faster", lambda is_fast=is_fast: is_fast)
         assert linear.uses_panels(CPU, torch.float32) is is_fast
@@ -67,7 +67,7 @@ def test_the_format_is_chosen_by_device_and_type(monkeypatch):
     assert isinstance(choose_format(CPU, torch.float32)(make_parts()), Dense)
 
 
-def test_panels_are_for_machines_on_which_they_were_measured_to_be_faster(monkeypatch):
+def test_panels_are_used_on_cpus_where_they_are_faster(monkeypatch):
     for name, expected in (("avx512bf16", True), ("avx512", True), ("avx2", True), ("neon", False)):
         target = Target(name, (), ())
         monkeypatch.setattr("kernels.cpu.linear.load_library", lambda: None)
@@ -75,7 +75,7 @@ def test_panels_are_for_machines_on_which_they_were_measured_to_be_faster(monkey
         assert is_faster() is expected
 
 
-def test_what_is_attached_adds_to_each_product():
+def test_attached_functions_add_to_each_product():
     (weight,) = make_parts((6,))
     layer = Linear(Dense(weight), torch.ones(6), {"q": Part(slice(0, 6))}, 24, torch.float32)
     rows = torch.randn(3, 24)

@@ -1,4 +1,4 @@
-"""Files of weights: shards, ties, older names, and what is wrong with them."""
+"""Weight files: shards, tied weights, older names and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILE = "model.safetensors"
 
 
 def edited(folder, edit):
-    """Its tensors, after `edit` has changed them in place, written again."""
+    """Rewrite the tensors of a file after `edit` has changed them in place."""
     with safe_open(folder / FILE, "pt") as file:
         metadata = file.metadata()
     tensors = load_file(folder / FILE)
@@ -27,7 +27,7 @@ def edited(folder, edit):
     return folder
 
 
-def test_shards_are_found_by_their_index(copied, load):
+def test_shards_are_found_by_the_index(copied, load):
     folder = copied("llama")
     expected, model = logits(load(folder)), AutoModelForCausalLM.from_pretrained(folder)
     (folder / FILE).unlink()
@@ -42,7 +42,7 @@ def test_shards_are_found_by_their_index(copied, load):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_tied_head_multiplies_by_the_embedding(copied, load, dtype):
-    """Whether the file has a second copy of it or not."""
+    """With and without a second copy in the file."""
     folder = copied("llama")
     config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
     (folder / "config.json").write_text(json.dumps(config))
@@ -59,7 +59,7 @@ def test_a_tied_head_multiplies_by_the_embedding(copied, load, dtype):
     assert torch.equal(logits(load(folder)), logits(both))
 
 
-def test_a_tied_file_may_have_the_heads_name_alone(copied, load):
+def test_a_tied_weight_may_have_only_the_heads_name(copied, load):
     folder = copied("llama")
     config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
     (folder / "config.json").write_text(json.dumps(config))
@@ -67,16 +67,16 @@ def test_a_tied_file_may_have_the_heads_name_alone(copied, load):
     torch.testing.assert_close(logits(load(folder)), expected_logits(folder))
 
 
-def test_a_bias_that_is_missing_ends_the_start(copied, load):
-    """Ours would be 0, and transformers would draw its own at random."""
+def test_a_missing_bias_is_an_error(copied, load):
+    """Otherwise ours would be 0 and transformers' random."""
     name = "model.layers.0.self_attn.k_proj.bias"
     folder = edited(copied("qwen2"), lambda tensors: tensors.pop(name))
     with pytest.raises(ConfigurationError, match=f"has no tensor '{name}'"):
         load(folder)
 
 
-def test_a_gpt2_as_it_is_published(copied, load):
-    """Without the first word of its names, and with masks among its weights."""
+def test_the_published_form_of_gpt2(copied, load):
+    """Names without the prefix, and masks among the weights."""
     folder = copied("gpt2")
     expected = logits(load(folder))
 
@@ -88,15 +88,13 @@ def test_a_gpt2_as_it_is_published(copied, load):
     assert torch.equal(logits(load(edited(folder, publish))), expected)
 
 
-def test_files_of_another_form_are_for_transformers(copied, tmp_path):
+def test_other_file_formats_are_loaded_by_transformers(copied, tmp_path):
     folder = copied("llama")
     model = AutoModelForCausalLM.from_pretrained(folder)
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     (folder / FILE).unlink()
     decoder = LLM(folder, dtype="fp32").facts.decoder
-    assert decoder.startswith(
-        "transformers' code (llama): its weights are not in model.safetensors"
-    )
+    assert decoder.startswith("transformers' code (llama): it has neither model.safetensors nor")
 
 
 @pytest.mark.parametrize(
@@ -115,8 +113,8 @@ def test_files_of_another_form_are_for_transformers(copied, tmp_path):
         (
             "llama",
             lambda tensors: tensors.update({"model.norm.weight": torch.ones(31)}),
-            r"model.safetensors: tensor 'model.norm.weight' is \[31\], and by config.json it is "
-            r"\[32\]",
+            r"model.safetensors: tensor 'model.norm.weight' has shape \[31\], but config.json "
+            r"implies \[32\]",
         ),
         (
             "llama",
@@ -131,18 +129,18 @@ def test_files_of_another_form_are_for_transformers(copied, tmp_path):
     ],
     ids=["missing", "left over", "misshapen", "of integers", "of an expert"],
 )
-def test_what_is_wrong_with_a_tensor_ends_the_start(copied, architecture, edit, message):
+def test_an_invalid_tensor_is_an_error(copied, architecture, edit, message):
     with pytest.raises(ConfigurationError, match=message):
         LLM(edited(copied(architecture), edit), dtype="fp32")
 
 
-def test_transformers_code_never_serves_what_it_drew_at_random(copied):
+def test_missing_weights_are_an_error_in_transformers_code_too(copied):
     folder = edited(copied("llama"), lambda tensors: tensors.pop("model.norm.weight"))
     with pytest.raises(ConfigurationError, match=r"has no tensor 'model\.norm\.weight'"):
         LLM(folder, dtype="fp32", decoder="transformers")
 
 
-def test_a_file_that_was_cut_off_ends_the_start(copied):
+def test_a_truncated_file_is_an_error(copied):
     folder = copied("llama")
     data = (folder / FILE).read_bytes()
     (folder / FILE).write_bytes(data[: len(data) // 2])
@@ -155,8 +153,8 @@ def test_a_file_that_was_cut_off_ends_the_start(copied):
         LLM(folder, dtype="fp32")
 
 
-def test_nothing_is_a_view_of_the_file(tiny_model, load):
-    """Else a file that is replaced would change the model, or end the process."""
+def test_no_weight_is_a_view_of_the_file(tiny_model, load):
+    """Otherwise replacing the file would change the model or crash the process."""
     decoder = load(tiny_model("gpt2"))
     before = logits(decoder)
     path = tiny_model("gpt2") / FILE
@@ -169,16 +167,16 @@ def test_nothing_is_a_view_of_the_file(tiny_model, load):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "mixtral", "gpt_oss", "ernie4_5"])
-def test_bytes_are_those_of_what_is_kept(tiny_model, load, architecture):
-    """In fp32, which bf16 does not hold: each weight of the file once."""
+def test_num_bytes_counts_the_stored_weights(tiny_model, load, architecture):
+    """fp32 weights that are not exact in bf16: each weight of the file counts once."""
     folder = tiny_model(architecture)
     with safe_open(folder / FILE, "pt") as file:
         total = sum(file.get_tensor(name).nbytes for name in file.keys())  # noqa: SIM118
     padding = load(folder).num_bytes - total
-    assert 0 <= padding < 0.5 * total, "of panels that are not full"
+    assert 0 <= padding < 0.5 * total, "padding of partial panels"
 
 
-def test_layers_show_their_progress(tiny_model, load, monkeypatch, capsys):
+def test_loading_shows_a_progress_bar(tiny_model, load, monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     load(tiny_model("llama"))
     assert "loading layers: 100%" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Layers in one native call: of which families, that the answers stay, and when they step aside."""
+"""Native layers in one call: supported families, equal logits, and fallbacks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from engine.model.native import NativeLayers
-from kernels.cpu.library import what_is_lacking
 from kernels.cpu.linear import has_pairs
-from kernels.cpu.prepared import PreparedMLP, UnpreparedError
+from kernels.cpu.prepared import NoKernelError, PreparedMLP
+from kernels.cpu.shared_library import unavailable_reason
 from tests.engine.model.conftest import expected_logits, logits
 from tests.engine.tiny_models import OWN
 
@@ -21,7 +21,7 @@ NATIVE = {
 
 @pytest.fixture(autouse=True)
 def in_panels(monkeypatch):
-    reason = what_is_lacking()
+    reason = unavailable_reason()
     if reason is not None:
         pytest.skip(reason)
     monkeypatch.setattr("kernels.cpu.linear.is_faster", lambda: True)
@@ -29,7 +29,7 @@ def in_panels(monkeypatch):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """How many rows each layer's MLP had, in native calls."""
+    """Return a list of the rows of each layer's MLP in native calls."""
     rows, bind = [], PreparedMLP.bind
 
     def watch(self, hidden, num_tokens, *others, **keywords):
@@ -41,7 +41,7 @@ def runs(monkeypatch):
 
 
 @pytest.mark.parametrize("architecture", OWN)
-def test_which_families_and_that_the_logits_stay(tiny_model, load, runs, architecture):
+def test_logits_are_equal_and_the_families_are_known(tiny_model, load, runs, architecture):
     folder = tiny_model(architecture, is_wide=True)
     decoder = load(folder)
     assert (decoder.native is not None) == (architecture in NATIVE)
@@ -55,10 +55,10 @@ def test_which_families_and_that_the_logits_stay(tiny_model, load, runs, archite
     torch.testing.assert_close(native, expected_logits(folder), atol=1e-3, rtol=1e-3)
 
 
-def test_in_bf16(tiny_model, load, runs):
+def test_native_layers_in_bf16(tiny_model, load, runs):
     decoder = load(tiny_model("qwen3", is_wide=True), dtype=torch.bfloat16)
     if not has_pairs():
-        assert decoder.native is None, "products would widen their rows one by one"
+        assert decoder.native is None, "products would convert each row by itself"
         return
     native = logits(decoder, torch.bfloat16)
     assert runs
@@ -67,10 +67,10 @@ def test_in_bf16(tiny_model, load, runs):
     assert error < 0.05
 
 
-def test_the_last_layer_finishes_the_rows_that_have_logits(tiny_model, load, runs):
+def test_the_last_layer_only_computes_rows_with_logits(tiny_model, load, runs):
     decoder = load(tiny_model("llama", is_wide=True))
     runs.clear()
-    logits(decoder)  # of a prompt in chunks of 19, 20 and 1; the last alone has logits
+    logits(decoder)  # a prompt in chunks of 19, 20 and 1; only the last has logits
     assert runs == [19, 19, 0, 20, 20, 0, 1, 1, 1]
 
 
@@ -87,7 +87,7 @@ def test_steps_with_adapters_run_layer_by_layer(tiny_model, load, runs):
     assert not runs
 
 
-def test_a_layer_that_no_kernel_computes_is_refused(tiny_model, load):
+def test_a_layer_without_kernels_is_rejected(tiny_model, load):
     decoder = load(tiny_model("gpt2", is_wide=True))
-    with pytest.raises(UnpreparedError, match="subtract the mean"):
+    with pytest.raises(NoKernelError, match="subtract the mean"):
         NativeLayers(decoder)

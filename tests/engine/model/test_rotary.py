@@ -1,4 +1,4 @@
-"""Angles: those of transformers, and by the position alone."""
+"""Rotary angles equal those of transformers and depend only on the position."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def transformers_logits(folder, ids):
 def answers(llm, prompts):
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    return [each.outputs[0].token_ids for each in outputs]
+    return [output.outputs[0].token_ids for output in outputs]
 
 
 @pytest.fixture
 def prompts():
-    """A short one, and one beyond the original length."""
+    """Positions of a short sequence, and of one beyond the original length."""
     rng = random.Random(2)
     return [[rng.randrange(1, 97) for _ in range(length)] for length in (5, 90)]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_forms_of_transformers(copied, prompts, form):
+def test_angles_equal_those_of_transformers(copied, prompts, form):
     folder = with_rope(copied("llama"), FORMS[form])
     llm = LLM(folder, dtype="fp32")
     assert llm.facts.decoder == "own (llama)"
@@ -70,8 +70,8 @@ def test_forms_of_transformers(copied, prompts, form):
 
 
 @pytest.mark.parametrize("decoder", ["own", "transformers"])
-def test_longrope_answers_the_same_alone_and_beside_a_longer_one(copied, prompts, decoder):
-    """transformers switches the frequencies of all by the longest; a packed model must not."""
+def test_longrope_does_not_depend_on_other_sequences(copied, prompts, decoder):
+    """transformers chooses the frequencies by the longest sequence; a packed model must not."""
     folder = with_rope(copied("llama"), LONGROPE)
     llm = LLM(folder, dtype="fp32", decoder=decoder)
     alone = [answers(llm, [prompt])[0] for prompt in prompts]
@@ -79,15 +79,15 @@ def test_longrope_answers_the_same_alone_and_beside_a_longer_one(copied, prompts
         assert llm.facts.executor == "packed"
         assert answers(llm, prompts) == alone
     else:
-        assert "(longrope) would change" in llm.facts.executor_reason
+        assert "(longrope) depends on the longest" in llm.facts.executor_reason
     short = LLM(folder, dtype="fp32", decoder=decoder, max_model_len=ORIGINAL)
     assert short.facts.executor == "packed"
     if decoder == "own":
-        assert answers(short, prompts[:1])[0] != alone[0], "by the short set"
+        assert answers(short, prompts[:1])[0] != alone[0], "with the short factors"
 
 
 @pytest.mark.parametrize("is_long", [False, True])
-def test_longrope_has_the_set_of_its_longest_sequence(copied, source, is_long):
+def test_longrope_uses_the_factors_for_max_model_len(copied, source, is_long):
     folder = with_rope(copied("llama"), LONGROPE)
     config = source(folder).config
     spec = read_spec(config, ORIGINAL + is_long)
@@ -101,8 +101,8 @@ def test_longrope_has_the_set_of_its_longest_sequence(copied, source, is_long):
     assert rotary.width("") == 8
 
 
-def test_layers_have_angles_of_their_own_kind(tiny_model, source):
-    """Gemma 3 has other frequencies in its layers with a window."""
+def test_layer_types_have_their_own_angles(tiny_model, source):
+    """Gemma 3 has other frequencies in its sliding-window layers."""
     spec = read_spec(source(tiny_model("gemma3_text")).config, 128)
     angles = Rotary(spec, torch.device("cpu"), torch.float32)(torch.arange(5))
     assert {layer.rope for layer in spec.layers} == {"full_attention", "sliding_attention"}

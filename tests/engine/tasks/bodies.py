@@ -1,4 +1,4 @@
-"""Requests to pipelines, and their answers beside those of transformers."""
+"""Helpers for pipeline requests and for comparing answers with transformers'."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.engine.tasks.models import RATE
 
 
 def body(inputs, **parameters):
-    """A request; a list is a batch."""
+    """Return a request; a list of inputs is a batch."""
     is_batch = isinstance(inputs, list)
     return PipelineBody(inputs if is_batch else [inputs], is_batch, parameters)
 
@@ -29,7 +29,7 @@ def image(color, size=(10, 12)):
 
 
 def samples(seed, count):
-    """A sound as 16-bit integers."""
+    """Return a sound as 16-bit integers."""
     return np.random.default_rng(seed).integers(-20_000, 20_000, count, dtype=np.int16)
 
 
@@ -44,7 +44,7 @@ def wav(seed, count=2000, rate=RATE):
 
 
 def video(num_frames=6, format="mp4"):
-    """A file whose frames differ."""
+    """Return a video file with distinct frames."""
     data = io.BytesIO()
     with av.open(data, "w", format=format) as file:
         stream = file.add_stream("mpeg4", rate=10)
@@ -57,12 +57,12 @@ def video(num_frames=6, format="mp4"):
 
 
 def as_transformers_wants_it(given):
-    """What a file says, read in another way than ours, wherever it stands."""
+    """Replace file contents by their values, read with other libraries than ours."""
     match given:
         case list():
             return list(map(as_transformers_wants_it, given))
         case dict():
-            return {name: as_transformers_wants_it(each) for name, each in given.items()}
+            return {name: as_transformers_wants_it(value) for name, value in given.items()}
         case bytes() if given.startswith(b"RIFF"):
             return np.frombuffer(given[44:], np.int16).astype(np.float32) / 2**15
         case bytes():
@@ -72,12 +72,12 @@ def as_transformers_wants_it(given):
 
 
 def with_files_read(answer):
-    """Pixels and samples in place of the files in base64."""
+    """Replace base64 files by their pixels and samples."""
     match answer:
         case list():
             return list(map(with_files_read, answer))
         case dict():
-            return {name: with_files_read(each) for name, each in answer.items()}
+            return {name: with_files_read(value) for name, value in answer.items()}
         case str() if answer.startswith("iVBOR"):
             return np.array(Image.open(io.BytesIO(base64.b64decode(answer)))).tolist()
         case str() if answer.startswith("UklGR"):
@@ -87,7 +87,7 @@ def with_files_read(answer):
 
 
 def plain(result):
-    """transformers' result as JSON, with pixels in place of images."""
+    """Return transformers' result as JSON, with pixels instead of images."""
     match result:
         case Image.Image():
             return np.array(result).tolist()
@@ -98,13 +98,13 @@ def plain(result):
         case list() | tuple():
             return list(map(plain, result))
         case dict():
-            return {name: plain(each) for name, each in result.items()}
+            return {name: plain(value) for name, value in result.items()}
         case _:
             return result
 
 
 def close(got, expected):
-    """Equal but for the last digits of numbers, which depend on what else is in a batch."""
+    """Return whether values are equal up to rounding, which depends on the rest of a batch."""
     match got:
         case float():
             return got == pytest.approx(expected, abs=1e-5)

@@ -1,4 +1,4 @@
-"""Tiny models for tasks, built once a session, and engines of them and of handlers."""
+"""Tiny models for tasks, built once per session, and engines for them and for handlers."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ TaskModelDir = Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def task_model(tmp_path_factory) -> TaskModelDir:
-    """name → folder of a tiny random model."""
+    """Return a function name → folder of a tiny random model."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("task-models")
     return lambda name: save_task_model(name, folder)
 
 
 def engine_of(path: Path, **options: object) -> TaskEngine:
-    """An engine whose batches never wait."""
+    """Return an engine whose batches never wait."""
     all_options = Options(**({"dtype": "fp32", "device": "cpu", "max_batch_delay": 0} | options))
     return build_task_engine(choose_task(path, all_options), path, all_options)
 
 
 def perform(engine: TaskEngine, *bodies: PipelineBody | EmbeddingBody | Job) -> list[Outcome]:
-    """How each ends, in the order of the bodies."""
-    jobs = [each if isinstance(each, Job) else Job(msgspec.msgpack.encode(each)) for each in bodies]
+    """Perform the bodies and return their outcomes in order."""
+    jobs = [body if isinstance(body, Job) else Job(msgspec.msgpack.encode(body)) for body in bodies]
     ids = [engine.add(job, 0.0) for job in jobs]
     outcomes: dict[int, Outcome] = {}
     while engine.has_work():
         for output in engine.step(1.0):
-            assert output.request_id not in outcomes, "one answer each"
+            assert output.request_id not in outcomes, "one outcome per body"
             outcomes[output.request_id] = output.outcome
     return [outcomes[id] for id in ids]
 
 
 def decoded(outcome: Outcome) -> object:
-    """The JSON of an answer."""
+    """Return the parsed JSON of an answer."""
     assert isinstance(outcome, Answer), outcome
     return msgspec.json.decode(outcome.body)
 
 
 @pytest.fixture
 def handler(monkeypatch, tmp_path):
-    """Writes a model.py and makes an engine of it.
+    """Write a model.py and make an engine of it.
 
-    A handler changes the path and the directory of its process; here that is ours.
+    Restores sys.path and the working directory, which a handler changes.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -78,7 +78,7 @@ def handler(monkeypatch, tmp_path):
 
 
 def job(body, send=None, **headers):
-    """A request to a handler."""
+    """Return a request to a handler."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"} | headers
     return Job(data, headers) if send is None else Job(data, headers, send)

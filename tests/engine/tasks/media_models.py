@@ -1,4 +1,4 @@
-"""Tiny random models of images, sounds, videos, pages and tables, as `models.py` has of texts."""
+"""Tiny random models for images, sounds, videos, documents and tables; see `models.py`."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def page_reader(path: Path) -> None:
 
 
 def page_and_picture_reader(path: Path) -> None:
-    """Its processor would find the words by Tesseract."""
+    """A document model whose processor would find the words with Tesseract."""
     letters = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *"abcdefghijklmnopqrstuvwxyz", "\u0120"]
     config = LayoutLMv3Config(**SMALL | {"hidden_size": 24}, vocab_size=len(letters),
                               max_position_embeddings=64, coordinate_size=4, shape_size=4,
@@ -184,7 +184,7 @@ def page_and_picture_reader(path: Path) -> None:
 
 
 def picture_reader(path: Path) -> None:
-    """Donut, which needs no words."""
+    """A Donut model, which needs no words."""
     words = tokenizer()
     words.eos_token = "[SEP]"
     swin = DonutSwinConfig(
@@ -227,14 +227,14 @@ def speaker(path: Path) -> None:
         duration_predictor_filter_channels=16, use_stochastic_duration_prediction=False,
         noise_scale=0.0, sampling_rate=8000,
     )  # fmt: skip
-    VitsModel(config).save_pretrained(path)  # spread weights would make it shrill
+    VitsModel(config).save_pretrained(path)  # large weights would make it too loud
     letters = {letter: id for id, letter in enumerate(LETTERS)}
     (path / "vocab.json").write_text(json.dumps(letters))
     VitsTokenizer(str(path / "vocab.json"), phonemize=False, is_uroman=False).save_pretrained(path)
 
 
 def save(model: PreTrainedModel, path: Path) -> None:
-    """With weights spread so that answers differ."""
+    """Save the model with larger weights, so that answers differ."""
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() >= 2:
@@ -243,8 +243,8 @@ def save(model: PreTrainedModel, path: Path) -> None:
 
 
 MEDIA_MODELS: Mapping[str, Callable[[Path], None]] = {
-    each.__name__: each
-    for each in (segmenter, panoptic_segmenter, depth_estimator, mask_maker, matcher, watcher,
+    make.__name__: make
+    for make in (segmenter, panoptic_segmenter, depth_estimator, mask_maker, matcher, watcher,
                  sound_labeller, table_reader, page_reader, page_and_picture_reader, picture_reader,
                  chatter, speaker)
 }  # fmt: skip

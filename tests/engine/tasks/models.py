@@ -1,4 +1,4 @@
-"""Tiny random models for tasks, each written to a folder with a tokenizer of a few words."""
+"""Tiny random models for tasks, written to folders with a tokenizer of a few words."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _MODELS = {
 
 
 def save_task_model(name: str, folder: Path) -> Path:
-    """Writes the model unless it is there; weights are spread so that answers differ."""
+    """Write the model unless it exists, with larger weights so that answers differ."""
     path = folder / name
     if path.exists():
         return path
@@ -106,10 +106,10 @@ def save_task_model(name: str, folder: Path) -> Path:
 
 
 def _whisper_tokenizer() -> WhisperTokenizer:
-    """Eight letters, and the tokens that steer Whisper."""
+    """A tokenizer of eight letters and Whisper's control tokens."""
     letters = {letter: id for id, letter in enumerate("abcdefgh")}
     names = ("endoftext", "startoftranscript", "en", "translate", "transcribe", "startoflm",
              "startofprev", "nospeech", "notimestamps")  # fmt: skip
     tokenizer = WhisperTokenizer(vocab=letters, merges=[])
-    tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{each}|>" for each in names]})
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{entry}|>" for entry in names]})
     return tokenizer

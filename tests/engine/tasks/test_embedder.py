@@ -1,4 +1,4 @@
-"""Vectors of texts: those that sentence-transformers describes, whatever else is in the batch."""
+"""Embeddings equal those that sentence-transformers would compute, in any batch."""
 
 from __future__ import annotations
 
@@ -27,18 +27,27 @@ def embed(*inputs, **options):
 
 
 def vectors(outcome):
-    """[texts, size], and the tokens of each text."""
+    """Return vectors [texts, size] and the number of tokens of each text."""
     assert not isinstance(outcome, Exception), outcome
     answer = msgspec.msgpack.decode(outcome.body, type=EmbeddingAnswer)
-    return np.stack([np.frombuffer(each, "<f4") for each in answer.vectors]), answer.num_tokens
+    return np.stack([np.frombuffer(vector, "<f4") for vector in answer.vectors]), answer.num_tokens
 
 
 def hidden(path, text, get=lambda model: model):
-    """[tokens, size] of one text, from transformers alone."""
+    """Return the hidden states [tokens, size] of one text, from transformers alone."""
     ids = torch.tensor([tokenizer()(text)["input_ids"]])
     with torch.inference_mode():
         model = get(AutoModel.from_pretrained(path, dtype=torch.float32).eval())
         return model(input_ids=ids).last_hidden_state[0].numpy()
+
+
+def watch_forwards(engine, watch):
+    """Call `watch` before each forward pass with the lengths of its texts, in tokens."""
+
+    def before(model, args, inputs):
+        watch(inputs["attention_mask"].sum(1).tolist())
+
+    engine.performer.model.register_forward_pre_hook(before, with_kwargs=True)
 
 
 def unit(vector):
@@ -47,30 +56,30 @@ def unit(vector):
 
 @pytest.fixture
 def described(task_model, tmp_path):
-    """The encoder with these files of sentence-transformers beside it."""
+    """Return a function that makes an encoder with these files of sentence-transformers."""
 
     def make(name="encoder", normalize=True, pooling=None, types=None, **files):
         path = tmp_path / "described"
         shutil.copytree(task_model(name), path, dirs_exist_ok=True)
         types = types or ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
         modules = [
-            {"idx": at, "name": str(at), "type": f"sentence_transformers.models.{each}",
-             "path": "" if each == "Transformer" else f"{at}_{each}"}
-            for at, each in enumerate(types)
+            {"idx": at, "name": str(at), "type": f"sentence_transformers.models.{module_type}",
+             "path": "" if module_type == "Transformer" else f"{at}_{module_type}"}
+            for at, module_type in enumerate(types)
         ]  # fmt: skip
         (path / "modules.json").write_text(json.dumps(modules))
         (path / "1_Pooling").mkdir(exist_ok=True)
         settings = pooling or {"pooling_mode_mean_tokens": True}
         (path / "1_Pooling" / "config.json").write_text(json.dumps(settings))
-        for each, content in files.items():
-            (path / f"{each}.json").write_text(json.dumps(content))
+        for file, content in files.items():
+            (path / f"{file}.json").write_text(json.dumps(content))
         return path
 
     return make
 
 
-def test_the_mean_of_the_tokens_made_one_long(task_model):
-    """Where nothing is said; each text alone, and all of them in one batch."""
+def test_the_default_is_a_normalized_mean(task_model):
+    """Without settings; each text by itself, and all of them in one batch."""
     path = task_model("encoder")
     engine = engine_of(path)
     assert engine.facts.task == "text-embedding"
@@ -79,7 +88,9 @@ def test_the_mean_of_the_tokens_made_one_long(task_model):
     np.testing.assert_allclose(together, expected, atol=1e-5)
     assert num_tokens == [len(text.split()) + 2 for text in TEXTS]
     mixed = perform(engine, *map(embed, TEXTS))
-    np.testing.assert_allclose(np.vstack([vectors(each)[0] for each in mixed]), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        np.vstack([vectors(outcome)[0] for outcome in mixed]), expected, atol=1e-5
+    )
 
 
 POOLED = {
@@ -94,7 +105,7 @@ POOLED = {
 
 @pytest.mark.parametrize("kind", POOLED)
 @pytest.mark.parametrize("place", ["old form", "new form", "option"])
-def test_pooling(described, kind, place):
+def test_pooling_methods(described, kind, place):
     flag = kind if kind in ("lasttoken", "mean_sqrt_len_tokens") else f"{kind}_tokens"
     flag = "cls_token" if kind == "cls" else flag
     settings = {
@@ -109,8 +120,8 @@ def test_pooling(described, kind, place):
     np.testing.assert_allclose(got, np.stack(expected), atol=1e-5)
 
 
-def test_several_kinds_of_pooling_stand_in_a_row(described):
-    """In their order, which for the old form is fixed."""
+def test_several_poolings_are_concatenated(described):
+    """In the given order; the old format has a fixed order."""
     for settings, order in (
         ({"pooling_mode": ["mean", "cls"]}, ("mean", "cls")),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, ("cls", "mean")),
@@ -126,15 +137,15 @@ def test_several_kinds_of_pooling_stand_in_a_row(described):
     ("says", "option", "is_unit"),
     [(True, None, True), (False, None, False), (True, False, False), (False, True, True)],
 )
-def test_length_is_that_of_the_model_unless_an_option_says_so(described, says, option, is_unit):
+def test_normalization_follows_the_model_or_the_option(described, says, option, is_unit):
     engine = engine_of(described(normalize=says), normalize=option)
     got, _ = vectors(perform(engine, embed("the cat"))[0])
     assert (np.linalg.norm(got) == pytest.approx(1)) == is_unit
     assert "modules.json" in engine.facts.notes[0]
-    assert ("made 1 long" in engine.facts.notes[0]) == is_unit
+    assert ("are normalized" in engine.facts.notes[0]) == is_unit
 
 
-def test_prompt_and_case_of_the_model(described):
+def test_the_models_prompt_and_lower_casing_are_applied(described):
     path = described(
         sentence_bert_config={"max_seq_length": 6, "do_lower_case": True},
         config_sentence_transformers={"prompts": {"q": "the "}, "default_prompt_name": "q"},
@@ -150,8 +161,8 @@ def test_prompt_and_case_of_the_model(described):
     ("files", "message"),
     [
         ({"types": ["Transformer", "Pooling", "Dense"]}, "names Dense"),
-        ({"pooling": {"pooling_mode": "attention"}}, "pools by attention"),
-        ({"pooling": {"word_embedding_dimension": 16}}, "pools by nothing"),
+        ({"pooling": {"pooling_mode": "attention"}}, "pooling is attention"),
+        ({"pooling": {"word_embedding_dimension": 16}}, "pooling is not set"),
         (
             {
                 "pooling": {"pooling_mode": "mean", "include_prompt": False},
@@ -164,7 +175,7 @@ def test_prompt_and_case_of_the_model(described):
         ),
     ],
 )
-def test_what_is_not_computed_is_refused(described, files, message):
+def test_unsupported_settings_are_rejected(described, files, message):
     with pytest.raises(ConfigurationError, match=message):
         engine_of(described(**files))
 
@@ -176,10 +187,10 @@ def test_token_ids(task_model):
         engine, embed("the cat"), embed(ids), embed([99]), embed("a", [-1])
     )
     np.testing.assert_allclose(vectors(tokens)[0], vectors(text)[0], atol=1e-6)
-    assert [each.field for each in (wrong, negative)] == ["input", "input[1]"]
+    assert [outcome.field for outcome in (wrong, negative)] == ["input", "input[1]"]
 
 
-def test_a_text_that_is_too_long_is_refused_or_cut(task_model):
+def test_a_text_that_is_too_long_is_rejected_or_truncated(task_model):
     path = task_model("encoder")
     engine = engine_of(path)
     refused, beside, cut, less, tokens = perform(
@@ -193,19 +204,19 @@ def test_a_text_that_is_too_long_is_refused_or_cut(task_model):
     assert isinstance(refused, RequestError)
     assert refused.field == "input[1]"
     assert vectors(beside)[1] == [4]
-    assert [vectors(each)[1] for each in (cut, less, tokens)] == [[MAX_LENGTH], [5], [5]]
+    assert [vectors(outcome)[1] for outcome in (cut, less, tokens)] == [[MAX_LENGTH], [5], [5]]
     expected = unit(hidden(path, "cat cat cat").mean(0))
     np.testing.assert_allclose(vectors(less)[0][0], expected, atol=1e-5)
 
 
-def test_an_option_lowers_the_longest_text_and_cannot_raise_it(task_model):
+def test_max_model_len_can_be_lowered_but_not_raised(task_model):
     path = task_model("encoder")
     assert engine_of(path, max_model_len=9).facts.max_model_len == 9
     with pytest.raises(ConfigurationError, match="the model takes 32 tokens"):
         engine_of(path, max_model_len=33)
 
 
-def test_dimensions_only_where_the_model_was_trained_for_it(task_model, tmp_path):
+def test_dimensions_need_a_matryoshka_model(task_model, tmp_path):
     (refused,) = perform(engine_of(task_model("encoder")), embed("the cat", dimensions=4))
     assert refused.field == "dimensions"
     shutil.copytree(task_model("encoder"), tmp_path, dirs_exist_ok=True)
@@ -221,52 +232,43 @@ def test_dimensions_only_where_the_model_was_trained_for_it(task_model, tmp_path
 
 @pytest.mark.parametrize("name", ["roberta", "t5", "llama"])
 def test_other_architectures(task_model, name):
-    """Positions that begin late, an encoder with a decoder beside it, a decoder."""
+    """Offset positions (roberta), an encoder-decoder (t5) and a decoder (llama)."""
     path = task_model(name)
     engine = engine_of(path, task="embed")
     get = (lambda model: model.get_encoder()) if name == "t5" else (lambda model: model)
     assert engine.facts.max_model_len == (19 if name == "roberta" else MAX_LENGTH)
     text = " ".join(["dog"] * (engine.facts.max_model_len - 2))
-    expected = np.stack([unit(hidden(path, each, get).mean(0)) for each in (text, "the cat")])
+    expected = np.stack([unit(hidden(path, sample, get).mean(0)) for sample in (text, "the cat")])
     got, _ = vectors(perform(engine, embed(text, "the cat"))[0])
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-def test_a_forward_has_no_more_tokens_than_a_step_may_have(task_model):
+def test_a_forward_pass_stays_within_the_token_budget(task_model):
     engine = engine_of(task_model("encoder"), max_rolling_batch_prefill_tokens=12)
-    embedder = engine._performer
-    own, sizes = embedder._embed, []
-
-    def watched(texts):
-        sizes.append(sorted(len(each.token_ids) for each in texts))
-        return own(texts)
-
-    embedder._embed = watched
-    alone = [vectors(each)[0] for each in perform(engine, *map(embed, TEXTS))]
-    assert sorted(chain(*sizes)) == sorted(len(each.split()) + 2 for each in TEXTS)
-    assert all(len(each) * each[-1] <= 12 or len(each) == 1 for each in sizes)
+    sizes = []
+    watch_forwards(engine, lambda lengths: sizes.append(sorted(lengths)))
+    alone = [vectors(outcome)[0] for outcome in perform(engine, *map(embed, TEXTS))]
+    assert sorted(chain(*sizes)) == sorted(len(text.split()) + 2 for text in TEXTS)
+    assert all(len(size) * size[-1] <= 12 or len(size) == 1 for size in sizes)
     assert max(map(len, sizes)) > 1
     np.testing.assert_allclose(
         vectors(perform(engine, embed(*TEXTS))[0])[0], np.vstack(alone), atol=1e-5
     )
 
 
-def test_an_error_while_a_batch_runs_is_that_of_one_request(task_model):
+def test_a_failing_text_fails_only_its_request(task_model):
     engine = engine_of(task_model("encoder"))
-    embedder = engine._performer
-    own = embedder._embed
 
-    def failing(texts):
-        if any(len(each.token_ids) == 3 for each in texts):
+    def fail(lengths):
+        if 3 in lengths:
             raise RuntimeError("three")
-        return own(texts)
 
-    embedder._embed = failing
+    watch_forwards(engine, fail)
     outcomes = perform(engine, embed("the cat"), embed("a dog ran", "who"), embed("it ran"))
-    assert [isinstance(each, RuntimeError) for each in outcomes] == [False, True, False]
+    assert [isinstance(outcome, RuntimeError) for outcome in outcomes] == [False, True, False]
 
 
-def test_offline(task_model):
+def test_offline_embeddings(task_model):
     path = task_model("encoder")
     llm = LLM(path, dtype="fp32", device="cpu", max_batch_delay=1, batch_size=2)
     outputs = llm.embed(TEXTS, use_tqdm=False)
@@ -283,10 +285,10 @@ def test_offline(task_model):
         llm.embed(["the cat", LONG], use_tqdm=False)
     with pytest.raises(RequestError, match="call embed"):
         llm.generate("the cat", use_tqdm=False)
-    assert not llm._embedding.has_work(), "nothing is left of what was refused"
+    assert not llm.embedding_engine.has_work(), "rejected requests leave nothing behind"
 
 
-def test_offline_only_what_the_model_is_for(task_model, tiny_model):
+def test_offline_calls_must_match_the_task(task_model, tiny_model):
     with pytest.raises(ConfigurationError, match="text-classification"):
         LLM(task_model("classifier"))
     with pytest.raises(RequestError, match="text-embedding"):
@@ -296,9 +298,9 @@ def test_offline_only_what_the_model_is_for(task_model, tiny_model):
 def test_offline_a_failure_is_raised(task_model):
     llm = LLM(task_model("encoder"), dtype="fp32", device="cpu", batching="none")
 
-    def fail(texts):
+    def fail(lengths):
         raise RuntimeError("broken")
 
-    llm._embedding._performer._embed = fail
+    watch_forwards(llm.embedding_engine, fail)
     with pytest.raises(GenerationError, match="broken"):
         llm.embed("the cat", use_tqdm=False)

@@ -1,4 +1,4 @@
-"""The engine of tasks: the strategies' batches, one answer each, and the socket before it."""
+"""The task engine: the strategies' batches, one outcome per job, and its socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.engine.test_server import Client
 
 
 class Echo:
-    """Answers with the body, unless that says otherwise."""
+    """Answers with the request body, or as the body says."""
 
     description = Description(architecture="Echo")
 
@@ -65,7 +65,7 @@ def echo(monkeypatch):
 
 @pytest.fixture
 def make(echo, monkeypatch, tmp_path):
-    """Makes an engine with these options."""
+    """Return a function that makes an engine with these options."""
 
     def make(**options):
         monkeypatch.chdir(tmp_path)
@@ -83,15 +83,15 @@ def run(engine, *bodies, now=0.0):
     return ids, outputs
 
 
-def test_none_takes_one_at_a_time(make, echo):
+def test_none_runs_one_job_at_a_time(make, echo):
     engine = make()
     assert engine.facts.batching == "none"
     ids, outputs = run(engine, "a", "b", "c")
     assert echo.batches == [["a"], ["b"], ["c"]]
-    assert [each.request_id for each in outputs] == ids
+    assert [output.request_id for output in outputs] == ids
 
 
-def test_dynamic_takes_a_batch_or_what_came_in_time(make, echo):
+def test_dynamic_runs_a_full_batch_or_those_that_arrived_in_time(make, echo):
     engine = make(batch_size=2, max_batch_delay=1000)
     for body in ("a", "b", "c"):
         engine.add(Job(body.encode()), 0.0)
@@ -105,25 +105,25 @@ def test_dynamic_takes_a_batch_or_what_came_in_time(make, echo):
 
 def test_an_aborted_job_is_never_performed(make, echo):
     engine = make(batch_size=4, max_batch_delay=0)
-    first, second = (engine.add(Job(each), 0.0) for each in (b"a", b"b"))
+    first, second = (engine.add(Job(body), 0.0) for body in (b"a", b"b"))
     engine.abort(first)
     engine.abort(first)
     engine.abort(99)
-    assert [each.request_id for each in engine.step(0.0)] == [second]
+    assert [output.request_id for output in engine.step(0.0)] == [second]
     assert echo.batches == [["b"]]
     assert not engine._jobs, "its body is not kept"
 
 
-def test_a_job_aborted_while_it_runs_is_never_heard_of(make, echo):
+def test_a_job_aborted_while_it_runs_has_no_output(make, echo):
     engine = make(batch_size=4, max_batch_delay=0)
-    first, second = (engine.add(Job(each), 0.0) for each in (b"a", b"b"))
+    first, second = (engine.add(Job(body), 0.0) for body in (b"a", b"b"))
     echo.between = lambda: engine.abort(first)
-    assert [each.request_id for each in engine.step(0.0)] == [second]
+    assert [output.request_id for output in engine.step(0.0)] == [second]
     assert not engine.has_work()
     assert engine.strategy.memory.num_held_blocks == 0
 
 
-def test_requests_may_come_while_others_run(make, echo):
+def test_requests_may_arrive_while_others_run(make, echo):
     engine = make(batch_size=4, max_batch_delay=0)
     engine.add(Job(b"a"), 0.0)
     echo.between = lambda: len(echo.batches) > 1 or engine.add(Job(b"b"), 0.0)
@@ -134,7 +134,7 @@ def test_requests_may_come_while_others_run(make, echo):
 
 @pytest.fixture
 def client(make, echo, tmp_path):
-    """Of a server whose queue holds two."""
+    """A client of a server with a queue of two."""
     with Connection(f"ipc://{tmp_path}/e") as connection:
 
         def serve():
@@ -152,7 +152,7 @@ def client(make, echo, tmp_path):
         assert not thread.is_alive()
 
 
-def test_over_the_socket(client):
+def test_tasks_over_the_socket(client):
     client.send(Hello())
     facts = client.receive(Ready).facts
     assert (facts.executor, facts.architecture, facts.max_sequences) == ("task", "Echo", 1)
@@ -165,12 +165,12 @@ def test_over_the_socket(client):
     client.send(Perform("3", b"fail"))
     assert client.receive(Failed) == Failed("3", "failed", "ValueError: failed")
     client.send(Submit("4", [1], SamplingParams()))
-    assert client.receive(Failed).kind == "rejected", "nothing generates here"
+    assert client.receive(Failed).kind == "rejected", "there are no generation messages"
     client.send(Perform("1", b"again"))
     assert client.receive(Performed).id == "1", "ids are free once they have ended"
 
 
-def test_parts_until_nobody_wants_more(client):
+def test_parts_are_sent_until_the_request_is_aborted(client):
     client.send(Perform("1", b"endless"))
     part = Performed("1", b"part", "text/plain", is_last=False)
     assert [client.receive(Performed) for _ in range(3)] == [part] * 3
@@ -178,20 +178,20 @@ def test_parts_until_nobody_wants_more(client):
     client.send(Abort("1"))
     while (answer := client.receive(Performed)) == part:
         pass
-    assert (answer.id, answer.body) == ("2", b"hello"), "no end is told of what was aborted"
+    assert (answer.id, answer.body) == ("2", b"hello"), "an aborted request has no final message"
 
 
-def test_a_full_queue_refuses_and_an_abort_makes_room(client, echo):
+def test_a_full_queue_rejects_and_an_abort_makes_room(client, echo):
     echo.open.clear()
     client.send(Perform("1", b"1"))
     while client.receive(Heartbeat).step_age_s < 0.6:
-        pass  # the loop stands still, the heart does not
+        pass  # the step loop is blocked, heartbeats continue
     for id in ("2", "3", "4"):
         client.send(Perform(id, id.encode()))
     client.send(Abort("2"))
     client.send(Perform("5", b"5"))
     beats = [client.receive(Heartbeat).step_age_s for _ in range(3)]
-    assert beats == sorted(beats), "all that was sent has arrived by now, and waits"
+    assert beats == sorted(beats), "all requests have arrived and are waiting"
     echo.open.set()
     assert client.receive(Failed).kind == "overloaded"
     assert [client.receive(Performed).id for _ in range(3)] == ["1", "3", "5"]

@@ -1,4 +1,4 @@
-"""Tasks whose input is an object: tables, pages of documents, conversations with images."""
+"""Tasks with object inputs: tables, document pages, conversations with images."""
 
 from __future__ import annotations
 
@@ -28,45 +28,45 @@ CONVERSATIONS = [
 
 
 class TestTables:
-    def asked(self, query="who", **parameters):
+    def body_of(self, query="who", **parameters):
         return body({"table": TABLE, "query": query}, **parameters)
 
-    def test_they_are_read_as_transformers_does(self, task_model):
+    def test_answers_equal_those_of_transformers(self, task_model):
         path = task_model("table_reader")
         engine = engine_of(path)
         assert engine.facts.task == "table-question-answering"
         reference = pipeline("table-question-answering", model=str(path), device="cpu")
         table = pd.DataFrame(TABLE, dtype=object)
         queries = ["who", "dog age", "cat"]
-        expected = [reference(table=table, query=each) for each in queries]
-        assert any(each["cells"] for each in expected)
-        got = [decoded(each) for each in perform(engine, *map(self.asked, queries))]
-        assert close(got, [each | {"coordinates": list(map(list, each["coordinates"]))}
-                           for each in expected])  # fmt: skip
+        expected = [reference(table=table, query=query) for query in queries]
+        assert any(answer["cells"] for answer in expected)
+        got = [decoded(outcome) for outcome in perform(engine, *map(self.body_of, queries))]
+        assert close(got, [answer | {"coordinates": list(map(list, answer["coordinates"]))}
+                           for answer in expected])  # fmt: skip
 
-    def test_one_too_large_leaves_its_neighbours_alone(self, task_model):
+    def test_a_table_that_is_too_large_fails_alone(self, task_model):
         engine = engine_of(task_model("table_reader"))
-        wide = {str(each): ["1"] for each in range(256)}
+        wide = {str(byte): ["1"] for byte in range(256)}
         high = {"age": ["1"] * 256}
-        given = [{"table": each, "query": "who"} for each in (TABLE, wide, high)]
+        given = [{"table": table, "query": "who"} for table in (TABLE, wide, high)]
         (outcome,) = perform(engine, body(given))
         good, *bad = decoded(outcome)
         assert "answer" in good
-        assert [each["field"] for each in bad] == ["inputs.table"] * 2
+        assert [result["field"] for result in bad] == ["inputs.table"] * 2
 
-    def test_without_pandas_the_start_says_so(self, task_model, monkeypatch):
+    def test_missing_pandas_is_reported_at_start(self, task_model, monkeypatch):
         monkeypatch.setattr(loading, "find_spec", lambda name: None)
         with pytest.raises(ConfigurationError, match=r"pandas: pip install 'longshore\[tables\]'"):
             engine_of(task_model("table_reader"))
 
 
 class TestDocuments:
-    def asked(self, question="who is", **parameters):
+    def body_of(self, question="who is", **parameters):
         given = {"image": image("red"), "question": question, "word_boxes": WORDS}
         return body(given, **parameters)
 
     @pytest.mark.parametrize("name", ["page_reader", "page_and_picture_reader"])
-    def test_they_are_read_as_transformers_does(self, task_model, monkeypatch, name):
+    def test_answers_equal_those_of_transformers(self, task_model, monkeypatch, name):
         monkeypatch.setattr(inputs.shutil, "which", lambda _: None)
         path = task_model(name)
         engine = engine_of(path)
@@ -74,19 +74,19 @@ class TestDocuments:
         reference = pipeline("document-question-answering", model=str(path), device="cpu")
         if reference.image_processor:
             reference.image_processor.apply_ocr = False
-        requests = [self.asked(), self.asked("where", top_k=60), self.asked(max_answer_len=1)]
+        requests = [self.body_of(), self.body_of("where", top_k=60), self.body_of(max_answer_len=1)]
         answers = []
         for request, outcome in zip(requests, perform(engine, *requests), strict=True):
             expected = reference(as_transformers_wants_it(request.inputs[0]), **request.parameters)
             assert close(decoded(outcome), expected)
-            answers += [each["answer"] for each in expected]
+            answers += [answer["answer"] for answer in expected]
         assert len(set(answers)) > 1
 
-    def test_a_long_page_is_read_in_parts(self, task_model):
-        """Though its tokenizer may know no limit, and beyond the model's is another table."""
+    def test_a_long_page_is_read_in_windows(self, task_model):
+        """The tokenizer may have no limit, and the model's position table is not exceeded."""
         engine = engine_of(task_model("page_reader"))
         given = {"image": image("red"), "question": "who", "word_boxes": WORDS * 40}
-        engine._performer._model._pipeline.tokenizer.model_max_length = 10**30
+        engine.performer.model.pipeline.tokenizer.model_max_length = 10**30
         long, asked_longer = perform(engine, body(given), body(given, max_seq_len=999))
         assert decoded(long)[0]["answer"]
         assert decoded(asked_longer) == decoded(long)
@@ -101,7 +101,7 @@ class TestDocuments:
         assert decoded(answer) == reference(as_transformers_wants_it(given))
         assert (too_long.field, "the model takes 32" in str(too_long)) == ("inputs.question", True)
 
-    def test_tesseract_finds_them_where_it_is_installed(self, task_model, monkeypatch):
+    def test_tesseract_finds_the_words_if_installed(self, task_model, monkeypatch):
         words, boxes = zip(*WORDS, strict=True)
         monkeypatch.setattr(document_question_answering, "TESSERACT_LOADED", True)
         monkeypatch.setattr(
@@ -110,14 +110,14 @@ class TestDocuments:
         monkeypatch.setattr(inputs, "has_tesseract", lambda: True)
         engine = engine_of(task_model("page_reader"))
         given = {"image": image("red"), "question": "who is"}
-        found, sent = perform(engine, body(given), self.asked())
+        found, sent = perform(engine, body(given), self.body_of())
         assert decoded(found) == decoded(sent)
 
-    def test_without_tesseract_the_words_are_needed(self, task_model, monkeypatch):
+    def test_without_tesseract_words_are_required(self, task_model, monkeypatch):
         engine = engine_of(task_model("page_reader"))
         given = {"image": image("red"), "question": "who"}
         monkeypatch.setattr(inputs.shutil, "which", lambda _: None)
-        alone, neighbours = perform(engine, body(given), body([given, self.asked().inputs[0]]))
+        alone, neighbours = perform(engine, body(given), body([given, self.body_of().inputs[0]]))
         assert (alone.field, "Tesseract" in str(alone)) == ("inputs.word_boxes", True)
         bad, good = decoded(neighbours)
         assert (bad["code"], bool(good[0]["answer"])) == (400, True)
@@ -125,8 +125,8 @@ class TestDocuments:
 
 class TestConversations:
     @pytest.mark.parametrize("task", ["image-text-to-text", "any-to-any"])
-    def test_they_are_answered_as_transformers_does(self, task_model, monkeypatch, task):
-        """Of any-to-any it wants torchvision, though not for this."""
+    def test_answers_equal_those_of_transformers(self, task_model, monkeypatch, task):
+        """For any-to-any, transformers requires torchvision, though it is not needed here."""
         monkeypatch.setattr(any_to_any, "requires_backends", lambda *_: None)
         monkeypatch.setattr(loading, "find_spec", lambda _: True)
         path = task_model("chatter")
@@ -137,15 +137,15 @@ class TestConversations:
             given = as_transformers_wants_it(request.inputs[0])
             parameters = {"return_full_text": False} | deepcopy(request.parameters)
             if "messages" in given:
-                said = reference(text=given["messages"], **parameters)
+                generated = reference(text=given["messages"], **parameters)
             else:
                 images = given.get("images", [given["image"]] if "image" in given else None)
-                said = reference(text=given["text"], images=images, **parameters)
-            assert decoded(outcome) == [{"generated_text": said[0]["generated_text"]}]
-            texts.append(said[0]["generated_text"])
+                generated = reference(text=given["text"], images=images, **parameters)
+            assert decoded(outcome) == [{"generated_text": generated[0]["generated_text"]}]
+            texts.append(generated[0]["generated_text"])
         assert len(set(texts)) > 2
 
-    def test_wrong_ones_leave_their_neighbours_alone(self, task_model):
+    def test_invalid_inputs_fail_alone(self, task_model):
         engine = engine_of(task_model("chatter"), task="image-text-to-text")
         good = CONVERSATIONS[0]
         too_few = {"text": "<image> <image> who", "image": image("red")}
@@ -158,8 +158,8 @@ class TestConversations:
         assert "error" in first
         assert (third["code"], third["field"]) == (400, "inputs.image")
 
-    def test_parameters_are_those_of_the_request_for_each_of_a_list(self, task_model):
-        """transformers writes into what it is given."""
+    def test_all_inputs_of_a_list_have_the_requests_parameters(self, task_model):
+        """transformers modifies the parameters it gets."""
         engine = engine_of(task_model("chatter"), task="image-text-to-text")
         parameters = {"max_new_tokens": 4, "generate_kwargs": {"num_beams": 2}}
         one, two = perform(
@@ -167,19 +167,19 @@ class TestConversations:
         )
         assert decoded(two) == [decoded(one)] * 2
 
-    def test_too_long_ones_are_refused(self, task_model):
+    def test_inputs_that_are_too_long_are_rejected(self, task_model):
         engine = engine_of(task_model("chatter"), task="image-text-to-text")
         text = "cat " * 40
         messages = [{"role": "user", "content": [{"type": "text", "text": text}]}]
         outcomes = perform(engine, body({"text": text}), body({"messages": messages}))
-        assert [each.field for each in outcomes] == ["inputs.text", "inputs.messages"]
+        assert [outcome.field for outcome in outcomes] == ["inputs.text", "inputs.messages"]
 
-    def test_any_to_any_says_that_it_needs_torchvision(self, task_model, monkeypatch):
+    def test_any_to_any_reports_missing_torchvision(self, task_model, monkeypatch):
         monkeypatch.setattr(loading, "find_spec", lambda name: name != "torchvision" or None)
         with pytest.raises(ConfigurationError, match="torchvision"):
             engine_of(task_model("chatter"), task="any-to-any")
 
-    def test_a_model_without_images_is_refused(self, task_model):
+    def test_a_text_only_model_is_rejected(self, task_model):
         with pytest.raises(ConfigurationError, match="no processor for images and texts"):
             engine_of(task_model("llama"), task="image-text-to-text")
 

@@ -1,4 +1,4 @@
-"""The user's own code: what it is called with, what comes of its answers and its errors."""
+"""Custom handlers: their arguments, return values and errors."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def handle(inputs):
         return
     sizes.append(inputs.get_batch_size())
     outputs = Output()
-    for index, each in enumerate(inputs.get_batches()):
-        outputs.add_as_json(1 / each.get_as_json()["x"], batch_index=index)
+    for index, item in enumerate(inputs.get_batches()):
+        outputs.add_as_json(1 / item.get_as_json()["x"], batch_index=index)
     return outputs
 """
 
 
-def test_called_once_to_get_ready_and_once_a_request(handler, tmp_path):
+def test_a_handler_is_called_once_at_start_and_once_per_request(handler, tmp_path):
     engine = handler(ECHO, {"temperature": "0.5", "batch_size": "1"})
     assert engine.facts.architecture == "handle(inputs)"
     outcome = perform(engine, job({"a": 1}, Accept="x/y"))[0]
@@ -63,40 +63,40 @@ def test_called_once_to_get_ready_and_once_a_request(handler, tmp_path):
     assert request.contains_key("data")
 
 
-def test_an_error_is_that_of_its_request_alone(handler):
+def test_an_error_fails_only_its_request(handler):
     engine = handler(ECHO, batch_size=8)
     outcomes = perform(engine, *map(job, ("a", "raise", "b", "exit", "c")))
-    assert [decoded(outcomes[at]) for at in (0, 2, 4)] == [{"said": each} for each in "abc"]
+    assert [decoded(outcomes[at]) for at in (0, 2, 4)] == [{"said": letter} for letter in "abc"]
     assert isinstance(outcomes[1], ValueError)
     assert "sys.exit(3)" in str(outcomes[3])
 
 
-def test_a_handler_of_batches_is_called_with_them(handler):
+def test_a_batch_handler_gets_batches(handler):
     engine = handler(BATCHES, batch_size=4)
-    outcomes = perform(engine, *(job({"x": each}) for each in (1, 2, 4, 8, 16)))
-    assert [decoded(each) for each in outcomes] == [1, 0.5, 0.25, 0.125, 0.0625]
+    outcomes = perform(engine, *(job({"x": number}) for number in (1, 2, 4, 8, 16)))
+    assert [decoded(outcome) for outcome in outcomes] == [1, 0.5, 0.25, 0.125, 0.0625]
     assert sys.modules["model"].sizes == [4, 1]
 
 
-def test_one_that_fails_in_a_batch_fails_alone(handler):
+def test_a_failing_request_of_a_batch_fails_alone(handler):
     engine = handler(BATCHES, batch_size=4)
-    outcomes = perform(engine, *(job({"x": each}) for each in (1, 0, 4)))
+    outcomes = perform(engine, *(job({"x": number}) for number in (1, 0, 4)))
     assert [decoded(outcomes[0]), decoded(outcomes[2])] == [1, 0.25]
     assert isinstance(outcomes[1], ZeroDivisionError)
     perform(engine, job({"x": 1}), job({"x": 2}))
-    assert sys.modules["model"].sizes == [3, 1, 1, 1, 2], "and the next batch is one again"
+    assert sys.modules["model"].sizes == [3, 1, 1, 1, 2], "the next requests are batched again"
 
 
-def test_a_handler_that_knows_no_batches_gets_none_after_the_first(handler):
+def test_a_handler_without_batch_support_gets_no_further_batches(handler):
     engine = handler(ECHO, batch_size=4)
     for _ in range(2):
         outcomes = perform(engine, job("a"), job("b"))
-        assert [decoded(each) for each in outcomes] == [{"said": "a"}, {"said": "b"}]
+        assert [decoded(outcome) for outcome in outcomes] == [{"said": "a"}, {"said": "b"}]
     calls = sys.modules["model"].calls
-    assert [each.get_batch_size() for each in calls] == [1, 2, 1, 1, 1, 1]
+    assert [call.get_batch_size() for call in calls] == [1, 2, 1, 1, 1, 1]
 
 
-def test_coroutines_run_at_once_in_one_loop(handler):
+def test_coroutines_run_concurrently_in_one_loop(handler):
     engine = handler(
         """
 import asyncio
@@ -147,7 +147,7 @@ async def handle(inputs):
         ("Output().set_code(202).set_message('m').add({'a': 1})", Answer(b'{"a": 1}', code=202)),
     ],
 )
-def test_what_a_handler_may_return(handler, returned, answer):
+def test_valid_return_values(handler, returned, answer):
     engine = handler(
         "import numpy\nfrom djl_python import Output\ndef handle(inputs):\n"
         f"    return None if inputs.is_empty() else {returned}\n"
@@ -156,7 +156,7 @@ def test_what_a_handler_may_return(handler, returned, answer):
 
 
 @pytest.mark.parametrize("returned", ["object()", "float('nan')", "Output().add_stream_content(1)"])
-def test_what_it_may_not_return_fails_the_request(handler, returned):
+def test_invalid_return_values_fail_the_request(handler, returned):
     engine = handler(
         "from djl_python import Output\ndef handle(inputs):\n"
         f"    return None if inputs.is_empty() else {returned}\n"
@@ -164,7 +164,7 @@ def test_what_it_may_not_return_fails_the_request(handler, returned):
     assert isinstance(perform(engine, job({}))[0], TypeError | ValueError)
 
 
-def test_inputs_in_other_forms(handler):
+def test_inputs_of_other_content_types(handler):
     engine = handler(
         "def handle(inputs):\n"
         "    if inputs.is_empty():\n        return\n"
@@ -179,7 +179,7 @@ def test_inputs_in_other_forms(handler):
         job(b"raw", **{"Content-Type": "application/x-thing"}),
         job(b"", **{"Content-Type": "text/plain"}),
     )
-    assert [decoded(each)["type"] for each in outcomes] == ["list", "str", "bytes", "str"]
+    assert [decoded(outcome)["type"] for outcome in outcomes] == ["list", "str", "bytes", "str"]
     assert decoded(outcomes[3]) == {"type": "str", "string": "", "keys": ["data"]}
 
 
@@ -190,11 +190,11 @@ def model_fn(model_dir):
     return json.loads(pathlib.Path(model_dir, "weights.json").read_text())
 
 def predict_fn(data, model):
-    return [model["scale"] * each for each in data]
+    return [model["scale"] * number for number in data]
 """
 
 
-def test_the_functions_of_sagemaker(handler, tmp_path):
+def test_sagemakers_handler_functions(handler, tmp_path):
     (tmp_path / "weights.json").write_text('{"scale": 2}')
     engine = handler(SAGEMAKER, batch_size=4)
     doubled, wrong, csv, failed = perform(
@@ -207,14 +207,14 @@ def test_the_functions_of_sagemaker(handler, tmp_path):
     assert isinstance(failed, TypeError)
 
 
-def test_its_functions_for_bodies(handler, tmp_path):
+def test_sagemakers_input_and_output_functions(handler, tmp_path):
     (tmp_path / "weights.json").write_text('{"scale": 3}')
     engine = handler(
         SAGEMAKER
         + """
 def input_fn(body, content_type):
     assert isinstance(body, str if content_type == "text/csv" else bytes), type(body)
-    return [int(each) for each in (body if isinstance(body, str) else body.decode()).split(",")]
+    return [int(number) for number in (body if isinstance(body, str) else body.decode()).split(",")]
 
 def output_fn(prediction, accept):
     text = ",".join(map(str, prediction))
@@ -248,7 +248,7 @@ def test_without_predict_fn_the_model_is_called(handler):
         ("def handler(inputs): ...\n", None, "defines neither"),
     ],
 )
-def test_what_cannot_start_says_where(handler, tmp_path, code, line, message):
+def test_errors_at_start_name_the_line(handler, tmp_path, code, line, message):
     (tmp_path / "helper.py").write_text("undefined\n")
     with pytest.raises(ConfigurationError) as caught:
         handler(code)
@@ -257,7 +257,7 @@ def test_what_cannot_start_says_where(handler, tmp_path, code, line, message):
         assert f"{tmp_path / 'model.py'}:{line}:" in str(caught.value)
 
 
-def test_it_finds_what_lies_beside_it(handler, tmp_path):
+def test_a_handler_can_use_files_next_to_it(handler, tmp_path):
     (tmp_path / "helper.py").write_text("ANSWER = 42\n")
     (tmp_path / "table.txt").write_text("seven")
     engine = handler(
@@ -281,6 +281,6 @@ def test_a_lost_device_ends_the_engine(handler):
 
 
 @pytest.mark.parametrize("batching", ["continuous", "paged"])
-def test_strategies_of_tokens_are_refused(handler, batching):
+def test_token_level_strategies_are_rejected(handler, batching):
     with pytest.raises(ConfigurationError, match="none or dynamic"):
         handler(ECHO, batching=batching)

@@ -1,4 +1,4 @@
-"""Handlers that answer in parts: sent as they come, closed where nobody wants them."""
+"""Streaming handlers: parts are sent as they come, and abandoned generators are closed."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def test_parts_are_sent_as_they_come(handler, form):
     lines = [Answer(b'{"number": %d}\n' % at, "application/jsonlines") for at in range(3)]
     text = Answer(b"text", "text/plain; charset=utf-8")
     assert sent == {1: [lines[0], text], 2: [*lines[:2], text], 3: lines}
-    assert outcomes[:2] == [Answer(b"", text.content_type)] * 2, "the end has no body of its own"
+    assert outcomes[:2] == [Answer(b"", text.content_type)] * 2, "the final message has no body"
     assert isinstance(outcomes[2], ValueError)
 
 
 @pytest.mark.parametrize("form", STREAMS)
-def test_a_stream_that_nobody_wants_any_more_is_closed(handler, form):
+def test_an_abandoned_stream_is_closed(handler, form):
     engine = handler(PARTS + STREAMS[form])
     sent = []
 
@@ -98,7 +98,7 @@ def test_a_stream_that_nobody_wants_any_more_is_closed(handler, form):
 
     perform(engine, job(9, send))
     assert len(sent) == 2
-    gc.collect()  # which is what closes a generator within another
+    gc.collect()  # closes a generator inside another
     assert sys.modules["model"].closed == [9]
 
 

@@ -1,4 +1,4 @@
-"""Tasks on pictures and videos: what they answer, and that no file is opened for a client."""
+"""Image and video tasks: their answers, and that no request can open files."""
 
 from __future__ import annotations
 
@@ -56,37 +56,37 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("name", "task", "requests"), REQUESTS)
-def test_they_are_answered_as_transformers_answers_each(task_model, name, task, requests):
+def test_answers_equal_those_of_transformers(task_model, name, task, requests):
     path = task_model(name)
     engine = engine_of(path)
     assert engine.facts.task == task
     reference = pipeline(task, model=str(path), dtype=torch.float32, device="cpu")
     for request, outcome in zip(requests, perform(engine, *requests), strict=True):
         read = as_transformers_wants_it(request.inputs)
-        given = [each["images"] if isinstance(each, dict) else each for each in read]
-        expected = [plain(reference(each, **request.parameters)) for each in given]
-        assert any(expected), "something is found"
+        given = [value["images"] if isinstance(value, dict) else value for value in read]
+        expected = [plain(reference(value, **request.parameters)) for value in given]
+        assert any(expected), "the reference result is not empty"
         got = with_files_read(decoded(outcome))
         assert close(got, expected if request.is_batch else expected[0])
 
 
-def test_depth_is_computed_where_numpy_can_read_it(task_model, caplog):
-    """On a GPU bf16 is the default."""
+def test_depth_is_computed_in_fp32(task_model, caplog):
+    """bf16 is the default on a GPU, and numpy has no bf16."""
     engine = engine_of(task_model("depth_estimator"), dtype="bf16")
     assert engine.facts.dtype == "float32"
-    assert "computed in fp32" in caplog.text
+    assert "runs in fp32" in caplog.text
     (outcome,) = perform(engine, body(noise(1)))
     assert np.array(decoded(outcome)["predicted_depth"]).shape == (24, 32)
 
 
-def test_a_mask_is_a_png_file_of_the_size_of_its_image(task_model):
+def test_masks_are_png_files_of_the_images_size(task_model):
     (outcome,) = perform(engine_of(task_model("segmenter")), body(noise(1)))
-    masks = [np.array(with_files_read(each["mask"])) for each in decoded(outcome)]
+    masks = [np.array(with_files_read(segment["mask"])) for segment in decoded(outcome)]
     assert {mask.shape for mask in masks} == {(24, 32)}
-    np.testing.assert_array_equal(sum(masks), 255)  # each pixel is in one of them
+    np.testing.assert_array_equal(sum(masks), 255)  # each pixel is in exactly one mask
 
 
-def test_one_wrong_picture_leaves_its_neighbours_alone(task_model):
+def test_an_invalid_image_fails_alone(task_model):
     engine = engine_of(task_model("segmenter"))
     outcomes = perform(
         engine, body([noise(1), b"GIF"]), body(noise(1)), body(noise(1), subtask="panoptic")
@@ -97,21 +97,21 @@ def test_one_wrong_picture_leaves_its_neighbours_alone(task_model):
     assert isinstance(outcomes[2], RequestError)
 
 
-def test_images_of_too_many_pixels_are_refused(task_model, monkeypatch):
-    """Sooner where the answer has numbers for each of them."""
-    asked = body(noise(1))
+def test_images_with_too_many_pixels_are_rejected(task_model, monkeypatch):
+    """The limit is lower for tasks that answer with per-pixel maps."""
+    masked = body(noise(1))
     monkeypatch.setattr(inputs, "MAX_MAPPED_PIXELS", 32 * 24 - 1)
     segmented, classified = (
-        perform(engine_of(task_model(name)), asked)[0] for name in ("segmenter", "viewer")
+        perform(engine_of(task_model(name)), masked)[0] for name in ("segmenter", "viewer")
     )
     assert "more than 767 pixels" in str(segmented)
     assert decoded(classified)
     monkeypatch.setattr(inputs, "MAX_PIXELS", 32 * 24 - 1)
-    (classified,) = perform(engine_of(task_model("viewer")), asked)
+    (classified,) = perform(engine_of(task_model("viewer")), masked)
     assert (classified.field, "pixels" in str(classified)) == ("inputs", True)
 
 
-def test_keypoints_are_those_of_two_images(task_model):
+def test_keypoint_matching_needs_two_images(task_model):
     engine = engine_of(task_model("matcher"))
     three = {"images": [noise(1)] * 3}
     (outcome,) = perform(engine, body(three))
@@ -119,33 +119,33 @@ def test_keypoints_are_those_of_two_images(task_model):
 
 
 class TestMasks:
-    """transformers finds them with torchvision, which is not here; so what it does is replaced."""
+    """transformers needs torchvision here, which is not installed, so that call is patched."""
 
     @pytest.fixture
     def without_torchvision(self, monkeypatch):
         def all_of_them(_, masks, scores, boxes, threshold):
-            return [sam._rle_to_mask(each) for each in masks], scores, masks, boxes
+            return [sam._rle_to_mask(mask) for mask in masks], scores, masks, boxes
 
         monkeypatch.setattr(
             sam.SamImageProcessorPil, "post_process_for_mask_generation", all_of_them
         )
         monkeypatch.setattr(loading, "find_spec", lambda _: True)
 
-    def test_each_is_a_png_file(self, without_torchvision, task_model):
-        asked = body(
+    def test_every_mask_is_a_png_file(self, without_torchvision, task_model):
+        masked = body(
             noise(1), points_per_crop=2, pred_iou_thresh=-99.0, stability_score_thresh=-1.0,
             output_rle_mask=True, output_bboxes_mask=True,
         )  # fmt: skip
         path = task_model("mask_maker")
         reference = pipeline("mask-generation", model=str(path), device="cpu")
-        expected = reference(as_transformers_wants_it(asked.inputs[0]), **asked.parameters)
-        (outcome,) = perform(engine_of(path), asked)
+        expected = reference(as_transformers_wants_it(masked.inputs[0]), **masked.parameters)
+        (outcome,) = perform(engine_of(path), masked)
         got = with_files_read(decoded(outcome))
         assert close(got, plain(expected))
         assert np.array(got["masks"]).shape[1:] == (24, 32)
 
-    def test_the_start_says_what_is_missing(self, task_model, monkeypatch):
-        """Also where it is Pillow, which all tasks on pictures need."""
+    def test_missing_packages_are_reported_at_start(self, task_model, monkeypatch):
+        """Also Pillow, which all image tasks need."""
         monkeypatch.setattr(loading, "find_spec", lambda name: None)
         with pytest.raises(ConfigurationError, match="needs the package PIL: pip install"):
             engine_of(task_model("mask_maker"))
@@ -155,7 +155,7 @@ class TestMasks:
 
 
 class TestVideos:
-    def test_they_are_answered_as_transformers_answers_each(self, task_model, tmp_path):
+    def test_answers_equal_those_of_transformers(self, task_model, tmp_path):
         path = task_model("watcher")
         file = tmp_path / "video.mp4"
         file.write_bytes(video(9))
@@ -166,34 +166,34 @@ class TestVideos:
         for request, outcome in zip(requests, perform(engine, *requests), strict=True):
             assert close(decoded(outcome), reference(str(file), **request.parameters))
 
-    def test_a_batch_with_wrong_ones(self, task_model):
+    def test_a_batch_with_invalid_videos(self, task_model):
         engine = engine_of(task_model("watcher"))
         (alone,) = perform(engine, body(video()))
         (outcome,) = perform(engine, body([video(), b"no video", video(3), video()]))
         good, wrong, short, same = decoded(outcome)
         assert close([good, same], [decoded(alone)] * 2)
-        assert "no video" in wrong["error"]
-        assert "too short: the model takes 4 frames" in short["error"]
+        assert "not a video" in wrong["error"]
+        assert "too short: the model needs 4 frames" in short["error"]
 
-    def test_the_frames_are_those_asked_for(self):
+    def test_the_requested_frames_are_read(self):
         frames = read_video(video(9), 9, 1)
         assert (frames.shape, frames.dtype) == ((9, 24, 32, 3), np.uint8)
         np.testing.assert_array_equal(read_video(video(9), 3, 2), frames[[0, 2, 5]])
 
     def test_a_playlist_opens_no_file(self, tmp_path, monkeypatch):
-        """A format of FFmpeg's that names others: it would read them."""
+        """An FFmpeg playlist names other files, which FFmpeg would open."""
         monkeypatch.chdir(tmp_path)
         (tmp_path / "part.ts").write_bytes(video(format="mpegts"))
         assert read_video((tmp_path / "part.ts").read_bytes(), 1, 1).any()
-        with pytest.raises(RequestError, match="no video of a known format"):
+        with pytest.raises(RequestError, match="not a video of a known format"):
             read_video(b"ffconcat version 1.0\nfile part.ts\n", 1, 1)
 
-    def test_without_pyav_the_start_says_so(self, task_model, monkeypatch):
+    def test_missing_pyav_is_reported_at_start(self, task_model, monkeypatch):
         monkeypatch.setattr(loading, "find_spec", lambda _: None)
         with pytest.raises(ConfigurationError, match=r"av: pip install 'longshore\[video\]'"):
             engine_of(task_model("watcher"))
 
-    def test_huge_frames_are_refused(self, monkeypatch):
+    def test_huge_frames_are_rejected(self, monkeypatch):
         assert MAX_PIXELS > 1920 * 1080
         monkeypatch.setattr("engine.tasks.pipelines.video.MAX_PIXELS", 32 * 24 - 1)
         with pytest.raises(RequestError, match="pixels"):
@@ -220,7 +220,7 @@ FILE_TASKS = [
 @pytest.mark.parametrize(("name", "task", "given"), FILE_TASKS)
 @pytest.mark.parametrize("scheme", ["", "file://", "http://localhost/"])
 def test_a_text_opens_no_file(task_model, tmp_path, name, task, given, scheme):
-    """Though the front end would not let it come so far."""
+    """The front end would already reject it."""
     path = tmp_path / "file"
     path.write_bytes({"watcher": video(), "hearer": wav(1), "listener": wav(1)}.get(name, noise(1)))
 
@@ -231,7 +231,7 @@ def test_a_text_opens_no_file(task_model, tmp_path, name, task, given, scheme):
             case list():
                 return list(map(named, value))
             case dict():
-                return {key: named(each) for key, each in value.items()}
+                return {key: named(item) for key, item in value.items()}
             case _:
                 return value
 
@@ -241,7 +241,7 @@ def test_a_text_opens_no_file(task_model, tmp_path, name, task, given, scheme):
     assert "expected the bytes" in str(outcome)
 
 
-def test_every_task_on_files_is_in_that_test():
+def test_every_task_with_files_is_in_the_previous_test():
     on_files = {
         name
         for name, task in PIPELINE_TASKS.items()
@@ -252,9 +252,9 @@ def test_every_task_on_files_is_in_that_test():
     assert on_files - alike == {task for _, task, _ in FILE_TASKS}
 
 
-def test_a_model_of_several_tasks_is_made_for_its_own():
+def test_the_model_class_is_that_of_the_architecture():
     class Source:
         config = Mask2FormerConfig(architectures=["Mask2FormerForUniversalSegmentation"])
 
-    kinds = pipeline_model._model_classes("image-segmentation", Source())
-    assert pipeline_model._chosen(kinds, Source()) is AutoModelForUniversalSegmentation
+    chosen = pipeline_model.choose_model_class("image-segmentation", Source())
+    assert chosen is AutoModelForUniversalSegmentation

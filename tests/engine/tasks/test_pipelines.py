@@ -1,4 +1,4 @@
-"""Tasks of transformers' pipelines: its answers, whatever else is in the batch."""
+"""Tasks of transformers' pipelines: answers equal transformers' own, in any batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REQUESTS = [
         body(["the [MASK]"], top_k=1),
     ]),
     ("entailer", "zero-shot-classification", [
-        # In the usual template a label is followed by a full stop, and so no word that is known.
+        # The default template appends a full stop to the label, which gives an unknown word.
         body("the cat sat", candidate_labels=["cat", "dog"], hypothesis_template="it is {}"),
         body(["a dog", "the mat"], candidate_labels=["cat", "dog"], hypothesis_template="a {}"),
         body("it ran", candidate_labels=["mat"], multi_label=True),
@@ -53,7 +53,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("name", "task", "requests"), REQUESTS)
-def test_a_batch_of_all_is_answered_as_transformers_answers_each(task_model, name, task, requests):
+def test_batched_answers_equal_those_of_transformers(task_model, name, task, requests):
     path = task_model(name)
     engine = engine_of(path, task=task)
     reference = pipeline(task, model=str(path), dtype=torch.float32, device="cpu")
@@ -66,7 +66,7 @@ def test_a_batch_of_all_is_answered_as_transformers_answers_each(task_model, nam
         return reference(read if request.is_batch else read[0], **request.parameters)
 
     for request, outcome in zip(requests, perform(engine, *requests), strict=True):
-        plain = json.loads(json.dumps(expected(request), default=lambda each: each.tolist()))
+        plain = json.loads(json.dumps(expected(request), default=lambda array: array.tolist()))
         assert close(decoded(outcome), plain)
 
 
@@ -81,7 +81,7 @@ def test_the_task_follows_from_the_model(task_model):
     assert facts.weights_bytes > 0
 
 
-def test_a_wrong_request_leaves_its_neighbours_alone(task_model):
+def test_an_invalid_request_fails_alone(task_model):
     engine = engine_of(task_model("classifier"))
     alone = decoded(perform(engine, body("the cat"))[0])
     outcomes = perform(
@@ -96,27 +96,27 @@ def test_a_wrong_request_leaves_its_neighbours_alone(task_model):
     )
     for at in (0, 6):
         assert close(decoded(outcomes[at]), alone)
-    for at, said in (
+    for at, reason in (
         (1, "52 tokens; the model takes 32"),
         (2, "parameters: not"),
         (3, "text_pair"),
     ):
         assert isinstance(outcomes[at], RequestError)
-        assert said in str(outcomes[at])
+        assert reason in str(outcomes[at])
     good, bad = decoded(outcomes[4])
     assert close([good], alone)
     assert (bad["code"], bad["field"]) == (400, "inputs")
-    assert isinstance(outcomes[5], RequestError), "none of it has an answer"
+    assert isinstance(outcomes[5], RequestError), "no input has a result"
 
 
-def test_labels_are_needed_where_they_are_chosen_from(task_model):
+def test_zero_shot_tasks_need_candidate_labels(task_model):
     engine = engine_of(task_model("entailer"), task="zero-shot-classification")
     (outcome,) = perform(engine, body("the cat"))
     assert outcome.field == "parameters.candidate_labels"
 
 
 class Failing:
-    """Fails where one of the inputs is bad, and where there are more than fit."""
+    """Fails if one of the inputs is bad, or if there are more than fit."""
 
     def __init__(self, model, bad="", fits=99):
         self.model, self.bad, self.fits, self.sizes = model, bad, fits, []
@@ -135,14 +135,14 @@ class Failing:
 
 @pytest.fixture
 def failing(task_model):
-    """An engine, and the model in it."""
+    """Return an engine and its model."""
     engine = engine_of(task_model("classifier"))
-    performer = engine._performer
-    performer._model = Failing(performer._model)
-    return engine, performer._model
+    performer = engine.performer
+    performer.model = Failing(performer.model)
+    return engine, performer.model
 
 
-def test_an_error_while_a_batch_runs_is_that_of_one_request(failing):
+def test_a_failing_input_fails_only_its_request(failing):
     engine, model = failing
     model.bad = "who"
     outcomes = perform(engine, *map(body, ("a", "the cat", "who", "it", ["dog", "who"])))
@@ -154,11 +154,11 @@ def test_an_error_while_a_batch_runs_is_that_of_one_request(failing):
     assert bad == {"error": "RuntimeError: bad input", "code": 424}
 
 
-def test_a_batch_too_large_for_the_memory_is_computed_in_parts(failing):
+def test_a_batch_too_large_for_memory_runs_in_parts(failing):
     engine, model = failing
     model.fits = 2
     outcomes = perform(engine, *map(body, ("a", "the cat", "who", "it", "dog")))
-    assert [decoded(each)[0]["label"] for each in outcomes]
+    assert [decoded(outcome)[0]["label"] for outcome in outcomes]
     assert model.sizes == [5, 2, 3, 1, 2]
 
 
@@ -185,37 +185,37 @@ def test_a_lost_device_ends_the_engine(failing):
         ("classifier", {"executor": "packed"}, "option.executor=packed"),
     ],
 )
-def test_what_cannot_be_served_is_refused(task_model, name, options, message):
+def test_unsupported_models_and_tasks_are_rejected(task_model, name, options, message):
     with pytest.raises(ConfigurationError, match=message):
         engine_of(task_model(name), **options)
 
 
-def test_random_weights_need_no_file_of_them(task_model, tmp_path):
-    for each in task_model("classifier").iterdir():
-        if each.suffix != ".safetensors":
-            (tmp_path / each.name).write_bytes(each.read_bytes())
+def test_random_weights_need_no_weight_file(task_model, tmp_path):
+    for path in task_model("classifier").iterdir():
+        if path.suffix != ".safetensors":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
     (outcome,) = perform(engine_of(tmp_path, load_format="dummy"), body("the cat"))
     assert decoded(outcome)[0]["label"]
 
 
-def test_what_is_no_image_is_refused(task_model):
+def test_invalid_images_are_rejected(task_model):
     engine = engine_of(task_model("viewer"))
     whole = image("red", (64, 64))
     outcomes = perform(engine, body(b"GIF"), body(whole[: len(whole) // 2]), body(whole))
-    assert [getattr(each, "field", "") for each in outcomes] == ["inputs", "inputs", ""]
+    assert [getattr(outcome, "field", "") for outcome in outcomes] == ["inputs", "inputs", ""]
 
 
-def test_sounds(task_model, tmp_path, caplog):
+def test_speech_recognition(task_model, tmp_path, caplog):
     engine = engine_of(task_model("listener"))
     assert engine.facts.task == "automatic-speech-recognition"
     text, wrong = perform(engine, body(wav(1)), body(b"OggS"))
-    assert decoded(text)["text"], "of whatever letters"
+    assert decoded(text)["text"], "any text will do"
     assert wrong.field == "inputs"
-    for each in task_model("listener").iterdir():
-        (tmp_path / each.name).write_bytes(each.read_bytes())
+    for file in task_model("listener").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
     path = tmp_path / "preprocessor_config.json"
     settings = json.loads(path.read_text()) | {"processor_class": "Wav2Vec2ProcessorWithLM"}
     path.write_text(json.dumps(settings))
     assert "language model" not in caplog.text
     assert perform(engine_of(tmp_path), body(wav(1))) == [text]
-    assert "has a language model to choose words with, which is not used" in caplog.text
+    assert "has a language model for decoding, which is not used" in caplog.text

@@ -1,4 +1,4 @@
-"""The span of a context that the model finds most likely, through windows and words."""
+"""Extractive question answering: the most likely span, across windows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ask(question="where", context=CONTEXT, **parameters):
 
 
 class Reader(torch.nn.Module):
-    """Sees the start of an answer in one word and its end in another, and nothing elsewhere."""
+    """Puts all probability on one word as the start of an answer and one as its end."""
 
     def __init__(self, start="sat", end="mat", nothing=0.0):
         super().__init__()
@@ -29,25 +29,25 @@ class Reader(torch.nn.Module):
 
     def forward(self, input_ids, **_):
         self.shapes.append(tuple(input_ids.shape))
-        starts, ends = (9.0 * (input_ids == each) for each in (self.start, self.end))
+        starts, ends = (9.0 * (input_ids == token_id) for token_id in (self.start, self.end))
         starts[:, 0] = ends[:, 0] = self.nothing
         return SimpleNamespace(start_logits=starts, end_logits=ends)
 
 
 @pytest.fixture
 def reader(task_model):
-    """Makes an engine whose model is such a reader."""
+    """Return a function that makes an engine with a `Reader` as its model."""
 
     def make(**options):
         engine = engine_of(task_model("reader"))
         model = Reader(**options)
-        engine._performer._model.model = model
+        engine.performer.model.model = model
         return engine, model
 
     return make
 
 
-def test_the_words_between_start_and_end(reader):
+def test_the_answer_is_the_text_from_start_to_end(reader):
     engine, _ = reader()
     answer = decoded(perform(engine, ask())[0])
     assert answer["answer"] == "sat on a mat"
@@ -55,13 +55,13 @@ def test_the_words_between_start_and_end(reader):
     assert 0.9 < answer["score"] < 1
 
 
-def test_a_question_is_no_answer(reader):
+def test_the_question_is_never_the_answer(reader):
     engine, _ = reader()
     answer = decoded(perform(engine, ask("the cat sat on a mat who", "dog ran"))[0])
     assert answer["answer"] in ("dog", "ran", "dog ran")
 
 
-def test_each_of_a_batch_is_asked_by_itself(reader):
+def test_questions_of_a_batch_are_independent(reader):
     engine, model = reader()
     other = ask(context="a mat on it ran")
     outcomes = perform(engine, ask(), other, ask(top_k=2), PipelineBody(["who"], False, {}))
@@ -71,10 +71,10 @@ def test_each_of_a_batch_is_asked_by_itself(reader):
     assert first["answer"] == "sat on a mat"
     assert first["score"] > second["score"]
     assert isinstance(outcomes[3], RequestError)
-    assert [shape[0] for shape in model.shapes] == [2, 1], "with equal parameters together"
+    assert [shape[0] for shape in model.shapes] == [2, 1], "equal parameters run together"
 
 
-def test_a_long_context_is_read_in_windows_that_overlap(reader):
+def test_a_long_context_is_read_in_overlapping_windows(reader):
     engine, model = reader()
     for before in range(60):
         context = " ".join(["dog"] * before + [CONTEXT] + ["it"] * 30)
@@ -85,13 +85,13 @@ def test_a_long_context_is_read_in_windows_that_overlap(reader):
     assert max(length for _, length in model.shapes) == 32
 
 
-def test_no_longer_than_allowed(reader):
+def test_answers_are_no_longer_than_allowed(reader):
     engine, _ = reader()
     answer = decoded(perform(engine, ask(max_answer_len=3))[0])
     assert len(answer["answer"].split()) <= 3
 
 
-def test_no_answer_where_that_is_likelier_and_allowed(reader):
+def test_an_impossible_answer_is_empty_if_allowed(reader):
     engine, _ = reader(nothing=20.0)
     allowed, forced = perform(engine, ask(handle_impossible_answer=True), ask())
     assert decoded(allowed)["answer"] == ""
@@ -107,6 +107,6 @@ def test_a_real_model_answers_from_the_context(task_model):
 
 
 @pytest.mark.parametrize("parameters", [{"top_k": 0}, {"max_answer_len": 0}, {"stride": 3}])
-def test_wrong_parameters(task_model, parameters):
+def test_invalid_parameters(task_model, parameters):
     (outcome,) = perform(engine_of(task_model("reader")), ask(**parameters))
     assert outcome.field == "parameters"

@@ -1,4 +1,4 @@
-"""A tokenizer of a few words, and the size of the models that read them."""
+"""A tokenizer of a few words, and the sizes of the models that use it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BERT = {"vocab_size": len(WORDS), "hidden_size": 16, "num_hidden_layers": 2,
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A word is a token; a text stands between [CLS] and [SEP]."""
+    """Return a word-level tokenizer that puts texts between [CLS] and [SEP]."""
     words = Tokenizer(models.WordLevel({word: id for id, word in enumerate(WORDS)}, "[UNK]"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.post_processor = processors.TemplateProcessing(

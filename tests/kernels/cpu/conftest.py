@@ -1,14 +1,14 @@
-"""The C++ kernels, compiled into the cache of whoever runs the tests."""
+"""The C++ kernels, compiled into the user's cache."""
 
 from __future__ import annotations
 
 import pytest
 
-from kernels.cpu.library import what_is_lacking
+from kernels.cpu.shared_library import unavailable_reason
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _needs_a_compiler():
-    reason = what_is_lacking()
+    reason = unavailable_reason()
     if reason is not None:
         pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""The C++ attention against its fp64 definition, with NaN wherever it may not read."""
+"""The C++ attention against its fp64 definition, with NaN where it must not read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXTRAS = [
 
 
 def attend(paged, num_decodes, **options):
-    """The kernel's result and the definition's; the first sequences decode."""
+    """Return the results of the kernel and of the definition; the first sequences decode."""
     starts = paged.query_starts[num_decodes:] - num_decodes
     lens, tables, slots = paged.context_lens, paged.block_tables, paged.context_lens[:0]
     ends = paged.query_starts.tolist()
@@ -58,7 +58,7 @@ def test_decodes_and_chunks_against_the_definition(dtype, heads, extras, make_si
 
 @pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_head_dim_block_size_and_layout(dtype, head_dim):
+def test_head_dims_block_sizes_and_layouts(dtype, head_dim):
     for block_size, layout in ((16, "NHD"), (5, "HND"), (32, "pair")):
         paged = make_paged(
             [(1, 9), (1, 70), (20, 33)],
@@ -74,7 +74,7 @@ def test_every_head_dim_block_size_and_layout(dtype, head_dim):
 @pytest.mark.parametrize("extras", [{}, {"sinks": True}, {"window": 700, "softcap": 3.0}])
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_long_context_is_split(extras, num_threads, make_sinks):
-    """Few items, so each decode and each chunk goes over its keys in several."""
+    """With few work items, each decode and each chunk splits its keys."""
     options = {**extras, "scale": 0.2}
     if "sinks" in options:
         options["sinks"] = make_sinks(2)
@@ -87,7 +87,7 @@ def test_a_long_context_is_split(extras, num_threads, make_sinks):
         torch.set_num_threads(before)
 
 
-def test_the_same_bits_with_any_number_of_threads():
+def test_results_do_not_depend_on_the_number_of_threads():
     paged = make_paged([*[(1, 40 + row) for row in range(30)], (60, 90)], dtype=torch.float32)
     before, results = torch.get_num_threads(), []
     try:
@@ -104,7 +104,7 @@ def test_scores_of_any_size():
     check_close(*attend(paged, 1, scale=1.0))
 
 
-def test_keys_and_values_of_different_size():
+def test_keys_and_values_of_different_dims():
     paged = make_paged([(1, 40), (7, 20)], head_dim=48, dtype=torch.float32)
     paged = replace(paged, value_cache=paged.value_cache[..., :16])
     got, expected = attend(paged, 1, scale=0.1)
@@ -115,15 +115,15 @@ def test_keys_and_values_of_different_size():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"query": torch.zeros(8, 3, 48)}, "do not fit together"),
-        ({"query": torch.zeros(8, 4, 64)}, "do not fit together"),
+        ({"query": torch.zeros(8, 3, 48)}, "shapes do not match"),
+        ({"query": torch.zeros(8, 4, 64)}, "shapes do not match"),
         ({"query": torch.zeros(8, 4, 48, dtype=torch.float16)}, "use fp32 or bf16"),
         ({"query": torch.zeros(8, 4, 48, dtype=torch.bfloat16)}, "use fp32 or bf16"),
         ({"query": torch.zeros(48, 4, 8).permute(2, 1, 0)}, "must be contiguous"),
-        ({"block_tables": torch.zeros(2, 9, dtype=torch.int64)}, "must be int32"),
+        ({"block_tables": torch.zeros(2, 9, dtype=torch.int64)}, "must be dense int32"),
     ],
 )
-def test_what_does_not_fit_is_refused(changes, message):
+def test_invalid_shapes_are_rejected(changes, message):
     paged = make_paged([(1, 40), (7, 20)], head_dim=48, dtype=torch.float32)
     with pytest.raises(ValueError, match=message):
         attend(replace(paged, **changes), 1, scale=0.1)

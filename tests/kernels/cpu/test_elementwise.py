@@ -1,4 +1,4 @@
-"""The C++ between the matrix products against its torch twins, which are tested against fp64."""
+"""The C++ element-wise kernels against their torch twins, which are tested against fp64."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.kernels.elementwise_inputs import check_close, strided
 DTYPES = [torch.float32, torch.bfloat16]
 EPS = 1e-5
 MANY = 600
-"""Tokens enough for several threads."""
+"""Enough tokens for several threads."""
 
 
 @pytest.fixture
 def no_twins(monkeypatch):
-    """Whatever is left to torch fails."""
+    """Fail if the kernel falls back to torch."""
     monkeypatch.setattr(elementwise, "torch_elementwise", SimpleNamespace())
 
 
@@ -47,7 +47,7 @@ def test_rms_norm(shape, dtype, options):
 
 
 @pytest.mark.usefixtures("no_twins")
-def test_the_rows_of_heads_in_a_transposed_tensor():
+def test_rms_norm_of_heads_in_a_transposed_tensor():
     rows, weight = strided(5, 3, 64, dtype=torch.float32), make_weight(64, torch.float32)
     out = elementwise.rms_norm(rows.transpose(0, 1), weight, EPS)
     assert torch.equal(out.transpose(0, 1), elementwise.rms_norm(rows, weight, EPS))
@@ -67,7 +67,7 @@ def test_gated_activation(tokens, width, dtype, activation):
 
 @pytest.mark.usefixtures("no_twins")
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_far_gates_are_nothing_or_themselves(activation):
+def test_large_gates_give_zero_or_themselves(activation):
     gates = torch.tensor([-1e30, -200.0, 0.0, 200.0, 1e30, *[0.0] * 11])
     out = elementwise.gated_activation(torch.cat([gates, torch.ones(16)])[None], activation)
     assert out[0, :5].tolist() == [0.0, 0.0, 0.0, 200.0, torch.tensor(1e30).item()]
@@ -87,18 +87,18 @@ def test_rotary(tokens, heads, head_dim, rotary_dim, dtype):
     for width in (rotary_dim, rotary_dim // 2):
         angle = torch.rand(tokens, width, generator=torch.Generator().manual_seed(5)) * 7
         cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-        exact = [each.double() for each in (query, key)]
+        exact = [rows.double() for rows in (query, key)]
         torch_elementwise.rotary(*exact, cos.double(), sin.double(), rotary_dim)
         elementwise.rotary(query, key, cos, sin, rotary_dim)
         for got, expected in zip((query, key), exact, strict=True):
-            # A sum of two products: its error is of their size, not of its own.
+            # A sum of two products: the error is relative to the products, not to the sum.
             torch.testing.assert_close(
                 got.double(), expected, rtol=0.0, atol=torch.finfo(dtype).eps * expected.abs().max()
             )
     assert torch.equal(value, value_before)
 
 
-def test_what_cpp_does_not_compute_torch_does():
+def test_unsupported_inputs_fall_back_to_torch():
     odd = torch.randn(3, 24, dtype=torch.float32)
     half = torch.randn(3, 32, dtype=torch.float16)
     for rows in (odd, half):
@@ -116,8 +116,8 @@ def test_what_cpp_does_not_compute_torch_does():
     assert torch.equal(key, twins[1])
 
 
-def test_what_does_not_fit_touches_nothing():
-    """Fusion tries things out; torch's broadcasting decides what may be."""
+def test_invalid_shapes_change_nothing():
+    """Fusion relies on errors for wrong shapes; torch's broadcasting rules apply."""
     query, key = torch.ones(2, 3, 2, 64).unbind()
     angles = torch.ones(2, 3, 64).unbind()
     with pytest.raises(RuntimeError):
@@ -130,7 +130,7 @@ def test_what_does_not_fit_touches_nothing():
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", [5, MANY])
-def test_write_kv_touches_only_its_slots(tokens, dtype, layout):
+def test_write_kv_writes_only_its_slots(tokens, dtype, layout):
     rows = [strided(tokens, 3, dim, dtype=dtype, seed=dim) for dim in (48, 16)]
     slots = torch.randperm(4 * 256, generator=torch.Generator().manual_seed(3))[:tokens]
     slots[1] = slots[4] = -1

@@ -1,4 +1,4 @@
-"""The C++ over logits against torch: every width at an edge, ties, infinities, views."""
+"""The C++ logits kernels against torch: widths at vector edges, ties, infinities, views."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def check(logits):
 
 @pytest.mark.parametrize("width", [1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 97, 1000, 8192, 50257])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_width(dtype, width):
+def test_widths(dtype, width):
     generator = torch.Generator().manual_seed(width)
     check((torch.randn(5, width, generator=generator) * 8).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_of_equals_the_first(dtype):
+def test_ties_give_the_first_index(dtype):
     logits = torch.zeros(64, 50, dtype=dtype)
     check(logits)
     for row in range(len(logits)):
@@ -37,7 +37,7 @@ def test_of_equals_the_first(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_tokens_that_are_ruled_out(dtype):
+def test_banned_tokens(dtype):
     logits = torch.full((4, 37), -torch.inf, dtype=dtype)
     logits[0, 36], logits[1, 3], logits[2, 20], logits[3, 0] = 1.5, -80.0, 300.0, -2.0
     check(logits)
@@ -45,7 +45,7 @@ def test_tokens_that_are_ruled_out(dtype):
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_without_numbers(dtype, bad):
+def test_rows_of_nan(dtype, bad):
     for width in (7, 40):
         for place in (0, 5, width - 1):
             logits = torch.randn(3, width).to(dtype)
@@ -55,7 +55,7 @@ def test_rows_without_numbers(dtype, bad):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_of_a_view(dtype):
+def test_strided_views(dtype):
     check(torch.randn(6, 200).to(dtype)[1:5:2, 30:130])
 
 
@@ -63,7 +63,7 @@ def test_large_numbers_do_not_overflow():
     check(torch.tensor([[1e4, -1e4, 9999.0], [-1e4, -2e4, -3e4]]))
 
 
-def test_what_the_c_does_not_compute_torch_does():
+def test_unsupported_inputs_fall_back_to_torch():
     rows = torch.randn(3, 40)
     for logits in (rows.half(), rows.double(), rows.t()):
         check(logits)

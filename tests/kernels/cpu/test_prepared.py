@@ -1,4 +1,4 @@
-"""Prepared parts against the same kernels called one by one, to the bit where they round alike."""
+"""Prepared layers against the same kernels called one by one, bit by bit where possible."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kernels.cpu.linear import has_pairs, linear, to_pairs, to_panels
 from kernels.cpu.prepared import (
     AttentionInputs,
     Heads,
+    NoKernelError,
     PreparedAttention,
     PreparedLayer,
     PreparedLayers,
     PreparedMLP,
     PreparedNorm,
     PreparedProduct,
-    UnpreparedError,
 )
 
 HIDDEN = 48
@@ -39,7 +39,7 @@ def dtype(request):
 
 @pytest.fixture
 def make(dtype):
-    """(inputs, outputs) → a product, prepared and as a function."""
+    """Return a function (inputs, outputs) → a product, prepared and as a function."""
     generator = torch.Generator().manual_seed(3)
 
     def make(depth, num_columns):
@@ -94,7 +94,7 @@ def test_gated_mlp(make, dtype, activation):
 
 
 @pytest.mark.parametrize("num_columns", [33, 64])
-def test_a_residual_is_added_to_what_is_rounded(make, dtype, num_columns):
+def test_a_residual_is_added_after_rounding(make, dtype, num_columns):
     product, own = make(HIDDEN, num_columns)
     for size in SIZES:
         x, residual = rows(size, HIDDEN, dtype), rows(size, num_columns, dtype)
@@ -112,7 +112,7 @@ def test_a_residual_is_added_to_what_is_rounded(make, dtype, num_columns):
         assert torch.equal(residual, expected)
 
 
-def test_rows_that_lie_apart(make, dtype):
+def test_strided_rows(make, dtype):
     product, own = make(HIDDEN, 64)
     x, out = rows(7, 3 * HIDDEN, dtype), torch.empty(7, 64, dtype=dtype)
     product.bind(x.data_ptr(), 7, out.data_ptr(), stride=3 * HIDDEN)
@@ -140,7 +140,7 @@ def test_norm(dtype):
     ],
 )  # fmt: skip
 def test_attention(make, dtype, extras):
-    """A decode and a chunk, twice, in two caches."""
+    """A decode and a chunk, twice, with two caches."""
     num_heads, num_kv_heads, dim, rotary_dim = 4, 2, 64, extras.get("rotary_dim", 32)
     width = (num_heads + 2 * num_kv_heads) * dim
     (qkv, own_qkv), (out, own_out) = make(HIDDEN, width), make(num_heads * dim, HIDDEN)
@@ -151,11 +151,11 @@ def test_attention(make, dtype, extras):
     ]
     sinks = torch.randn(num_heads) if "sinks" in extras else None
     options = {"scale": 0.2, **{k: v for k, v in extras.items() if k in ("window", "softcap")}}
-    norms = tuple(PreparedNorm(each, 1e-5) for each in weights) if "norms" in extras else None
+    norms = tuple(PreparedNorm(weight, 1e-5) for weight in weights) if "norms" in extras else None
     heads = Heads(
         num_heads, num_kv_heads, dim, dim, rotary_dim, sinks=sinks, norms=norms, **options
     )
-    assert PreparedAttention.computes(qkv, out, heads)
+    assert PreparedAttention.supports(qkv, out, heads)
     prepared = PreparedAttention(qkv, out, heads)
     for num_chunk in (5, 9):
         num_tokens = 1 + num_chunk
@@ -168,7 +168,7 @@ def test_attention(make, dtype, extras):
             num_decodes=1,
         )
         x = rows(num_tokens, HIDDEN, dtype)
-        cos, sin = (each.contiguous() for each in rows(2 * num_tokens, 32, dtype).chunk(2))
+        cos, sin = (part.contiguous() for part in rows(2 * num_tokens, 32, dtype).chunk(2))
         caches = [torch.zeros(2, 4, 8, num_kv_heads, dim, dtype=dtype) for _ in range(2)]
         angles = (cos, sin) if rotary_dim else None
         got = run_attention(prepared, x, AttentionInputs(angles, *caches[0], batch))
@@ -176,10 +176,10 @@ def test_attention(make, dtype, extras):
         query, key, value = own_qkv(x).split(sizes, -1)
         if norms is not None:
             query, key = (
-                rms_norm(each.reshape(num_tokens, -1, len(weight)), weight, 1e-5)
-                for each, weight in zip((query, key), weights, strict=True)
+                rms_norm(part.reshape(num_tokens, -1, len(weight)), weight, 1e-5)
+                for part, weight in zip((query, key), weights, strict=True)
             )
-        query, key, value = (each.reshape(num_tokens, -1, dim) for each in (query, key, value))
+        query, key, value = (part.reshape(num_tokens, -1, dim) for part in (query, key, value))
         if rotary_dim:
             rotary(query, key, cos, sin, rotary_dim)
         write_kv(key, value, *caches[1], batch.slot_mapping)
@@ -192,7 +192,7 @@ def test_attention(make, dtype, extras):
     "has_norms", [(1, 0, 1, 0), (1, 1, 1, 1), (0, 1, 0, 1)], ids=["before", "around", "after"]
 )
 def test_layers(make, dtype, has_norms):
-    """Three, of several widths, against their parts; and the first alone."""
+    """Three layers of different widths against their parts, and the first one by itself."""
     places = list(zip((0.5, 0.7, 1.5, 1.7), has_norms, strict=True))
 
     def make_norm(shift):
@@ -236,16 +236,16 @@ def test_layers(make, dtype, has_norms):
                 ids = torch.tensor(wanted, dtype=torch.int64)
                 kept = expected[count][ids]
             got = run(given, inputs[:count], ids)
-            if has_norms[1]:  # which is multiplied and added to the residual in one rounding
+            if has_norms[1]:  # multiplied and added to the residual with one rounding
                 torch.testing.assert_close(got, kept)
             else:
                 assert torch.equal(got, kept)
-            assert torch.equal(given, x), "whoever gave it may still need it"
+            assert torch.equal(given, x), "the caller's tensor is unchanged"
             for own, ours in caches[:count]:
                 torch.testing.assert_close(own, ours)
 
 
-def test_layers_of_several_types(make, dtype):
+def test_layers_of_different_dtypes(make, dtype):
     def layer(norms):
         heads = Heads(2, 1, 32, 32, 32, scale=0.2)
         attention = PreparedAttention(make(HIDDEN, 128)[0], make(64, HIDDEN)[0], heads)
@@ -253,24 +253,24 @@ def test_layers_of_several_types(make, dtype):
         return PreparedLayer((norms[0], None, norms[1], None), attention, mlp)
 
     fitting, other = (
-        PreparedNorm(torch.ones(HIDDEN, dtype=each), 1e-5) for each in (dtype, OTHER[dtype])
+        PreparedNorm(torch.ones(HIDDEN, dtype=kind), 1e-5) for kind in (dtype, OTHER[dtype])
     )
-    with pytest.raises(UnpreparedError, match="of several types"):
+    with pytest.raises(NoKernelError, match="differ in dtype"):
         layer((fitting, other))
     layers = [layer((fitting, fitting)) for _ in range(2)]
     layers[1].dtype = OTHER[dtype]
-    with pytest.raises(UnpreparedError, match="of several types"):
+    with pytest.raises(NoKernelError, match="differ in dtype"):
         PreparedLayers(layers)
 
 
-def test_what_is_not_computed(make, dtype):
-    with pytest.raises(UnpreparedError, match="a width of 40"):
+def test_unsupported_layers(make, dtype):
+    with pytest.raises(NoKernelError, match="a width of 40"):
         PreparedNorm(torch.ones(40, dtype=dtype), 1e-5)
-    with pytest.raises(UnpreparedError, match=r"torch\.float16"):
+    with pytest.raises(NoKernelError, match=r"torch\.float16"):
         PreparedNorm(torch.ones(48, dtype=torch.float16), 1e-5)
-    with pytest.raises(UnpreparedError, match="a width of 24"):
+    with pytest.raises(NoKernelError, match="a width of 24"):
         PreparedMLP(make(48, 48)[0], make(24, 48)[0], "silu")
-    with pytest.raises(UnpreparedError, match="do not fit together"):
+    with pytest.raises(NoKernelError, match="do not match"):
         PreparedMLP(make(48, 64)[0], make(48, 48)[0], "silu")
     qkv, out = make(48, 4 * 64)[0], make(2 * 64, 48)[0]
     for heads, is_computed in (
@@ -282,4 +282,4 @@ def test_what_is_not_computed(make, dtype):
         (Heads(3, 1, 64, 64, 64, scale=1.0), False),
         (Heads(4, 4, 32, 32, 32, scale=1.0), False),
     ):
-        assert PreparedAttention.computes(qkv, out, heads) is is_computed, heads
+        assert PreparedAttention.supports(qkv, out, heads) is is_computed, heads

@@ -1,4 +1,4 @@
-"""Repairs the interpreter before any kernel of this folder's tests is defined."""
+"""Repairs the interpreter before this folder's tests define kernels."""
 
 from __future__ import annotations
 

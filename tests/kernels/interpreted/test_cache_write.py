@@ -33,7 +33,7 @@ def make_rows(heads, dim, dtype):
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("heads", "dim"), [(2, 64), (3, 80), (1, 256), (20, 128)])
-def test_shapes_and_types(heads, dim, dtype, layout):
+def test_shapes_and_dtypes(heads, dim, dtype, layout):
     check(make_rows(heads, dim, dtype), make_rows(heads, dim, dtype), dtype, layout)
 
 
@@ -45,7 +45,7 @@ def test_block_sizes(block_size):
 
 @pytest.mark.parametrize("cache_dtype", FP8)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_fp8_scales_rounds_and_saturates(dtype, cache_dtype):
+def test_fp8_is_rounded_and_saturated(dtype, cache_dtype):
     key, value = make_rows(2, 64, dtype), make_rows(2, 64, dtype) / 500
     key[0, 0, :3] = torch.tensor([60000.0, -60000.0, 0.0])
     check(key, value, cache_dtype, key_scale=0.03, value_scale=0.125)
@@ -56,7 +56,7 @@ def test_values_narrower_than_keys():
 
 
 def test_rows_inside_a_fused_projection():
-    """Q, K and V of a token side by side; and [heads, T, dim], which transformers hands out."""
+    """Q, K and V of a token side by side; and [heads, T, dim], as transformers produces."""
     fused = torch.randn(len(SLOTS), 8, 64).bfloat16()
     check(fused[:, 4:6], fused[:, 6:], torch.bfloat16)
     by_head = torch.randn(2, len(SLOTS), 64).bfloat16().transpose(0, 1)
@@ -69,7 +69,7 @@ def test_int32_slots_and_no_tokens():
     check(rows[:0], rows[:0], torch.bfloat16, slots=SLOTS[:0])
 
 
-def test_wrong_types_and_strides_are_errors():
+def test_invalid_dtypes_and_strides_are_errors():
     rows, slots = make_rows(2, 64, torch.bfloat16), SLOTS
     cache = make_cache(4, 16, 2, 64, torch.float16, "NHD")
     with pytest.raises(ValueError, match="cannot write"):

@@ -1,4 +1,4 @@
-"""The engine on the Triton kernels gives the tokens that it gives on torch."""
+"""The engine gives the same tokens with the Triton kernels as with torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine import LLM, SamplingParams
 from engine.attention.backends import TritonBackend
 from engine.model.elementwise import make_elementwise
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # of e^-gate, as on a GPU
+pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # overflow of e^-gate, as on a GPU
 SMALL = {"vocab_size": 61, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2,
          "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
          "max_position_embeddings": 64, "eos_token_id": 0, "bos_token_id": 1}  # fmt: skip
@@ -22,7 +22,7 @@ SETTINGS = {
     "olmo2": SMALL | {"pad_token_id": 0},
     "mixtral": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
-"""Norms with an offset and of whole rows, experts, transformers' code."""
+"""Norms with an offset, norms of whole rows, experts, transformers' code."""
 CUDA = torch.device("cuda")
 PROMPTS = [[1 + (7 * n + k) % 60 for k in range(length)] for n, length in enumerate((3, 21, 9))]
 
@@ -31,7 +31,7 @@ PROMPTS = [[1 + (7 * n + k) % 60 for k in range(length)] for n, length in enumer
     ("architecture", "decoder"),
     [(name, "transformers" if name == "mistral" else "own") for name in SETTINGS],
 )
-def test_same_tokens_as_on_torch(architecture, decoder, tmp_path, monkeypatch):
+def test_same_tokens_as_with_torch(architecture, decoder, tmp_path, monkeypatch):
     torch.manual_seed(5)
     model = AutoModelForCausalLM.from_config(
         CONFIG_MAPPING[architecture](**SETTINGS[architecture]), dtype=torch.float32
@@ -55,11 +55,11 @@ def test_same_tokens_as_on_torch(architecture, decoder, tmp_path, monkeypatch):
 
 
 def answers(path, decoder="transformers"):
-    """Chunked prompts of two sequences beside decode steps, then decode steps alone."""
+    """Chunked prompts of two sequences mixed with decodes, then only decodes."""
     limits = {"num_kv_blocks": 8, "max_rolling_batch_prefill_tokens": 16}
     llm = LLM(path, dtype="fp32", decoder=decoder, **limits)
     assert llm.facts.executor == "packed"
     assert llm.facts.decoder.startswith(decoder)
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
-    return [each.outputs[0].token_ids for each in outputs]
+    return [output.outputs[0].token_ids for output in outputs]

@@ -1,4 +1,4 @@
-"""The e4m3 codec in Triton's interpreter, against torch's own; see ../conftest.py."""
+"""The e4m3 conversion in Triton's interpreter, against torch's; see ../conftest.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def encode(values):
 
 
 def expected_codes(values):
-    """torch does not saturate."""
+    """Convert with torch, with saturation, which torch lacks."""
     return values.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
@@ -53,7 +53,7 @@ def test_every_code_survives_decoding_and_encoding():
     assert (codes[exact.isnan()] & 0x7F == 0x7F).all()
 
 
-def test_numbers_of_all_sizes_round_as_torch_rounds():
+def test_numbers_of_all_sizes_round_as_in_torch():
     generator = torch.Generator().manual_seed(0)
     mantissas = torch.randn(2**18, generator=generator)
     exponents = torch.randint(-14, 12, (2**18,), generator=generator)
@@ -61,7 +61,7 @@ def test_numbers_of_all_sizes_round_as_torch_rounds():
     assert torch.equal(encode(values), expected_codes(values))
 
 
-def test_ties_and_their_neighbours_round_as_torch_rounds():
+def test_ties_and_their_neighbours_round_as_in_torch():
     finite = torch.arange(127).to(torch.uint8).view(torch.float8_e4m3fn).float()
     ties = (finite[:-1] + finite[1:]) / 2
     near = [torch.nextafter(ties, torch.tensor(side)) for side in (0.0, 1e9)]
@@ -70,7 +70,7 @@ def test_ties_and_their_neighbours_round_as_torch_rounds():
     assert torch.equal(encode(values), expected_codes(values))
 
 
-def test_what_is_too_large_saturates_and_nan_stays():
+def test_large_numbers_saturate_and_nan_stays():
     values = torch.tensor([448.0, 449, 464, 465, 1e30, float("inf"), float("nan"), 0.0])
     values = torch.cat([values, -values]).repeat(64)
     codes = encode(values)[:16].tolist()

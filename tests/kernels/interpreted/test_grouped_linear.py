@@ -12,13 +12,13 @@ from kernels.grouped_linear import grouped_linear
 from tests.kernels.elementwise_inputs import strided
 
 TOLERANCE = {torch.float32: 2**-19, torch.float16: 2**-10, torch.bfloat16: 2**-7}
-"""About one rounding to the type; the rest is for sums that cancel."""
+"""About one rounding to the dtype, with a margin for sums that cancel."""
 DTYPES = list(TOLERANCE)
 BF16 = torch.bfloat16
 
 
 def make(counts, num_inputs, num_outputs, dtype, seed=0):
-    """Rows apart in memory, weights whose rows and experts are too, with NaN between."""
+    """Return strided rows and strided weights, with NaN in the gaps."""
     rows = strided(sum(counts), num_inputs, dtype=dtype, seed=seed)
     weights = strided(len(counts) * num_outputs, num_inputs, dtype=dtype, seed=seed + 1)
     weights = weights.unflatten(0, (len(counts), num_outputs))
@@ -57,7 +57,7 @@ def test_widths(num_inputs, num_outputs, dtype):
         [130],
         [0, 0, 1],
         [1, 0, 0],
-        [0, 40, 0],  # all rows with one expert
+        [0, 40, 0],  # all rows with the same expert
         [16, 16, 16],
         [17, 0, 15, 16],
         [90, 1, 1],
@@ -66,18 +66,18 @@ def test_widths(num_inputs, num_outputs, dtype):
         [300, 400, 129],
     ],
 )
-def test_rows_of_experts(counts, dtype):
+def test_numbers_of_rows_per_expert(counts, dtype):
     check(*make(counts, 64, 48, dtype))
 
 
-def test_as_many_tiles_as_there_can_be():
+def test_the_greatest_number_of_tiles():
     """Every expert's last tile holds one row."""
     for height in (16, 32, 64, 128):
         check(*make([1, 2 * height + 1, 1], 32, 16, BF16))
 
 
 @pytest.mark.parametrize("num_experts", [1, 2, 60, 128, 256])
-def test_any_split(num_experts):
+def test_splits(num_experts):
     rng = random.Random(num_experts)
     for num_rows in (1, 8, 3 * num_experts):
         counts = [0] * num_experts
@@ -87,19 +87,19 @@ def test_any_split(num_experts):
 
 
 def test_several_groups_of_tiles():
-    """More row tiles than meet one tile of weights in turn, and no multiple of them."""
+    """More row tiles than a group has, and not a multiple of it."""
     check(*make([20] * 9 + [0, 180], 64, 200, torch.float16))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dense_rows_and_rows_with_the_same_memory(dtype):
+def test_dense_and_overlapping_rows(dtype):
     rows, weights, ends = make([5, 0, 20], 48, 33, dtype)
     check(rows.contiguous(), weights.contiguous(), ends)
     check(rows[:1].expand(25, -1), weights[:1].expand(3, -1, -1), ends)
 
 
 @pytest.mark.parametrize("counts", [[5, 0, 20], [0, 0, 1], [70, 3, 2]])
-def test_as_torch(counts):
+def test_equals_torchs_grouped_mm(counts):
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(sum(counts), 64, generator=generator)
     weights = torch.randn(len(counts), 48, 64, generator=generator)
@@ -108,7 +108,7 @@ def test_as_torch(counts):
     torch.testing.assert_close(grouped_linear(rows, weights, ends), expected, atol=1e-4, rtol=1e-5)
 
 
-def test_nothing_to_do():
+def test_empty_results():
     weights, ends = torch.zeros(3, 8, 16), torch.zeros(3, dtype=torch.int32)
     assert grouped_linear(torch.zeros(0, 16), weights, ends).shape == (0, 8)
     assert grouped_linear(torch.zeros(4, 16), weights[:, :0], ends + 4).shape == (4, 0)
@@ -134,6 +134,6 @@ ROWS, WEIGHTS, ENDS = torch.zeros(4, 16), torch.zeros(3, 8, 16), torch.full((3,)
         (ROWS, WEIGHTS, ENDS.long(), "ends int32"),
     ],
 )
-def test_what_is_refused(rows, weights, ends, message):
+def test_invalid_inputs(rows, weights, ends, message):
     with pytest.raises(ValueError, match=message):
         grouped_linear(rows, weights, ends)

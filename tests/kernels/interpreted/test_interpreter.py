@@ -1,4 +1,4 @@
-"""What the interpreter must get right for the other tests of this folder to mean anything."""
+"""The repaired interpreter computes what the other tests of this folder rely on."""
 
 from __future__ import annotations
 

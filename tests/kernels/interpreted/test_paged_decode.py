@@ -18,7 +18,7 @@ CONTEXTS = (1, 15, 16, 17, 0, 63, 64, 65, 300)
 
 
 def check(num_splits, contexts=CONTEXTS, options=None, **shape):
-    """With all that is written first filled with NaN."""
+    """Run paged_decode with outputs and scratch filled with NaN first."""
     paged = make_paged([(1, context) for context in contexts], **shape)
     options = (options or {}) | {"scale": SCALE}
     out = torch.full_like(paged.query, float("nan"))
@@ -31,13 +31,13 @@ def check(num_splits, contexts=CONTEXTS, options=None, **shape):
 
 
 def expected_of(paged, options):
-    """A row without context is padding: the kernel's answer is 0, as the reference's."""
+    """A row without context is padding: kernel and reference return 0."""
     return paged_decode_reference(*paged.decode_arguments, **options)
 
 
 @pytest.fixture
 def short_splits(monkeypatch):
-    """Splits of one tile of keys, so that short contexts have many."""
+    """Use splits of one key tile, so that short contexts have many."""
     configuration = module.attention_configuration
 
     def shortened(*shape):
@@ -78,7 +78,7 @@ def test_windows(num_splits, window):
 
 
 def test_a_window_hides_what_is_before_it():
-    """Blocks wholly before it may have been given to others, or hold nothing."""
+    """Blocks entirely before the window may be freed or belong to other sequences."""
     paged = make_paged([(1, 200)], dtype=torch.float32)
     options = {"scale": SCALE, "window": 40}
     expected = expected_of(paged, options)
@@ -122,7 +122,7 @@ def test_large_scores_do_not_overflow(short_splits, num_splits):
     check(num_splits, (1, 100, 300), spread=12.0, dtype=torch.float16)
 
 
-def test_queries_inside_a_row_of_queries_keys_and_values():
+def test_queries_inside_a_merged_projection():
     paged = make_paged([(1, 20), (1, 50)])
     fused = torch.cat([paged.query, torch.full_like(paged.query, float("nan"))], 1)
     query = fused[:, : paged.query.shape[1]]
@@ -131,7 +131,7 @@ def test_queries_inside_a_row_of_queries_keys_and_values():
     check_close(got, expected_of(paged, {"scale": SCALE}))
 
 
-def test_nothing_is_allocated_where_out_and_scratch_are_given(monkeypatch):
+def test_nothing_is_allocated_if_out_and_scratch_are_given(monkeypatch):
     refused = partial(pytest.fail, "allocates")
     paged = make_paged([(1, 20)])
     out, scratch = torch.empty_like(paged.query), torch.empty(4096)

@@ -39,7 +39,7 @@ def test_lengths_around_blocks_and_tiles(block_size, cached):
 
 @pytest.mark.parametrize("heads", [(2, 2), (3, 1), (6, 2), (16, 2), (7, 1), (71, 1), (130, 1)])
 def test_groups(heads):
-    """130 heads of one KV head are more than a tile has rows."""
+    """130 heads per KV head are more than the rows of a tile."""
     check(SHORT, heads=heads)
 
 
@@ -51,7 +51,7 @@ def test_head_dims(head_dim, dtype):
 
 @pytest.mark.parametrize("window", [1, 2, 16, 31, 33, 64, 1000])
 def test_windows(window):
-    """A block of 64 tokens with a window of 1: whole tiles are hidden from some of its rows."""
+    """64 query rows and a window of 1: whole key tiles are masked for some rows."""
     check([(1, 131), (64, 128), (70, 70)], {"window": window}, heads=(2, 1))
 
 
@@ -86,12 +86,12 @@ def test_large_scores_do_not_overflow():
     check(SHORT, spread=12.0, dtype=torch.float16)
 
 
-def test_more_sequences_than_one_step_of_the_search():
+def test_more_sequences_than_one_step_of_the_binary_search():
     idle = [(0, 7)] * 60
     check([*idle, *SHORT, *idle, *idle, *SHORT], heads=(1, 1))
 
 
-def test_rows_past_the_last_sequence_are_left_alone():
+def test_rows_past_the_last_sequence_are_not_written():
     paged = make_paged(SHORT)
     query = torch.cat([paged.query, torch.full_like(paged.query, float("nan"))])
     out = torch.full_like(query, 7.0)
@@ -102,7 +102,7 @@ def test_rows_past_the_last_sequence_are_left_alone():
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 30, "softcap": 3.0}])
-def test_decode_rows_are_as_from_paged_decode(options):
+def test_decode_rows_equal_those_of_paged_decode(options):
     paged = make_paged([(1, 40), (1, 1), (1, 100)], dtype=torch.float32)
     got = paged_prefill(*paged.prefill_arguments, scale=SCALE, **options)
     expected = paged_decode(*paged.decode_arguments, scale=SCALE, num_splits=1, **options)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels import torch_elementwise
-from kernels.rms_norm import MAX_WIDTH, rms_norm
+from kernels.rms_norm import MAX_WIDTH, add_rms_norm, rms_norm
 from tests.kernels.elementwise_inputs import check_close, strided
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -40,14 +40,14 @@ def test_against_fp64(shape, dtype):
     assert torch.equal(rows, before)
 
 
-def test_where_it_rounds_shows():
+def test_the_order_of_rounding_matters():
     rows, weight = strided(9, 512, dtype=torch.bfloat16), make_weight(512, torch.bfloat16)
-    first, last = (rms_norm(rows, weight, EPS, rounds_first=each) for each in (True, False))
+    first, last = (rms_norm(rows, weight, EPS, rounds_first=flag) for flag in (True, False))
     assert (first != last).float().mean() > 0.05
 
 
-def test_the_rows_of_heads_in_a_transposed_tensor():
-    """[heads, T, dim] as a view, as norms of q and k see it in some models; it stays one."""
+def test_heads_in_a_transposed_tensor():
+    """A [heads, T, dim] view, as for q and k norms of some models; the result is a view too."""
     rows, weight = strided(5, 3, 64, dtype=torch.float32), make_weight(64, torch.float32)
     rows = rows.transpose(0, 1)
     out = rms_norm(rows, weight, EPS)
@@ -55,7 +55,7 @@ def test_the_rows_of_heads_in_a_transposed_tensor():
     assert out.transpose(0, 1).is_contiguous()
 
 
-def test_weights_of_another_type_and_no_rows():
+def test_weights_of_another_dtype_and_no_rows():
     rows, weight = strided(3, 64, dtype=torch.float32), make_weight(64, torch.bfloat16)
     check_close(rms_norm(rows, weight, EPS), exact(rows, weight))
     check_close(
@@ -63,6 +63,38 @@ def test_weights_of_another_type_and_no_rows():
         exact(rows.half(), weight.float() + 0.001),
     )
     assert rms_norm(rows[:0], weight, EPS).shape == (0, 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(7, 64), (5, 100), (3, 896), (2, 5120), (2, 8192), (33, 24)])
+def test_add_rms_norm_equals_two_operations(shape, dtype):
+    hidden, weight = strided(*shape, dtype=dtype), make_weight(shape[-1], dtype)
+    output = strided(*shape, dtype=dtype, seed=7)
+    before = hidden.clone(), output.clone()
+    for options in ({}, {"rounds_first": False}, {"offset": 1.0, "rounds_first": False}):
+        total, normed = add_rms_norm(hidden, output, weight, EPS, **options)
+        assert torch.equal(total, hidden + output)
+        assert torch.equal(normed, rms_norm(hidden + output, weight, EPS, **options))
+        check_close(normed, exact(total, weight, options.get("offset", 0.0)))
+        assert total.is_contiguous()
+        assert normed.is_contiguous()
+    assert torch.equal(hidden, before[0])
+    assert torch.equal(output, before[1])
+
+
+def test_add_rms_norm_of_no_rows_and_invalid_inputs():
+    weight = torch.ones(64)
+    total, normed = add_rms_norm(torch.zeros(0, 64), torch.zeros(0, 64), weight, EPS)
+    assert total.shape == normed.shape == (0, 64)
+    rows = torch.zeros(2, 64)
+    for hidden, output in (
+        (rows, rows.half()),
+        (rows, rows[:1]),
+        (rows[:, None], rows[:, None]),
+        (rows, torch.zeros(64, 2).T),
+    ):
+        with pytest.raises(ValueError, match=r"of one type|contiguous"):
+            add_rms_norm(hidden, output, weight, EPS)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +109,6 @@ def test_weights_of_another_type_and_no_rows():
         (torch.zeros(2, 64).bfloat16(), torch.zeros(64), "would widen"),
     ],
 )
-def test_what_is_refused(rows, weight, message):
+def test_invalid_inputs(rows, weight, message):
     with pytest.raises(ValueError, match=message):
         rms_norm(rows, weight, EPS)

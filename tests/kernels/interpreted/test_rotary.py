@@ -11,7 +11,7 @@ from tests.kernels.elementwise_inputs import TOLERANCE, strided
 
 
 def angles(num_tokens, width, dtype, seed=5):
-    """cos and sin [T, width], of independent angles, so that no two places are alike."""
+    """Return cos and sin [T, width] of independent random angles."""
     generator = torch.Generator().manual_seed(seed)
     angle = torch.rand(num_tokens, width, generator=generator) * 7
     return angle.cos().to(dtype), angle.sin().to(dtype)
@@ -20,7 +20,7 @@ def angles(num_tokens, width, dtype, seed=5):
 def exact(rows, cos, sin, rotary_dim):
     half = rotary_dim // 2
     cos, sin = (
-        each.double().repeat(1, rotary_dim // each.shape[1])[:, None] for each in (cos, sin)
+        angles.double().repeat(1, rotary_dim // angles.shape[1])[:, None] for angles in (cos, sin)
     )
     turned, head = rows.double().clone(), rows.double()[..., :rotary_dim]
     rotated = torch.cat((-head[..., half:], head[..., :half]), -1)
@@ -29,7 +29,7 @@ def exact(rows, cos, sin, rotary_dim):
 
 
 def merged(num_tokens, num_heads, num_kv_heads, head_dim, dtype):
-    """q, k and v side by side in the rows of one projection."""
+    """Return q, k and v side by side in the rows of one projection."""
     rows = strided(num_tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
     return rows.split((num_heads, num_kv_heads, num_kv_heads), 1)
 
@@ -51,7 +51,7 @@ def test_against_fp64(heads, head_dim, rotary_dim, dtype):
         for rows, old, twin in zip((query, key), before, twins, strict=False):
             expected = exact(old, cos, sin, rotary_dim)
             assert rows.isfinite().all()
-            # Differences of products: the error is one of the larger product.
+            # Differences of products: the error is relative to the larger product.
             limit = 2 * TOLERANCE[dtype] * old.double().abs().amax((1, 2), keepdim=True)
             assert ((rows.double() - expected).abs() <= limit).all()
             assert torch.equal(rows[..., rotary_dim:], old[..., rotary_dim:])
@@ -79,7 +79,7 @@ HEADS, ANGLES = torch.zeros(3, 2, 8), torch.zeros(3, 8)
         (torch.zeros(3, 8, 2).transpose(1, 2), ANGLES, 8, "the last must be 1"),
     ],
 )
-def test_what_is_refused(query, cos, rotary_dim, message):
+def test_invalid_inputs(query, cos, rotary_dim, message):
     with pytest.raises(ValueError, match=message):
         rotary(query, query, cos, cos, rotary_dim)
     with pytest.raises(ValueError, match=message):

@@ -1,0 +1,120 @@
+"""Responses to OpenAI's chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from container.apis.chat.message import Message
+from container.apis.chat.schema import ChatRequest
+from container.apis.generation.generation import Generation
+from container.apis.generation.logprobs import chat_logprobs, prompt_logprobs
+from container.apis.generation.response import Record
+from container.apis.openai import Envelope, finish_reason, usage
+from container.http.failures import Failure
+from core.sampling import Finish
+from core.text.answer import TokenText
+from core.text.answers import Delta
+from core.text.tokenizer import Tokenizer
+
+_ROLE: Record = {"role": "assistant", "content": ""}
+"""The first delta of each choice."""
+
+
+class ChatResponse:
+    """One choice for each of the generation's answers."""
+
+    ends_with_done = True
+
+    def __init__(
+        self,
+        generation: Generation,
+        request: ChatRequest,
+        envelope: Envelope,
+        tokenizer: Tokenizer,
+        messages: Sequence[Message],
+    ) -> None:
+        """`messages` has one for each choice."""
+        self._generation = generation
+        self._request = request
+        self._envelope = envelope
+        self._tokenizer = tokenizer
+        self._messages = messages
+
+    def full(self) -> object:
+        """Run the generation and return the `chat.completion` object."""
+        self._generation.run()
+        choices = [
+            {
+                **self._choice(index, answer.tokens),
+                "message": self._messages[index].full(answer.text),
+                "finish_reason": self._finish_reason(index, answer.finish),
+            }
+            for index, answer in enumerate(self._generation.answers)
+        ]
+        usage_field = {"usage": usage([self._generation])}
+        return self._envelope.record(
+            "chat.completion", choices, **usage_field, **self._prompt_logprobs()
+        )
+
+    def chunks(self) -> Iterator[list[Record]]:
+        """Yield the chunks of all choices, then the usage.
+
+        Each choice has its role, its text and tool calls, and last its finish reason.
+        """
+        started: set[int] = set()
+        for delta in self._generation.deltas():
+            records = [] if delta.index in started else [self._chunk(delta.index, _ROLE)]
+            started.add(delta.index)
+            records += self._message_chunks(delta)
+            if delta.finish is not None:
+                reason = self._finish_reason(delta.index, delta.finish)
+                records.append(self._chunk(delta.index, {}, finish_reason=reason))
+            yield records
+        if self._request.include_usage:
+            yield [self._record([], usage([self._generation]))]
+
+    def failure(self, failure: Failure) -> Record:
+        return failure.as_openai()
+
+    def abort(self) -> None:
+        self._generation.abort()
+
+    def _message_chunks(self, delta: Delta) -> list[Record]:
+        """Return the chunks with a delta's text and calls. The last one has the logprobs."""
+        text = "".join(token.text for token in delta.tokens)
+        parts = self._messages[delta.index].deltas(text, is_last=delta.finish is not None)
+        if self._request.logprobs and not parts:
+            parts.append({})  # the tokens have logprobs even if they have no text yet
+        chunks = [self._chunk(delta.index, part) for part in parts[:-1]]
+        return chunks + [self._chunk(delta.index, part, delta.tokens) for part in parts[-1:]]
+
+    def _finish_reason(self, index: int, finish: Finish | None) -> str | None:
+        reason = finish_reason(finish)
+        is_call = reason == "stop" and self._messages[index].has_calls
+        return "tool_calls" if is_call else reason
+
+    def _chunk(
+        self,
+        index: int,
+        delta: Record,
+        tokens: Sequence[TokenText] = (),
+        finish_reason: str | None = None,
+    ) -> Record:
+        choice = {**self._choice(index, tokens), "delta": delta, "finish_reason": finish_reason}
+        return self._record([choice])
+
+    def _record(self, choices: Sequence[Record], usage: Record | None = None) -> Record:
+        usage_field = {"usage": usage} if self._request.include_usage else {}
+        return self._envelope.record("chat.completion.chunk", choices, **usage_field)
+
+    def _choice(self, index: int, tokens: Sequence[TokenText]) -> Record:
+        if not self._request.logprobs or not tokens:
+            return {"index": index, "logprobs": None}
+        return {"index": index, "logprobs": chat_logprobs(tokens, self._tokenizer)}
+
+    def _prompt_logprobs(self) -> Record:
+        """Return vLLM's field `prompt_logprobs` if the request wants it, else no field."""
+        if self._request.decoding.params.prompt_logprobs is None:
+            return {}
+        token_ids, scores = self._generation.prompt_token_ids, self._generation.prompt_scores
+        return {"prompt_logprobs": prompt_logprobs(token_ids, scores, self._tokenizer)}

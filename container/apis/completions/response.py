@@ -1,0 +1,134 @@
+"""Responses to OpenAI's completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from container.apis.completions.schema import CompletionRequest
+from container.apis.generation.generation import Generation
+from container.apis.generation.interleaving import interleave
+from container.apis.generation.logprobs import (
+    ScoredToken,
+    completion_logprobs,
+    prompt_logprobs,
+    scored_answer_tokens,
+    scored_prompt_tokens,
+)
+from container.apis.generation.prompting import in_thread_if_long
+from container.apis.generation.response import Record
+from container.apis.openai import Envelope, finish_reason, usage
+from container.http.failures import Failure
+from core.text.answer import Answer, TokenText
+from core.text.tokenizer import Tokenizer
+
+
+class CompletionsResponse:
+    """`n` choices for each prompt, ordered by prompt. If one fails, the whole response fails."""
+
+    ends_with_done = True
+
+    def __init__(
+        self,
+        generations: Sequence[Generation],
+        request: CompletionRequest,
+        envelope: Envelope,
+        echoes: Sequence[str],
+        tokenizer: Tokenizer,
+    ) -> None:
+        """`echoes` holds, for each prompt, the text to put before its answers."""
+        self._generations = generations
+        self._request = request
+        self._envelope = envelope
+        self._echoes = echoes
+        self._tokenizer = tokenizer
+
+    def full(self) -> object:
+        """Run the generations and return the `text_completion` object."""
+        for _ in interleave([generation.deltas() for generation in self._generations]):
+            pass
+        choices = [
+            self._full_choice(prompt, index, answer, echoed)
+            for prompt, generation in enumerate(self._generations)
+            for echoed in [self._echoed(prompt)]
+            for index, answer in enumerate(generation.answers)
+        ]
+        return self._envelope.record("text_completion", choices, usage=usage(self._generations))
+
+    def chunks(self) -> Iterator[list[Record]]:
+        """Yield the text of all choices as it arrives, then the usage."""
+        prompts = range(len(self._generations))
+        yield from interleave([self._chunks_of(prompt) for prompt in prompts])
+        if self._request.include_usage:
+            yield [self._record([], usage(self._generations))]
+
+    def failure(self, failure: Failure) -> Record:
+        return failure.as_openai()
+
+    def abort(self) -> None:
+        for generation in self._generations:
+            generation.abort()
+
+    def _chunks_of(self, prompt: int) -> Iterator[list[Record]]:
+        echo = self._echoes[prompt]
+        offsets: dict[int, int] = {}
+        for delta in self._generations[prompt].deltas():
+            index, is_first = self._choice_index(prompt, delta.index), delta.index not in offsets
+            prefix, echoed = (echo, self._echoed(prompt)) if is_first else ("", [])
+            offset = offsets.get(delta.index, len(echo))
+            text = "".join(token.text for token in delta.tokens)
+            offsets[delta.index] = offset + len(text)
+            records: list[Record] = []
+            if prefix or text or self._request.logprobs:
+                logprobs = self._logprobs(echoed, delta.tokens, offset)
+                records.append(self._record([_choice(index, prefix + text, logprobs)]))
+            if delta.finish is not None:
+                reason = finish_reason(delta.finish)
+                records.append(self._record([_choice(index, "", finish_reason=reason)]))
+            yield records
+
+    def _full_choice(
+        self, prompt: int, index: int, answer: Answer, echoed: Sequence[ScoredToken]
+    ) -> Record:
+        echo, generation = self._echoes[prompt], self._generations[prompt]
+        logprobs = self._logprobs(echoed, answer.tokens, len(echo))
+        reason = finish_reason(answer.finish)
+        choice = _choice(self._choice_index(prompt, index), echo + answer.text, logprobs, reason)
+        if self._request.decoding.params.prompt_logprobs is None or self._request.echoes_logprobs:
+            return choice
+        token_ids, scores = generation.prompt_token_ids, generation.prompt_scores
+        return {**choice, "prompt_logprobs": prompt_logprobs(token_ids, scores, self._tokenizer)}
+
+    def _choice_index(self, prompt: int, index: int) -> int:
+        """Return the index among the choices of all prompts."""
+        return prompt * self._request.n + index
+
+    def _record(self, choices: Sequence[Record], usage: Record | None = None) -> Record:
+        usage_field = {"usage": usage} if self._request.include_usage else {}
+        return self._envelope.record("text_completion", choices, **usage_field)
+
+    def _echoed(self, prompt: int) -> list[ScoredToken]:
+        """Return the prompt's tokens if the request wants their logprobs, else nothing."""
+        if not self._request.echoes_logprobs:
+            return []
+        generation, echo = self._generations[prompt], self._echoes[prompt]
+        token_ids, scores = generation.prompt_token_ids, generation.prompt_scores
+        return in_thread_if_long(
+            lambda: scored_prompt_tokens(token_ids, scores, echo, self._tokenizer),
+            size=len(token_ids),
+        )
+
+    def _logprobs(
+        self, echoed: Sequence[ScoredToken], tokens: Sequence[TokenText], offset: int
+    ) -> Record | None:
+        """Return the `logprobs` of a choice. `offset` is that of `tokens` in the choice's text."""
+        scored = [*echoed, *scored_answer_tokens(tokens, offset)]
+        if not self._request.logprobs or not scored:
+            return None
+        num_top = self._request.decoding.params.logprobs or 0
+        return completion_logprobs(scored, num_top, self._tokenizer)
+
+
+def _choice(
+    index: int, text: str, logprobs: Record | None = None, finish_reason: str | None = None
+) -> Record:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

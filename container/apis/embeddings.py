@@ -1,0 +1,166 @@
+"""Embeddings: OpenAI's `input`, and `inputs` as LMI and text-embeddings-inference take it."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import msgspec
+from flask import Flask, Response
+
+from container.apis.completions.schema import PROMPT
+from container.http.request_context import RequestContext, request_context
+from container.http.service import Service, json_response
+from container.schema.fields import Field, Fields, Values, ignored, read_fields
+from container.schema.kinds import BOOLEAN, INTEGER, OBJECT, STRING, is_integers, with_schema
+from core.errors import RequestError
+from core.task_bodies import EmbeddingAnswer, EmbeddingBody
+
+MAX_INPUTS = 2048
+"""OpenAI's limit."""
+MAX_TOKENS = 2**31 - 1
+"""Stands for "as many tokens as the model takes" where inputs are truncated."""
+
+_FORMATS = ("float", "base64")
+
+EMBEDDING_FIELDS: Fields = {
+    "input": Field(PROMPT, "One input or several, as strings or as token ids."),
+    "encoding_format": Field(
+        with_schema(STRING, {"enum": [*_FORMATS]}),
+        "float: numbers (default); base64: little-endian fp32.",
+    ),
+    "dimensions": Field(
+        INTEGER, "Keep this many numbers of each vector, if the model was trained for it."
+    ),
+    "truncate_prompt_tokens": Field(
+        INTEGER, "Truncate inputs to this many tokens; -1: to as many as the model takes."
+    ),
+    "model": ignored("Only one model is served, whatever name is sent."),
+    "user": ignored(),
+}
+_PARAMETERS: Fields = {
+    "truncate": Field(BOOLEAN, "Truncate inputs to as many tokens as the model takes."),
+}
+INPUTS_FIELDS: Fields = {
+    "inputs": Field(PROMPT, "One input or several, as strings or as token ids."),
+    "truncate": Field(BOOLEAN, "The same as `parameters.truncate`."),
+    "parameters": Field(
+        OBJECT, "`truncate`: truncate inputs to as many tokens as the model takes."
+    ),
+    "model": ignored("Only one model is served."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """A checked request."""
+
+    body: EmbeddingBody
+    is_base64: bool
+    warnings: tuple[str, ...]
+
+
+def read_embedding_request(body: Mapping[str, object]) -> EmbeddingRequest:
+    """Check OpenAI's request. Raises RequestError that names the first bad field."""
+    values = read_fields(body, EMBEDDING_FIELDS)
+    encoding = values.get("encoding_format", "float")
+    if encoding not in _FORMATS:
+        raise RequestError("encoding_format", f"expected one of {', '.join(_FORMATS)}")
+    max_tokens: int | None = MAX_TOKENS
+    if values.get("truncate_prompt_tokens", 0) != -1:
+        max_tokens = _positive(values, "truncate_prompt_tokens")
+    task_body = EmbeddingBody(
+        inputs=_inputs(values, "input"),
+        field="input",
+        max_tokens=max_tokens,
+        dimensions=_positive(values, "dimensions"),
+    )
+    return EmbeddingRequest(task_body, encoding == "base64", values.warnings)
+
+
+def read_inputs_request(body: Mapping[str, object]) -> EmbeddingRequest:
+    """Check LMI's request. Raises RequestError that names the first bad field."""
+    values = read_fields(body, INPUTS_FIELDS)
+    given: Mapping[str, object] = values.get("parameters", {})
+    parameters = read_fields(given, _PARAMETERS, "parameters.")
+    max_tokens = MAX_TOKENS if values.get("truncate", parameters.get("truncate", False)) else None
+    task_body = EmbeddingBody(_inputs(values, "inputs"), "inputs", max_tokens)
+    return EmbeddingRequest(task_body, False, values.warnings)
+
+
+def _inputs(values: Values, field: str) -> list[str | list[int]]:
+    given = cast(object, values.get(field, ""))
+    if isinstance(given, str) or is_integers(given):
+        inputs: list[str | list[int]] = [given]
+    else:
+        inputs = cast(list[str | list[int]], given)
+    if not inputs or not all(inputs):
+        raise RequestError(field, "expected a non-empty string or non-empty token ids")
+    if len(inputs) > MAX_INPUTS:
+        raise RequestError(field, f"at most {MAX_INPUTS} inputs are allowed in a request")
+    return inputs
+
+
+def _positive(values: Values, field: str) -> int | None:
+    number: int | None = values.get(field, None)
+    if number is not None and number < 1:
+        raise RequestError(field, "must be at least 1")
+    return number
+
+
+class EmbeddingApi:
+    """Answers both kinds of requests."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def add_to(self, app: Flask) -> None:
+        """Add OpenAI's route to the app."""
+        app.add_url_rule("/v1/embeddings", view_func=self.embeddings, methods=["POST"])
+
+    def read(self, context: RequestContext) -> Mapping[str, object]:
+        """Parse a body of any type that `RequestContext.fields` takes."""
+        return context.fields()
+
+    def answer(self, context: RequestContext, body: Mapping[str, object]) -> Response:
+        """Return a list of vectors for `inputs`, or OpenAI's response for `input`."""
+        if "input" in body:
+            return self._openai(context, body)
+        embeddings = self._embed(context, read_inputs_request(body))
+        return json_response(list(map(_numbers, embeddings.vectors)))
+
+    def embeddings(self) -> Response:
+        """Handle POST /v1/embeddings."""
+        context = request_context()
+        return self._openai(context, context.json_fields())
+
+    def _openai(self, context: RequestContext, body: Mapping[str, object]) -> Response:
+        request = read_embedding_request(body)
+        embeddings = self._embed(context, request)
+        encode = _base64 if request.is_base64 else _numbers
+        data = [
+            {"object": "embedding", "index": index, "embedding": encode(vector)}
+            for index, vector in enumerate(embeddings.vectors)
+        ]
+        num_tokens = sum(embeddings.num_tokens)
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        model = self._service.model_name
+        return json_response({"object": "list", "data": data, "model": model, "usage": usage})
+
+    def _embed(self, context: RequestContext, request: EmbeddingRequest) -> EmbeddingAnswer:
+        context.warn(request.warnings)
+        body = msgspec.msgpack.encode(request.body)
+        reply = self._service.wait_for(context, self._service.client.perform(body, {}))
+        return msgspec.msgpack.decode(reply.body, type=EmbeddingAnswer)
+
+
+def _base64(vector: bytes) -> str:
+    return base64.b64encode(vector).decode()
+
+
+def _numbers(vector: bytes) -> tuple[float, ...]:
+    """Decode little-endian fp32."""
+    return struct.unpack(f"<{len(vector) // 4}f", vector)

@@ -1,1 +1,0 @@
-"""OpenAI's embeddings, and text-embeddings-inference's `inputs`."""

@@ -1,0 +1,158 @@
+"""Structured outputs: every request field that constrains the format of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
+from container.schema.kinds import ANYTHING, BOOLEAN, OBJECT, STRING, STRINGS, Kind, with_schema
+from core.errors import RequestError
+from core.structured_outputs import StructuredOutputsParams
+
+_JSON_SCHEMA = Kind(
+    "a JSON Schema, as an object or as a string",
+    lambda value: isinstance(value, dict | str),
+    {"anyOf": [{"type": "object"}, {"type": "string"}]},
+)
+_STRUCTURED_OUTPUTS: Fields = {
+    "json": Field(_JSON_SCHEMA, "The answer is JSON of this schema."),
+    "json_object": Field(BOOLEAN, "The answer is any JSON object."),
+    "regex": Field(STRING, "The whole answer matches this regular expression."),
+    "choice": Field(STRINGS, "The answer is one of these strings."),
+    "grammar": Field(STRING, "The answer follows this grammar, in Lark or GBNF syntax."),
+    "disable_any_whitespace": unsupported(BOOLEAN, False),
+    "disable_additional_properties": unsupported(
+        BOOLEAN, False, instead="set additionalProperties in the schema"
+    ),
+    "whitespace_pattern": unsupported(STRING),
+    "structural_tag": unsupported(ANYTHING),
+}
+_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice",
+           "guided_grammar": "grammar"}  # fmt: skip
+"""vLLM's older fields, with the field of `structured_outputs` that each stands for."""
+_TYPES = {"type": {"enum": ["text", "json_object", "json_schema"]}}
+_RESPONSE_FORMAT = with_schema(OBJECT, {"properties": _TYPES, "required": ["type"]})
+_TGI_GRAMMAR = with_schema(
+    OBJECT,
+    {
+        "properties": {"type": {"enum": ["json", "json_schema", "regex"]}, "value": {}},
+        "required": ["type", "value"],
+    },
+)
+
+STRUCTURED_OUTPUT_FIELDS: Fields = {
+    "structured_outputs": Field(
+        with_schema(
+            OBJECT, {"properties": {n: f.kind.schema for n, f in _STRUCTURED_OUTPUTS.items()}}
+        ),
+        "The format of the answer: json, json_object, regex, choice or grammar.",
+    ),
+    **{
+        name: Field(_STRUCTURED_OUTPUTS[form].kind, f"The same as `structured_outputs.{form}`.")
+        for name, form in _GUIDED.items()
+    },
+    "guided_decoding_backend": ignored("The only backend is llguidance."),
+}
+RESPONSE_FORMAT = Field(
+    _RESPONSE_FORMAT,
+    "text; json_object: the answer is a JSON object; json_schema: it is JSON of this schema.",
+)
+TGI_GRAMMAR = Field(
+    _TGI_GRAMMAR, "json or regex: the answer is JSON of the schema in value, or matches its regex."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """The format of an answer and the request field that sets it."""
+
+    field: str
+    params: StructuredOutputsParams
+
+
+def read_structured_outputs(values: Values, prefix: str) -> StructuredOutputs | None:
+    """Return the structured outputs that the fields of any API ask for; None if they do not.
+
+    `prefix` precedes field names in error messages but not in `StructuredOutputs.field`. Raises
+    RequestError that names the first bad field, or a second field that sets a format.
+    """
+    given = [*_given(values, prefix)]
+    if len(given) > 1:
+        raise RequestError(prefix + given[1][0], f"cannot be combined with {given[0][0]}")
+    for field, form, value in given:
+        try:
+            params = msgspec.convert({form: _schema_as_text(value)}, StructuredOutputsParams)
+        except RequestError as error:
+            raise RequestError(prefix + field, error.message) from None
+        return StructuredOutputs(field, params)
+    return None
+
+
+_Given = tuple[str, str, object]
+"""A request field, the field of StructuredOutputsParams that it stands for, and its value."""
+
+
+def _given(values: Values, prefix: str) -> Iterator[_Given]:
+    """Yield every field of the request that sets a format."""
+    for name, form in _GUIDED.items():
+        if name in values:
+            yield name, form, values.given[name]
+    nested: Mapping[str, object] = values.get("structured_outputs", {})
+    fields = read_fields(nested, _STRUCTURED_OUTPUTS, f"{prefix}structured_outputs.")
+    for form, value in fields.given.items():
+        if value is not False:
+            yield f"structured_outputs.{form}", form, value
+    if "response_format" in values:
+        yield from _response_format(values.get("response_format", {}))
+    if "grammar" in values:
+        yield from _tgi_grammar(values.get("grammar", {}), f"{prefix}grammar")
+
+
+def _response_format(format: Mapping[str, Any]) -> Iterator[_Given]:
+    """Read OpenAI's `response_format`."""
+    match format:
+        case {"type": "text"}:
+            return
+        case {"type": "json_object"}:
+            yield "response_format", "json_object", True
+        case {"type": "json_schema", "json_schema": {"schema": dict()}}:
+            yield "response_format.json_schema.schema", "json", format["json_schema"]["schema"]
+        case {"type": "json_schema"}:
+            raise RequestError("response_format.json_schema", "expected an object with a schema")
+        case _:
+            raise RequestError("response_format.type", "expected text, json_object or json_schema")
+
+
+def _tgi_grammar(grammar: Mapping[str, Any], field: str) -> Iterator[_Given]:
+    """Read text-generation-inference's `grammar`.
+
+    The value of `json` is a schema; that of `json_schema` is an object with `schema`.
+    """
+    match grammar:
+        case {"type": "json", "value": dict() | str()}:
+            yield "grammar.value", "json", grammar["value"]
+        case {"type": "json_schema", "value": {"schema": dict() | str()}}:
+            yield "grammar.value.schema", "json", grammar["value"]["schema"]
+        case {"type": "regex", "value": str(regex)}:
+            yield "grammar.value", "regex", regex
+        case {"type": "json" | "json_schema" | "regex"}:
+            raise RequestError(f"{field}.value", "expected a JSON Schema or a regular expression")
+        case _:
+            raise RequestError(f"{field}.type", "expected json, json_schema or regex")
+
+
+def _schema_as_text(value: object) -> object:
+    """Encode a schema as JSON and return other values unchanged.
+
+    Raises RequestError if the schema is nested too deeply.
+    """
+    if not isinstance(value, dict):
+        return value
+    try:
+        return msgspec.json.encode(cast(dict[str, object], value)).decode()
+    except RecursionError:
+        raise RequestError("json", "is nested too deeply") from None

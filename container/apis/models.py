@@ -1,0 +1,175 @@
+"""Lists and descriptions of models in the formats of OpenAI, DJL Serving and SageMaker.
+
+The routes here serve one model and its adapters. A container of several models has routes of its
+own (`container.multi_model.app`), which use the request and status classes of this module.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NoReturn
+
+from flask import Flask, Response, abort, request
+from werkzeug.exceptions import MethodNotAllowed
+
+from container.http.service import Service, json_response
+from container.schema.fields import Field, Fields, read_fields
+from container.schema.kinds import STRING, with_schema
+from core.errors import RequestError
+
+_NAME = "[A-Za-z0-9][!-.0-~]{0,255}"
+"""Printable characters other than the slash, since a name is one segment of a path."""
+MAX_PAGE = 100
+"""DJL Serving's default and maximum."""
+
+LOAD_FIELDS: Fields = {
+    "model_name": Field(
+        with_schema(STRING, {"pattern": f"^{_NAME}$"}), "The model's name in the other routes."
+    ),
+    "url": Field(STRING, "The absolute path of the model's directory or archive in the container."),
+}
+
+Status = Literal["LOADING", "READY", "UNLOADING", "FAILED"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """A checked request to load a model."""
+
+    name: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """Which page of a list is wanted."""
+
+    limit: int
+    after: str
+    """The token of the previous page; '' for the first page."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """A model's name, location and status."""
+
+    name: str
+    url: str
+    status: Status
+
+    def in_list(self) -> dict[str, object]:
+        """Return the model's entry in a list."""
+        return {"modelName": self.name, "modelUrl": self.url, "status": self.status}
+
+    def whole(self) -> list[dict[str, object]]:
+        """Return the full description: DJL Serving's list of one workflow around SageMaker's."""
+        worker = {"id": 1, "status": self.status}
+        model = {**self.in_list(), "workerGroups": [{"workers": [worker]}]}
+        return [{"workflowName": self.name, **self.in_list(), "models": [model]}]
+
+
+def read_load_request(body: Mapping[str, object]) -> LoadRequest:
+    """Check SageMaker's request to load a model. Raises RequestError that names the bad field.
+
+    Unknown fields are ignored, since SageMaker may add some.
+    """
+    values = read_fields({name: body.get(name) for name in LOAD_FIELDS}, LOAD_FIELDS)
+    for name in LOAD_FIELDS:
+        if not values.get(name, ""):
+            raise RequestError(name, 'is missing; send {"model_name": "...", "url": "..."}')
+    load = LoadRequest(values.get("model_name", ""), values.get("url", ""))
+    if not re.fullmatch(_NAME, load.name):
+        raise RequestError(
+            "model_name",
+            "expected a letter or digit, then at most 255 printable characters other than /",
+        )
+    return load
+
+
+def read_page_request(query: Mapping[str, str]) -> PageRequest:
+    """Read DJL Serving's query parameters. Raises RequestError if the limit is no number."""
+    limit = query.get("limit", str(MAX_PAGE))
+    if not re.fullmatch("[1-9][0-9]{0,5}", limit):
+        raise RequestError("limit", "expected a number of at least 1")
+    return PageRequest(int(limit), query.get("next_page_token", ""))
+
+
+def list_models(models: Sequence[ModelStatus], page: PageRequest) -> dict[str, object]:
+    """Return one page of the models, which must be sorted by name.
+
+    The next page's token is the last name of this page, so models may be loaded and unloaded
+    between two pages.
+    """
+    remaining = [model for model in models if model.name > page.after]
+    listed: dict[str, object] = {"models": [model.in_list() for model in remaining[: page.limit]]}
+    if len(remaining) > page.limit:
+        listed["nextPageToken"] = remaining[page.limit - 1].name
+    return listed
+
+
+class ModelRoutes:
+    """The routes that describe the one model and its adapters, whatever the model's task."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._created = int(time.time())
+
+    def add_to(self, app: Flask) -> None:
+        """Add the routes to the app."""
+        app.add_url_rule("/v1/models", view_func=self.models)
+        app.add_url_rule("/v1/models/<path:name>", view_func=self.model)
+        app.add_url_rule("/models", view_func=self.listing)
+        app.add_url_rule("/models", view_func=self.refuse, methods=["POST"])
+        app.add_url_rule("/models/<name>", view_func=self.describe)
+        app.add_url_rule("/models/<name>", view_func=self.refuse, methods=["DELETE"])
+
+    def models(self) -> Response:
+        """List the models in OpenAI's format."""
+        return json_response({"object": "list", "data": list(self._models().values())})
+
+    def model(self, name: str) -> Response:
+        """Describe the model or an adapter in OpenAI's format."""
+        models = self._models()
+        if name not in models:
+            abort(404, f"no model '{name}'; this server has {', '.join(map(repr, models))}")
+        return json_response(models[name])
+
+    def listing(self) -> Response:
+        """List the model in DJL Serving's format."""
+        page = read_page_request(request.args)
+        return json_response(list_models([self._status()], page))
+
+    def describe(self, name: str) -> Response:
+        """Describe the model in DJL Serving's format."""
+        if name != self._service.model_name:
+            abort(404, f"no model '{name}'; this server has '{self._service.model_name}'")
+        return json_response(self._status().whole())
+
+    def refuse(self, name: str = "") -> NoReturn:
+        """Refuse to load or unload models, which only a container of several models does."""
+        raise MethodNotAllowed(
+            ["GET"],
+            f"this container serves only '{self._service.model_name}'; start it with "
+            "SAGEMAKER_MULTI_MODEL=true to load and unload models",
+        )
+
+    def _status(self) -> ModelStatus:
+        return ModelStatus(self._service.model_name, self._service.client.facts.model, "READY")
+
+    def _models(self) -> dict[str, dict[str, object]]:
+        """Return the model and its adapters by name, with vLLM's fields beside OpenAI's."""
+        name, max_model_len = self._service.model_name, self._service.client.facts.max_model_len
+        model: dict[str, object] = {
+            "object": "model",
+            "created": self._created,
+            "owned_by": "longshore",
+            **({"max_model_len": max_model_len} if max_model_len else {}),
+        }
+        adapters = {
+            adapter.name: {"id": adapter.name, **model, "root": adapter.src, "parent": name}
+            for adapter in self._service.client.adapters
+        }
+        return {name: {"id": name, **model}, **adapters}

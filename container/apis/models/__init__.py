@@ -1,1 +1,0 @@
-"""SageMaker's and OpenAI's lists of models."""

@@ -1,1 +1,0 @@
-"""What OpenAI's APIs share: their envelope and common fields."""

@@ -1,0 +1,163 @@
+"""Responses in LMI's text schema and in that of text-generation-inference (`tgi_compat`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from container.apis.generation.generation import Generation
+from container.apis.generation.logprobs import prompt_logprobs
+from container.apis.generation.response import Record
+from container.apis.text.schema import TextRequest
+from container.http.failures import Failure
+from core.sampling import Finish
+from core.text.answer import Answer, TokenText
+from core.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextStyle:
+    """The format of tokens, which is the same for all responses of a server."""
+
+    tokenizer: Tokenizer
+    is_tgi: bool = False
+    """text-generation-inference's format: `logprob` instead of `log_prob`, a list around the
+    document, and always details."""
+
+    def token(self, token_id: int, text: str, logprob: float | None) -> Record:
+        record: Record = {"id": token_id, "text": text}
+        if not self.is_tgi:
+            return {**record, "log_prob": logprob}
+        return {**record, "logprob": logprob, "special": self.tokenizer.is_special(token_id)}
+
+    def no_token(self) -> Record:
+        """Return LMI's placeholder for a last record without a token."""
+        if self.is_tgi:
+            return {"id": -1, "text": "", "logprob": -1, "special": True}
+        return {"id": -1, "text": "", "log_prob": -1, "special_token": True}
+
+
+class TextResponse:
+    """The response to one input. Answers after the first are in its details."""
+
+    ends_with_done = False
+
+    def __init__(
+        self, generation: Generation, inputs: str, request: TextRequest, style: TextStyle
+    ) -> None:
+        self._generation = generation
+        self._inputs = inputs
+        self._request = request
+        self._style = style
+
+    def full(self) -> object:
+        document = self.document()
+        return [document] if self._style.is_tgi else document
+
+    def document(self) -> Record:
+        """Run the generation and return the document, without text-generation-inference's list."""
+        self._generation.run()
+        first, *others = self._generation.answers
+        document = self._text(first)
+        if self._request.details:
+            details = {**self._details(first.finish), **self._tokens(first)}
+            if self._request.prompt_details or self._style.is_tgi:
+                details["prefill"] = self._prefill() if self._request.prompt_details else []
+            if self._request.shows_prompt_logprobs:
+                details["prompt_logprobs"] = self._prompt_logprobs()
+            if others:
+                details["best_of_sequences"] = [self._sequence_record(answer) for answer in others]
+            document["details"] = details
+        return document
+
+    def chunks(self) -> Iterator[list[Record]]:
+        """Yield a record for each token. Only the last one has the generated text."""
+        num_sent = 0
+        for delta in self._generation.deltas():
+            records = [self._token_record(token) for token in delta.tokens]
+            if delta.finish is not None:
+                records = records or [{"token": self._style.no_token()}]
+                records[-1] |= self._end(delta.finish)
+            if self._style.is_tgi:
+                records = [
+                    {"index": index, "generated_text": None, "details": None, **record}
+                    for index, record in enumerate(records, num_sent + 1)
+                ]
+            num_sent += len(records)
+            yield records
+
+    def failure(self, failure: Failure) -> Record:
+        """Return LMI's last record of a failed stream, with text-generation-inference's `error`."""
+        record: Record = {
+            "token": {**self._style.no_token(), "error_msg": failure.message},
+            "generated_text": "",
+            "details": self._details(Finish.ERROR),
+        }
+        error = {"error": failure.message, "error_type": "generation"}
+        return {**record, **error} if self._style.is_tgi else record
+
+    def abort(self) -> None:
+        self._generation.abort()
+
+    def _text(self, answer: Answer) -> Record:
+        prompt = self._inputs if self._request.return_full_text else ""
+        return {"generated_text": prompt + answer.text}
+
+    def _token_record(self, token: TokenText) -> Record:
+        record: Record = {"token": self._token(token)}
+        return {**record, "top_tokens": self._top(token)} if token.top else record
+
+    def _end(self, finish: Finish) -> Record:
+        end = self._text(self._generation.answers[0])
+        return {**end, "details": self._details(finish)} if self._request.details else end
+
+    def _sequence_record(self, answer: Answer) -> Record:
+        sequence = {**self._text(answer), **self._finish(answer, answer.finish)}
+        if self._style.is_tgi:
+            sequence |= {"seed": None, "prefill": []}
+        return {**sequence, **self._tokens(answer)}
+
+    def _details(self, finish: Finish | None) -> Record:
+        details = {**self._finish(self._generation.answers[0], finish), "inputs": self._inputs}
+        if self._style.is_tgi:
+            details["input_length"] = len(self._generation.prompt_token_ids)
+            details["seed"] = self._request.decoding.params.seed
+        timing = self._generation.timing
+        if self._request.timings and timing is not None:
+            details["timings"] = msgspec.structs.asdict(timing)
+        return details
+
+    def _finish(self, answer: Answer, finish: Finish | None) -> Record:
+        return {"finish_reason": finish, "generated_tokens": len(answer.tokens)}
+
+    def _tokens(self, answer: Answer) -> Record:
+        tokens: Record = {"tokens": [self._token(token) for token in answer.tokens]}
+        if self._request.top_n_tokens is not None:
+            tokens["top_tokens"] = [self._top(token) for token in answer.tokens]
+        return tokens
+
+    def _token(self, token: TokenText) -> Record:
+        return self._style.token(token.id, token.text, token.logprob)
+
+    def _top(self, token: TokenText) -> list[Record]:
+        """Return the most likely tokens at the token's position."""
+        assert token.top is not None
+        ranked = zip(token.top.token_ids, token.top.logprobs, strict=True)
+        return [self._style.token(id, self._piece(id), logprob) for id, logprob in ranked]
+
+    def _prefill(self) -> list[Record]:
+        """Return the prompt's tokens. The first has no logprob, since no token precedes it."""
+        logprobs = [None, *(score.logprob for score in self._generation.prompt_scores)]
+        return [
+            self._style.token(id, self._piece(id), logprob)
+            for id, logprob in zip(self._generation.prompt_token_ids, logprobs, strict=True)
+        ]
+
+    def _prompt_logprobs(self) -> object:
+        prompt, scores = self._generation.prompt_token_ids, self._generation.prompt_scores
+        return prompt_logprobs(prompt, scores, self._style.tokenizer)
+
+    def _piece(self, token_id: int) -> str:
+        return self._style.tokenizer.piece(token_id)

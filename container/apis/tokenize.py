@@ -1,0 +1,114 @@
+"""vLLM's routes /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flask import Flask, Response
+
+from container.apis.generation.conversation import (
+    TEMPLATE_FIELDS,
+    Conversation,
+    read_conversation,
+)
+from container.apis.generation.service import GenerationService
+from container.http.request_context import request_context
+from container.http.service import json_response
+from container.schema.fields import Field, Fields, ignored, read_fields
+from container.schema.kinds import BOOLEAN, INTEGERS, STRING
+from core.errors import RequestError
+
+_MODEL: Fields = {"model": ignored("Only one model is served, whatever name is sent.")}
+
+TOKENIZE_FIELDS: Fields = {
+    **_MODEL,
+    **TEMPLATE_FIELDS,
+    "prompt": Field(STRING, "The text to tokenize; send either this or messages."),
+    "add_special_tokens": Field(
+        BOOLEAN,
+        "Add the tokens that the model expects at the start of a prompt (default true); not for "
+        "messages.",
+    ),
+    "return_token_strs": Field(BOOLEAN, "Also return the tokens as the vocabulary spells them."),
+}
+DETOKENIZE_FIELDS: Fields = {**_MODEL, "tokens": Field(INTEGERS, "The token ids.")}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeRequest:
+    """A checked request."""
+
+    prompt: str | Conversation
+    add_special_tokens: bool
+    return_token_strs: bool
+
+
+def read_tokenize_request(body: Mapping[str, object]) -> TokenizeRequest:
+    """Check a request to /tokenize. Raises RequestError that names the first bad field."""
+    values = read_fields(body, TOKENIZE_FIELDS)
+    text: str | None = values.get("prompt", None)
+    if text is not None and "messages" in values:
+        raise RequestError("messages", "cannot be combined with prompt; send one of them")
+    if text is None and "messages" not in values:
+        raise RequestError("prompt", "expected a string; or send messages")
+    if text is None and values.get("add_special_tokens", False):
+        raise RequestError(
+            "add_special_tokens",
+            "cannot be combined with messages: the chat template adds all special tokens",
+        )
+    return TokenizeRequest(
+        prompt=read_conversation(values) if text is None else text,
+        add_special_tokens=values.get("add_special_tokens", True),
+        return_token_strs=values.get("return_token_strs", False),
+    )
+
+
+def read_detokenize_request(body: Mapping[str, object]) -> list[int]:
+    """Return the token ids of a request to /detokenize. Raises RequestError if they are missing."""
+    values = read_fields(body, DETOKENIZE_FIELDS)
+    if "tokens" not in values:
+        raise RequestError("tokens", "expected a list of integers")
+    return values.get("tokens", [])
+
+
+class TokenizeRoutes:
+    """The two routes."""
+
+    def __init__(self, service: GenerationService) -> None:
+        self._service = service
+
+    def add_to(self, app: Flask) -> None:
+        """Add the routes to the app."""
+        app.add_url_rule("/tokenize", view_func=self.tokenize, methods=["POST"])
+        app.add_url_rule("/detokenize", view_func=self.detokenize, methods=["POST"])
+
+    def tokenize(self) -> Response:
+        """Return the tokens of a text or a conversation."""
+        prompting, facts = self._service.prompting, self._service.client.facts
+        context = request_context()
+        request = read_tokenize_request(context.json_fields())
+        if isinstance(request.prompt, str):
+            add = request.add_special_tokens
+            (tokens,) = prompting.encode([request.prompt], add_special_tokens=add)
+        else:
+            tokens = prompting.encode_chat(request.prompt, size=len(context.body))
+        strings = None
+        if request.return_token_strs:
+            strings = list(map(prompting.tokenizer.token, tokens))
+        return json_response(
+            {
+                "count": len(tokens),
+                "max_model_len": facts.max_model_len,
+                "tokens": tokens,
+                "token_strs": strings,
+            }
+        )
+
+    def detokenize(self) -> Response:
+        """Return the text of token ids."""
+        token_ids = read_detokenize_request(request_context().json_fields())
+        vocab_size = self._service.client.facts.vocab_size
+        if not all(0 <= token_id < vocab_size for token_id in token_ids):
+            raise RequestError("tokens", f"token ids are 0 to {vocab_size - 1}")
+        return json_response({"prompt": self._service.prompting.decode(token_ids)})

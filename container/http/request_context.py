@@ -1,0 +1,76 @@
+"""The parts of one HTTP request that the APIs need, passed on as an argument."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flask import g, request
+from werkzeug.datastructures import Headers
+from werkzeug.exceptions import RequestEntityTooLarge, UnsupportedMediaType
+
+from container.http.disconnect import disconnect_check
+from container.schema.body import is_json_type, is_supported_type, read_body
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """One HTTP request. Only route functions use Flask's `request` and `g`; the rest gets this."""
+
+    id: str
+    headers: Headers
+    accept: str | None
+    """The media types that the client accepts, as in an `Accept` header."""
+    mimetype: str
+    """The Content-Type without parameters, in lower case; '' if the request has none."""
+    body: bytes
+    has_hung_up: Callable[[], bool]
+    """Returns whether the client has closed its connection."""
+    response_headers: dict[str, str]
+    """Headers to add to the response. Changes count until the route function returns."""
+
+    def json_fields(self) -> dict[str, object]:
+        """Parse a JSON body. Raises UnsupportedMediaType for other types, RequestError if it is
+        malformed."""
+        if not is_json_type(self.mimetype):
+            raise UnsupportedMediaType(f"Content-Type {self.mimetype}: send application/json")
+        return read_body(self.body, self.mimetype)
+
+    def fields(self) -> dict[str, object]:
+        """Parse a JSON, text or CSV body; raises as `json_fields` does."""
+        if not is_supported_type(self.mimetype):
+            raise UnsupportedMediaType(
+                f"Content-Type {self.mimetype}: send application/json, text/plain or text/csv"
+            )
+        return read_body(self.body, self.mimetype)
+
+    def warn(self, warnings: Sequence[str]) -> None:
+        """Report ignored fields of the request in the log and in X-Longshore-Warning."""
+        for warning in warnings:
+            logger.warning("request=%s event=field_ignored reason=%r", self.id, warning)
+        if warnings:
+            self.response_headers["X-Longshore-Warning"] = "; ".join(warnings)
+
+
+def request_context(accept_header: str = "Accept") -> RequestContext:
+    """Return the context of the request that Flask is handling; for route functions.
+
+    `accept_header` names the header that becomes `RequestContext.accept`. Raises
+    RequestEntityTooLarge if the body is longer than the app's MAX_CONTENT_LENGTH.
+    """
+    body, limit = request.get_data(), request.max_content_length
+    # NOTE: werkzeug cuts a chunked body at the limit and raises nothing.
+    if request.content_length is None and limit is not None and len(body) >= limit:
+        raise RequestEntityTooLarge
+    return RequestContext(
+        id=g.request_id,
+        headers=request.headers,
+        accept=request.headers.get(accept_header),
+        mimetype=request.mimetype,
+        body=body,
+        has_hung_up=disconnect_check(request.environ),
+        response_headers=g.headers,
+    )

@@ -1,0 +1,52 @@
+"""The base of all services: the engine's client, the options, and waiting for replies."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import msgspec
+from flask import Response
+
+from container.http.deadline import Deadline
+from container.http.request_context import RequestContext
+from container.wire.engine_client import EngineClient
+from container.wire.task_reply import TaskReply
+from core.messages import Performed
+from core.options import Options
+
+
+class Service:
+    """What every API needs, whatever the model's task. One per front-end worker."""
+
+    def __init__(self, client: EngineClient, options: Options, model_name: str) -> None:
+        self.client = client
+        self.options = options
+        self.model_name = model_name
+
+    def wait_for(self, context: RequestContext, reply: TaskReply) -> Performed:
+        """Return a reply that has one part. Raises what `parts_of` raises."""
+        (part,) = self.parts_of(context, reply)
+        return part
+
+    def parts_of(self, context: RequestContext, reply: TaskReply) -> Generator[Performed]:
+        """Yield the parts of a reply as they arrive, up to and including the last.
+
+        Raises what `TaskReply.get` and `Deadline.wait` raise. The engine has dropped the request
+        once the generator is exhausted, raises or is closed.
+        """
+        deadline = Deadline(context.has_hung_up, self.options.predict_timeout)
+        try:
+            while True:
+                part = deadline.wait(reply.get)
+                yield part
+                if part.is_last:
+                    return
+        finally:
+            reply.abort()
+
+
+def json_response(body: object) -> Response:
+    """Return a JSON response. A str must be JSON already; anything else is encoded."""
+    if isinstance(body, str):
+        return Response(body, mimetype="application/json")
+    return Response(msgspec.json.encode(body), mimetype="application/json")

@@ -1,0 +1,123 @@
+"""Loads our own decoder, after comparing its first layers with transformers' own."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from engine.attention.backends import AttentionBackend, TorchBackend
+from engine.attention.call import UnsupportedModelError
+from engine.loading.gate import (
+    MAX_KERNEL_ERROR,
+    MAX_RELATIVE_ERROR,
+    eager_logits,
+    load_reference,
+    mismatch_error,
+    paged_logits,
+    relative_error,
+)
+from engine.loading.model_source import ModelSource
+from engine.model.checkpoint import Checkpoint, checkpoint_from_tensors, open_checkpoint
+from engine.model.decoder import Decoder
+from engine.model.loader import Loader
+from engine.model.native import NativeLayers
+from engine.model.spec import DecoderSpec, read_spec
+from engine.phases import Phases
+from kernels.cpu.prepared import NoKernelError
+
+RANDOM = "random weights"
+
+
+@torch.inference_mode()
+def load_own_decoder(source: ModelSource, max_length: int, phases: Phases) -> Decoder:
+    """Load our decoder. max_length: maximum tokens of a sequence.
+
+    Raises UnsupportedModelError if the family table lacks the model or the comparison fails,
+    ConfigurationError if a tensor is missing, unused, of the wrong shape or unreadable.
+    """
+    spec = read_spec(source.config, max_length)
+    try:
+        _check(source, spec)
+    finally:
+        phases.end("trial of the first layers")
+    checkpoint = _checkpoint(source, spec)
+    decoder = _decoder(checkpoint, source, spec, len(spec.layers), show_progress=True)
+    checkpoint.require_all_taken(except_for=f"{spec.family.head}.weight" if spec.is_tied else "")
+    phases.end("weights")
+    return decoder
+
+
+def _check(source: ModelSource, spec: DecoderSpec) -> None:
+    """Raise UnsupportedModelError unless the first layers compute the same as transformers'.
+
+    They are compared in fp32. The low-precision run uses a loose limit, because a router's near
+    ties may go either way; it only catches kernels that are plainly wrong.
+    """
+    is_low = source.dtype != torch.float32
+    # fp32 is only used for this check on CUDA, so it does not need the fast attention kernels.
+    backend = TorchBackend() if is_low and source.device.type == "cuda" else None
+    error = _trial(source.in_fp32(), spec, backend)
+    if error > MAX_RELATIVE_ERROR[torch.float32]:
+        raise mismatch_error(error)
+    if is_low:
+        error = _trial(source, spec)
+        if error > MAX_KERNEL_ERROR:
+            raise mismatch_error(error)
+
+
+def _trial(
+    source: ModelSource, spec: DecoderSpec, backend: AttentionBackend | None = None
+) -> float:
+    """Return the relative error of the first `spec.num_trial_layers` layers' logits."""
+    first = source.with_config(spec.first_layers_config(spec.num_trial_layers))
+    if source.is_dummy:
+        reference = load_reference(first)
+        checkpoint = checkpoint_from_tensors(reference.state_dict(), spec.family, RANDOM)
+        logits = _logits(checkpoint, source, spec, backend)
+    else:  # our layers are freed before transformers' are loaded
+        checkpoint = open_checkpoint(source.model_dir, spec.family)
+        logits = _logits(checkpoint, source, spec, backend)
+        reference = load_reference(first)
+    try:
+        return relative_error(logits, eager_logits(reference, spec.vocab_size))
+    except Exception as error:  # model code may raise anything on an unexpected config
+        raise UnsupportedModelError(f"transformers' own layers fail: {error}") from error
+
+
+def _logits(
+    checkpoint: Checkpoint,
+    source: ModelSource,
+    spec: DecoderSpec,
+    backend: AttentionBackend | None,
+) -> Tensor:
+    num_layers = spec.num_trial_layers
+    decoder = _decoder(checkpoint, source, spec, num_layers)
+    shapes = spec.shapes[:num_layers]
+    return paged_logits(decoder, spec.vocab_size, shapes, source.device, source.dtype, backend)
+
+
+def _checkpoint(source: ModelSource, spec: DecoderSpec) -> Checkpoint:
+    if not source.is_dummy:
+        return open_checkpoint(source.model_dir, spec.family)
+    checkpoint = checkpoint_from_tensors(load_reference(source).state_dict(), spec.family, RANDOM)
+    gc.collect()  # frees modules in reference cycles, so that each tensor is freed when taken
+    return checkpoint
+
+
+def _decoder(
+    checkpoint: Checkpoint,
+    source: ModelSource,
+    spec: DecoderSpec,
+    num_layers: int,
+    *,
+    show_progress: bool = False,
+) -> Decoder:
+    is_transposed = spec.family.is_transposed
+    loader = Loader(checkpoint, source.device, source.dtype, is_transposed=is_transposed)
+    decoder = Decoder(loader, spec, num_layers, show_progress=show_progress)
+    with suppress(NoKernelError):
+        decoder.native = NativeLayers(decoder)
+    return decoder

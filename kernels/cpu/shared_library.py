@@ -1,0 +1,146 @@
+"""Compiles this package's C++ for the host CPU into a cached shared library, and loads it.
+
+The library is not linked against an OpenMP runtime, so it resolves to the one that torch has
+loaded and shares torch's threads and thread count.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+SOURCES = ("attention.cpp", "calls.cpp", "elementwise.cpp", "linear.cpp", "logits.cpp")
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fopenmp", "-fPIC")
+COMPILE_SECONDS = 120
+WIDTH = 16
+"""Row lengths must be multiples of this: the lanes of the widest vectors, AVX-512's."""
+SUFFIXES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+
+class LibraryError(Exception):
+    """The library is unavailable on this machine; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A class of CPUs that run the same machine code."""
+
+    name: str
+    features: frozenset[str]
+    """Required CPU features, named as in /proc/cpuinfo."""
+    flags: tuple[str, ...]
+    """Compiler flags."""
+
+
+AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
+AVX2 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+TARGETS = (
+    Target("avx512bf16", AVX512 | {"avx512_bf16"}, ("-march=x86-64-v4", "-mavx512bf16")),
+    Target("avx512", AVX512, ("-march=x86-64-v4",)),
+    Target("avx2", AVX2, ("-march=x86-64-v3",)),
+    Target("neon", frozenset({"asimd"}), ("-march=armv8-a",)),
+)
+"""Best first."""
+
+
+@functools.cache
+def load_library() -> ctypes.CDLL:
+    """Load the library, compiling it if needed. Raises LibraryError if it is unavailable."""
+    target = host_target()
+    directory = cache_directory()
+    try:
+        return ctypes.CDLL(str(build(target, directory)))
+    except PermissionError:
+        # The cache is not writable. A loaded library no longer needs its file.
+        with tempfile.TemporaryDirectory(prefix="longshore-") as private:
+            return ctypes.CDLL(str(build(target, Path(private))))
+    except OSError as error:
+        raise LibraryError(f"the compiled kernels cannot be loaded: {error}") from error
+
+
+def unavailable_reason() -> str | None:
+    """Return why the library is unavailable on this machine, or None if it is available."""
+    try:
+        load_library()
+    except LibraryError as error:
+        return str(error)
+    return None
+
+
+def host_target() -> Target:
+    """Return the best target for this CPU. Raises LibraryError if none fits."""
+    try:
+        features = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError as error:
+        raise LibraryError(f"cannot read the CPU's features: {error}") from error
+    for target in TARGETS:
+        if target.features <= features:
+            return target
+    names = ", ".join(target.name for target in TARGETS)
+    raise LibraryError(f"the CPU supports none of {names}")
+
+
+def cache_directory() -> Path:
+    """Return $LONGSHORE_CACHE, or `longshore` in the user's cache directory."""
+    own = os.environ.get("LONGSHORE_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longshore"
+
+
+def build(target: Target, directory: Path) -> Path:
+    """Return the path of the library in `directory`; compile it first if needed (some seconds).
+
+    Raises LibraryError if compiling fails, PermissionError if `directory` is not writable.
+    """
+    sources = [Path(__file__).with_name(name) for name in SOURCES]
+    headers = sorted(Path(__file__).parent.glob("*.h"))
+    content = b"".join(path.read_bytes() for path in [*sources, *headers])
+    flags = [*FLAGS, *target.flags]
+    digest = hashlib.sha256(content + " ".join(flags).encode()).hexdigest()[:16]
+    library = directory / f"kernels-{target.name}-{digest}.so"
+    if library.exists():
+        return library
+    compiler = find_compiler()
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory) as work:
+        objects = [f"{work}/{source.stem}.o" for source in sources]
+        for source, object in zip(sources, objects, strict=True):
+            _run([compiler, *flags, "-c", str(source), "-o", object])
+        # No -fopenmp here: it would link a second OpenMP runtime beside torch's.
+        _run([compiler, "-shared", *objects, "-o", f"{work}/library.so"])
+        os.replace(f"{work}/library.so", library)  # atomic, as other processes may do the same
+    return library
+
+
+def find_compiler() -> str:
+    """Return the path of $CXX, g++ or c++, the first that exists. Raises LibraryError if none."""
+    for name in (os.environ.get("CXX"), "g++", "c++"):
+        path = shutil.which(name) if name else None
+        if path is not None:
+            return path
+    raise LibraryError("there is no C++ compiler (g++)")
+
+
+def function(name: str, dtype: torch.dtype) -> ctypes._NamedFuncPointer:
+    """Return the library's function `name` for a dtype. It takes one structure by reference."""
+    return getattr(load_library(), f"{name}_{SUFFIXES[dtype]}")
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise LibraryError(f"{command[0]} took more than {COMPILE_SECONDS} s") from error
+    if done.returncode:
+        reason = (done.stderr.strip() or "no reason given").splitlines()[0]
+        raise LibraryError(f"{command[0]} failed: {reason}")

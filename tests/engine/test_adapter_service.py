@@ -1,0 +1,183 @@
+"""Adapters over the engine's socket: loaded while steps continue, announced to every client."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from core.messages import (
+    Adapters,
+    Failed,
+    Hello,
+    LoadAdapter,
+    Performed,
+    Ready,
+    Submit,
+    UnloadAdapter,
+)
+from core.sampling import Finish, SamplingParams
+from engine.engine import Engine
+from engine.lora import adapters as registry
+from engine.lora.files import AdapterWeights, LayerWeights
+from tests.engine.test_server import (
+    FACTS,
+    Client,
+    Gate,
+    client,  # noqa: F401
+    connection,  # noqa: F401
+    endpoint,  # noqa: F401
+    gate,  # noqa: F401
+    until,
+)
+from tests.strategies.fakes import strategy_of
+
+GREEDY = SamplingParams(temperature=0, max_tokens=3)
+
+
+class Slots:
+    """Adapter slots that record what is written to them."""
+
+    num_slots, max_rank, sizes = 2, 8, {}
+
+    def __init__(self):
+        self.written = []
+
+    def write(self, slot, weights):
+        self.written.append((slot, weights.rank))
+
+
+class Files:
+    """A fake reader of rank-4 adapters that blocks while closed; one `src` always fails."""
+
+    def __init__(self):
+        self.open = threading.Event()
+        self.open.set()
+
+    def read(self, folder, sizes, max_rank):
+        self.open.wait(10)
+        if folder.name == "broken":
+            raise OSError("no such adapter")
+        return AdapterWeights({"layer": LayerWeights(torch.zeros(4, 1), torch.zeros(1, 4))})
+
+
+@pytest.fixture
+def files(monkeypatch):
+    files = Files()
+    monkeypatch.setattr(registry, "read_adapter", files.read)
+    return files
+
+
+@pytest.fixture
+def slots():
+    return Slots()
+
+
+@pytest.fixture
+def engine(slots):
+    return Engine(strategy_of("paged"), Gate(), FACTS, adapters=registry.Adapters(slots))
+
+
+def load(client, name, src="/src"):  # noqa: F811
+    client.send(LoadAdapter(f"load-{name}", name, src))
+
+
+def loaded(client, name):  # noqa: F811
+    """Load an adapter and return the names of all loaded ones."""
+    load(client, name)
+    names = [adapter.name for adapter in client.receive(Adapters).loaded]
+    assert client.receive(Performed).id == f"load-{name}"
+    return names
+
+
+@pytest.mark.usefixtures("files")
+def test_every_client_learns_of_loaded_adapters(client, endpoint, slots):  # noqa: F811
+    other = Client(endpoint)
+    other.send(Hello())
+    assert other.receive(Ready).adapters == ()
+    assert loaded(client, "a") == ["a"]
+    assert [loaded.name for loaded in other.receive(Adapters).loaded] == ["a"]
+    client.send(Hello())
+    [adapter] = client.receive(Ready).adapters
+    assert (adapter.name, adapter.src, adapter.rank) == ("a", "/src", 4)
+    assert slots.written == [(adapter.slot, 4)]
+    client.send(UnloadAdapter("u", "a"))
+    assert client.receive(Adapters).loaded == ()
+    assert client.receive(Performed).id == "u"
+    assert other.receive(Adapters).loaded == ()
+    other.close()
+
+
+@pytest.mark.usefixtures("files")
+def test_rejected_loads_and_unloads(client):  # noqa: F811
+    def refused(message):
+        client.send(message)
+        failed = client.receive(Failed)
+        assert failed.id == message.id
+        return failed.kind
+
+    assert refused(Submit("s", [1], GREEDY, "a")) == "not_found"
+    assert refused(UnloadAdapter("u", "a")) == "not_found"
+    loaded(client, "a")
+    assert refused(LoadAdapter("l", "a", "/src")) == "conflict"
+    assert refused(LoadAdapter("l", "b", "/broken")) == "failed"
+    loaded(client, "b")
+    assert refused(LoadAdapter("l", "c", "/src")) == "no_room"
+    client.send(Submit("s", [1], GREEDY, "b"))
+    assert client.answer("s")[1] == Finish.LENGTH
+
+
+def test_steps_continue_while_files_are_read(client, files):  # noqa: F811
+    files.open.clear()
+    load(client, "a")
+    client.send(LoadAdapter("again", "a", "/src"))
+    assert client.receive(Failed).kind == "conflict", "the name is reserved meanwhile"
+    client.send(Submit("s", [1], GREEDY))
+    assert client.answer("s")[1] == Finish.LENGTH
+    client.send(Submit("s", [1], GREEDY, "a"))
+    assert client.receive(Failed).kind == "not_found", "it is not loaded yet"
+    files.open.set()
+    assert client.receive(Performed).id == "load-a"
+    client.send(Submit("s", [1], GREEDY, "a"))
+    assert client.answer("s")[1] == Finish.LENGTH
+
+
+@pytest.mark.usefixtures("files")
+def test_a_slot_is_free_when_its_last_request_has_ended(
+    client,  # noqa: F811
+    connection,  # noqa: F811
+    engine,
+    gate,  # noqa: F811
+    slots,
+):
+    loaded(client, "a")
+    loaded(client, "b")
+    gate.open.clear()
+    client.send(Submit("s", [1], GREEDY, "a"))
+    until(lambda: engine.strategy.running)
+    client.send(UnloadAdapter("u", "a"))
+    load(client, "c")
+    until(lambda: connection.inbox.qsize() == 2)
+    gate.open.set()
+    assert client.receive(Failed).kind == "no_room"
+    assert client.answer("s")[1] == Finish.LENGTH
+    assert loaded(client, "c") == ["b", "c"]
+    assert [slot for slot, _ in slots.written] == [0, 1, 0]
+
+
+class TestWithoutAdapters:
+    @pytest.fixture
+    def engine(self):
+        return Engine(strategy_of("paged"), Gate(), FACTS)
+
+    def test_all_adapter_messages_are_rejected(self, client):  # noqa: F811
+        for message in (
+            LoadAdapter("x", "a", "/src"),
+            UnloadAdapter("x", "a"),
+            Submit("x", [1], GREEDY, "a"),
+        ):
+            client.send(message)
+            failed = client.receive(Failed)
+            assert (failed.id, failed.kind, failed.field) == ("x", "rejected", "adapters")
+            assert "option.enable_lora=true" in failed.message

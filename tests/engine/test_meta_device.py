@@ -1,0 +1,87 @@
+"""Neither the decoder nor the sampler waits for the device, for any family or sampling parameter.
+
+Tensors on torch's `meta` device have shapes and no memory. Whatever would copy a value to the host
+(`.item()`, a boolean index, a shape that depends on data) raises there, and on CUDA would stall the
+step and fail a graph's capture.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from core.sampling import SamplingParams
+from core.sequence import Sequence
+from engine.memory.largest_step import NoAttention
+from engine.model.checkpoint import checkpoint_from_tensors
+from engine.model.decoder import Decoder
+from engine.model.loader import Loader
+from engine.model.spec import read_spec
+from engine.sampling.sampler import Row, Sampler
+from engine.staging import Staging
+from tests.engine.tiny_models import OWN, VOCABULARY
+
+META = torch.device("meta")
+NUM_TOKENS, MAX_MODEL_LEN = 9, 64
+KINDS = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 0.7},
+    "top-k": {"top_k": 5},
+    "long top-k": {"top_k": 200},
+    "top-p": {"top_p": 0.9},
+    "min-p": {"min_p": 0.1},
+    "typical-p": {"typical_p": 0.8},
+    "penalties": {"repetition_penalty": 1.2, "presence_penalty": 0.1, "frequency_penalty": 0.1},
+    "logit bias": {"logit_bias": {3: 1.0}},
+    "allowed tokens": {"allowed_token_ids": (1, 2, 3)},
+    "bad words": {"bad_words": ((4, 5),)},
+    "n-grams": {"no_repeat_ngram_size": 2},
+    "min tokens": {"min_tokens": 4},
+    "logprobs": {"logprobs": 3},
+}
+EVERYTHING = {name: value for kind in list(KINDS.values())[1:] for name, value in kind.items()}
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_a_decoder_computes_without_the_device(family):
+    config = CONFIG_MAPPING[family](**OWN[family])
+    with META:
+        state = AutoModelForCausalLM.from_config(config).state_dict()
+    spec = read_spec(config, MAX_MODEL_LEN)
+    loader = Loader(
+        checkpoint_from_tensors(state, spec.family, "no weights"),
+        META,
+        torch.bfloat16,
+        is_transposed=spec.family.is_transposed,
+    )
+    decoder = Decoder(loader, spec, len(spec.layers))
+    token_ids = torch.empty(NUM_TOKENS, dtype=torch.int64, device=META)
+    rows = torch.empty(2, dtype=torch.int64, device=META)
+    logits = decoder(token_ids, token_ids, rows, NoAttention())
+    assert logits.shape == (2, VOCABULARY)
+    assert logits.device == META
+
+
+@pytest.mark.parametrize("kinds", [*([kind] for kind in KINDS.values()), [*KINDS.values()],
+                                   [EVERYTHING]], ids=[*KINDS, "one each", "all in one"])  # fmt: skip
+def test_sampling_does_not_wait_for_the_device(kinds):
+    rows = []
+    for id, kind in enumerate(kinds):
+        params = SamplingParams(max_tokens=8, seed=id, **kind)
+        sequence = Sequence(id, [1, 2, 1], params, eos_token_ids=(0,))
+        sequence.token_ids += [1, 2]
+        rows.append(Row(sequence, 5))
+    logits = torch.empty(len(rows), 256, device=META)
+    newest = torch.empty(len(rows), dtype=torch.int64, device=META)
+    choices = Sampler(Staging(META)).sample(logits, rows, newest)
+    assert choices.token_ids.shape == (len(rows),)
+    assert choices.token_ids.device == META
+
+
+def test_meta_tensors_find_what_waits():
+    """The method itself: these raise, so a decoder or a sampler that did one would fail above."""
+    tensor = torch.empty(4, device=META)
+    for waits in (lambda: tensor.max().item(), lambda: tensor[tensor > 0], tensor.nonzero):
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            waits()

@@ -1,0 +1,92 @@
+"""Compiling and caching the C++ library, and error messages."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+from kernels.cpu import shared_library
+from kernels.cpu.__main__ import main
+from kernels.cpu.shared_library import TARGETS, LibraryError, build, find_compiler, host_target
+
+
+def test_the_library_is_compiled_once(tmp_path, monkeypatch):
+    first = build(host_target(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [first.name], "no temporary files are left"
+    ctypes.CDLL(str(first))
+    monkeypatch.setattr(shared_library, "find_compiler", pytest.fail)
+    assert build(host_target(), tmp_path) == first
+
+
+def test_changed_flags_give_another_file(tmp_path, monkeypatch):
+    first = build(host_target(), tmp_path)
+    monkeypatch.setattr(shared_library, "FLAGS", (*shared_library.FLAGS, "-DOTHER"))
+    assert build(host_target(), tmp_path) != first
+
+
+def test_an_unwritable_cache_is_not_needed(tmp_path, monkeypatch):
+    def refuse(target, directory, own=build):
+        if directory == tmp_path:
+            raise PermissionError
+        return own(target, directory)
+
+    monkeypatch.setenv("LONGSHORE_CACHE", str(tmp_path))
+    monkeypatch.setattr(shared_library, "build", refuse)
+    assert shared_library.load_library.__wrapped__().attend_fp32
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_compiler(tmp_path, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LibraryError, match=r"no C\+\+ compiler"):
+        find_compiler()
+
+
+def test_compiler_errors_are_quoted(tmp_path, monkeypatch):
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho 'no room left' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(LibraryError, match=r"broken failed: no room left"):
+        build(host_target(), tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_compiles_for_every_target_of_this_architecture(target, tmp_path):
+    probe = [find_compiler(), *target.flags, "-E", "-x", "c++", "/dev/null"]
+    if subprocess.run(probe, capture_output=True).returncode:
+        pytest.skip(f"the compiler does not know {target.name}")
+    assert build(target, tmp_path).stat().st_size > 10_000
+
+
+def test_an_unsupported_cpu(monkeypatch):
+    monkeypatch.setattr(shared_library, "TARGETS", ())
+    with pytest.raises(LibraryError, match="the CPU supports none of"):
+        host_target()
+
+
+def test_the_library_uses_torchs_openmp():
+    """The library is not linked to an OpenMP runtime; it resolves to torch's."""
+    path = build(host_target(), shared_library.cache_directory())
+    needed = subprocess.run(
+        [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(path)!r})"],
+        capture_output=True,
+        text=True,
+    )
+    assert "undefined symbol" in needed.stderr, "without torch there is no OpenMP runtime"
+
+
+def test_an_image_is_built_for_every_cpu(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("LONGSHORE_CACHE", str(tmp_path))
+    assert main() == 0
+    lines = capsys.readouterr()
+    built = {path.name.split("-")[1] for path in tmp_path.iterdir()}
+    assert host_target().name in built
+    assert len(built) + lines.err.count("skipped ") == len(TARGETS)
+    monkeypatch.setenv("CXX", "/bin/false")
+    assert main() == 0, "everything is compiled already"

@@ -1,0 +1,76 @@
+"""The attention kernels load block ids one tile ahead, but never past the end of the block table.
+
+Block tables end where readable memory ends: a read past them is a segmentation fault.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels import paged_decode as module
+from kernels.paged_decode import paged_decode
+from kernels.paged_prefill import paged_prefill
+from kernels.reference import paged_decode_reference, paged_prefill_reference
+from tests.kernels.paged_inputs import check_close, make_paged
+
+SCALE = 0.1
+PROT_NONE = 0
+
+
+def guarded(table):
+    """Return a copy of a table, with an inaccessible page after it, and its memory."""
+    assert table.nbytes <= mmap.PAGESIZE
+    memory = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    pages = torch.frombuffer(memory, dtype=torch.uint8)
+    guard = ctypes.c_void_p(pages.data_ptr() + mmap.PAGESIZE)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(guard, ctypes.c_size_t(mmap.PAGESIZE), PROT_NONE) == 0
+    copy = pages[mmap.PAGESIZE - table.nbytes : mmap.PAGESIZE].view(table.dtype).view(table.shape)
+    return copy.copy_(table), memory
+
+
+def full_width(paged):
+    """Block tables without a spare column, up to the end of readable memory."""
+    table, memory = guarded(paged.block_tables[:, :-1].contiguous())
+    return replace(paged, block_tables=table), memory
+
+
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+@pytest.mark.parametrize("context", [1, 63, 64, 65, 128, 300])
+def test_decode(monkeypatch, context, block_size, ids):
+    configuration = module.attention_configuration
+    short = lambda *shape: replace(configuration(*shape), min_split_keys=1)  # noqa: E731
+    monkeypatch.setattr(module, "attention_configuration", short)
+    paged, _memory = full_width(
+        make_paged([(1, 1), (1, 0), (1, context)], block_size=block_size, ids=ids)
+    )
+    expected = paged_decode_reference(*paged.decode_arguments, scale=SCALE)
+    for num_splits in (1, 4):
+        got = paged_decode(*paged.decode_arguments, scale=SCALE, num_splits=num_splits)
+        check_close(got, expected)
+
+
+@pytest.mark.parametrize("window", [None, 33])
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+@pytest.mark.parametrize("lengths", [(1, 1), (64, 64), (65, 65), (5, 128), (70, 300)])
+def test_prefill(lengths, block_size, window):
+    paged, _memory = full_width(make_paged([(1, 1), lengths], block_size=block_size))
+    options = {"scale": SCALE, "window": window}
+    got = paged_prefill(*paged.prefill_arguments, **options)
+    check_close(got, paged_prefill_reference(*paged.prefill_arguments, **options))
+
+
+def test_a_long_chunk_of_padding_reads_nothing():
+    """Its first position is below zero, so that its first tile would lie before the table."""
+    paged = make_paged([(200, 200)])
+    paged.context_lens.zero_()
+    paged.key_cache.fill_(float("nan"))
+    paged.value_cache.fill_(float("nan"))
+    paged.block_tables.fill_(2**30)
+    assert (paged_prefill(*paged.prefill_arguments, scale=SCALE) == 0).all()

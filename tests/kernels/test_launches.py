@@ -1,0 +1,86 @@
+"""How many kernels a decoder's layer launches on a GPU, beside its matrix products."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, Qwen3Config
+
+from benchmarks import host_step
+from kernels import dry_run
+
+NUM_LAYERS = 3
+PRODUCTS = {"linear", "mm", "addmm"}
+NO_LAUNCH = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias"}
+"""These allocate or only make a view; operations with `view` in their schema do so, too."""
+IN_A_LAYER = {
+    "add_rms_norm_kernel": 2,
+    "rotary_write_kv_kernel": 1,
+    "gated_activation_kernel": 1,
+    "paged_decode_kernel": 1,
+    "combine_splits_kernel": 1,
+}
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "tie_word_embeddings": False,
+}
+
+
+class Operations(TorchDispatchMode):
+    """Counts torch's operations that would launch a kernel, matrix products apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.launched, self.products = Counter(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix("aten::")
+        if name in PRODUCTS:
+            self.products += 1
+        elif not func.is_view and name not in NO_LAUNCH:
+            self.launched[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def launches(num_layers, num_prompt_tokens):
+    """Triton kernels, torch kernels and products of a step of 8 decodes and a prompt chunk."""
+    model = host_step._Model(num_layers, 8, num_prompt_tokens)
+    model.step()
+    with dry_run.target(host_step.ARCH) as recorded, Operations() as operations:
+        model.step()
+    return Counter(launch.name for launch in recorded), operations.launched, operations.products
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "config", "expected"),
+    [
+        (0, LlamaConfig, 6),
+        (8, LlamaConfig, 7),
+        (0, Qwen3Config, 8),  # with norms of queries and of keys
+        (8, Qwen3Config, 9),
+    ],
+)
+def test_launches_of_a_layer(num_prompt_tokens, config, expected, monkeypatch):
+    def of_this_family(num_layers):
+        return config(num_hidden_layers=num_layers, **SIZES)
+
+    monkeypatch.setattr(host_step, "_config", of_this_family)
+    with dry_run.idle_gpu(host_step.ARCH), torch.inference_mode():
+        # What one more layer adds: embedding, angles, head and sampling are left out.
+        (triton, torch_own, products), (more, more_own, more_products) = (
+            launches(count, num_prompt_tokens) for count in (NUM_LAYERS, NUM_LAYERS + 1)
+        )
+    in_a_layer = IN_A_LAYER | ({"paged_prefill_kernel": 1} if num_prompt_tokens else {})
+    in_a_layer |= {"rms_norm_kernel": 2} if config is Qwen3Config else {}
+    assert more - triton == in_a_layer
+    assert more_own - torch_own == Counter()
+    assert more_products - products == 4
+    assert sum(in_a_layer.values()) == expected

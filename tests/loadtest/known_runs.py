@@ -1,0 +1,63 @@
+"""Load-test runs with known figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadtest.measures import measures_of, quantiles
+from loadtest.record import Record, Timings
+from loadtest.results import Results, Run
+from loadtest.watch import Sample
+
+
+def record(index: int, start: float = 0.0, length: float = 2.0, **changes: Any) -> Record:
+    """A request that is queued for a quarter of its time and gets its first token half-way."""
+    timings = Timings(
+        arrived=100 + start,
+        admitted=100 + start + length / 4,
+        first_token=100 + start + length / 2,
+        finished=100 + start + length,
+    )
+    values: dict[str, Any] = {
+        "index": index, "prompt_tokens": 20, "asked_tokens": 10, "sent_s": start,
+        "first_s": start + length / 2, "finished_s": start + length, "output_tokens": 10,
+        "stall_s": 0.1, "timings": timings,
+    }  # fmt: skip
+    return Record(**(values | changes))
+
+
+def sample(at_s: float, **metrics: float) -> Sample:
+    values = {
+        "running": 2.0, "waiting": 1.0, "kv_used": 0.5, "kv_blocks": 100.0,
+        "kv_block_tokens": 16.0, "kv_tokens_filled": 400.0, "steps": 10 * at_s,
+        "step_sequences": 25 * at_s, "preemptions": at_s, "prefix_queries": 40 * at_s,
+        "prefix_hits": 10 * at_s,
+    }  # fmt: skip
+    return Sample(
+        at_s=at_s, metrics=values | metrics, server_cpu=1.5, client_cpu=0.1, machine_cpu=1.7
+    )
+
+
+def run(name: str = "paged", seconds: float = 2.0, **changes: Any) -> Run:
+    """Two rounds of four concurrent requests."""
+    records = [record(4 * at + user, at * seconds, seconds) for at in range(2) for user in range(4)]
+    samples = [sample(at * seconds / 2) for at in range(5)]
+    values: dict[str, Any] = {
+        "name": name, "workload": "aws", "loop": "closed loop: 4 users", "users": 4, "rate": None,
+        "num_left_out": 0, "tokens_per_word": 1.0, "start_s": 5.0, "warm_up_s": 1.0,
+        "settings": {"option.batching": name}, "is_whole": True, "records": records,
+        "samples": samples, "gap_quantiles_s": quantiles([0.01, 0.02, 0.1]),
+    }  # fmt: skip
+    values |= changes
+    values["measures"] = changes.get("measures") or measures_of(
+        values["records"], [0.01, 0.02, 0.1], values["samples"], clients=values["users"]
+    )
+    return Run(**values)
+
+
+def results(*runs: Run, **changes: Any) -> Results:
+    values: dict[str, Any] = {
+        "command": "python -m loadtest compare --out x", "created": "2026-11-21T16:00:00+00:00",
+        "seed": 0, "machine": {"processor": "one", "GPU": "none"}, "runs": list(runs),
+    }  # fmt: skip
+    return Results(**(values | changes))

@@ -1,0 +1,40 @@
+"""The table of strategies is complete, and the programs beside the container know every name."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.options import Options
+from core.sizing import sequence_limit
+from core.strategy_table import BATCHING_NAMES, LIBRARY_NAMES, STRATEGIES
+from deploy.command_line import STRATEGIES as DEPLOYED
+from loadtest.arguments import make_parser
+from loadtest.report.style import STRATEGIES as COLOURS
+from tests.strategies.fakes import strategy_of
+
+
+def test_every_strategy_has_a_row():
+    assert tuple(STRATEGIES) == BATCHING_NAMES
+    assert LIBRARY_NAMES == ("none", "dynamic")
+
+
+@pytest.mark.parametrize("name", BATCHING_NAMES)
+def test_every_strategy_has_a_module(name):
+    assert type(strategy_of(name)).__module__ == f"strategies.{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "limited"),
+    [("none", 1, 1), ("dynamic", 32, 3), ("continuous", 256, 5), ("paged", 256, 5)],
+)
+def test_rows_limit_concurrent_sequences(name, default, limited):
+    assert sequence_limit(Options(), name) == default
+    options = Options(batch_size=3, max_rolling_batch_size=5)
+    assert sequence_limit(options, name) == limited
+
+
+def test_programs_beside_the_container_list_every_strategy():
+    arguments = make_parser().parse_args(["compare", "--out", "results"])
+    assert tuple(arguments.strategies) == BATCHING_NAMES
+    assert tuple(COLOURS) == BATCHING_NAMES
+    assert DEPLOYED == BATCHING_NAMES
