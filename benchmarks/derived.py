@@ -24,7 +24,7 @@ def derived(section: str, row: Row, rows: Sequence[Row], ceilings: Figures) -> F
 
 
 def best_rates(rows: Sequence[Row]) -> Figures:
-    """Return the ceilings: the highest GB/s of copies and TFLOP/s of matrix products."""
+    """Return the ceilings: the highest GB/s of copies and TFLOP/s of matmuls."""
     found = [rates(row) for row in rows]
     return {
         unit: max(rate[unit] for rate in found if unit in rate)

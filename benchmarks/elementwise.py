@@ -22,7 +22,7 @@ from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary import rotary
 
 EPS = 1e-6
-MOST_DIFFERENT = 0.02
+MAX_SHARE_DIFFERENT = 0.02
 """Share of results that may round differently from torch's, as sums differ in order."""
 ONE_ROUNDING = 2**-7
 
@@ -123,7 +123,7 @@ def _row(
     share_different = float((first != expected).float().mean())
     is_right = (
         torch.equal(first, second)
-        and share_different <= MOST_DIFFERENT
+        and share_different <= MAX_SHARE_DIFFERENT
         and torch.allclose(first, expected, rtol=ONE_ROUNDING, atol=1e-4)
     )
     us = {

@@ -1,7 +1,7 @@
 """Measure the host time of one eager step without a GPU: the Python time to launch its kernels.
 
 A tiny random Llama runs on CPU tensors through the Triton wrappers for sm_90. The wrappers check,
-allocate and compile as on a GPU, but their launches do nothing. The matrix products, which the CPU
+allocate and compile as on a GPU, but their launches do nothing. The matmuls, which the CPU
 computes here, are timed separately.
 
 Example: OMP_NUM_THREADS=1 python -m benchmarks.host_step --decodes 8 --prompt-tokens 8
@@ -68,7 +68,7 @@ class Times:
 
     step: float
     products: float
-    """Time in torch's matrix products, included in `step`."""
+    """Time in torch's matmuls, included in `step`."""
 
     @property
     def without_products(self) -> float:
@@ -88,7 +88,7 @@ class HostStep:
 
 
 class _TimedDense(Dense):
-    """Adds the time of its product to `spent`."""
+    """Adds the time of its matmul to `spent`."""
 
     def __init__(self, weight: Tensor, spent: Spent) -> None:
         super().__init__(weight)
@@ -102,7 +102,7 @@ class _TimedDense(Dense):
 
 
 class _Loader(Loader):
-    """Builds modules on the CPU that use Triton wrappers and torch's products, as on a GPU."""
+    """Builds modules on the CPU that use Triton wrappers and torch's matmuls, as on a GPU."""
 
     def __init__(self, spec: DecoderSpec, state: Mapping[str, Tensor], spent: Spent) -> None:
         super().__init__(checkpoint_from_tensors(state, spec.family, "random weights"), CPU, DTYPE)

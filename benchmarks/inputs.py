@@ -41,7 +41,7 @@ class Lengths:
         return sum(self.queries) * 2 * shape.heads * shape.head_dim * itemsize
 
     def flop(self, shape: Shape) -> int:
-        """Return the FLOPs of causal attention: QK and PV products, two FLOPs per multiply-add."""
+        """Return the FLOPs of causal attention: QK and PV matmuls, two FLOPs per multiply-add."""
         lengths = zip(self.queries, self.contexts, strict=True)
         num_pairs = sum(new * (context - new) + new * (new + 1) // 2 for new, context in lengths)
         return 4 * shape.heads * shape.head_dim * num_pairs

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 COLUMNS = ("ContextTokens", "GeneratedTokens")
-"""Columns of Azure's public LLM inference traces (2023), besides TIMESTAMP."""
+"""The length columns of Azure's public LLM inference traces (2023)."""
 TIME = "TIMESTAMP"
 
 
@@ -56,17 +56,17 @@ def read_timed_trace(path: Path) -> list[tuple[float, Lengths]]:
 def synthetic_lengths(
     count: int, max_length: int, seed: int = 0, means: Lengths = SHAREGPT
 ) -> list[Lengths]:
-    """Draw `count` log-normal lengths, skipping those beyond `max_length` tokens in total.
+    """Draw `count` requests with log-normal lengths, skipping those of over `max_length` tokens.
 
-    means: means of the distributions before skipping.
+    means: means of the distributions, before any are skipped.
     """
     rng = random.Random(seed)
 
-    def drawn(mean: float) -> int:
+    def draw(mean: float) -> int:
         return max(1, round(mean * rng.lognormvariate(0, 1) / math.sqrt(math.e)))
 
     return _fitting(
-        (Lengths(drawn(means.prompt), drawn(means.generated)) for _ in range(100 * count)),
+        (Lengths(draw(means.prompt), draw(means.generated)) for _ in range(100 * count)),
         count,
         max_length,
     )

@@ -49,7 +49,9 @@ def _cache_write(
     ]
     us = {"ours": bench.time_us([partial(write_kv, k, v, *caches, to) for k, v, to in sets])}
     if dtype == bench.dtype and layout == "NHD":
-        us["torch"] = bench.time_us([partial(_index_copy, caches, k, v, to) for k, v, to in sets])
+        us["torch"] = bench.time_us(
+            [partial(_torch_write_kv, caches, k, v, to) for k, v, to in sets]
+        )
     bench.row(
         what=f"cache write, {num_tokens} tokens",
         layout=layout,
@@ -59,7 +61,7 @@ def _cache_write(
     )
 
 
-def _index_copy(caches: list[Tensor], key: Tensor, value: Tensor, slots: Tensor) -> None:
+def _torch_write_kv(caches: list[Tensor], key: Tensor, value: Tensor, slots: Tensor) -> None:
     for cache, rows in zip(caches, (key, value), strict=True):
         cache.flatten(0, 1).index_copy_(0, slots, rows)
 
@@ -71,16 +73,16 @@ def _block_moves(bench: Bench, shape: Shape, num_blocks: int) -> None:
     caches = [random_cache(pool, bench.dtype, "NHD", bench.device) for _ in range(2 * num_layers)]
     table = cache_table(caches)
     ids = torch.randperm(pool[0], device=bench.device)
-    some, others = ids[:num_blocks], ids[num_blocks : 2 * num_blocks]
+    sources, targets = ids[:num_blocks], ids[num_blocks : 2 * num_blocks]
     staging = torch.empty(num_blocks, table.words_per_block, dtype=torch.int64, device=bench.device)
     host = torch.empty_like(staging, device="cpu", pin_memory=bench.device.type == "cuda")
-    pairs = torch.stack([some, others], 1)
-    num_bytes = 2 * staging.nbytes  # read and written
+    pairs = torch.stack([sources, targets], 1)
+    num_bytes = 2 * staging.nbytes  # each byte is read and written
     for what, move in (
         ("block copy", partial(copy_blocks, table, pairs)),
-        ("block copy by torch", partial(_index, caches, some, others)),
-        ("gather", partial(gather_blocks, table, some, staging)),
-        ("scatter", partial(scatter_blocks, table, some, staging)),
+        ("block copy by torch", partial(_torch_copy_blocks, caches, sources, targets)),
+        ("gather", partial(gather_blocks, table, sources, staging)),
+        ("scatter", partial(scatter_blocks, table, sources, staging)),
         ("staging to host", partial(host.copy_, staging, non_blocking=True)),
     ):
         name = f"{what}, {num_blocks} blocks of {num_layers} layers"
@@ -88,6 +90,6 @@ def _block_moves(bench: Bench, shape: Shape, num_blocks: int) -> None:
         bench.row(what=name, bytes=moved, us={"ours": bench.time_us([move])})
 
 
-def _index(caches: list[Tensor], sources: Tensor, targets: Tensor) -> None:
+def _torch_copy_blocks(caches: list[Tensor], sources: Tensor, targets: Tensor) -> None:
     for cache in caches:
         cache.index_copy_(0, targets, cache.index_select(0, sources))

@@ -13,8 +13,8 @@ from benchmarks.bench import Bench
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs, ragged
 from kernels.paged_prefill import paged_prefill
 
-MOST_TOKENS = 2**19
-"""Most new tokens of a case; larger cases take seconds and show nothing new."""
+MAX_NEW_TOKENS = 2**19
+"""Cases with more new tokens are skipped: they take seconds and show nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Case:
     layout: str = "NHD"
 
     @property
-    def is_even(self) -> bool:
+    def fits_sdpa(self) -> bool:
         """Whether SDPA can run this case: whole prompts of one length in the default layout."""
         lengths = {*self.lengths.contexts, *self.lengths.queries}
         return len(lengths) == 1 and (self.block_size, self.layout) == (16, "NHD")
@@ -39,8 +39,8 @@ def run(bench: Bench) -> None:
     for case in _dry_cases() if bench.is_dry else _cases():
         if bench.is_over(f"{case} and the remaining cases"):
             return
-        if sum(case.lengths.queries) > MOST_TOKENS:
-            bench.note(f"{case} skipped: more than {MOST_TOKENS} new tokens")
+        if sum(case.lengths.queries) > MAX_NEW_TOKENS:
+            bench.note(f"{case} skipped: more than {MAX_NEW_TOKENS} new tokens")
         else:
             bench.attempt(str(case), lambda case=case: _measure(bench, case))
 
@@ -105,7 +105,7 @@ def _measure(bench: Bench, case: Case) -> None:
         num_sets=num_sets,
     )
     us = {"ours": bench.time_us(prefill_calls(inputs))}
-    if case.is_even:
+    if case.fits_sdpa:
         for name, backend in (
             ("sdpa", SDPBackend.FLASH_ATTENTION),
             ("cudnn", SDPBackend.CUDNN_ATTENTION),

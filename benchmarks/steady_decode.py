@@ -30,11 +30,11 @@ class Steps:
     """Tokens whose K and V a step reads, over all sequences."""
 
 
-def decoding_engine(bench: Bench, most_sequences: int) -> Engine:
+def decoding_engine(bench: Bench, max_sequences: int) -> Engine:
     return make_engine(
         bench,
         batching="paged",
-        max_rolling_batch_size=most_sequences,
+        max_rolling_batch_size=max_sequences,
         max_model_len=sum(_lengths(bench)),
     )
 

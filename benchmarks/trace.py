@@ -1,4 +1,4 @@
-"""Traces of a device's work, recorded by torch's profiler."""
+"""Record and summarize traces of a device's work, with torch's profiler."""
 
 from __future__ import annotations
 
@@ -108,12 +108,12 @@ def busy_us(work: Iterable[Interval]) -> float:
 def idle_us(work: Iterable[Interval], num_steps: int) -> tuple[float, float]:
     """Return the idle time (between steps, within steps) from the first begin to the last end.
 
-    A trace does not mark where a step ends, so the num_steps - 1 longest gaps count as those
-    between steps. That is an upper bound of the time between steps.
+    A trace does not mark where a step ends, so the num_steps - 1 longest gaps are taken to be
+    those between steps. That is an upper bound on the time between steps.
 
     ```
     work   |###| |####|         |###| |####|         |###| |####|
-    gaps        w      between       w      between       w
+    gaps      within   between     within   between     within
     ```
     """
     pairs = pairwise(_union(work))

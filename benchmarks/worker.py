@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.sections import SECTIONS, case_of, seconds_of, section_of
 
 Emit = Callable[[dict[str, Any]], None]
-MOST_LEFT_BEHIND = 2**30
+MAX_LEFT_BEHIND = 2**30
 """Bytes of GPU memory that a job may leave allocated without a note."""
 
 
@@ -82,7 +82,7 @@ def free_memory(is_dry: bool, emit: Emit) -> None:
         return
     torch.cuda.empty_cache()
     left = torch.cuda.memory_allocated()
-    if left > MOST_LEFT_BEHIND:
+    if left > MAX_LEFT_BEHIND:
         text = f"{left / 2**30:.1f} GiB of GPU memory are still allocated"
         emit({"event": "note", "text": text})
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Prompt token ids and the number of tokens to generate."""
+    """One request to the server under test."""
 
     prompt: list[int]
+    """Token ids."""
     max_tokens: int
     """Tokens to generate; end-of-sequence tokens are ignored."""
 
@@ -30,15 +31,15 @@ class Load:
     output_lengths: tuple[int, ...]
     max_model_len: int
     num_requests: int
-    """Most requests sent; the time is usually up before."""
+    """Maximum number of requests. A run usually reaches its time limit first."""
 
     def requests(
         self, vocab_size: int, *, max_tokens: int | None = None, seed: int = 0
     ) -> Iterator[Request]:
-        """Yield requests, deterministically for a seed.
+        """Yield requests; the same seed gives the same requests.
 
-        Every pair of lengths comes once in a random order, then again in another. max_tokens
-        overrides all output lengths.
+        Each round uses every pair of prompt and output length once, in a new random order.
+        max_tokens overrides all output lengths.
         """
         rng = random.Random(seed)
         pairs = [

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _explain(configuration, model_dir)
         if parsed.command == "plan":
             return _plan(parsed, configuration, model_dir)
-        return _serve(configuration, model_dir, _port(parsed.port))
+        return serve_model(configuration, model_dir, _port(parsed.port))
     except ConfigurationError as error:
         return report_error(error)
 
@@ -160,7 +160,7 @@ def _plan(parsed: argparse.Namespace, configuration: Configuration, model_dir: P
     return 0
 
 
-def _serve(configuration: Configuration, model_dir: Path, port: int) -> int:
+def serve_model(configuration: Configuration, model_dir: Path, port: int) -> int:
     from container.launch.supervisor import supervise  # lazy: only serve needs ZeroMQ
 
     require_free_port(port)  # before a download, which may take long

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Adapter(msgspec.Struct, frozen=True):
-    """A loaded adapter. Two loads are never equal, even of the same adapter."""
+    """A loaded adapter. Loading the same files again gives an adapter that is not equal to it."""
 
     name: str
     src: str
@@ -16,4 +16,4 @@ class Adapter(msgspec.Struct, frozen=True):
     slot: int
     """The index of its slot in device memory."""
     generation: int
-    """The number of this load in the process, from 1."""
+    """Counts the loads of this process, from 1. No two adapters have the same generation."""

@@ -1,7 +1,7 @@
 """The exceptions that Longshore raises on purpose.
 
-Each class says once how it travels: as the `kind` of a `core.messages.Failed` on the wire and as
-an HTTP status. The message of every error says how to fix it.
+Each class sets the `kind` by which a `core.messages.Failed` carries it from the engine to a worker,
+and the HTTP status that the client gets. Messages say how to fix the problem, if the user can.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ FailureKind = Literal["rejected", "overloaded", "not_found", "conflict", "no_roo
 
 
 class LongshoreError(Exception):
-    """Base class of them all."""
+    """Base class of all exceptions here."""
 
     kind: ClassVar[FailureKind] = "failed"
     status: ClassVar[int] = 500
@@ -27,7 +27,7 @@ class ConfigurationError(LongshoreError):
 
 
 class InsufficientMemoryError(ConfigurationError):
-    """The model could be served with more memory."""
+    """There is too little memory for the model."""
 
     exit_code = 3
 
@@ -52,14 +52,14 @@ class NotFoundError(LongshoreError):
 
 
 class ConflictError(LongshoreError):
-    """The name to create something under is already taken."""
+    """The requested name is already taken."""
 
     kind = "conflict"
     status = 409
 
 
 class NoRoomError(LongshoreError):
-    """There is no memory left for what is to be loaded."""
+    """There is no memory or adapter slot left for what the request would load."""
 
     kind = "no_room"
     status = 507

@@ -108,7 +108,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str = ""
     max_model_len: int = 0
     max_sequences: int
-    """Most sequences that run at once; for other tasks than text generation, requests."""
+    """Maximum sequences that run at once; for other tasks than text generation, requests."""
     max_step_tokens: int = 0
     block_size: int = 0
     num_kv_blocks: int = 0

@@ -128,14 +128,14 @@ class Options:
         None, "LMI's key: false replaces paged, if rolling_batch selects it, with continuous."
     )
     batch_size: int | None = _option(
-        None, "dynamic: most requests in one batch. Above 1 it selects dynamic. Default: 32.",
+        None, "dynamic: maximum requests per batch. Above 1 it selects dynamic. Default: 32.",
         key="batch_size", minimum=1,
     )  # fmt: skip
     max_batch_delay: int = _option(
-        100, "dynamic: longest wait, in ms, to fill a batch.", key="max_batch_delay", minimum=0
+        100, "dynamic: maximum wait, in ms, to fill a batch.", key="max_batch_delay", minimum=0
     )
     max_rolling_batch_size: int = _option(
-        256, "continuous, paged: most sequences that run at once.", minimum=1
+        256, "continuous, paged: maximum sequences that run at once.", minimum=1
     )
     max_rolling_batch_prefill_tokens: int | None = _option(
         None,
@@ -157,10 +157,10 @@ class Options:
         "packed executor.",
     )
     max_loras: int = _option(
-        4, "enable_lora: most adapters loaded at once. All are in device memory.", minimum=1
+        4, "enable_lora: maximum adapters loaded at once. All are in device memory.", minimum=1
     )
     max_lora_rank: int = _option(
-        16, "enable_lora: highest rank of an adapter. Memory is reserved for it.", minimum=1
+        16, "enable_lora: maximum rank of an adapter. Memory is reserved for it.", minimum=1
     )
     adapters: str | None = _option(
         None,
@@ -171,7 +171,7 @@ class Options:
 
     # Memory, precision, device
     max_model_len: int | None = _option(
-        None, "Most tokens of a prompt and its answer together. Default: the model's limit.",
+        None, "Maximum tokens of a prompt and its answer together. Default: the model's limit.",
         minimum=2,
     )  # fmt: skip
     block_size: int = _option(16, "Tokens in one KV block.", minimum=1)
@@ -248,7 +248,7 @@ class Options:
         1000, "Requests that may wait. More get status 503.", key="job_queue_size", minimum=1
     )
     max_request_size: int = _option(
-        25 * 2**20, "Most bytes of a request's body. Larger ones get status 413.",
+        25 * 2**20, "Maximum bytes of a request's body. Larger ones get status 413.",
         key="max_request_size", minimum=1,
     )  # fmt: skip
     predict_timeout: int = _option(

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from core.beams import Candidates, Hypotheses
 from core.sampling import Failure, Finish, Sampled, TopLogprobs
 from core.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """Tokens `start : start + length` of a sequence, to be computed in this step.
 
     `blocks` is the sequence's block table: position p is in slot `p % block_size` of block
@@ -42,7 +43,7 @@ class Chunk:
     @property
     def ends_in_flight(self) -> bool:
         """Whether the last token is still being sampled by the previous step."""
-        return self.end > len(self.sequence.token_ids)
+        return self.start + self.length > len(self.sequence.token_ids)
 
 
 BlockPairs = tuple[tuple[int, int], ...]
@@ -90,8 +91,7 @@ prompt logprobs; for a beam its candidates, or the hypotheses if the executor ru
 or the reason of a failure."""
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(msgspec.Struct, frozen=True):
     """New tokens of one answer, or logprobs of the prompt. `finish` is set on the last one only.
 
     Finish.ERROR ends the whole request, whatever the index.

@@ -131,7 +131,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
     seed: int | None = None
     """The same seed gives the same tokens, whatever else is in the batch."""
     max_tokens: int = 16
-    """Most tokens to generate. None in the constructor means as many as fit."""
+    """Maximum tokens to generate. None in the constructor means as many as fit."""
     min_tokens: int = 0
     """Generate at least this many tokens: until then, end tokens are forbidden and stop strings are
     ignored."""

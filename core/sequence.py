@@ -29,6 +29,7 @@ class Sequence:
         "id",
         "index",
         "logprobs",
+        "max_length",
         "needs_newest_token",
         "num_computed_tokens",
         "num_in_flight",
@@ -55,6 +56,8 @@ class Sequence:
         """Index of the sample in its request."""
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+        self.max_length = self.num_prompt_tokens + params.max_tokens
+        """Tokens of the prompt and of the longest possible answer."""
         self.num_computed_tokens = 0
         self.num_in_flight = 0
         self.num_scored_rows = 0
@@ -82,19 +85,15 @@ class Sequence:
         0 if the sequence has its full length, or if the newest token is in flight and must be known
         before the next one can be sampled.
         """
+        num_tokens = len(self.token_ids) + self.num_in_flight
         is_waiting = self.num_in_flight > 0 and self.needs_newest_token
-        if is_waiting or self.num_tokens >= self.max_length:
+        if is_waiting or num_tokens >= self.max_length:
             return 0
-        return self.num_tokens - self.num_computed_tokens
+        return num_tokens - self.num_computed_tokens
 
     @property
     def num_generated_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
-
-    @property
-    def max_length(self) -> int:
-        """Tokens of the prompt and of the longest possible answer."""
-        return self.num_prompt_tokens + self.params.max_tokens
 
     @property
     def prefix_salt(self) -> str:

@@ -63,7 +63,7 @@ def reserved_tokens(
 
 
 def sequence_limit(options: Options, batching: Batching) -> int:
-    """Return the most sequences that a strategy runs at once, given enough memory."""
+    """Return the maximum number of sequences that a strategy runs at once, given enough memory."""
     match STRATEGIES[batching].limit_option:
         case None:
             return 1
@@ -74,12 +74,12 @@ def sequence_limit(options: Options, batching: Batching) -> int:
 
 
 def step_token_budget(options: Options, device: str) -> int:
-    """Return the most tokens in one step of the packed executor. device: cuda or cpu."""
+    """Return the maximum tokens in one step of the packed executor. device: cuda or cpu."""
     return options.max_rolling_batch_prefill_tokens or DEFAULT_STEP_TOKENS[device]
 
 
 def length_limit(options: Options, trained_len: int | None) -> int:
-    """Return the most tokens of a sequence, before memory may lower it.
+    """Return the maximum number of tokens of a sequence, before memory may lower it.
 
     trained_len: the longest sequence the model was trained for, or None if it does not say.
 

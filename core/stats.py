@@ -10,7 +10,7 @@ BOUNDS_S = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0,
     80.0, 160.0, 320.0,
 )  # fmt: skip
-"""Upper bounds of the buckets of `Durations`, in seconds. One more bucket has no bound."""
+"""Upper bounds of the buckets of `Durations`, in seconds. A last bucket has no bound."""
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -42,7 +42,7 @@ class Stats(msgspec.Struct, kw_only=True):
     num_waiting: int = 0
     num_held_blocks: int = 0
     num_filled_tokens: int = 0
-    """Token slots of held blocks that are written. The others are reserved, or ends of blocks."""
+    """Token slots already written in held blocks. The others are reserved, or unused block ends."""
 
     num_steps: int = 0
     num_step_sequences: int = 0

@@ -18,7 +18,7 @@ from deploy.package import ARCHIVE, Package, blob_size, open_blob
 
 OWN_TAG = "longshore:bucket"
 _MANY_KEYS = 1000
-"""Most objects that one call may delete."""
+"""Maximum objects that one call may delete."""
 
 
 class Bucket:

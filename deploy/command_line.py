@@ -28,7 +28,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_compare(
         add("compare", help="load-test one endpoint per strategy, removing each one afterwards")
     )
-    down = add("down", help="remove everything that up has created")
+    down = add("down", help="remove everything that `up` created")
     _add_name(down)
     _add_changes(down)
     image = add(
@@ -56,7 +56,11 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 def _add_changes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bucket", help="default: longshore-ACCOUNT-REGION, created if missing")
     parser.add_argument(
-        "--timeout", type=float, default=3600, metavar="SECONDS", help="longest wait for SageMaker"
+        "--timeout",
+        type=float,
+        default=3600,
+        metavar="SECONDS",
+        help="how long to wait for SageMaker",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the AWS calls without changing anything"
@@ -88,16 +92,26 @@ def _add_deployment(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--model-id", metavar="ID", help="Hugging Face id; the container downloads it"
     )
-    add("--properties", type=Path, metavar="FILE", help="default: DIR/serving.properties")
-    add("--archive", action="store_true", help="upload one model.tar.gz instead of single files")
+    add(
+        "--properties",
+        type=Path,
+        metavar="FILE",
+        help="serving.properties to use (default: the one in DIR)",
+    )
+    add("--archive", action="store_true", help="upload one model.tar.gz instead of separate files")
     add(
         "--instances",
         type=int,
         default=default["instances"],
         metavar="N",
-        help="minimum and initial number",
+        help="minimum and initial number of instances",
     )
-    add("--max-instances", type=int, metavar="N", help="scale up to N (default: no scaling)")
+    add(
+        "--max-instances",
+        type=int,
+        metavar="N",
+        help="scale up to N instances (default: no scaling)",
+    )
     add(
         "--target-concurrency",
         type=int,
@@ -107,13 +121,22 @@ def _add_deployment(parser: argparse.ArgumentParser) -> None:
     )
     add("--startup-timeout", type=int, default=default["startup_timeout_s"], metavar="SECONDS")
     add("--download-timeout", type=int, default=default["download_timeout_s"], metavar="SECONDS")
-    add("--ami", help=f"SageMaker AMI version of the instance (default with GPUs: {GPU_AMI})")
+    add("--ami", help=f"SageMaker AMI version for the instances (default with GPUs: {GPU_AMI})")
     add(
-        "--env", action="append", default=[], metavar="NAME=VALUE", help="variable of the container"
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="environment variable for the container",
     )
     add("--component", action="store_true", help="deploy as an inference component")
-    add("--accelerators", type=int, default=default["accelerators"], help="per component copy")
-    add("--memory-mib", type=int, default=default["memory_mib"], help="per component copy")
+    add("--accelerators", type=int, default=default["accelerators"], help="GPUs per component copy")
+    add(
+        "--memory-mib",
+        type=int,
+        default=default["memory_mib"],
+        help="host memory per component copy",
+    )
 
 
 def _add_call(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,7 @@
 """`python -m engine LAUNCH.json`: loads the model and serves it. Started by the supervisor.
 
-Exit codes: 0 after SIGTERM, 2 if the configuration does not fit the model, 3 if memory does not
-suffice for the model, 1 for any other error.
+Exit codes: 0 after SIGTERM, 2 if the configuration does not fit the model, 3 if there is
+too little memory for the model, 1 for any other error.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _build(launch: Launch, phases: Phases) -> Engine | TaskEngine:
         if isinstance(error, InsufficientMemoryError) or not is_out_of_memory(error):
             raise
         reason = str(error).strip() or type(error).__name__
-        raise InsufficientMemoryError(f"no memory is left to load the model: {reason}") from error
+        raise InsufficientMemoryError(f"out of memory while loading the model: {reason}") from error
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ request."""
 class Engine:
     """Adds and aborts requests, and runs steps. Not thread-safe.
 
-    Time is an argument, so that tests can set it.
+    Callers pass the current time as `now`, so that tests can set it.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Engine:
     ) -> None:
         """overlaps: schedule a step before the one in flight is committed.
 
-        grammars: those of the executor; if None, `structured_outputs` is rejected.
+        grammars: the executor's; if None, requests with `structured_outputs` are rejected.
         """
         self.strategy = strategy
         self.facts = facts
@@ -65,10 +65,10 @@ class Engine:
         self.executor = executor
         self.overlaps = overlaps
         self._in_flight: tuple[StepPlan, SubmittedStep] | None = None
-        """The step that the device computes while the next one is scheduled; see `overlaps`."""
+        """The step that was submitted but not yet committed; always None without `overlaps`."""
         self._next_id = 0
         self.num_steps = 0
-        """Steps submitted since the start. The two sums below are over these."""
+        """Steps submitted since the start. The next two are totals over them."""
         self.num_step_sequences = 0
         self.num_step_tokens = 0
         self._num_failed_steps = 0
@@ -81,9 +81,9 @@ class Engine:
         adapter: the name of a LoRA adapter, or '' for none.
 
         Raises RequestError if the request can never run and NotFoundError if the adapter is not
-        loaded. Nothing changes then.
+        loaded; nothing has changed then.
         """
-        chosen = self._adapter(adapter) if adapter else None
+        chosen = self._find_adapter(adapter) if adapter else None
         prompt_token_ids = params.truncated(prompt_token_ids, self.facts.max_model_len)
         params = self._resolved(params, len(prompt_token_ids))
         self._check(prompt_token_ids, params)
@@ -106,7 +106,7 @@ class Engine:
         return request.id
 
     def abort(self, request_id: int, index: int | None = None) -> None:
-        """End a request, or only the answer `index`, without further output.
+        """End a request, or only its answer `index`. It gets no further output.
 
         Unknown ids are ignored.
         """
@@ -168,7 +168,7 @@ class Engine:
             raise error
         return self.strategy.fail(plan, f"{type(error).__name__}: {error}")
 
-    def _adapter(self, name: str) -> Adapter:
+    def _find_adapter(self, name: str) -> Adapter:
         if self.adapters is None:
             raise RequestError("adapters", "needs option.enable_lora=true")
         return self.adapters.find(name)

@@ -71,12 +71,15 @@ class StepInputs:
 
 
 class InputBuilder:
-    """Builds the inputs of each step. Caches the block tables of the step before as arrays."""
+    """Builds the inputs of each step. Keeps the block tables of the step before."""
 
     def __init__(self, block_size: int, staging: Staging) -> None:
         self._block_size = block_size
         self._staging = staging
-        self._tables: dict[int, tuple[tuple[int, ...], NDArray[np.int32]]] = {}
+        self._rows: list[tuple[tuple[int, ...], int]] = []
+        """Of the step before: each row's block table, and how many of its blocks were used."""
+        self._matrix = np.zeros((0, 0), np.int32)
+        """Of the step before: [N, B], all block tables."""
 
     def build(
         self,
@@ -149,7 +152,7 @@ class InputBuilder:
         ids = chunk.sequence.token_ids[chunk.start : chunk.end]
         positions = np.arange(chunk.start, chunk.end)
         block, offset = np.divmod(positions, self._block_size)
-        slots = self._table(chunk)[block].astype(int) * self._block_size + offset
+        slots = np.array(chunk.blocks, int)[block] * self._block_size + offset
         return np.stack([np.array(ids + [0] * (chunk.length - len(ids))), positions, slots])
 
     def _block_tables(self, chunks: Sequence[Chunk], padding: int) -> NDArray[np.int32]:
@@ -157,22 +160,21 @@ class InputBuilder:
 
         With reserved blocks a sequence's table may be much longer.
         """
-        used = [-(-chunk.end // self._block_size) for chunk in chunks]
-        tables = np.zeros((len(chunks) + padding, max(used)), np.int32)
-        for row, (chunk, count) in enumerate(zip(chunks, used, strict=True)):
-            tables[row, :count] = self._table(chunk)[:count]
-        self._tables = {chunk.sequence.id: (chunk.blocks, self._table(chunk)) for chunk in chunks}
+        rows = [(chunk.blocks, -(-chunk.end // self._block_size)) for chunk in chunks]
+        tables = np.zeros((len(rows) + padding, max(count for _, count in rows)), np.int32)
+        # Most rows of a decode step equal those of the step before.
+        num_old = min(len(rows), len(self._rows))
+        width = min(tables.shape[1], self._matrix.shape[1])
+        tables[:num_old, :width] = self._matrix[:num_old, :width]
+        for index, (blocks, count) in enumerate(rows):
+            if index < num_old:
+                old_blocks, old_count = self._rows[index]
+                if old_blocks is blocks and old_count == count:
+                    continue
+                tables[index] = 0
+            tables[index, :count] = blocks[:count]
+        self._rows, self._matrix = rows, tables
         return tables
-
-    def _table(self, chunk: Chunk) -> NDArray[np.int32]:
-        """Return the block table as an array. It is rebuilt only if the chunk's table is new, which
-        in decoding happens once in `block_size` tokens."""
-        cached = self._tables.get(chunk.sequence.id)
-        if cached is not None and cached[0] is chunk.blocks:
-            return cached[1]
-        table = np.array(chunk.blocks, np.int32)
-        self._tables[chunk.sequence.id] = chunk.blocks, table
-        return table
 
 
 def _plan_fill(

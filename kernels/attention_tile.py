@@ -31,7 +31,7 @@ def row_offsets(
 ):  # fmt: skip
     """Return where the rows of key tile `tile` begin in the cache: [BLOCK_N] int64, in elements.
 
-    blocks: what `block_ids` loaded for this tile. PRECISION: of the products. The id of a tile's
+    blocks: what `block_ids` loaded for this tile. PRECISION: that of tl.dot. The id of a tile's
     only block is made a scalar if they are fp32, and left a tensor for tensor cores: compiled the
     other way round, some shapes spill registers.
 

@@ -23,7 +23,7 @@ TABLE = Path(__file__).with_name("configurations.json")
 @dataclass(frozen=True, slots=True)
 class AttentionConfiguration:
     block_m: int
-    """Most rows in a tile: query heads, in prefill times query tokens."""
+    """Maximum rows in a tile: query heads, in prefill times query tokens."""
     block_n: int
     """Keys in a tile."""
     num_warps: int

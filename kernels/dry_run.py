@@ -64,7 +64,7 @@ class IdleCuda(FakeCuda):
     def load_binary(
         self, name: str, binary: bytes, shared: int, device: int
     ) -> tuple[int, int, int, int, int]:
-        """Return module, function, registers, spills, and the most threads of a program."""
+        """Return module, function, registers, spills, and the maximum threads of a program."""
         return 1, 1, 0, 0, 1024
 
     def launcher_cls(self, source: ASTSource, metadata: Any) -> Callable[..., None]:

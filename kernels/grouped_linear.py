@@ -2,7 +2,7 @@
 
 A program computes one tile of one expert's outputs. Programs find their expert on the device, so
 the grid depends only on shapes: nothing waits for the device, and a CUDA graph can be replayed with
-other `ends`. torch's own grouped product does this too, but only in bf16 on sm_90 and sm_100;
+other `ends`. torch's own grouped matmul does this too, but only in bf16 on sm_90 and sm_100;
 elsewhere it copies `ends` to the host and loops over the experts.
 """
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from torch import Tensor
 
-MOST_KEPT = 512
-"""Most cached results of one function. The layers of a step share them; steps differ in tokens."""
+MAX_KEPT = 512
+"""Maximum cached results of a function. The layers of a step share them; steps differ in tokens."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,7 +49,7 @@ def planned(function: Callable[P, R]) -> Callable[P, R]:
             return results[key]
         except KeyError:
             pass
-        if len(results) >= MOST_KEPT:
+        if len(results) >= MAX_KEPT:
             results.clear()
         result = results[key] = function(*arguments)
         return result

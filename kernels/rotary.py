@@ -145,13 +145,13 @@ def rotary_tiling(
     num_heads, num_kv_heads = query.shape[1], key.shape[1]
     half = rotary_dim // 2
     half_tile = triton.next_power_of_2(half)
-    most_heads = triton.next_power_of_2(max(num_heads, num_kv_heads))
+    max_heads = triton.next_power_of_2(max(num_heads, num_kv_heads))
     return {
         "NUM_HEADS": num_heads,
         "NUM_KV_HEADS": num_kv_heads,
         "HALF": half,
         "SECOND": half if cos.shape[1] == rotary_dim else 0,
-        "HEADS_PER_TILE": min(most_heads, max(1, TILE // half_tile)),
+        "HEADS_PER_TILE": min(max_heads, max(1, TILE // half_tile)),
         "HALF_TILE": half_tile,
     }
 

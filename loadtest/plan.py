@@ -33,7 +33,7 @@ class Load:
     """Speed-up of the arrivals of a trace, or of a workload with its own rate."""
     length_scale: float = 1.0
     max_length: int | None = None
-    """Most tokens of a prompt and its output; longer requests are skipped."""
+    """Maximum tokens of a prompt and its output; longer requests are skipped."""
     seed: int = 0
 
 

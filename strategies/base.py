@@ -32,7 +32,7 @@ class Limits:
     """The limits of one step, for every strategy."""
 
     max_sequences: int
-    """Most sequences that run at once. A group with more sequences than that runs alone."""
+    """Maximum sequences that run at once. A group with more sequences than that runs alone."""
     max_step_tokens: int
     """Token budget of one step. A longer prompt is computed in chunks."""
 
@@ -46,12 +46,13 @@ class StepBudget:
     def __init__(self, num_tokens: int, groups: Iterable[SequenceGroup]) -> None:
         self.num_left = num_tokens
         self._num_set_aside = sum(group.num_decoding for group in groups)
-        """Tokens for decoding sequences whose turn is still to come."""
+        """Tokens kept for decoding sequences of groups that have not had their turn yet."""
 
     def allowance(self, group: SequenceGroup) -> int:
         """Return how many tokens the group may take. Call once for each group, in order."""
-        self._num_set_aside -= group.num_decoding
-        return max(self.num_left - self._num_set_aside, min(self.num_left, group.num_decoding))
+        num_decoding = group.num_decoding
+        self._num_set_aside -= num_decoding
+        return max(self.num_left - self._num_set_aside, min(self.num_left, num_decoding))
 
     def take(self, num_tokens: int) -> None:
         self.num_left -= num_tokens
@@ -60,10 +61,10 @@ class StepBudget:
 class Strategy(ABC):
     """Decides what runs next. Not thread-safe: one loop owns it.
 
-    `add`, `abort` and `fail` may be called at any time between two calls of the others, also
-    between `schedule` and `commit` of the same step. Steps must be committed in order. An aborted
-    request gets no more outputs. Each answer of any other request ends with exactly one Output that
-    has `finish`, or the whole request with one that has Finish.ERROR.
+    `add`, `abort` and `fail` may be called between any two other calls, even between `schedule`
+    and `commit` of the same step. Steps must be committed in order. Each answer of a request ends
+    with exactly one Output that has `finish`. If the request fails, one Output with Finish.ERROR
+    ends all of its unfinished answers. If it is aborted, it gets no more outputs.
     """
 
     def __init__(self, memory: KVMemory, limits: Limits) -> None:
@@ -79,11 +80,11 @@ class Strategy(ABC):
         self.num_preemptions = 0
         self.num_swaps = 0
         """Preemptions that moved the blocks to the host."""
-        self.num_prompt_tokens = 0
-        """Tokens looked up in the prefix cache, over all groups ever admitted. A group that was
-        preempted is looked up again, with the tokens it had generated."""
-        self.num_cached_tokens = 0
-        """Tokens of `num_prompt_tokens` that were found in the prefix cache."""
+        self.num_prefix_queries = 0
+        """Tokens looked up in the prefix cache when groups were admitted. A preempted group is
+        looked up again, with the tokens it had generated."""
+        self.num_prefix_hits = 0
+        """Tokens found in the prefix cache."""
 
     @property
     def num_running(self) -> int:
@@ -149,9 +150,9 @@ class Strategy(ABC):
         """Return the chunks to compute next, with their blocks already reserved."""
 
     def wake_at(self) -> float | None:
-        """Return when to call `schedule` again after it returned None.
+        """Return the time at which to call `schedule` again after it returned None.
 
-        Returns None to wait for the next request instead.
+        None means not before the next request arrives.
         """
         return None
 
@@ -171,7 +172,7 @@ class Strategy(ABC):
         return outputs
 
     def fail(self, plan: StepPlan, reason: str) -> list[Output]:
-        """End every request of a plan that could not be run. Replaces `commit` for that plan."""
+        """End every request of a plan whose step failed. Call it instead of `commit`."""
         touched = (*(chunk.sequence for chunk in plan.chunks), *plan.swapped_out)
         alive = [sequence for sequence in touched if sequence.finish is None]
         return self._fail_requests(
@@ -205,11 +206,11 @@ class Strategy(ABC):
             return True
         group = BeamGroup(request)
         fits_step = group.num_sequences <= self.limits.max_step_tokens
-        return fits_step and self._most_blocks(group) <= self.memory.num_blocks
+        return fits_step and self._max_blocks(group) <= self.memory.num_blocks
 
     @abstractmethod
-    def _most_blocks(self, group: SequenceGroup) -> int:
-        """Return the most blocks that a group may ever hold."""
+    def _max_blocks(self, group: SequenceGroup) -> int:
+        """Return the maximum number of blocks that a group may ever hold."""
 
     def _groups(self, request: Request) -> list[SequenceGroup]:
         """Split a request into scheduling groups: one for a beam search, else one per sample."""
@@ -264,18 +265,18 @@ class ReservingStrategy(Strategy):
     def _reserved(self, max_sequences: int) -> Iterator[SequenceGroup]:
         """Reserve memory for the oldest waiting groups and yield them, until one does not fit.
 
-        max_sequences: most sequences to admit, over all groups.
+        max_sequences: how many sequences may be admitted, over all groups.
         """
         for group in tuple(self.waiting):
-            has_places = group.num_sequences <= max_sequences or not self.running
+            has_slots = group.num_sequences <= max_sequences or not self.running
             reservation = self._reservation(group.sequences[0])
             spans = [Span(sequence_id, 0, reservation) for sequence_id in group.sequence_ids]
-            if max_sequences <= 0 or not has_places or not self.memory.reserve(spans):
+            if max_sequences <= 0 or not has_slots or not self.memory.reserve(spans):
                 return
             yield group
             max_sequences -= group.num_sequences
 
-    def _most_blocks(self, group: SequenceGroup) -> int:
+    def _max_blocks(self, group: SequenceGroup) -> int:
         reservation = self._reservation(group.sequences[0])
         return group.num_sequences * self.memory.blocks_for(reservation)
 

@@ -17,13 +17,13 @@ class BeamGroup(SequenceGroup):
     """Starts with one sequence. From the first step on, it has one for each live beam.
 
     ```
-    step k     beam 0   beam 1   beam 2      The sequence ids are fixed: one for each place in the
-                │  └──────┐ └──x   │         beam. `KVMemory.reassign` gives each place the K/V of
+    step k     beam 0   beam 1   beam 2      The sequence ids are fixed: one for each slot of the
+                │  └──────┐ └──x   │         beam. `KVMemory.reassign` gives each slot the K/V of
     step k+1   beam 0   beam 1   beam 2      the beam it continues, and frees beams that end.
     ```
 
-    Which beam continues which is known only at commit. So no step of the group is scheduled while
-    another of its steps is in flight.
+    Which beam each slot continues is known only at commit. So no step of the group is scheduled
+    while another of its steps is in flight.
     """
 
     def __init__(self, request: Request) -> None:
@@ -58,13 +58,13 @@ class BeamGroup(SequenceGroup):
         if self._search.is_over:
             return self._end_all(self._search.hypotheses, memory)
         parents, beams = self.sequences, self._search.beams
-        places = list(zip(self.sequence_ids, beams, strict=False))
+        slots = list(zip(self.sequence_ids, beams, strict=False))
         memory.reassign(
             self.sequence_ids,
-            {id: parents[beam.parent].id for id, beam in places},
+            {id: parents[beam.parent].id for id, beam in slots},
             parents[0].num_computed_tokens,
         )
-        self.sequences = [_child(parents[beam.parent], id, beam) for id, beam in places]
+        self.sequences = [_child(parents[beam.parent], id, beam) for id, beam in slots]
         return []
 
     def end(self, sequence: Sequence, finish: Finish, memory: KVMemory) -> None:

@@ -24,7 +24,7 @@ from strategies.memory.slots import SlotMemory
 
 
 class ContinuousStrategy(ReservingStrategy):
-    """Admits while a place is free and the reservation of the oldest waiting request fits."""
+    """Admits while a batch slot is free and the reservation of the oldest waiting request fits."""
 
     def __init__(
         self, memory: KVMemory, limits: Limits, reservation: KVReservation, max_model_len: int

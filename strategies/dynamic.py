@@ -1,7 +1,7 @@
 """Dynamic batching: requests are collected into a batch, which runs until its last member ends.
 
 The request-level batching of DJL Serving, Triton Inference Server and TorchServe. Each request is
-answered as soon as it ends, but its place stays empty until the whole batch has ended.
+answered as soon as it ends, but its batch slot stays empty until the whole batch has ended.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class SequenceGroup:
     @property
     def num_decoding(self) -> int:
         """Sequences with exactly one pending token."""
-        return sum(sequence.num_pending_tokens == 1 for sequence in self.sequences)
+        return [sequence.num_pending_tokens for sequence in self.sequences].count(1)
 
     @property
     def _is_sharing(self) -> bool:

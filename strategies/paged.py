@@ -9,8 +9,8 @@ back all of its blocks and waits until it is the oldest waiting group and fits a
 swap        they move to the host; if the swap space is full, recompute
 recompute   they are dropped, and later computed again from the tokens known by then
 auto        swap a group that would take more than one step to recompute, or that has several
-            sequences, which after recomputing would no longer share what they generated;
-            recompute the others
+            sequences: after recomputing they would no longer share the blocks they generated.
+            Recompute the others
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from strategies.memory.blocks import PagedMemory
 
 
 class PagedStrategy(Strategy):
-    """Schedules running groups first, oldest first, then admits new ones with what is left.
+    """Schedules running groups, oldest first, then admits waiting ones.
 
-    What is left are the token budget of the step and the free blocks.
+    Waiting groups get the tokens left in the budget of the step, and the free blocks.
     """
 
     def __init__(
@@ -37,16 +37,16 @@ class PagedStrategy(Strategy):
         super().__init__(memory, limits)
         self.preemption_mode: PreemptionMode = preemption_mode
         self._blocks = memory
-        """The same object as `memory`, with its own type."""
+        """The same object as `memory`, typed as PagedMemory."""
 
     def _groups(self, request: Request) -> list[SequenceGroup]:
         """Put all samples of a request into one group, which shares its prompt, if that fits."""
         whole = SequenceGroup(request, request.sequences)
-        fits = self._most_blocks(whole) <= self.memory.num_blocks
+        fits = self._max_blocks(whole) <= self.memory.num_blocks
         is_shared = fits and not request.params.beam_width
         return [whole] if is_shared else super()._groups(request)
 
-    def _most_blocks(self, group: SequenceGroup) -> int:
+    def _max_blocks(self, group: SequenceGroup) -> int:
         return self._num_blocks(group, [group.sequences[0].max_length] * group.num_sequences)
 
     def _next_chunks(self, now: float) -> list[Chunk]:
@@ -135,8 +135,8 @@ class PagedStrategy(Strategy):
         if not turns:
             self._release(group)
             return []
-        self.num_prompt_tokens += first.num_tokens
-        self.num_cached_tokens += first.num_computed_tokens
+        self.num_prefix_queries += first.num_tokens
+        self.num_prefix_hits += first.num_computed_tokens
         return turns
 
     def _resume(self, group: SequenceGroup, budget: StepBudget) -> list[Turn]:

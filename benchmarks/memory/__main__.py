@@ -72,7 +72,7 @@ def _parse() -> argparse.Namespace:
         "--max-length",
         type=int,
         default=2048,
-        help="most tokens of prompt and output (default: %(default)s)",
+        help="maximum tokens of prompt and output (default: %(default)s)",
     )
     parser.add_argument(
         "--system-prompt",
@@ -148,9 +148,9 @@ def _requests(lengths: list[Lengths], *, system_prompt: int = 0, **params: Any) 
     """Return requests whose prompts share nothing beyond the first `system_prompt` tokens."""
     requests: list[Request] = []
     id = 0
-    for number, request in enumerate(lengths):
-        prompt = [*range(system_prompt), *[-1 - number] * request.prompt]
-        sampling = SamplingParams(max_tokens=request.generated, seed=number, **params)
+    for number, length in enumerate(lengths):
+        prompt = [*range(system_prompt), *[-1 - number] * length.prompt]
+        sampling = SamplingParams(max_tokens=length.generated, seed=number, **params)
         requests.append(Request(id, prompt, sampling))
         id += len(requests[-1].sequence_ids)
     return requests
@@ -159,7 +159,10 @@ def _requests(lengths: list[Lengths], *, system_prompt: int = 0, **params: Any) 
 def _row(
     what: str, value: float, paper: str, running: float = 0.0, used_of_all: float = 0.0
 ) -> Row:
-    """running: mean number of running sequences; used_of_all: used share of the whole KV cache."""
+    """Return a row of the table.
+
+    running: mean number of running sequences; used_of_all: used share of the whole KV cache.
+    """
     note = f"{used_of_all:.1%} of the KV cache, {running:.1f} running" if running else ""
     return {"what": what, "value": value, "paper": paper, "note": note,
             "running": running, "used_of_all": used_of_all}  # fmt: skip

@@ -68,7 +68,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     )  # fmt: skip
     systems.add_argument(
         "--max-sequences", type=_count, default=256, metavar="N",
-        help="most sequences running at once (default: 256)",
+        help="maximum sequences running at once (default: 256)",
     )  # fmt: skip
     systems.add_argument(
         "--max-step-tokens", type=_count, default=2048, metavar="N",
@@ -108,7 +108,7 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     group.add_argument(
         "--max-length", type=_count, default=2048, metavar="TOKENS",
-        help="most tokens of prompt and output; longer requests are skipped (default: 2048)",
+        help="maximum tokens of prompt and output; longer requests are skipped (default: 2048)",
     )  # fmt: skip
     group.add_argument(
         "--prefixes", type=_count, default=1, metavar="N",

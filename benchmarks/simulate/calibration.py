@@ -1,4 +1,4 @@
-"""Derives efficiencies from measurements, to replace the assumed ones.
+"""Derives efficiencies from measurements, for use in place of the assumed ones.
 
 A memory-bound step takes `bytes / (bandwidth x efficiency) + overhead`, so a straight line through
 measured steps gives both unknowns. It is fitted by least squares of relative errors, with an
@@ -29,10 +29,11 @@ class Observation:
 
 
 def calibrated(path: Path, hardware: Hardware) -> Efficiency:
-    """Read gpu.json of `make gpu` (its ceilings and roofline) or results.json of the load test.
+    """Return the efficiency measured by `make gpu` (gpu.json) or by the load test (results.json).
 
-    hardware: what was measured. For gpu.json only its GPU must match, for results.json its model
-    must match too. Raises CalibrationError for any other file, or if it lacks the needed figures.
+    hardware: the GPU and model that were measured. The GPU is checked. The model is not; it only
+    matters for results.json. Raises CalibrationError if the GPU differs, the file is of another
+    kind, or it lacks the needed figures.
     """
     try:
         found = json.loads(path.read_text())
@@ -62,7 +63,7 @@ def _from_gpu_benchmark(found: dict[str, Any], hardware: Hardware) -> Efficiency
 def _from_load_test(found: dict[str, Any], hardware: Hardware) -> Efficiency:
     """Calibrate from the mean step of each complete closed-loop run with server metrics.
 
-    Open loops do not count, as the machine may have been idle between steps.
+    Open loops are left out, since the machine may have been idle between steps.
     """
     _require_gpu(found["machine"].get("GPU"), hardware)
     closed = [run["measures"] for run in found["runs"] if run["is_whole"] and run["users"]]
@@ -73,7 +74,10 @@ def _from_load_test(found: dict[str, Any], hardware: Hardware) -> Efficiency:
 
 
 def _require_gpu(name: str | None, hardware: Hardware) -> None:
-    """name: the driver's name of the GPU, such as NVIDIA A100-SXM4-40GB."""
+    """Raise CalibrationError if the file is from a different GPU.
+
+    name: the GPU's name according to its driver, such as NVIDIA A100-SXM4-40GB.
+    """
     if not all(part in (name or "").lower() for part in hardware.gpu.name.split("-")):
         raise CalibrationError(f"measured on {name or 'no GPU'}, not on {hardware.gpu.name}")
 

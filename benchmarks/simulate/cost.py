@@ -49,7 +49,7 @@ class Gpu:
     bandwidth: float
     """Bytes per second."""
     flops: float
-    """FLOP/s of dense bf16 matrix products on tensor cores."""
+    """FLOP/s of dense bf16 matmuls on tensor cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

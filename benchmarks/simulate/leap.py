@@ -51,12 +51,12 @@ def leap(strategy: Strategy, hardware: Hardware, clock: float, until: float) -> 
     `is_quiet` must hold.
     """
     sequences = [sequence for group in strategy.running for sequence in group.sequences]
-    most = min(sequence.max_length - sequence.num_tokens for sequence in sequences) - 1
+    max_steps = min(sequence.max_length - sequence.num_tokens for sequence in sequences) - 1
     if isinstance(strategy.memory, PagedMemory):
-        most = min(most, _room(strategy.memory, sequences))
+        max_steps = min(max_steps, _room(strategy.memory, sequences))
     count, steps = len(sequences), 0
     num_kv_tokens = sum(sequence.num_tokens for sequence in sequences)
-    while steps < most and clock < until:
+    while steps < max_steps and clock < until:
         clock += hardware.decode_s(count, num_kv_tokens)
         num_kv_tokens += count
         steps += 1
@@ -67,7 +67,7 @@ def leap(strategy: Strategy, hardware: Hardware, clock: float, until: float) -> 
 
 
 def _room(memory: PagedMemory, sequences: Collection[Sequence]) -> int:
-    """Return the most tokens for which every sequence still gets its blocks.
+    """Return the maximum number of tokens for which every sequence still gets its blocks.
 
     A round gives each sequence one free block. `rest` blocks remain after the full rounds:
 

@@ -42,16 +42,16 @@ class PrefixAware(Router):
     prefix, the least loaded machine gets the request and counts as having seen the prefix.
     """
 
-    MOST_OVER_MEAN = 1.25
+    MAX_OVER_MEAN = 1.25
 
     def __init__(self) -> None:
         self._seen: dict[int, set[int]] = {}
         """Machines that have seen a prefix, by prefix."""
 
     def choose(self, arrival: Arrival, loads: Sequence[int]) -> int:
-        most = self.MOST_OVER_MEAN * (sum(loads) + 1) / len(loads)
+        max_load = self.MAX_OVER_MEAN * (sum(loads) + 1) / len(loads)
         known = self._seen.setdefault(arrival.prefix, set())
-        fitting = [index for index in sorted(known) if loads[index] + 1 <= most]
+        fitting = [index for index in sorted(known) if loads[index] + 1 <= max_load]
         chosen = min(fitting or range(len(loads)), key=loads.__getitem__)
         known.add(chosen)
         return chosen

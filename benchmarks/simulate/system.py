@@ -42,15 +42,15 @@ class Setup:
 
     hardware: Hardware
     max_length: int = 2048
-    """Most tokens of prompt and output; kv_reservation `max` reserves that many."""
+    """Maximum tokens of prompt and output; kv_reservation `max` reserves that many."""
     max_sequences: int = 256
     max_step_tokens: int = 2048
     caches_prefixes: bool = False
 
     def machine(self, system: System, tally: Tally, *, leaps: bool = True) -> Machine:
         """Build a machine. Raises ValueError if no sequence of the maximum length fits."""
-        most_longest = self.hardware.num_kv_tokens // self.max_length
-        if most_longest < 1:
+        max_full_length = self.hardware.num_kv_tokens // self.max_length
+        if max_full_length < 1:
             raise ValueError(
                 f"{self.hardware.name}: the KV cache has room for "
                 f"{max(0, self.hardware.num_kv_tokens)} tokens, less than one sequence of "
@@ -60,7 +60,7 @@ class Setup:
         limits = Limits(max_sequences=self.max_sequences, max_step_tokens=self.max_step_tokens)
         if system.is_padded:
             executor = PaddedExecutor(self.hardware)
-            count = min(most_longest, self.max_sequences)
+            count = min(max_full_length, self.max_sequences)
             limits = Limits(max_sequences=count, max_step_tokens=count * self.max_length)
         strategy = make(
             system.batching,

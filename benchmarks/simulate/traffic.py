@@ -56,7 +56,7 @@ class Traffic(ABC):
     """Generates the same requests in the same order at any rate, only with scaled arrival times."""
 
     def __init__(self, max_length: int, prefixes: Prefixes, seed: int) -> None:
-        """max_length: most tokens of prompt, including its prefix, and output."""
+        """max_length: maximum tokens of prompt, including its prefix, and output."""
         self.max_length = max_length
         self.prefixes = prefixes
         self.seed = seed

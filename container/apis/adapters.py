@@ -23,7 +23,7 @@ _BOOLEANS = {"true": True, "false": False}
 ADAPTER_FIELDS: Fields = {
     "name": Field(_NAME, "The name by which requests select the adapter."),
     "src": Field(_SRC, "The adapter's directory, in PEFT's format."),
-    "preload": Field(BOOLEAN, "Ignored: every adapter is loaded at once."),
+    "preload": Field(BOOLEAN, "Ignored: every adapter is loaded immediately."),
     "pin": Field(BOOLEAN, "Ignored: every adapter stays loaded until it is unloaded."),
 }
 
@@ -37,7 +37,7 @@ class AdapterRequest:
 
 
 def read_adapter_request(body: Mapping[str, object]) -> AdapterRequest:
-    """Check a request to load an adapter. Raises RequestError that names the first bad field."""
+    """Validate a request to load an adapter. Raises RequestError naming the first bad field."""
     values = read_fields(body, ADAPTER_FIELDS)
     name, src = values.get("name", ""), values.get("src", "")
     if not 0 < len(name) <= MAX_NAME:
@@ -48,7 +48,7 @@ def read_adapter_request(body: Mapping[str, object]) -> AdapterRequest:
 
 
 class AdapterRoutes:
-    """The routes for the adapters of the one model."""
+    """The routes for adapters of the only model."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -76,7 +76,8 @@ class AdapterRoutes:
     def load(self) -> Response:
         """Load an adapter while requests run.
 
-        DJL Serving also takes the fields from the query string.
+        Reads the fields from the query string, if there is one, as DJL Serving does; else from the
+        body.
         """
         self._require_lora()
         context = request_context()

@@ -38,10 +38,10 @@ def read_properties(path: Path) -> tuple[Setting, ...]:
 
 
 def parse_properties(text: str, name: str) -> Iterator[Setting]:
-    """Yield the entries of a file's text. `name` is the file name in their sources."""
+    """Yield the entries of a file's text. `name` is the file name to put into `source`."""
     line = 1
     for element in javaproperties.parse(text):  # pyright: ignore[reportUnknownMemberType]
         if isinstance(element, javaproperties.KeyValue):
-            # Java keeps trailing blanks of a value, which are never meant.
+            # Java keeps trailing whitespace in a value, but nobody means it.
             yield Setting(element.key, element.value.strip(), f"{name}:{line}")
         line += len(element.source.splitlines())

@@ -32,8 +32,8 @@ STUCK_WORKER_S = 120
 """A worker whose event loop is blocked for this long is replaced. Streams do not block it."""
 NICENESS = 10
 """The front end runs at a lower priority than the engine, with which it shares cores on a CPU. When
-a thread of the engine is interrupted in a matrix product, all its other threads wait. The front end
-still gets time between products, and when it is late it sends several tokens at once."""
+a thread of the engine is interrupted in a matmul, all its other threads wait. The front end
+still gets time between matmuls, and when it is late it sends several tokens at once."""
 EXTRA_CONNECTIONS = 1000
 """For idle connections and pings, in addition to running and waiting requests."""
 

@@ -27,8 +27,8 @@ LAST_WORDS_S = 2.0
 _POLL_INTERVAL_S = 0.05
 
 
-class EndsRequests(Protocol):
-    """The method that the worker needs of its gunicorn application."""
+class DrainableApplication(Protocol):
+    """A gunicorn application that can fail its running requests."""
 
     def end_requests(self, reason: str) -> None:
         """Fail every running request with an error that gives the reason."""
@@ -78,7 +78,7 @@ class DrainingWorker(GeventWorker):
             server.close()
         self._end_idle_connections()
         if not self._drained(servers, self.cfg.graceful_timeout - LAST_WORDS_S):
-            cast(EndsRequests, self.app).end_requests("the server is stopping")
+            cast(DrainableApplication, self.app).end_requests("the server is stopping")
             self._drained(servers, LAST_WORDS_S)
         for server in servers:
             server.stop(timeout=0)

@@ -1,7 +1,7 @@
 """The engine's metrics in Prometheus format, with vLLM's names where the meaning is the same.
 
 The values arrive with the engine's heartbeats. Every front-end worker receives them, so each worker
-can answer `/metrics` alone.
+can answer `/metrics` by itself.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _EngineCollector(Collector):
         for name, value, doc in (
             ("vllm:num_requests_running", stats.num_running, "Sequences in the batch."),
             ("vllm:num_requests_waiting", stats.num_waiting, "Sequences waiting to be scheduled."),
-            ("vllm:kv_cache_usage_perc", used, "Fraction of the KV blocks in use; 1 is all."),
+            ("vllm:kv_cache_usage_perc", used, "Fraction of the KV blocks in use, from 0 to 1."),
             ("longshore:kv_blocks", facts.num_kv_blocks, "Total KV blocks."),
             ("longshore:kv_block_tokens", facts.block_size, "Tokens per KV block."),
             ("longshore:kv_blocks_held", stats.num_held_blocks, "KV blocks in use."),

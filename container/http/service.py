@@ -16,7 +16,7 @@ from core.options import Options
 
 
 class Service:
-    """What every API needs, whatever the model's task. One per front-end worker."""
+    """The engine client, options and model name that every API uses. One per front-end worker."""
 
     def __init__(self, client: EngineClient, options: Options, model_name: str) -> None:
         self.client = client

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 OPENMP_SPIN_COUNT = "10000"
 """How often an idle OpenMP thread polls for work before it sleeps (GOMP_SPINCOUNT): about 0.2 ms.
 
-That covers the time Python needs between two matrix products. Waking sleeping threads for each
-product costs up to a third of the engine's speed on a CPU (docs/benchmarks.md); spinning for longer
-takes CPU time from the front end.
+That covers the time Python needs between two matmuls. Waking sleeping threads for each matmul
+costs up to a third of the engine's speed on a CPU (docs/benchmarks.md); spinning for longer takes
+CPU time from the front end.
 """
 
 

@@ -57,8 +57,8 @@ class AttentionCall:
     final. The backend may apply it in place."""
 
 
-class AttendsPaged(Protocol):
-    """The keyword `paged` of a decoder."""
+class PagedAttention(Protocol):
+    """Attention over the KV cache. A decoder gets it as its argument `paged`."""
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Return the attention output, [T, heads, value_dim]."""
@@ -77,7 +77,7 @@ def paged_attention_forward(
     value: Tensor,
     attention_mask: Tensor | None = None,
     *,
-    paged: AttendsPaged | None = None,
+    paged: PagedAttention | None = None,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -104,7 +104,7 @@ def paged_attention_forward(
 
 
 def _check_arguments(
-    attention_mask: Tensor | None, paged: AttendsPaged | None, keywords: dict[str, Any]
+    attention_mask: Tensor | None, paged: PagedAttention | None, keywords: dict[str, Any]
 ) -> None:
     if paged is None:
         raise UnsupportedModelError("its layers do not pass keywords on to attention")

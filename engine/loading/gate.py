@@ -22,7 +22,7 @@ from core.sampling import SamplingParams
 from core.sequence import Sequence
 from core.sizing import LayerShape
 from engine.attention.backends import AttentionBackend, make_backend
-from engine.attention.call import AttendsPaged, UnsupportedModelError
+from engine.attention.call import PagedAttention, UnsupportedModelError
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.inputs import InputBuilder
@@ -44,7 +44,7 @@ class PagedDecoder(Protocol):
     """Our decoder or transformers' model."""
 
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, rows: Tensor, paged: AttendsPaged
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor, paged: PagedAttention
     ) -> Tensor:
         """Return logits [R, vocab_size] of the tokens at `rows` [R]; ids and positions are [T]."""
         ...

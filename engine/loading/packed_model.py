@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig
 
 from core.errors import ConfigurationError
 from core.options import DecoderChoice
-from engine.attention.call import AttendsPaged, UnsupportedModelError
+from engine.attention.call import PagedAttention, UnsupportedModelError
 from engine.inputs import StepInputs
 from engine.loading.model_source import ModelSource
 from engine.loading.own_decoder import load_own_decoder
@@ -49,7 +49,7 @@ class PackedModel:
         self.adapter_memory = memory
         return memory
 
-    def forward(self, inputs: StepInputs, paged: AttendsPaged) -> Tensor:
+    def forward(self, inputs: StepInputs, paged: PagedAttention) -> Tensor:
         """Return logits [S + R, vocab_size]: S rows to sample from, then R rows to score."""
         slots = inputs.adapter_slots
         if self.adapter_memory is not None:

@@ -21,8 +21,8 @@ from transformers.pytorch_utils import Conv1D
 from core.sizing import LayerShape
 from engine.attention.call import (
     ATTENTION_NAME,
-    AttendsPaged,
     AttentionCall,
+    PagedAttention,
     UnsupportedModelError,
     register_attention,
 )
@@ -61,7 +61,7 @@ class TransformersDecoder:
         token_ids: Tensor,
         positions: Tensor,
         rows: Tensor,
-        paged: AttendsPaged,
+        paged: PagedAttention,
         *,
         has_adapters: bool = False,
     ) -> Tensor:

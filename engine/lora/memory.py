@@ -11,7 +11,7 @@ token 1  [ x A0^T   ......   ...... ]     @      B1     added to the output of t
 token 2  [ ......   ......   ...... ]            B2
 ```
 
-These are two dense products for any mix of adapters. Nothing is sorted or gathered, and no shape
+These are two dense matmuls for any mix of adapters. Nothing is sorted or gathered, and no shape
 depends on the adapters of a step, so a CUDA graph can capture it. The multiplications by zero cost
 little, since the ranks of all slots together are far smaller than a layer is wide.
 """
@@ -41,7 +41,7 @@ class Adaptable(Protocol):
         ...
 
     def attach(self, add: Add) -> None:
-        """Call `add` after each product from now on, with inputs [T, in] and outputs [T, out]."""
+        """Call `add` after each matmul from now on, with inputs [T, in] and outputs [T, out]."""
         ...
 
 
@@ -121,7 +121,7 @@ class _Factors:
     def add(self, x: Tensor, foreign: Tensor, output: Tensor) -> None:
         """x: [T, in]; output: [T, out], changed in place."""
         inner = F.linear(x, self.down).view(len(x), len(self.up), self._num_columns)
-        inner.masked_fill_(foreign[:, None], 0)  # not a product: inf * 0 is NaN
+        inner.masked_fill_(foreign[:, None], 0)  # not multiplied by a 0/1 mask: inf * 0 is NaN
         for index, (name, up) in enumerate(self.up.items()):
             output[:, self._parts[name].rows].addmm_(inner[:, index], up)
 

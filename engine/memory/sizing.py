@@ -117,7 +117,7 @@ def activation_bytes(
 
 
 def max_model_len(options: Options, config: PreTrainedConfig) -> int:
-    """Return the most tokens of a sequence, from the options and the config, not the memory."""
+    """Return the maximum tokens of a sequence, from the options and the config, not the memory."""
     text_config: Any = config.get_text_config()
     lengths = (getattr(text_config, name, None) or 0 for name in LENGTH_NAMES)
     own = next((length for length in lengths if length > 0), None)

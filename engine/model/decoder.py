@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from engine.attention.call import AttendsPaged, AttentionCall, Rotation
+from engine.attention.call import AttentionCall, PagedAttention, Rotation
 from engine.model.activations import make_gated, make_plain
 from engine.model.experts import Experts
 from engine.model.families import ExpertNames
@@ -28,10 +28,10 @@ from engine.model.spec import DecoderSpec
 AnglesByRope = Mapping[str, Angles]
 
 
-class RunsLayers(Protocol):
+class LayerRunner(Protocol):
     """Runs all layers in one call; `engine.model.native` implements it for CPUs."""
 
-    def supports(self, paged: AttendsPaged) -> bool: ...
+    def supports(self, paged: PagedAttention) -> bool: ...
 
     def __call__(
         self, hidden: Tensor, angles: AnglesByRope, paged: Any, rows: Tensor | None
@@ -44,7 +44,7 @@ class Decoder:
     def __init__(
         self, loader: Loader, spec: DecoderSpec, num_layers: int, *, show_progress: bool = False
     ) -> None:
-        """Load the weights of the first `num_layers` layers and of everything around them.
+        """Load the first `num_layers` layers, the embeddings, the final norm and the head.
 
         show_progress: show a progress bar if stderr is a terminal.
         """
@@ -66,8 +66,8 @@ class Decoder:
         self.head = loader.head(family.head, spec.vocab_size, self.embedding, is_tied=spec.is_tied)
         self.linears = loader.linears
         self.num_bytes = loader.num_bytes
-        self.native: RunsLayers | None = None
-        """Runs the layers in place of `layers` if it is set and supports the step."""
+        self.native: LayerRunner | None = None
+        """Runs the layers instead of `layers`, in steps that it supports; None if there is none."""
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=loader.dtype).item()
 
     def __call__(
@@ -75,7 +75,7 @@ class Decoder:
         token_ids: Tensor,
         positions: Tensor,
         rows: Tensor,
-        paged: AttendsPaged,
+        paged: PagedAttention,
         *,
         has_adapters: bool = False,
     ) -> Tensor:
@@ -86,8 +86,8 @@ class Decoder:
         """
         hidden = self.embed(token_ids, positions)
         angles = self.rotary(positions)
-        # The last layer finishes only the rows that need logits, except with adapters, whose masks
-        # have a row for each of the T tokens.
+        # The last layer drops the rows that need no logits after attention. With adapters it keeps
+        # all T rows, because the adapter mask has T rows.
         last_rows = None if has_adapters or len(rows) >= len(hidden) else rows
         output: Tensor | None = None
         if self.native is not None and not has_adapters and self.native.supports(paged):
@@ -119,11 +119,11 @@ class Decoder:
 
 
 class Layer:
-    """`x += attention(norm(x)); x += mlp(norm(x))`, with each family's own placement of norms.
+    """`x += attention(norm(x)); x += mlp(norm(x))`; families place their norms differently.
 
-    The last add of a layer is left to the norm that follows it, the next layer's or the final one,
-    so that both are one launch: a layer takes and returns the residual stream, and the output that
-    is yet to be added to it.
+    A layer does not add its last output to the residual stream. The next norm (of the next layer,
+    or the final one) does, in one kernel. So a layer takes and returns two tensors: `hidden`, the
+    residual stream, and `output`, which is still to be added to it.
     """
 
     def __init__(self, loader: Loader, spec: DecoderSpec, index: int, rotary: Rotary) -> None:
@@ -136,7 +136,7 @@ class Layer:
             for norm in spec.norms
         ]
         self.attention = Attention(loader, spec, index, f"{name}.{family.attention}", rotary)
-        self.mlp = _mlp(loader, spec, index, name)
+        self.mlp = _load_mlp(loader, spec, index, name)
         self.is_parallel = spec.is_parallel
         self.residual_scale = spec.residual_scale
 
@@ -145,13 +145,13 @@ class Layer:
         hidden: Tensor,
         output: Tensor | None,
         angles: AnglesByRope,
-        paged: AttendsPaged,
+        paged: PagedAttention,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the residual stream and this layer's last output, which is yet to be added.
+        """Return the residual stream and the output still to be added to it, [T, hidden] each.
 
-        hidden: [T, hidden]. output: what the previous layer has yet to add, None in the first
-        layer. rows: the result is [R, hidden], of the tokens at these rows only.
+        hidden, output: the same two tensors from the previous layer; the first layer gets no
+        output. rows: return only these rows, [R, hidden].
         """
         before_attention, after_attention, before_mlp, after_mlp = self.norms
         hidden, normed = add_and_norm(hidden, output, before_attention, self.residual_scale)
@@ -182,9 +182,9 @@ class Attention:
         if family.rotary == "pairs" and rope is not None:
             order = _halves_of_pairs(dim, self.rotary_dim)
         self._sizes = [dim * heads for heads in (spec.num_heads, *[spec.num_kv_heads] * 2)]
-        self.qkv = loader.linear(_qkv(spec, name, self._sizes, order), spec.hidden_size)
+        self.qkv = loader.linear(_qkv_sources(spec, name, self._sizes, order), spec.hidden_size)
         self.out = loader.linear([Source(f"{name}.{family.out}", spec.hidden_size)], self._sizes[0])
-        self.norms = _qk_norms(loader, spec, name, order)
+        self.norms = _load_qk_norms(loader, spec, name, order)
         self.sinks = loader.optional(f"{name}.sinks", spec.num_heads)
         self._rotate = loader.elementwise.rotary
 
@@ -192,10 +192,10 @@ class Attention:
         self,
         hidden: Tensor,
         angles: AnglesByRope,
-        paged: AttendsPaged,
+        paged: PagedAttention,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Return the attention output [T, hidden], or [R, hidden] of the tokens at `rows` only."""
+        """Return the attention output [T, hidden], or only its `rows`, [R, hidden]."""
         kind, clip, dim = self.spec.qk_norm, self.spec.qkv_clip, self.spec.head_dim
         query, key, value = self.qkv(hidden).split_with_sizes(self._sizes, -1)
         if kind == "row":
@@ -234,8 +234,8 @@ class MLP:
     def __init__(
         self, loader: Loader, spec: DecoderSpec, block: str, width: int | None = None
     ) -> None:
-        """block: the MLP's name in the checkpoint. width: intermediate size, `spec.mlp_width` if
-        None."""
+        """block: the MLP's name in the checkpoint. width: intermediate size; None means
+        `spec.mlp_width`."""
         family = spec.family
         width = width or spec.mlp_width
         total = 2 * width if family.is_gated else width
@@ -269,7 +269,9 @@ class SharedExperts:
         return self._experts(hidden) + torch.sigmoid(self._gate(hidden)) * self._shared(hidden)
 
 
-def _mlp(loader: Loader, spec: DecoderSpec, index: int, name: str) -> MLP | Experts | SharedExperts:
+def _load_mlp(
+    loader: Loader, spec: DecoderSpec, index: int, name: str
+) -> MLP | Experts | SharedExperts:
     """Load the feed-forward block of layer `index`, whose name in the checkpoint is `name`."""
     family = spec.family
     names = family.experts
@@ -279,10 +281,13 @@ def _mlp(loader: Loader, spec: DecoderSpec, index: int, name: str) -> MLP | Expe
     return kind(loader, spec, f"{name}.{names.block}", names)
 
 
-def _qkv(spec: DecoderSpec, name: str, sizes: list[int], order: Tensor | None) -> list[Source]:
-    """Return the sources of the merged product of queries, keys and values.
+def _qkv_sources(
+    spec: DecoderSpec, name: str, sizes: list[int], order: Tensor | None
+) -> list[Source]:
+    """Return the weights that the fused QKV projection is loaded from.
 
-    sizes: outputs of each. order: a permutation of the elements of each query and key head.
+    sizes: output features of q, k and v. order: a permutation of the elements of each query and key
+    head.
     """
     family, dim = spec.family, spec.head_dim
     names = [f"{name}.{projection}" for projection in family.qkv]
@@ -307,10 +312,12 @@ def _halves_of_pairs(dim: int, rotary_dim: int) -> Tensor:
     return torch.cat([rotated, torch.arange(rotary_dim, dim)])
 
 
-def _qk_norms(loader: Loader, spec: DecoderSpec, name: str, order: Tensor | None) -> list[Norm]:
+def _load_qk_norms(
+    loader: Loader, spec: DecoderSpec, name: str, order: Tensor | None
+) -> list[Norm]:
     """Load the norms of queries and of keys; return an empty list if the model has none.
 
-    order: as in `_qkv`.
+    order: as in `_qkv_sources`.
     """
     family = spec.family
     if not spec.qk_norm:

@@ -22,7 +22,7 @@ after the last row of expert e."""
 class Experts:
     """A layer's experts and their router.
 
-    Tokens are sorted by expert, so that each product is one call over all experts. Nothing
+    Tokens are sorted by expert, so that each projection is one call over all experts. Nothing
     synchronizes with the device, and no shape depends on the router's choice.
     """
 
@@ -120,7 +120,7 @@ class _Weights:
 
 
 def choose_grouped(device: torch.device, dtype: torch.dtype) -> Grouped:
-    """Return torch's grouped product if it does not synchronize with the device, else our kernel.
+    """Return torch's grouped matmul if it does not synchronize with the device, else our kernel.
 
     On CUDA, torch only has a kernel for bf16 on sm_90 and sm_100. Elsewhere it copies `ends` to the
     host and loops over the experts, which a CUDA graph cannot capture.

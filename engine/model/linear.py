@@ -132,7 +132,7 @@ class Linear:
         return outputs
 
     def attach(self, add: Add) -> None:
-        """Call `add(rows, outputs)` after every product from now on. Adapters use this."""
+        """Call `add(rows, outputs)` after every matmul from now on. Adapters use this."""
         self._add = add
 
 

@@ -18,9 +18,9 @@ from kernels.cpu.prepared import (
     PreparedAttention,
     PreparedLayer,
     PreparedLayers,
+    PreparedLinear,
     PreparedMLP,
     PreparedNorm,
-    PreparedProduct,
 )
 
 
@@ -71,7 +71,7 @@ def _mlp(mlp: MLP) -> PreparedMLP:
     activation = FUSED.get(mlp.activation)
     if activation is None or not mlp.is_gated:
         raise NoKernelError(f"{mlp.activation} has no kernel, or the MLP has no gate")
-    return PreparedMLP(_product(mlp.gate_up), _product(mlp.down), activation)
+    return PreparedMLP(_prepared(mlp.gate_up), _prepared(mlp.down), activation)
 
 
 def _attention(attention: Attention) -> PreparedAttention:
@@ -93,17 +93,17 @@ def _attention(attention: Attention) -> PreparedAttention:
         sinks=None if attention.sinks is None else attention.sinks.float(),
         norms=norms,
     )
-    qkv, out = _product(attention.qkv), _product(attention.out)
+    qkv, out = _prepared(attention.qkv), _prepared(attention.out)
     if not PreparedAttention.supports(qkv, out, heads):
         raise NoKernelError("its heads have unsupported sizes")
     return PreparedAttention(qkv, out, heads)
 
 
-def _product(linear: Linear) -> PreparedProduct:
+def _prepared(linear: Linear) -> PreparedLinear:
     format = linear.format
     if not isinstance(format, Panels):
         raise NoKernelError("its weights are not in panels")
-    product = PreparedProduct(format.panels, format.num_columns, linear.bias)
-    if product.dtype != linear.dtype:
-        raise NoKernelError(f"its {linear.dtype} rows must be cast to {product.dtype}")
-    return product
+    prepared = PreparedLinear(format.panels, format.num_columns, linear.bias)
+    if prepared.dtype != linear.dtype:
+        raise NoKernelError(f"its {linear.dtype} rows must be cast to {prepared.dtype}")
+    return prepared

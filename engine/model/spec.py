@@ -26,7 +26,7 @@ class LayerSpec:
     """The settings that may differ between the layers of one model."""
 
     window: int | None
-    """Tokens that attention sees, including the current one; None: all."""
+    """Sliding window in tokens, including the current one; None for full attention."""
     scale: float
     """Factor on the dot products of queries and keys."""
     rope: str | None
@@ -65,7 +65,7 @@ class DecoderSpec:
     norms: tuple[str, str, str, str]
     """See `Family.norms`."""
     is_parallel: bool
-    """Attention and MLP read the same input and are both added to it."""
+    """Whether attention and MLP both read the layer's input, and both outputs are added to it."""
     qkv_clip: float | None
     """Clamp queries, keys and values to [-qkv_clip, qkv_clip]."""
     max_length: int
@@ -77,12 +77,12 @@ class DecoderSpec:
 
     @property
     def num_trial_layers(self) -> int:
-        """The number of first layers to try: at least two, and one of every kind of layer."""
+        """How many leading layers the load-time gate tries: at least 2, and one of every kind."""
         firsts = [self.layers.index(kind) for kind in set(self.layers)]
         return min(max(2, max(firsts) + 1), len(self.layers))
 
     def first_layers_config(self, num_layers: int) -> PreTrainedConfig:
-        """Return a config for transformers of a model of the first `num_layers` layers.
+        """Return a transformers config for a model with only the first `num_layers` layers.
 
         If the decoder uses longrope's long factors, the config makes transformers use them for
         short prompts too.
@@ -100,12 +100,12 @@ class DecoderSpec:
 
 
 def is_long(parameters: Mapping[str, Any], max_length: int) -> bool:
-    """Whether longrope uses its long factors: if sequences may exceed the original length."""
+    """Whether sequences may exceed the original length, so that longrope uses its long factors."""
     return max_length > parameters["original_max_position_embeddings"]
 
 
 def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
-    """Read the spec of a model. max_length: maximum tokens of a sequence.
+    """Return the spec of a config's model. max_length: maximum tokens of a sequence.
 
     Raises UnsupportedModelError if FAMILIES has no such model type or the config uses a setting
     that the decoder does not support.

@@ -35,11 +35,11 @@ class Choices:
     logprobs: Tensor
     """[N] fp32, nats."""
     ranking: Ranking | None
-    """Of the rows with `logprobs`, in their order."""
+    """The most likely tokens of the rows with `logprobs`, in row order."""
     widths: tuple[int | None, ...]
     """The `logprobs` of each row."""
     mask: GrammarMask | None = None
-    """Of the rows with `structured_outputs`."""
+    """The token mask of the rows with `structured_outputs`."""
 
     def to_host(self) -> HostChoices:
         """Start a copy to the host. Does not wait."""

@@ -66,8 +66,8 @@ class Meter:
             num_steps=engine.num_steps,
             num_step_sequences=engine.num_step_sequences,
             num_step_tokens=engine.num_step_tokens,
-            num_prefix_queries=strategy.num_prompt_tokens,
-            num_prefix_hits=strategy.num_cached_tokens,
+            num_prefix_queries=strategy.num_prefix_queries,
+            num_prefix_hits=strategy.num_prefix_hits,
             num_swaps=strategy.num_swaps,
             num_recomputes=strategy.num_preemptions - strategy.num_swaps,
         )

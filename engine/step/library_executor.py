@@ -86,7 +86,7 @@ class LibraryExecutor:
     """
 
     def __init__(self, model: LibraryModel, grammars: Grammars | None = None) -> None:
-        self._model = model.model
+        self.model = model.model
         has_encoder = model.config.is_encoder_decoder
         self._sampler = Sampler(Staging(model.device), grammars, with_prompt=not has_encoder)
 
@@ -109,7 +109,7 @@ class LibraryExecutor:
 
     def _sample(self, answers: Rows[_Row], between_tokens: Callable[[], None]) -> None:
         input_ids, attention_mask = self._pad([row.sequence.token_ids for row in answers])
-        self._model.generate(
+        self.model.generate(
             input_ids=input_ids,
             attention_mask=attention_mask,
             generation_config=self._generation_config(answers),
@@ -121,7 +121,7 @@ class LibraryExecutor:
         """Run transformers' beam search for one request."""
         input_ids, attention_mask = self._pad([sequence.token_ids])
         params = sequence.params
-        config = copy(self._model.generation_config)
+        config = copy(self.model.generation_config)
         config.max_new_tokens = params.max_tokens
         config.do_sample = False
         config.num_beams = params.beam_width
@@ -131,13 +131,13 @@ class LibraryExecutor:
         config.eos_token_id = list(sequence.stop_token_ids) or None
         config.pad_token_id = self._pad_token_id()
         config.return_dict_in_generate = config.output_scores = True
-        output = self._model.generate(
+        output = self.model.generate(
             input_ids=input_ids,
             attention_mask=attention_mask,
             generation_config=config,
             stopping_criteria=StoppingCriteriaList([_StopSearch(sequence, between_tokens)]),
         )
-        logprobs = self._model.compute_transition_scores(
+        logprobs = self.model.compute_transition_scores(
             output.sequences, output.scores, output.beam_indices
         )
         generated = output.sequences[:, -logprobs.shape[1] :].tolist()
@@ -150,20 +150,20 @@ class LibraryExecutor:
         Takes extra forward passes. If the model supports `logits_to_keep`, each pass computes the
         logits of at most MAX_SCORED_ROWS positions, which bounds memory.
         """
-        ids = torch.tensor([sequence.token_ids], device=self._model.device)
-        can_keep_rows = "logits_to_keep" in inspect.signature(self._model.forward).parameters
+        ids = torch.tensor([sequence.token_ids], device=self.model.device)
+        can_keep_rows = "logits_to_keep" in inspect.signature(self.model.forward).parameters
         at_once = MAX_SCORED_ROWS if can_keep_rows else max(1, len(scored))
         width = sequence.params.prompt_logprobs or 0
         for start in range(scored.start, scored.stop, at_once):
             rows = torch.tensor(scored[start - scored.start :][:at_once], device=ids.device)
             keywords = {"logits_to_keep": rows} if can_keep_rows else {}
-            logits = self._model(input_ids=ids, use_cache=False, **keywords).logits[0]
+            logits = self.model(input_ids=ids, use_cache=False, **keywords).logits[0]
             logits = (logits if can_keep_rows else logits[rows]).float()
             ranking = rank(logits, ids[0, rows + 1], logits.logsumexp(-1), width)
             yield from ranking.to_host().wait([width] * len(rows))
 
     def _generation_config(self, answers: Rows[_Row]) -> Any:
-        config = copy(self._model.generation_config)
+        config = copy(self.model.generation_config)
         config.max_new_tokens = max(row.sequence.params.max_tokens for row in answers)
         config.do_sample = False
         config.pad_token_id = self._pad_token_id()
@@ -176,17 +176,17 @@ class LibraryExecutor:
         for prompt in prompts:
             padding = longest - len(prompt)
             fill, masked = [self._pad_token_id()] * padding, [0] * padding
-            if self._model.config.is_encoder_decoder:
+            if self.model.config.is_encoder_decoder:
                 ids.append(prompt + fill)
                 mask.append([1] * len(prompt) + masked)
             else:
                 ids.append(fill + prompt)
                 mask.append(masked + [1] * len(prompt))
-        device = self._model.device
+        device = self.model.device
         return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
     def _pad_token_id(self) -> int:
-        pad = self._model.generation_config.pad_token_id
+        pad = self.model.generation_config.pad_token_id
         return 0 if pad is None else pad
 
 

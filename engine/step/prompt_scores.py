@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 from torch import Tensor
 
 from core.plan import Chunk, StepPlan
@@ -13,7 +14,7 @@ from engine.inputs import Scored
 from engine.sampling.ranking import rank
 
 MAX_SCORED_ROWS = 256
-"""Most rows per forward pass that need logits for scores only: as many as a large batch samples."""
+"""Maximum rows per forward pass that need logits for scores only; a large batch samples as many."""
 
 
 def split_plan(plan: StepPlan, max_rows: int) -> list[StepPlan]:
@@ -39,12 +40,16 @@ def split_plan(plan: StepPlan, max_rows: int) -> list[StepPlan]:
 
 def _until(chunk: Chunk, position: int) -> Chunk:
     scored = range(chunk.scored.start, position)
-    return replace(chunk, length=position - chunk.start, samples=False, scored=scored)
+    return msgspec.structs.replace(
+        chunk, length=position - chunk.start, samples=False, scored=scored
+    )
 
 
 def _from(chunk: Chunk, position: int) -> Chunk:
     scored = range(position, chunk.scored.stop)
-    return replace(chunk, start=position, length=chunk.end - position, scored=scored)
+    return msgspec.structs.replace(
+        chunk, start=position, length=chunk.end - position, scored=scored
+    )
 
 
 class PromptScores:

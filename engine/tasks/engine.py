@@ -26,9 +26,9 @@ class TaskOutput:
 
 
 class TaskEngine:
-    """Has the interface of `engine.engine.Engine`.
+    """Runs the jobs of a task. Has the interface of `engine.engine.Engine`.
 
-    To its strategy a job is a request with a one-token prompt and a one-token answer. So the
+    To the strategy, a job is a request with a one-token prompt and a one-token answer. So the
     strategy handles the waiting queue, batching and aborts.
     """
 
@@ -40,7 +40,7 @@ class TaskEngine:
         """Waiting jobs by request id."""
         self._next_id = 0
         self.num_steps = 0
-        """Steps since the start; the two counters below are totals as well."""
+        """Steps since the start. The next two are totals over them."""
         self.num_step_sequences = 0
         self.num_step_tokens = 0
 
@@ -53,9 +53,9 @@ class TaskEngine:
         return request.id
 
     def abort(self, request_id: int, index: int | None = None) -> None:
-        """Drop a job: its outcome is never returned, but a running job is not interrupted.
+        """Drop a job: its outcome is never returned. A job that already runs is not interrupted.
 
-        Unknown ids are ignored. `index` exists for the interface only: a job has one answer.
+        Unknown ids are ignored, and so is `index`: a job has only one answer.
         """
         self.strategy.abort(request_id)
         self._jobs.pop(request_id, None)

@@ -12,7 +12,7 @@ from core.errors import RequestError
 
 
 def longest_text(tokenizer: Any, model: Any) -> int:
-    """Return the most tokens that both the tokenizer and the position table of the model allow."""
+    """Return the maximum tokens that both the tokenizer and the model's position table allow."""
     positions: Any = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     embeddings = getattr(model.base_model, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)

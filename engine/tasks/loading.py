@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutoFeatureExtractor, AutoProcessor, AutoTokenizer, ProcessorMixin
 
-# From its own module: transformers 5.17 exports it at the top only if torchvision is installed.
+# From its own module: transformers 5.17 exports it at top level only if torchvision is installed.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from core.errors import ConfigurationError
@@ -51,8 +51,8 @@ def load_feature_extractor(source: ModelSource, task: str) -> Any:
     settings, _ = extractor.get_feature_extractor_dict(source.model_dir)
     if str(settings.get("processor_class")).endswith("WithLM"):
         logger.warning(
-            "%s has a language model for decoding, which is not used: each character is the "
-            "most likely one",
+            "%s has a language model for decoding, which is not used: each character is "
+            "decoded greedily",
             source.model_dir,
         )
     return extractor

@@ -3,7 +3,7 @@
 // a buffer for the tiles after it. If rows are bf16 too and the CPU has vdpbf16ps, that instruction
 // multiplies and adds pairs of bf16.
 //
-// Weights are packed once, when the model is loaded, not in every product. Rows and depth are split into
+// Weights are packed once, when the model is loaded, not in every matmul. Rows and depth are split into
 // blocks that fit a core's L2 cache.
 
 #include <algorithm>
@@ -19,7 +19,7 @@ struct Linear {
     const void* rows;      // [rows, depth]
     const void* panels;    // [panels, depth, PANEL], dense
     const float* bias;     // [columns] or null
-    const void* residual;  // [rows, columns], dense, added to the product, or null
+    const void* residual;  // [rows, columns], dense, added to the result, or null
     int64_t num_rows, num_columns, depth, row_stride;
 };
 

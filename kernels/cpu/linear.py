@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.cpu.shared_library import SUFFIXES, LibraryError, host_target, load_library
 
 FASTER_ON = ("avx512bf16", "avx512", "avx2")
-"""Targets on which it measured faster than torch's own product (docs/benchmarks.md)."""
+"""Targets on which it measured faster than torch's own matmul (docs/benchmarks.md)."""
 
 
 class Linear(ctypes.Structure):
@@ -26,7 +26,7 @@ class Linear(ctypes.Structure):
 
 
 def is_faster() -> bool:
-    """Whether panels are faster than torch's product on this machine."""
+    """Whether panels are faster than torch's matmul on this machine."""
     try:
         load_library()
         return host_target().name in FASTER_ON

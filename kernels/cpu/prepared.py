@@ -28,8 +28,8 @@ class NoKernelError(Exception):
     """The C++ library has no kernel for a layer; the message is the reason."""
 
 
-class PreparedProduct:
-    """A product with a weight in panels, as in `kernels.cpu.linear.linear`."""
+class PreparedLinear:
+    """A linear layer with its weight in panels, as in `kernels.cpu.linear.linear`."""
 
     def __init__(self, panels: Tensor, num_columns: int, bias: Tensor | None) -> None:
         """bias: fp32 [num_columns], dense."""
@@ -58,7 +58,7 @@ class PreparedProduct:
     ) -> None:
         """Set the addresses of a step.
 
-        rows, out: addresses of elements of `dtype`. residual: address of rows to which the product,
+        rows, out: addresses of elements of `dtype`. residual: address of rows to which the result,
         rounded to `dtype`, is added; may equal `out`. stride: elements between rows, `depth` if
         None.
         """
@@ -111,18 +111,18 @@ class PreparedNorm:
 
 
 class PreparedMLP:
-    """A gated MLP: the merged gate and up product, the gated activation, the down product."""
+    """A gated MLP: the fused gate and up projection, the gated activation, the down projection."""
 
     def __init__(
         self,
-        gate_up: PreparedProduct,
-        down: PreparedProduct,
+        gate_up: PreparedLinear,
+        down: PreparedLinear,
         activation: Literal["silu", "gelu_tanh"],
     ) -> None:
         """Raises NoKernelError if the C++ has no kernel for the width or dtype."""
         _check(gate_up.num_columns // 2, gate_up.dtype)
         if gate_up.num_columns != 2 * down.depth or gate_up.dtype != down.dtype:
-            raise NoKernelError("the sizes or dtypes of its products do not match")
+            raise NoKernelError("the sizes or dtypes of its projections do not match")
         self.dtype = gate_up.dtype
         self.scratch_width = gate_up.num_columns
         """Scratch elements per token."""
@@ -180,10 +180,10 @@ class AttentionInputs(NamedTuple):
 
 
 class PreparedAttention:
-    """Self-attention: the qkv product, q/k norms, rotary embedding, the cache write, attention over
-    the cache, the output product."""
+    """Self-attention: the QKV projection, q/k norms, rotary embedding, the cache write, attention
+    over the cache, the output projection."""
 
-    def __init__(self, qkv: PreparedProduct, out: PreparedProduct, heads: Heads) -> None:
+    def __init__(self, qkv: PreparedLinear, out: PreparedLinear, heads: Heads) -> None:
         """The arguments must pass `supports`."""
         dtype = self.dtype = qkv.dtype
         self.out = out
@@ -226,8 +226,8 @@ class PreparedAttention:
         """All kernels except that of `out`, whose addresses `bind` does not set."""
 
     @staticmethod
-    def supports(qkv: PreparedProduct, out: PreparedProduct, heads: Heads) -> bool:
-        """Whether the products match the heads and the C++ has kernels for them."""
+    def supports(qkv: PreparedLinear, out: PreparedLinear, heads: Heads) -> bool:
+        """Whether the projections match the heads and the C++ has kernels for them."""
         dims = heads.key_dim, heads.value_dim
         widths = (*dims, heads.rotary_dim // 2)
         num_columns = (heads.num_heads + heads.num_kv_heads) * heads.key_dim
@@ -306,7 +306,7 @@ class Memory(NamedTuple):
     normed: int
     """The output of a norm, the input of the next part."""
     attended: int
-    """The output of attention, before its output product."""
+    """The output of attention, before its output projection."""
     scratch: int
     """Working memory within attention or an MLP."""
 
@@ -355,11 +355,11 @@ class PreparedLayer:
         hidden: the layer's input for these tokens. out: may equal `hidden`.
         """
         _, after, before_mlp, after_mlp = self._norms
-        product, source = self._attention.out, out
+        projection, source = self._attention.out, out
         if after is None:
-            product.bind(memory.attended, num_tokens, out, residual=hidden)
+            projection.bind(memory.attended, num_tokens, out, residual=hidden)
         else:
-            product.bind(memory.attended, num_tokens, memory.normed)
+            projection.bind(memory.attended, num_tokens, memory.normed)
             after.bind(memory.normed, num_tokens, out, residual=hidden)
         if before_mlp is not None:
             source = memory.normed

@@ -29,11 +29,11 @@ struct Product {
     const Column* panel;  // [depth, PANEL], dense
     int64_t num_rows, depth, sum_stride, row_stride;
     bool adds = false;  // adds to `sums` instead of overwriting them
-    const char* next = nullptr;  // memory to prefetch for the following product, `next_bytes` long
+    const char* next = nullptr;  // memory to prefetch for the following matmul, `next_bytes` long
     int64_t next_bytes = 0;
     float* widened = nullptr;  // if set, receives the bf16 panel as fp32
 
-    // The product of rows [first, end) only.
+    // The matmul of rows [first, end) only.
     Product part(int64_t first, int64_t end) const {
         Product part = *this;
         part.sums += first * sum_stride;

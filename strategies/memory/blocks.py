@@ -51,6 +51,8 @@ class PagedMemory(KVMemory):
         return self._host.num_free
 
     def reserve(self, spans: Collection[Span]) -> bool:
+        if len(spans) == 1 and self._is_writable(*spans):
+            return True
         if self._num_missing(spans) > self._pool.num_free:
             return False
         for span in spans:
@@ -177,6 +179,20 @@ class PagedMemory(KVMemory):
         for pairs in (self._swap_outs, self._swap_ins, self._copies):
             pairs.clear()
         return moves
+
+    def _is_writable(self, span: Span) -> bool:
+        """Whether the span needs no new block and no copy, as most decode steps do not.
+
+        If so, the block where it starts is removed from the prefix cache.
+        """
+        table = self._tables.get(span.sequence_id, ())
+        if span.end > len(table) * self.block_size:
+            return False
+        block = table[span.start // self.block_size]
+        if self._pool.num_references(block) > 1:
+            return False
+        self._prefixes.remove(block)
+        return True
 
     def _num_missing(self, spans: Collection[Span]) -> int:
         """Return how many blocks these spans need: new ones, and copies of shared ones."""

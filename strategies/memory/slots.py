@@ -19,7 +19,7 @@ from strategies.memory.base import KVMemory, Span
 
 
 class SlotMemory(KVMemory):
-    """Allocates runs by first fit. A run never grows, so reserve all of it at once."""
+    """Allocates runs by first fit. A run never grows, so a sequence reserves all of it at once."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -41,7 +41,7 @@ class SlotMemory(KVMemory):
     def reassign(
         self, sequence_ids: Collection[int], parents: Mapping[int, int], num_tokens: int
     ) -> None:
-        """The first child of each parent takes over its run; other children copy the used part."""
+        """Give each parent's run to its first child; other children copy the used blocks."""
         runs = {id: self._tables[id] for id in sequence_ids}
         heirs = {parent: child for child, parent in reversed(list(parents.items()))}
         self._tables |= {child: runs[parent] for parent, child in heirs.items()}

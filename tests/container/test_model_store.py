@@ -46,7 +46,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Path] | Path]:
         return 0
 
     monkeypatch.setattr("container.multi_model.server.serve_models", several)
-    monkeypatch.setattr("container.__main__._serve", one)
+    monkeypatch.setattr("container.__main__.serve_model", one)
     return seen
 
 

@@ -167,12 +167,12 @@ def test_the_prefix_cache_distinguishes_adapters(adapted):
 
     def answer(adapter):
         """Return the tokens, and whether the prompt's prefix was cached."""
-        before = strategy.num_cached_tokens
+        before = strategy.num_prefix_hits
         id, answered = llm.llm_engine.add(prompt, params, 0.0, adapter), []
         while llm.llm_engine.has_work():
             answered += [t for output in llm.llm_engine.step(0.0) for t in output.token_ids]
             assert id is not None
-        return answered, strategy.num_cached_tokens > before
+        return answered, strategy.num_prefix_hits > before
 
     for name in ("a", "b"):
         adapters.load("same", str(folders[name]))

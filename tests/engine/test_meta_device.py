@@ -63,11 +63,14 @@ def test_a_decoder_computes_without_the_device(family):
     assert logits.device == META
 
 
-@pytest.mark.parametrize("kinds", [*([kind] for kind in KINDS.values()), [*KINDS.values()],
-                                   [EVERYTHING]], ids=[*KINDS, "one each", "all in one"])  # fmt: skip
-def test_sampling_does_not_wait_for_the_device(kinds):
+BATCHES = {name: [kind] for name, kind in KINDS.items()}
+BATCHES |= {"one of each": [*KINDS.values()], "all in one": [EVERYTHING]}
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_sampling_does_not_wait_for_the_device(batch):
     rows = []
-    for id, kind in enumerate(kinds):
+    for id, kind in enumerate(batch):
         params = SamplingParams(max_tokens=8, seed=id, **kind)
         sequence = Sequence(id, [1, 2, 1], params, eos_token_ids=(0,))
         sequence.token_ids += [1, 2]

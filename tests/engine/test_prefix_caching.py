@@ -28,7 +28,7 @@ def test_tokens_are_equal_with_and_without_caching(tiny_model, architecture):
     for (ids, logprob), (expected_ids, expected) in zip(turns(caching), turns(plain), strict=True):
         assert ids == expected_ids
         assert logprob == pytest.approx(expected, abs=1e-4)
-    assert plain.llm_engine.strategy.num_cached_tokens == 0
+    assert plain.llm_engine.strategy.num_prefix_hits == 0
     whole = sum(2 * len(prompt) // 4 * 4 for prompt in prompts())
-    assert caching.llm_engine.strategy.num_cached_tokens == whole
-    assert caching.llm_engine.strategy.num_prompt_tokens == sum(4 * len(p) + 3 for p in prompts())
+    assert caching.llm_engine.strategy.num_prefix_hits == whole
+    assert caching.llm_engine.strategy.num_prefix_queries == sum(4 * len(p) + 3 for p in prompts())

@@ -31,7 +31,7 @@ def test_a_cached_prefix_is_not_recomputed():
     strategy = strategy_of("paged")
     assert run(strategy, [*PROMPT, 13, 14]) == [14]
     assert run(strategy, [*PROMPT, 15, 16, 17]) == [3]
-    assert (strategy.num_prompt_tokens, strategy.num_cached_tokens) == (29, 12)
+    assert (strategy.num_prefix_queries, strategy.num_prefix_hits) == (29, 12)
     assert run(strategy, [9, *PROMPT]) == [13], "a suffix is not a prefix"
 
 

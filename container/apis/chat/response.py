@@ -21,7 +21,7 @@ _ROLE: Record = {"role": "assistant", "content": ""}
 
 
 class ChatResponse:
-    """One choice for each of the generation's answers."""
+    """Formats a generation as chat completions, with one choice per answer."""
 
     ends_with_done = True
 
@@ -33,7 +33,7 @@ class ChatResponse:
         tokenizer: Tokenizer,
         messages: Sequence[Message],
     ) -> None:
-        """`messages` has one for each choice."""
+        """messages: one per choice."""
         self._generation = generation
         self._request = request
         self._envelope = envelope
@@ -59,7 +59,7 @@ class ChatResponse:
     def chunks(self) -> Iterator[list[Record]]:
         """Yield the chunks of all choices, then the usage.
 
-        Each choice has its role, its text and tool calls, and last its finish reason.
+        A choice's chunks are its role, then text and tool calls, then its finish reason.
         """
         started: set[int] = set()
         for delta in self._generation.deltas():
@@ -80,7 +80,7 @@ class ChatResponse:
         self._generation.abort()
 
     def _message_chunks(self, delta: Delta) -> list[Record]:
-        """Return the chunks with a delta's text and calls. The last one has the logprobs."""
+        """Return the chunks with a delta's text and tool calls. The last one has the logprobs."""
         text = "".join(token.text for token in delta.tokens)
         parts = self._messages[delta.index].deltas(text, is_last=delta.finish is not None)
         if self._request.logprobs and not parts:

@@ -49,7 +49,7 @@ CHAT_FIELDS: Fields = {
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A checked request."""
+    """A validated request."""
 
     conversation: Conversation
     decoding: Decoding
@@ -68,7 +68,7 @@ class ChatRequest:
 
 
 def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
-    """Check a request. Raises RequestError that names the first bad field."""
+    """Validate a request. Raises RequestError naming the first bad field."""
     values = read_fields(body, CHAT_FIELDS)
     decoding = read_openai_decoding(
         values,

@@ -16,7 +16,7 @@ from container.http.request_context import RequestContext
 
 
 class CompletionsApi:
-    """Answers requests with one prompt or several."""
+    """Answers requests that have one or more prompts."""
 
     def __init__(self, service: GenerationService) -> None:
         self._service = service

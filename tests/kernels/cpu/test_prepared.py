@@ -20,9 +20,9 @@ from kernels.cpu.prepared import (
     PreparedAttention,
     PreparedLayer,
     PreparedLayers,
+    PreparedLinear,
     PreparedMLP,
     PreparedNorm,
-    PreparedProduct,
 )
 
 HIDDEN = 48
@@ -47,7 +47,7 @@ def make(dtype):
         panels = (to_panels if dtype == torch.float32 else to_pairs)(weight.to(dtype))
         bias = torch.randn(num_columns, generator=generator)
         return (
-            PreparedProduct(panels, num_columns, bias),
+            PreparedLinear(panels, num_columns, bias),
             partial(linear, panels=panels, num_columns=num_columns, bias=bias),
         )
 
