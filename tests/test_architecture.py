@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "examples": {"deploy"},  # parses SageMaker's streams
     "image": set(),
 }
-ROOMS = {
+PARTS = {
     "engine": (
         ("device", "staging", "phases", "executor", "inputs"),
         ("attention",),
@@ -61,11 +61,12 @@ ROOMS = {
         ("build",),
     ),
 }
-"""From the bottom up: a room imports itself and rooms of the rows above its own in this table.
+"""The parts of a package, from the bottom up: its folders, and the modules beside them.
 
-A module beside the rooms counts as one. Two in one row may import each other in one direction.
+A part may import itself and the parts of the rows above its own in this table. Two parts of one
+row may import each other in one direction.
 """
-MAX_MODULES_IN_A_ROOM = 14
+MAX_MODULES_PER_FOLDER = 14
 HEAVY = {"torch", "transformers", "triton"}
 MAY_BE_HEAVY = {"kernels", "engine", "benchmarks", "models"}
 
@@ -81,9 +82,9 @@ def imported_roots(path: Path) -> set[str]:
     return roots
 
 
-def imported_rooms(path: Path, package: str) -> set[str]:
-    """The rooms of a package that a file imports from."""
-    rooms = set()
+def imported_parts(path: Path, package: str) -> set[str]:
+    """The parts of a package that a file imports from."""
+    parts = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -91,31 +92,31 @@ def imported_rooms(path: Path, package: str) -> set[str]:
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         prefix = f"{package}."
-        rooms |= {n.removeprefix(prefix).split(".")[0] for n in names if n.startswith(prefix)}
-    return rooms
+        parts |= {n.removeprefix(prefix).split(".")[0] for n in names if n.startswith(prefix)}
+    return parts
 
 
-@pytest.mark.parametrize("package", ROOMS)
-def test_rooms_import_downwards(package):
+@pytest.mark.parametrize("package", PARTS)
+def test_folders_import_downwards(package):
     folder = ROOT / package.replace(".", "/")
-    rows = {room: row for row, rooms in enumerate(ROOMS[package]) for room in rooms}
+    rows = {part: row for row, parts in enumerate(PARTS[package]) for part in parts}
     found = {path.relative_to(folder).parts[0].removesuffix(".py") for path in folder.rglob("*.py")}
-    assert found - {"__init__"} == rows.keys() - {"__init__"}, "the table names every room"
+    assert found - {"__init__"} == rows.keys() - {"__init__"}, "the table names every part"
     arrows = set()
     for path in folder.rglob("*.py"):
-        room = path.relative_to(folder).parts[0].removesuffix(".py")
-        others = (imported_rooms(path, package) & rows.keys()) - {room}
-        arrows |= {(room, other) for other in others}
+        part = path.relative_to(folder).parts[0].removesuffix(".py")
+        others = (imported_parts(path, package) & rows.keys()) - {part}
+        arrows |= {(part, other) for other in others}
         for other in others:
-            row = rows.get(room, len(rows))
+            row = rows.get(part, len(rows))
             assert rows[other] <= row, f"{path.relative_to(ROOT)} imports {other}, which is above"
     assert not {(there, here) for here, there in arrows} & arrows
 
 
-@pytest.mark.parametrize("package", ROOMS)
-def test_rooms_are_small(package):
+@pytest.mark.parametrize("package", PARTS)
+def test_folders_are_small(package):
     for folder in {path.parent for path in (ROOT / package.replace(".", "/")).rglob("*.py")}:
-        assert len(list(folder.glob("*.py"))) <= MAX_MODULES_IN_A_ROOM + 1, folder
+        assert len(list(folder.glob("*.py"))) <= MAX_MODULES_PER_FOLDER + 1, folder
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
