@@ -32,6 +32,7 @@ from engine.device import (
     choose_device,
     choose_dtype,
     choose_kv_dtype,
+    use_writable_kernel_cache,
 )
 from engine.engine import Engine
 from engine.executor import Executor
@@ -57,6 +58,8 @@ def build_engine(model_dir: Path, options: Options, phases: Phases | None = None
     phases = phases or Phases()
     device = choose_device(options)
     notes = check_tensor_parallel(options, device)
+    if device.type == "cuda":
+        notes += use_writable_kernel_cache()
     config = read_config(model_dir, options)
     _check_task(options, config)
     dtype = choose_dtype(options, config, device)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import torch
@@ -84,6 +87,27 @@ def choose_kv_dtype(options: Options, dtype: torch.dtype, device: torch.device) 
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         return torch.uint8
     return torch.float8_e4m3fn
+
+
+def use_writable_kernel_cache() -> tuple[str, ...]:
+    """Give Triton a temporary cache if it cannot write to its own, and return a note for the log.
+
+    On a read-only root file system, a kernel that the image does not hold could not be compiled.
+    The temporary cache starts with the kernels of the other one.
+    """
+    from triton import knobs  # imported here, so that CPUs do not need Triton
+
+    cache = Path(knobs.cache.dir)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache):
+            return ()
+    except OSError:
+        writable = tempfile.mkdtemp(prefix="longshore-triton-")
+    if cache.is_dir():
+        shutil.copytree(cache, writable, dirs_exist_ok=True)
+    os.environ["TRITON_CACHE_DIR"] = writable
+    return (f"{cache} is not writable: Triton compiles new kernels into {writable}",)
 
 
 def cpu_has_bf16() -> bool:

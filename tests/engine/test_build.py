@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +25,7 @@ from engine.device import (
     choose_kv_dtype,
     cpu_has_bf16,
     is_out_of_memory,
+    use_writable_kernel_cache,
 )
 from engine.loading.gate import MAX_RELATIVE_ERROR
 from engine.memory.largest_step import run_step
@@ -301,6 +305,24 @@ def test_a_gpu_that_torch_cannot_use_is_no_reason_to_serve_from_the_cpu(
     else:
         assert choose_device(Options(), tmp_path).type == "cpu"
     assert choose_device(Options(device="cpu"), tmp_path).type == "cpu"
+
+
+def test_a_read_only_kernel_cache_is_replaced_by_a_copy(monkeypatch, tmp_path):
+    (tmp_path / "cache" / "a-kernel").mkdir(parents=True)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    assert use_writable_kernel_cache() == ()
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "cache")
+
+    def read_only(dir):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (note,) = use_writable_kernel_cache()
+    copy = Path(os.environ["TRITON_CACHE_DIR"])
+    assert str(copy) in note
+    assert copy.parent == tmp_path
+    assert (copy / "a-kernel").is_dir()
 
 
 class OnCuda:
