@@ -44,7 +44,7 @@ class Bench:
     def row(self, **fields: Any) -> None:
         """Report a row of the section's table.
 
-        `us` holds microseconds by implementation, ours first; `bytes` or `flop` is the least that
+        `us` holds microseconds by implementation, ours first; `bytes` or `flop` is the minimum that
         one call must move or compute.
         """
         self._emit({"event": "row", "row": fields})
@@ -60,7 +60,7 @@ class Bench:
         self._emit({"event": "table", "table": configurations})
 
     def has_flashinfer(self) -> bool:
-        """Return whether FlashInfer is installed and its kernels were built in time."""
+        """Return whether FlashInfer is installed and was built in time; False in a dry run."""
         is_enabled = self._use_flashinfer and not self.is_dry
         return is_enabled and importlib.util.find_spec("flashinfer") is not None
 
@@ -77,11 +77,11 @@ class Bench:
             return {name: self.timed(value) for name, value in figure.items()}
         return None
 
-    def is_over(self, what: str) -> bool:
-        """Return whether the time budget is used up; if so, note that `what` was skipped."""
+    def is_over(self, name: str) -> bool:
+        """Return whether the time budget is used up; if so, note that `name` was skipped."""
         if time.monotonic() < self._deadline:
             return False
-        self.note(f"time was up before {what}")
+        self.note(f"time was up before {name}")
         return True
 
     def attempt(self, name: str, measure: Callable[[], Any]) -> Any:
@@ -91,14 +91,14 @@ class Bench:
         except Exception as error:
             reason = (str(error).strip() or "no message").splitlines()[0][:160]
             self.note(f"{name} failed: {type(error).__name__}: {reason}")
-        # Outside the handler the error is released, and with it the tensors in its frames.
+        # Outside the handler, so that the error is released, and with it the tensors in its frames.
         if self.device.type == "cuda":
             torch.cuda.synchronize()  # raises if the CUDA context is lost, which ends this worker
             torch.cuda.empty_cache()
         return None
 
-    def fits(self, num_bytes: float, what: str) -> bool:
-        """Return whether `num_bytes` of GPU memory are free; if not, note that `what` is skipped.
+    def fits(self, num_bytes: float, name: str) -> bool:
+        """Return whether `num_bytes` of GPU memory are free; if not, note that `name` is skipped.
 
         Always true on a CPU.
         """
@@ -108,7 +108,7 @@ class Bench:
         free, _ = torch.cuda.mem_get_info()
         if num_bytes < 0.9 * free:
             return True
-        self.note(f"{what} skipped: needs {num_bytes / 2**30:.0f} of {free / 2**30:.0f} GiB")
+        self.note(f"{name} skipped: needs {num_bytes / 2**30:.0f} of {free / 2**30:.0f} GiB")
         return False
 
     def num_sets(self, num_bytes: int, most: int = 64) -> int:
@@ -148,7 +148,10 @@ class Bench:
 
 
 def _graph_calls(calls: Sequence[Callable[[], Any]], call_ms: float) -> list[Callable[[], Any]]:
-    """Repeat short calls to at least eight, to amortize a replay's overhead; drop long ones."""
+    """Repeat short calls until there are at least eight, to amortize a replay's overhead.
+
+    Of long calls, keep only as many as fit into a quarter of REPLAYS_MS, but at least one.
+    """
     if call_ms < LONG_CALL_MS:
         return list(calls) * -(-8 // len(calls))
     return list(calls)[: max(1, int(REPLAYS_MS / 4 / call_ms))]

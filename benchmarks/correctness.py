@@ -1,13 +1,14 @@
 """Checks the kernels on this device at real sizes, against fp64 attention and torch versions.
 
 Outputs are filled with NaN before each attention call, and each call runs twice: results that
-differ indicate a race.
+differ indicate a data race.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from kernels.paged_prefill import paged_prefill
 from kernels.sdpa import Scratch, paged_attention
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 5e-3}
-"""Limit of |out - exact| / |exact|. fp8 caches are decoded exactly, so they need no more."""
+"""Limit of |out - exact| / |exact|. fp8 caches are decoded exactly, so the same limits apply."""
 KEY_SCALE, VALUE_SCALE = 0.5, 2.0
 
 
@@ -45,9 +46,9 @@ class Case:
 
     def __str__(self) -> str:
         cache = self.cache_dtype or self.dtype
-        named = " ".join(f"{name}={value}" for name, value in self.options.items())
+        options = " ".join(f"{name}={value}" for name, value in self.options.items())
         types = f"{_name(self.dtype)} over {_name(cache)}"
-        return f"{self.shape} {types} {self.block_size} {self.layout} {named}".strip()
+        return f"{self.shape} {types} {self.block_size} {self.layout} {options}".strip()
 
 
 def run(bench: Bench) -> None:
@@ -126,7 +127,7 @@ def _attend(
 def _compare(
     inputs: PagedInputs, attend: Callable[[Tensor], Any], options: dict[str, Any]
 ) -> float:
-    """Return the relative error; infinite if two calls differ or a NaN remains."""
+    """Return the relative error, or infinity if the two calls differ or a NaN remains."""
     first, second = (torch.full_like(inputs.query, float("nan")) for _ in range(2))
     attend(first)
     attend(second)
@@ -136,7 +137,7 @@ def _compare(
 
 
 def _exact(inputs: PagedInputs, options: dict[str, Any]) -> Tensor:
-    """Compute attention with kernels.sdpa in fp64, which the tests check against the definition."""
+    """Compute attention in fp64 with kernels.sdpa, which tests check against the definition."""
     options = dict(options)
     keys = _numbers(inputs.key_cache) * options.pop("key_scale", 1.0)
     values = _numbers(inputs.value_cache) * options.pop("value_scale", 1.0)
@@ -157,15 +158,15 @@ def _moves(bench: Bench) -> None:
         types.append(torch.float8_e4m3fn)
     for layout in ("NHD", "HND"):
         for dtype in types:
-            what = f"cache write {_name(dtype)} {layout}"
-            bench.attempt(what, lambda d=dtype, o=layout, w=what: _cache_write(bench, d, o, w))
-            what = f"rotary and {what}"
-            bench.attempt(what, lambda d=dtype, o=layout, w=what: _rotary_write(bench, d, o, w))
-        what = f"block moves {layout}"
-        bench.attempt(what, lambda o=layout, w=what: _block_moves(bench, o, w))
+            case = f"cache write {_name(dtype)} {layout}"
+            bench.attempt(case, partial(_cache_write, bench, dtype, layout, case))
+            case = f"rotary and {case}"
+            bench.attempt(case, partial(_rotary_write, bench, dtype, layout, case))
+        case = f"block moves {layout}"
+        bench.attempt(case, partial(_block_moves, bench, layout, case))
 
 
-def _cache_write(bench: Bench, dtype: torch.dtype, layout: str, what: str) -> None:
+def _cache_write(bench: Bench, dtype: torch.dtype, layout: str, case: str) -> None:
     num_blocks, kv_heads, dim = (4, 1, 64) if bench.is_dry else (256, 8, 128)
     pool = (num_blocks, 16, kv_heads, dim)
     keys, values = (random_cache(pool, dtype, layout, bench.device) for _ in range(2))
@@ -176,10 +177,10 @@ def _cache_write(bench: Bench, dtype: torch.dtype, layout: str, what: str) -> No
     scales = {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE}
     cache_write.write_kv(rows[0], rows[1], keys, values, slots, **scales)
     torch_cache.write_kv(rows[0], rows[1], expected[0], expected[1], slots, **scales)
-    _verdict(bench, what, [keys, values], expected)
+    _verdict(bench, case, [keys, values], expected)
 
 
-def _rotary_write(bench: Bench, dtype: torch.dtype, layout: str, what: str) -> None:
+def _rotary_write(bench: Bench, dtype: torch.dtype, layout: str, case: str) -> None:
     num_blocks, kv_heads, dim = (4, 1, 64) if bench.is_dry else (256, 8, 128)
     heads = (4 * kv_heads, kv_heads, kv_heads)
     pool = (num_blocks, 16, kv_heads, dim)
@@ -198,10 +199,10 @@ def _rotary_write(bench: Bench, dtype: torch.dtype, layout: str, what: str) -> N
     rotary_cache_write.rotary_write_kv(
         query, key, value, cos, sin, dim, keys, values, slots, **scales
     )
-    _verdict(bench, what, [query, keys, values], expected)
+    _verdict(bench, case, [query, keys, values], expected)
 
 
-def _block_moves(bench: Bench, layout: str, what: str) -> None:
+def _block_moves(bench: Bench, layout: str, case: str) -> None:
     num_blocks, dim = (8, 64) if bench.is_dry else (256, 128)
     caches = [
         random_cache((num_blocks, 16, 2, dim), dtype, layout, bench.device)
@@ -209,7 +210,7 @@ def _block_moves(bench: Bench, layout: str, what: str) -> None:
     ]
     expected = [cache.clone() for cache in caches]
     ids = torch.randperm(num_blocks, device=bench.device)
-    some, others = ids[: num_blocks // 2], ids[num_blocks // 2 :]
+    sources, targets = ids[: num_blocks // 2], ids[num_blocks // 2 :]
     for kernels, memory in (
         ((block_copy.copy_blocks, swap.gather_blocks, swap.scatter_blocks), caches),
         (
@@ -217,8 +218,8 @@ def _block_moves(bench: Bench, layout: str, what: str) -> None:
             expected,
         ),
     ):
-        _move(*kernels, cache_table(memory), some, others)
-    _verdict(bench, what, caches, expected)
+        _move(*kernels, cache_table(memory), sources, targets)
+    _verdict(bench, case, caches, expected)
 
 
 def _move(
@@ -226,22 +227,22 @@ def _move(
     gather: Callable[..., None],
     scatter: Callable[..., None],
     table: CacheTable,
-    some: Tensor,
-    others: Tensor,
+    sources: Tensor,
+    targets: Tensor,
 ) -> None:
-    staging = table.addresses.new_empty(len(some), table.words_per_block)
-    copy(table, torch.stack([some[::2], others[::2]], 1))
-    gather(table, some, staging)
-    scatter(table, others, staging)
+    staging = table.addresses.new_empty(len(sources), table.words_per_block)
+    copy(table, torch.stack([sources[::2], targets[::2]], 1))
+    gather(table, sources, staging)
+    scatter(table, targets, staging)
 
 
-def _verdict(bench: Bench, what: str, got: list[Tensor], expected: list[Tensor]) -> None:
-    pairs = zip(got, expected, strict=True)
+def _verdict(bench: Bench, case: str, results: list[Tensor], expected: list[Tensor]) -> None:
+    pairs = zip(results, expected, strict=True)
     is_equal = all(
         torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
         for a, b in pairs
     )
-    bench.row(case=what, verdict="ok" if is_equal else "WRONG")
+    bench.row(case=case, verdict="ok" if is_equal else "WRONG")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,7 +1,7 @@
 """Checks and times norms, gated activations and rotary embeddings.
 
-Results are compared with kernels.torch_elementwise, and times with the sequence of torch
-operations in transformers' layers.
+Results are compared with kernels.torch_elementwise. Times are compared with the torch operations
+that transformers' layers run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kernels.rotary import rotary
 
 EPS = 1e-6
 MAX_SHARE_DIFFERENT = 0.02
-"""Share of results that may round differently from torch's, as sums differ in order."""
+"""Share of results that may round differently from torch's, which adds in another order."""
 ONE_ROUNDING = 2**-7
 
 
@@ -31,24 +31,24 @@ def run(bench: Bench) -> None:
     shape = DRY_SHAPES[1] if bench.is_dry else SHAPES[1]
     hidden, width = (64, 96) if bench.is_dry else (4096, 14336)
     for num_tokens in (3,) if bench.is_dry else (1, 50, 256, 8192):
-        for what, measure in (
+        for operation, measure in (
             (f"norm of {hidden}", partial(_norm, bench, (hidden,))),
             (f"add and norm of {hidden}", partial(_add_norm, bench, hidden)),
             (f"norm of {shape.heads} heads", partial(_norm, bench, (shape.heads, shape.head_dim))),
             (f"silu and product of {width}", partial(_activation, bench, width)),
             (f"rotary of {shape}", partial(_rotary, bench, shape)),
         ):
-            name = f"{what}, {num_tokens} tokens"
+            name = f"{operation}, {num_tokens} tokens"
             if bench.is_over(name):
                 return
             bench.attempt(name, partial(measure, num_tokens, name))
 
 
-def _norm(bench: Bench, inner: tuple[int, ...], num_tokens: int, what: str) -> None:
+def _norm(bench: Bench, inner: tuple[int, ...], num_tokens: int, name: str) -> None:
     weight = torch.rand(inner[-1], device=bench.device, dtype=bench.dtype)
     sets = _sets(bench, num_tokens, inner)
     _row(
-        bench, what, 2 * sets[0].nbytes, sets,
+        bench, name, 2 * sets[0].nbytes, sets,
         lambda rows: rms_norm(rows, weight, EPS),
         lambda rows: torch_elementwise.rms_norm(rows, weight, EPS),
         {
@@ -58,12 +58,12 @@ def _norm(bench: Bench, inner: tuple[int, ...], num_tokens: int, what: str) -> N
     )  # fmt: skip
 
 
-def _add_norm(bench: Bench, hidden: int, num_tokens: int, what: str) -> None:
+def _add_norm(bench: Bench, hidden: int, num_tokens: int, name: str) -> None:
     weight = torch.rand(hidden, device=bench.device, dtype=bench.dtype)
     sets = _sets(bench, num_tokens, (hidden,))
     output = torch.randn_like(sets[0])
     _row(
-        bench, what, 4 * sets[0].nbytes, sets,
+        bench, name, 4 * sets[0].nbytes, sets,
         lambda rows: add_rms_norm(rows, output, weight, EPS)[1],
         lambda rows: torch_elementwise.add_rms_norm(rows, output, weight, EPS)[1],
         {"two launches": lambda rows: rms_norm(rows + output, weight, EPS)},
@@ -76,14 +76,14 @@ def _llama_norm(rows: Tensor, weight: Tensor) -> Tensor:
     return weight * (numbers * torch.rsqrt(mean_square + EPS)).to(rows.dtype)
 
 
-def _activation(bench: Bench, width: int, num_tokens: int, what: str) -> None:
+def _activation(bench: Bench, width: int, num_tokens: int, name: str) -> None:
     sets = _sets(bench, num_tokens, (2 * width,))
     reference = partial(torch_elementwise.gated_activation, activation="silu")
     ours = partial(gated_activation, activation="silu")
-    _row(bench, what, sets[0].nbytes * 3 // 2, sets, ours, reference, {"torch": reference})
+    _row(bench, name, sets[0].nbytes * 3 // 2, sets, ours, reference, {"torch": reference})
 
 
-def _rotary(bench: Bench, shape: Shape, num_tokens: int, what: str) -> None:
+def _rotary(bench: Bench, shape: Shape, num_tokens: int, name: str) -> None:
     """Rotate q and k in place inside the fused QKV projection's output."""
     heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
     angle = torch.rand(num_tokens, dim // 2, device=bench.device).repeat(1, 2) * 7
@@ -102,7 +102,7 @@ def _rotary(bench: Bench, shape: Shape, num_tokens: int, what: str) -> None:
 
     num_bytes = 2 * num_tokens * (heads + kv_heads) * dim * bench.dtype.itemsize
     reference = partial(rotated, torch_elementwise.rotary)
-    _row(bench, what, num_bytes, sets, partial(rotated, rotary), reference, {"torch": operations})
+    _row(bench, name, num_bytes, sets, partial(rotated, rotary), reference, {"torch": operations})
 
 
 def _sets(bench: Bench, num_tokens: int, inner: tuple[int, ...]) -> list[Tensor]:
@@ -112,7 +112,7 @@ def _sets(bench: Bench, num_tokens: int, inner: tuple[int, ...]) -> list[Tensor]
 
 def _row(
     bench: Bench,
-    what: str,
+    name: str,
     num_bytes: int,
     sets: list[Tensor],
     ours: Callable[[Tensor], Any],
@@ -127,7 +127,7 @@ def _row(
         and torch.allclose(first, expected, rtol=ONE_ROUNDING, atol=1e-4)
     )
     us = {
-        name: bench.time_us([partial(call, rows) for rows in sets])
-        for name, call in ({"ours": ours} | peers).items()
+        peer: bench.time_us([partial(call, rows) for rows in sets])
+        for peer, call in ({"ours": ours} | peers).items()
     }
-    bench.row(what=what, bytes=num_bytes, us=us, verdict="ok" if is_right else "WRONG")
+    bench.row(what=name, bytes=num_bytes, us=us, verdict="ok" if is_right else "WRONG")

@@ -1,7 +1,7 @@
 """transformers' own batching, which our strategies are compared with on the same load.
 
-Both ways use the model's own attention (SDPA, unless a flash-attention package is installed) and
-greedy decoding that ignores end-of-sequence tokens.
+`padded_batches` and `generate_batch` use the model's own attention (SDPA, unless a flash-attention
+package is installed) and greedy decoding that ignores end-of-sequence tokens.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def padded_batches(
         stream, begin = iter(requests), clock()
         journal, longest = Journal(begin, begin), 0.0
         while batch := list(islice(stream, clients)):
-            before = journal.end
+            batch_begin = journal.end
             _run_batch(model, batch, journal, clock)
-            longest = max(longest, journal.end - before)
+            longest = max(longest, journal.end - batch_begin)
             if journal.end + longest > begin + seconds:
                 break
         return journal
@@ -78,8 +78,9 @@ def _run_batch(
 def generate_batch(model: Any, clients: int) -> Iterator[Serve]:
     """Serve with `generate_batch`, transformers' continuous batching, with its default KV cache.
 
-    Uses the manager behind it, so that requests can be added while others run, and streams, so
-    that each token has a time. Sets no option whose name differs between transformers versions.
+    Uses its manager directly, so that requests can be added while others run, and streaming, so
+    that each token has an arrival time. Sets no option whose name differs between transformers
+    versions.
     """
     settings = ContinuousBatchingConfig(
         max_requests_per_batch=clients,

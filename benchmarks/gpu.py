@@ -22,7 +22,7 @@ from benchmarks.sections import SECTIONS, jobs_of, one_process, seconds_of, sect
 from benchmarks.shapes import SHAPES
 
 GRACE_SECONDS = 60
-"""Extra time for the case that is running when a section's time is up, and for worker start-up."""
+"""Extra time for the case that is running when a section's time is up, and for a worker's start."""
 TABLE = Path(__file__).resolve().parents[1] / "kernels" / "configurations.json"
 
 
@@ -118,7 +118,7 @@ def run_worker(remaining: list[str], report: Report, options: argparse.Namespace
         return remaining[len(jobs) :]
     failed = current or jobs[0]
     report.section(section_of(failed))["notes"].append(f"worker failed at {failed}: {reason}")
-    # If this worker did not even start, another one would not either.
+    # No job was running, so the worker probably did not start; another one would not either.
     return remaining[remaining.index(current) + 1 :] if current else []
 
 

@@ -1,8 +1,8 @@
-"""Times the host's work in a decode step of many sequences: schedule, inputs and commit.
+"""Times the host's work in a decode step: scheduling, building the inputs and committing.
 
-The paged strategy runs on its real KV memory, and the input builder makes the step's tensors on the
-CPU. No model runs: every step samples the same token. While a GPU computes a step, the host has to
-finish this work for the next one, so it must take less time than the forward pass.
+The paged strategy uses its real block manager, and the input builder makes the step's tensors on
+the CPU. No model runs: every step samples the same token. While a GPU computes a step, the host has
+to finish this work for the next one, so it must take less time than the forward pass.
 
 Example: OMP_NUM_THREADS=1 python -m benchmarks.host --sequences 256
 """
@@ -30,7 +30,7 @@ from strategies.paged import PagedStrategy
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 500
 WARM_UP = 3
-"""Steps after the prompts that are not timed."""
+"""Untimed decode steps after the prefill."""
 PARTS = ("schedule", "inputs", "commit")
 SAMPLED = Sampled((7,), (-1.0,))
 
@@ -59,7 +59,7 @@ def measure(num_sequences: int, num_steps: int) -> Times:
 
 
 def run_step(strategy: PagedStrategy, inputs: InputBuilder) -> tuple[float, float, float]:
-    """Run one step. Return the seconds of `PARTS`."""
+    """Run one step. Return the seconds of each of `PARTS`."""
     start = time.perf_counter()
     plan = strategy.schedule(0.0)
     assert plan is not None

@@ -1,4 +1,4 @@
-"""Measure the host time of one eager step without a GPU: the Python time to launch its kernels.
+"""Measures the host time of one eager step without a GPU: Python's time to launch the kernels.
 
 A tiny random Llama runs on CPU tensors through the Triton wrappers for sm_90. The wrappers check,
 allocate and compile as on a GPU, but their launches do nothing. The matmuls, which the CPU
@@ -152,7 +152,10 @@ def measure(num_layers: int, num_decodes: int, num_prompt_tokens: int, repeats: 
 
 
 def _time_wrappers(sizes: tuple[int, int, int], repeats: int) -> Spent:
-    """Time the wrappers in a separate model, because the timers take time themselves."""
+    """Time the wrappers in a separate model, because the timers take time themselves.
+
+    The model keeps the timed wrappers that it was built with.
+    """
     with _timed_wrappers() as spent:
         model = _Model(*sizes)
     for _ in range(WARM_UP):
@@ -214,22 +217,22 @@ def _inputs(num_decodes: int, num_prompt_tokens: int) -> StepInputs:
     return InputBuilder(BLOCK_SIZE, Staging(CPU)).build(StepPlan(tuple(chunks)))
 
 
-def report(found: HostStep) -> str:
-    layers = found.num_layers
-    without_products = [times.without_products for times in found.times]
+def report(result: HostStep) -> str:
+    layers = result.num_layers
+    without_products = [times.without_products for times in result.times]
     lines = [f"{'milliseconds':30}{'median':>9}{'minimum':>9}"]
-    for what, seconds in (
-        ("step", [times.step for times in found.times]),
-        ("  matrix products", [times.products for times in found.times]),
+    for label, seconds in (
+        ("step", [times.step for times in result.times]),
+        ("  matrix products", [times.products for times in result.times]),
         ("  without products", without_products),
         ("  without products, per layer", [seconds / layers for seconds in without_products]),
     ):
-        lines.append(f"{what:30}{median(seconds) * 1e3:9.3f}{min(seconds) * 1e3:9.3f}")
-    total = sum(found.launches.values())
+        lines.append(f"{label:30}{median(seconds) * 1e3:9.3f}{min(seconds) * 1e3:9.3f}")
+    total = sum(result.launches.values())
     lines.append(f"\nkernel launches: {total / layers:.2f} per layer")
-    lines += [f"  {name:28}{count / layers:8.2f}" for name, count in found.launches.items()]
+    lines += [f"  {name:28}{count / layers:8.2f}" for name, count in result.launches.items()]
     lines.append("\nslowest wrappers, ms per step")
-    slowest = sorted(found.wrappers.items(), key=lambda wrapper: -wrapper[1])[:5]
+    slowest = sorted(result.wrappers.items(), key=lambda wrapper: -wrapper[1])[:5]
     lines += [f"  {name:28}{seconds * 1e3:8.3f}" for name, seconds in slowest]
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Random queries and paged K/V, with blocks scattered over a pool larger than the L2 cache."""
+"""Random queries and paged KV caches, with each sequence's blocks scattered over the cache."""
 
 from __future__ import annotations
 
@@ -88,6 +88,7 @@ def make_inputs(
     layout: str = "NHD",
     num_sets: int = 1,
 ) -> PagedInputs:
+    """Make random inputs whose caches hold `num_sets` batches with these lengths."""
     num_blocks = [-(-context // block_size) for context in lengths.contexts]
     pool = torch.randperm(num_sets * sum(num_blocks), dtype=torch.int32, device=device)
     tables = [

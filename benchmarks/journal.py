@@ -1,6 +1,6 @@
 """Records of a load as seen by its clients, and the figures computed from them.
 
-Every implementation is measured through this module, so that its figures mean the same for all.
+Every implementation is measured through this module, so that the figures are comparable.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def significant(value: float) -> float:
-    """Round to four significant digits; no measurement here has more."""
+    """Round to four significant digits; no measurement here is more precise."""
     return float(f"{value:.4g}")
 
 

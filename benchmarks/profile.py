@@ -1,6 +1,6 @@
 """Time breakdown of a decode step: GPU time by kernel, host time by activity.
 
-Building the engine takes about eight seconds and the prompts two; the rest is short.
+Building the engine takes about eight seconds and the prefill two; the rest is short.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from strategies.base import Strategy
 BATCH, DRY_BATCH = 50, 3
 NUM_STEPS, WARM_UP_STEPS = 20, 3
 NUM_KERNELS = 25
-"""Kernels with their own row; the others are summed up."""
+"""Number of kernels with a row of their own; the others share one row."""
 Part = tuple[str, str, float | None, float]
-"""Where, what, calls per step, µs per step."""
+"""Place (GPU, host or step), activity, calls per step and µs per step."""
 
 
 def run(bench: Bench) -> None:
@@ -38,9 +38,9 @@ def run(bench: Bench) -> None:
     host_us = {name: seconds / NUM_STEPS * 1e6 for name, seconds in spent.items()}
     parts = [*gpu_parts(trace), *host_parts(trace, host_us, step_us)]
     parts += [("step", "traced", None, step_us), ("step", "untraced", None, untraced_us)]
-    for where, what, calls, us in parts:
+    for place, activity, calls, us in parts:
         figures = {"us/step": round(us, 1), "share": round(us / step_us, 3)}
-        bench.row(where=where, what=what, calls=calls, **bench.timed(figures))
+        bench.row(where=place, what=activity, calls=calls, **bench.timed(figures))
 
 
 def gpu_parts(trace: Trace) -> Iterator[Part]:
@@ -59,7 +59,7 @@ def gpu_parts(trace: Trace) -> Iterator[Part]:
 
 
 def host_parts(trace: Trace, host_us: dict[str, float], step_us: float) -> Iterator[Part]:
-    """Yield schedule and commit as timed, CUDA calls from the trace, and the rest of the step."""
+    """Yield the timed schedule and commit, the trace's CUDA calls, and the rest of the step."""
     host_us |= {
         "waiting for the GPU": trace.waiting_us / NUM_STEPS,
         "other CUDA calls": trace.calling_us / NUM_STEPS,

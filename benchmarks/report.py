@@ -11,9 +11,9 @@ from benchmarks.derived import FRACTIONS, Figures, Row, best_rates, derived
 from benchmarks.sections import SECTIONS, section_of
 
 ALL_OURS = ("correctness", "roofline")
-"""Sections without other implementations, where a failed case is an error of ours."""
+"""Sections that run only our own code, so that a failed case is our error."""
 MEASURES = ("us", "bytes", "flop")
-"""Fields of a row that the tables replace by figures derived from them."""
+"""Fields of a row that tables show only as figures derived from them."""
 
 
 class Report:
@@ -48,14 +48,14 @@ class Report:
                 raise ValueError(f"unknown event {other}")
 
     def section(self, name: str) -> dict[str, Any]:
-        """Return a section's results; `seconds` is None until the section or a case completed."""
+        """Return a section's results; `seconds` is None until it, or one case, has completed."""
         return self.sections.setdefault(name, {"rows": [], "notes": [], "seconds": None})
 
     def is_sound(self, name: str) -> bool:
         """Return whether the section ran to its end and found no wrong result.
 
-        Outside ALL_OURS a failed case is only missing, as another implementation may not support
-        it.
+        A failed case makes only a section in ALL_OURS unsound; in the others, an implementation
+        may not support every case.
         """
         section = self.sections[name]
         fatal = ["failed"] if name in ALL_OURS else ["section failed", "worker failed"]
@@ -68,33 +68,35 @@ class Report:
     def write(self, folder: Path) -> None:
         """Write gpu.json, and configurations.json if the sweep ran."""
         folder.mkdir(parents=True, exist_ok=True)
-        found = {
+        results = {
             "date": self.date,
             "dry": self.is_dry,
             "shape": self.shape,
             "machine": self.machine,
             "ceilings": self._ceilings(),
             "sections": {
-                name: section | {"rows": [row | more for row, more in self.rows(name)]}
+                name: section | {"rows": [row | figures for row, figures in self.rows(name)]}
                 for name, section in self.sections.items()
             },
         }
-        (folder / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
+        (folder / "gpu.json").write_text(json.dumps(results, indent=1) + "\n")
         if self.table is not None:
             (folder / "configurations.json").write_text(table_text(self.table))
 
     def text(self) -> str:
         parts = [
             _section_text(
-                SECTIONS[name].title, section, [_cells(row, more) for row, more in self.rows(name)]
+                SECTIONS[name].title,
+                section,
+                [_cells(row, figures) for row, figures in self.rows(name)],
             )
             for name, section in self.sections.items()
         ]
         gpu = self.machine.get("gpu") or "no GPU"
         versions = self.machine.get("versions", {})
-        named = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+        packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
         dry = "\nDry run: nothing was timed." if self.is_dry else ""
-        return "\n".join([*parts, f"{gpu}; {named}; {self.date}{dry}"])
+        return "\n".join([*parts, f"{gpu}; {packages}; {self.date}{dry}"])
 
     def _ceilings(self) -> dict[str, float]:
         return best_rates(self.sections.get("ceilings", {"rows": []})["rows"])
@@ -114,7 +116,7 @@ def table_text(table: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _cells(row: Row, more: Figures) -> dict[str, str]:
+def _cells(row: Row, figures: Figures) -> dict[str, str]:
     cells: dict[str, str] = {}
     for name, value in row.items():
         if isinstance(value, dict) and name not in MEASURES:
@@ -124,7 +126,7 @@ def _cells(row: Row, more: Figures) -> dict[str, str]:
             cells[name] = f"{value:.1%}" if is_share else _cell(value)
     for name, us in row.get("us", {}).items():
         cells[f"{name} us"] = "-" if us is None else f"{us:.1f}"
-    for name, value in more.items():
+    for name, value in figures.items():
         cells[name] = f"{value:.0%}" if name in FRACTIONS else f"{value:.4g}"
     return cells
 

@@ -1,7 +1,7 @@
-"""Decode steps of the engine against the least time in which their bytes can be read.
+"""Decode steps of the engine against the minimum time to read their bytes.
 
-Building the engine takes about eight seconds, and the prompts of the largest batch most of the
-rest, so the most important batch size comes first.
+Building the engine takes about eight seconds, and prefilling the largest batch takes most of the
+remaining time budget, so the most important batch size comes first.
 """
 
 from __future__ import annotations

@@ -55,17 +55,17 @@ SECTIONS = {
     "profile": Section("Time breakdown of a decode step", "profile", 15),
 }
 START_SECONDS = 6
-"""Time for a process to start and load its libraries, which the sections' budgets exclude."""
+"""Time for a process to start and load its libraries; not part of the sections' budgets."""
 LIMIT_SECONDS = 540
 """Time limit of a whole run, excluding the FlashInfer build."""
 
 
 def jobs_of(names: Iterable[str]) -> list[str]:
     """Return the jobs of these sections in order: `section`, or `section/case`."""
-    found: list[str] = []
+    jobs: list[str] = []
     for name in names:
-        found += [f"{name}/{case}" for case in SECTIONS[name].cases] or [name]
-    return found
+        jobs += [f"{name}/{case}" for case in SECTIONS[name].cases] or [name]
+    return jobs
 
 
 def section_of(job: str) -> str:
@@ -85,8 +85,8 @@ def seconds_of(job: str) -> int:
 def one_process(jobs: list[str], *, is_dry: bool) -> list[str]:
     """Return the first job and those after it that may share its process.
 
-    A case gets its own process, except in a dry run, which measures nothing and saves start-up
-    time.
+    A case gets its own process. A dry run, which measures nothing, runs all jobs in one process to
+    save start-up time.
     """
     if is_dry:
         return jobs

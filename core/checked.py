@@ -1,4 +1,4 @@
-"""A metaclass for parameters that users construct: it checks field names and types."""
+"""A metaclass for parameter classes that users construct: it checks field names and types."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Checked(type(msgspec.Struct)):
         for name in values:
             if name not in known:
                 raise RequestError(name, f"no such parameter{did_you_mean(name, known)}")
-        given = {name: value for name, value in values.items() if value is not None}
+        fields = {name: value for name, value in values.items() if value is not None}
         for name in values.keys() & cls._if_none:  # pyright: ignore
-            given.setdefault(name, cls._if_none[name])  # pyright: ignore
+            fields.setdefault(name, cls._if_none[name])  # pyright: ignore
         try:
-            return msgspec.convert(given, cls)
+            return msgspec.convert(fields, cls)
         except msgspec.ValidationError as error:
             message, _, path = str(error).partition(" - at `$.")
             raise RequestError(re.split(r"\W", path)[0], message) from None

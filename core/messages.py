@@ -17,8 +17,10 @@ front end                                engine
                                <-  Dead(reason), if the engine ends by itself
 ```
 
-Every answer to a Submit ends with exactly one `Generated` that has `finish`, and the id ends with
-its last answer; or the id ends with one `Failed`. The client may abort the id or one answer first.
+Every answer to a Submit ends with exactly one `Generated` that has `finish`, and the id ends when
+its last answer ends. If the request fails, the id ends with one `Failed` instead. The client may
+abort the id, or one answer of it, before that.
+
 Any other id ends with one `Performed` that has `is_last`, or one `Failed`, unless it is aborted.
 """
 
@@ -42,7 +44,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Hello(Message, frozen=True):
-    """Register a client. It repeats this until Ready arrives; more have no effect."""
+    """Register a client. It repeats this until Ready arrives; the engine answers each one."""
 
 
 class Submit(Message, frozen=True):
@@ -81,11 +83,11 @@ class UnloadAdapter(Message, frozen=True):
 
 
 class Abort(Message, frozen=True):
-    """Stop a request and send nothing more about it. Unknown ids are no error."""
+    """Stop a request and send nothing more about it. Unknown ids are ignored."""
 
     id: str
     index: int | None = None
-    """The only answer to stop, such as one that reached a stop string. None: the request."""
+    """Stop only this answer, for example at a stop string. None: stop the whole request."""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +110,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str = ""
     max_model_len: int = 0
     max_sequences: int
-    """Maximum sequences that run at once; for other tasks than text generation, requests."""
+    """Maximum sequences that run at once; for tasks other than text generation, requests."""
     max_step_tokens: int = 0
     block_size: int = 0
     num_kv_blocks: int = 0
@@ -136,13 +138,13 @@ class Ready(Message, frozen=True):
 
 
 class Adapters(Message, frozen=True):
-    """All loaded adapters, sent whenever that changes."""
+    """All loaded adapters, sent whenever they change."""
 
     loaded: tuple[Adapter, ...]
 
 
 class Generated(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """New tokens of one answer, or logprobs of the prompt; the last message if `finish` is set."""
+    """New tokens of one answer, or logprobs of the prompt. The answer ends if `finish` is set."""
 
     id: str
     token_ids: tuple[int, ...]
@@ -153,7 +155,7 @@ class Generated(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top: tuple[TopLogprobs, ...] = ()
     """One per token, if the request has `logprobs`."""
     prompt: tuple[TopLogprobs, ...] = ()
-    """The next tokens of the prompt, from its second on, if the request has `prompt_logprobs`."""
+    """Logprobs of the next prompt tokens, from the second token on, if `prompt_logprobs` is set."""
     timing: Timing | None = None
     """Set with `finish`."""
 
@@ -165,9 +167,9 @@ class Step(Message, frozen=True):
 
 
 class Performed(Message, frozen=True):
-    """The response to a Perform, or one part of it; or the confirmation of an (Un)LoadAdapter.
+    """Answers a Perform, or is one part of its answer; or confirms a LoadAdapter or UnloadAdapter.
 
-    Of several parts, the first one carries the content type, the status and the headers.
+    If there are several parts, the first one carries the content type, the status and the headers.
     """
 
     id: str
@@ -177,7 +179,7 @@ class Performed(Message, frozen=True):
     """HTTP status."""
     headers: dict[str, str] = {}
     is_last: bool = True
-    """Ends the id. In a response of several parts, the last one has an empty body."""
+    """Ends the id. The last one of several parts has an empty body."""
 
 
 class Failed(Message, frozen=True):
@@ -187,7 +189,7 @@ class Failed(Message, frozen=True):
     kind: FailureKind
     message: str
     field: str = ""
-    """For `rejected`: the field of SamplingParams, or `prompt`, or the field the body names."""
+    """For `rejected`: the invalid field: one of SamplingParams, `prompt`, or one of the body."""
 
 
 class Heartbeat(Message, frozen=True):
@@ -223,6 +225,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     options: Options
     task: Task = Task()
     library_dir: str = ""
-    """Directory with the packages installed from requirements.txt of the user's code."""
+    """Directory of the packages installed from the requirements.txt of the user's code."""
     formatters: str = ""
     """The file with the user's input and output formatters, for the front end."""

@@ -55,7 +55,7 @@ def _option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """All options as the user set them. None is decided at start-up, and the engine logs how.
+    """All options as the user set them. Those that are None are decided at start-up.
 
     The constructor raises ConfigurationError if a value is out of range.
     """
@@ -125,7 +125,7 @@ class Options:
         None, "LMI's key: scheduler selects continuous, disable selects none, others paged."
     )
     paged_attention: bool | None = _option(
-        None, "LMI's key: false replaces paged, if rolling_batch selects it, with continuous."
+        None, "LMI's key: if false, a rolling_batch that selects paged selects continuous instead."
     )
     batch_size: int | None = _option(
         None, "dynamic: maximum requests per batch. Above 1 it selects dynamic. Default: 32.",
@@ -207,8 +207,8 @@ class Options:
     )
     dtype: DType = _option(
         "auto",
-        "Type of the weights. auto: the model's own; on the CPU bf16 if the hardware has it, else "
-        "fp32.",
+        "Type of the weights. auto: on CUDA fp16 for an fp16 checkpoint, else bf16; on the CPU "
+        "bf16 if the hardware has it, else fp32.",
     )
     device: Literal["auto", "cpu", "cuda"] = _option("auto", "auto: CUDA if available.")
     enforce_eager: bool = _option(False, "packed, CUDA: run decode steps without CUDA graphs.")
@@ -258,7 +258,9 @@ class Options:
         1800, "Seconds until a model that is not ready yet counts as failed.", minimum=1
     )
     heartbeat_timeout: int = _option(
-        60, "Seconds without a finished step after which /ping reports the engine stuck.", minimum=2
+        60,
+        "Seconds without a finished step after which /ping reports that the engine is stuck.",
+        minimum=2,
     )
     retry_threshold: int = _option(
         0, "How often to restart a dead engine before the container exits.",

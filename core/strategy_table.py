@@ -1,4 +1,4 @@
-"""The batching strategies: one row each, with every fact that other packages ask for.
+"""The batching strategies: one row each, with every property that other packages need.
 
 The scheduling itself is in `strategies/<name>.py`. docs/design.md, "Adding a strategy", lists the
 files that a new row needs.
@@ -22,16 +22,17 @@ DEFAULT_FOR_OTHERS: Batching = "dynamic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyTraits:
-    """The facts about one strategy."""
+    """The properties of one strategy."""
 
     limit_option: Literal["batch_size", "max_rolling_batch_size"] | None
     """The option that limits how many sequences run at once. None: one at a time."""
     needs_packed_executor: bool = False
     """Changes the batch between steps, so it needs the packed executor and serves only text
-    generation. The others run whole batches, which the library executor and tasks can follow."""
+    generation. The others run each batch to its end, so the library executor and other
+    tasks can use them too."""
     has_kv_reservation: bool = False
-    """Reserves KV memory as `option.kv_reservation` says. The others count what a sequence may
-    use, `Sequence.max_length`: reserved at admission, or allocated by its end if `is_paged`."""
+    """Reserves KV memory as `option.kv_reservation` says. For the others a sequence counts as
+    `Sequence.max_length` tokens: reserved at admission or, if `is_paged`, allocated as it grows."""
     is_paged: bool = False
     """Allocates KV blocks on demand, so it preempts: it may need swap space on the host."""
 

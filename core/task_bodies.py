@@ -1,6 +1,6 @@
 """The bodies of `core.messages.Perform` and `Performed`, as msgpack, for Longshore's own tasks.
 
-A handler gets the body of the HTTP request unchanged instead.
+For a user's handler, the body is that of the HTTP request, unchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class EmbeddingBody(msgspec.Struct, frozen=True):
     """Truncate each input to this many tokens, or to the model's limit if that is less. None:
     reject inputs that are too long."""
     dimensions: int | None = None
-    """Keep only this many numbers of each vector. None: all."""
+    """Keep only the first numbers of each vector, this many. None: all."""
 
 
 class EmbeddingAnswer(msgspec.Struct, frozen=True):

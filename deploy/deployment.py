@@ -19,7 +19,7 @@ VARIANT = "AllTraffic"
 GPU_AMI = "al2023-ami-sagemaker-inference-gpu-4-1"
 """SageMaker's first GPU AMI with a driver for CUDA 13, which torch is built for."""
 MAX_NAME = 54
-"""SageMaker allows 63 characters; the suffix of models and configurations takes nine."""
+"""SageMaker allows 63 characters; models and configurations add a suffix of nine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +108,9 @@ class Deployment:
 
     def component_request(self, model_name: str) -> dict[str, Any]:
         """Return the CreateInferenceComponent request; the component has the endpoint's name."""
-        needs: dict[str, Any] = {"MinMemoryRequiredInMb": self.memory_mib}
+        requirements: dict[str, Any] = {"MinMemoryRequiredInMb": self.memory_mib}
         if self.has_gpus:
-            needs["NumberOfAcceleratorDevicesRequired"] = self.accelerators
+            requirements["NumberOfAcceleratorDevicesRequired"] = self.accelerators
         return {
             "InferenceComponentName": self.name,
             "EndpointName": self.name,
@@ -118,7 +118,7 @@ class Deployment:
             "Specification": {
                 "ModelName": model_name,
                 "StartupParameters": self._timeouts(),
-                "ComputeResourceRequirements": needs,
+                "ComputeResourceRequirements": requirements,
             },
             "RuntimeConfig": {"CopyCount": self.instances},
             "Tags": deployment_tags(self.name),
@@ -131,7 +131,10 @@ class Deployment:
         }
 
     def _digest_name(self, body: dict[str, Any]) -> str:
-        """Return a name with a digest of the request: SageMaker cannot update what it names."""
+        """Return a name that ends in a digest of the request.
+
+        SageMaker cannot update models and configurations, so a changed request needs a new name.
+        """
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         return f"{self.name}-{digest[:8]}"
 

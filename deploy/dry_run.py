@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 
 ACCOUNT = "111122223333"
-"""AWS's example account number; the real one would take a call."""
+"""AWS's example account number; getting the real one would take a call."""
 _READS = ("Describe", "Get", "Head", "List")
 _ANSWERS: dict[str, dict[str, Any]] = {
     "GetCallerIdentity": {"Account": ACCOUNT},
@@ -25,16 +25,16 @@ _NOT_FOUND = {"Error": {"Code": "ValidationException", "Message": "Could not fin
 class DryRun:
     """Intercepts botocore calls after parameter validation and before sending.
 
-    Prints each call and answers it: resources exist, in service, once their creation was printed,
-    and not before. With `sends_reads`, read-only calls are sent for real, to show what a removal
-    would find.
+    Prints each call and fakes its response: a resource exists, and is in service, from its printed
+    creation to its printed deletion. With `sends_reads`, read-only calls are really sent, so that a
+    dry run of a removal lists the existing resources.
     """
 
     def __init__(self, say: Callable[[str], None], *, sends_reads: bool = False) -> None:
         self._say = say
         self._sends_reads = sends_reads
         self._created: set[tuple[str, str]] = set()
-        """(kind, name) of the resources created so far."""
+        """(kind, name) of the resources that exist in the dry run."""
 
     def watch(self, session: boto3.Session) -> None:
         """Intercept the calls of all clients that the session makes from now on."""

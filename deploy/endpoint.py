@@ -37,8 +37,9 @@ class Endpoint:
     def ensure(self, deployment: Deployment, model_uri: str, timeout_s: float) -> None:
         """Create what is missing, update what differs, and wait until everything is in service.
 
-        Raises DeployError if an endpoint of that name lacks the deployment's tag, or if the
-        endpoint fails: then with SageMaker's reason and the last lines of its log.
+        Raises DeployError if an endpoint of that name exists without the deployment's tag, if
+        `timeout_s` passes, or if the endpoint or component fails. The message of a failure has
+        SageMaker's reason and the last lines of the log.
         """
         existing = self.describe()
         if existing is not None:
@@ -104,7 +105,10 @@ class Endpoint:
             self._aws.say(f"updating component {self.name}")
 
     def _wait(self, kind: str, timeout_s: float) -> None:
-        """Wait until an "endpoint" or "component" is in service. Raises DeployError if it fails."""
+        """Wait until the "endpoint" or "component" is in service.
+
+        Raises DeployError if it fails or `timeout_s` passes.
+        """
         started, printed = self._aws.clock(), None
         while True:
             status, description = self._status(kind)

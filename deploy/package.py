@@ -44,7 +44,10 @@ class Package:
         return {**self.files, PROPERTIES: self._encoded}
 
     def write_archive(self, path: Path, progress: Callable[[int], object]) -> None:
-        """Write a model.tar.gz with the contents at its root; `progress` gets the bytes added."""
+        """Write a model.tar.gz with the contents at its root.
+
+        Calls `progress` with the size of each file after adding it.
+        """
         # Weights barely compress, so the fastest level costs nothing.
         with tarfile.open(path, "w:gz", compresslevel=1) as archive:
             for name, blob in self.blobs().items():
@@ -76,7 +79,7 @@ def make_package(
 ) -> Package:
     """Package the files of `model_dir`, or no files if the container downloads `model_id`.
 
-    The package's serving.properties is `properties`, else the one in the directory, with the
+    The package's serving.properties is `properties`, or else the one in `model_dir`, with the
     strategy and the model id added. Raises DeployError unless exactly one model is named.
     """
     if (model_dir is None) == (model_id is None):

@@ -25,21 +25,21 @@ class Runtime:
             self._call["InferenceComponentName"] = component
 
     def invoke(self, body: dict[str, Any]) -> str:
-        """Return the whole answer."""
-        answer = self._client.invoke_endpoint(**self._call, Body=json.dumps(body))
-        return answer["Body"].read().decode()
+        """Return the complete response body."""
+        response = self._client.invoke_endpoint(**self._call, Body=json.dumps(body))
+        return response["Body"].read().decode()
 
     def stream(self, body: dict[str, Any]) -> Iterator[str]:
-        """Yield the lines of the answer as they arrive. Raises DeployError if the stream breaks."""
-        answer = self._client.invoke_endpoint_with_response_stream(
+        """Yield the response's lines as they arrive. Raises DeployError if the stream breaks."""
+        response = self._client.invoke_endpoint_with_response_stream(
             **self._call, Body=json.dumps({**body, "stream": True})
         )
         try:
-            yield from whole_lines(event["PayloadPart"]["Bytes"] for event in answer["Body"])
+            yield from whole_lines(event["PayloadPart"]["Bytes"] for event in response["Body"])
         except EventStreamError as error:
             raise DeployError(f"the stream broke: {error}") from error
         finally:
-            answer["Body"].close()
+            response["Body"].close()
 
 
 def whole_lines(parts: Iterable[bytes]) -> Iterator[str]:

@@ -22,7 +22,7 @@ def bring_up(
     """Upload the package, then create or update the endpoint and its scaling.
 
     Does only what is missing, so it may be repeated after any failure. Raises DeployError or
-    botocore's errors, and leaves behind what it has created (`deploy.down.list_remaining`).
+    botocore's errors. What was created by then remains; `deploy.down.list_remaining` lists it.
     """
     bucket = Bucket(aws, bucket_name)
     bucket.ensure()

@@ -25,12 +25,12 @@ DTYPES = {
 
 
 def choose_device(options: Options, device_files: Path = Path("/dev")) -> torch.device:
-    """Return the first CUDA device if torch can use one, else the CPU; or the one that is set.
+    """Return the device of option.device. With auto: CUDA if torch can use it, else the CPU.
 
     device_files: the directory of the operating system's device files.
 
-    Raises ConfigurationError if option.device is cuda and no CUDA device is usable. Likewise with
-    auto if the machine has an NVIDIA GPU and torch is built for CUDA: a driver that is too old must
+    Raises ConfigurationError with cuda if torch can use no CUDA device. Also raises it with auto if
+    torch is built for CUDA but cannot use the NVIDIA GPU of this machine: an outdated driver must
     not make a GPU endpoint serve from its CPU.
     """
     has_cuda = torch.cuda.is_available()

@@ -18,12 +18,12 @@ PADDING_SLOT = -1
 NO_ADAPTER = -1
 NO_ROWS: Mapping[int, int] = {}
 Fill = Callable[[Tensor, Tensor], None]
-"""Puts tokens in flight into a step's ids [T], from the tokens sampled by the step before, [N']."""
+"""Fills the tokens in flight into a step's ids [T], from the tokens [N'] sampled before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The R prompt tokens whose logits score the token after them (`prompt_logprobs`)."""
+    """The R prompt tokens whose logits score the token that follows each (`prompt_logprobs`)."""
 
     rows: Tensor
     """[R] int64: their indices among the step's T tokens."""
@@ -71,15 +71,15 @@ class StepInputs:
 
 
 class InputBuilder:
-    """Builds the inputs of each step. Keeps the block tables of the step before."""
+    """Builds the inputs of each step. Keeps the block tables of the previous step."""
 
     def __init__(self, block_size: int, staging: Staging) -> None:
         self._block_size = block_size
         self._staging = staging
         self._rows: list[tuple[tuple[int, ...], int]] = []
-        """Of the step before: each row's block table, and how many of its blocks were used."""
+        """For each row of the previous step: its block table, and how many blocks it used."""
         self._matrix = np.zeros((0, 0), np.int32)
-        """Of the step before: [N, B], all block tables."""
+        """[N, B]: all block tables of the previous step."""
 
     def build(
         self,
@@ -91,10 +91,10 @@ class InputBuilder:
     ) -> StepInputs:
         """Start copying the inputs to the device. Does not wait.
 
-        newest: [N'] int64, the tokens sampled by the step before; newest_rows: indices into it by
-        sequence id. A chunk that ends in flight takes its last token from there, on the device.
+        newest: [N'] int64, the tokens sampled by the previous step; newest_rows: indices into it by
+        sequence id. If the last token of a chunk is in flight, the device copies it from there.
 
-        num_rows: pad a step of decodes to this many rows. Ignored where the step is larger.
+        num_rows: pad a step of decodes to this many rows. Ignored if the step is larger.
         """
         chunks = sorted(plan.chunks, key=lambda chunk: chunk.length > 1)  # decodes first; stable
         num_decodes = sum(chunk.length == 1 for chunk in chunks)
@@ -158,11 +158,11 @@ class InputBuilder:
     def _block_tables(self, chunks: Sequence[Chunk], padding: int) -> NDArray[np.int32]:
         """Return [N, B]: the block tables, cut to the blocks that the contexts use.
 
-        With reserved blocks a sequence's table may be much longer.
+        A sequence with reserved blocks may have a much longer table.
         """
         rows = [(chunk.blocks, -(-chunk.end // self._block_size)) for chunk in chunks]
         tables = np.zeros((len(rows) + padding, max(count for _, count in rows)), np.int32)
-        # Most rows of a decode step equal those of the step before.
+        # Most rows of a decode step equal those of the previous step.
         num_old = min(len(rows), len(self._rows))
         width = min(tables.shape[1], self._matrix.shape[1])
         tables[:num_old, :width] = self._matrix[:num_old, :width]
@@ -180,7 +180,7 @@ class InputBuilder:
 def _plan_fill(
     chunks: Sequence[Chunk], ends: Sequence[int], newest_rows: Mapping[int, int], parcel: Parcel
 ) -> Fill | None:
-    """Return None if no token is in flight."""
+    """Plan how to fill in the tokens in flight. Return None if there are none."""
     in_flight = [
         (end - 1, newest_rows[chunk.sequence.id])
         for chunk, end in zip(chunks, ends, strict=False)

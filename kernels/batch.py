@@ -1,16 +1,16 @@
-"""The sequences of one step and their place in the KV cache, as the attention functions use them.
+"""The new tokens of one step's sequences and their places in the KV cache, for attention.
 
 ```
 row of tokens   | a | b | c c c c | d d |    T = 8 tokens of N = 4 sequences
 num_decodes     2                            a and b come first, with one token each
-query_starts            0         4     6    [N - num_decodes + 1], relative to the first after them
+query_starts            0         4     6    [N - num_decodes + 1], counted from the first c
 context_lens    9   6   4         11         [N], tokens in the context, new ones included
 block_tables    [[3, 0], [1, 5], [2, 0] ...] [N, B], entries past a sequence's end are 0
 slot_mapping    slot of each token's K and V [T], block * block_size + offset
 ```
 
-A captured CUDA graph pads a batch that is not full. A padding row has a context of 0 and a slot of
--1: nothing is read or written for it, and its attention output is zero.
+A captured CUDA graph runs a fixed number of rows, so a smaller batch is padded. A padding row has a
+context of 0 and a slot of -1: nothing is read or written for it, and its attention output is zero.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 Span = tuple[int, int, int]
-"""First and past-last index of a sequence's new tokens among all tokens, and its context length."""
+"""Start and end (exclusive) of a sequence's new tokens among all tokens, and its context length."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """fp8 e4m3 as bytes, for GPUs whose compiler has no such type (before sm_89).
 
 A code has one sign bit, four exponent bits (bias 7) and three mantissa bits; there is no infinity,
-and 0x7F and 0xFF are NaN. Decoding moves the seven low bits to the top of the wider type's exponent
-and mantissa, also for subnormals, and multiplies by a power of two for the difference of the
-biases. This is exact for all 254 finite codes. Encoding is bit-equal to `cvt.rn.satfinite.e4m3`.
+and 0x7F and 0xFF are NaN. Decoding moves the seven low bits to the four lowest exponent bits and
+three highest mantissa bits of the wider type, and multiplies by a power of two that corrects the
+exponent bias. This is exact for all 254 finite codes, including subnormals. Encoding gives the same
+bits as `cvt.rn.satfinite.e4m3`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def e4m3_encode(values):
 def to_cache_type(rows, scale, dtype: tl.constexpr):
     """Return `rows` as a cache of `dtype` stores them: fp8 holds rows * scale, saturated at ±448.
 
-    A cache of any other type is of the rows' own type, and `scale` is ignored.
+    Any other cache has the dtype of `rows`, and `scale` is ignored.
     """
     if dtype == tl.uint8:
         stored = e4m3_encode(rows.to(tl.float32) * scale)

@@ -19,7 +19,7 @@ TILE = 1024
 def gated_activation_kernel(
     out, gate_up, width, token_stride, ACTIVATION: tl.constexpr, TILE: tl.constexpr
 ):
-    """Program (t, i) computes the i-th TILE columns of token t."""
+    """Program (t, i) computes the i-th tile of TILE columns of token t."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_inside = columns < width
@@ -29,7 +29,7 @@ def gated_activation_kernel(
     if ACTIVATION == "silu":
         score = gate
     else:
-        # gate * (1 + tanh(z)) / 2 is gate * sigmoid(2 z), with z from Hendrycks and Gimpel.
+        # gate * (1 + tanh(z)) / 2 = gate * sigmoid(2 z), with z from Hendrycks and Gimpel's paper.
         score = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     active = gate / (1.0 + tl.exp2(score * -1.4426950408889634))
     active = active.to(out.dtype.element_ty).to(tl.float32)
@@ -41,7 +41,7 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
     """Return activation(gate) * up as a contiguous [T, I] of the same type.
 
     gate_up: [T, 2 * I], gates first, rows contiguous. Computed in fp32; the activation is rounded
-    before it is multiplied by `up`, as by two torch operations. `silu` is gate * sigmoid(gate),
+    before it is multiplied by `up`, as in two torch operations. `silu` is gate * sigmoid(gate),
     `gelu_tanh` the tanh form of GELU (arXiv 1606.08415). Raises ValueError for other shapes and
     strides.
     """

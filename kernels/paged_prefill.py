@@ -1,9 +1,9 @@
-"""Paged attention for new tokens of several sequences, any number of each, in one launch.
+"""Paged attention in one launch for sequences with any numbers of new tokens.
 
 A program computes a block of one sequence's query tokens over all keys that they may see
-(FlashAttention-2, arXiv 2307.08691). Each query head of one KV head's group is a further row of its
-tile. Programs find their sequence on the device, so the grid depends only on the numbers of tokens
-and sequences. Whole prompts, chunks after cached prefixes and decode rows may be mixed.
+(FlashAttention-2, arXiv 2307.08691). Its tile has one row per token and query head, for heads that
+share a KV head. Programs find their sequence on the device, so the grid depends only on the numbers
+of tokens and sequences. Whole prompts, chunks after cached prefixes and decodes may be mixed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from kernels.plan import Plan, planned
 def find_sequence(starts_ptr, num_sequences, block, BLOCK_Q: tl.constexpr):
     """Return the sequence whose tokens are in block `block`.
 
-    The blocks of sequence i begin at starts[i] // BLOCK_Q + i: it has as many as it needs or one
-    more, for any lengths. So T // BLOCK_Q + N blocks are always enough.
+    Sequence i begins at block starts[i] // BLOCK_Q + i. Whatever the lengths, this gives each
+    sequence the blocks that it needs or one more, so T // BLOCK_Q + N blocks are enough.
     """
     num_begun = 0
     for first in range(0, num_sequences, 128):
@@ -72,7 +72,7 @@ def attend_tiles(
 
 @triton.jit(
     do_not_specialize=["table_stride", "num_sequences"],
-    # Slices of a step's tables begin anywhere.
+    # These may be slices of a step's tensors, with any alignment.
     do_not_specialize_on_alignment=["table_ptr", "starts_ptr", "context_ptr"],
 )
 def paged_prefill_kernel(
@@ -86,7 +86,7 @@ def paged_prefill_kernel(
 ):  # fmt: skip
     """Attend a block of query tokens; grid (T // BLOCK_Q + N, kv_heads * tiles per group)."""
     TILES_PER_GROUP: tl.constexpr = (GROUP + HEADS - 1) // HEADS
-    # A sequence's last tokens see the most keys. They go first, so the launch ends with short work.
+    # A sequence's last tokens see the most keys, so they go first: the launch ends with short work.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     sequence = find_sequence(starts_ptr, num_sequences, block, BLOCK_Q)
     start = tl.load(starts_ptr + sequence).to(tl.int32)
@@ -174,7 +174,7 @@ def paged_prefill(
     """Return the causal attention of new tokens over their sequence's K and V so far.
 
     query: [T, heads, head_dim]. query_starts: [N + 1] int32, the first row of each sequence in
-    `query` and at last the number of rows that belong to sequences; rows of `out` after that are
+    `query`, then the number of rows that belong to sequences; the rows of `out` after those are
     left unchanged. The other arguments and errors are those of `kernels.paged_decode.paged_decode`.
     A sequence may have no tokens. If `out` is given, nothing is allocated. Returns `out`,
     [T, heads, head_dim].

@@ -37,7 +37,7 @@ from kernels.swap import gather_blocks, scatter_blocks
 BLOCK_SIZE = 16
 """The default of `option.block_size`."""
 NUM_SPLITS = (1, 2, 4, 8, 16, 32, 64)
-"""All results that `kernels.configurations.num_splits` may have."""
+"""All values that `kernels.configurations.num_splits` can return."""
 _TOKENS = 3
 
 
@@ -93,7 +93,7 @@ def compile_block_moves(arch: int) -> list[dry_run.Launch]:
 def compile_driver_module() -> Path:
     """Build Triton's module of driver calls, which needs a C compiler but no driver.
 
-    Returns its file. Raises RuntimeError if Triton built none.
+    Returns the path of the module. Raises RuntimeError if Triton built none.
     """
     with tempfile.TemporaryDirectory() as directory:
         _make_stub(Path(directory) / "libcuda.so.1")
@@ -108,7 +108,7 @@ def compile_driver_module() -> Path:
 
 
 def _make_stub(path: Path) -> None:
-    """Build a library with the driver's symbols: a linker would drop one that resolves none."""
+    """Build a stub with the driver's symbols: the linker drops a library that resolves none."""
     source = Path(driver.__file__).with_name("driver.c").read_text()
     names = sorted(set(re.findall(r"\bcu[A-Z]\w+(?=\()", source)))
     stub = "\n".join(f"void {name}(void) {{}}" for name in names)

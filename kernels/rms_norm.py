@@ -15,7 +15,7 @@ from kernels.plan import Plan, planned
 MAX_WIDTH = 32768
 """One program holds a whole row in registers."""
 TILE = 1024
-"""Least numbers in a program's tile: it takes several rows if they are short."""
+"""Minimum number of elements per program; a program takes several rows if they are short."""
 
 
 @triton.jit
@@ -32,12 +32,12 @@ def normalize(
     ROWS_PER_TILE: tl.constexpr,
     WIDTH_TILE: tl.constexpr,
 ):
-    """Return the norm of `numbers` [ROWS_PER_TILE, WIDTH_TILE] fp32 in `dtype`."""
+    """Normalize `numbers` [ROWS_PER_TILE, WIDTH_TILE] fp32 by row, and return them in `dtype`."""
     mean_square = tl.sum(numbers * numbers, 1) / WIDTH
     numbers *= tl.rsqrt(mean_square + eps)[:, None]
     if ROUNDS_FIRST:
         numbers = numbers.to(dtype).to(tl.float32)
-    # Loaded again for each row, from L1: loaded as one short row, it would be 2 bytes a thread.
+    # Loaded once per row, from L1: loading one short row alone would be only 2 bytes per thread.
     factors = weight + tl.broadcast_to(dims, ROWS_PER_TILE, WIDTH_TILE)
     factors = tl.load(factors, mask=is_inside, other=0.0).to(tl.float32) + OFFSET
     return (numbers * factors).to(dtype)
@@ -61,7 +61,7 @@ def rms_norm_kernel(
     ROWS_PER_TILE: tl.constexpr,
     WIDTH_TILE: tl.constexpr,
 ):
-    """Program r takes the r-th ROWS_PER_TILE rows; the heads of a token follow each other."""
+    """Program r takes the r-th tile of ROWS_PER_TILE rows; row = token * num_heads + head."""
     row = tl.program_id(0) * ROWS_PER_TILE + tl.arange(0, ROWS_PER_TILE)
     dims = tl.arange(0, WIDTH_TILE)[None, :]
     is_inside = (row < num_rows)[:, None] & (dims < WIDTH)
@@ -93,7 +93,7 @@ def add_rms_norm_kernel(
     ROWS_PER_TILE: tl.constexpr,
     WIDTH_TILE: tl.constexpr,
 ):
-    """Program r takes the r-th ROWS_PER_TILE rows. `total` and `normed` are contiguous."""
+    """Program r takes the r-th tile of ROWS_PER_TILE rows. `total` and `normed` are contiguous."""
     row = tl.program_id(0) * ROWS_PER_TILE + tl.arange(0, ROWS_PER_TILE)
     dims = tl.arange(0, WIDTH_TILE)[None, :]
     is_inside = (row < num_rows)[:, None] & (dims < WIDTH)
@@ -115,11 +115,11 @@ def rms_norm(
 ) -> Tensor:
     """Return `row / sqrt(mean(row²) + eps) * (weight + offset)` for every row.
 
-    rows: [T, width] or [T, heads, width] in fp16, bf16 or fp32; rows contiguous, other strides are
-    free. weight: [width], contiguous. Computed in fp32 and rounded to the type of `rows`.
+    rows: [T, width] or [T, heads, width] in fp16, bf16 or fp32; rows contiguous, with any other
+    strides. weight: [width], contiguous. Computed in fp32 and rounded to the type of `rows`.
     rounds_first: also round before the weight multiplies, as Llama does and Gemma (whose offset is
-    1) does not; then the weight must not be of a wider type. The result is dense, in the order of
-    `rows` in memory. Raises ValueError for other shapes and strides.
+    1) does not; then the weight must not be of a wider type. The result is dense, with the memory
+    order of `rows`. Raises ValueError for other shapes and strides.
     """
     out = torch.empty_like(rows)
     grid, numbers, options = _plan(rows, weight, out, rounds_first)
@@ -141,8 +141,8 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return `hidden + output` and the `rms_norm` of this sum, both new tensors.
 
-    The sum is rounded to its type before it is normed, as by two operations. hidden, output:
-    [T, width] of one type; rows contiguous, other strides are free. The other arguments and errors
+    The sum is rounded to its type before it is normed, as in two operations. hidden, output:
+    [T, width] of one type; rows contiguous, with any other strides. The other arguments and errors
     are those of `rms_norm`.
     """
     grid, numbers, options = _add_plan(hidden, output, weight, rounds_first)
@@ -196,7 +196,7 @@ def _tiling(width: int) -> dict[str, Any]:
         "WIDTH": width,
         "ROWS_PER_TILE": rows_per_tile,
         "WIDTH_TILE": width_tile,
-        # As many threads as there are 16-byte loads of bf16; in a long row, several loads a thread.
+        # One 16-byte load of bf16 per thread; several in a long row.
         "num_warps": min(16, max(4, rows_per_tile * width_tile // 256)),
     }
 

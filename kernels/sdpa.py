@@ -1,8 +1,8 @@
 """Paged attention on torch's scaled_dot_product_attention, for any device and head size.
 
 Each sequence's blocks are gathered into a scratch buffer, then one SDPA runs over exactly its
-tokens, without padding. The buffer is reused: page faults of a new one would cost more than the
-attention itself.
+tokens, without padding. The buffer is reused, because the page faults of a new one would cost more
+than the attention itself.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ class Scratch:
         self._buffers: dict[str, Tensor] = {}
 
     def gather(self, name: str, cache: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the blocks of `cache` as [tokens, kv_heads, head_dim], valid until the next call.
+        """Return the blocks of `cache` as [tokens, kv_heads, head_dim].
 
-        An fp8 e4m3 cache, also one stored as bytes, is converted to `dtype`.
+        The result is valid until the next call with this `name`. An fp8 e4m3 cache (float8_e4m3fn
+        or its bytes) is converted to `dtype`.
         """
         is_fp8 = cache.dtype != dtype
         cache = cache.view(torch.uint8) if is_fp8 else cache
@@ -57,8 +58,8 @@ def paged_attention(
     query: [T, heads, head_dim]. Caches: [blocks, block_size, kv_heads, head_dim] of the same type
     or fp8 e4m3 (float8_e4m3fn, or its bytes), which already contain K and V of these tokens.
     window: the number of newest positions that a query sees, including its own. softcap: scores
-    become softcap * tanh(score / softcap). sinks: [heads], a logit per head that joins the softmax
-    and has no value. Returns [T, heads, value_dim].
+    become softcap * tanh(score / softcap). sinks: [heads], an extra logit per head that joins the
+    softmax but has no value. Returns [T, heads, value_dim].
     """
     out = query.new_empty(*query.shape[:2], value_cache.shape[3])
     block_size = key_cache.shape[1]
@@ -86,7 +87,7 @@ def paged_attention(
 def _sdpa(
     queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None
 ) -> Tensor:
-    """Attend queries [heads, Q, D] to keys and values [kv_heads, K, D]: [heads, Q, value_dim]."""
+    """Return [heads, Q, value_dim] for queries [heads, Q, D], keys and values [kv_heads, K, D]."""
     (num_heads, num_queries, _), (num_kv_heads, num_keys, _) = queries.shape, keys.shape
     if num_queries == 1 and (window is None or num_keys <= window):
         # Decode: the heads of a group become queries of one KV head, so K and V are read once.

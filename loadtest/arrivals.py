@@ -20,7 +20,7 @@ def poisson(rate: float, rng: random.Random) -> Iterator[float]:
 
 
 def bursts(rate: float, rng: random.Random) -> Iterator[float]:
-    """Yield arrival times with the same mean rate, half of them in bursts of BURST requests."""
+    """Yield arrival times with mean rate `rate`, half of them in bursts of BURST requests."""
     calm = poisson(rate * CALM_SHARE, rng)
     period = BURST / (rate * (1 - CALM_SHARE))
     next_burst, at_s = period, next(calm)

@@ -23,9 +23,9 @@ from loadtest.watch import Watch
 from loadtest.workloads import Workload
 
 SETTLE_S = 1.0
-"""Pause for the server's last figures to reach /metrics."""
+"""Pause before reading /metrics, so that it includes the server's last figures."""
 USER_GRACE_S = 5.0
-"""Time that locust's users have to stop once the session has finished."""
+"""Time for locust's users to stop once the session has finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,9 @@ def measure(
     num_warm_up: int,
     fixed_output: int | None = None,
 ) -> Run:
-    """Warm the server up, run the workload, and return its measures.
+    """Warm up the server, run the workload, and return its measures.
 
-    An interrupted run returns what it has so far. Raises ValueError as `make_plan` does, and
+    If interrupted, returns the measures so far. Raises ValueError as `make_plan` does, and
     WarmUpError if every warm-up request failed.
     """
     plan = make_plan(workload, load, words, fixed_output=fixed_output)
@@ -118,7 +118,7 @@ def _completes(session: Session, num_users: int) -> bool:
 
 
 def _drive(session: Session, num_users: int) -> None:
-    """Run a session with locust's runner; stops the users if interrupted."""
+    """Run a session with locust's runner, and stop the users at the end or when interrupted."""
     for name in ("locust", "locust.runners"):
         logging.getLogger(name).setLevel(logging.WARNING)
     environment = SessionEnvironment(user_classes=[LoadUser], stop_timeout=0)

@@ -30,10 +30,10 @@ class Load:
     """Requests per second; turns a closed loop into an open one."""
     trace: Path | None = None
     time_scale: float = 1.0
-    """Speed-up of the arrivals of a trace, or of a workload with its own rate."""
+    """Factor by which the arrivals of a trace, or a workload's own rate, are sped up."""
     length_scale: float = 1.0
     max_length: int | None = None
-    """Maximum tokens of a prompt and its output; longer requests are skipped."""
+    """Maximum tokens of a prompt plus its output; longer requests are skipped."""
     seed: int = 0
 
 
@@ -52,7 +52,7 @@ class Plan:
         return self.requests[0].due_s is not None
 
     def num_users(self, users: int) -> int:
-        """Return the number of locust users: one per request in an open loop, so none waits."""
+        """Return the number of users: one per request in an open loop, so no request waits."""
         return len(self.requests) if self.is_open else min(users, len(self.requests))
 
 
@@ -92,7 +92,7 @@ def make_plan(
 def warm_up_requests(
     plan: Plan, words: Words, count: int, output_tokens: int = 4
 ) -> tuple[Request, ...]:
-    """Return requests with prompts as long as the plan's, but other words and short outputs."""
+    """Return requests with prompts as long as the plan's, but different words and short outputs."""
     rng = random.Random("warm up")
     return tuple(
         Request(
@@ -136,7 +136,7 @@ def _times(
         times = [(arrival.at_s - start) / scale for arrival in arrivals]
         return list(times), f"open loop: arrivals of {load.trace.name}, sped up {scale:.3g}×"
     if workload.loop == "closed" and load.rate is None:
-        loop = f"closed loop: {load.users} users, each sends its next request after a response"
+        loop = f"closed loop: {load.users} users, each sending its next request after a response"
         return [None] * len(arrivals), loop
     rate = load.rate or workload.rate * load.time_scale
     process, name = poisson, "Poisson arrivals"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 MAX_RATES = 16
-"""Most rates tried per server."""
+"""Maximum number of rates tried per server."""
 
 
 class RateSearch:
-    """Doubles the rate until one fails, then bisects between the best and the lowest failed."""
+    """Doubles the rate until one misses the objective, then bisects.
+
+    Bisects between the highest rate that met the objective and the lowest one that missed it.
+    """
 
     def __init__(self, first: float, num_refinements: int) -> None:
         self.highest: float | None = None

@@ -61,11 +61,11 @@ class Words:
     """Generates prompts of random common words, without the model's tokenizer."""
 
     def __init__(self, tokens_per_word: float = 1.0) -> None:
-        """tokens_per_word: ratio of the server's tokenizer for COMMON."""
+        """tokens_per_word: average tokens per word of COMMON in the server's tokenizer."""
         self.tokens_per_word = tokens_per_word
 
     def text(self, num_tokens: int, rng: random.Random) -> str:
-        """Return about `num_tokens` tokens of text: exactly, if every word is one token.
+        """Return text of about `num_tokens` tokens, or exactly that many if each word is one token.
 
         The text has at least one word.
         """

@@ -1,4 +1,4 @@
-"""Runs our container in a child process."""
+"""Runs a Longshore container in a child process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ POLL_S = 0.1
 
 
 class ServerError(Exception):
-    """The server exited during start-up (with the last lines of its log), or timed out."""
+    """The server exited during start-up or was not ready in time.
+
+    If it exited, the error message has the last lines of its log.
+    """
 
 
 class Server:

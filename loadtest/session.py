@@ -39,7 +39,7 @@ class Session:
         """Inter-token gaps in seconds, over all successful requests."""
         self.finished = Event()
         """Set once every request has a record."""
-        self._asks = iter(requests)
+        self._requests = iter(requests)
         self._schema = schema
         self._num_open = 0
         self._start = time.perf_counter()
@@ -51,7 +51,7 @@ class Session:
 
     def take(self) -> Request | None:
         """Return the next request, or None if none is left. The caller must send it."""
-        request = next(self._asks, None)
+        request = next(self._requests, None)
         if request is not None:
             self._num_open += 1
         elif not self._num_open:
@@ -76,6 +76,6 @@ class Session:
         return record
 
     def forget(self) -> None:
-        """Drop the records and gaps kept so far."""
+        """Drop all records and gaps so far."""
         self.records.clear()
         self.gaps_s.clear()

@@ -1,4 +1,4 @@
-"""Servers under test: our own container, started once per strategy, or a running server."""
+"""Servers under test: a Longshore container, started once per strategy, or a running server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loadtest.server import Server
 
 @dataclass(slots=True, kw_only=True)
 class Strategies:
-    """Our own container, started with one strategy after another, each alone on the machine."""
+    """A Longshore container, started with one strategy after another, never two at once."""
 
     names: Sequence[str]
     properties: Mapping[str, str]
@@ -30,7 +30,7 @@ class Strategies:
 
     @contextmanager
     def open(self, name: str) -> Iterator[Subject]:
-        """Run a server with this strategy in a fresh process until the block ends."""
+        """Run a server with the strategy `name` in a new process until the block ends."""
         settings = {**self.properties, "option.batching": name}
         self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / f"{next(self._numbers):02d}-{name}.log"

@@ -17,7 +17,7 @@ from loadtest.subjects import Subjects
 from loadtest.workloads import Workload
 
 MIN_REQUESTS = 20
-"""Fewest requests per rate; percentiles of fewer mean little."""
+"""Minimum number of requests per rate; percentiles of fewer mean little."""
 
 
 def sweep(
@@ -35,8 +35,8 @@ def sweep(
 ) -> bool:
     """Run every subject at one rate after another. Returns False if interrupted.
 
-    seconds: span over which the requests of a rate fall due. It must be long enough for a rate
-    that is too high to build up a backlog. rates: rates to try instead of a search.
+    seconds: span over which the requests of a rate fall due. It must be long enough for a
+    backlog to build up if the rate is too high. rates: rates to try instead of a search.
     """
     words: Words | None = None
     for name in subjects.names:
@@ -44,8 +44,8 @@ def sweep(
             if words is None:
                 words = subject.endpoint.words()
                 load = with_limit(load, subject.endpoint.max_length())
-            search, given = RateSearch(first_rate, num_refinements), iter(rates)
-            while (rate := next(given, None) if rates else search.next()) is not None:
+            search, fixed_rates = RateSearch(first_rate, num_refinements), iter(rates)
+            while (rate := next(fixed_rates, None) if rates else search.next()) is not None:
                 run = measure(
                     subject,
                     workload,

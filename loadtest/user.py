@@ -22,8 +22,9 @@ class SessionEnvironment(Environment):
 class LoadUser(User):
     """A concurrent user. Stops when the session has no requests left.
 
-    Locust times a request up to its headers, but tokens matter here. Every request therefore adds
-    three entries to locust's statistics: the whole request, its first token and its longest stall.
+    Locust's own timing of a request ends at the response headers, before the first token. Every
+    request therefore adds three entries to locust's statistics: the whole request, its first
+    token and its longest stall.
     """
 
     environment: SessionEnvironment

@@ -1,4 +1,4 @@
-"""The beams of one beam search as a sequence group. They take every step together."""
+"""The beams of one beam search, as a sequence group. All beams advance in the same steps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class BeamGroup(SequenceGroup):
         if self._is_sharing or num_pending <= budget:
             return super().turns(budget)
         turns: list[Turn] = []
-        # Too much for one step: compute ahead. The last tokens must all go into one step.
+        # Too much for one step. First compute all but each beam's last token: these last tokens
+        # must go into the same step.
         for sequence in self.sequences:
             length = min(sequence.num_pending_tokens - 1, budget)
             if length > 0:

@@ -23,8 +23,9 @@ class SequenceGroup:
     sequence 1  |      forked from 0        |=|--▶   sample from its logits.
     ```
 
-    The first sequence computes the shared tokens, then the others fork from it. After preemption by
-    recomputation, the same happens again. A group of one sequence shares nothing.
+    The first sequence computes the shared tokens, then the others fork from it. If the
+    group is preempted by recomputation, the same happens again. A group of one sequence shares
+    nothing.
     """
 
     def __init__(self, request: Request, sequences: Iterable[Sequence]) -> None:
@@ -42,7 +43,7 @@ class SequenceGroup:
 
     @property
     def num_decoding(self) -> int:
-        """Sequences with exactly one pending token."""
+        """The number of sequences with exactly one pending token."""
         return [sequence.num_pending_tokens for sequence in self.sequences].count(1)
 
     @property

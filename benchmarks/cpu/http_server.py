@@ -24,7 +24,7 @@ POLL_S = 0.2
 
 
 class MeasurementError(Exception):
-    """A server or command failed, or did not start; the message may end with its last output."""
+    """A server or command failed, or did not start; the message may end with its last log lines."""
 
 
 def measure_server(
@@ -50,9 +50,9 @@ def measure_server(
 
 
 def _load(url: str, folder: Path, users: int, requests: int, seed: int) -> dict:
-    """Run the load test and return its single run.
+    """Run the load test and return its only run, from results.json.
 
-    Warms up with 16 requests, or one per user if there are fewer.
+    Warms up with one request per user, but at most 16.
     """
     command = [sys.executable, "-m", "loadtest", "compare", "--target", url, "--schema", "openai"]
     command += ["--workload", "aws", "--users", str(users), "--requests", str(requests)]
@@ -102,9 +102,9 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """Stop the server's whole session, because servers start child processes."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         try:
-            os.killpg(process.pid, number)
+            os.killpg(process.pid, signal_number)
             process.wait(STOP_S)
         except ProcessLookupError:
             return

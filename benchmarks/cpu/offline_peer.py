@@ -1,8 +1,9 @@
 """Measures our engine offline through `LLM`, without a server.
 
-Usage: `python -m benchmarks.cpu.offline_peer MODEL WORK`. Like the other offline systems it gets
-all requests at once and runs as many at a time as there are users. The difference from our server
-is the cost of HTTP and its clients. Prints the results as JSON.
+Usage: `python -m benchmarks.cpu.offline_peer MODEL WORK`. Prints the results as JSON.
+
+Like the other offline systems, the engine gets all requests at once and runs as many at a time as
+there are users. The difference from our server's result is the cost of HTTP and its clients.
 """
 
 from __future__ import annotations

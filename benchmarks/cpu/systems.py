@@ -56,7 +56,7 @@ def _ours(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result
 
 def _vllm(python: Path) -> Measure:
     def measure(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result:
-        # By default vLLM reserves one of two cores for its front end and would be slower.
+        # By default, vLLM reserves a core for its front end, which would slow it down on two cores.
         settings = {
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(os.cpu_count()),
@@ -72,7 +72,7 @@ def _vllm(python: Path) -> Measure:
 
 
 def _offline(python: Path, module: str) -> Measure:
-    """Return a measurement that runs a module of this package on requests of the same sizes."""
+    """Return a measurement that runs `module` on random prompts, with the same request lengths."""
 
     def measure(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result:
         rng = random.Random(work.seed)

@@ -13,7 +13,7 @@ Runs = Mapping[str, Sequence[Result]]
 
 
 def table(runs: Runs) -> list[str]:
-    """Return the lines of the table. Ratios are medians over rounds of ours over the system's."""
+    """Return the lines of the table. Each ratio, ours to the system's, is a median over rounds."""
     lines = [
         "| system | tokens/s | ours / system | tokens/s, one user | ours / system |",
         "| --- | --- | --- | --- | --- |",

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-"""torch's dtype names by our own."""
+"""torch's dtype names by the values of `option.dtype`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """The load test's workload `aws` in a closed loop.
 
-    Prompts have three lengths and outputs 64, 128 or 256 tokens, ignoring end-of-sequence tokens.
+    Prompts have one of three lengths. Outputs have 64, 128 or 256 tokens, because end-of-sequence
+    tokens are ignored.
     """
 
     users: int
@@ -25,7 +26,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Prompt and output length of a request in tokens."""
+    """Prompt length and requested output length of a request in tokens."""
 
     prompt: int
     answer: int
@@ -42,4 +43,4 @@ class Result:
     start_s: float
     """Seconds until the system was ready."""
     sent: list[Sent]
-    """Requests in order, with token counts from the server."""
+    """Requests in order. The prompt length is as counted by the server, if it reports one."""

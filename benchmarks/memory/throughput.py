@@ -36,8 +36,8 @@ def measure_gain(
 ) -> Gain:
     """Measure the gain with prompts that all begin with the same `system_prompt` tokens.
 
-    Each pair of runs has its own requests. Raises ValueError if no request fits into the model's
-    context after the system prompt.
+    Both runs of a pair serve the same requests; each pair has new prompts. Raises ValueError if no
+    request fits into the model's context after the system prompt.
     """
     engines = {is_cached: _engine(model_dir, is_cached) for is_cached in (True, False)}
     room = engines[True].facts.max_model_len - system_prompt

@@ -54,7 +54,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """Share of the data sheet figures reached. The defaults are assumptions; see calibration.py."""
+    """Achieved share of the data sheet figures. Defaults are assumptions; see calibration.py."""
 
     bandwidth: float = 0.8
     flops: float = 0.6
@@ -114,7 +114,7 @@ def num_pairs(start: int, length: int) -> int:
 def _opt(name: str, num_layers: int, width: int) -> ModelShape:
     """Return a model of the OPT paper's table 1 (arXiv 2205.01068).
 
-    Embeddings have 50,272 tokens and 2,050 positions. Biases and norms, about 0.1 % of the
+    The embeddings cover 50,272 tokens and 2,050 positions. Biases and norms, about 0.1 % of the
     parameters, are left out.
     """
     return ModelShape(

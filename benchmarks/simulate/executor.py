@@ -1,4 +1,4 @@
-"""Executors that only compute how long a step takes, in place of the engine's executors."""
+"""Replacements of the engine's executors that only compute how long a step would take."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ class PaddedExecutor:
 
 
 def tokens(sequence: Sequence, count: int) -> Sampled:
-    """Return the next `count` output tokens of a sequence, distinct from all other sequences'."""
+    """Return the next `count` output tokens of a sequence, which no other sequence has."""
     return Sampled((token_of(sequence.id),) * count, (0.0,) * count)

@@ -1,7 +1,7 @@
-"""Takes many steps at once in which every running sequence gets one token and nothing else happens.
+"""Takes many quiet steps at once: every running sequence gets one token, and nothing else happens.
 
-Most steps are of this kind. `is_quiet` says when they are certain to follow; sequences and KV
-memory are then moved directly to the state after these steps. The result is exact, including the
+Most steps are quiet. `is_quiet` says when they are certain to follow; `leap` then puts
+sequences and KV memory directly into the state after them. The result is exact, including the
 clock to the last bit; tests compare it with single steps.
 """
 
@@ -19,16 +19,16 @@ from strategies.memory.blocks import PagedMemory
 
 
 def is_quiet(strategy: Strategy, plan: StepPlan, num_running: int, num_ended: int) -> bool:
-    """Return whether the next step is certain to decode one token per running sequence, only.
+    """Return whether the next step is certain to only decode one token per running sequence.
 
     There are two such cases:
     - No request waits, and all running sequences have sampled.
-    - The last step was already of this kind, and no sequence finished in it. The waiting requests
+    - The last step was already such a step, and no sequence finished in it. The waiting requests
       were refused then and will be refused again: no slot becomes free, free blocks only become
       fewer, no prompt completes that others could share, and generated tokens are never another
       request's prefix.
 
-    Either holds until a sequence reaches its last token, the free blocks run out, or a request
+    Both last until a sequence reaches its last token, the free blocks run out, or a request
     arrives at an empty queue.
 
     num_running: running sequences of the plan; num_ended: sequences that finished with it. The
@@ -46,7 +46,7 @@ def _decodes(chunk: Chunk) -> bool:
 
 
 def leap(strategy: Strategy, hardware: Hardware, clock: float, until: float) -> tuple[float, int]:
-    """Take all such steps that begin before `until`; return the new clock and their number.
+    """Take all quiet steps that begin before `until`; return the new clock and their number.
 
     `is_quiet` must hold.
     """
@@ -67,7 +67,7 @@ def leap(strategy: Strategy, hardware: Hardware, clock: float, until: float) -> 
 
 
 def _room(memory: PagedMemory, sequences: Collection[Sequence]) -> int:
-    """Return the maximum number of tokens for which every sequence still gets its blocks.
+    """Return how many tokens every sequence can get before the free blocks run out.
 
     A round gives each sequence one free block. `rest` blocks remain after the full rounds:
 
@@ -88,7 +88,7 @@ def _decode(memory: KVMemory, sequence: Sequence, steps: int) -> None:
     end = start + steps
     if isinstance(memory, PagedMemory) and -start % memory.block_size < steps:
         has_blocks = memory.reserve([Span(sequence.id, start, end)])
-        assert has_blocks, "there was room"
+        assert has_blocks, "_room allowed more steps than there are blocks for"
     sampled = tokens(sequence, steps)
     sequence.token_ids += sampled.token_ids
     sequence.logprobs += sampled.logprobs

@@ -1,4 +1,4 @@
-"""Routers that choose the machine for a request, from the request and unfinished counts only."""
+"""Routers that know only the request and how many requests each machine has not finished."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RoundRobin(Router):
 
 
 class LeastLoaded(Router):
-    """Chooses the machine with the fewest unfinished requests, the first of several."""
+    """Chooses the machine with the fewest unfinished requests; in a tie, the first."""
 
     def choose(self, arrival: Arrival, loads: Sequence[int]) -> int:
         return min(range(len(loads)), key=loads.__getitem__)

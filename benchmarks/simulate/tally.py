@@ -1,4 +1,4 @@
-"""Collects the latencies seen by the clients and computes figures from them."""
+"""Collects the latencies that clients see and computes figures from them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Figures:
 
     num_requests: int
     requests_per_s: float
-    """Requests over the time from the first arrival to the end of the last request."""
+    """Requests divided by the seconds from the first arrival to the end of the last request."""
     tokens_per_s: float
     """Output tokens per second."""
     normalized_latency: float
-    """Mean over requests of latency over output length, in seconds per token."""
+    """Mean over requests of latency divided by output length, in seconds per token."""
     normalized_latency_p99: float
     first_token_p50: float
     first_token_p99: float
@@ -62,7 +62,7 @@ class Tally:
         return len(self.latencies) == len(self._arrivals)
 
     def least_normalized_latency(self, now: float) -> float:
-        """Return a lower bound of the final mean over all requests, given the time `now`."""
+        """Return a lower bound, at time `now`, of the final mean over all requests."""
         unfinished_sum = now * self._inverse_lengths - self._weighted_arrivals
         return (self._finished_sum + max(0.0, unfinished_sum)) / max(1, len(self._arrivals))
 

@@ -22,7 +22,7 @@ from core.task_bodies import EmbeddingAnswer, EmbeddingBody
 MAX_INPUTS = 2048
 """OpenAI's limit."""
 MAX_TOKENS = 2**31 - 1
-"""Stands for "as many tokens as the model takes" where inputs are truncated."""
+"""Truncates inputs to as many tokens as the model takes."""
 
 _FORMATS = ("float", "base64")
 
@@ -33,7 +33,7 @@ EMBEDDING_FIELDS: Fields = {
         "float: numbers (default); base64: little-endian fp32.",
     ),
     "dimensions": Field(
-        INTEGER, "Keep this many numbers of each vector, if the model was trained for it."
+        INTEGER, "Keep only this many numbers of each vector; the model must be trained for that."
     ),
     "truncate_prompt_tokens": Field(
         INTEGER, "Truncate inputs to this many tokens; -1: to as many as the model takes."
@@ -64,7 +64,7 @@ class EmbeddingRequest:
 
 
 def read_embedding_request(body: Mapping[str, object]) -> EmbeddingRequest:
-    """Check OpenAI's request. Raises RequestError that names the first bad field."""
+    """Check OpenAI's request. Raises RequestError, naming the first bad field."""
     values = read_fields(body, EMBEDDING_FIELDS)
     encoding = values.get("encoding_format", "float")
     if encoding not in _FORMATS:
@@ -82,21 +82,21 @@ def read_embedding_request(body: Mapping[str, object]) -> EmbeddingRequest:
 
 
 def read_inputs_request(body: Mapping[str, object]) -> EmbeddingRequest:
-    """Check LMI's request. Raises RequestError that names the first bad field."""
+    """Check LMI's request. Raises RequestError, naming the first bad field."""
     values = read_fields(body, INPUTS_FIELDS)
-    given: Mapping[str, object] = values.get("parameters", {})
-    parameters = read_fields(given, _PARAMETERS, "parameters.")
+    parameter_body: Mapping[str, object] = values.get("parameters", {})
+    parameters = read_fields(parameter_body, _PARAMETERS, "parameters.")
     max_tokens = MAX_TOKENS if values.get("truncate", parameters.get("truncate", False)) else None
     task_body = EmbeddingBody(_inputs(values, "inputs"), "inputs", max_tokens)
     return EmbeddingRequest(task_body, False, values.warnings)
 
 
 def _inputs(values: Values, field: str) -> list[str | list[int]]:
-    given = cast(object, values.get(field, ""))
-    if isinstance(given, str) or is_integers(given):
-        inputs: list[str | list[int]] = [given]
+    value = cast(object, values.get(field, ""))
+    if isinstance(value, str) or is_integers(value):
+        inputs: list[str | list[int]] = [value]
     else:
-        inputs = cast(list[str | list[int]], given)
+        inputs = cast(list[str | list[int]], value)
     if not inputs or not all(inputs):
         raise RequestError(field, "expected a non-empty string or non-empty token ids")
     if len(inputs) > MAX_INPUTS:
@@ -112,7 +112,7 @@ def _positive(values: Values, field: str) -> int | None:
 
 
 class EmbeddingApi:
-    """Answers both kinds of requests."""
+    """Answers OpenAI's requests with `input` and LMI's with `inputs`."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -1,7 +1,7 @@
 """Lists and descriptions of models in the formats of OpenAI, DJL Serving and SageMaker.
 
-The routes here serve one model and its adapters. A container of several models has routes of its
-own (`container.multi_model.app`), which use the request and status classes of this module.
+The routes here serve one model and its adapters. A multi-model container has its own routes
+(`container.multi_model.app`), which use the request and status classes of this module.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Which page of a list is wanted."""
+    """A request for one page of a list."""
 
     limit: int
     after: str
@@ -65,14 +65,14 @@ class ModelStatus:
         return {"modelName": self.name, "modelUrl": self.url, "status": self.status}
 
     def whole(self) -> list[dict[str, object]]:
-        """Return the full description: DJL Serving's list of one workflow around SageMaker's."""
+        """Return SageMaker's full description, wrapped in DJL Serving's list of one workflow."""
         worker = {"id": 1, "status": self.status}
         model = {**self.in_list(), "workerGroups": [{"workers": [worker]}]}
         return [{"workflowName": self.name, **self.in_list(), "models": [model]}]
 
 
 def read_load_request(body: Mapping[str, object]) -> LoadRequest:
-    """Check SageMaker's request to load a model. Raises RequestError that names the bad field.
+    """Check SageMaker's request to load a model. Raises RequestError, naming the bad field.
 
     Unknown fields are ignored, since SageMaker may add some.
     """
@@ -90,7 +90,7 @@ def read_load_request(body: Mapping[str, object]) -> LoadRequest:
 
 
 def read_page_request(query: Mapping[str, str]) -> PageRequest:
-    """Read DJL Serving's query parameters. Raises RequestError if the limit is no number."""
+    """Read DJL Serving's query parameters. Raises RequestError for an invalid limit."""
     limit = query.get("limit", str(MAX_PAGE))
     if not re.fullmatch("[1-9][0-9]{0,5}", limit):
         raise RequestError("limit", "expected a number of at least 1")
@@ -101,7 +101,7 @@ def list_models(models: Sequence[ModelStatus], page: PageRequest) -> dict[str, o
     """Return one page of the models, which must be sorted by name.
 
     The next page's token is the last name of this page, so models may be loaded and unloaded
-    between two pages.
+    between two requests.
     """
     remaining = [model for model in models if model.name > page.after]
     listed: dict[str, object] = {"models": [model.in_list() for model in remaining[: page.limit]]}
@@ -149,7 +149,7 @@ class ModelRoutes:
         return json_response(self._status().whole())
 
     def refuse(self, name: str = "") -> NoReturn:
-        """Refuse to load or unload models, which only a container of several models does."""
+        """Refuse to load or unload models, which only a multi-model container does."""
         raise MethodNotAllowed(
             ["GET"],
             f"this container serves only '{self._service.model_name}'; start it with "
@@ -160,7 +160,7 @@ class ModelRoutes:
         return ModelStatus(self._service.model_name, self._service.client.facts.model, "READY")
 
     def _models(self) -> dict[str, dict[str, object]]:
-        """Return the model and its adapters by name, with vLLM's fields beside OpenAI's."""
+        """Return the model and its adapters by name, with vLLM's fields added to OpenAI's."""
         name, max_model_len = self._service.model_name, self._service.client.facts.max_model_len
         model: dict[str, object] = {
             "object": "model",

@@ -27,8 +27,8 @@ TOKENIZE_FIELDS: Fields = {
     "prompt": Field(STRING, "The text to tokenize; send either this or messages."),
     "add_special_tokens": Field(
         BOOLEAN,
-        "Add the tokens that the model expects at the start of a prompt (default true); not for "
-        "messages.",
+        "Add the tokens that the model expects at the start of a prompt (default true). "
+        "Must not be true with messages.",
     ),
     "return_token_strs": Field(BOOLEAN, "Also return the tokens as the vocabulary spells them."),
 }
@@ -45,7 +45,7 @@ class TokenizeRequest:
 
 
 def read_tokenize_request(body: Mapping[str, object]) -> TokenizeRequest:
-    """Check a request to /tokenize. Raises RequestError that names the first bad field."""
+    """Check a request to /tokenize. Raises RequestError, naming the first bad field."""
     values = read_fields(body, TOKENIZE_FIELDS)
     text: str | None = values.get("prompt", None)
     if text is not None and "messages" in values:
@@ -73,7 +73,7 @@ def read_detokenize_request(body: Mapping[str, object]) -> list[int]:
 
 
 class TokenizeRoutes:
-    """The two routes."""
+    """The routes /tokenize and /detokenize."""
 
     def __init__(self, service: GenerationService) -> None:
         self._service = service

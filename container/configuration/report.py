@@ -85,7 +85,7 @@ def _limit_lines(facts: Facts) -> Iterator[str]:
 
 
 def report_error(error: ConfigurationError) -> int:
-    """Print a configuration error on stderr and return the exit code."""
+    """Print a configuration error on stderr and return its exit code."""
     for line in str(error).splitlines():
         print(f"{ERROR_PREFIX}{line}", file=sys.stderr)
     return error.exit_code

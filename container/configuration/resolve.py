@@ -27,7 +27,7 @@ class Configuration:
 
     options: Options
     sources: Mapping[str, str]
-    """Where each option was set, by the option's name. Options with their defaults are absent."""
+    """Where each option was set, by the option's name. Options at their default are absent."""
     warnings: tuple[str, ...]
     properties_path: Path | None
     handler_options: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -37,8 +37,8 @@ class Configuration:
 def load_configuration(path: Path | None, variables: Mapping[str, str]) -> Configuration:
     """Read the properties file, if `path` is not None, and the environment variables.
 
-    If the file lies beside a handler, its unknown options are passed to the handler. Raises
-    ConfigurationError that lists all errors in both sources, not only the first.
+    If there is a handler beside the file, the file's unknown options are passed to it. Raises
+    ConfigurationError, listing all errors in both sources.
     """
     settings = read_properties(path) if path else ()
     environment = read_environment(variables)

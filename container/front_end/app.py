@@ -38,11 +38,14 @@ def create_app(
     """Return the application for a model that generates text."""
     prompting = Prompting(tokenizer, template)
     service = GenerationService(client, prompting, options, model_name)
-    formatted = service  # as in LMI, formatters apply only to /invocations and its aliases
+    # As in LMI, formatters apply only to /invocations and its aliases.
+    formatted_service = service
     if formatters is not None:
-        own = Formatters(formatters, FormatterTokenizer(tokenizer, template))
-        formatted = GenerationService(client, prompting, options, model_name, own)
-    app = _create(service, GenerationApi(formatted), "generation")
+        user_formatters = Formatters(formatters, FormatterTokenizer(tokenizer, template))
+        formatted_service = GenerationService(
+            client, prompting, options, model_name, user_formatters
+        )
+    app = _create(service, GenerationApi(formatted_service), "generation")
     AdapterRoutes(service).add_to(app)
     OpenAIRoutes(service).add_to(app)
     TokenizeRoutes(service).add_to(app)
@@ -50,7 +53,7 @@ def create_app(
 
 
 def create_task_app(client: EngineClient, options: Options, model_name: str, task: Task) -> Flask:
-    """Return the application for a model with any other task."""
+    """Return the application for a model whose task is not text generation."""
     service = Service(client, options, model_name)
     match task.kind:
         case "embedding":

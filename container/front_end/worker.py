@@ -1,9 +1,9 @@
 """gunicorn's gevent worker with the shutdown that a container needs.
 
 gunicorn's own worker waits for idle keep-alive connections, notices SIGTERM only once a second, and
-closes running requests without an error. This one closes idle connections at once. Shortly before
-the graceful timeout it makes the application fail the requests that still run, so that every stream
-gets its last record.
+cuts off running requests without an error. This one closes idle connections at once. Shortly before
+the graceful timeout ends, it makes the application fail the requests that are still running, so
+that every stream gets a final record.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gunicorn.workers.ggevent import GeventWorker
 from core.processes import die_with_parent
 
 LAST_WORDS_S = 2.0
-"""How long before the end of the graceful timeout the running requests are failed."""
+"""Seconds before the end of the graceful timeout at which running requests are failed."""
 _POLL_INTERVAL_S = 0.05
 
 
@@ -44,7 +44,7 @@ class DrainingWorker(GeventWorker):
         self._stop_requested = gevent.event.Event()
 
     def init_process(self) -> None:
-        """Run the worker to its end. Called after the fork."""
+        """Run the worker until it exits. Called after the fork."""
         # gunicorn installs its own handler much later; until then a SIGTERM would be lost.
         signal.signal(signal.SIGTERM, self.handle_exit)
         die_with_parent()
@@ -67,7 +67,7 @@ class DrainingWorker(GeventWorker):
         self._stop_requested.set()
 
     def run(self) -> None:
-        """Serve until SIGTERM, then until all requests or the graceful timeout have ended."""
+        """Serve until SIGTERM, then until all requests have ended or the graceful timeout ends."""
         servers = [self._server(listener) for listener in self.sockets]
         for server in servers:
             server.start()
@@ -96,12 +96,12 @@ class DrainingWorker(GeventWorker):
         return server
 
     def _end_idle_connections(self) -> None:
-        """Raise the keep-alive timeout in each idle connection, which gunicorn handles cleanly."""
+        """Raise the keep-alive timeout in each idle connection; gunicorn then closes it cleanly."""
         for greenlet, timeout in list(self._idle.items()):
             gevent.kill(cast("gevent.Greenlet[..., Any]", greenlet), timeout)
 
     def _drained(self, servers: list[StreamServer], within_s: float) -> bool:
-        """Wait until no connection is open. Returns False if some still are after `within_s`."""
+        """Wait until no connection is open. Returns False if one is still open after `within_s`."""
         with _silent_timeout(within_s):
             while any(server.pool for server in servers):
                 self.notify()

@@ -23,7 +23,7 @@ class Failure:
     """Why a request failed, before or during its response."""
 
     code: int
-    """The HTTP status, even if the response had already begun with another."""
+    """The HTTP status of the failure, even if the response had already begun with another."""
     message: str
     field: str | None = None
 
@@ -42,8 +42,8 @@ class Failure:
 
 def register_failures(app: Flask) -> None:
     """Make the app answer every error with a JSON body."""
-    app.register_error_handler(HTTPException, _by_http)
-    app.register_error_handler(Exception, _by_error)
+    app.register_error_handler(HTTPException, _handle_http_exception)
+    app.register_error_handler(Exception, _handle_error)
 
 
 def failure_response(failure: Failure) -> Response:
@@ -57,7 +57,7 @@ def failure_response(failure: Failure) -> Response:
 
 
 def describe(error: Exception, request_id: str) -> Failure:
-    """Return the failure to report to the client. Logs it unless the client caused it."""
+    """Return the failure to report to the client. Logs internal errors and failed generations."""
     if not isinstance(error, LongshoreError) or error.status == LongshoreError.status:
         logger.error("request=%s event=failed", request_id, exc_info=error)
         return Failure(LongshoreError.status, "internal error")
@@ -67,11 +67,11 @@ def describe(error: Exception, request_id: str) -> Failure:
     return Failure(error.status, str(error), field)
 
 
-def _by_error(error: Exception) -> Response:
+def _handle_error(error: Exception) -> Response:
     return failure_response(describe(error, g.request_id))
 
 
-def _by_http(error: HTTPException) -> Response:
+def _handle_http_exception(error: HTTPException) -> Response:
     if isinstance(error, RequestEntityTooLarge):
         return failure_response(Failure(413, "the body is larger than max_request_size allows"))
     description = error.description or error.name
@@ -80,5 +80,5 @@ def _by_http(error: HTTPException) -> Response:
     response = failure_response(Failure(error.code or 500, description))
     for name, value in error.get_headers():
         if name not in ("Content-Type", "Content-Length"):
-            response.headers[name] = value  # such as Allow, for 405
+            response.headers[name] = value  # such as Allow for status 405
     return response

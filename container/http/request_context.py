@@ -1,4 +1,4 @@
-"""The parts of one HTTP request that the APIs need, passed on as an argument."""
+"""The parts of one HTTP request that the APIs need, passed as an argument."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """One HTTP request. Only route functions use Flask's `request` and `g`; the rest gets this."""
+    """One HTTP request. Only route functions use Flask's `request` and `g` instead of this."""
 
     id: str
     headers: Headers
@@ -30,11 +30,13 @@ class RequestContext:
     has_hung_up: Callable[[], bool]
     """Returns whether the client has closed its connection."""
     response_headers: dict[str, str]
-    """Headers to add to the response. Changes count until the route function returns."""
+    """Headers to add to the response. Changes after the route function returns have no effect."""
 
     def json_fields(self) -> dict[str, object]:
-        """Parse a JSON body. Raises UnsupportedMediaType for other types, RequestError if it is
-        malformed."""
+        """Parse a JSON body.
+
+        Raises UnsupportedMediaType for other types and RequestError for malformed JSON.
+        """
         if not is_json_type(self.mimetype):
             raise UnsupportedMediaType(f"Content-Type {self.mimetype}: send application/json")
         return read_body(self.body, self.mimetype)
@@ -62,7 +64,7 @@ def request_context(accept_header: str = "Accept") -> RequestContext:
     RequestEntityTooLarge if the body is longer than the app's MAX_CONTENT_LENGTH.
     """
     body, limit = request.get_data(), request.max_content_length
-    # NOTE: werkzeug cuts a chunked body at the limit and raises nothing.
+    # NOTE: werkzeug cuts a chunked body at the limit without raising an error.
     if request.content_length is None and limit is not None and len(body) >= limit:
         raise RequestEntityTooLarge
     return RequestContext(

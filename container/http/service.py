@@ -24,15 +24,15 @@ class Service:
         self.model_name = model_name
 
     def wait_for(self, context: RequestContext, reply: TaskReply) -> Performed:
-        """Return a reply that has one part. Raises what `parts_of` raises."""
+        """Return the only part of a reply. Raises what `parts_of` raises."""
         (part,) = self.parts_of(context, reply)
         return part
 
     def parts_of(self, context: RequestContext, reply: TaskReply) -> Generator[Performed]:
         """Yield the parts of a reply as they arrive, up to and including the last.
 
-        Raises what `TaskReply.get` and `Deadline.wait` raise. The engine has dropped the request
-        once the generator is exhausted, raises or is closed.
+        Raises what `TaskReply.get` and `Deadline.wait` raise. If the generator raises or is
+        closed early, the request is aborted in the engine.
         """
         deadline = Deadline(context.has_hung_up, self.options.predict_timeout)
         try:

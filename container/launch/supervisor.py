@@ -29,10 +29,8 @@ from core.messages import Launch
 logger = logging.getLogger(__name__)
 
 FRONT_END_STOP_S = 26.0
-"""Time for the front end to stop, in which running requests may finish.
-
-    The front end gives them 25 s (`GRACEFUL_TIMEOUT_S`). SageMaker kills the container after 30 s.
-    """
+"""Time for the front end to stop. It gives running requests 25 s (`GRACEFUL_TIMEOUT_S`) to finish;
+SageMaker kills the container after 30 s."""
 ENGINE_STOP_S = 3.0
 _POLL_INTERVAL_S = 0.1
 _MAX_SOCKET_PATH = 100
@@ -117,7 +115,7 @@ class Supervisor:
         return 0
 
     def _wait_for_readiness(self) -> None:
-        """Wait one poll interval. Print the facts if the engine is ready; kill it if it is late."""
+        """Wait one poll interval. Print the facts of a ready engine; kill an overdue one."""
         if self._readiness is None:
             time.sleep(_POLL_INTERVAL_S)
             return
@@ -151,14 +149,14 @@ class Supervisor:
             return 0
         if code in _FINAL_EXIT_CODES:
             return code
-        # An engine killed while it loads was killed by the kernel's out-of-memory killer.
+        # Assume that SIGKILL during loading came from the kernel's out-of-memory killer.
         out_of_memory = (
             code == -signal.SIGKILL and not self._facts_printed and not self._loading_timed_out
         )
         return InsufficientMemoryError.exit_code if out_of_memory else 1
 
     def _stop(self, child: Child, timeout_s: float) -> None:
-        """Terminate the child and wait until it has ended, `timeout_s` or a second signal."""
+        """Terminate the child and wait for its exit, for `timeout_s` or for a second signal."""
         child.terminate()
         deadline = time.monotonic() + timeout_s
         while child.exit_code is None and self._num_stop_signals < 2:
@@ -219,7 +217,7 @@ def supervise(
 def run_directory(parent: Path | None = None) -> Generator[Path]:
     """Create a private temporary directory in `parent` or TMPDIR, and delete it at the end.
 
-    Raises ConfigurationError if its path is too long for a Unix socket in it.
+    Raises ConfigurationError if its path is too long to hold a Unix socket.
     """
     path = Path(tempfile.mkdtemp(prefix="longshore-", dir=parent))
     try:

@@ -24,7 +24,7 @@ def strip_archive_suffix(name: str) -> str:
 
 
 def unpack_archive(archive: Path) -> Path:
-    """Unpack an archive, unless that was done before, and return the directory of its files.
+    """Unpack an archive, unless it is already unpacked, and return the directory of its files.
 
     Raises ConfigurationError if it cannot be unpacked.
     """

@@ -1,4 +1,4 @@
-"""Finds the user's Python file, and whether it defines a handler or formatters."""
+"""Finds the user's Python file and checks whether it defines a handler or formatters."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ _UNSUPPORTED_DECORATORS = ("prediction_handler", "predict_formatter", "init_hand
 
 
 def find_handler(configuration: Configuration, model_dir: Path) -> Path | None:
-    """Return the file of `option.entryPoint` or model.py, or None if it defines no handler.
+    """Return the user's file if it defines a handler, or None if the engine serves the model.
 
-    Looks beside serving.properties, then in the model directory. None means that the engine serves
-    the model itself. Raises ConfigurationError if the file of option.entryPoint is missing or
-    defines neither handler nor formatters, if nothing could answer requests, and for syntax errors.
+    The file is `option.entryPoint`, by default model.py. Looks for it beside serving.properties,
+    then in the model directory. Raises ConfigurationError if the file of option.entryPoint is
+    missing or defines neither a handler nor formatters, if a file defines both, cannot be read or
+    has a syntax error, and if there is neither a handler nor a model to answer requests.
     """
     entry_point = configuration.options.entryPoint
     if entry_point is not None and is_built_in_handler(entry_point):
@@ -90,7 +91,7 @@ class _Definitions:
     """The definitions in a user's file, found without running it."""
 
     has_handler: bool
-    """Whether the module would define a handler function, also by importing it."""
+    """Whether the module defines or imports a handler function, or may do so by `import *`."""
     has_formatters: bool
     """Whether a function is decorated as a formatter."""
 

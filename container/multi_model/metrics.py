@@ -33,16 +33,16 @@ class _Merged(Collector):
         self._families: dict[str, Metric] = {}
         for page in pages:
             for family in text_string_to_metric_families(page):
-                known = self._families.setdefault(family.name, family)
-                if known is not family:
-                    known.samples += family.samples
+                merged = self._families.setdefault(family.name, family)
+                if merged is not family:
+                    merged.samples += family.samples
 
     def collect(self) -> Iterable[Metric]:
         return self._families.values()
 
 
 def _fetch(socket: Path) -> str:
-    """Return a container's metrics, or '' if it does not answer, as when it has just ended."""
+    """Return a container's metrics, or '' if it does not answer, for example because it exited."""
     connection = UnixConnection(socket)
     try:
         connection.request("GET", "/metrics")

@@ -11,7 +11,7 @@ from core.errors import ConfigurationError
 
 
 def store_entries(path: Path) -> Mapping[str, Path]:
-    """Return the models of a model store by name, or nothing if the path is no store.
+    """Return the models of a model store by name, or {} if the path is not a store.
 
     As in DJL, a directory is a store if all its entries, including hidden ones, are directories or
     archives. A directory with a single entry is treated as that model, and one in which no entry

@@ -1,4 +1,4 @@
-"""Tables of fields: those an API supports, those it rejects, and those it ignores."""
+"""Tables of the request fields that an API supports, rejects or ignores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Field:
     doc: str
     effect: Literal["supported", "unsupported", "ignored"] = "supported"
     neutral: tuple[object, ...] = ()
-    """Values of an unsupported field that are accepted because they request nothing."""
+    """Values of an unsupported field that are accepted because they ask for nothing special."""
     canonical_name: str | None = None
     """For an alias, the name of the field it stands for."""
 

@@ -15,9 +15,10 @@ _TOKEN_ID = re.compile("[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`expected` completes the error message "expected ..."; `schema` is the JSON Schema."""
+    """A kind of value that a field can have."""
 
     expected: str
+    """Completes the error message "expected ..."."""
     accepts: Callable[[object], bool]
     schema: Schema
 
@@ -83,9 +84,9 @@ OBJECTS = Kind("a list of objects", _is_objects, {"type": "array", "items": {"ty
 
 
 def with_schema(kind: Kind, schema: Schema) -> Kind:
-    """Return the kind with more JSON Schema, which the reader of the field has to check itself."""
+    """Return the kind with more JSON Schema, which the code that reads the field must check."""
     return replace(kind, schema={**kind.schema, **schema})
 
 
 ANYTHING = Kind("anything", lambda _: True, {})
-"""For fields whose form is checked by the code that reads them."""
+"""For fields that are checked by the code that reads them."""

@@ -13,8 +13,8 @@ from core.text.tokenizer import Tokenizer
 def with_bad_word_ids(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
     """Return the parameters with the texts in `bad_words` replaced by their tokens.
 
-    A word may start the answer or follow a space. As in vLLM, both spellings are forbidden if they
-    differ in their first token and have the same number of tokens.
+    A word may start the answer or follow a space. As in vLLM, the spelling with a space is also
+    forbidden if it has another first token than the plain one and as many tokens.
     """
     if not any(isinstance(word, str) for word in params.bad_words):
         return params
@@ -31,5 +31,5 @@ def _spellings(word: str, tokenizer: Tokenizer) -> Sequence[tuple[int, ...]]:
     )
     if not plain:
         return []
-    is_other = len(spaced) == len(plain) and spaced[0] != plain[0]
-    return [plain, spaced] if is_other else [plain]
+    forbids_both = len(spaced) == len(plain) and spaced[0] != plain[0]
+    return [plain, spaced] if forbids_both else [plain]

@@ -1,4 +1,4 @@
-"""Stop strings: end an answer at given texts."""
+"""Stop strings: texts that end an answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 class StopStrings:
     """Cuts a stream of text at the first stop string.
 
-    Text that may be the start of a stop string is held back until that is decided.
+    It holds back text that may be the start of a stop string until later text decides.
     """
 
     def __init__(self, texts: Sequence[str], *, include: bool = False) -> None:
@@ -17,11 +17,11 @@ class StopStrings:
         self._include = include
         self._held = ""
         self._num_exempt = 0
-        """A stop string that ends within this many first characters of `_held` is ignored."""
+        """Ignore stop strings that end within this many characters from the start of `_held`."""
         self.reached = False
 
     def push(self, text: str, *, exempt: bool = False) -> str:
-        """Add text and return what is certain by now. Sets `reached` at a stop string.
+        """Add text and return the text that can be released. Sets `reached` at a stop string.
 
         exempt: ignore a stop string that ends in this text.
         """
@@ -30,10 +30,10 @@ class StopStrings:
         self._held += text
         if exempt:
             self._num_exempt = len(self._held)
-        found = [span for stop in self._texts if (span := self._find(stop)) is not None]
-        if found:
+        spans = [span for stop in self._texts if (span := self._find(stop)) is not None]
+        if spans:
             self.reached = True
-            start, end = min(found)
+            start, end = min(spans)
             released, self._held = self._held[: end if self._include else start], ""
             return released
         cut = len(self._held) - partial_match_length(self._held, self._texts)
@@ -47,7 +47,7 @@ class StopStrings:
         return released
 
     def _find(self, stop: str) -> tuple[int, int] | None:
-        """Return start and end of the first occurrence in the held text that is not exempt."""
+        """Return start and end of the first occurrence of `stop` in `_held` that is not exempt."""
         start = self._held.find(stop, max(0, self._num_exempt - len(stop) + 1))
         return None if start < 0 else (start, start + len(stop))
 

@@ -32,14 +32,14 @@ class AttentionBackend(Protocol):
         """Write the new K and V of `call` into their slots [T]; a negative slot is padding.
 
         If the call has a rotation, also rotate its queries in place, and write rotated keys.
-        `call.key` may be rotated in place or not.
+        Whether `call.key` itself is rotated depends on the backend.
         """
         ...
 
     def attend(
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch
     ) -> Tensor:
-        """Return the attention output, [T, heads, value_dim]; `write` comes first."""
+        """Return the attention output, [T, heads, value_dim]. Call `write` first."""
         ...
 
     def copy_blocks(self, table: CacheTable, pairs: Tensor) -> None:
@@ -64,7 +64,7 @@ def make_backend(
 ) -> tuple[AttentionBackend, tuple[str, ...]]:
     """Return the fastest backend that supports these layers, and notes for the log.
 
-    max_model_len: the longest context, in tokens. There is a note if torch's SDPA has to be used.
+    max_model_len: the longest context, in tokens. A note tells why if torch's SDPA has to be used.
     """
     if device.type != "cuda":
         reason = _unsupported_in_cpp(shapes, kv_dtype)
@@ -210,8 +210,8 @@ class TritonBackend:
                 values,
                 parts.decode_tables,
                 parts.decode_lens,
-                # Does not depend on the contexts of this step: each number of splits is another
-                # kernel to compile, and only those that graphs were captured with are compiled.
+                # NOTE: independent of this step's context lengths. Each number of splits is another
+                # kernel to compile, and only those of the captured graphs are compiled ahead.
                 num_splits=self._num_splits(
                     first, keys.shape[2], self._num_processors, self._max_model_len
                 ),
@@ -266,7 +266,7 @@ def _dense(rows: Tensor) -> Tensor:
 def _unsupported_in_cpp(shapes: Sequence[LayerShape], kv_dtype: torch.dtype) -> str | None:
     """Return why the C++ kernels cannot compute these layers, or None."""
     if kv_dtype not in SUFFIXES:
-        return f"a KV cache of {str(kv_dtype).removeprefix('torch.')} is for GPUs"
+        return f"a KV cache of {str(kv_dtype).removeprefix('torch.')} is supported only on GPUs"
     for shape in shapes:
         for dim in (shape.key_dim, shape.value_dim):
             if dim % WIDTH or dim > MAX_DIM:

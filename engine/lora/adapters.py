@@ -42,7 +42,7 @@ class Adapters:
         return self._loaded[name]
 
     def load(self, name: str, src: str, in_use: Collection[int] = ()) -> Adapter:
-        """Reserve, read and install. Raises what these raise; nothing changes then."""
+        """Reserve, read and install. If one of them raises, nothing is changed."""
         self.reserve(name, in_use)
         try:
             weights = self.read(src)
@@ -54,7 +54,7 @@ class Adapters:
     def reserve(self, name: str, in_use: Collection[int] = ()) -> None:
         """Reserve a slot for an adapter.
 
-        in_use: slots used by requests, including those of adapters unloaded meanwhile.
+        in_use: slots that requests use, including slots of adapters that are no longer loaded.
 
         Raises ConflictError if the name is taken and NoRoomError if no slot is free.
         """

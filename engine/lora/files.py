@@ -43,7 +43,7 @@ class _Config(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """An adapter's factors for one linear layer, in the layer's type. It adds `b @ a`."""
+    """An adapter's factors for one linear layer, in its dtype. They add `b @ a` to its weight."""
 
     a: Tensor
     """[rank, in]."""
@@ -70,7 +70,7 @@ class AdapterWeights:
 
 @dataclass(frozen=True, slots=True)
 class LayerSize:
-    """Features and type of a linear layer."""
+    """Features and dtype of a linear layer."""
 
     in_features: int
     out_features: int
@@ -78,7 +78,7 @@ class LayerSize:
 
 
 def read_adapter(folder: Path, sizes: Mapping[str, LayerSize], max_rank: int) -> AdapterWeights:
-    """Read and check an adapter. sizes: of the layers that can be adapted, by name.
+    """Read and check an adapter. sizes: layers that can be adapted, by name.
 
     Raises RequestError with field `src` if the folder holds no adapter, an unsupported one or one
     for another model.
@@ -159,7 +159,7 @@ def _check_layer(
     if (in_features, out_features) != (size.in_features, size.out_features) or rank != rank_of_b:
         raise _rejected(
             folder,
-            f"{name} is {out_features} x {rank_of_b} times {rank} x {in_features}, and in this "
+            f"{name} is {out_features} x {rank_of_b} times {rank} x {in_features}, but in this "
             f"model {size.out_features} x {size.in_features}: it was made for another model",
         )
     if not 1 <= rank <= max_rank:
@@ -180,5 +180,5 @@ def _layer(
     return LayerWeights(a, b)
 
 
-def _rejected(folder: Path, why: str) -> RequestError:
-    return RequestError("src", f"{folder}: {why}")
+def _rejected(folder: Path, reason: str) -> RequestError:
+    return RequestError("src", f"{folder}: {reason}")

@@ -1,7 +1,7 @@
 """The loaded LoRA adapters on the device, and their part of a forward pass.
 
 LoRA (Hu et al., 2021) adds `scale * B @ A` to the weight of a linear layer, [out, in], where A is
-[rank, in] and B [out, rank]. Here the A of all adapters are stacked, in slots of `max_rank` rows.
+[rank, in] and B [out, rank]. Here all adapters' A matrices are stacked in slots of `max_rank` rows.
 The input is multiplied by all of them, and each token keeps only the columns of its own adapter:
 
 ```
@@ -119,9 +119,9 @@ class _Factors:
         """B of each layer, transposed: [num_columns, out]."""
 
     def add(self, x: Tensor, foreign: Tensor, output: Tensor) -> None:
-        """x: [T, in]; output: [T, out], changed in place."""
+        """Add each token's adapter to `output` [T, out], in place. x: [T, in]."""
         inner = F.linear(x, self.down).view(len(x), len(self.up), self._num_columns)
-        inner.masked_fill_(foreign[:, None], 0)  # not multiplied by a 0/1 mask: inf * 0 is NaN
+        inner.masked_fill_(foreign[:, None], 0)  # a 0/1 factor would not do: inf * 0 is NaN
         for index, (name, up) in enumerate(self.up.items()):
             output[:, self._parts[name].rows].addmm_(inner[:, index], up)
 

@@ -1,4 +1,4 @@
-"""Measures the memory that a step takes beside weights and KV cache, by running the largest one."""
+"""Measures the memory a step takes besides weights and KV cache, by running the largest one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
 def run_forward(model: PackedModel, num_tokens: int, num_sequences: int) -> Tensor:
     """Run a forward pass without a KV cache. Return logits [S, vocabulary].
 
-    Attention is replaced by zeros. The real one too allocates nothing but its output.
+    Attention is replaced by zeros. Apart from the scratch of split decodes, the real kernels also
+    allocate only their output.
     """
     device = model.device
     tokens = torch.zeros(3, num_tokens, dtype=torch.int64, device=device)
@@ -47,7 +48,7 @@ def run_forward(model: PackedModel, num_tokens: int, num_sequences: int) -> Tens
 
 @torch.inference_mode()
 def run_step(model: PackedModel, num_tokens: int, num_sequences: int) -> Tensor:
-    """Run a forward pass as above and sample for each sequence. Return token ids [S] int64."""
+    """Call `run_forward` and sample for each sequence. Return token ids [S] int64."""
     logits = run_forward(model, num_tokens, num_sequences)
     newest = torch.zeros(num_sequences, dtype=torch.int64, device=model.device)
     params = SamplingParams(temperature=1.0, top_p=0.9, seed=0)

@@ -1,7 +1,7 @@
 """`Linear`, and the formats in which its weight may be stored.
 
 A format is built from a checkpoint's tensors, multiplies rows and knows its size in bytes. To add
-one, write such a class and choose it in `choose_format`.
+a format, write such a class and return it from `choose_format`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Linear:
     """Maps rows [T, in] to [T, out], however the weight is stored.
 
     Layers with the same input (q, k and v; gate and up) are merged into one `Linear`; `parts` says
-    which outputs belong to which. Adapters add to the outputs.
+    which outputs belong to which layer. Adapters add to the outputs.
     """
 
     def __init__(

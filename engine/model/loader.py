@@ -27,7 +27,7 @@ class Source:
 
 
 class Loader:
-    """Loads tensors, linear layers and norms onto the device, in the dtype of computation."""
+    """Loads tensors, linear layers and norms onto the device, in the dtype of the computation."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Loader:
         return self.tensor(name, *shape) if name in self.checkpoint else None
 
     def place(self, tensor: Tensor) -> Tensor:
-        """Copy a tensor to the device, so that it is never a view of a mapped file."""
+        """Return a copy of the tensor on the device, never a view of a mapped file."""
         placed = torch.empty(tensor.shape, device=self.device, dtype=self.dtype).copy_(tensor)
         self.num_bytes += placed.nbytes
         return placed

@@ -1,8 +1,8 @@
 """Rotary position embedding (Su et al., 2021): the cosines and sines of each token.
 
-They depend only on the token's position, never on the rest of the batch. transformers' variants
-that switch frequencies with the longest sequence of a batch (longrope, dynamic) are fixed once
-here, by the maximum tokens of a sequence.
+They depend only on the token's position, never on the rest of the batch. In transformers,
+some variants (longrope, dynamic) switch frequencies with the longest sequence of a batch. Here the
+maximum length of a sequence decides once.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Rotary:
 
 
 def _frequencies(spec: DecoderSpec, name: str) -> tuple[Tensor, float]:
-    """Return the frequencies [half] and the factor on cosines and sines."""
+    """Return the frequencies [half] and the factor that cosines and sines are multiplied by."""
     parameters = spec.ropes[name]
     kind = parameters["rope_type"]
     config: Any = spec.config

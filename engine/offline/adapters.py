@@ -29,14 +29,14 @@ class LoRARequest:
 
 
 LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
-"""One for all prompts, or one for each."""
+"""One adapter for all prompts, or a list with one or None per prompt."""
 
 
 def load_requested(engine: Engine, requests: Iterable[LoRARequest | None]) -> None:
     """Load the adapters that are not loaded yet. If all slots are taken, unload unused ones.
 
-    Raises RequestError if one call needs more adapters than slots or one cannot be served, and
-    NoRoomError if running requests occupy the slots.
+    Raises RequestError if the call needs more adapters than there are slots or if an adapter cannot
+    be served, and NoRoomError if running requests occupy the slots.
     """
     wanted = {request.key: request for request in requests if request is not None}
     if not wanted:

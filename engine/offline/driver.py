@@ -27,7 +27,7 @@ class OfflineRequest:
         tokenizer: Tokenizer | None,
         adapter: str = "",
     ) -> None:
-        """prompt_index: among the caller's prompts; adapter: the name of a loaded one, or ''."""
+        """prompt_index: index among the caller's prompts; adapter: name of a loaded one, or ''."""
         self.prompt_index = prompt_index
         self.prompt_token_ids = prompt_token_ids
         self.params = params
@@ -58,7 +58,7 @@ class OfflineRequest:
 
 
 _Deltas = deque[tuple[OfflineRequest, Delta | GenerationError]]
-"""New outputs of one caller's requests, which it has not taken yet."""
+"""New outputs of one caller's requests that the caller has not taken yet."""
 
 
 class Driver:
@@ -71,7 +71,7 @@ class Driver:
 
     @property
     def engine(self) -> Engine:
-        """Raises EngineUnavailableError once closed."""
+        """The engine. Raises EngineUnavailableError after `close`."""
         if self._engine is None:
             raise EngineUnavailableError("this LLM is closed; make another")
         return self._engine
@@ -83,7 +83,7 @@ class Driver:
     def run(self, requests: Sequence[OfflineRequest]) -> Iterator[tuple[OfflineRequest, Delta]]:
         """Submit all requests and yield new tokens until every answer has ended.
 
-        However it ends, also when the generator is closed, its requests are aborted. Raises
+        Aborts unfinished requests however the generator ends, even if the caller closes it. Raises
         RequestError if a request cannot run (then none does) and GenerationError if one fails.
         """
         deltas: _Deltas = deque()

@@ -1,4 +1,4 @@
-"""The types of prompts that `LLM` takes, which are those of vLLM."""
+"""The types of prompts that `LLM` takes: the same as vLLM's."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def encoded(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, list[int]]:
     """Return the prompt's text, or None if only its token ids were given, and its token ids.
 
-    Raises RequestError for a dict with other keys, and for a text if there is no tokenizer.
+    Raises RequestError for a dict with other keys, and for text if there is no tokenizer.
     """
     if isinstance(prompt, Mapping):
         fields = cast(Mapping[str, object], prompt)
         if not fields or not fields.keys() <= {"prompt", "prompt_token_ids"}:
-            raise RequestError("prompt", "a dict has prompt or prompt_token_ids, and nothing else")
+            raise RequestError("prompt", "the only keys of a dict are prompt and prompt_token_ids")
         text = cast(str | None, fields.get("prompt"))
-        given = cast(Sequence[int] | None, fields.get("prompt_token_ids"))
-        if given is not None:
-            return text, list(given)
+        token_ids = cast(Sequence[int] | None, fields.get("prompt_token_ids"))
+        if token_ids is not None:
+            return text, list(token_ids)
         prompt = text or ""
     if not isinstance(prompt, str):
         return None, list(prompt)

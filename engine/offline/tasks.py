@@ -37,7 +37,7 @@ class EmbeddingRequestOutput:
 def embed(
     engine: TaskEngine, prompts: Sequence[Prompt], max_tokens: int | None, *, use_tqdm: bool
 ) -> list[EmbeddingRequestOutput]:
-    """Embed the prompts in the strategy's batches. Return the results in the order of prompts.
+    """Embed the prompts in batches that the strategy forms. Return one result per prompt, in order.
 
     Raises RequestError or GenerationError for the first prompt that fails; the others are aborted.
     """

@@ -1,4 +1,4 @@
-"""Adds to single logits: `bad_words`, `no_repeat_ngram_size`, `min_tokens` and `logit_bias`."""
+"""Changes single logits: `bad_words`, `no_repeat_ngram_size`, `min_tokens` and `logit_bias`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from engine.staging import Parcel
 
 BAN = float("-inf")
 ANY = -1
-"""Instead of a required newest token: the ban applies after any token."""
+"""In place of the newest token that a ban requires: the ban applies after any token."""
 Biases = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 class Edits:
-    """Caches each sequence's `logit_bias` as arrays."""
+    """Plans a step's changes to single logits. Caches each sequence's `logit_bias` as arrays."""
 
     def __init__(self, ngrams: Ngrams) -> None:
         self._ngrams = ngrams
         self._biases: WeakKeyDictionary[TokenSequence, Biases] = WeakKeyDictionary()
 
     def plan(self, rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> Change | None:
-        # NOTE: the newest token may be in flight. So bad words are matched up to the token before
-        # it here, and the newest one is compared on the device.
+        # NOTE: the newest token may be in flight. So the host matches bad words only up to the
+        # token before it, and the device compares the newest one.
         bans = [
             (index, after, token)
             for index, row in enumerate(rows)
@@ -59,7 +59,7 @@ class Edits:
         return change
 
     def _bans(self, row: Row, vocab_size: int) -> Iterator[tuple[int, int]]:
-        """Yield pairs of the newest token for which a ban applies, or ANY, and the banned token."""
+        """Yield (newest token, banned token): the ban applies after this token, or after ANY."""
         yield from _end_tokens(row, vocab_size)
         yield from _bad_words(row)
         yield from ((ANY, token) for token in self._ngrams.banned_tokens(row))
@@ -72,7 +72,7 @@ class Edits:
 
 
 def _end_tokens(row: Row, vocab_size: int) -> Iterator[tuple[int, int]]:
-    """Yield bans of the tokens that would end an answer shorter than `min_tokens`."""
+    """Ban the tokens that would end an answer shorter than `min_tokens`."""
     if row.num_generated < row.params.min_tokens:
         for token in row.sequence.end_token_ids:
             if 0 <= token < vocab_size:
@@ -80,13 +80,13 @@ def _end_tokens(row: Row, vocab_size: int) -> Iterator[tuple[int, int]]:
 
 
 def _bad_words(row: Row) -> Iterator[tuple[int, int]]:
-    """Yield bans of the last token of each bad word whose other tokens end the answer so far.
+    """Ban the last token of each bad word if the answer so far ends with the word's other tokens.
 
-    The last of those other tokens is the newest one, which the device compares.
+    The newest token is not compared here but on the device.
     """
     end = row.num_tokens - 1
     for word in row.params.bad_words:
-        assert not isinstance(word, str), "rejected by the engine"
+        assert not isinstance(word, str), "the engine rejects words without token ids"
         if len(word) == 1:
             yield ANY, word[0]
         elif len(word) - 1 <= row.num_generated:

@@ -22,8 +22,9 @@ from engine.staging import Parcel, Sent
 class Grammar:
     """Keeps the matcher of each sequence.
 
-    A matcher consumes each token once, when it reaches the host, even if the sequence is preempted
-    then. The next mask needs that token, so the strategy never schedules such a sequence ahead.
+    A matcher consumes each token once, when the token reaches the host, even if the sequence has
+    been preempted by then. The next mask needs that token, so the strategy never schedules a
+    constrained sequence ahead.
     """
 
     def __init__(self, grammars: Grammars | None) -> None:
@@ -35,7 +36,9 @@ class Grammar:
         indices = [index for index, row in enumerate(rows) if _is_constrained(row)]
         if not indices:
             return None
-        assert self._grammars is not None, "rejected by the engine"
+        assert self._grammars is not None, (
+            "the engine rejects `structured_outputs` without grammars"
+        )
         matchers = [self._matcher_of(rows[index].sequence, self._grammars) for index in indices]
         masks = self._grammars.masks(matchers, vocab_size)
         for index, mask in zip(indices, masks, strict=True):
@@ -52,10 +55,10 @@ class Grammar:
 
 
 class GrammarMask:
-    """The masks of a step's constrained rows. A Change; `settle` consumes the sampled tokens.
+    """A Change that masks a step's constrained rows. `settle` consumes the sampled tokens.
 
-    If other logits processors have masked every token that the grammar allows, all of these become
-    equally likely.
+    If other logits processors have masked every token that the grammar allows, these tokens all
+    become equally likely.
     """
 
     def __init__(self, matchers: Mapping[int, Matcher], row_index: Sent, masks: Sent) -> None:
@@ -65,28 +68,28 @@ class GrammarMask:
         self._masks = masks
 
     def __call__(self, scores: Tensor, newest: Tensor) -> None:
-        own = scores[self._row_index()]
-        bit = torch.arange(8, dtype=torch.uint8, device=own.device)
+        logits = scores[self._row_index()]
+        bit = torch.arange(8, dtype=torch.uint8, device=logits.device)
         bits = (self._masks()[:, :, None] >> bit).bitwise_and_(1)
-        is_allowed = bits.flatten(1)[:, : own.shape[1]].bool()
-        own.masked_fill_(~is_allowed, float("-inf"))
-        is_empty = own.amax(1, keepdim=True) == float("-inf")
-        own.masked_fill_(is_empty & is_allowed, 0.0)
-        scores.index_copy_(0, self._row_index(), own)
+        is_allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+        logits.masked_fill_(~is_allowed, float("-inf"))
+        is_empty = logits.amax(1, keepdim=True) == float("-inf")
+        logits.masked_fill_(is_empty & is_allowed, 0.0)
+        scores.index_copy_(0, self._row_index(), logits)
 
     def settle(self, sampled: list[Sampled | Failure]) -> None:
         """Advance the matchers by the sampled tokens of all rows of the step.
 
-        Changes `sampled`: a row whose answer is complete gets `ends`, and one with a grammar error
-        becomes a Failure.
+        Changes `sampled`: a row whose answer is complete gets `ends=True`, and one with a
+        grammar error becomes a Failure.
         """
         for row, matcher in self._matchers.items():
-            own = sampled[row]
-            assert isinstance(own, Sampled)
-            if not matcher.consume_token(own.token_ids[0]):
+            sample = sampled[row]
+            assert isinstance(sample, Sampled)
+            if not matcher.consume_token(sample.token_ids[0]):
                 sampled[row] = Failure(str(grammar_error(matcher.get_error())))
             elif matcher.is_stopped():
-                sampled[row] = replace(own, ends=True)
+                sampled[row] = replace(sample, ends=True)
 
 
 def _is_constrained(row: Row) -> bool:

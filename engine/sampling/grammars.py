@@ -40,8 +40,9 @@ class Grammars:
         return grammar_text(form) in self._compiled
 
     def matcher(self, form: StructuredOutputsParams) -> Matcher:
-        """Return a matcher in its initial state. Compiles a new grammar; the first call of all also
-        reads the tokenizer.
+        """Return a matcher in its initial state, compiling the grammar if it is not cached.
+
+        The first compilation also reads the tokenizer.
 
         Raises RequestError if the grammar is wrong, too complex, or does not fit this model.
         """
@@ -67,7 +68,7 @@ class Grammars:
 
         Token t is bit t % 8 of byte t // 8.
 
-        vocab_size: of the logits. Tokens that the tokenizer does not have are not allowed.
+        vocab_size: that of the logits. Tokens that the tokenizer does not have are not allowed.
         """
         masks = np.empty((len(matchers), -(-self._tokenizer.vocab_size // 32)), np.uint32)
         for matcher, mask in zip(matchers, masks, strict=True):
@@ -93,11 +94,11 @@ class Grammars:
             text = _without_truncation(tokenizer_file(self._model_dir).read_bytes())
             return load_llguidance().LLTokenizer(text, eos_token=self._eos_token_ids or None)
         except (ConfigurationError, ValueError) as error:
-            raise RequestError(FIELD, f"does not go with this model: {error}") from None
+            raise RequestError(FIELD, f"cannot be used with this model: {error}") from None
 
 
 def _without_truncation(tokenizer: bytes) -> str:
     """Remove truncation and padding settings, which a file may keep from training."""
     fields = msgspec.json.decode(tokenizer, type=dict[str, msgspec.Raw])
-    nothing = dict.fromkeys(("truncation", "padding"), msgspec.Raw(b"null"))
-    return msgspec.json.encode({**fields, **nothing}).decode()
+    disabled = dict.fromkeys(("truncation", "padding"), msgspec.Raw(b"null"))
+    return msgspec.json.encode({**fields, **disabled}).decode()

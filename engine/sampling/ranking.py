@@ -1,4 +1,4 @@
-"""Ranks the tokens of a position: the most likely ones, and the rank of the actual one."""
+"""Finds the most likely tokens of a position, and the rank of the token that is actually there."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from engine.sampling.rows import Row, integers
 from engine.staging import HostCopy, Parcel
 
 Rank = Callable[[Tensor, Tensor, Tensor], "Ranking"]
-"""Takes logits [N, vocabulary], token ids [N] and normalizers [N]. Ranks the rows with
+"""Takes logits [N, vocabulary], token ids [N] and normalizers [N]. Ranks only the rows that have
 `logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Log-probabilities at Q positions, under the unfiltered model."""
+    """Logprobs and ranks at Q positions, from logits that no logits processor has changed."""
 
     logprobs: Tensor
-    """[Q] fp32, nats: of the token at each position."""
+    """[Q] fp32, nats: logprob of the token at each position."""
     ranks: Tensor
     """[Q] int64: rank of the token at each position; 1 is the most likely."""
     top_token_ids: Tensor
@@ -55,12 +55,12 @@ def rank(logits: Tensor, token_ids: Tensor, normalizers: Tensor, width: int) -> 
     logits: [Q, vocabulary] fp32; token_ids: [Q] int64; normalizers: [Q] fp32, each row's logsumexp;
     width: K, reduced to the vocabulary's size.
     """
-    own = logits.gather(1, token_ids[:, None])
+    token_logits = logits.gather(1, token_ids[:, None])
     log_total = normalizers[:, None]
     top, top_token_ids = logits.topk(min(width, logits.shape[1]))
     return Ranking(
-        logprobs=(own - log_total)[:, 0],
-        ranks=(logits > own).sum(1) + 1,
+        logprobs=(token_logits - log_total)[:, 0],
+        ranks=(logits > token_logits).sum(1) + 1,
         top_token_ids=top_token_ids,
         top_logprobs=top - log_total,
     )

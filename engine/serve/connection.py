@@ -1,4 +1,4 @@
-"""The engine's socket, run by a thread: the server's loop sees only an inbox and an outbox."""
+"""The engine's socket. A thread of its own runs it; the server's loop only queues messages."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Pulse:
 
 
 def failed(id: str, error: BaseException) -> Failed:
-    """Return the message from which `container.wire.token_stream.failure_of` remakes the error.
+    """Return the message from which `container.wire.token_stream.failure_of` restores the error.
 
     Any error that the client did not cause becomes `failed`, with its type in the message.
     """
@@ -129,7 +129,7 @@ class Connection:
         self.send(EVERYONE, message)
 
     def _queue(self, frames: list[bytes]) -> None:
-        # Once the thread has failed, nobody receives: the inbox then holds a Broken.
+        # If the thread has failed, nobody receives messages, and the inbox holds a Broken.
         with contextlib.suppress(zmq.Again):
             self._outbox.send_multipart(frames, zmq.NOBLOCK)
 

@@ -1,8 +1,9 @@
 """Decode steps as captured CUDA graphs: one launch instead of hundreds.
 
 A graph replays the kernels launched during its capture, with the same shapes and addresses. So one
-graph is captured per bucket of a few batch sizes. A step copies its inputs into the buffers that
-the graph reads and pads them to the bucket's size. Context lengths are data in these buffers.
+graph is captured per bucket, a small range of batch sizes. A step copies its inputs into the
+buffers that the graph reads and pads them to the bucket's size. Context lengths are data in these
+buffers.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class CudaRecorder:
         """Capture `work`. Raises RuntimeError if it waits for the device.
 
         The warm-up compiles kernels and sets up libraries. It also finds code that waits for the
-        device: when a capture fails on that, torch's memory pool stays open and later frees fail.
+        device. If the capture itself failed on such code, torch's memory pool would stay open and
+        later frees would fail.
         """
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), _no_synchronization():
@@ -60,7 +62,7 @@ class CudaRecorder:
 
 @contextmanager
 def _no_synchronization() -> Iterator[None]:
-    """Let torch raise RuntimeError where the host would wait for the device."""
+    """Make torch raise RuntimeError where the host would wait for the device."""
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -115,14 +117,14 @@ class DecodeGraphs:
         self._sizes = buckets(max_rows)
         variants = (False, True) if model.adapter_memory is not None else (False,)
         self._graphs = {
-            (size, adapts): self._record(size, recorder, adapts=adapts)
+            (size, has_adapters): self._record(size, recorder, has_adapters=has_adapters)
             for size in progress(self._sizes[::-1])
-            for adapts in variants
+            for has_adapters in variants
         }
 
     @torch.inference_mode()
-    def _record(self, num_rows: int, recorder: Recorder, *, adapts: bool) -> DecodeGraph:
-        inputs = self._buffers.inputs(num_rows, adapts=adapts)
+    def _record(self, num_rows: int, recorder: Recorder, *, has_adapters: bool) -> DecodeGraph:
+        inputs = self._buffers.inputs(num_rows, has_adapters=has_adapters)
         step = PagedStep(inputs.batch, self._cache, self._backend)
         logits = self._buffers.logits[:num_rows]
         replay = recorder.record(lambda: logits.copy_(self._model.forward(inputs, step)))
@@ -135,14 +137,14 @@ class DecodeGraphs:
         bucket = bisect_left(self._sizes, len(plan.chunks))
         if bucket == len(self._sizes):
             return None
-        adapts = any(chunk.sequence.adapter for chunk in plan.chunks)
-        return self._graphs[self._sizes[bucket], adapts]
+        has_adapters = any(chunk.sequence.adapter for chunk in plan.chunks)
+        return self._graphs[self._sizes[bucket], has_adapters]
 
 
 def buckets(max_rows: int) -> list[int]:
     """Return the batch sizes to capture, up to `max_rows`.
 
-    Small sizes are close together, since there a row of padding costs most.
+    Small sizes are close together, since a padding row costs most there.
     """
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows, 32)]
     return [size for size in sizes if size < max_rows] + [max_rows]
@@ -163,7 +165,7 @@ class _Buffers:
         self._query_starts = torch.zeros(1, dtype=torch.int32, device=device)
         self._adapter_slots = torch.full((max_rows,), NO_ADAPTER, device=device)
 
-    def inputs(self, num_rows: int, *, adapts: bool) -> StepInputs:
+    def inputs(self, num_rows: int, *, has_adapters: bool) -> StepInputs:
         """Return views of the first `num_rows` rows as the inputs of a step."""
         tokens = self._tokens[:, :num_rows]
         batch = PagedBatch(
@@ -174,12 +176,14 @@ class _Buffers:
             spans=None,
             num_decodes=num_rows,
         )
-        slots = self._adapter_slots[:num_rows] if adapts else None
+        slots = self._adapter_slots[:num_rows] if has_adapters else None
         return StepInputs(tokens, self._rows[:num_rows], batch, (), adapter_slots=slots)
 
     def fill(self, inputs: StepInputs) -> None:
-        """Copy a step's inputs in. Block tables keep stale entries past a context's end; no kernel
-        reads these."""
+        """Copy a step's inputs into the buffers.
+
+        Block tables keep stale entries past a context's end, which no kernel reads.
+        """
         num_rows, num_blocks = inputs.batch.block_tables.shape
         self._tokens[:, :num_rows].copy_(inputs.tokens)
         self._context_lens[:num_rows].copy_(inputs.batch.context_lens)

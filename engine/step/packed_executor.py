@@ -29,10 +29,10 @@ NOTHING_SAMPLED = Sampled((), ())
 
 
 class PackedExecutor:
-    """Runs any mix of prompts, chunks of prompts and decodes as one row of tokens, unpadded.
+    """Runs any mix of prefills, chunked prefills and decodes as one row of tokens, unpadded.
 
     `submit` never waits for the device. Inputs and sampled tokens are copied asynchronously, and
-    a token that the next step needs is read from the device's memory.
+    the next step reads the tokens that it needs from the device's memory.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class PackedExecutor:
         self._sampler = Sampler(staging, grammars)
         self._beam_staging = Staging(model.device)
         self._newest = torch.empty(0, dtype=torch.int64, device=model.device)
-        """[S] int64: the tokens sampled by the step before."""
+        """[S] int64: the tokens sampled by the previous step."""
         self._newest_rows: dict[int, int] = {}
         """Indices into `_newest`, by sequence id."""
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> SubmittedStep:
-        """Runs several forward passes only if many rows of prompts are scored."""
+        """Start a step: one forward pass, or several if `prompt_logprobs` need many rows."""
         self._mover.launch(plan.moves)
         if not plan.chunks:
             return FinishedStep({})
@@ -122,9 +122,9 @@ class _PackedStep:
                 result |= part.candidates.wait()
             if part.scores is not None:
                 scores.append(part.scores.wait())
-        for id, prompt in join_scores(scores).items():
+        for id, prompt_scores in join_scores(scores).items():
             sampled = result.get(id, NOTHING_SAMPLED)
             if not isinstance(sampled, Failure):
                 assert isinstance(sampled, Sampled), "a beam search scores no prompt"
-                result[id] = replace(sampled, prompt=prompt)
+                result[id] = replace(sampled, prompt=prompt_scores)
         return result

@@ -14,13 +14,14 @@ from engine.inputs import Scored
 from engine.sampling.ranking import rank
 
 MAX_SCORED_ROWS = 256
-"""Maximum rows per forward pass that need logits for scores only; a large batch samples as many."""
+"""Maximum rows per forward pass whose logits serve only as scores: as many as a large batch samples
+from."""
 
 
 def split_plan(plan: StepPlan, max_rows: int) -> list[StepPlan]:
-    """Split the plan so that each part scores at most `max_rows` rows.
+    """Split the plan into parts that score at most `max_rows` rows each.
 
-    Block moves go with the first part.
+    The first part gets the block moves.
     """
     parts: list[list[Chunk]] = [[]]
     room = max_rows

@@ -25,7 +25,7 @@ from strategies.base import Limits
 from strategies.factory import StrategySettings, make_strategy
 
 _TOKENS_PER_JOB = 2
-"""A job looks like a one-token prompt and a one-token answer to its strategy: see `TaskEngine`."""
+"""To the strategy, a job is a one-token prompt with a one-token answer: see `TaskEngine`."""
 
 
 def build_task_engine(task: Task, model_dir: Path, options: Options) -> TaskEngine:
@@ -40,7 +40,7 @@ def build_task_engine(task: Task, model_dir: Path, options: Options) -> TaskEngi
     notes = check_tensor_parallel(options, device)
     performer = _load_performer(task, model_dir, options, device)
     choice = choose_batching_of(task, options)
-    assert choice.name is not None, "only generation leaves the strategy open"
+    assert choice.name is not None, "only text generation leaves the strategy undecided"
     batching = choice.name
     max_jobs = sequence_limit(options, batching)
     description = performer.description

@@ -3,7 +3,7 @@
 Calling kernels one by one makes Python check and collect each kernel's arguments on every call,
 which takes longer than a small step takes to compute. Here, arguments that never change are set
 once; `bind` sets the addresses of a step's buffers, and then all kernels run in one call. Addresses
-point to dense rows, which have the same dtype throughout a part.
+point to rows of the part's `dtype`, dense unless strides are passed.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class PreparedNorm:
     ) -> None:
         """Set the addresses of a step.
 
-        num_heads: number of rows that each token has side by side. strides: elements between tokens
-        and between heads, dense if None. residual: address of dense rows to which the result is
+        num_heads: rows per token, each normalized by itself. strides: elements between tokens and
+        between heads, dense if None. residual: address of dense rows to which the result is
         added; may equal `out`.
         """
         arguments = self._arguments
@@ -119,7 +119,8 @@ class PreparedMLP:
         down: PreparedLinear,
         activation: Literal["silu", "gelu_tanh"],
     ) -> None:
-        """Raises NoKernelError if the C++ has no kernel for the width or dtype."""
+        """Raises NoKernelError if the C++ has no kernel for the width or dtype, or if the
+        projections do not match."""
         _check(gate_up.num_columns // 2, gate_up.dtype)
         if gate_up.num_columns != 2 * down.depth or gate_up.dtype != down.dtype:
             raise NoKernelError("the sizes or dtypes of its projections do not match")
@@ -227,7 +228,7 @@ class PreparedAttention:
 
     @staticmethod
     def supports(qkv: PreparedLinear, out: PreparedLinear, heads: Heads) -> bool:
-        """Whether the projections match the heads and the C++ has kernels for them."""
+        """Return whether the projections match the heads and the C++ has kernels for them."""
         dims = heads.key_dim, heads.value_dim
         widths = (*dims, heads.rotary_dim // 2)
         num_columns = (heads.num_heads + heads.num_kv_heads) * heads.key_dim
@@ -314,7 +315,7 @@ class Memory(NamedTuple):
 LayerNorms = tuple[
     PreparedNorm | None, PreparedNorm | None, PreparedNorm | None, PreparedNorm | None
 ]
-"""Before attention, after it, before the MLP, after it."""
+"""Norms before and after attention, and before and after the MLP."""
 
 
 class PreparedLayer:
@@ -394,7 +395,7 @@ class PreparedLayers:
     def __call__(
         self, hidden: Tensor, inputs: Sequence[AttentionInputs], rows: Tensor | None = None
     ) -> Tensor:
-        """Return the last layer's output [T, width], or [R, width] of the tokens at `rows` only.
+        """Return the last layer's output [T, width], or [R, width] for only the tokens at `rows`.
 
         hidden: [T, width], dense. inputs: one for each layer. rows: [R] int64, with R <= T.
         """

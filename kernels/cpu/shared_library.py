@@ -22,7 +22,7 @@ SOURCES = ("attention.cpp", "calls.cpp", "elementwise.cpp", "linear.cpp", "logit
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fopenmp", "-fPIC")
 COMPILE_SECONDS = 120
 WIDTH = 16
-"""Row lengths must be multiples of this: the lanes of the widest vectors, AVX-512's."""
+"""Row lengths must be multiples of this, the fp32 lanes of an AVX-512 vector."""
 SUFFIXES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
@@ -98,7 +98,7 @@ def cache_directory() -> Path:
 
 
 def build(target: Target, directory: Path) -> Path:
-    """Return the path of the library in `directory`; compile it first if needed (some seconds).
+    """Return the path of the library in `directory`; compile it first if needed, in some seconds.
 
     Raises LibraryError if compiling fails, PermissionError if `directory` is not writable.
     """

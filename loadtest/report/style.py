@@ -11,8 +11,8 @@ STRATEGIES = {
     "continuous": "#3f7fc1",
     "paged": "#15866a",
 }
-"""Colours by strategy, from the simplest strategy to the least wasteful one; rows and legends keep
-this order."""
+"""Colours by strategy, from the simplest to the most efficient one. Rows and legends keep this
+order."""
 VARIANT = "#edc48f"
 OTHERS = ("#7a5fb0", "#b0487e", "#5b8f3a", "#a0522d")
 STAGES = {
@@ -61,15 +61,15 @@ def in_order(labels: Sequence[str]) -> list[str]:
 def colours(labels: Sequence[str]) -> dict[str, str]:
     """Return a colour for each label."""
     others = iter(OTHERS * (1 + len(labels) // len(OTHERS)))
-    found: dict[str, str] = {}
+    by_label: dict[str, str] = {}
     for label in in_order(labels):
         name, _, variant = label.partition(", ")
-        found[label] = VARIANT if variant else STRATEGIES.get(name) or next(others)
-    return found
+        by_label[label] = VARIANT if variant else STRATEGIES.get(name) or next(others)
+    return by_label
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Format with `digits` significant digits, but never fewer than the integer part has."""
+    """Format with `digits` significant digits, but show integers and integer parts in full."""
     if value is None:
         return UNKNOWN
     if value == int(value) or abs(value) >= 10 ** (digits - 1):

@@ -48,7 +48,7 @@ def order(runs: Sequence[Run]) -> str | None:
 
 
 def _explanation(lower: Run, higher: Run) -> str:
-    """Compare the factors of requests/s: sequences per step and time per step."""
+    """Compare what determines requests/s: sequences per step and time per step."""
     ratio = higher.measures.requests_per_s / lower.measures.requests_per_s
     sentence = f"{higher.name} has {ratio_text(ratio)} the requests/s of {lower.name}"
     high, low = higher.measures.inside, lower.measures.inside
@@ -76,28 +76,28 @@ def remarks(runs: Sequence[Run]) -> Iterator[str]:
 def _remarks(runs: Sequence[Run]) -> Iterator[str]:
     measures = [run.measures for run in runs]
     errors = [record.error for run in runs for record in run.records if record.error]
-    num_short = sum(run.num_short for run in measures)
-    late_s = max(run.late_s or 0.0 for run in measures)
-    others = max(run.other_cpu or 0.0 for run in measures)
-    client = max(run.client_cpu or 0.0 for run in measures)
+    num_short = sum(measure.num_short for measure in measures)
+    late_s = max(measure.late_s or 0.0 for measure in measures)
+    other_cpu = max(measure.other_cpu or 0.0 for measure in measures)
+    client_cpu = max(measure.client_cpu or 0.0 for measure in measures)
     for run in runs:
         if not run.is_whole:
             yield f" was interrupted: its figures cover {run.measures.num_good} requests."
     if errors:
         yield f": {len(errors)} requests failed, the first with: {errors[0]}"
-    if any(run.num_good and run.tokens_per_s is None for run in measures):
+    if any(measure.num_good and measure.tokens_per_s is None for measure in measures):
         yield ": the server does not report token counts, so tokens/s is unknown."
     if num_short:
         yield f": {num_short} outputs differ in length from what was requested."
     if late_s > 0.1:
         yield f": requests were sent up to {duration(late_s)} late."
-    if others > 0.2:
+    if other_cpu > 0.2:
         yield (
-            f": other processes used {number(others, 2)} cores of this machine during the run; "
+            f": other processes used {number(other_cpu, 2)} cores of this machine during the run; "
             "measure again on an idle machine."
         )
-    if client > 0.5:
+    if client_cpu > 0.5:
         yield (
-            f": the client used {number(client)} cores, which the server could not use if it ran "
-            "on this machine."
+            f": the client used {number(client_cpu)} cores, which the server could not use if it "
+            "ran on this machine."
         )

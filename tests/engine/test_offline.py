@@ -70,7 +70,7 @@ def test_forms_of_prompts(llm):
         "ROMEO:", None, "ROMEO:", None, "said otherwise",
     ]  # fmt: skip
     for wrong in ({}, {"text": "x"}, {"prompt": "x", "multi_modal_data": 1}):
-        with pytest.raises(RequestError, match="a dict has prompt or prompt_token_ids"):
+        with pytest.raises(RequestError, match="keys of a dict are prompt and prompt_token_ids"):
             llm.generate(wrong, GREEDY, use_tqdm=False)
 
 

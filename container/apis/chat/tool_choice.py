@@ -41,7 +41,7 @@ class ForcedCalls:
     functions: tuple[Function, ...]
     """The functions that may be called."""
     is_one: bool
-    """Exactly one call instead of one or more."""
+    """Whether the answer must be exactly one call, rather than one or more."""
 
 
 def read_tool_choice(values: Values) -> Literal["none", "auto"] | ForcedCalls:

@@ -1,4 +1,4 @@
-"""The request fields of OpenAI's completions."""
+"""The request fields of OpenAI's completions API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _list_of(items: Schema) -> Schema:
 _STRING: Schema = {"type": "string"}
 _TOKENS = _list_of({"type": "integer", "minimum": 0})
 PROMPT = Kind(
-    "a string, a list of strings, a list of token ids or a list of such lists",
+    "a string, a list of strings, a list of token ids or a list of lists of token ids",
     lambda value: isinstance(value, str) or (is_list(value) and _is_prompts(value)),
     {"anyOf": [_STRING, _list_of(_STRING), _TOKENS, _list_of(_TOKENS)]},
 )
@@ -41,8 +41,8 @@ COMPLETION_FIELDS: Fields = {
     "echo": Field(BOOLEAN, "Return the prompt followed by the answer."),
     "logprobs": Field(
         INTEGER,
-        "Return the logprob of each token and this many most likely tokens at each position; "
-        "with echo, also for the prompt.",
+        "Return the logprob of each token, and this many most likely tokens at each position. "
+        "With echo, the prompt's tokens are included.",
     ),
     "add_special_tokens": Field(
         BOOLEAN, "Add the tokens that the model expects at the start of a prompt (default true)."
@@ -72,12 +72,12 @@ class CompletionRequest:
 
     @property
     def echoes_logprobs(self) -> bool:
-        """Whether `logprobs` covers the prompt's tokens, too."""
+        """Whether `logprobs` also covers the prompt's tokens."""
         return self.echo and self.logprobs
 
 
 def read_completion_request(body: Mapping[str, object]) -> CompletionRequest:
-    """Check a request. Raises RequestError that names the first bad field."""
+    """Check a request. Raises RequestError, naming the first bad field."""
     values = read_fields(body, COMPLETION_FIELDS)
     decoding = _decoding(values)
     return CompletionRequest(
@@ -107,8 +107,8 @@ def _prompts(prompt: object) -> tuple[Prompt, ...]:
     elif is_integers(prompt):
         prompts = (tuple(prompt),)
     else:
-        given = cast(list[str | list[int]], prompt)
-        prompts = tuple(item if isinstance(item, str) else tuple(item) for item in given)
+        items = cast(list[str | list[int]], prompt)
+        prompts = tuple(item if isinstance(item, str) else tuple(item) for item in items)
     if not all(prompts):
         raise RequestError("prompt", "expected a non-empty string or non-empty token ids")
     if len(prompts) > MAX_PROMPTS:
@@ -119,15 +119,15 @@ def _prompts(prompt: object) -> tuple[Prompt, ...]:
 def _decoding(values: Values) -> Decoding:
     """Read the sampling parameters. With `echo`, `logprobs` also sets `prompt_logprobs`.
 
-    The engine always returns the generated tokens' own logprobs, so `logprobs=0` sets nothing.
+    The engine always returns the logprobs of the generated tokens, so `logprobs=0` sets nothing.
     """
     num_top: int | None = values.get("logprobs", None)
-    own: dict[str, object] = {"logprobs": num_top or None}
+    logprobs: dict[str, object] = {"logprobs": num_top or None}
     dialect = _DIALECT
     if num_top is not None and values.get("echo", False):
         if "prompt_logprobs" in values:
             raise RequestError("prompt_logprobs", "cannot be combined with logprobs and echo")
-        own["prompt_logprobs"] = num_top
+        logprobs["prompt_logprobs"] = num_top
         dialect = dialect.naming("prompt_logprobs", "logprobs")
     max_tokens = values.get("max_tokens", DEFAULT_MAX_TOKENS)
-    return read_openai_decoding(values, dialect, max_tokens=max_tokens, **own)
+    return read_openai_decoding(values, dialect, max_tokens=max_tokens, **logprobs)

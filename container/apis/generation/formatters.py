@@ -1,4 +1,4 @@
-"""The user's own formatters: functions of a model.py that change requests and responses.
+"""The user's formatters: functions of a model.py that change requests and responses.
 
 `python -m container.apis.generation.formatters FILE [LIBRARY_DIR]` checks that a file's formatters
 can be loaded.
@@ -29,7 +29,7 @@ Formatter = Callable[..., object]
 
 
 class FormatterTokenizer:
-    """The argument `tokenizer` of a formatter: the model's tokenizer with transformers' methods."""
+    """The `tokenizer` argument of a formatter: the model's tokenizer with transformers' methods."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
@@ -68,7 +68,7 @@ class Functions:
 
 
 class Formatters:
-    """Calls the user's functions. Their exceptions are raised as GenerationError."""
+    """Calls the user's functions. Any exception but a LongshoreError becomes a GenerationError."""
 
     def __init__(self, functions: Functions, tokenizer: FormatterTokenizer) -> None:
         self._input = functions.input
@@ -79,12 +79,12 @@ class Formatters:
     def format_input(self, body: dict[str, object]) -> dict[str, object]:
         """Return the client's body as changed by the input_formatter.
 
-        Raises GenerationError if that fails or returns no dict.
+        Raises GenerationError if the formatter fails or does not return a dict.
         """
         if self._input is None:
             return body
-        named = {"tokenizer": self._tokenizer} if self._takes_tokenizer else {}
-        formatted = _result("input_formatter", self._input, body, **named)
+        keywords = {"tokenizer": self._tokenizer} if self._takes_tokenizer else {}
+        formatted = _result("input_formatter", self._input, body, **keywords)
         if not isinstance(formatted, dict):
             raise GenerationError(f"input_formatter: returned {formatted!r:.100} instead of a dict")
         return cast(dict[str, object], formatted)
@@ -97,10 +97,10 @@ class Formatters:
         return record if self._output is None else _result("output_formatter", self._output, record)
 
 
-def _result(name: str, function: Formatter, data: object, **named: object) -> object:
-    """Call the function and convert its result to types that JSON has."""
+def _result(name: str, function: Formatter, data: object, **keywords: object) -> object:
+    """Call the function and convert its result to JSON types."""
     try:
-        return msgspec.to_builtins(function(data, **named), str_keys=True)
+        return msgspec.to_builtins(function(data, **keywords), str_keys=True)
     except LongshoreError:
         raise
     except (Exception, SystemExit) as error:
@@ -119,7 +119,7 @@ def _takes_tokenizer(function: Formatter) -> bool:
 def load_formatters(path: Path, library_dir: str) -> Functions:
     """Run the file in its own directory and return its formatters.
 
-    Raises ConfigurationError with the failing line, or if the decorators are misused.
+    Raises ConfigurationError if the file fails, naming the line, or misuses the decorators.
     """
     if library_dir:
         sys.path.insert(0, library_dir)
@@ -140,7 +140,7 @@ def _marked(module: ModuleType, path: Path, which: str) -> Formatter | None:
         raise ConfigurationError(f"{path}: has {len(functions)} functions @{which}_formatter")
     if functions and inspect.iscoroutinefunction(functions[0]):
         raise ConfigurationError(
-            f"{path}: the function @{which}_formatter is async; make it a plain function"
+            f"{path}: the @{which}_formatter function is async; make it a plain function"
         )
     return functions[0] if functions else None
 

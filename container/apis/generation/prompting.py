@@ -1,4 +1,4 @@
-"""Prompts: from texts and conversations to token ids and back, without blocking the event loop."""
+"""Converts texts and conversations to token ids and back, without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG_TEXT_CHARACTERS = 4096
 
 
 class Prompting:
-    """Makes prompts with the model's tokenizer and chat template."""
+    """Encodes and decodes prompts with the model's tokenizer and chat template."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self.tokenizer = tokenizer

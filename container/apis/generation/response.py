@@ -13,7 +13,7 @@ Record = dict[str, object]
 
 
 class ApiResponse(Protocol):
-    """The response to one request, which runs one generation or several."""
+    """The response to one request, from one or several generations."""
 
     ends_with_done: bool
     """Whether a stream of server-sent events ends with OpenAI's `data: [DONE]`."""
@@ -34,15 +34,12 @@ class ApiResponse(Protocol):
         ...
 
     def abort(self) -> None:
-        """Abort the requests in the engine. Does nothing to those that have ended."""
+        """Abort the generations that are still running in the engine."""
         ...
 
 
 class FormattedResponse:
-    """A response whose document or records pass through the user's output_formatter.
-
-    Failures do not.
-    """
+    """A response whose document or records, except failures, go through the output_formatter."""
 
     def __init__(self, response: ApiResponse, formatters: Formatters) -> None:
         self._response = response

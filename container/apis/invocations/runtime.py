@@ -19,7 +19,7 @@ _VARIANT = "AllTraffic"
 
 
 class RuntimeRoutes:
-    """The runtime's routes to the one model; any endpoint name is accepted."""
+    """The routes of the runtime API; every endpoint name leads to this container's model."""
 
     def __init__(self, invocations: Invocations) -> None:
         self._invocations = invocations

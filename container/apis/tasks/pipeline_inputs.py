@@ -1,8 +1,8 @@
 """Checks the inputs of transformers' pipelines: strings, base64 files, tables, conversations, and
 objects of these.
 
-A pipeline reads a string in place of a file as a path or URL, which clients must not choose. So
-files are decoded to bytes here, and anything else in their place is rejected.
+Where a pipeline expects a file, it takes a string for a path or URL. Clients must not choose those,
+so files are decoded to bytes here, and anything else is rejected.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ T = TypeVar("T")
 _Object = Mapping[str, object]
 _Reader = Callable[[object, str], object]
 """Checks and converts a value; the second argument is the field that errors name."""
-_Place = Annotated[int, msgspec.Meta(ge=0, le=1000)]
-"""In thousandths of the page's width or height. Values outside would index past the end of the
-model's embedding table."""
-_WordBox = tuple[str, tuple[_Place, _Place, _Place, _Place]]
+_Coordinate = Annotated[int, msgspec.Meta(ge=0, le=1000)]
+"""Thousandths of the page's width or height. Other values would index past the end of the model's
+embedding table."""
+_WordBox = tuple[str, tuple[_Coordinate, _Coordinate, _Coordinate, _Coordinate]]
 """A word with its left, top, right and bottom edges."""
 
 
@@ -71,31 +71,31 @@ def read_input(value: object, field: str, task: PipelineTask) -> object:
     """Return the checked input, with files as bytes. Raises RequestError for a bad field."""
     if isinstance(task.reads, str):
         return _READERS[task.reads](value, field)
-    given = _object(value, field)
-    for name in given:
+    fields = _object(value, field)
+    for name in fields:
         if name not in task.reads:
             raise RequestError(f"{field}.{name}", f"no such field{did_you_mean(name, task.reads)}")
-    read: dict[str, object] = {}
+    checked: dict[str, object] = {}
     for name, content in task.reads.items():
-        if given.get(name) is not None:
-            read[name] = _READERS[content](given[name], f"{field}.{name}")
+        if fields.get(name) is not None:
+            checked[name] = _READERS[content](fields[name], f"{field}.{name}")
         elif name not in task.optional:
             raise RequestError(f"{field}.{name}", "is missing")
     if "messages" in task.reads:
-        _check_conversation(read, field)
-    return read
+        _check_conversation(checked, field)
+    return checked
 
 
-def _check_conversation(read: _Object, field: str) -> None:
+def _check_conversation(fields: _Object, field: str) -> None:
     """Check that there is text, and that neither texts nor images are given twice.
 
     `messages` contains its own texts and images.
     """
-    if "messages" in read and len(read) > 1:
+    if "messages" in fields and len(fields) > 1:
         raise RequestError(field, "put texts and images into messages, not next to them")
-    if "image" in read and "images" in read:
+    if "image" in fields and "images" in fields:
         raise RequestError(f"{field}.images", "cannot be combined with image; send one of them")
-    if not read.keys() & {"messages", "text"}:
+    if not fields.keys() & {"messages", "text"}:
         raise RequestError(f"{field}.text", "is missing")
 
 
@@ -124,7 +124,7 @@ def _list(value: object, field: str, items: str) -> list[object]:
 
 
 def _file(content: Content) -> _Reader:
-    """Return a reader of an image, audio or video file, sent in base64 or as the body itself."""
+    """Return a reader for an image, audio or video file, sent in base64 or as the request body."""
     kind = FILES[content]
 
     def read(value: object, field: str) -> bytes:
@@ -147,10 +147,10 @@ _image = _file("image")
 
 
 def _images(value: object, field: str) -> list[object]:
-    given = _list(value, field, "images in base64")
-    if len(given) > MAX_IMAGES:
+    images = _list(value, field, "images in base64")
+    if len(images) > MAX_IMAGES:
         raise RequestError(field, f"at most {MAX_IMAGES} images are allowed in an input")
-    return [_image(image, f"{field}[{index}]") for index, image in enumerate(given)]
+    return [_image(image, f"{field}[{index}]") for index, image in enumerate(images)]
 
 
 def _table(value: object, field: str) -> Mapping[str, list[str]]:
@@ -180,9 +180,9 @@ def _word_boxes(value: object, field: str) -> object:
 
 def _messages(value: object, field: str) -> list[_Object]:
     """Return messages whose content is a list of parts, with images as bytes."""
-    given = _converted(_list(value, field, "messages"), list[_Message], field)
+    checked = _converted(_list(value, field, "messages"), list[_Message], field)
     messages: list[_Object] = []
-    for index, message in enumerate(given):
+    for index, message in enumerate(checked):
         content = message.content
         parts = [_TextPart(content)] if isinstance(content, str) else content
         prefix = f"{field}[{index}].content"
@@ -210,7 +210,7 @@ def _part(part: _Part, field: str) -> _Object:
 
 
 def _converted(value: object, kind: type[T], field: str) -> T:
-    """Convert with msgspec. Raises RequestError that names the position of a wrong type."""
+    """Convert with msgspec. Raises RequestError, naming the position of a wrong value."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

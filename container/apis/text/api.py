@@ -26,7 +26,7 @@ class TextApi:
     def answer(
         self, context: RequestContext, body: Mapping[str, object], stream_format: StreamFormat
     ) -> Response:
-        """Answer a body with `inputs`. In a batch each input is answered or fails by itself."""
+        """Answer a body with `inputs`. In a batch, each input succeeds or fails on its own."""
         service = self._service
         request = read_text_request(body, always_details=service.options.tgi_compat)
         decoding = service.with_checked_grammar(context, request.decoding)

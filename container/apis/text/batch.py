@@ -1,4 +1,4 @@
-"""A batch of inputs in one request, each with an answer or an error of its own."""
+"""A batch of inputs in one request, each with its own answer or error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from container.http.failures import Failure, describe
 from core.errors import LongshoreError
 
 Item = TextResponse | LongshoreError
-"""One input's response, or why its generation could not start."""
+"""One input's response, or the error that kept its generation from starting."""
 
 
 class BatchResponse:

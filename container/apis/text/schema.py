@@ -1,4 +1,4 @@
-"""The request fields of LMI's text schema: `inputs`, one or a batch, and `parameters`."""
+"""The request fields of LMI's text schema: `inputs` (one prompt or a batch) and `parameters`."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _NEUTRAL_IN_STREAM: Mapping[str, object] = {
     "decoder_input_details": False,
     "prompt_logprobs": None,
 }
-"""The only allowed values in a stream, whose records have no place for more."""
+"""The only values allowed in a stream; others add results that its records cannot show."""
 _NEUTRAL_WITHOUT_DETAILS: Mapping[str, object] = {
     "n": 1,
     "top_n_tokens": 0,
     "prompt_logprobs": None,
 }
-"""The only allowed values without `details`, where the response would show more."""
+"""The only values allowed without `details`; others add results that only `details` shows."""
 
-_OWN: Fields = {
+_LMI_PARAMETERS: Fields = {
     "do_sample": Field(BOOLEAN, "Sample tokens. The default is true if a temperature is given."),
     "max_new_tokens": Field(
         INTEGER, f"Maximum number of generated tokens (default {DEFAULT_MAX_NEW_TOKENS})."
@@ -59,22 +59,22 @@ _OWN: Fields = {
     ),
     "timings": Field(
         BOOLEAN,
-        "With details: return when the request arrived, was admitted, had its first token and "
+        "With details: return when the request arrived, was admitted, got its first token and "
         "ended.",
     ),
     "top_n_tokens": Field(
         INTEGER, "With details: return this many most likely tokens at each position."
     ),
     "return_full_text": Field(BOOLEAN, "Return the prompt followed by the answer."),
-    "truncate": Field(INTEGER, "Keep only the last tokens of the prompt, this many."),
+    "truncate": Field(INTEGER, "Keep only this many tokens from the end of the prompt."),
     "stream": Field(BOOLEAN, "The same as `stream` next to `inputs`."),
 }
 
 PARAMETERS: Fields = {
     **SAMPLING_FIELDS,
-    **_OWN,
-    "stop": alias("stop_sequences", _OWN),
-    "ignore_eos": alias("ignore_eos_token", _OWN),
+    **_LMI_PARAMETERS,
+    "stop": alias("stop_sequences", _LMI_PARAMETERS),
+    "ignore_eos": alias("ignore_eos_token", _LMI_PARAMETERS),
     "min_new_tokens": alias("min_tokens", SAMPLING_FIELDS),
     "logprobs": unsupported(
         INTEGER,
@@ -100,7 +100,7 @@ PARAMETERS: Fields = {
 
 TEXT_FIELDS: Fields = {
     "inputs": Field(
-        STRING_OR_STRINGS, "A prompt or a batch of prompts. Each is answered by itself."
+        STRING_OR_STRINGS, "A prompt, or a batch of prompts that are answered independently."
     ),
     "parameters": Field(OBJECT, "The sampling parameters and the format of the response."),
     "stream": Field(BOOLEAN, "Stream the tokens."),
@@ -121,7 +121,7 @@ class TextRequest:
     """An invalid input of a batch is replaced by its error; the others are answered."""
     is_batch: bool
     adapters: tuple[str | None, ...]
-    """For each input; None if the body names no adapter."""
+    """The adapter of each input; None if the body names none."""
     decoding: Decoding
     stream: bool
     details: bool
@@ -134,11 +134,11 @@ class TextRequest:
 
     @property
     def top_n_tokens(self) -> int | None:
-        """Number of most likely tokens to return at each position; None for no such list."""
+        """Number of most likely tokens to return at each position, or None."""
         return self.decoding.params.logprobs
 
     def decoding_of(self, index: int) -> Decoding:
-        """Return the decoding of one input, whose errors name that input of a batch."""
+        """Return the decoding of one input; in a batch, its errors name that input."""
         if not self.is_batch:
             return self.decoding
         return replace(
@@ -147,14 +147,14 @@ class TextRequest:
 
 
 def read_text_request(body: Mapping[str, object], *, always_details: bool = False) -> TextRequest:
-    """Check a request. `always_details` acts as if it had `details=true`.
+    """Check a request. With `always_details`, it is read as if it had `details=true`.
 
-    Raises RequestError that names the first bad field.
+    Raises RequestError, naming the first bad field.
     """
     top = read_fields({**body, "inputs": None}, TEXT_FIELDS)
     inputs, is_batch = _inputs(body.get("inputs"))
-    given: Mapping[str, object] = top.get("parameters", {})
-    parameters = read_fields(given, PARAMETERS, "parameters.")
+    parameter_body: Mapping[str, object] = top.get("parameters", {})
+    parameters = read_fields(parameter_body, PARAMETERS, "parameters.")
     stream = top.get("stream", parameters.get("stream", False))
     details = always_details or parameters.get("details", False)
     prompt_details = details and parameters.get("decoder_input_details", False)
@@ -188,15 +188,15 @@ def _inputs(value: object) -> tuple[tuple[str | RequestError, ...], bool]:
 
 
 def _adapters(
-    given: str | list[str] | None, count: int, *, is_batch: bool
+    adapters: str | list[str] | None, count: int, *, is_batch: bool
 ) -> tuple[str | None, ...]:
-    if not isinstance(given, list):
-        return (given,) * count
-    if not is_batch or len(given) != count:
+    if not isinstance(adapters, list):
+        return (adapters,) * count
+    if not is_batch or len(adapters) != count:
         raise RequestError(
             "adapters", f"a list must have one adapter for each of a batch's inputs ({count})"
         )
-    return tuple(given)
+    return tuple(adapters)
 
 
 def _text_or_error(value: object, field: str) -> str | RequestError:
@@ -227,7 +227,7 @@ def _describe(value: object) -> str:
 
 
 def _check_combinations(parameters: Values, *, stream: bool, details: bool) -> None:
-    """Raise RequestError for fields whose result the response has no place for."""
+    """Raise RequestError for fields whose results the response cannot show."""
     if stream:
         _require_neutral(parameters, _NEUTRAL_IN_STREAM, "cannot be combined with stream")
     elif not details:
@@ -243,14 +243,15 @@ def _require_neutral(parameters: Values, neutral: Mapping[str, object], why: str
 
 
 def _decoding(parameters: Values, *, returns_all: bool, prompt_details: bool) -> Decoding:
-    """Read the sampling parameters. Decoding is greedy with do_sample=false, and without it if no
-    temperature is given.
+    """Read the sampling parameters.
+
+    Decoding is greedy if do_sample is false, or if neither do_sample nor temperature is given.
     """
     sampled = parameters.get("do_sample", "temperature" in parameters)
     stop: list[str] = parameters.get("stop_sequences", [])
-    own, dialect = _n_and_best_of(parameters, returns_all=returns_all), _DIALECT
+    optional, dialect = _n_and_best_of(parameters, returns_all=returns_all), _DIALECT
     if prompt_details and "prompt_logprobs" not in parameters:
-        own["prompt_logprobs"] = 0
+        optional["prompt_logprobs"] = 0
         dialect = dialect.naming("prompt_logprobs", "decoder_input_details")
     decoding = read_decoding(
         parameters,
@@ -260,7 +261,7 @@ def _decoding(parameters: Values, *, returns_all: bool, prompt_details: bool) ->
         temperature=parameters.get("temperature", 1.0) if sampled else 0.0,
         ignore_eos=parameters.get("ignore_eos_token", False),
         logprobs=parameters.get("top_n_tokens", 0) or None,
-        **own,
+        **optional,
     )
     if decoding.params.beam_width and parameters.get("do_sample", False):
         raise RequestError("parameters.do_sample", "cannot be combined with beam search")
@@ -268,10 +269,10 @@ def _decoding(parameters: Values, *, returns_all: bool, prompt_details: bool) ->
 
 
 def _n_and_best_of(parameters: Values, *, returns_all: bool) -> dict[str, int | None]:
-    """Return `n` and `best_of` of SamplingParams, so that the first answer is the most likely one.
+    """Return `n` and `best_of` for SamplingParams, so that the most likely answer comes first.
 
-    Therefore `n` alone also sets `best_of`, which ranks the answers. `best_of` alone returns all
-    answers if the response has a place for them (`returns_all`).
+    `n` alone therefore also sets `best_of`, which makes the engine rank the answers. `best_of`
+    alone returns all answers if the response can show them (`returns_all`).
     """
     n: int | None = parameters.get("n", None)
     best_of: int | None = parameters.get("best_of", None)

@@ -12,7 +12,7 @@ _BETWEEN = " \t\r\n;"
 
 
 class Llama3Parser:
-    """Parses calls at the start of the answer. From the first other text on, all is text."""
+    """Parses calls at the start of the answer. Once anything else comes, the rest is text."""
 
     special_tokens: Sequence[str] = (_PYTHON_TAG,)
 

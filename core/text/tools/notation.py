@@ -1,4 +1,4 @@
-"""Grammars for answers that must be tool calls, in the format of the model."""
+"""Grammars for answers that must be tool calls, in the model's format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Notation:
     """
 
     head: Callable[[str], str]
-    """Returns the text before the arguments, for a function's name."""
+    """Takes a function's name and returns the text before the arguments."""
     tail: str
     """The text after the arguments."""
     between: str
@@ -43,7 +43,8 @@ class Notation:
     ) -> StructuredOutputsParams:
         """Return the constraint for an answer of one or more calls to these functions.
 
-        special_tokens: maps text to id; in calls they must be generated as these tokens.
+        special_tokens: maps text to id. Where the format has such a text, the model must generate
+        that token.
         is_one: allow exactly one call.
         """
 
@@ -53,12 +54,12 @@ class Notation:
         more = "" if is_one else f"({lark(self.between)} call)*"
         rules = [
             f"start: {lark(self.opening)} call {more} {lark(self.closing)}",
-            "call: " + " | ".join(f"call_{at}" for at in range(len(functions))),
+            "call: " + " | ".join(f"call_{index}" for index in range(len(functions))),
         ]
-        for at, function in enumerate(functions):
+        for index, function in enumerate(functions):
             head, tail = lark(self.head(function.name)), lark(self.tail)
-            rules.append(f"call_{at}: {head} arguments_{at} {tail}")
-            rules.append(f"arguments_{at}: {json_in_lark(dict(function.parameters))}")
+            rules.append(f"call_{index}: {head} arguments_{index} {tail}")
+            rules.append(f"arguments_{index}: {json_in_lark(dict(function.parameters))}")
         return StructuredOutputsParams(grammar="\n".join(rules))
 
 

@@ -25,7 +25,7 @@ def call_handler(call: Callable[[], Answer]) -> Outcome:
 
 
 def log_failure(error: BaseException) -> Exception:
-    """Log an error with its traceback and return it; `sys.exit` only fails one request."""
+    """Log an error with its traceback and return it. A `sys.exit` becomes a RuntimeError."""
     logger.warning("the handler failed", exc_info=error)
     return error if isinstance(error, Exception) else RuntimeError(f"sys.exit({error})")
 
@@ -46,11 +46,11 @@ def to_answer(result: Any) -> Answer:
 
 
 def to_answers(result: Any, count: int) -> list[Outcome] | None:
-    """Split a batch's result into answers; None if it does not have one for each request."""
+    """Split a batch's result into answers. Return None unless it has one for each request."""
     if not isinstance(result, Output):
         return None
     indices = [
-        place if index is None else index for place, index in enumerate(result.batch_indices)
+        position if index is None else index for position, index in enumerate(result.batch_indices)
     ]
     if sorted(indices) != list(range(count)):
         return None
@@ -60,6 +60,6 @@ def to_answers(result: Any, count: int) -> list[Outcome] | None:
 
 def _content(output: Output, index: int) -> Answer:
     headers = {name: str(value) for name, value in output.properties.items()}
-    named = [headers.pop(name) for name in tuple(headers) if name.lower() == "content-type"]
-    content_type = named[-1] if named else output.content_types[index]
+    content_types = [headers.pop(name) for name in tuple(headers) if name.lower() == "content-type"]
+    content_type = content_types[-1] if content_types else output.content_types[index]
     return Answer(output.content.value_at(index), content_type, output.code, headers)

@@ -39,8 +39,8 @@ class DjlHandler:
         is_async = inspect.iscoroutinefunction(handle) or inspect.isasyncgenfunction(handle)
         self._is_async = is_async
         self._supports_batches = not inspect.isgeneratorfunction(handle)
-        # One event loop for all calls: objects such as an HTTP session belong to the loop that made
-        # them.
+        # One event loop for all calls, since objects such as an HTTP session belong to the loop
+        # that they were created in.
         self._loop = asyncio.Runner()
         weakref.finalize(self, self._loop.close)
         self._initialize(self._with_properties(Input()))
@@ -77,7 +77,7 @@ class DjlHandler:
         return inputs
 
     def _call_batch(self, inputs: list[Input]) -> list[Outcome] | None:
-        """Call `handle` with the whole batch; None if the requests need a call of their own."""
+        """Call `handle` with the whole batch; None if each request needs a call of its own."""
         try:
             answers = to_answers(self._call(self._with_properties(Input(inputs))), len(inputs))
         except torch.AcceleratorError:

@@ -58,12 +58,12 @@ class Stream:
     def _part(self, part: Any) -> Answer:
         if isinstance(part, Output):
             return to_answer(part)
-        is_text = isinstance(part, _SENT_UNCHANGED)
+        is_unchanged = isinstance(part, _SENT_UNCHANGED)
         output = Output(self.head.code, self.head.message).add(part)
-        output.properties = {} if is_text else {"Content-Type": _JSON_LINES}
+        output.properties = {} if is_unchanged else {"Content-Type": _JSON_LINES}
         output.properties |= self.head.properties
         answer = to_answer(output)
-        return answer if is_text else replace(answer, body=answer.body + b"\n")
+        return answer if is_unchanged else replace(answer, body=answer.body + b"\n")
 
 
 def as_stream(result: Any) -> Stream | None:

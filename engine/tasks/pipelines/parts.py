@@ -1,4 +1,4 @@
-"""Load the parts of a pipeline beside its model: tokenizer, processors and feature extractor."""
+"""Load the parts of a pipeline besides its model: tokenizer, processors and feature extractor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INSTALL_TORCHVISION = "install the torchvision that belongs to this torch"
 
 
 def check_packages(task: str) -> None:
-    """Raise ConfigurationError, saying what to install, if the task lacks a package."""
+    """Raise ConfigurationError, saying what to install, if a package for the task is missing."""
     contents = PIPELINE_TASKS[task].contents
     if "video" in contents:
         require("av", task, _INSTALL_EXTRA.format("video"))

@@ -71,9 +71,9 @@ class PipelinePerformer:
         return list(map(self._outcome, bodies, results))
 
     def _preparer(self, body: PipelineBody) -> Callable[[object], Any]:
-        def prepare(given: object) -> Any:
+        def prepare(value: object) -> Any:
             try:
-                return self.model.prepare(given, body.parameters)
+                return self.model.prepare(value, body.parameters)
             except Exception as error:  # several libraries raise here
                 return error
 
@@ -104,7 +104,7 @@ def _blame_request(result: Any, body: PipelineBody) -> Any:
 
 
 def _describe_error(result: Any) -> Any:
-    """Turn an error into the object that stands for it in a list of results."""
+    """Turn an error into the JSON object that takes its place in a list of results."""
     match result:
         case RequestError():
             return {"error": str(result), "code": 400, "field": result.field}

@@ -28,7 +28,7 @@ class _Span(NamedTuple):
     """A part of a context, in characters."""
 
     score: float
-    """Probability that the answer starts and ends there, as a product of the two."""
+    """P(answer starts at `start`) * P(answer ends at `end`)."""
     start: int
     end: int
 
@@ -79,7 +79,8 @@ class QuestionAnswering:
             raise RequestError("parameters", "top_k and max_answer_len must be at least 1")
         encoded = self._windows(pairs, min(max_seq_len, self._limit), doc_stride)
         pair_of_row = encoded.pop("overflow_to_sample_mapping").tolist()
-        first = encoded.pop("special_tokens_mask")[:, 0].bool()  # "no answer" is scored there
+        # "No answer" is scored at the first token if that is a special one.
+        starts_special = encoded.pop("special_tokens_mask")[:, 0].bool()
         output = self.model(**encoded.to(self.model.device))
         starts, ends = output.start_logits.float().cpu(), output.end_logits.float().cpu()
         spans: list[list[_Span]] = [[] for _ in pairs]
@@ -87,9 +88,9 @@ class QuestionAnswering:
         for row, pair in enumerate(pair_of_row):
             encoding = encoded.encodings[row]
             allowed = torch.tensor([sequence == 1 for sequence in encoding.sequence_ids])
-            allowed[0] |= first[row]
+            allowed[0] |= starts_special[row]
             start, end = _probabilities(starts[row], allowed), _probabilities(ends[row], allowed)
-            if first[row]:
+            if starts_special[row]:
                 no_answer[pair] = min(no_answer[pair], (start[0] * end[0]).item())
                 start[0] = end[0] = 0.0
             spans[pair] += _best_spans(encoding, start, end, top_k, max_answer_len)
@@ -97,11 +98,12 @@ class QuestionAnswering:
             for pair, score in enumerate(no_answer):
                 spans[pair].append(_Span(score, 0, 0))
         return [
-            _result(context, found, top_k) for (_, context), found in zip(pairs, spans, strict=True)
+            _result(context, candidates, top_k)
+            for (_, context), candidates in zip(pairs, spans, strict=True)
         ]
 
     def _windows(self, pairs: list[tuple[str, str]], length: int, stride: int) -> Any:
-        """Tokenize all pairs into windows of `length` tokens, one per row, that overlap."""
+        """Tokenize all pairs into overlapping windows of `length` tokens, one window per row."""
         return self._tokenizer(
             [question for question, _ in pairs],
             [context for _, context in pairs],
@@ -127,14 +129,14 @@ def _best_spans(
     scores = (start[:, None] * end[None, :]).triu().tril(max_tokens - 1)
     best = scores.flatten().topk(min(count, scores.numel()))
     return [
-        _Span(score, *_characters(encoding, *divmod(place, len(end))))
-        for score, place in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        _Span(score, *_characters(encoding, *divmod(index, len(end))))
+        for score, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         if score > 0
     ]
 
 
 def _characters(encoding: Any, first: int, last: int) -> tuple[int, int]:
-    """Return the character range of a range of tokens, widened to whole words if there are any."""
+    """Return the character range of a range of tokens, widened to whole words if possible."""
     words = encoding.token_to_word(first), encoding.token_to_word(last)
     if None in words:
         return encoding.offsets[first][0], encoding.offsets[last][1]
@@ -142,13 +144,16 @@ def _characters(encoding: Any, first: int, last: int) -> tuple[int, int]:
 
 
 def _result(context: str, spans: Sequence[_Span], top_k: int) -> object:
-    """Return the `top_k` best spans, merging duplicates between windows; no list if top_k is 1."""
+    """Return the `top_k` best spans, merging duplicates between windows.
+
+    With top_k=1, return the span itself instead of a list, or an empty list if there is none.
+    """
     merged: dict[tuple[int, int], float] = {}
     for score, start, end in spans:
         merged[start, end] = max(score, merged.get((start, end), 0.0))
     ranked = sorted(merged.items(), key=lambda entry: -entry[1])[:top_k]
-    found = [
+    results = [
         {"score": score, "start": start, "end": end, "answer": context[start:end]}
         for (start, end), score in ranked
     ]
-    return found[0] if top_k == 1 and found else found
+    return results[0] if top_k == 1 and results else results
