@@ -87,7 +87,7 @@ def test_models_are_loaded_and_unloaded(tmp_path, models):
             status, reason = load("wrong")
             assert (status, "model.py:1: SyntaxError" in reason) == (400, True)
             status, reason = load("no-memory")
-            assert (status, "no memory is left" in reason) == (507, True)
+            assert (status, "out of memory" in reason) == (507, True)
             with stream("dynamic") as others:
                 next(others)
             assert it.request("DELETE", "/models/dynamic")[0] == 200
