@@ -33,7 +33,7 @@ class TextStyle:
         return {**record, "logprob": logprob, "special": self.tokenizer.is_special(token_id)}
 
     def no_token(self) -> Record:
-        """Return LMI's placeholder for a last record without a token."""
+        """Return the token, with id -1, that LMI writes in a last record that has none."""
         if self.is_tgi:
             return {"id": -1, "text": "", "logprob": -1, "special": True}
         return {"id": -1, "text": "", "log_prob": -1, "special_token": True}
