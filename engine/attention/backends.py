@@ -73,15 +73,22 @@ def make_backend(
         reason = _unsupported_in_cpp(shapes, kv_dtype)
         if reason is None:
             return CpuBackend(), ()
-        return TorchBackend(), (f"attention runs on torch's SDPA, slowly: {reason}",)
+        return sdpa_backend(device), (f"attention runs on torch's SDPA, slowly: {reason}",)
     reason = _unsupported_in_triton(shapes, block_size)
     if reason is not None:
-        # Imported only here, so that CPUs do not need Triton.
-        from kernels.rotary import rotary
-
-        return TorchBackend(rotary), (f"attention runs on torch's SDPA, slowly: {reason}",)
+        return sdpa_backend(device), (f"attention runs on torch's SDPA, slowly: {reason}",)
     num_processors = torch.cuda.get_device_properties(device).multi_processor_count
     return TritonBackend(num_processors, max_model_len), ()
+
+
+def sdpa_backend(device: torch.device) -> TorchBackend:
+    """Return torch's SDPA with the fastest rotary embedding for the device."""
+    if device.type != "cuda":
+        return TorchBackend(cpu_elementwise.rotary)
+    # Imported only here, so that CPUs do not need Triton.
+    from kernels.rotary import rotary
+
+    return TorchBackend(rotary)
 
 
 class TorchBackend:

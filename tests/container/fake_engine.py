@@ -10,6 +10,7 @@ import os
 import queue
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -285,6 +286,7 @@ def _crashes(mode: str, run_dir: Path) -> bool:
 def main(mode: str, launch_path: str) -> None:
     """Run until SIGTERM. mode: well, stalls, crash, crash-once, refuse or never-ready."""
     die_with_parent()
+    tempfile.mkdtemp()  # never removed; the supervisor's run directory must not outlive it
     launch = read_launch(Path(launch_path))
     if _crashes(mode, Path(launch_path).parent):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -45,7 +45,10 @@ def test_a_nested_allocation_failure_is_recognized():
         torch.empty(2**60, dtype=torch.uint8)
     wrapped = ConfigurationError("cannot be loaded")
     wrapped.__cause__ = caught.value
-    for error in (wrapped, MemoryError(), OSError(errno.ENOMEM, "x"), torch.OutOfMemoryError()):
+    cuda = RuntimeError("CUDA error: out of memory")
+    for error in (
+        wrapped, cuda, MemoryError(), OSError(errno.ENOMEM, "x"), torch.OutOfMemoryError()
+    ):  # fmt: skip
         assert is_out_of_memory(error)
     for error in (RuntimeError("x"), OSError(errno.ENOENT, "x"), ConfigurationError("x")):
         assert not is_out_of_memory(error)
@@ -72,12 +75,15 @@ def test_a_gpu_that_torch_cannot_use_is_no_reason_to_serve_from_the_cpu(
     monkeypatch.setattr(torch.version, "cuda", built_for_cuda)
     for name in files:
         (tmp_path / name).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if is_refused:
-        with pytest.raises(ConfigurationError, match=r"nvidia0.*update the NVIDIA driver"):
+        with pytest.raises(ConfigurationError, match=r"number 0.*update the NVIDIA driver"):
             choose_device(Options(), tmp_path)
     else:
         assert choose_device(Options(), tmp_path).type == "cpu"
     assert choose_device(Options(device="cpu"), tmp_path).type == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert choose_device(Options(), tmp_path).type == "cpu", "the GPU is hidden on purpose"
 
 
 def test_a_read_only_kernel_cache_is_replaced_by_a_copy(monkeypatch, tmp_path):
@@ -91,11 +97,14 @@ def test_a_read_only_kernel_cache_is_replaced_by_a_copy(monkeypatch, tmp_path):
 
     monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "cache" / "tmp.pid_7_1").touch()
+    (tmp_path / "cache" / "gone").symlink_to("nothing")
     (note,) = use_writable_kernel_cache()
     copy = Path(os.environ["TRITON_CACHE_DIR"])
     assert str(copy) in note
     assert copy.parent == tmp_path
     assert (copy / "a-kernel").is_dir()
+    assert not (copy / "tmp.pid_7_1").exists(), "another process is still writing it"
 
 
 def test_tensor_parallel_on_cuda_is_rejected(monkeypatch):
