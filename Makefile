@@ -6,7 +6,7 @@ OUT ?= build/compare
 BIN := .venv/bin
 GPU_PYTHON ?= $(BIN)/python
 TRITON_FLOOR := 3.6.0
-COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties examples/compare/cpu.properties --requests 120
+COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties examples/compare/cpu.properties --requests 60
 EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
 .PHONY: help setup serve compare test check asan image-check variants kernels gpu format docs clean
@@ -26,7 +26,7 @@ serve: setup  ## Serve the demo model (PORT=8080 PROPERTIES=serving.properties)
 
 compare: setup  ## Load-test every strategy with the demo model on this machine; report in OUT=build/compare
 	$(COMPARE) --workload aws --users 24 --length-scale 0.5 --out $(OUT)/aws
-	$(COMPARE) --workload chat --requests 200 --length-scale 0.12 --time-scale 16 --out $(OUT)/chat
+	$(COMPARE) --workload chat --requests 100 --length-scale 0.12 --time-scale 16 --out $(OUT)/chat
 	$(COMPARE) --workload shared-prefix --users 24 --length-scale 0.4 --out $(OUT)/shared-prefix
 	$(BIN)/python -m loadtest report $(OUT)/aws $(OUT)/chat $(OUT)/shared-prefix --pictures --out $(OUT)
 

@@ -10,9 +10,13 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tqdm import tqdm
+
 from loadtest.arguments import make_parser
 from loadtest.results import Results, Run, read_results
 
+FIXED_MEMORY = {"option.num_kv_blocks", "option.kv_cache_memory_bytes"}
+"""Without one of these, an engine's KV memory depends on what other servers have left."""
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
@@ -75,7 +79,8 @@ def _run(
     save: Callable[[Run], None],
 ) -> bool:
     """Run `compare` or `sweep`. Returns False if it was interrupted."""
-    from loadtest.compare import compare
+    from loadtest.compare import Comparison, turns
+    from loadtest.measure import measure
     from loadtest.plan import Load
     from loadtest.sweep import sweep
 
@@ -91,7 +96,16 @@ def _run(
         seed=parsed.seed,
     )
     if parsed.command == "compare":
-        return compare(subjects, parsed.workload, load, num_warm_up=parsed.warm_up, on_run=save)
+        results.fresh_servers = not subjects.keeps_servers
+        with Comparison(
+            subjects, load, num_warm_up=parsed.warm_up, measure=measure, say=tqdm.write
+        ) as comparison:
+            for turn in turns(parsed.workload, subjects.names, parsed.rounds):
+                run = comparison.run(turn)
+                save(run)
+                if not run.is_whole:
+                    return False
+            return True
     return sweep(
         subjects,
         parsed.workload,
@@ -108,6 +122,7 @@ def _run(
 
 def _subjects(parser: argparse.ArgumentParser, parsed: argparse.Namespace):
     from loadtest.endpoint import Endpoint
+    from loadtest.machine import has_gpu
     from loadtest.server import read_properties
     from loadtest.subjects import Strategies, Target
 
@@ -122,9 +137,14 @@ def _subjects(parser: argparse.ArgumentParser, parsed: argparse.Namespace):
         return Target(endpoint=endpoint)
     if not parsed.properties.is_file():
         parser.error(f"{parsed.properties} is not a file; set --properties")
+    properties = read_properties(parsed.properties)
     return Strategies(
         names=parsed.strategies,
-        properties=read_properties(parsed.properties),
+        properties=properties,
+        keeps_servers=parsed.command == "compare"
+        and not parsed.fresh
+        and not has_gpu()
+        and not FIXED_MEMORY.isdisjoint(properties),
         model_dir=parsed.model_dir,
         logs=parsed.out / "logs",
         schema=parsed.schema,

@@ -15,12 +15,27 @@ def make_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     compare = _command(
-        commands, "compare", "run the same requests against each batching strategy or a server"
+        commands,
+        "compare",
+        "run the same requests, in rounds, against each batching strategy or a server",
     )
     _add_subjects(compare)
     _add_load(compare)
     compare.add_argument(
         "--requests", type=_count, default=500, help="requests per run (default: 500)"
+    )
+    compare.add_argument(
+        "--rounds",
+        type=_count,
+        default=3,
+        help="runs of each workload on each server, in turns; fewer than 3 prove nothing "
+        "(default: 3)",
+    )
+    compare.add_argument(
+        "--fresh",
+        action="store_true",
+        help="start a server for every run; otherwise servers stay up on a machine without a GPU "
+        "if the properties set option.num_kv_blocks or option.kv_cache_memory_bytes",
     )
     compare.add_argument(
         "--workload",
@@ -103,7 +118,7 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
         type=_names,
         default=["none", "dynamic", "continuous", "paged"],
         metavar="NAME,...",
-        help="strategies of our container, each run in a fresh process (default: all four)",
+        help="strategies of our container, each in a process of its own (default: all four)",
     )
     group.add_argument(
         "--properties",

@@ -30,6 +30,11 @@ def describe_machine() -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
+def has_gpu() -> bool:
+    """Return whether the machine has an NVIDIA GPU."""
+    return bool(_output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"))
+
+
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []

@@ -10,6 +10,9 @@ import msgspec
 from loadtest.record import Record
 from loadtest.watch import Sample
 
+MAX_OTHER_CORES = 0.2
+"""A run during which other processes used more cores than this proves little."""
+
 
 class Spread(msgspec.Struct, kw_only=True):
     """Statistics of a duration, in seconds."""

@@ -35,6 +35,10 @@ class Load:
     max_length: int | None = None
     """Maximum tokens of a prompt plus its output; longer requests are skipped."""
     seed: int = 0
+    """Seed of lengths, words and arrivals."""
+    words_of: str = ""
+    """Changes the words of the prompts and nothing else, so that a server which has seen them in
+    an earlier round finds none of them in its prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,13 @@ def make_plan(
         )
     times, loop = _times(workload, load, fitting)
     requests = tuple(
-        Request(index, arrival.shape, _prompt(arrival.shape, index, load.seed, words), due_s, index)
+        Request(
+            index,
+            arrival.shape,
+            _prompt(arrival.shape, index, f"{load.seed}{load.words_of}", words),
+            due_s,
+            index,
+        )
         for index, (arrival, due_s) in enumerate(zip(fitting, times, strict=True))
     )
     return Plan(requests, loop, num_seen - len(fitting))
@@ -146,7 +156,7 @@ def _times(
     return list(islice(drawn, len(arrivals))), f"open loop: {name}, {rate:.3g} requests/s"
 
 
-def _prompt(shape: Shape, index: int, seed: int, words: Words) -> str:
+def _prompt(shape: Shape, index: int, seed: str, words: Words) -> str:
     rng = random.Random(f"{seed} {index}")
     if shape.prefix is None:
         return words.text(shape.prompt_tokens, rng)

@@ -37,6 +37,10 @@ class Run(msgspec.Struct, kw_only=True):
     """The server's properties."""
     is_whole: bool
     """False if the run was interrupted."""
+    round: int = 1
+    """Number of the round, from 1."""
+    num_discarded: int = 0
+    """Earlier attempts at this run that were discarded because other processes were busy."""
     measures: Measures
     gap_quantiles_s: list[float]
     records: list[Record]
@@ -54,6 +58,8 @@ class Results(msgspec.Struct, kw_only=True):
     created: str
     """UTC, in ISO 8601."""
     seed: int
+    fresh_servers: bool = True
+    """Whether each run had a server of its own; otherwise servers stayed up, idle, between runs."""
     machine: dict[str, str]
     notes: list[str] = []
     slo: dict[str, float] = {}

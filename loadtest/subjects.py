@@ -1,4 +1,4 @@
-"""Servers under test: a Longshore container, started once per strategy, or a running server."""
+"""Servers under test: Longshore containers, one per strategy, or a running server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loadtest.server import Server
 
 @dataclass(slots=True, kw_only=True)
 class Strategies:
-    """A Longshore container, started with one strategy after another, never two at once."""
+    """Longshore containers, each with a strategy of its own. Only one gets requests at a time."""
 
     names: Sequence[str]
     properties: Mapping[str, str]
@@ -26,6 +26,8 @@ class Strategies:
     """Folder for the servers' logs."""
     schema: str = "lmi"
     timeout_s: float = 600.0
+    keeps_servers: bool = False
+    """Whether servers stay up between runs, idle. They need memory for all of them at once."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @contextmanager
@@ -49,6 +51,7 @@ class Target:
     """A server that is already running, here or elsewhere."""
 
     endpoint: Endpoint
+    keeps_servers: bool = True
 
     @property
     def names(self) -> Sequence[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from loadtest.measures import filled, quantiles
+from loadtest.report.rounds import in_rounds
 from loadtest.report.style import GRID, INK, MUTED, colours, in_order, number
 from loadtest.results import Run
 
@@ -17,21 +18,27 @@ LEAST_S = 1e-3
 
 
 def bars(runs: Sequence[Run]) -> Spec:
-    """Return bar charts of requests/s and output tokens/s, with a column per workload."""
+    """Return bar charts of requests/s and output tokens/s, with a column per workload.
+
+    A bar is the median round; the line on it reaches from the lowest to the highest.
+    """
     rows = [
         {
-            "run": run.label,
-            "workload": run.workload,
+            "run": rounds.typical.label,
+            "workload": rounds.typical.workload,
             "value": value,
+            "low": min(values),
+            "high": max(values),
             "text": number(value),
             "unit": unit,
         }
-        for run in runs
-        for unit, value in (
-            ("requests/s", run.measures.requests_per_s),
-            ("output tokens/s", run.measures.tokens_per_s),
+        for rounds in in_rounds(runs)
+        for unit, value_of in (
+            ("requests/s", lambda run: run.measures.requests_per_s),
+            ("output tokens/s", lambda run: run.measures.tokens_per_s),
         )
-        if value is not None
+        if (value := value_of(rounds.typical)) is not None
+        and (values := [known for run in rounds.runs if (known := value_of(run)) is not None])
     ]
     workloads = list(dict.fromkeys(run.workload for run in runs))
     units = [
@@ -59,8 +66,8 @@ def _unit_bars(rows: Sequence[Spec], unit: str, workloads: Sequence[str]) -> Spe
     panels = []
     for index, workload in enumerate(workloads):
         values = [row for row in rows if row["workload"] == workload and row["unit"] == unit]
-        most = max(row["value"] for row in values)
-        scale = {"domain": [0, 1.18 * most]}
+        most = max(row["high"] for row in values)
+        scale = {"domain": [0, 1.2 * most]}
         shown = y if index == 0 else {**y, "axis": None}
         panels.append(
             {
@@ -78,8 +85,12 @@ def _unit_bars(rows: Sequence[Spec], unit: str, workloads: Sequence[str]) -> Spe
                         },
                     },
                     {
+                        "mark": {"type": "rule", "strokeWidth": 1.5, "color": INK},
+                        "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}},
+                    },
+                    {
                         "mark": {"type": "text", "align": "left", "dx": 5, "color": INK},
-                        "encoding": {"x": {**x, "scale": scale}, "text": {"field": "text"}},
+                        "encoding": {"x": {**x, "field": "high"}, "text": {"field": "text"}},
                     },
                 ],
             }

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from loadtest.report import charts, tables, verdict
 from loadtest.report.charts import Spec
 from loadtest.report.gantt import NUM_SHOWN, gantt
+from loadtest.report.rounds import typical_runs
 from loadtest.report.style import CONFIG, duration, number
 from loadtest.report.tables import Table
 from loadtest.results import Results, Run
@@ -58,6 +59,7 @@ def write_report(results: Results, folder: Path) -> Path:
         summary=tables.objectives(results) if results.slo else tables.throughput(results.runs),
         overview=None if results.slo else _themed(charts.bars(results.runs)),
         sections=[_objectives(results)] if results.slo else _sections(results.runs),
+        num_rounds=max(run.round for run in results.runs),
         settings=tables.settings(results),
         library=_library(),
         themed=_themed,
@@ -86,7 +88,7 @@ def _headline(results: Results) -> str:
     if not results.slo:
         return verdict.headline(results.runs)
     table = tables.objectives(results)
-    best = table.rows[table.best[0]]
+    best = table.rows[table.best[0][0]]
     return f"{best[0]} sustains {best[1]} requests/s"
 
 
@@ -95,7 +97,9 @@ def _sections(runs: Sequence[Run]) -> list[Section]:
     return [_section([run for run in runs if run.workload == name]) for name in names]
 
 
-def _section(runs: Sequence[Run]) -> Section:
+def _section(all_runs: Sequence[Run]) -> Section:
+    """Return the section of one workload. Charts and tables show the median round of each run."""
+    runs = typical_runs(all_runs)
     figures = [
         Figure(
             "Latency distributions",
@@ -129,7 +133,7 @@ def _section(runs: Sequence[Run]) -> Section:
     return Section(
         first.workload,
         _description(runs),
-        verdict.order(runs),
+        verdict.order(all_runs),
         [
             ("Client measurements", tables.client_measures(runs)),
             ("Server measurements", tables.server_measures(runs)),

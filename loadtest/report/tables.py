@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from loadtest.report.gantt import padding_share
+from loadtest.report.rounds import Rounds, in_rounds
 from loadtest.report.style import UNKNOWN, duration, in_order, number, percent, ratio_text
+from loadtest.report.verdict import winner
 from loadtest.results import Results, Run
 from loadtest.slo import sustained, value_of
 
@@ -16,15 +18,20 @@ class Table(NamedTuple):
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    best: Sequence[int] = ()
-    """Indices of the rows to highlight."""
+    best: Sequence[tuple[int, int]] = ()
+    """Rows and columns of the cells to highlight."""
 
 
 def throughput(runs: Sequence[Run]) -> Table:
-    """Return requests/s by workload, with ratios to the reference as in the AWS article."""
+    """Return requests/s by workload, with ratios to the reference as in the AWS article.
+
+    Medians of the rounds, with the lowest and highest. The winner of a workload is highlighted if
+    the rounds prove one.
+    """
     workloads = list(dict.fromkeys(run.workload for run in runs))
     labels = in_order([run.label for run in runs])
-    by_place = {(run.workload, run.label): run.measures.requests_per_s for run in runs}
+    found = {(rounds.typical.workload, rounds.typical.label): rounds for rounds in in_rounds(runs)}
+    by_place = {place: rounds.typical.measures.requests_per_s for place, rounds in found.items()}
     base = reference(labels)
     head = ["strategy"]
     for workload in workloads:
@@ -36,12 +43,23 @@ def throughput(runs: Sequence[Run]) -> Table:
             rate = by_place.get((workload, label))
             base_rate = by_place.get((workload, base))
             ratio = rate / base_rate if rate is not None and base_rate else None
-            row += [number(rate), ratio_text(ratio)]
+            rounds = found.get((workload, label))
+            row += [with_range(rounds) if rounds else UNKNOWN, ratio_text(ratio)]
         rows.append(row)
-    first = {
-        label: by_place.get((workloads[0], label), 0.0) for label in labels if "," not in label
-    }
-    return Table(head, rows, [labels.index(max(first, key=first.__getitem__))])
+    winners = [
+        (labels.index(name), 1 + 2 * column)
+        for column, workload in enumerate(workloads)
+        if (name := winner(runs, workload)) is not None
+    ]
+    return Table(head, rows, winners)
+
+
+def with_range(rounds: Rounds) -> str:
+    """Format the median of requests/s, with the lowest and the highest round."""
+    text = number(rounds.typical.measures.requests_per_s)
+    if len(rounds.runs) == 1:
+        return text
+    return f"{text} ({number(rounds.rates[0])} to {number(rounds.rates[-1])})"
 
 
 def reference(labels: Sequence[str]) -> str:
@@ -105,7 +123,8 @@ def objectives(results: Results) -> Table:
         best = next(run for run in label_runs if run.rate == rate)
         values = [duration(value_of(best.measures, name)) for name in results.slo]
         rows.append([label, number(rate), number(best.measures.tokens_per_s), *values])
-    return Table(head, rows, [rates.index(max(rates))])
+    best = rates.index(max(rates))
+    return Table(head, rows, [(best, column) for column in range(len(head))])
 
 
 def settings(results: Results) -> Table:

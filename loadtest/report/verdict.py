@@ -5,46 +5,71 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from loadtest.measures import MAX_OTHER_CORES
+from loadtest.report.rounds import Rounds, doubt, in_rounds
 from loadtest.report.style import STRATEGIES, duration, number, percent, ratio_text
 from loadtest.results import Run
 
-NOISE = 0.03
-"""Relative difference below which two runs count as equal."""
-
 
 def headline(runs: Sequence[Run]) -> str:
-    """Return the title: the fastest run of the first workload and its lead over the others."""
-    first = [run for run in runs if run.workload == runs[0].workload and not run.variant]
-    best = max(first, key=lambda run: run.measures.requests_per_s)
-    others = [run for run in first if run is not best and run.measures.requests_per_s > 0]
-    rate = f"{number(best.measures.requests_per_s)} requests/s on {best.workload}"
+    """Return the title: the winner on the first workload and its lead, or why there is none."""
+    ranked = ranking(runs, runs[0].workload)
+    best, *others = ranked
+    rate = _rate(best)
     if not others:
-        return f"{best.name} serves {rate}"
+        return f"{best.name} serves {number(rate)} requests/s on {runs[0].workload}"
+    reason = doubt(best, others[0])
+    if reason is not None:
+        return f"Inconclusive on {runs[0].workload}: {reason}"
     leads = [
-        f"{ratio_text(best.measures.requests_per_s / run.measures.requests_per_s)} {run.name}"
-        for run in sorted(others, key=lambda run: -run.measures.requests_per_s)
+        f"{ratio_text(rate / _rate(other))} {other.name}"
+        for other in others
+        if _rate(other) > 0 and doubt(best, other) is None
     ]
-    return f"{best.name} serves {rate}: {', '.join(leads)}"
+    return f"{best.name} serves {number(rate)} requests/s on {runs[0].workload}: {', '.join(leads)}"
+
+
+def ranking(runs: Sequence[Run], workload: str) -> list[Rounds]:
+    """Return the servers of a workload, the highest median first, without variants."""
+    chosen = [run for run in runs if run.workload == workload and not run.variant]
+    return sorted(in_rounds(chosen), key=lambda rounds: -rounds.typical.measures.requests_per_s)
+
+
+def winner(runs: Sequence[Run], workload: str) -> str | None:
+    """Return the name of the server that proved to be the fastest on a workload, if one did."""
+    best, *others = ranking(runs, workload)
+    return best.name if others and doubt(best, others[0]) is None else None
 
 
 def order(runs: Sequence[Run]) -> str | None:
-    """Say whether the strategies rank as expected, and if not, which figures explain it.
+    """Say which strategies differ, and why a more elaborate one is slower if it is.
 
-    Returns None for fewer than two strategies.
+    runs: those of one workload. Returns None for fewer than two strategies.
     """
-    by_name = {run.name: run for run in runs if not run.variant and run.name in STRATEGIES}
-    ranked = [by_name[name] for name in STRATEGIES if name in by_name]
-    if len(ranked) < 2:
+    by_name = {
+        rounds.name: rounds
+        for rounds in in_rounds([run for run in runs if not run.variant])
+        if rounds.name in STRATEGIES
+    }
+    present = [by_name[name] for name in STRATEGIES if name in by_name]
+    if len(present) < 2:
         return None
-    expected = " ≥ ".join(run.name for run in reversed(ranked))
-    wrong = [
-        (lower, higher)
-        for lower, higher in pairwise(ranked)
-        if higher.measures.requests_per_s < (1 - NOISE) * lower.measures.requests_per_s
-    ]
-    if not wrong:
-        return f"{expected} in requests/s, as expected (differences below 3 % count as equal)."
-    return f"Not {expected}. " + " ".join(_explanation(lower, higher) for lower, higher in wrong)
+    sentences: list[str] = []
+    for lower, higher in pairwise(present):
+        ratio = _rate(higher) / _rate(lower) if _rate(lower) else None
+        reason = doubt(lower, higher)
+        pair = f"{higher.name} has {ratio_text(ratio)} the requests/s of {lower.name}"
+        if reason is not None:
+            sentences.append(f"{pair}, which proves no difference: {reason}.")
+        elif _rate(higher) < _rate(lower):
+            sentences.append(_explanation(lower.typical, higher.typical))
+        else:
+            sentences.append(f"{pair}.")
+    return " ".join(sentences)
+
+
+def _rate(rounds: Rounds) -> float:
+    return rounds.typical.measures.requests_per_s
 
 
 def _explanation(lower: Run, higher: Run) -> str:
@@ -67,7 +92,7 @@ def remarks(runs: Sequence[Run]) -> Iterator[str]:
     by_label: dict[str, list[Run]] = {}
     for run in runs:
         by_label.setdefault(f"{run.label} on {run.workload}", []).append(run)
-    for label, label_runs in by_label.items():  # in a sweep, one run per rate
+    for label, label_runs in by_label.items():  # one run per round, in a sweep one per rate
         yield from (f"{label}{text}" for text in _remarks(label_runs))
     if runs and all(run.measures.queue is None for run in runs):
         yield "No server reported queue times; in the Gantt charts, waiting includes the prefill."
@@ -79,6 +104,7 @@ def _remarks(runs: Sequence[Run]) -> Iterator[str]:
     num_short = sum(measure.num_short for measure in measures)
     late_s = max(measure.late_s or 0.0 for measure in measures)
     other_cpu = max(measure.other_cpu or 0.0 for measure in measures)
+    num_discarded = sum(run.num_discarded for run in runs)
     client_cpu = max(measure.client_cpu or 0.0 for measure in measures)
     for run in runs:
         if not run.is_whole:
@@ -91,9 +117,11 @@ def _remarks(runs: Sequence[Run]) -> Iterator[str]:
         yield f": {num_short} outputs differ in length from what was requested."
     if late_s > 0.1:
         yield f": requests were sent up to {duration(late_s)} late."
-    if other_cpu > 0.2:
+    if num_discarded:
+        yield f": {num_discarded} runs were discarded because other processes were busy."
+    if other_cpu > MAX_OTHER_CORES:
         yield (
-            f": other processes used {number(other_cpu, 2)} cores of this machine during the run; "
+            f": other processes used {number(other_cpu, 2)} cores of this machine during a run; "
             "measure again on an idle machine."
         )
     if client_cpu > 0.5:

@@ -25,8 +25,8 @@ def loadtest(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def compare(stub: Stub, out: Path, *arguments: str) -> Results:
-    common = ["--target", stub.url, "--users", "3", "--length-scale", "0.05", "--out", str(out)]
-    done = loadtest("compare", *common, *arguments)
+    common = ["--target", stub.url, "--users", "3", "--length-scale", "0.05", "--rounds", "1"]
+    done = loadtest("compare", *common, *arguments, "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "report.html" in done.stdout
     assert (out / "report.html").is_file()

@@ -1,0 +1,120 @@
+"""The order of runs, and what is measured again, with a measurement that takes no time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from loadtest.compare import Comparison, turns
+from loadtest.plan import Load, make_plan
+from loadtest.request import Words
+from loadtest.results import Run
+from loadtest.workloads import WORKLOADS
+from tests.loadtest.known_runs import run
+
+
+class Endpoint:
+    def words(self) -> Words:
+        return Words()
+
+    def max_length(self) -> int:
+        return 1000
+
+
+@dataclass
+class Opened:
+    name: str
+    endpoint: Endpoint = field(default_factory=Endpoint)
+
+
+@dataclass
+class Servers:
+    names: tuple[str, ...]
+    keeps_servers: bool
+    started: list[str] = field(default_factory=list)
+    running: set[str] = field(default_factory=set)
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Opened]:
+        self.started.append(name)
+        self.running.add(name)
+        yield Opened(name)
+        self.running.remove(name)
+
+
+@dataclass
+class Measurement:
+    """Stands in for `measure`: no time passes, and other processes use `other_cores` in turn."""
+
+    other_cores: list[float] = field(default_factory=list)
+    loads: list[tuple[str, Load]] = field(default_factory=list)
+
+    def __call__(self, subject: Opened, workload: Any, load: Load, *_: Any, **__: Any) -> Run:
+        self.loads.append((subject.name, load))
+        done = run(subject.name, workload=workload.name)
+        done.measures.other_cpu = self.other_cores.pop(0) if self.other_cores else 0.0
+        return done
+
+
+def compared(
+    servers: Servers, measurement: Measurement, rounds: int = 3
+) -> tuple[list[Run], list[str]]:
+    said: list[str] = []
+    comparison = Comparison(
+        servers,  # pyright: ignore[reportArgumentType]
+        Load(num_requests=4, users=2),
+        num_warm_up=0,
+        measure=measurement,
+        say=said.append,
+    )
+    with comparison:
+        runs = [comparison.run(turn) for turn in turns([WORKLOADS["chat"]], servers.names, rounds)]
+    return runs, said
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_each_round_begins_with_another_server(keeps: bool) -> None:
+    servers = Servers(("none", "dynamic", "paged"), keeps)
+    runs, _ = compared(servers, Measurement())
+    order = [[entry.name for entry in runs if entry.round == number] for number in (1, 2, 3)]
+    assert order == [
+        ["none", "dynamic", "paged"],
+        ["dynamic", "paged", "none"],
+        ["paged", "none", "dynamic"],
+    ]
+    assert servers.started == (order[0] if keeps else list(chain(*order)))
+    assert not servers.running
+
+
+def test_a_disturbed_run_is_measured_again_and_the_quietest_counts() -> None:
+    measurement = Measurement([0.9, 0.3, 0.5, 0.1, 0.7, 0.0])
+    runs, said = compared(Servers(("paged",), True), measurement)
+    assert [entry.measures.other_cpu for entry in runs] == [0.3, 0.1, 0.0]
+    assert [entry.num_discarded for entry in runs] == [2, 0, 1]
+    assert len(said) == 3
+
+
+def test_rounds_and_attempts_differ_in_words_alone() -> None:
+    measurement = Measurement([0.9])
+    compared(Servers(("none", "paged"), True), measurement, rounds=2)
+    by_name: dict[str, list[Load]] = {"none": [], "paged": []}
+    for name, load in measurement.loads:
+        by_name[name].append(load)
+    disturbed, again, _ = (make_plan(WORKLOADS["chat"], load, Words()) for load in by_name["none"])
+    first, second = (make_plan(WORKLOADS["chat"], load, Words()) for load in by_name["paged"])
+    assert first == disturbed, "all servers get the same requests in a round"
+    for other in (again, second):
+        assert [request.shape for request in other.requests] == [
+            request.shape for request in first.requests
+        ]
+        assert [request.due_s for request in other.requests] == [
+            request.due_s for request in first.requests
+        ]
+        assert not {request.prompt for request in other.requests} & {
+            request.prompt for request in first.requests
+        }
