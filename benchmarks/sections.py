@@ -27,10 +27,11 @@ SECTIONS = {
     "correctness": Section("Kernels against reference implementations", "correctness", 60),
     "decode": Section("Decode", "decode", 65),
     "prefill": Section("Prefill", "prefill", 40),
-    "moves": Section("Cache write, block copy, swap", "moves", 15),
+    "moves": Section("Cache write, block copy, swap", "moves", 13),
     "elementwise": Section("Norms, gated activation, rotary embedding", "elementwise", 10),
+    "sampling": Section("Sampling of 128k logits", "sampling", 6),
     "flex": Section("FlexAttention with pages of 128 tokens", "flex", 35),
-    "splits": Section("Decode by number of splits", "splits", 15),
+    "splits": Section("Decode by number of splits", "splits", 13),
     "sweep": Section("Tile configurations", "sweep", 35),
     "serve": Section(
         "End to end with 50 concurrent clients",

@@ -25,19 +25,26 @@ from triton import knobs
 from triton.backends.nvidia import driver
 
 from kernels import dry_run
+from kernels.best_tokens import best_tokens
 from kernels.block_copy import copy_blocks
 from kernels.cache_table import cache_table
+from kernels.candidates import collect_candidates
+from kernels.draw_tokens import draw_tokens
+from kernels.filter_limits import filter_limits
 from kernels.gated_activation import gated_activation
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary_cache_write import rotary_write_kv
 from kernels.swap import gather_blocks, scatter_blocks
+from kernels.token_weights import DrawnRows
 
 BLOCK_SIZE = 16
 """The default of `option.block_size`."""
 NUM_SPLITS = (1, 2, 4, 8, 16, 32, 64)
 """All values that `kernels.configurations.num_splits` can return."""
+VOCAB_SIZES = (32000, 128256, 151936)
+"""Of Llama 2 and Mistral, Llama 3, and Qwen 2.5 and 3."""
 _TOKENS = 3
 
 
@@ -87,6 +94,20 @@ def compile_block_moves(arch: int) -> list[dry_run.Launch]:
         copy_blocks(table, block_ids.view(1, 2))
         gather_blocks(table, block_ids, staging)
         scatter_blocks(table, block_ids, staging)
+    return launches
+
+
+def compile_sampling(arch: int, vocab_size: int) -> list[dry_run.Launch]:
+    """Compile the kernels of sampling, for logits in bf16 and in fp32."""
+    token_ids = torch.zeros(_TOKENS, dtype=torch.int64)
+    ones, double_ones = torch.ones(_TOKENS), torch.ones(_TOKENS, dtype=torch.float64)
+    drawn = DrawnRows(token_ids, ones, ones, token_ids, double_ones, double_ones)
+    with dry_run.target(arch) as launches:
+        for dtype in (torch.bfloat16, torch.float32):
+            logits = torch.empty(_TOKENS, vocab_size, dtype=dtype)
+            best_tokens(logits)
+            limits = filter_limits(collect_candidates(logits, token_ids, drawn), drawn)
+            draw_tokens(logits, token_ids, drawn, limits, double_ones)
     return launches
 
 
@@ -149,14 +170,19 @@ def _compile_elementwise(shape: Shape) -> None:
     gated_activation(torch.empty(_TOKENS, 2 * shape.hidden_size, dtype=torch.bfloat16), "silu")
 
 
-def _compile_job(job: tuple[int, Shape | None]) -> int:
-    arch, shape = job
-    return len(compile_block_moves(arch) if shape is None else compile_shape(arch, shape))
+def _compile_job(job: tuple[int, Shape | int | None]) -> int:
+    """Compile for an arch the kernels of a shape, of a vocabulary, or those of neither."""
+    arch, what = job
+    if what is None:
+        return len(compile_block_moves(arch))
+    if isinstance(what, int):
+        return len(compile_sampling(arch, what))
+    return len(compile_shape(arch, what))
 
 
 def main() -> int:
     """Compile all shapes for all GPUs, on all cores."""
-    jobs = list(product(dry_run.ARCHS, (None, *SHAPES)))
+    jobs = list(product(dry_run.ARCHS, (None, *VOCAB_SIZES, *SHAPES)))
     compile_driver_module()
     with ProcessPoolExecutor() as pool:
         counts = pool.map(_compile_job, jobs)

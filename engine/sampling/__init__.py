@@ -7,7 +7,7 @@ edits      bad_words, no_repeat_ngram_size (ngrams), min_tokens, logit_bias
 penalties  repetition, frequency, presence        change logits of tokens in the sequence
 grammar    structured_outputs                     masks tokens that the grammar does not allow
 filters    temperature; min_p, top_k, top_p, typical_p
-draw       draws a token with one uniform number
+draw       draws a token with one uniform number; triton_draw does this and the filters on CUDA
 ranking    logprobs and prompt_logprobs           from the model's unmodified logits
 ```
 

@@ -38,7 +38,7 @@ def _plan_draw(rows: Sequence[Row], indices: list[int], vocab_size: int, parcel:
     filters = plan_filters(random, vocab_size, parcel)
 
     def draw(scores: Tensor, token_ids: Tensor) -> None:
-        own = scores[row_index()]
+        own = scores[row_index()].float()
         own.sub_(own.amax(1, keepdim=True)).div_(temperature())
         weights = weigh(own)
         for keep in filters:

@@ -10,18 +10,15 @@ from torch import Tensor
 
 from core.sampling import Failure, Sampled
 from engine.sampling.allowed import Allowed
-from engine.sampling.draw import plan_draws
 from engine.sampling.edits import Edits
 from engine.sampling.grammar import Grammar, GrammarMask
 from engine.sampling.grammars import Grammars
+from engine.sampling.kernels import make_sampling_kernels
 from engine.sampling.ngrams import Ngrams
 from engine.sampling.penalties import Penalties
 from engine.sampling.ranking import Ranking, plan_ranking
 from engine.sampling.rows import Row
 from engine.staging import HostCopy, Parcel, Staging
-from kernels import torch_logits
-from kernels.cpu import logits as cpu_logits
-from kernels.cpu.shared_library import unavailable_reason
 
 __all__ = ["Choices", "HostChoices", "Row", "Sampler"]
 
@@ -87,8 +84,7 @@ class Sampler:
         self._edits = Edits(Ngrams(with_prompt=with_prompt))
         self._penalties = Penalties()
         self._grammar = Grammar(grammars)
-        is_cpp = staging.device.type == "cpu" and unavailable_reason() is None
-        self._best_tokens = (cpu_logits if is_cpp else torch_logits).best_tokens
+        self._kernels = make_sampling_kernels(staging.device)
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[Row], newest: Tensor) -> Choices:
@@ -105,13 +101,13 @@ class Sampler:
             self._penalties.plan(rows, vocab_size, parcel),
             mask,
         ]
-        draws = plan_draws(rows, vocab_size, parcel)
+        draws = self._kernels.plan_draws(rows, vocab_size, parcel)
         rank = plan_ranking(rows, parcel)
         parcel.send()
-        if any(changes) or draws or rank is not None:
+        if any(changes) or rank is not None:
             logits = logits.float()
         scores = logits
-        token_ids, normalizers = self._best_tokens(logits)
+        token_ids, normalizers = self._kernels.best_tokens(logits)
         if any(changes):
             scores = logits.clone()
             for change in changes:

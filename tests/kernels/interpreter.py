@@ -9,6 +9,7 @@ Errors in the interpreter of triton 3.6 to 3.9, and the repairs:
 - 3.6 turns arrays of one element into ints in a way that numpy >= 2.4 refuses, so that no loop with
   a run-time bound works: here `__index__` takes the element.
 - A constant of type bf16 has no constructor: here it has one.
+- exp is numpy's, which rounds otherwise than torch's: here it is torch's.
 
 Not repaired, so do not use it in kernels: inline assembly and libdevice functions.
 """
@@ -32,6 +33,8 @@ def repair() -> None:
     _repair_arithmetic()
     _repair_reductions()
     _repair_index()
+    _repair_exp()
+    _repair_calls()
 
 
 def is_stored_as_bits(dtype: tl.dtype) -> bool:
@@ -147,3 +150,30 @@ def _repair_index() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.reshape(-1)[0]))
 
     interpreter._patch_lang_tensor = patch
+
+
+def _repair_exp() -> None:
+    """As on a GPU, where the kernels that need torch's own bits call the same function as torch."""
+
+    def exp(values: np.ndarray) -> np.ndarray:
+        if values.dtype != np.float32:
+            return np.exp(values)
+        return torch.from_numpy(np.ascontiguousarray(values)).exp().numpy().reshape(values.shape)
+
+    Builder.create_exp = lambda self, arg: self.unary_op(arg, exp)
+
+
+def _repair_calls() -> None:
+    """Patch triton.language once a module, where a kernel's functions patched it in every call.
+
+    That took half the time of kernels with many short functions.
+    """
+    modules: set[str] = set()
+
+    def call(self, *args, **kwargs):
+        if self.fn.__module__ not in modules:
+            interpreter._patch_lang(self.fn)
+            modules.add(self.fn.__module__)
+        return self.rewrite()(*args, **kwargs)
+
+    interpreter.InterpretedFunction.__call__ = call

@@ -1,4 +1,4 @@
-"""How many kernels a decoder's layer launches on a GPU, beside its matrix products."""
+"""How many kernels a decoder's layer, beside its products, and the sampler launch on a GPU."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, Qwen3Config
 
 from benchmarks import host_step
+from core.sampling import SamplingParams
+from core.sequence import Sequence
+from engine.sampling.kernels import make_sampling_kernels
+from engine.sampling.sampler import Row, Sampler
+from engine.staging import Staging
 from kernels import dry_run
 
 NUM_LAYERS = 3
@@ -84,3 +89,56 @@ def test_launches_of_a_layer(num_prompt_tokens, config, expected, monkeypatch):
     assert more_own - torch_own == Counter()
     assert more_products - products == 4
     assert sum(in_a_layer.values()) == expected
+
+
+META = torch.device("meta")
+GREEDY = {"temperature": 0.0}
+ONE_FILTER = [{"top_k": 5}, {"top_k": 5000}, {"top_p": 0.9}, {"min_p": 0.1}, {"typical_p": 0.8}]
+ALL_FILTERS = {name: value for changes in ONE_FILTER for name, value in changes.items()}
+SAMPLING = {
+    "best_of_chunk_kernel": 1,
+    "best_of_row_kernel": 1,
+    "collect_candidates_kernel": 1,
+    "filter_limits_kernel": 1,
+    "chunk_masses_kernel": 1,
+    "draw_tokens_kernel": 1,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "batch",
+    [
+        *([changes] for changes in ({}, *ONE_FILTER, ALL_FILTERS)),
+        [{}, GREEDY, *ONE_FILTER, ALL_FILTERS],
+        [ALL_FILTERS] * 256,
+    ],
+    ids=lambda batch: f"{len(batch)}-{batch[0]}",
+)
+def test_launches_of_the_sampler(batch, dtype, monkeypatch):
+    """Also counts the copy of the parameters. As many for any mix of filters and any batch."""
+    launched, torch_own = launches_of_sampling(batch, dtype, monkeypatch)
+    assert launched == SAMPLING
+    assert sum(launched.values()) + sum(torch_own.values()) <= 11, torch_own
+
+
+def test_greedy_rows_launch_no_draw(monkeypatch):
+    launched, torch_own = launches_of_sampling([GREEDY] * 3, torch.float32, monkeypatch)
+    assert launched == {"best_of_chunk_kernel": 1, "best_of_row_kernel": 1}
+    assert sum(torch_own.values()) <= 3, torch_own
+
+
+def launches_of_sampling(batch, dtype, monkeypatch):
+    """Triton kernels and torch kernels of a step that samples a row for each set of parameters."""
+    triton = make_sampling_kernels(torch.device("cuda"))
+    monkeypatch.setattr("engine.sampling.sampler.make_sampling_kernels", lambda _: triton)
+    rows = [
+        Row(Sequence(id, [1, 2], SamplingParams(seed=id, **changes)), 2)
+        for id, changes in enumerate(batch)
+    ]
+    logits = torch.empty(len(rows), 32000, dtype=dtype, device=META)
+    newest = torch.empty(len(rows), dtype=torch.int64, device=META)
+    sampler = Sampler(Staging(META))
+    with dry_run.target(host_step.ARCH) as recorded, Operations() as operations:
+        sampler.sample(logits, rows, newest)
+    return Counter(launch.name for launch in recorded), operations.launched

@@ -9,6 +9,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from engine import LLM, SamplingParams
 from engine.attention.backends import TritonBackend
 from engine.model.elementwise import make_elementwise
+from engine.sampling.kernels import make_sampling_kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # overflow of e^-gate, as on a GPU
 SMALL = {"vocab_size": 61, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -50,6 +51,8 @@ def test_same_tokens_as_with_torch(architecture, decoder, tmp_path, monkeypatch)
     monkeypatch.setattr("engine.build.make_backend", triton)
     monkeypatch.setattr("engine.loading.gate.make_backend", triton)
     monkeypatch.setattr("engine.model.loader.make_elementwise", lambda _: make_elementwise(CUDA))
+    sampling = make_sampling_kernels(CUDA)
+    monkeypatch.setattr("engine.sampling.sampler.make_sampling_kernels", lambda _: sampling)
     assert answers(tmp_path, decoder) == expected
     assert len(backends) == 2, "one for the gate's probe, one for the engine"
 
@@ -60,6 +63,7 @@ def answers(path, decoder="transformers"):
     llm = LLM(path, dtype="fp32", decoder=decoder, **limits)
     assert llm.facts.executor == "packed"
     assert llm.facts.decoder.startswith(decoder)
-    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
-    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    greedy = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    drawn = SamplingParams(top_p=0.8, seed=3, max_tokens=5, ignore_eos=True)
+    outputs = llm.generate(PROMPTS, [greedy, drawn, greedy], use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs]

@@ -1,0 +1,107 @@
+"""Collects the scores that can decide the limits of top-k, top-p and typical-p.
+
+Usually these are few, so that finding the limits costs little beside reading the logits once. A
+program takes a chunk of a row and appends its candidates to the row's list, in any order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.paged_arguments import stride
+from kernels.token_weights import END_KEY, DrawnRows, key_of, load_scores, weigh
+
+CHUNK = 4096
+"""Tokens of a program."""
+LANES = 64
+"""Up to this k, top-k needs only the scores that are among a chunk's highest."""
+MARGIN = tl.constexpr(0.1)
+"""Subtracted from a score so that roundings do not matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The scores from which the limits of R drawn rows are found."""
+
+    scores: Tensor
+    """[R, vocabulary] fp32: each row's candidates come first; what follows is undefined."""
+    counts: Tensor
+    """[R] int32: the number of candidates."""
+    rests: Tensor
+    """[R, chunks] int64: the weights of the tokens that are no candidates of top-p."""
+
+
+@triton.jit
+def end_of_top_k(scores, CHUNK: tl.constexpr, LANES: tl.constexpr):
+    """Return a key past the LANES highest scores of a chunk."""
+    # LANES tokens have at least the lowest of the maxima of LANES groups.
+    highest = tl.max(tl.reshape(scores, [CHUNK // LANES, LANES]), 0)
+    return tl.minimum(key_of(tl.min(highest, 0)) + 1, END_KEY)
+
+
+@triton.jit
+def end_of_top_p(width, top_p):
+    """Return a key that top-p never keeps: the tokens from it on have less mass than 1 - p."""
+    # The mass of all tokens is at least that of the most likely one, whose score is 0.
+    score = tl.log(((1.0 - top_p) / width).to(tl.float32)) - MARGIN
+    return tl.minimum(key_of(score), END_KEY)
+
+
+@triton.jit
+def collect_candidates_kernel(
+    candidates, counts, rests, logits, token_ids, row_index, temperatures, min_ps, top_ks, top_ps,
+    typical_ps, width, row_stride, CHUNK: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Program (r, c) takes chunk c of the r-th drawn row. counts must be 0 before."""
+    drawn, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    top_k, top_p = tl.load(top_ks + drawn), tl.load(top_ps + drawn)
+    has_top_p = (top_k <= 0) & (top_p < 1.0)
+    if (top_k <= 0) & (top_p >= 1.0) & (tl.load(typical_ps + drawn) >= 1.0):
+        return
+    row = tl.load(row_index + drawn)
+    row_logits = logits + row * row_stride
+    top = tl.load(row_logits + tl.load(token_ids + row)).to(tl.float32)
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    scores = load_scores(row_logits, token, width, top, tl.load(temperatures + drawn))
+    end_key = tl.full([], END_KEY, tl.int32)
+    if (top_k > 0) & (top_k <= LANES):
+        end_key = end_of_top_k(scores, CHUNK, LANES)
+    if has_top_p:
+        end_key = end_of_top_p(width, top_p)
+    is_candidate = key_of(scores) < end_key
+    if has_top_p:
+        rest = tl.where(is_candidate, 0, weigh(scores, tl.load(min_ps + drawn)))
+        tl.store(rests + drawn * tl.num_programs(1) + chunk, tl.sum(rest, 0))
+    place = tl.cumsum(is_candidate.to(tl.int32), 0) - 1
+    number = tl.sum(is_candidate.to(tl.int32), 0)
+    first = tl.atomic_add(counts + drawn, number, sem="relaxed")
+    tl.store(candidates + drawn * width + first + place, scores, mask=is_candidate)
+
+
+def collect_candidates(logits: Tensor, token_ids: Tensor, drawn: DrawnRows) -> Candidates:
+    """Return the candidates of the R drawn rows that have top-k, top-p or typical-p.
+
+    logits: [N, vocabulary] in fp32, fp16 or bf16, rows contiguous; token_ids: [N] int64, each row's
+    most likely token. The other rows have no candidates. Raises ValueError for other shapes,
+    strides and types.
+    """
+    drawn.check(logits, token_ids)
+    num_drawn, width = len(drawn.row_index), logits.shape[1]
+    num_chunks = triton.cdiv(width, CHUNK)
+    candidates = Candidates(
+        logits.new_empty((num_drawn, width), dtype=torch.float32),
+        logits.new_zeros(num_drawn, dtype=torch.int32),
+        logits.new_empty((num_drawn, num_chunks), dtype=torch.int64),
+    )
+    if num_drawn:
+        collect_candidates_kernel[num_drawn, num_chunks](
+            candidates.scores, candidates.counts, candidates.rests, logits, token_ids,
+            drawn.row_index, drawn.temperature, drawn.min_p, drawn.top_k, drawn.top_p,
+            drawn.typical_p, width, stride(logits, 0), CHUNK=CHUNK, LANES=LANES, num_warps=8,
+        )  # fmt: skip
+    return candidates

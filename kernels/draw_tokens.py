@@ -1,0 +1,114 @@
+"""Draws a token for each row by inverse transform sampling, without a sum over the whole row.
+
+One launch sums the weights of each chunk of a row. A second one finds the chunk in which the
+uniform number's share of the total is reached, and then the token. Sums are integers, so the token
+is the one that a sum over the whole row would find.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.paged_arguments import stride
+from kernels.token_weights import DrawnRows, Limits, check_vector, keep, load_scores, weigh
+
+CHUNK = 4096
+"""Tokens of a program."""
+
+
+@triton.jit
+def kept_weights(
+    logits, token_ids, row_index, temperatures, min_ps, score_keys, mean_scores, distance_keys,
+    drawn, token, width, row_stride,
+):  # fmt: skip
+    """Return the weights of these tokens of the r-th drawn row: 0 for those that are dropped."""
+    row = tl.load(row_index + drawn)
+    row_logits = logits + row * row_stride
+    top = tl.load(row_logits + tl.load(token_ids + row)).to(tl.float32)
+    scores = load_scores(row_logits, token, width, top, tl.load(temperatures + drawn))
+    return keep(
+        weigh(scores, tl.load(min_ps + drawn)),
+        scores,
+        tl.load(score_keys + drawn),
+        tl.load(mean_scores + drawn),
+        tl.load(distance_keys + drawn),
+    )
+
+
+@triton.jit
+def chunk_masses_kernel(
+    masses, logits, token_ids, row_index, temperatures, min_ps,
+    score_keys, mean_scores, distance_keys, width, row_stride, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Program (r, c) sums the weights in chunk c of the r-th drawn row into masses [R, chunks]."""
+    drawn, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    weights = kept_weights(
+        logits, token_ids, row_index, temperatures, min_ps, score_keys, mean_scores, distance_keys,
+        drawn, chunk * CHUNK + tl.arange(0, CHUNK), width, row_stride,
+    )  # fmt: skip
+    tl.store(masses + drawn * tl.num_programs(1) + chunk, tl.sum(weights, 0))
+
+
+@triton.jit(do_not_specialize=["num_chunks"])
+def draw_tokens_kernel(
+    token_ids, masses, uniforms, logits, row_index, temperatures, min_ps,
+    score_keys, mean_scores, distance_keys, width, row_stride, num_chunks,
+    CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Program r draws the token of the r-th drawn row. CHUNKS: num_chunks up to a power of two."""
+    drawn = tl.program_id(0).to(tl.int64)
+    chunk = tl.arange(0, CHUNKS)
+    mass = tl.load(masses + drawn * num_chunks + chunk, mask=chunk < num_chunks, other=0)
+    total = tl.sum(mass, 0)
+    if total == 0:
+        return  # only NaN or masked tokens: the row keeps its token
+    threshold = (tl.load(uniforms + drawn) * total.to(tl.float64)).to(tl.int64)
+    threshold = tl.minimum(threshold, total - 1)
+    found = tl.sum((tl.cumsum(mass, 0) <= threshold).to(tl.int32), 0)
+    before = tl.sum(tl.where(chunk < found, mass, 0), 0)
+    weights = kept_weights(
+        logits, token_ids, row_index, temperatures, min_ps, score_keys, mean_scores, distance_keys,
+        drawn, found * CHUNK + tl.arange(0, CHUNK), width, row_stride,
+    )  # fmt: skip
+    is_passed = before + tl.cumsum(weights, 0) <= threshold
+    token = found * CHUNK + tl.sum(is_passed.to(tl.int32), 0)
+    # The row's own token is read above by all threads; it is only written once they have.
+    tl.debug_barrier()
+    tl.store(token_ids + tl.load(row_index + drawn), token.to(tl.int64))
+
+
+def draw_tokens(
+    logits: Tensor, token_ids: Tensor, drawn: DrawnRows, limits: Limits, uniforms: Tensor
+) -> None:
+    """Replace the token ids of the drawn rows by tokens that min-p and the limits keep.
+
+    logits: [N, vocabulary] in fp32, fp16 or bf16, rows contiguous; token_ids: [N] int64, each row's
+    most likely token; uniforms: [R] fp64 in [0, 1]. A row in which no token has a weight keeps its
+    token. Raises ValueError for other shapes, strides and types.
+    """
+    drawn.check(logits, token_ids)
+    num_drawn, width = len(drawn.row_index), logits.shape[1]
+    for name, tensor, dtype in (
+        ("score_key", limits.score_key, torch.int32),
+        ("mean_score", limits.mean_score, torch.float32),
+        ("distance_key", limits.distance_key, torch.int32),
+        ("uniforms", uniforms, torch.float64),
+    ):
+        check_vector(name, tensor, num_drawn, dtype)
+    if not num_drawn:
+        return
+    num_chunks = triton.cdiv(width, CHUNK)
+    masses = logits.new_empty((num_drawn, num_chunks), dtype=torch.int64)
+    rows = (
+        drawn.row_index, drawn.temperature, drawn.min_p,
+        limits.score_key, limits.mean_score, limits.distance_key, width, stride(logits, 0),
+    )  # fmt: skip
+    options = {"CHUNK": CHUNK, "num_warps": 8}
+    chunk_masses_kernel[num_drawn, num_chunks](masses, logits, token_ids, *rows, **options)
+    draw_tokens_kernel[num_drawn,](
+        token_ids, masses, uniforms, logits, *rows, num_chunks,
+        CHUNKS=triton.next_power_of_2(num_chunks), **options,
+    )  # fmt: skip

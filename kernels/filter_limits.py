@@ -1,0 +1,181 @@
+"""The limits of top-k, top-p and typical-p, found without sorting.
+
+Each filter keeps the tokens up to some key (`kernels.token_weights.Limits`): the last key such that
+the tokens with smaller keys do not reach the wanted count or mass. A program finds the limits of a
+row by radix selection (Alabi, Blanchard, Gordon and Steinbach, "Fast k-selection algorithms for
+graphics processing units", 2012), for masses with sums of weights in place of counts: a histogram
+of the keys' leading bits tells the digit in which the count or mass is reached, and the next pass
+looks at the following bits of the keys with this digit.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.candidates import Candidates
+from kernels.token_weights import (
+    END_KEY,
+    KEEP_ALL,
+    DrawnRows,
+    Limits,
+    check_vector,
+    key_of,
+    weigh,
+)
+
+TILE = 2048
+"""Candidates that a program reads at once."""
+BINS = 2048
+"""At least the digits of a pass; a power of two."""
+DIGIT_BITS = tl.constexpr(10)
+FIRST_SHIFT = tl.constexpr(20)
+FIRST_DIGITS, LATER_DIGITS = tl.constexpr(1056), tl.constexpr(1024)
+"""Values of the first digit, which is END_KEY's, and of the two others."""
+COUNT, MASS, DISTANCE = (tl.constexpr(number) for number in range(3))
+"""Keys are scores, and tokens are counted or weighed; or keys are distances, and tokens weighed."""
+
+
+@triton.jit
+def clear(histogram, BINS: tl.constexpr):
+    # Barriers: all threads have read the histogram before, and none adds to it until it is clear.
+    tl.debug_barrier()
+    tl.store(histogram + tl.arange(0, BINS), tl.zeros([BINS], tl.int64))
+    tl.debug_barrier()
+
+
+@triton.jit
+def find_digit(histogram, before, target, shift, BINS: tl.constexpr):
+    """Return the last digit before which less than `target` is reached, and how much that is.
+
+    before: what the keys before the histogram's first digit reach.
+    """
+    tl.debug_barrier()
+    digit = tl.arange(0, BINS)
+    # NOTE: atomic adds happen in the L2 cache, so the L1 cache must not be asked.
+    sums = tl.load(histogram + digit, cache_modifier=".cg")
+    reached = before + tl.cumsum(sums, 0) - sums
+    num_digits = tl.where(shift == FIRST_SHIFT, FIRST_DIGITS, LATER_DIGITS)
+    is_less = (digit < num_digits) & (reached.to(tl.float64) < target)
+    found = tl.maximum(tl.sum(is_less.to(tl.int32), 0) - 1, 0)
+    return found, tl.sum(tl.where(digit == found, reached, 0), 0)
+
+
+@triton.jit
+def find_limit(
+    histogram, candidates, num_candidates, rest, min_p, wanted, score_limit, mean,
+    KIND: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
+    """Return the last key that is kept.
+
+    wanted: a count, or a share of the mass of `rest` and of the candidates up to score_limit.
+    """
+    before = tl.full([], 0, tl.int64)
+    first_key, end_key = tl.full([], 0, tl.int32), tl.full([], END_KEY, tl.int32)
+    shift = tl.full([], FIRST_SHIFT, tl.int32)
+    while shift >= 0:
+        clear(histogram, BINS)
+        mass = tl.zeros([TILE], tl.int64)
+        for start in range(0, num_candidates, TILE):
+            place = start + tl.arange(0, TILE)
+            is_inside = place < num_candidates
+            scores = tl.load(candidates + place, mask=is_inside, other=float("-inf"))
+            keys = key_of(scores)
+            if KIND == COUNT:
+                amounts = is_inside.to(tl.int64)
+            else:
+                amounts = tl.where(keys <= score_limit, weigh(scores, min_p), 0)
+                mass += amounts
+            if KIND == DISTANCE:
+                keys = key_of(scores - mean)
+            is_counted = (keys >= first_key) & (keys < end_key) & (amounts > 0)
+            digit = (keys - first_key) >> shift
+            tl.atomic_add(histogram + digit, amounts, mask=is_counted, sem="relaxed")
+        target = wanted
+        if KIND != COUNT:
+            target = wanted * (rest + tl.sum(mass, 0)).to(tl.float64)
+        digit, before = find_digit(histogram, before, target, shift, BINS)
+        first_key += digit << shift
+        end_key = first_key + (1 << shift)
+        shift -= DIGIT_BITS
+    return first_key
+
+
+@triton.jit
+def mean_score(candidates, num_candidates, min_p, score_limit, TILE: tl.constexpr):
+    """Return the mean of the scores up to score_limit, by weight."""
+    mass = tl.zeros([TILE], tl.int64)
+    moment = tl.zeros([TILE], tl.float64)
+    for start in range(0, num_candidates, TILE):
+        place = start + tl.arange(0, TILE)
+        scores = tl.load(candidates + place, mask=place < num_candidates, other=float("-inf"))
+        weights = tl.where(key_of(scores) <= score_limit, weigh(scores, min_p), 0)
+        mass += weights
+        moment += tl.where(weights > 0, scores.to(tl.float64) * weights.to(tl.float64), 0.0)
+    return (tl.sum(moment, 0) / tl.sum(mass, 0).to(tl.float64)).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["num_chunks"])
+def filter_limits_kernel(
+    score_keys, mean_scores, distance_keys, histograms, candidates, counts, rests,
+    min_ps, top_ks, top_ps, typical_ps, width, num_chunks,
+    KEEP_ALL: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
+    """Program r finds the limits of the r-th drawn row.
+
+    histograms: [R, BINS] int64, of any values; CHUNKS: num_chunks up to a power of two.
+    """
+    drawn = tl.program_id(0).to(tl.int64)
+    min_p, top_k = tl.load(min_ps + drawn), tl.load(top_ks + drawn)
+    top_p, typical_p = tl.load(top_ps + drawn), tl.load(typical_ps + drawn)
+    histogram = histograms + drawn * BINS
+    candidates += drawn * width
+    count = tl.load(counts + drawn)
+    nothing = tl.full([], 0, tl.int64)
+    score_limit, distance_limit, mean = KEEP_ALL, KEEP_ALL, 0.0
+    if top_k > 0:
+        score_limit = find_limit(
+            histogram, candidates, count, nothing, min_p, top_k, KEEP_ALL, 0.0, COUNT, TILE, BINS
+        )
+    if top_p < 1.0:
+        rest = nothing
+        if top_k <= 0:
+            chunk = tl.arange(0, CHUNKS)
+            rest = tl.load(rests + drawn * num_chunks + chunk, mask=chunk < num_chunks, other=0)
+            rest = tl.sum(rest, 0)
+        score_limit = find_limit(
+            histogram, candidates, count, rest, min_p, top_p, score_limit, 0.0, MASS, TILE, BINS
+        )
+    if typical_p < 1.0:
+        mean = mean_score(candidates, count, min_p, score_limit, TILE)
+        distance_limit = find_limit(
+            histogram, candidates, count, nothing, min_p, typical_p, score_limit, mean,
+            DISTANCE, TILE, BINS,
+        )  # fmt: skip
+    tl.store(score_keys + drawn, score_limit)
+    tl.store(mean_scores + drawn, mean)
+    tl.store(distance_keys + drawn, distance_limit)
+
+
+def filter_limits(candidates: Candidates, drawn: DrawnRows) -> Limits:
+    """Return which tokens top-k, then top-p, then typical-p keep in each of the R drawn rows.
+
+    min-p applies before top-p. Tokens of equal score are kept or dropped together. Raises
+    ValueError unless the candidates are those of `drawn`.
+    """
+    num_drawn = len(drawn.row_index)
+    check_vector("counts", candidates.counts, num_drawn, torch.int32)
+    score_keys, distance_keys = (candidates.counts.new_empty(num_drawn) for _ in range(2))
+    means = candidates.scores.new_empty(num_drawn)
+    num_chunks = candidates.rests.shape[1]
+    if num_drawn:
+        filter_limits_kernel[num_drawn,](
+            score_keys, means, distance_keys,
+            candidates.rests.new_empty((num_drawn, BINS)),
+            candidates.scores, candidates.counts, candidates.rests,
+            drawn.min_p, drawn.top_k, drawn.top_p, drawn.typical_p,
+            candidates.scores.shape[1], num_chunks, KEEP_ALL=KEEP_ALL,
+            CHUNKS=triton.next_power_of_2(num_chunks), TILE=TILE, BINS=BINS, num_warps=8,
+        )  # fmt: skip
+    return Limits(score_keys, means, distance_keys)
