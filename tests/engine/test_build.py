@@ -16,8 +16,10 @@ from core.errors import ConfigurationError, InsufficientMemoryError, RequestErro
 from core.host_memory import available_host_memory
 from core.options import Options
 from core.sizing import fit_length
+from core.step_size import StepSize, graph_sizes
 from engine import LLM, SamplingParams, build
 from engine.attention.backends import TorchBackend
+from engine.block_tables import table_bytes
 from engine.device import (
     check_tensor_parallel,
     choose_device,
@@ -25,11 +27,14 @@ from engine.device import (
     choose_kv_dtype,
     cpu_has_bf16,
     is_out_of_memory,
+    use_expandable_segments,
     use_writable_kernel_cache,
 )
 from engine.loading.gate import MAX_RELATIVE_ERROR
 from engine.memory.largest_step import run_step
 from engine.memory.sizing import activation_bytes, kv_budget
+from engine.step.step_graphs import StepGraphs
+from tests.engine.test_step_graphs import Imitation
 
 
 @pytest.fixture
@@ -126,23 +131,39 @@ def test_the_largest_step_samples_a_token_per_sequence(llama):
     assert 0 <= tokens.min() <= tokens.max() < model.config.vocab_size
 
 
-@pytest.mark.parametrize("enforce_eager", [False, True])
-def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(llama, enforce_eager):
+@pytest.mark.parametrize(
+    ("options", "graph"),
+    [
+        ({"enforce_eager": True}, None),
+        ({"cuda_graph_sizes": "0"}, StepSize(7)),
+        ({"cuda_graph_sizes": "4,8"}, StepSize(6, 4, 8)),
+        ({}, StepSize(6, 7, 20)),
+    ],
+)
+def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(llama, options, graph):
+    """graph: the largest one for 7 sequences and steps of 20 tokens."""
     model = LLM(llama, dtype="fp32").llm_engine.executor.model
     measured = []
 
     def measure(work, device):
-        measured.append(tuple(work().shape))
-        return 1000
+        measured.append(work)
+        return 1000 * len(measured)
 
-    options = Options(enforce_eager=enforce_eager)
-    total = activation_bytes(options, model, 20, 7, measure)
-    vocab_size = model.config.vocab_size
-    if enforce_eager:
-        assert (measured, total) == ([(7,)], 1000)
+    total = activation_bytes(Options(**options), model, 20, 7, measure)
+    assert measured[0]().shape == (7,), "a step with its sampled tokens"
+    if graph is None:
+        assert (len(measured), total) == (1, 1000)
     else:
-        assert measured == [(7,), (7, vocab_size)], "a step with its sampled tokens, then logits"
-        assert total == 2 * 1000 + 7 * vocab_size * 4
+        vocab_size, num_rows = model.config.vocab_size, graph.num_sequences
+        assert measured[1].args[1:] == (graph.num_tokens, num_rows)
+        assert measured[1]().shape == (num_rows, vocab_size), "logits, nothing sampled"
+        assert total == 1000 + 2000 + num_rows * vocab_size * 4
+
+
+def test_block_tables_are_budgeted():
+    """Rows for twice the sequences, one step's rows, and those of the graphs; 4 bytes a block."""
+    assert table_bytes(max_sequences=256, max_blocks=8192) == (512 + 2 * 256) * 8192 * 4
+    assert table_bytes(max_sequences=3, max_blocks=5) == (8 * 8 + 2 * 3 * 5) * 4
 
 
 def test_available_memory_respects_the_container_limit(tmp_path):
@@ -331,28 +352,66 @@ class OnCuda:
     device = torch.device("cuda")
 
 
-def test_on_cuda_decode_steps_use_graphs_by_default(monkeypatch):
-    def captured(*_, max_rows, max_model_len, **__):
-        if max_rows > 9:
-            raise torch.OutOfMemoryError("tried to allocate 2 GiB")
-        if max_rows > 8:
-            raise RuntimeError("not permitted when stream is capturing\nat line 3")
-        return max_rows, max_model_len
+def test_on_cuda_steps_use_graphs_by_default(monkeypatch):
+    class Captured:
+        num_late = num_device_bound = 0
+
+        def __init__(self, *parts, max_model_len, is_selective, **_):
+            self.max_model_len, self.is_selective = max_model_len, is_selective
+            self.sizes = parts[-1]
+            max_rows = max(size.num_decodes for size in self.sizes)
+            if max_rows > 9:
+                raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+            if max_rows > 8:
+                raise RuntimeError("not permitted when stream is capturing\nat line 3")
 
     monkeypatch.setattr("engine.build.CudaRecorder", object)
-    monkeypatch.setattr("engine.build.DecodeGraphs", captured)
+    monkeypatch.setattr("engine.build.StepGraphs", Captured)
 
     def graphs(max_sequences=8, backend=None, **options):
-        sizes = SimpleNamespace(max_sequences=max_sequences, max_model_len=64)
-        return build.capture_decode_graphs(OnCuda, None, backend, Options(**options), sizes)
+        sizes = SimpleNamespace(max_sequences=max_sequences, max_model_len=64, max_step_tokens=512)
+        return build.capture_graphs(OnCuda, None, backend, Options(**options), sizes)
 
-    assert graphs() == ((8, 64), ())
+    found, notes = graphs()
+    assert (found.max_model_len, found.is_selective, notes) == (64, True, ())
+    assert found.sizes == graph_sizes(8, 512, (64, 128, 256, 512))
+    found, _ = graphs(cuda_graph_sizes="16,32")
+    assert (found.sizes, found.is_selective) == (graph_sizes(8, 512, (16, 32)), False)
+    found, _ = graphs(cuda_graph_sizes="0")
+    assert not any(size.num_prompts for size in found.sizes)
     assert graphs(enforce_eager=True) == (None, ())
     assert graphs(backend=TorchBackend()) == (None, ())
-    failed = "decode steps run without CUDA graphs: not permitted when stream is capturing"
+    failed = "steps run without CUDA graphs: not permitted when stream is capturing"
     assert graphs(max_sequences=9) == (None, (failed,))
     with pytest.raises(InsufficientMemoryError, match=r"lower option\.gpu_memory_utilization"):
         graphs(max_sequences=10)
+    Captured.num_late, Captured.num_device_bound = 3, 4
+    _, (late, bound) = graphs()
+    assert late.startswith("3 sizes of steps with prompts have no CUDA graph: capturing took 60 s")
+    assert bound.startswith("4 sizes of steps with prompts have no CUDA graph: their kernels")
+
+
+def test_the_start_says_how_many_graphs_it_captured_and_how_long_that_took(llama, monkeypatch):
+    def capture(model, cache, backend, options, sizes):
+        parts, graphs = (model, cache, backend, Imitation()), graph_sizes(2, 16, (4, 8))
+        return StepGraphs(*parts, graphs, max_model_len=sizes.max_model_len), ("a note",)
+
+    monkeypatch.setattr("engine.build.capture_graphs", capture)
+    facts = LLM(llama, dtype="fp32").facts
+    assert list(facts.phases)[-3:] == ["K and V", "6 CUDA graphs", "first steps"]
+    assert "a note" in facts.notes
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_memory_segments_grow_unless_the_user_configures_the_allocator(name):
+    before = torch._C._accelerator_getAllocatorSettings()
+    try:
+        use_expandable_segments({name: "max_split_size_mb:64"})
+        assert torch._C._accelerator_getAllocatorSettings() == before
+        use_expandable_segments({})
+        assert torch._C._accelerator_getAllocatorSettings() == "expandable_segments:True"
+    finally:
+        torch._C._accelerator_setAllocatorSettings(before)
 
 
 def test_on_cuda_steps_overlap_by_default(llama):
