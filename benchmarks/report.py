@@ -57,6 +57,8 @@ class Report:
         A failed case makes only a section in ALL_OURS unsound; in the others, an implementation
         may not support every case.
         """
+        if name not in self.sections:
+            return False  # no worker came so far
         section = self.sections[name]
         fatal = ["failed"] if name in ALL_OURS else ["section failed", "worker failed"]
         return (
