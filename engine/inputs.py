@@ -105,32 +105,41 @@ class InputBuilder:
         tokens = parcel.put(self._tokens(chunks, places))
         sampled_rows = parcel.put(places.of_samples(chunks))
         scored = parcel.put(_scored_rows(chunks, ends))
-        context_lens = parcel.put(places.by_sequence([c.end for c in chunks]).astype(np.int32))
-        starts = parcel.put(places.query_starts())
-        tables = self._tables.put(chunks, parcel)
-        table_rows = parcel.put(places.by_sequence(self._tables.rows(chunks)))
+        batch = self._put_batch(chunks, places, parcel)
         adapter_slots = _adapter_slots(chunks, places, parcel)
         fill = _plan_fill(chunks, ends, newest_rows, parcel)
         parcel.send()
         if fill is not None:
             assert newest is not None
             fill(tokens()[0], newest)
-        width = -(-max(chunk.end for chunk in chunks) // self._block_size)
-        batch = PagedBatch(
-            query_starts=starts(),
-            context_lens=context_lens(),
-            block_tables=tables(table_rows(), width),
-            slot_mapping=tokens()[2],
-            spans=places.spans(chunks),
-            num_decodes=places.size.num_decodes,
-        )
         return StepInputs(
             tokens(),
             sampled_rows(),
-            batch,
+            batch(tokens()[2]),
             tuple(chunk for chunk in chunks if chunk.samples),
             _scored(chunks, scored()),
             adapter_slots() if adapter_slots is not None else None,
+        )
+
+    def _put_batch(
+        self, chunks: Sequence[Chunk], places: _Places, parcel: Parcel
+    ) -> Callable[[Tensor], PagedBatch]:
+        """Add the tensors of attention to the parcel.
+
+        Return a function for after the parcel's `send`, which takes the slot mapping.
+        """
+        context_lens = parcel.put(places.by_sequence([c.end for c in chunks]).astype(np.int32))
+        starts = parcel.put(places.query_starts())
+        tables = self._tables.put(chunks, parcel)
+        rows = parcel.put(places.by_sequence(self._tables.rows(chunks)))
+        num_blocks = -(-max(chunk.end for chunk in chunks) // self._block_size)
+        return lambda slot_mapping: PagedBatch(
+            query_starts=starts(),
+            context_lens=context_lens(),
+            block_tables=tables(rows(), num_blocks),
+            slot_mapping=slot_mapping,
+            spans=places.spans(chunks),
+            num_decodes=places.size.num_decodes,
         )
 
     def _tokens(self, chunks: Sequence[Chunk], places: _Places) -> NDArray[np.int64]:
