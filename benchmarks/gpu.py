@@ -14,15 +14,19 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from benchmarks.report import Report, table_text
 from benchmarks.sections import SECTIONS, jobs_of, one_process, seconds_of, section_of
 from benchmarks.shapes import SHAPES
+from benchmarks.targets import targets_text
 
 GRACE_SECONDS = 60
 """Extra time for the case that is running when a section's time is up, and for a worker's start."""
+ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""As the engine sets it, but before the first section uses the GPU."""
 TABLE = Path(__file__).resolve().parents[1] / "kernels" / "configurations.json"
 
 
@@ -38,8 +42,9 @@ def main(arguments: list[str] | None = None) -> None:
         if options.write_table and report.table is not None and not options.dry:
             TABLE.write_text(table_text(report.table))
         print(report.text())
+        print(targets_text(report))
         print(f"full results: {options.out / 'gpu.json'}")
-    sys.exit(0 if all(map(report.is_sound, report.sections)) else 1)
+    sys.exit(0 if all(map(report.is_sound, options.sections)) else 1)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -102,7 +107,7 @@ def run_worker(remaining: list[str], report: Report, options: argparse.Namespace
         command,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"TRITON_DEFAULT_FP_FUSION": "1"},
+        env=ALLOCATOR | os.environ | {"TRITON_DEFAULT_FP_FUSION": "1"},
     )
     assert worker.stdout
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -110,50 +115,71 @@ def run_worker(remaining: list[str], report: Report, options: argparse.Namespace
     reader.start()
     with worker:
         try:
-            current, reason = collect(lines, report, options.out, options.stretch)
+            progress = collect(lines, report, options.out, len(jobs), options.stretch)
         finally:
             worker.kill()
             reader.join()
-    if current is None and reason is None:
-        return remaining[len(jobs) :]
-    failed = current or jobs[0]
-    report.section(section_of(failed))["notes"].append(f"worker failed at {failed}: {reason}")
-    # No job was running, so the worker probably did not start; another one would not either.
-    return remaining[remaining.index(current) + 1 :] if current else []
+    return _next_jobs(remaining, progress, report)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a worker came with its jobs."""
+
+    num_finished: int
+    current: str | None = None
+    """The job that was running when the worker ended."""
+    failure: str | None = None
+    """Why it ended before its last job had; None if it did all of them."""
+
+
+def _next_jobs(remaining: list[str], progress: Progress, report: Report) -> list[str]:
+    """Return the jobs for the next worker, and note a failure of this one in the report."""
+    num_finished = progress.num_finished
+    if progress.failure is None:
+        return remaining[num_finished:]
+    if progress.current is not None:
+        place, num_done = f"at {progress.current}", num_finished + 1
+    elif num_finished > 0:
+        place, num_done = f"after {remaining[num_finished - 1]}", num_finished
+    else:
+        # It probably did not start; another one would not either.
+        place, num_done = f"before {remaining[0]}", len(remaining)
+    job = progress.current or remaining[max(0, num_finished - 1)]
+    note = f"worker failed {place}: {progress.failure}"
+    report.section(section_of(job))["notes"].append(note)
+    return remaining[num_done:]
 
 
 def collect(
     lines: queue.SimpleQueue[str],
     report: Report,
     out: Path,
+    num_jobs: int,
     stretch: float = 1.0,
     grace_s: float = GRACE_SECONDS,
-) -> tuple[str | None, str | None]:
-    """Read a worker's events until it ends.
-
-    Returns the job that was running and the reason for the failure; both are None on success.
-    """
-    current: str | None = None
-    is_started = False
+) -> Progress:
+    """Read a worker's events until it has finished its `num_jobs` jobs, dies or hangs."""
+    num_finished, current = 0, None
     limit = time.monotonic() + grace_s
-    while True:
+    while num_finished < num_jobs:
         try:
             line = lines.get(timeout=max(0.0, limit - time.monotonic()))
         except queue.Empty:
-            return current, "it hung"
+            return Progress(num_finished, current, "it hung")
         if not line:
-            ended_well = is_started and current is None
-            return (None, None) if ended_well else (current, "it died; see above")
+            return Progress(num_finished, current, "it died; see above")
         event = json.loads(line)
         report.take(event)
         if event["event"] == "begin":
-            is_started, current = True, str(event["job"])
+            current = str(event["job"])
             limit = time.monotonic() + seconds_of(current) * stretch + grace_s
         elif event["event"] == "end":
-            current = None
+            num_finished, current = num_finished + 1, None
             limit = time.monotonic() + grace_s
             report.write(out)
         _progress(event)
+    return Progress(num_finished)
 
 
 def _forward(stream: IO[str], lines: queue.SimpleQueue[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.derived import FRACTIONS, Figures, Row, best_rates, derived
 from benchmarks.sections import SECTIONS, section_of
 
-ALL_OURS = ("correctness", "roofline")
+ALL_OURS = ("correctness", "roofline", "mixed")
 """Sections that run only our own code, so that a failed case is our error."""
 MEASURES = ("us", "bytes", "flop")
 """Fields of a row that tables show only as figures derived from them."""
@@ -57,6 +57,8 @@ class Report:
         A failed case makes only a section in ALL_OURS unsound; in the others, an implementation
         may not support every case.
         """
+        if name not in self.sections:
+            return False  # no worker came so far
         section = self.sections[name]
         fatal = ["failed"] if name in ALL_OURS else ["section failed", "worker failed"]
         return (

@@ -16,6 +16,7 @@ from engine.engine import Engine
 PROMPT, OUTPUT = 1000, 384
 """Lengths in tokens. The output is long enough that no sequence finishes during a measurement."""
 DRY_PROMPT, DRY_OUTPUT = 20, 80
+ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 MIN_GENERATED = 4
 """Tokens that every sequence has generated before measuring begins."""
 
@@ -35,14 +36,14 @@ def decoding_engine(bench: Bench, max_sequences: int) -> Engine:
         bench,
         batching="paged",
         max_rolling_batch_size=max_sequences,
-        max_model_len=sum(_lengths(bench)),
+        max_model_len=sum(lengths(bench)),
     )
 
 
 def has_room_for(bench: Bench, engine: Engine, batch: int) -> bool:
     """Return whether the KV cache has room for `batch` sequences."""
     memory = engine.strategy.memory
-    return batch * memory.blocks_for(sum(_lengths(bench))) <= memory.num_blocks
+    return batch * memory.blocks_for(sum(lengths(bench))) <= memory.num_blocks
 
 
 class SteadyDecode:
@@ -61,7 +62,7 @@ class SteadyDecode:
     ) -> None:
         self._engine = engine
         self._clock = clock
-        self._prompt_length, self._output_length = _lengths(bench)
+        self._prompt_length, self._output_length = lengths(bench)
         self._batch = batch
         self._generated: dict[int, int] = {}
 
@@ -86,11 +87,16 @@ class SteadyDecode:
         while self._engine.has_work():  # a step may still be in flight
             self._engine.step(self._clock())
 
-    def run(self, num_steps: int) -> Steps:
-        """Run `num_steps` decode steps. Raises RuntimeError if a sequence finishes."""
+    def run(self, num_steps: int, prompt_tokens: int = 0) -> Steps:
+        """Run `num_steps` decode steps. Raises RuntimeError if a sequence of the batch finishes.
+
+        prompt_tokens: a new prompt of this length joins each step. It ends with its first token.
+        """
         begin, num_before = self._clock(), sum(self._generated.values())
         num_after = num_before + num_steps * self._batch
         while sum(self._generated.values()) < num_after:
+            if prompt_tokens:
+                self._engine.add([1] * prompt_tokens, ONE_TOKEN, self._clock())
             self._step()
         seconds = (self._clock() - begin) / num_steps
         # The step after the nth generated token reads that token, all earlier ones and the prompt.
@@ -99,10 +105,13 @@ class SteadyDecode:
 
     def _step(self) -> None:
         for output in self._engine.step(self._clock()):
+            if output.request_id not in self._generated:
+                continue  # a prompt that joined one step
             if output.finish is not None:
                 raise RuntimeError(f"a sequence finished: {output.finish} {output.failure}")
             self._generated[output.request_id] += len(output.token_ids)
 
 
-def _lengths(bench: Bench) -> tuple[int, int]:
+def lengths(bench: Bench) -> tuple[int, int]:
+    """Return the tokens of a prompt and of its answer."""
     return (DRY_PROMPT, DRY_OUTPUT) if bench.is_dry else (PROMPT, OUTPUT)

@@ -17,6 +17,7 @@ from functools import cache
 from typing import Literal, TypeVar
 
 from core.errors import ConfigurationError
+from core.step_size import DEFAULT_PROMPT_SIZES
 from core.strategy_table import Batching
 from core.suggest import did_you_mean
 
@@ -211,7 +212,15 @@ class Options:
         "bf16 if the hardware has it, else fp32.",
     )
     device: Literal["auto", "cpu", "cuda"] = _option("auto", "auto: CUDA if available.")
-    enforce_eager: bool = _option(False, "packed, CUDA: run decode steps without CUDA graphs.")
+    enforce_eager: bool = _option(False, "packed, CUDA: run all steps without CUDA graphs.")
+    cuda_graph_sizes: str | None = _option(
+        None,
+        "packed, CUDA: which steps with prompts run as CUDA graphs: numbers of prompt tokens, in "
+        "ascending order, such as 64,128,256. A step is padded to the next number; longer ones run "
+        "without graphs. 0: only steps without prompts run as graphs. Default: "
+        f"{','.join(map(str, DEFAULT_PROMPT_SIZES))}, without those for which the start finds that "
+        "running the kernels takes longer than launching them.",
+    )
     async_scheduling: bool | None = _option(
         None,
         "packed: schedule a step while the device still computes the previous one. Default: true "
@@ -285,6 +294,24 @@ class Options:
     def __post_init__(self) -> None:
         for item in option_table().values():
             item.check(getattr(self, item.name))
+        _ = self.graph_prompt_sizes  # raises if it is not a list of sizes
+
+    @property
+    def graph_prompt_sizes(self) -> tuple[int, ...]:
+        """`cuda_graph_sizes` as numbers; empty if only steps without prompts run as graphs."""
+        text = self.cuda_graph_sizes
+        if text is None:
+            return DEFAULT_PROMPT_SIZES
+        parts = [part.strip() for part in text.split(",")]
+        sizes = tuple(int(part) for part in parts if part.isdecimal())
+        if sizes == (0,) and len(parts) == 1:
+            return ()
+        if len(sizes) < len(parts) or sizes[0] < 1 or list(sizes) != sorted(set(sizes)):
+            raise ConfigurationError(
+                f"option.cuda_graph_sizes={text}: expected positive integers in ascending order, "
+                "such as 64,128,256, or 0"
+            )
+        return sizes
 
 
 @dataclass(frozen=True, slots=True)

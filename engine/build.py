@@ -16,6 +16,7 @@ from core.plan import BlockMoves, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from core.sizing import bytes_per_block
+from core.step_size import graph_sizes
 from core.strategy_table import (
     DEFAULT_FOR_OTHERS,
     DEFAULT_FOR_PACKED,
@@ -32,6 +33,7 @@ from engine.device import (
     choose_dtype,
     choose_kv_dtype,
     is_out_of_memory,
+    use_expandable_segments,
     use_writable_kernel_cache,
 )
 from engine.engine import Engine
@@ -41,9 +43,10 @@ from engine.loading.packed_model import PackedModel, load_packed_model
 from engine.memory.sizing import Sizes, choose_sizes, max_model_len
 from engine.phases import Phases
 from engine.sampling.grammars import Grammars
-from engine.step.decode_graphs import CudaRecorder, DecodeGraphs
+from engine.step.cuda_recorder import CudaRecorder
 from engine.step.library_executor import LibraryExecutor, LibraryModel, load_library_model
 from engine.step.packed_executor import PackedExecutor
+from engine.step.step_graphs import MAX_CAPTURE_SECONDS, StepGraphs
 from strategies.base import Limits
 from strategies.factory import StrategySettings, make_strategy
 
@@ -59,6 +62,7 @@ def build_engine(model_dir: Path, options: Options, phases: Phases | None = None
     device = choose_device(options)
     notes = check_tensor_parallel(options, device)
     if device.type == "cuda":
+        use_expandable_segments()
         notes += use_writable_kernel_cache()
     config = read_config(model_dir, options)
     _check_task(options, config)
@@ -78,8 +82,7 @@ def build_engine(model_dir: Path, options: Options, phases: Phases | None = None
     sizes = choose_sizes(options, batching, model)
     eos_token_ids = _eos_token_ids(model_dir, config)
     grammars = Grammars(model_dir, eos_token_ids)
-    executor, kv_bytes, executor_notes = _executor(model, options, sizes, grammars)
-    phases.end("K and V, graphs" if device.type == "cuda" else "K and V")
+    executor, kv_bytes, executor_notes = _executor(model, options, sizes, grammars, phases)
     _check_forward(executor, options.block_size, sizes)
     phases.end("first steps")
     facts = Facts(
@@ -208,7 +211,11 @@ def _batching(
 
 
 def _executor(
-    model: PackedModel | LibraryModel, options: Options, sizes: Sizes, grammars: Grammars
+    model: PackedModel | LibraryModel,
+    options: Options,
+    sizes: Sizes,
+    grammars: Grammars,
+    phases: Phases,
 ) -> tuple[Executor, int, tuple[str, ...]]:
     """Return the executor, the bytes of its KV blocks and notes for the log.
 
@@ -225,7 +232,10 @@ def _executor(
         model.shapes, num_blocks, block_size, kv_dtype, model.device, sizes.num_swap_blocks
     )
     kv_bytes = num_blocks * bytes_per_block(model.shapes, block_size, kv_dtype.itemsize)
-    graphs, graph_notes = capture_decode_graphs(model, cache, backend, options, sizes)
+    phases.end("K and V")
+    graphs, graph_notes = capture_graphs(model, cache, backend, options, sizes)
+    if graphs is not None:
+        phases.end(f"{len(graphs)} CUDA graphs")
     return (
         PackedExecutor(model, cache, backend, graphs, grammars),
         kv_bytes,
@@ -233,23 +243,24 @@ def _executor(
     )
 
 
-def capture_decode_graphs(
+def capture_graphs(
     model: PackedModel, cache: KVCache, backend: AttentionBackend, options: Options, sizes: Sizes
-) -> tuple[DecodeGraphs | None, tuple[str, ...]]:
-    """Capture CUDA graphs, or return None, with a note if the model cannot be captured.
+) -> tuple[StepGraphs | None, tuple[str, ...]]:
+    """Capture CUDA graphs, or return None if there are none to capture. Also return notes.
 
     Raises InsufficientMemoryError if they do not fit.
     """
     if options.enforce_eager or model.device.type != "cuda" or isinstance(backend, TorchBackend):
         return None, ()
     try:
-        graphs = DecodeGraphs(
+        graphs = StepGraphs(
             model,
             cache,
             backend,
             CudaRecorder(),
-            max_rows=sizes.max_sequences,
+            graph_sizes(sizes.max_sequences, sizes.max_step_tokens, options.graph_prompt_sizes),
             max_model_len=sizes.max_model_len,
+            is_selective=options.cuda_graph_sizes is None,
             progress=lambda rows: tqdm(rows, desc="CUDA graphs", disable=not sys.stderr.isatty()),
         )
     except RuntimeError as error:
@@ -260,8 +271,24 @@ def capture_decode_graphs(
                 "option.enforce_eager=true"
             ) from error
         reason = str(error).partition("\n")[0]
-        return None, (f"decode steps run without CUDA graphs: {reason}",)
-    return graphs, ()
+        return None, (f"steps run without CUDA graphs: {reason}",)
+    return graphs, _graph_notes(graphs)
+
+
+def _graph_notes(graphs: StepGraphs) -> tuple[str, ...]:
+    """Return why mixed steps of some sizes have no graph."""
+    notes: list[str] = []
+    if graphs.num_late:
+        notes.append(
+            f"{graphs.num_late} sizes of steps with prompts have no CUDA graph: capturing took "
+            f"{MAX_CAPTURE_SECONDS:.0f} s; shorten option.cuda_graph_sizes"
+        )
+    if graphs.num_device_bound:
+        notes.append(
+            f"{graphs.num_device_bound} sizes of steps with prompts have no CUDA graph: their "
+            "kernels take longer to run than to launch"
+        )
+    return tuple(notes)
 
 
 def overlaps_steps(options: Options, model: PackedModel | LibraryModel) -> bool:

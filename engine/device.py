@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "bfloat16": torch.bfloat16,
 }
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def choose_device(options: Options, device_files: Path = Path("/dev")) -> torch.device:
@@ -89,6 +91,15 @@ def choose_kv_dtype(options: Options, dtype: torch.dtype, device: torch.device) 
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         return torch.uint8
     return torch.float8_e4m3fn
+
+
+def use_expandable_segments(environment: Mapping[str, str] = os.environ) -> None:
+    """Let torch's memory segments grow, unless a variable of the user configures the allocator.
+
+    Otherwise each segment has a fixed size, and steps of many sizes leave gaps in them.
+    """
+    if not any(environment.get(name) for name in ALLOCATOR_VARIABLES):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue] - torch has no public function
 
 
 def use_writable_kernel_cache() -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice
 
 import numpy as np
 import torch
@@ -11,8 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from core.plan import Chunk, StepPlan
+from core.step_size import StepSize
+from engine.block_tables import BlockTables
 from engine.staging import Parcel, Sent, Staging
-from kernels.batch import PagedBatch
+from kernels.batch import PagedBatch, Span
 
 PADDING_SLOT = -1
 NO_ADAPTER = -1
@@ -35,15 +38,16 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """A step's T tokens, without padding between sequences: decodes first, then longer chunks."""
+    """A step's T tokens: decodes first, then longer chunks. Only CUDA graphs need padding."""
 
     tokens: Tensor
     """[3, T] int64: token ids, positions and the slot mapping."""
     sampled_rows: Tensor
-    """[S] int64: indices of the tokens whose logits are sampled from."""
+    """[S] int64: indices of the tokens whose logits are sampled from. A padded step has a row for
+    each of its sequences; rows past `sampled` are 0."""
     batch: PagedBatch
     sampled: tuple[Chunk, ...]
-    """The chunk of each of the S rows."""
+    """The chunk of each row."""
     scored: Scored | None = None
     adapter_slots: Tensor | None = None
     """[T] int64: each token's adapter slot or NO_ADAPTER. None if no token has an adapter."""
@@ -67,79 +71,86 @@ class StepInputs:
 
     def newest(self) -> Tensor:
         """Return [S] int64: the input token of each sampled row."""
-        return self.tokens[0].index_select(0, self.sampled_rows)
+        return self.tokens[0].index_select(0, self.sampled_rows[: len(self.sampled)])
 
 
 class InputBuilder:
-    """Builds the inputs of each step. Keeps the block tables of the previous step."""
+    """Builds the inputs of each step. Keeps the sequences' block tables on the device."""
 
     def __init__(self, block_size: int, staging: Staging) -> None:
         self._block_size = block_size
         self._staging = staging
-        self._rows: list[tuple[tuple[int, ...], int]] = []
-        """For each row of the previous step: its block table, and how many blocks it used."""
-        self._matrix = np.zeros((0, 0), np.int32)
-        """[N, B]: all block tables of the previous step."""
+        self._tables = BlockTables(staging.device)
 
+    @torch.inference_mode()
     def build(
         self,
         plan: StepPlan,
         *,
         newest: Tensor | None = None,
         newest_rows: Mapping[int, int] = NO_ROWS,
-        num_rows: int = 0,
+        size: StepSize | None = None,
     ) -> StepInputs:
         """Start copying the inputs to the device. Does not wait.
 
         newest: [N'] int64, the tokens sampled by the previous step; newest_rows: indices into it by
         sequence id. If the last token of a chunk is in flight, the device copies it from there.
 
-        num_rows: pad a step of decodes to this many rows. Ignored if the step is larger.
+        size: pad the step to this size, into which it fits. By default it is not padded.
         """
         chunks = sorted(plan.chunks, key=lambda chunk: chunk.length > 1)  # decodes first; stable
-        num_decodes = sum(chunk.length == 1 for chunk in chunks)
-        padding = max(0, num_rows - len(chunks))
-        assert not padding or num_decodes == len(chunks), "only a step of decodes is padded"
-        first_prefill = num_decodes + padding
-        ends = np.cumsum([chunk.length for chunk in chunks] + [1] * padding).tolist()
-        contexts = [chunk.end for chunk in chunks] + [0] * padding
+        places = _Places(chunks, size)
+        ends = places.ends
         parcel = Parcel(self._staging)
-        tokens = parcel.put(self._tokens(chunks, num_decodes, padding))
-        sampled_rows = parcel.put(_sampled_rows(chunks, ends))
+        tokens = parcel.put(self._tokens(chunks, places))
+        sampled_rows = parcel.put(places.of_samples(chunks))
         scored = parcel.put(_scored_rows(chunks, ends))
-        context_lens = parcel.put(np.array(contexts, np.int32))
-        query_starts = [end - first_prefill for end in (first_prefill, *ends[first_prefill:])]
-        starts = parcel.put(np.array(query_starts, np.int32))
-        tables = parcel.put(self._block_tables(chunks, padding))
-        adapter_slots = _adapter_slots(chunks, padding, parcel)
+        batch = self._put_batch(chunks, places, parcel)
+        adapter_slots = _adapter_slots(chunks, places, parcel)
         fill = _plan_fill(chunks, ends, newest_rows, parcel)
         parcel.send()
         if fill is not None:
             assert newest is not None
             fill(tokens()[0], newest)
-        batch = PagedBatch(
-            query_starts=starts(),
-            context_lens=context_lens(),
-            block_tables=tables(),
-            slot_mapping=tokens()[2],
-            spans=tuple(zip([0, *ends], ends, contexts, strict=False)),
-            num_decodes=first_prefill,
-        )
         return StepInputs(
             tokens(),
             sampled_rows(),
-            batch,
+            batch(tokens()[2]),
             tuple(chunk for chunk in chunks if chunk.samples),
             _scored(chunks, scored()),
             adapter_slots() if adapter_slots is not None else None,
         )
 
-    def _tokens(self, chunks: Sequence[Chunk], num_decodes: int, padding: int) -> NDArray[np.int64]:
+    def _put_batch(
+        self, chunks: Sequence[Chunk], places: _Places, parcel: Parcel
+    ) -> Callable[[Tensor], PagedBatch]:
+        """Add the tensors of attention to the parcel.
+
+        Return a function for after the parcel's `send`, which takes the slot mapping.
+        """
+        context_lens = parcel.put(places.by_sequence([c.end for c in chunks]).astype(np.int32))
+        starts = parcel.put(places.query_starts())
+        tables = self._tables.put(chunks, parcel)
+        rows = parcel.put(places.by_sequence(self._tables.rows(chunks)))
+        num_blocks = -(-max(chunk.end for chunk in chunks) // self._block_size)
+        return lambda slot_mapping: PagedBatch(
+            query_starts=starts(),
+            context_lens=context_lens(),
+            block_tables=tables(rows(), num_blocks),
+            slot_mapping=slot_mapping,
+            spans=places.spans(chunks),
+            num_decodes=places.size.num_decodes,
+        )
+
+    def _tokens(self, chunks: Sequence[Chunk], places: _Places) -> NDArray[np.int64]:
         """Return [3, T]: ids, positions and slots. The id of a token in flight is 0."""
-        columns = [self._decode_columns(chunks[:num_decodes])]
-        columns += [np.array([[0], [0], [PADDING_SLOT]]).repeat(padding, 1)]
-        columns += [self._columns(chunk) for chunk in chunks[num_decodes:]]
-        return np.concatenate(columns, 1)
+        tokens = np.zeros((3, places.size.num_tokens), np.int64)
+        tokens[2] = PADDING_SLOT
+        num_decodes = places.step.num_decodes
+        tokens[:, :num_decodes] = self._decode_columns(chunks[:num_decodes])
+        for chunk, end in zip(chunks[num_decodes:], places.ends[num_decodes:], strict=True):
+            tokens[:, end - chunk.length : end] = self._columns(chunk)
+        return tokens
 
     def _decode_columns(self, chunks: Sequence[Chunk]) -> NDArray[np.int64]:
         ids = [0 if c.ends_in_flight else c.sequence.token_ids[c.start] for c in chunks]
@@ -155,26 +166,55 @@ class InputBuilder:
         slots = np.array(chunk.blocks, int)[block] * self._block_size + offset
         return np.stack([np.array(ids + [0] * (chunk.length - len(ids))), positions, slots])
 
-    def _block_tables(self, chunks: Sequence[Chunk], padding: int) -> NDArray[np.int32]:
-        """Return [N, B]: the block tables, cut to the blocks that the contexts use.
 
-        A sequence with reserved blocks may have a much longer table.
+class _Places:
+    """Where a step's chunks lie among its tokens and sequences; see `StepSize` for the order."""
+
+    def __init__(self, chunks: Sequence[Chunk], size: StepSize | None) -> None:
+        """chunks: decodes first. size: as in `InputBuilder.build`."""
+        self.step = StepSize.of(chunks)
+        self.size = size or self.step
+        assert self.size.fits(self.step), f"{self.step} does not fit into {self.size}"
+        self._is_padded = size is not None
+        num_decodes = self.step.num_decodes
+        lengths = [chunk.length for chunk in chunks[num_decodes:]]
+        ends = accumulate(lengths, initial=self.size.num_decodes)
+        self.ends = [*range(1, num_decodes + 1), *islice(ends, 1, None)]
+        """For each chunk, the index after its last token."""
+
+    def by_sequence(self, values: Sequence[int]) -> NDArray[np.int64]:
+        """Place a value of each chunk into an array of all sequences; padding is 0."""
+        placed = np.zeros(self.size.num_sequences, np.int64)
+        num_decodes, first_prompt = self.step.num_decodes, self.size.num_decodes
+        placed[:num_decodes] = values[:num_decodes]
+        placed[first_prompt : first_prompt + self.step.num_prompts] = values[num_decodes:]
+        return placed
+
+    def of_samples(self, chunks: Sequence[Chunk]) -> NDArray[np.int64]:
+        """Return the rows to sample from; padded, they are followed by zeros."""
+        rows = [end - 1 for chunk, end in zip(chunks, self.ends, strict=True) if chunk.samples]
+        padding = self.size.num_sequences - len(rows) if self._is_padded else 0
+        return np.array(rows + [0] * padding, np.int64)
+
+    def query_starts(self) -> NDArray[np.int32]:
+        """Return where each prompt starts among the prompts' tokens, and where the last one ends.
+
+        Prompts of the padding have no tokens.
         """
-        rows = [(chunk.blocks, -(-chunk.end // self._block_size)) for chunk in chunks]
-        tables = np.zeros((len(rows) + padding, max(count for _, count in rows)), np.int32)
-        # Most rows of a decode step equal those of the previous step.
-        num_old = min(len(rows), len(self._rows))
-        width = min(tables.shape[1], self._matrix.shape[1])
-        tables[:num_old, :width] = self._matrix[:num_old, :width]
-        for index, (blocks, count) in enumerate(rows):
-            if index < num_old:
-                old_blocks, old_count = self._rows[index]
-                if old_blocks is blocks and old_count == count:
-                    continue
-                tables[index] = 0
-            tables[index, :count] = blocks[:count]
-        self._rows, self._matrix = rows, tables
-        return tables
+        num_decodes, first_prompt = self.step.num_decodes, self.size.num_decodes
+        starts = np.full(self.size.num_prompts + 1, self.step.num_prompt_tokens, np.int32)
+        ends = [first_prompt, *self.ends[num_decodes:]]
+        starts[: len(ends)] = [end - first_prompt for end in ends]
+        return starts
+
+    def spans(self, chunks: Sequence[Chunk]) -> tuple[Span, ...] | None:
+        """Return the spans of an unpadded step."""
+        if self._is_padded:
+            return None
+        return tuple(
+            (end - chunk.length, end, chunk.end)
+            for chunk, end in zip(chunks, self.ends, strict=True)
+        )
 
 
 def _plan_fill(
@@ -183,7 +223,7 @@ def _plan_fill(
     """Plan how to fill in the tokens in flight. Return None if there are none."""
     in_flight = [
         (end - 1, newest_rows[chunk.sequence.id])
-        for chunk, end in zip(chunks, ends, strict=False)
+        for chunk, end in zip(chunks, ends, strict=True)
         if chunk.ends_in_flight
     ]
     if not in_flight:
@@ -196,27 +236,22 @@ def _plan_fill(
     return fill
 
 
-def _adapter_slots(chunks: Sequence[Chunk], padding: int, parcel: Parcel) -> Sent | None:
+def _adapter_slots(chunks: Sequence[Chunk], places: _Places, parcel: Parcel) -> Sent | None:
     """Return [T] int64 slots, or None if no sequence has an adapter."""
     if not any(chunk.sequence.adapter for chunk in chunks):
         return None
-    adapters = [chunk.sequence.adapter for chunk in chunks]
-    slots = [adapter.slot if adapter else NO_ADAPTER for adapter in adapters]
-    slots += [NO_ADAPTER] * padding
-    lengths = [chunk.length for chunk in chunks] + [1] * padding
-    return parcel.put(np.repeat(np.array(slots, int), lengths))
-
-
-def _sampled_rows(chunks: Sequence[Chunk], ends: Sequence[int]) -> NDArray[np.int64]:
-    rows = [end - 1 for chunk, end in zip(chunks, ends, strict=False) if chunk.samples]
-    return np.array(rows, int)
+    slots = np.full(places.size.num_tokens, NO_ADAPTER, np.int64)
+    for chunk, end in zip(chunks, places.ends, strict=True):
+        if chunk.sequence.adapter is not None:
+            slots[end - chunk.length : end] = chunk.sequence.adapter.slot
+    return parcel.put(slots)
 
 
 def _scored_rows(chunks: Sequence[Chunk], ends: Sequence[int]) -> NDArray[np.int64]:
     """Return [2, R]: the scored rows and the prompt token after each."""
     pairs = [
         (end - chunk.end + position, chunk.sequence.token_ids[position + 1])
-        for chunk, end in zip(chunks, ends, strict=False)
+        for chunk, end in zip(chunks, ends, strict=True)
         for position in chunk.scored
     ]
     return np.array(pairs, int).reshape(-1, 2).T

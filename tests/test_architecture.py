@@ -28,7 +28,7 @@ MAY_IMPORT = {
 }
 PARTS = {
     "engine": (
-        ("device", "staging", "phases", "executor", "inputs"),
+        ("device", "staging", "phases", "executor", "block_tables", "inputs"),
         ("attention",),
         ("model",),
         ("lora", "sampling"),

@@ -22,6 +22,7 @@ from core.sizing import (
     sequence_limit,
     step_token_budget,
 )
+from core.step_size import StepSize, graph_sizes
 from core.strategy_table import (
     BATCHING_NAMES,
     DEFAULT_FOR_PACKED,
@@ -66,7 +67,8 @@ def make_plan(
     max_len = length_limit(options, decoder.max_length)
     activations = _step_bytes(decoder, budget_tokens, max_sequences)
     if not options.enforce_eager:
-        activations += _graph_bytes(decoder, max_sequences)
+        largest = graph_sizes(max_sequences, budget_tokens, options.graph_prompt_sizes)[-1]
+        activations += _graph_bytes(decoder, largest)
     block_bytes = bytes_per_block(decoder.shapes, options.block_size, kv_itemsize(decoder, options))
     used = weights_bytes(decoder) + adapter_bytes(decoder, options) + CONTEXT_BYTES
     budget = gpu_kv_budget(options, instance.gpu_mib * 2**20, used, activations)
@@ -149,11 +151,12 @@ def _step_bytes(decoder: Decoder, num_tokens: int, num_sequences: int) -> int:
     return max(_layer_bytes(decoder, num_tokens), sampled)
 
 
-def _graph_bytes(decoder: Decoder, num_rows: int) -> int:
-    """Return the memory of the CUDA graphs: the forward pass of a decode step, and fp32 logits."""
-    num_logits = num_rows * decoder.vocab_size
+def _graph_bytes(decoder: Decoder, size: StepSize) -> int:
+    """Return the memory of the CUDA graphs: the forward pass of the largest, and fp32 logits."""
+    num_logits = size.num_sequences * decoder.vocab_size
     logits_bytes = num_logits * DTYPE_BYTES[decoder.dtype]
-    return max(_layer_bytes(decoder, num_rows), logits_bytes) + num_logits * DTYPE_BYTES["fp32"]
+    layer_bytes = _layer_bytes(decoder, size.num_tokens)
+    return max(layer_bytes, logits_bytes) + num_logits * DTYPE_BYTES["fp32"]
 
 
 def _layer_bytes(decoder: Decoder, num_tokens: int) -> int:

@@ -24,7 +24,9 @@ from core.sizing import (
     sequence_limit,
     step_token_budget,
 )
+from core.step_size import graph_sizes
 from core.strategy_table import STRATEGIES, Batching
+from engine.block_tables import table_bytes
 from engine.device import choose_kv_dtype
 from engine.loading.packed_model import PackedModel
 from engine.memory.largest_step import peak_bytes, run_forward, run_step
@@ -71,6 +73,9 @@ def choose_sizes(options: Options, batching: Batching, model: PackedModel | Libr
         if options.num_kv_blocks is None:
             if model.device.type == "cuda":
                 reserved_bytes = activation_bytes(options, model, step_tokens, max_sequences)
+                reserved_bytes += table_bytes(
+                    max_sequences, blocks_for(max_len, options.block_size)
+                )
             budget = kv_budget(options, model.device, reserved_bytes)
             num_blocks = min(usable, budget // per_block)
         if STRATEGIES[batching].is_paged and options.preemption_mode != "recompute":
@@ -97,8 +102,8 @@ def activation_bytes(
     """Return the bytes of device memory that steps need beside the weights and the KV cache.
 
     That is the peak of the largest step, sampling included, and for CUDA graphs the peak of the
-    largest decode step's forward pass, which their memory pool keeps, and their logits buffer.
-    Graphs do not sample. `measure` returns the peak of a function.
+    largest one's forward pass, which their memory pool keeps, and their logits buffer. Graphs do
+    not sample. `measure` returns the peak of a function.
 
     Raises InsufficientMemoryError if the largest step does not fit.
     """
@@ -106,9 +111,11 @@ def activation_bytes(
         largest_step = measure(partial(run_step, model, step_tokens, max_sequences), model.device)
         if options.enforce_eager:
             return largest_step
-        decode = partial(run_forward, model, max_sequences, max_sequences)
-        logits = max_sequences * model.config.get_text_config().vocab_size * torch.float32.itemsize
-        return largest_step + measure(decode, model.device) + logits
+        largest = graph_sizes(max_sequences, step_tokens, options.graph_prompt_sizes)[-1]
+        num_rows = largest.num_sequences
+        forward = partial(run_forward, model, largest.num_tokens, num_rows)
+        logits = num_rows * model.config.get_text_config().vocab_size * torch.float32.itemsize
+        return largest_step + measure(forward, model.device) + logits
     except torch.OutOfMemoryError as error:
         raise InsufficientMemoryError(
             f"a step of {step_tokens} tokens does not fit into the device's memory beside the "

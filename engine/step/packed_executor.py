@@ -22,8 +22,8 @@ from engine.sampling.sampler import HostChoices, Row, Sampler
 from engine.staging import Staging
 from engine.step.beam_candidates import BeamCandidates
 from engine.step.block_mover import BlockMover
-from engine.step.decode_graphs import DecodeGraphs
 from engine.step.prompt_scores import MAX_SCORED_ROWS, PromptScores, join_scores, split_plan
+from engine.step.step_graphs import StepGraphs
 
 NOTHING_SAMPLED = Sampled((), ())
 
@@ -40,7 +40,7 @@ class PackedExecutor:
         model: PackedModel,
         cache: KVCache,
         backend: AttentionBackend,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
         grammars: Grammars | None = None,
     ) -> None:
         staging = Staging(model.device)
@@ -48,7 +48,7 @@ class PackedExecutor:
         self.cache = cache
         self.backend = backend
         self.graphs = graphs
-        """Decode steps as CUDA graphs; None if every step launches its kernels one by one."""
+        """Steps as CUDA graphs; None if every step launches its kernels one by one."""
         self._inputs = InputBuilder(cache.block_size, staging)
         self._mover = BlockMover(cache, backend)
         self._sampler = Sampler(staging, grammars)
@@ -77,7 +77,7 @@ class PackedExecutor:
             plan,
             newest=self._newest,
             newest_rows=self._newest_rows,
-            num_rows=graph.num_rows if graph is not None else 0,
+            size=graph.size if graph is not None else None,
         )
         if graph is None:
             step = PagedStep(inputs.batch, self.cache, self.backend)

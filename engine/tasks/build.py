@@ -14,7 +14,12 @@ from core.options import Options
 from core.sizing import sequence_limit
 from core.task import Task, check_options, choose_batching_of
 from engine.build import read_config
-from engine.device import check_tensor_parallel, choose_device, choose_dtype
+from engine.device import (
+    check_tensor_parallel,
+    choose_device,
+    choose_dtype,
+    use_expandable_segments,
+)
 from engine.loading.model_source import ModelSource
 from engine.tasks.embedding.embedder import Embedder
 from engine.tasks.engine import TaskEngine
@@ -38,6 +43,8 @@ def build_task_engine(task: Task, model_dir: Path, options: Options) -> TaskEngi
     check_options(task, options)
     device = choose_device(options)
     notes = check_tensor_parallel(options, device)
+    if device.type == "cuda":
+        use_expandable_segments()
     performer = _load_performer(task, model_dir, options, device)
     choice = choose_batching_of(task, options)
     assert choice.name is not None, "only text generation leaves the strategy undecided"

@@ -20,11 +20,12 @@ from benchmarks.sections import (
     one_process,
     seconds_of,
 )
+from benchmarks.targets import TARGETS, targets_text
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "kernels" / "configurations.json"
 TIMED = ("requests/s", "tokens/s", "seconds", "step us", "GPU us", "us/step", "share")
-SPREADS = ("TTFT ms", "ITL ms", "set-up s")
+SPREADS = ("TTFT ms", "ITL ms", "set-up s", "GPU idle")
 
 
 def test_the_dry_run_runs_every_section_and_reports_no_times(tmp_path):
@@ -80,7 +81,8 @@ def test_results_of_a_worker_that_dies_are_kept(tmp_path):
     for event in (begin("ceilings"), row, end, begin("decode"), row):
         lines.put(json.dumps(event) + "\n")
     lines.put("")
-    assert gpu.collect(lines, report, tmp_path) == ("decode", "it died; see above")
+    progress = gpu.collect(lines, report, tmp_path, num_jobs=3)
+    assert progress == gpu.Progress(1, "decode", "it died; see above")
     assert report.is_sound("ceilings")
     assert not report.is_sound("decode")
     assert len(report.section("decode")["rows"]) == 1
@@ -89,7 +91,8 @@ def test_results_of_a_worker_that_dies_are_kept(tmp_path):
 
 def test_a_worker_that_hangs_is_given_up(tmp_path):
     report, lines = Report(is_dry=False), queue.SimpleQueue()
-    assert gpu.collect(lines, report, tmp_path, grace_s=0.05) == (None, "it hung")
+    progress = gpu.collect(lines, report, tmp_path, num_jobs=1, grace_s=0.05)
+    assert progress == gpu.Progress(0, None, "it hung")
 
 
 def options_of(tmp_path, *, dry=True):
@@ -99,13 +102,118 @@ def options_of(tmp_path, *, dry=True):
 
 def test_the_next_worker_runs_the_remaining_jobs(tmp_path, monkeypatch):
     """Each worker here dies during its first section."""
-    monkeypatch.setattr(gpu, "collect", lambda *_: (started.pop(0), "it died"))
-    started = ["decode", "moves"]
+    monkeypatch.setattr(gpu, "collect", lambda *_: progress.pop(0))
+    progress = [gpu.Progress(0, "decode", "it died"), gpu.Progress(1, "moves", "it died")]
     report = Report(is_dry=True)
     remaining = gpu.run_worker(["decode", "prefill", "moves"], report, options_of(tmp_path))
     assert remaining == ["prefill", "moves"]
     assert gpu.run_worker(remaining, report, options_of(tmp_path)) == []
     assert report.section("decode")["notes"] == ["worker failed at decode: it died"]
+
+
+def test_a_worker_that_dies_between_jobs_drops_none(tmp_path, monkeypatch):
+    """The next worker takes over, and the run counts as failed."""
+    jobs, report, lines = ["moves", "flex", "splits"], Report(is_dry=True), queue.SimpleQueue()
+    end = {"event": "end", "seconds": 1.0}
+    for event in (begin("moves"), end):
+        lines.put(json.dumps(event) + "\n")
+    lines.put("")
+    progress = gpu.collect(lines, report, tmp_path, len(jobs))
+    assert progress == gpu.Progress(1, None, "it died; see above")
+    monkeypatch.setattr(gpu, "collect", lambda *_: progress)
+    assert gpu.run_worker(jobs, report, options_of(tmp_path)) == ["flex", "splits"]
+    assert report.section("moves")["notes"] == ["worker failed after moves: it died; see above"]
+    assert not report.is_sound("moves")
+
+
+def test_a_worker_that_never_starts_is_not_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "collect", lambda *_: gpu.Progress(0, None, "it died"))
+    report = Report(is_dry=True)
+    assert gpu.run_worker(["moves", "flex"], report, options_of(tmp_path)) == []
+    assert report.section("moves")["notes"] == ["worker failed before moves: it died"]
+    assert not report.is_sound("moves")
+
+
+@pytest.mark.parametrize(("sections", "code"), [("moves", 0), ("moves,flex", 1)])
+def test_a_section_that_never_ran_fails_the_run(tmp_path, monkeypatch, sections, code):
+    def run_moves_only(remaining, report, options):
+        for event in (begin("moves"), {"event": "end", "seconds": 1.0}):
+            report.take(event)
+        return []
+
+    monkeypatch.setattr(gpu, "run_worker", run_moves_only)
+    with pytest.raises(SystemExit) as exit:
+        gpu.main(["--sections", sections, "--out", str(tmp_path)])
+    assert exit.value.code == code
+
+
+def test_a_worker_is_done_after_its_last_job(tmp_path):
+    report, lines = Report(is_dry=False), queue.SimpleQueue()
+    for event in (begin("moves"), {"event": "end", "seconds": 1.0}):
+        lines.put(json.dumps(event) + "\n")
+    assert gpu.collect(lines, report, tmp_path, num_jobs=1, grace_s=0.05) == gpu.Progress(1)
+
+
+def take(report, job, *rows):
+    for event in (begin(job), *({"event": "row", "row": row} for row in rows)):
+        report.take(event)
+
+
+def test_the_targets_table_has_the_worst_figure_of_each_target():
+    report = Report(is_dry=False)
+    take(report, "ceilings", {"bytes": 4_000_000, "us": {"torch": 1.0}})
+    decode = {"batch": 64, "context": 4096, "bytes": 4_000_000}
+    take(
+        report,
+        "decode",
+        decode | {"us": {"ours": 1.25, "flashinfer": 1.3}},
+        decode | {"us": {"ours": 1.1, "flashinfer": 1.0}},
+        decode | {"batch": 1, "us": {"ours": 9.0}},
+    )
+    take(report, "profile", {"what": "idle between steps", "share": 0.02})
+    idle = [{"graph": 0.01, "eager": 0.5}, {"graph": 0.04, "eager": 0.6}]
+    take(report, "mixed", *({"us": {"graph": 1.0}, "GPU idle": shares} for shares in idle))
+    take(report, "serve/paged", *({"case": c, "requests/s": r} for c, r in SPEEDS.items()))
+    cells = [line.strip("| ").split(" | ") for line in targets_text(report).splitlines()[3:]]
+    assert [measured for _, _, measured in cells if measured != "not measured"] == [
+        "80% (worst of 2)",
+        "0.91× its speed (worst of 2)",
+        "2.0%",
+        "4.0% (worst of 2)",
+        "6.0×",
+    ]
+
+
+SPEEDS = {"paged": 12.0, "generate": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"), [("llama-2-7b", "50%"), ("qwen3-0.6b", "not measured")]
+)
+def test_the_roofline_target_is_for_the_7b(shape, found):
+    report = Report(is_dry=False, shape=shape)
+    take(report, "ceilings", {"bytes": 4_000_000, "us": {"torch": 1.0}})
+    take(report, "roofline", {"batch": 50, "step us": 2.0, "GPU us": 1.5, "bytes": 4_000_000})
+    [line] = [line for line in targets_text(report).splitlines() if "`roofline`" in line]
+    assert line.endswith(f"| {found} |")
+
+
+def test_a_run_that_timed_nothing_fills_no_target():
+    report = Report(is_dry=True)
+    take(report, "profile", {"what": "idle between steps", "share": None})
+    take(report, "mixed", {"us": {"graph": None}, "GPU idle": {"graph": None, "eager": None}})
+    take(report, "decode", {"batch": 64, "context": 4096, "us": {"ours": None, "sdpa": None}})
+    take(report, "roofline", {"batch": 50, "step us": None, "GPU us": None, "bytes": 1})
+    lines = targets_text(report).splitlines()[3:]
+    assert len(lines) == len(TARGETS)
+    assert all(line.endswith("| not measured |") for line in lines)
+
+
+def test_the_targets_are_those_of_the_documentation():
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    table = text.partition("## Targets, on an H200")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ")[:2] for line in table.splitlines() if "|" in line][2:]
+    assert rows == [[target.what, target.goal] for target in TARGETS]
 
 
 def test_rates_are_relative_to_this_run_and_peers_are_ratios(tmp_path):
@@ -135,7 +243,7 @@ def test_the_written_table_can_be_read_back():
 
 
 def test_each_case_has_its_own_process_except_in_a_dry_run():
-    jobs = jobs_of(["moves", "flex", "small-pool", "roofline", "profile"])
+    jobs = jobs_of(["moves", "flex", "small-pool", "roofline", "profile", "mixed"])
     processes, left = [], jobs
     while left:
         processes.append(one_process(left, is_dry=False))
@@ -145,14 +253,14 @@ def test_each_case_has_its_own_process_except_in_a_dry_run():
         ["small-pool/paged"],
         ["small-pool/continuous-oracle"],
         ["small-pool/continuous-max"],
-        ["roofline", "profile"],
+        ["roofline", "profile", "mixed"],
     ]
     assert one_process(jobs, is_dry=True) == jobs
 
 
 def test_a_case_that_dies_ends_no_other_case(tmp_path, monkeypatch):
     report, options = Report(is_dry=False), options_of(tmp_path, dry=False)
-    outcomes = [("serve/paged", "it died"), (None, None)]
+    outcomes = [gpu.Progress(0, "serve/paged", "it died"), gpu.Progress(1)]
     monkeypatch.setattr(gpu, "collect", lambda *_: outcomes.pop(0))
     jobs = ["serve/paged", "serve/generate", "serve/none"]
     assert gpu.run_worker(jobs, report, options) == ["serve/generate", "serve/none"]
@@ -169,7 +277,8 @@ def test_a_case_that_dies_ends_no_other_case(tmp_path, monkeypatch):
 
 def test_failed_cases_are_tolerated_only_in_sections_with_peers():
     report = Report(is_dry=False)
-    for name, is_sound in (("decode", True), ("serve/generate", True), ("roofline", False)):
+    cases = {"decode": True, "serve/generate": True, "roofline": False, "mixed": False}
+    for name, is_sound in cases.items():
         note = {"event": "note", "text": "batch 50 failed: RuntimeError: x"}
         for event in (begin(name), note, {"event": "end", "seconds": 1.0}):
             report.take(event)
@@ -221,7 +330,7 @@ def test_leaked_memory_is_noted(monkeypatch, gibibytes, notes):
     assert [event["text"] for event in events] == notes
 
 
-def test_all_sections_together_take_less_than_nine_minutes():
+def test_all_sections_together_take_less_than_ten_minutes():
     jobs, num_processes = jobs_of(SECTIONS), 0
     seconds = sum(seconds_of(job) for job in jobs if job != "flashinfer")
     while jobs:

@@ -101,6 +101,19 @@ def test_a_step_lasts_from_one_token_to_the_next(short, kind):
     assert engine.strategy.memory.num_held_blocks == 0
 
 
+@pytest.mark.parametrize("kind", [Engine, LateEngine])
+def test_a_prompt_joins_every_step(short, kind):
+    clock = FakeClock()
+    engine = ticking_engine(clock, "paged", kind)
+    with SteadyDecode(RealBench(), engine, 2, clock) as decode:
+        num_steps, num_tokens = engine.num_steps, engine.num_step_tokens
+        steps = decode.run(5, prompt_tokens=3)
+        num_steps, num_tokens = engine.num_steps - num_steps, engine.num_step_tokens - num_tokens
+    assert steps.seconds == 1.0
+    assert num_tokens == num_steps * (2 + 3)
+    assert not engine.has_work()
+
+
 def test_an_answer_that_ends_too_early_is_an_error(short, monkeypatch):
     monkeypatch.setattr(steady_decode, "OUTPUT", 5)
     clock = FakeClock()

@@ -10,6 +10,7 @@ import pytest
 from core.batching import choose_batching
 from core.errors import ConfigurationError
 from core.options import Options, make_options, option_table
+from core.step_size import DEFAULT_PROMPT_SIZES
 
 
 def test_every_option_is_documented_and_its_default_is_valid():
@@ -61,6 +62,25 @@ def test_parse_errors_name_key_and_type(name, text, message):
 def test_invalid_values_are_rejected(values, message):
     with pytest.raises(ConfigurationError, match=message):
         make_options(values)
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        (None, DEFAULT_PROMPT_SIZES),
+        ("64, 128,256", (64, 128, 256)),
+        ("7", (7,)),
+        ("0", ()),
+    ],
+)
+def test_cuda_graph_sizes_are_read(text, sizes):
+    assert Options(cuda_graph_sizes=text).graph_prompt_sizes == sizes
+
+
+@pytest.mark.parametrize("text", ["", "64,", "128,64", "64,64", "0,64", "-4", "many", "1.5"])
+def test_cuda_graph_sizes_must_be_ascending_integers(text):
+    with pytest.raises(ConfigurationError, match=r"option.cuda_graph_sizes=.*ascending order"):
+        make_options({"cuda_graph_sizes": text})
 
 
 def test_options_round_trip_through_json():

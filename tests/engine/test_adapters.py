@@ -9,9 +9,10 @@ from container.capacity.decoder import decoder_from_directory
 from container.capacity.plan import adapter_bytes
 from core.errors import ConfigurationError, ConflictError, NoRoomError, NotFoundError, RequestError
 from core.options import Options
+from core.step_size import graph_sizes
 from engine import LLM, LoRARequest, SamplingParams
-from engine.step.decode_graphs import DecodeGraphs
 from engine.step.packed_executor import PackedExecutor
+from engine.step.step_graphs import StepGraphs
 from tests.e2e.serving import DEMO
 from tests.engine.adapters import (
     TARGETS,
@@ -21,8 +22,8 @@ from tests.engine.adapters import (
     write_adapter,
     write_files,
 )
-from tests.engine.test_decode_graphs import Imitation
 from tests.engine.test_equality import NUM_NEW, STRATEGIES, generate, prompts, tokens
+from tests.engine.test_step_graphs import Imitation
 
 KINDS = ("a", "b", None)
 """Adapters of the prompts, repeated; None is the base model."""
@@ -140,13 +141,15 @@ def test_adapters_with_cuda_graphs(adapted, overlaps):
     )
     executor, recorder = llm.llm_engine.executor, Imitation()
     parts = executor.model, executor.cache, executor.backend
-    graphs = DecodeGraphs(*parts, recorder, max_rows=4, max_model_len=llm.facts.max_model_len)
+    sizes = graph_sizes(max_sequences=4, max_step_tokens=10, prompt_sizes=(10,))
+    graphs = StepGraphs(*parts, recorder, sizes, max_model_len=llm.facts.max_model_len)
     llm.llm_engine.executor = PackedExecutor(*parts, graphs)
-    assert recorder.num_recorded == 2 * 3
+    assert recorder.num_recorded == len(graphs) == 2 * 5
     for names in [*mixtures(), [None] * len(prompts())]:
-        num_replays = recorder.num_replays
+        num_replays, num_steps = recorder.num_replays, llm.llm_engine.num_steps
         assert greedy(llm, folders, names) == each_with(names, answers)
-        assert recorder.num_replays > num_replays + NUM_NEW / 2
+        num_steps = llm.llm_engine.num_steps - num_steps
+        assert recorder.num_replays - num_replays > 0.9 * num_steps, "steps with prompts, too"
     assert llm.llm_engine.strategy.num_preemptions > 0
 
 

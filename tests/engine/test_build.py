@@ -10,6 +10,7 @@ import torch
 
 from core.errors import ConfigurationError, InsufficientMemoryError, RequestError
 from core.options import Options
+from core.step_size import graph_sizes
 from engine import LLM, SamplingParams, build
 from engine.attention.backends import TorchBackend
 from engine.device import (
@@ -17,6 +18,8 @@ from engine.device import (
 )
 from engine.loading.gate import MAX_RELATIVE_ERROR
 from engine.step.block_mover import BlockMover
+from engine.step.step_graphs import StepGraphs
+from tests.engine.test_step_graphs import Imitation
 
 
 @pytest.fixture
@@ -169,28 +172,54 @@ class OnCuda:
     device = torch.device("cuda")
 
 
-def test_on_cuda_decode_steps_use_graphs_by_default(monkeypatch):
-    def captured(*_, max_rows, max_model_len, **__):
-        if max_rows > 9:
-            raise torch.OutOfMemoryError("tried to allocate 2 GiB")
-        if max_rows > 8:
-            raise RuntimeError("not permitted when stream is capturing\nat line 3")
-        return max_rows, max_model_len
+def test_on_cuda_steps_use_graphs_by_default(monkeypatch):
+    class Captured:
+        num_late = num_device_bound = 0
+
+        def __init__(self, *parts, max_model_len, is_selective, **_):
+            self.max_model_len, self.is_selective = max_model_len, is_selective
+            self.sizes = parts[-1]
+            max_rows = max(size.num_decodes for size in self.sizes)
+            if max_rows > 9:
+                raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+            if max_rows > 8:
+                raise RuntimeError("not permitted when stream is capturing\nat line 3")
 
     monkeypatch.setattr("engine.build.CudaRecorder", object)
-    monkeypatch.setattr("engine.build.DecodeGraphs", captured)
+    monkeypatch.setattr("engine.build.StepGraphs", Captured)
 
     def graphs(max_sequences=8, backend=None, **options):
-        sizes = SimpleNamespace(max_sequences=max_sequences, max_model_len=64)
-        return build.capture_decode_graphs(OnCuda, None, backend, Options(**options), sizes)
+        sizes = SimpleNamespace(max_sequences=max_sequences, max_model_len=64, max_step_tokens=512)
+        return build.capture_graphs(OnCuda, None, backend, Options(**options), sizes)
 
-    assert graphs() == ((8, 64), ())
+    found, notes = graphs()
+    assert (found.max_model_len, found.is_selective, notes) == (64, True, ())
+    assert found.sizes == graph_sizes(8, 512, (64, 128, 256, 512))
+    found, _ = graphs(cuda_graph_sizes="16,32")
+    assert (found.sizes, found.is_selective) == (graph_sizes(8, 512, (16, 32)), False)
+    found, _ = graphs(cuda_graph_sizes="0")
+    assert not any(size.num_prompts for size in found.sizes)
     assert graphs(enforce_eager=True) == (None, ())
     assert graphs(backend=TorchBackend()) == (None, ())
-    failed = "decode steps run without CUDA graphs: not permitted when stream is capturing"
+    failed = "steps run without CUDA graphs: not permitted when stream is capturing"
     assert graphs(max_sequences=9) == (None, (failed,))
     with pytest.raises(InsufficientMemoryError, match=r"lower option\.gpu_memory_utilization"):
         graphs(max_sequences=10)
+    Captured.num_late, Captured.num_device_bound = 3, 4
+    _, (late, bound) = graphs()
+    assert late.startswith("3 sizes of steps with prompts have no CUDA graph: capturing took 60 s")
+    assert bound.startswith("4 sizes of steps with prompts have no CUDA graph: their kernels")
+
+
+def test_the_start_says_how_many_graphs_it_captured_and_how_long_that_took(llama, monkeypatch):
+    def capture(model, cache, backend, options, sizes):
+        parts, graphs = (model, cache, backend, Imitation()), graph_sizes(2, 16, (4, 8))
+        return StepGraphs(*parts, graphs, max_model_len=sizes.max_model_len), ("a note",)
+
+    monkeypatch.setattr("engine.build.capture_graphs", capture)
+    facts = LLM(llama, dtype="fp32").facts
+    assert list(facts.phases)[-3:] == ["K and V", "6 CUDA graphs", "first steps"]
+    assert "a note" in facts.notes
 
 
 def test_on_cuda_steps_overlap_by_default(llama):

@@ -18,6 +18,7 @@ from engine.device import (
     choose_dtype,
     choose_kv_dtype,
     is_out_of_memory,
+    use_expandable_segments,
     use_writable_kernel_cache,
 )
 
@@ -118,3 +119,15 @@ def test_tensor_parallel_on_cuda_is_rejected(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     with pytest.raises(ConfigurationError, match="set it to 1"):
         check_tensor_parallel(Options(tensor_parallel_degree="4"), cuda)
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_memory_segments_grow_unless_the_user_configures_the_allocator(name):
+    before = torch._C._accelerator_getAllocatorSettings()
+    try:
+        use_expandable_segments({name: "max_split_size_mb:64"})
+        assert torch._C._accelerator_getAllocatorSettings() == before
+        use_expandable_segments({})
+        assert torch._C._accelerator_getAllocatorSettings() == "expandable_segments:True"
+    finally:
+        torch._C._accelerator_setAllocatorSettings(before)

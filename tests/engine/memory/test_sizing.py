@@ -9,7 +9,9 @@ from core.errors import ConfigurationError, InsufficientMemoryError
 from core.host_memory import available_host_memory
 from core.options import Options
 from core.sizing import fit_length
+from core.step_size import StepSize
 from engine import LLM
+from engine.block_tables import table_bytes
 from engine.memory.largest_step import run_step
 from engine.memory.sizing import activation_bytes, kv_budget
 
@@ -52,23 +54,39 @@ def test_the_largest_step_samples_a_token_per_sequence(llama):
     assert 0 <= tokens.min() <= tokens.max() < model.config.vocab_size
 
 
-@pytest.mark.parametrize("enforce_eager", [False, True])
-def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(llama, enforce_eager):
+@pytest.mark.parametrize(
+    ("options", "graph"),
+    [
+        ({"enforce_eager": True}, None),
+        ({"cuda_graph_sizes": "0"}, StepSize(7)),
+        ({"cuda_graph_sizes": "4,8"}, StepSize(6, 4, 8)),
+        ({}, StepSize(6, 7, 20)),
+    ],
+)
+def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(llama, options, graph):
+    """graph: the largest one for 7 sequences and steps of 20 tokens."""
     model = LLM(llama, dtype="fp32").llm_engine.executor.model
     measured = []
 
     def measure(work, device):
-        measured.append(tuple(work().shape))
-        return 1000
+        measured.append(work)
+        return 1000 * len(measured)
 
-    options = Options(enforce_eager=enforce_eager)
-    total = activation_bytes(options, model, 20, 7, measure)
-    vocab_size = model.config.vocab_size
-    if enforce_eager:
-        assert (measured, total) == ([(7,)], 1000)
+    total = activation_bytes(Options(**options), model, 20, 7, measure)
+    assert measured[0]().shape == (7,), "a step with its sampled tokens"
+    if graph is None:
+        assert (len(measured), total) == (1, 1000)
     else:
-        assert measured == [(7,), (7, vocab_size)], "a step with its sampled tokens, then logits"
-        assert total == 2 * 1000 + 7 * vocab_size * 4
+        vocab_size, num_rows = model.config.vocab_size, graph.num_sequences
+        assert measured[1].args[1:] == (graph.num_tokens, num_rows)
+        assert measured[1]().shape == (num_rows, vocab_size), "logits, nothing sampled"
+        assert total == 1000 + 2000 + num_rows * vocab_size * 4
+
+
+def test_block_tables_are_budgeted():
+    """Rows for twice the sequences, one step's rows, and those of the graphs; 4 bytes a block."""
+    assert table_bytes(max_sequences=256, max_blocks=8192) == (512 + 2 * 256) * 8192 * 4
+    assert table_bytes(max_sequences=3, max_blocks=5) == (8 * 8 + 2 * 3 * 5) * 4
 
 
 def test_available_memory_respects_the_container_limit(tmp_path):

@@ -6,10 +6,14 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from core.step_size import graph_sizes
 from engine import LLM, SamplingParams
 from engine.attention.backends import TritonBackend
 from engine.model.elementwise import make_elementwise
 from engine.sampling.kernels import make_sampling_kernels
+from engine.step.packed_executor import PackedExecutor
+from engine.step.step_graphs import StepGraphs
+from tests.engine.test_step_graphs import Imitation
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # overflow of e^-gate, as on a GPU
 SMALL = {"vocab_size": 61, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -55,13 +59,23 @@ def test_same_tokens_as_with_torch(architecture, decoder, tmp_path, monkeypatch)
     monkeypatch.setattr("engine.sampling.sampler.make_sampling_kernels", lambda _: sampling)
     assert answers(tmp_path, decoder) == expected
     assert len(backends) == 2, "one for the gate's probe, one for the engine"
+    if architecture == "gemma2":  # its layers have windows or none
+        assert answers(tmp_path, decoder, with_graphs=True) == expected
 
 
-def answers(path, decoder="transformers"):
-    """Chunked prompts of two sequences mixed with decodes, then only decodes."""
+def answers(path, decoder="transformers", *, with_graphs=False):
+    """Chunked prompts of two sequences mixed with decodes, then only decodes.
+
+    with_graphs: pad all steps, as for CUDA graphs.
+    """
     limits = {"num_kv_blocks": 8, "max_rolling_batch_prefill_tokens": 16}
     llm = LLM(path, dtype="fp32", decoder=decoder, **limits)
     assert llm.facts.executor == "packed"
+    if with_graphs:
+        executor = llm.llm_engine.executor
+        parts, sizes = (executor.model, executor.cache, executor.backend), graph_sizes(3, 16, (16,))
+        graphs = StepGraphs(*parts, Imitation(), sizes, max_model_len=llm.facts.max_model_len)
+        llm.llm_engine.executor = PackedExecutor(*parts, graphs)
     assert llm.facts.decoder.startswith(decoder)
     greedy = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     drawn = SamplingParams(top_p=0.8, seed=3, max_tokens=5, ignore_eos=True)

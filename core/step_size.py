@@ -1,0 +1,97 @@
+"""The sizes of steps that CUDA graphs are captured for.
+
+A graph replays kernels of fixed shapes, so a step is padded to the size of the smallest graph that
+it fits into. The engine and `container plan` share these sizes; they need no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from core.plan import Chunk
+
+DEFAULT_PROMPT_SIZES = (64, 128, 256, 512, 768, 1024)
+"""Prompt tokens of mixed steps that run as graphs; see `option.cuda_graph_sizes`."""
+MAX_PROMPTS = 16
+"""Prompts in a mixed step that runs as a graph. Room for a prompt that is not there costs one empty
+program per KV head and layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """How many decodes and prompts a step has, or how many it is padded to.
+
+    ```
+    tokens       | decodes, one token each | padding | tokens of prompts     | padding |
+                 |<------- num_decodes ------------->|<------ num_prompt_tokens ------>|
+    sequences    | decodes                 | padding | prompts               | padding |
+                 |<------- num_decodes ------------->|<--------- num_prompts --------->|
+    ```
+
+    A chunk of one token counts as a decode, even if it belongs to a prompt.
+    """
+
+    num_decodes: int
+    num_prompts: int = 0
+    num_prompt_tokens: int = 0
+
+    @classmethod
+    def of(cls, chunks: Iterable[Chunk]) -> StepSize:
+        lengths = [chunk.length for chunk in chunks]
+        num_decodes = lengths.count(1)
+        return cls(num_decodes, len(lengths) - num_decodes, sum(lengths) - num_decodes)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_decodes + self.num_prompt_tokens
+
+    @property
+    def num_sequences(self) -> int:
+        return self.num_decodes + self.num_prompts
+
+    def fits(self, step: StepSize) -> bool:
+        """Whether `step` can be padded to this size."""
+        return (
+            step.num_decodes <= self.num_decodes
+            and step.num_prompts <= self.num_prompts
+            and step.num_prompt_tokens <= self.num_prompt_tokens
+        )
+
+
+def graph_sizes(
+    max_sequences: int, max_step_tokens: int, prompt_sizes: Sequence[int]
+) -> list[StepSize]:
+    """Return the sizes to capture: those without prompts, then mixed ones, smallest first.
+
+    prompt_sizes: in ascending order; those that no step reaches are left out.
+    """
+    sizes = [StepSize(num_decodes) for num_decodes in decode_sizes(max_sequences)]
+    for num_tokens in _up_to(max_step_tokens, prompt_sizes):
+        num_prompts = max(1, min(MAX_PROMPTS, max_sequences, num_tokens // 2))
+        sizes += [
+            StepSize(num_decodes, num_prompts, num_tokens)
+            for num_decodes in _decodes_beside_prompts(max_sequences)
+        ]
+    return sizes
+
+
+def decode_sizes(max_rows: int) -> list[int]:
+    """Return the batch sizes of steps without prompts, up to `max_rows`.
+
+    Small sizes are close together, since a padding row costs most there.
+    """
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows, 32)]
+    return [size for size in sizes if size < max_rows] + [max_rows]
+
+
+def _decodes_beside_prompts(max_sequences: int) -> list[int]:
+    """Return how many decodes a mixed step may have; at least one sequence is a prompt."""
+    powers = (1 << exponent for exponent in range(6, max_sequences.bit_length()))
+    most = max_sequences - 1
+    return [count for count in (0, 8, 32, *powers) if count < most] + [most]
+
+
+def _up_to(limit: int, sizes: Sequence[int]) -> list[int]:
+    """Return the sizes below `limit`, and `limit` if a size reaches it."""
+    return sorted({min(size, limit) for size in sizes})

@@ -1,0 +1,118 @@
+"""Block tables that stay on the device. A step sends only the entries that changed.
+
+A step's tables as one array, [N, longest], would be megabytes if one sequence is long, and nearly
+all of them would equal those of the step before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.plan import Chunk
+from engine.staging import Parcel
+
+
+class BlockTables:
+    """A row for each sequence of the last steps, in one int32 tensor.
+
+    `_sent` holds the blocks that the device has in a sequence's row. It is compared with the blocks
+    of every chunk, so it makes no difference why a table changed (preemption, swapping, copying on
+    write, cached prefixes, a sequence that ended) or whether a plan failed. A row is removed from
+    `_sent` before the device writes it, and set again once the write is launched: if sending fails
+    in between, the next step sends the whole row.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._table = torch.zeros(0, 0, dtype=torch.int32, device=device)
+        self._rows: dict[int, int] = {}
+        """Row by sequence id."""
+        self._free_rows: list[int] = []
+        self._sent: dict[int, tuple[int, ...]] = {}
+        """Blocks by sequence id."""
+
+    def put(self, chunks: Sequence[Chunk], parcel: Parcel) -> Callable[[Tensor, int], Tensor]:
+        """Add the entries that changed to the parcel.
+
+        Return a function for after the parcel's `send`. It takes row numbers [N] and a width, and
+        returns the first entries of these rows, [N, width].
+        """
+        sent = self._sent
+        changed = [chunk for chunk in chunks if sent.get(chunk.sequence.id) is not chunk.blocks]
+        longest = max((len(chunk.blocks) for chunk in changed), default=0)
+        if len(chunks) > len(self._table) or longest > self._table.shape[1]:
+            self._grow(len(chunks), longest)
+            changed = chunks
+        self._assign_rows(chunks, changed)
+        targets: list[int] = []
+        entries: list[int] = []
+        for chunk in changed:
+            old, new = sent.pop(chunk.sequence.id, ()), chunk.blocks
+            start = len(old) if new[: len(old)] == old else 0
+            first = self._rows[chunk.sequence.id] * self._table.shape[1]
+            targets += range(first + start, first + len(new))
+            entries += new[start:]
+        if not targets:  # the same blocks as before, in a new tuple
+            self._note_sent(changed)
+            return self._gather
+        sent_targets = parcel.put(np.array(targets, np.int64))
+        sent_entries = parcel.put(np.array(entries, np.int32))
+
+        def write_and_gather(rows: Tensor, width: int) -> Tensor:
+            self._table.view(-1).index_copy_(0, sent_targets(), sent_entries())
+            self._note_sent(changed)
+            return self._gather(rows, width)
+
+        return write_and_gather
+
+    def rows(self, chunks: Sequence[Chunk]) -> list[int]:
+        """Return the row of each chunk's sequence. Call it after `put`, with the same chunks."""
+        rows = self._rows
+        return [rows[chunk.sequence.id] for chunk in chunks]
+
+    def _gather(self, rows: Tensor, width: int) -> Tensor:
+        return self._table[:, :width].index_select(0, rows)
+
+    def _note_sent(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            self._sent[chunk.sequence.id] = chunk.blocks
+
+    def _assign_rows(self, chunks: Sequence[Chunk], changed: Sequence[Chunk]) -> None:
+        """Give each sequence without a row a free one, or that of a sequence not in `chunks`."""
+        new = [chunk.sequence.id for chunk in changed if chunk.sequence.id not in self._rows]
+        if len(new) > len(self._free_rows):
+            self._drop_all_but({chunk.sequence.id for chunk in chunks})
+        for sequence_id in new:
+            self._rows[sequence_id] = self._free_rows.pop()
+
+    def _drop_all_but(self, sequence_ids: set[int]) -> None:
+        for sequence_id in self._rows.keys() - sequence_ids:
+            self._free_rows.append(self._rows.pop(sequence_id))
+            self._sent.pop(sequence_id, None)
+
+    def _grow(self, num_rows: int, width: int) -> None:
+        """Allocate a larger tensor. All rows must be sent again.
+
+        There are rows for twice as many sequences as a step has: with overlapped steps, two halves
+        of the sequences may take turns.
+        """
+        num_rows = max(len(self._table), _power_of_two(2 * num_rows))
+        width = max(self._table.shape[1], _power_of_two(width))
+        self._table = self._table.new_zeros(num_rows, width)
+        self._free_rows = list(range(num_rows))
+        self._rows.clear()
+        self._sent.clear()
+
+
+def _power_of_two(number: int) -> int:
+    """Return the smallest power of two that is not below `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def table_bytes(max_sequences: int, max_blocks: int) -> int:
+    """Return the bytes of the largest table, of one step's copy of it and of the CUDA graphs'."""
+    kept = _power_of_two(2 * max_sequences) * _power_of_two(max_blocks)
+    return (kept + 2 * max_sequences * max_blocks) * torch.int32.itemsize

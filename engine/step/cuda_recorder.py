@@ -1,0 +1,69 @@
+"""Captures CUDA graphs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+Work = Callable[[], object]
+"""Launches kernels."""
+MAX_DEVICE_TIME = 1.1
+"""Device time of a step over the host's time to launch it, up to which the host is the limit. The
+last kernels end a little after the last launch."""
+
+
+class CudaRecorder:
+    """Captures CUDA graphs. They share one memory pool, since only one runs at a time.
+
+    They also share one stream: cuBLAS keeps a workspace for each stream that it has seen.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+        self._clock = clock
+
+    def record(self, work: Work) -> Work:
+        """Capture `work`, and return a function that replays its kernels.
+
+        Raises RuntimeError if `work` waits for the device. The warm-up compiles kernels and sets up
+        libraries, and it finds code that waits. If the capture itself failed on such code, torch's
+        memory pool would stay open and later frees would fail.
+        """
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream), _no_synchronization():
+            work()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            work()
+        return graph.replay
+
+    def is_launch_bound(self, work: Work) -> bool:
+        """Whether launching the kernels of `work` takes about as long as running them, or longer.
+
+        If not, the device is busy all the time without a graph.
+        """
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            work()  # compiles kernels
+            self._stream.synchronize()
+            begin = self._clock()
+            work()
+            launched = self._clock()
+            self._stream.synchronize()
+        return self._clock() - begin <= MAX_DEVICE_TIME * (launched - begin)
+
+
+@contextmanager
+def _no_synchronization() -> Iterator[None]:
+    """Make torch raise RuntimeError where the host would wait for the device."""
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)

@@ -1,0 +1,199 @@
+"""Steps as captured CUDA graphs: one launch instead of hundreds.
+
+A graph replays the kernels launched during its capture, with the same shapes and addresses. So one
+graph is captured for each `StepSize`: batch sizes of decodes, and combinations of decodes and
+prompt tokens. A step copies its inputs, padded to the size, into the buffers that the graph reads.
+Lengths are data in these buffers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from core.plan import StepPlan
+from core.step_size import StepSize
+from engine.attention.backends import AttentionBackend
+from engine.attention.kv_cache import KVCache
+from engine.attention.paged_step import PagedStep
+from engine.inputs import NO_ADAPTER, PADDING_SLOT, StepInputs
+from engine.loading.packed_model import PackedModel
+from engine.step.cuda_recorder import Work
+from kernels.batch import PagedBatch
+
+MAX_CAPTURE_SECONDS = 60.0
+"""The start captures no further mixed steps after this time; they need some 50 ms each."""
+
+
+class Recorder(Protocol):
+    """See `engine.step.cuda_recorder.CudaRecorder`."""
+
+    def record(self, work: Work) -> Work: ...
+
+    def is_launch_bound(self, work: Work) -> bool: ...
+
+
+class StepGraph:
+    """A captured step, to which all steps of up to `size` are padded."""
+
+    def __init__(self, size: StepSize, buffers: _Buffers, replay: Work) -> None:
+        self.size = size
+        self._buffers = buffers
+        self._replay = replay
+
+    def replay(self, inputs: StepInputs) -> Tensor:
+        """Return logits [S, vocabulary] fp32, which the next replay overwrites.
+
+        inputs: padded to `size`.
+        """
+        self._buffers.fill(inputs)
+        self._replay()
+        return self._buffers.logits[: len(inputs.sampled)]
+
+
+class StepGraphs:
+    """The graphs of all sizes. With LoRA there are two per size: with and without adapters."""
+
+    def __init__(
+        self,
+        model: PackedModel,
+        cache: KVCache,
+        backend: AttentionBackend,
+        recorder: Recorder,
+        sizes: Sequence[StepSize],
+        *,
+        max_model_len: int,
+        is_selective: bool = False,
+        progress: Callable[[list[StepSize]], Iterable[StepSize]] = iter,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Capture the graphs.
+
+        sizes: those of `core.step_size.graph_sizes`. Mixed ones are left out after
+        MAX_CAPTURE_SECONDS and, with `is_selective`, if the device would be busy without a graph.
+        progress: wraps the list of sizes, to show a progress bar.
+        """
+        self._model = model
+        self._cache = cache
+        self._backend = backend
+        self._recorder = recorder
+        self._buffers = _Buffers(
+            max(size.num_tokens for size in sizes),
+            max(size.num_sequences for size in sizes),
+            -(-max_model_len // cache.block_size),
+            model.config.get_text_config().vocab_size,
+            model.device,
+        )
+        variants = (False, True) if model.adapter_memory is not None else (False,)
+        self._graphs: dict[tuple[StepSize, bool], StepGraph] = {}
+        self.num_late = self.num_device_bound = 0
+        """Mixed sizes left out because time was up, and because the device would be busy."""
+        deadline = clock() + MAX_CAPTURE_SECONDS
+        # The largest first: the smaller graphs reuse its memory.
+        for size in progress(list(sizes)[::-1]):
+            if size.num_prompts and clock() > deadline:
+                self.num_late += 1
+            elif size.num_prompts and is_selective and not self._is_launch_bound(size):
+                self.num_device_bound += 1
+            else:
+                for has_adapters in variants:
+                    self._graphs[size, has_adapters] = self._record(size, has_adapters)
+        self.sizes = [size for size in sizes if (size, False) in self._graphs]
+        """The captured sizes, smallest first."""
+
+    def __len__(self) -> int:
+        """Return the number of graphs."""
+        return len(self._graphs)
+
+    def graph_for(self, plan: StepPlan) -> StepGraph | None:
+        """Return the smallest graph that the step fits into; None if there is none.
+
+        Steps that score prompt tokens need more logits than a graph computes.
+        """
+        if any(chunk.scored for chunk in plan.chunks):
+            return None
+        step = StepSize.of(plan.chunks)
+        for size in self.sizes:
+            if size.fits(step):
+                has_adapters = any(chunk.sequence.adapter for chunk in plan.chunks)
+                return self._graphs[size, has_adapters]
+        return None
+
+    @torch.inference_mode()
+    def _record(self, size: StepSize, has_adapters: bool) -> StepGraph:
+        replay = self._recorder.record(self._forward(size, has_adapters))
+        return StepGraph(size, self._buffers, replay)
+
+    @torch.inference_mode()
+    def _is_launch_bound(self, size: StepSize) -> bool:
+        return self._recorder.is_launch_bound(self._forward(size, has_adapters=False))
+
+    def _forward(self, size: StepSize, has_adapters: bool) -> Work:
+        """Return a function that computes the logits of the buffers' first rows."""
+        inputs = self._buffers.inputs(size, has_adapters=has_adapters)
+        step = PagedStep(inputs.batch, self._cache, self._backend)
+        logits = self._buffers.logits[: size.num_sequences]
+        forward = partial(self._model.forward, inputs, step)
+        return lambda: logits.copy_(forward())
+
+
+class _Buffers:
+    """The tensors that the graphs read and write. Initially all inputs are padding."""
+
+    def __init__(
+        self,
+        max_tokens: int,
+        max_sequences: int,
+        max_blocks: int,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        int32 = partial(torch.zeros, dtype=torch.int32, device=device)
+        self.logits = torch.empty(max_sequences, vocab_size, dtype=torch.float32, device=device)
+        self._tokens = torch.zeros(3, max_tokens, dtype=torch.int64, device=device)
+        self._tokens[2] = PADDING_SLOT
+        self._sampled_rows = torch.zeros(max_sequences, dtype=torch.int64, device=device)
+        self._context_lens = int32(max_sequences)
+        self._tables = int32(max_sequences, max_blocks)
+        self._query_starts = int32(max_sequences + 1)
+        self._adapter_slots = torch.full((max_tokens,), NO_ADAPTER, device=device)
+
+    def inputs(self, size: StepSize, *, has_adapters: bool) -> StepInputs:
+        """Return views of the buffers as the inputs of a step."""
+        tokens = self._tokens[:, : size.num_tokens]
+        batch = PagedBatch(
+            query_starts=self._query_starts[: size.num_prompts + 1],
+            context_lens=self._context_lens[: size.num_sequences],
+            block_tables=self._tables[: size.num_sequences],
+            slot_mapping=tokens[2],
+            spans=None,
+            num_decodes=size.num_decodes,
+        )
+        return StepInputs(
+            tokens,
+            self._sampled_rows[: size.num_sequences],
+            batch,
+            (),
+            adapter_slots=self._adapter_slots[: size.num_tokens] if has_adapters else None,
+        )
+
+    def fill(self, inputs: StepInputs) -> None:
+        """Copy a step's padded inputs into the buffers.
+
+        Block tables keep stale entries past a context's end, which no kernel reads.
+        """
+        batch = inputs.batch
+        num_sequences, num_blocks = batch.block_tables.shape
+        self._tokens[:, : inputs.tokens.shape[1]].copy_(inputs.tokens)
+        self._sampled_rows[:num_sequences].copy_(inputs.sampled_rows)
+        self._context_lens[:num_sequences].copy_(batch.context_lens)
+        self._tables[:num_sequences, :num_blocks].copy_(batch.block_tables)
+        if len(batch.query_starts) > 1:
+            self._query_starts[: len(batch.query_starts)].copy_(batch.query_starts)
+        if inputs.adapter_slots is not None:
+            self._adapter_slots[: len(inputs.adapter_slots)].copy_(inputs.adapter_slots)
