@@ -11,9 +11,10 @@ from container.apis.generation.service import GenerationService
 from container.apis.generation.stream import StreamFormat
 from container.apis.text.batch import BatchResponse, Item
 from container.apis.text.response import TextResponse, TextStyle
-from container.apis.text.schema import read_text_request
+from container.apis.text.schema import TextRequest, read_text_request
+from container.http.off_loop import Turns
 from container.http.request_context import RequestContext
-from core.errors import LongshoreError
+from core.errors import LongshoreError, RequestError
 
 
 class TextApi:
@@ -28,14 +29,19 @@ class TextApi:
     ) -> Response:
         """Answer a body with `inputs`. In a batch, each input succeeds or fails on its own."""
         service = self._service
-        request = read_text_request(body, always_details=service.options.tgi_compat)
+        always_details = service.options.tgi_compat
+        request = context.checked(lambda: read_text_request(body, always_details=always_details))
         decoding = service.with_checked_grammar(context, request.decoding)
+        decoding = service.with_tokenized_words(decoding)
         request = replace(request, decoding=decoding)
         context.warn(request.warnings)
-        texts = ["" if isinstance(text, LongshoreError) else text for text in request.inputs]
+        inputs = [self._fitting(text, request, index) for index, text in enumerate(request.inputs)]
+        texts = ["" if isinstance(text, LongshoreError) else text for text in inputs]
         prompts = service.prompting.encode(texts, max_tokens=request.max_prompt_tokens)
         items: list[Item] = []
-        for index, text in enumerate(request.inputs):
+        turns = Turns()
+        for index, text in enumerate(inputs):
+            turns.give()
             try:
                 if isinstance(text, LongshoreError):
                     raise text
@@ -54,3 +60,14 @@ class TextApi:
             response = items[0]
             assert not isinstance(response, LongshoreError)  # it was raised above
         return service.send(context, response, stream=request.stream, stream_format=stream_format)
+
+    def _fitting(
+        self, text: str | RequestError, request: TextRequest, index: int
+    ) -> str | RequestError:
+        """Return the text, or the error that it is too long."""
+        try:
+            if isinstance(text, str):
+                self._service.prompting.check_length(text, request.prompt_field(index))
+        except RequestError as error:
+            return error
+        return text
