@@ -110,9 +110,7 @@ UNREAD_BYTES = Limit(
 )
 
 LIMITS: tuple[Limit | OptionLimit, ...] = (
-    OptionLimit(
-        "Bytes of a body of any other type", "max_request_size", "bytes", "Held in memory.", 413
-    ),
+    OptionLimit("Bytes of a body", "max_request_size", "bytes", "Held in memory.", 413),
     CSV_BYTES,
     CSV_FIELD,
     CHUNKS,
@@ -192,8 +190,7 @@ def markdown_lines() -> list[str]:
         *map(_row, LIMITS),
         "",
         "Status 200: the response has begun, so it is cut off. With `option.overload_status=429` a "
-        "full queue answers 429 instead of 503; both have `Retry-After`. Bounds on grammars and "
-        "schemas are in [design.md](design.md).",
+        "full queue answers 429 instead of 503; both have `Retry-After`.",
     ]
 
 

@@ -52,7 +52,7 @@ def failure_response(failure: Failure) -> Response:
     is_openai = request.path.startswith(OPENAI_PATHS)
     body = failure.as_openai() if is_openai else failure.as_lmi()
     response = Response(msgspec.json.encode(body), failure.code, mimetype="application/json")
-    if failure.code == 503:
+    if failure.code in (429, 503):
         response.headers["Retry-After"] = str(RETRY_AFTER_S)
     return response
 

@@ -59,8 +59,9 @@ class Routes:
 
     def add_to(self, app: Flask) -> None:
         """Add the routes to the app."""
-        for path in HEALTH_PATHS:
-            app.add_url_rule(path, view_func=self.ping, methods=["GET", "POST"])
+        app.add_url_rule("/ping", view_func=self.ping, methods=["GET", "POST"])
+        for path in set(HEALTH_PATHS) - {"/ping"}:
+            app.add_url_rule(path, view_func=self.ping)
         app.add_url_rule("/metrics", view_func=self.metrics)
         app.add_url_rule("/models", view_func=self.list)
         app.add_url_rule("/models", view_func=self.load, methods=["POST"])

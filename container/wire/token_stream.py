@@ -14,12 +14,20 @@ from core.errors import (
     NotFoundError,
     OverloadedError,
     RequestError,
+    TooManyRequestsError,
 )
 from core.messages import Failed, Generated
 
 _ERROR_OF_KIND = {
     error.kind: error
-    for error in (OverloadedError, NotFoundError, ConflictError, NoRoomError, GenerationError)
+    for error in (
+        OverloadedError,
+        TooManyRequestsError,
+        NotFoundError,
+        ConflictError,
+        NoRoomError,
+        GenerationError,
+    )
 }
 
 

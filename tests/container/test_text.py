@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from container.http.off_loop import LONG_TEXT_CHARACTERS
 from container.front_end.app import create_app
+from container.http.off_loop import LONG_TEXT_CHARACTERS
 from container.wire.engine_client import EngineClient
 from core.messages import Abort, Submit
 from core.options import Options
