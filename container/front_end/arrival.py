@@ -11,6 +11,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import gevent
@@ -30,8 +31,9 @@ READ_BYTES = 2**18
 MIN_READ_RATE = 2**14
 """Bytes per second at which a client must read a response whose buffer is full."""
 DRAIN_BYTES = 2**25
-"""What is read of a body after the response to it, so that the client sees the response."""
+"""What is read of a body after the response to it. If more follows, the connection is closed."""
 DRAIN_S = 2.0
+"""The time limit for that, and for reading on when the connection ends."""
 
 Clock = Callable[[], float]
 
@@ -41,6 +43,7 @@ class Socket(Protocol):
 
     def recv(self, size: int) -> bytes: ...
     def send(self, data: memoryview) -> int: ...
+    def shutdown(self, how: int) -> None: ...
     def settimeout(self, timeout: float | None) -> None: ...
     def setsockopt(self, level: int, option: int, value: int) -> None: ...
 
@@ -87,11 +90,11 @@ class Arrival:
         self._begin("body", self._timeouts.body_timeout)
 
     def drain(self, body: Body) -> bool:
-        """Read the rest of a body. Return False if it is too long or too slow for that."""
+        """Read the rest of a body. Return False if it is malformed, too long or too slow."""
         self._begin("body", DRAIN_S)
         try:
             left = DRAIN_BYTES
-            while left > 0:
+            while left > 0 and not body.failed:
                 data = body.read(min(left, READ_BYTES))
                 if not data:
                     return True
@@ -99,6 +102,17 @@ class Arrival:
         except (RequestError, ArrivalTimeoutError, ClientGoneError, OSError):
             pass
         return False
+
+    def linger(self) -> None:
+        """End the connection, but read on for a while.
+
+        If it were closed with data unread, the client might never see the response.
+        """
+        self._begin("body", DRAIN_S)
+        with suppress(ArrivalTimeoutError, OSError):
+            self._client.shutdown(socket.SHUT_WR)
+            while self.recv(READ_BYTES):
+                pass
 
     def recv(self, size: int) -> bytes:
         """Read what has arrived, at most `size` bytes.

@@ -67,6 +67,8 @@ class DrainingWorker(GeventWorker):
         """By greenlet, the connections that wait for a request; longest idle first."""
         self._open: dict[object, Arrival] = {}
         """All connections, by greenlet."""
+        self._ending: set[object] = set()
+        """The greenlets of those that are being closed for a new one."""
         self._stop_requested = gevent.event.Event()
 
     def init_process(self) -> None:
@@ -95,15 +97,21 @@ class DrainingWorker(GeventWorker):
         connection = Arrival(client, cast(DrainableApplication, self.app).timeouts)
         self._open[greenlet] = connection
         try:
-            if len(self._open) > self.worker_connections:
-                self._end_idle_connections(1)
+            if self._num_excess > 0:
+                self._end_idle_connections(self._num_excess)
             super().handle(listener, cast(Any, connection), addr)
         finally:
             del self._open[greenlet]
+            self._ending.discard(greenlet)
+
+    @property
+    def _num_excess(self) -> int:
+        """Connections beyond the maximum."""
+        return len(self._open) - len(self._ending) - self.worker_connections
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> bool:
         """Answer one request. Raises StopIteration to close the connection."""
-        if len(self._open) > self.worker_connections and req.path not in HEALTH_PATHS:
+        if self._num_excess > 0 and req.path not in HEALTH_PATHS:
             error = OverloadedError(
                 f"{self.worker_connections} connections are open (option.max_connections)"
             )
@@ -117,6 +125,7 @@ class DrainingWorker(GeventWorker):
         finally:
             is_read = sock.drain(body)
         if not is_read:
+            sock.linger()
             raise StopIteration
         return True
 
@@ -152,6 +161,7 @@ class DrainingWorker(GeventWorker):
             self._drained(servers, LAST_WORDS_S)
         for server in servers:
             server.stop(timeout=0)
+        gc.unfreeze()  # so that Python takes the application apart in its usual order
 
     def _server(self, listener: Any) -> StreamServer:
         listener.setblocking(1)
@@ -170,7 +180,9 @@ class DrainingWorker(GeventWorker):
 
         Raises the keep-alive timeout in each; gunicorn then closes it cleanly.
         """
-        for greenlet, timeout in list(self._idle.items())[:count]:
+        idle = [item for item in self._idle.items() if item[0] not in self._ending]
+        for greenlet, timeout in idle[:count]:
+            self._ending.add(greenlet)
             gevent.kill(cast("gevent.Greenlet[..., Any]", greenlet), timeout)
 
     def _drained(self, servers: list[StreamServer], within_s: float) -> bool:

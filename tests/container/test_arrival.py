@@ -32,6 +32,7 @@ class Client:
 
     def __init__(self, clock: Clock, pieces: list[bytes], gap_s: float = 0, space: int = 0) -> None:
         self.sent = b""
+        self.has_shut_down = False
         self._clock = clock
         self._pieces = pieces
         self._gap_s = gap_s
@@ -42,6 +43,9 @@ class Client:
         self._timeout = timeout
 
     def setsockopt(self, *_: object) -> None: ...
+
+    def shutdown(self, how: int) -> None:
+        self.has_shut_down = True
 
     def recv(self, size: int) -> bytes:
         self._wait(self._gap_s)
@@ -153,6 +157,12 @@ def test_the_rest_of_a_body_is_read_so_that_the_client_sees_the_response(clock: 
     assert not connection.drain(body_of(connection))
     connection = arrival(clock, head % 99, *[b"a"] * 99, gap_s=1)
     assert not connection.drain(body_of(connection))
+
+
+def test_a_connection_that_ends_is_read_for_two_seconds(clock: Clock) -> None:
+    client = Client(clock, [b"a"] * 99, gap_s=0.5)
+    Arrival(client, OPTIONS, clock).linger()
+    assert (client.has_shut_down, clock.now) == (True, 102)
 
 
 def test_a_client_that_does_not_read_is_cut_off(clock: Clock) -> None:
