@@ -54,7 +54,7 @@ UNHEALTHY_SILENCE_S = 4.0
 """An engine that has been silent for this long is not healthy. It may recover."""
 MAX_SILENCE_S = 10.0
 """An engine that has been silent for this long is considered dead; its requests fail."""
-MAX_STILL_S = 3.0
+MAX_STILL_S = 2.5
 """A step within which no thread has run for this long hangs."""
 
 Clock = Callable[[], float]

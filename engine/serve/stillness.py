@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-MIN_STEP_AGE_S = 1.0
+MIN_STEP_AGE_S = 0.75
 """Younger steps are not looked at, which saves the reading of /proc."""
 _TASKS = Path("/proc/self/task")
 _ACTIVE_STATES = "RD"
