@@ -43,6 +43,11 @@ class OptionLimit:
     status: int
 
 
+REQUEST_LINE = Limit(
+    "Bytes of the request line", 8190, "bytes", "gunicorn's own; it reads no further.", 414
+)
+HEADERS = Limit("Headers of a request", 100, "headers", "gunicorn's own.", 431)
+HEADER_BYTES = Limit("Bytes of a header", 8190, "bytes", "gunicorn's own.", 431)
 JSON_VALUES = Limit(
     "Values of a JSON body", 2**19, "JSON values", "Decoding takes 0.1 µs for each."
 )
@@ -110,7 +115,26 @@ UNREAD_BYTES = Limit(
 )
 
 LIMITS: tuple[Limit | OptionLimit, ...] = (
-    OptionLimit("Bytes of a body", "max_request_size", "bytes", "Held in memory.", 413),
+    OptionLimit(
+        "Open connections of a front-end process",
+        "max_connections",
+        "connections",
+        "The connection that is idle for longest is closed for a new one. If none is idle, the new "
+        "one gets 503, unless it asks for the health.",
+        503,
+    ),
+    REQUEST_LINE,
+    HEADERS,
+    HEADER_BYTES,
+    OptionLimit(
+        "Time for the head of a request to arrive, from its first byte",
+        "header_timeout",
+        "s",
+        "A slow client must not hold a connection.",
+        408,
+    ),
+    OptionLimit("Time for a body to arrive", "body_timeout", "s", "Nor memory.", 408),
+    OptionLimit("Bytes of a body", "max_request_size", "bytes", "It is held in memory.", 413),
     CSV_BYTES,
     CSV_FIELD,
     CHUNKS,
@@ -133,30 +157,6 @@ LIMITS: tuple[Limit | OptionLimit, ...] = (
     STOP_CHARACTERS,
     PROMPT_LOGPROBS,
     OptionLimit(
-        "Time for the head of a request to arrive, from its first byte",
-        "header_timeout",
-        "s",
-        "A slow client must not hold a connection.",
-        408,
-    ),
-    OptionLimit("Time for a body to arrive", "body_timeout", "s", "The same, and its memory.", 408),
-    OptionLimit(
-        "Open connections of a front-end process",
-        "max_connections",
-        "connections",
-        "The connection that is idle for longest is closed for a new one; if none is idle, the new "
-        "one gets 503, unless it asks for the health.",
-        503,
-    ),
-    UNREAD_BYTES,
-    OptionLimit(
-        "Time in which a client that reads nothing must read again",
-        "write_timeout",
-        "s",
-        "Its request holds memory of the engine.",
-        200,
-    ),
-    OptionLimit(
         "Waiting requests", "job_queue_size", "requests", "They are held in the engine.", 503
     ),
     OptionLimit(
@@ -172,6 +172,14 @@ LIMITS: tuple[Limit | OptionLimit, ...] = (
         "s",
         "Its client has given up by then.",
         424,
+    ),
+    UNREAD_BYTES,
+    OptionLimit(
+        "Time in which a client that reads nothing must read again",
+        "write_timeout",
+        "s",
+        "Its request holds memory of the engine.",
+        200,
     ),
 )
 """All bounds, in the order in which a request meets them."""
