@@ -19,6 +19,7 @@ from gunicorn.app.base import BaseApplication
 from container.configuration.report import report_error
 from container.launch.ports import require_free_port
 from core.errors import ConfigurationError
+from core.limits import HEADER_BYTES, HEADERS, REQUEST_LINE
 from core.messages import Launch
 from core.options import Options
 from core.processes import die_with_parent
@@ -96,6 +97,9 @@ def gunicorn_settings(launch: Launch) -> dict[str, Any]:
         "worker_class": "container.front_end.worker.DrainingWorker",
         "workers": options.http_workers or max(1, (cores or 1) // 4),
         "worker_connections": options.max_connections,
+        "limit_request_line": REQUEST_LINE.maximum,
+        "limit_request_fields": HEADERS.maximum,
+        "limit_request_field_size": HEADER_BYTES.maximum,
         "timeout": STUCK_WORKER_S,
         "graceful_timeout": GRACEFUL_TIMEOUT_S,
         "keepalive": KEEPALIVE_S,
