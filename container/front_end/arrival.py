@@ -89,7 +89,7 @@ class Arrival:
         """Start the time limit of a body."""
         self._begin("body", self._timeouts.body_timeout)
 
-    def drain(self, body: Body) -> bool:
+    def drain(self, body: ArrivingBody) -> bool:
         """Read the rest of a body. Return False if it is malformed, too long or too slow."""
         self._begin("body", DRAIN_S)
         try:
@@ -177,6 +177,9 @@ def _refuse_other_protocols(data: bytes) -> None:
 
 class ArrivingBody(Body):
     """A request's body whose errors are the client's: malformed chunks, or too many of them."""
+
+    failed: bool
+    """Whether reading raised an error. gunicorn's Body sets it."""
 
     @classmethod
     def of(cls, request: Request) -> ArrivingBody:
