@@ -64,8 +64,9 @@ format: setup  ## Format the code and apply ruff's fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: setup  ## Write docs/configuration.md from the option table
+docs: setup  ## Write docs/configuration.md from the option table and docs/limits.md from the limits
 	$(BIN)/python -c "from container.configuration.report import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/configuration.md
+	$(BIN)/python -c "from core.limits import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/limits.md
 
 clean:  ## Remove .venv and caches
 	rm -rf .venv .triton-$(TRITON_FLOOR) .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-FailureKind = Literal["rejected", "overloaded", "not_found", "conflict", "no_room", "failed"]
+FailureKind = Literal[
+    "rejected", "overloaded", "too_many", "not_found", "conflict", "no_room", "failed"
+]
 
 
 class LongshoreError(Exception):
@@ -70,6 +72,13 @@ class OverloadedError(LongshoreError):
 
     kind = "overloaded"
     status = 503
+
+
+class TooManyRequestsError(OverloadedError):
+    """The same, with the status that `option.overload_status=429` asks for."""
+
+    kind = "too_many"
+    status = 429
 
 
 class EngineUnavailableError(LongshoreError):

@@ -32,6 +32,7 @@ LoadFormat = Literal["auto", "dummy"]
 DecoderChoice = Literal["auto", "own", "transformers"]
 DType = Literal["auto", "fp32", "fp16", "bf16", "float32", "float16", "bfloat16"]
 Pooling = Literal["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+OverloadStatus = Literal["503", "429"]
 ToolCallParser = Literal["hermes", "llama3_json", "mistral"]
 REMOVED_OPTIONS = {
     "fuse": "Longshore's own layers are always fused; those of option.decoder=transformers are not",
@@ -256,10 +257,35 @@ class Options:
     job_queue_size: int = _option(
         1000, "Requests that may wait. More get status 503.", key="job_queue_size", minimum=1
     )
+    job_queue_tokens: int = _option(
+        2**22,
+        "Prompt tokens that may wait, each counted once per answer. Requests beyond that get "
+        "status 503, unless no other request waits.",
+        minimum=1,
+    )
+    overload_status: OverloadStatus = _option(
+        "503", "Status of a request that the full queue refuses."
+    )
     max_request_size: int = _option(
-        25 * 2**20, "Maximum bytes of a request's body. Larger ones get status 413.",
+        16 * 2**20, "Maximum bytes of a request's body. Larger ones get status 413.",
         key="max_request_size", minimum=1,
     )  # fmt: skip
+    max_connections: int = _option(
+        4096,
+        "Open connections of a front-end process. Beyond them, the connection that is idle for "
+        "longest is closed; if none is, requests get status 503.",
+        minimum=1,
+    )
+    header_timeout: int = _option(
+        10, "Seconds for the head of a request to arrive, from its first byte.", minimum=1
+    )
+    body_timeout: int = _option(60, "Seconds for the body of a request to arrive.", minimum=1)
+    write_timeout: int = _option(
+        5,
+        "Seconds for which a client may leave a full send buffer (256 KiB) unread. After that its "
+        "connection is closed and its request aborted.",
+        minimum=1,
+    )
     predict_timeout: int = _option(
         240, "Seconds until an unfinished request fails with an error.", minimum=1
     )

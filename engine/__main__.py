@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from core.errors import ConfigurationError, InsufficientMemoryError
+from core.errors import (
+    ConfigurationError,
+    InsufficientMemoryError,
+    OverloadedError,
+    TooManyRequestsError,
+)
 from core.messages import Dead, Launch
 from core.processes import die_with_parent
 from engine.phases import Phases
@@ -25,6 +30,10 @@ if TYPE_CHECKING:
     from engine.tasks.engine import TaskEngine
 
 logger = logging.getLogger("engine")
+
+
+_REFUSALS = {"503": OverloadedError, "429": TooManyRequestsError}
+"""What a full queue raises, by `option.overload_status`."""
 
 
 class _Stopped(BaseException):
@@ -57,12 +66,21 @@ def _serve() -> int:
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()  # progress bars would clutter a log
-    with Connection(launch.endpoint) as connection:
+    may_sleep = launch.task.kind == "handler"
+    with Connection(launch.endpoint, may_sleep=may_sleep) as connection:
         try:
             engine = _build(launch, phases)
             gc.collect()
             gc.freeze()  # the model stays: keep the collector from scanning it between steps
-            Server(engine, connection, launch.options.job_queue_size).serve_forever()
+            options = launch.options
+            server = Server(
+                engine,
+                connection,
+                options.job_queue_size,
+                max_waiting_tokens=options.job_queue_tokens,
+                refusal=_REFUSALS[options.overload_status],
+            )
+            server.serve_forever()
         except ConfigurationError as error:
             connection.broadcast(Dead(str(error)))
             print(f"longshore: {error}", file=sys.stderr)

@@ -93,6 +93,13 @@ class Strategy(ABC):
         return sum(group.num_sequences for group in self.running)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of the waiting sequences."""
+        return sum(
+            group.num_sequences * group.sequences[0].num_prompt_tokens for group in self.waiting
+        )
+
+    @property
     def num_filled_tokens(self) -> int:
         """Token slots already written, over all held blocks."""
         memory = self.memory

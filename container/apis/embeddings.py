@@ -17,10 +17,9 @@ from container.http.service import Service, json_response
 from container.schema.fields import Field, Fields, Values, ignored, read_fields
 from container.schema.kinds import BOOLEAN, INTEGER, OBJECT, STRING, is_integers, with_schema
 from core.errors import RequestError
+from core.limits import EMBEDDINGS
 from core.task_bodies import EmbeddingAnswer, EmbeddingBody
 
-MAX_INPUTS = 2048
-"""OpenAI's limit."""
 MAX_TOKENS = 2**31 - 1
 """Truncates inputs to as many tokens as the model takes."""
 
@@ -99,8 +98,7 @@ def _inputs(values: Values, field: str) -> list[str | list[int]]:
         inputs = cast(list[str | list[int]], value)
     if not inputs or not all(inputs):
         raise RequestError(field, "expected a non-empty string or non-empty token ids")
-    if len(inputs) > MAX_INPUTS:
-        raise RequestError(field, f"at most {MAX_INPUTS} inputs are allowed in a request")
+    EMBEDDINGS.check(field, len(inputs))
     return inputs
 
 
@@ -129,7 +127,8 @@ class EmbeddingApi:
         """Return a list of vectors for `inputs`, or OpenAI's response for `input`."""
         if "input" in body:
             return self._openai(context, body)
-        embeddings = self._embed(context, read_inputs_request(body))
+        request = context.checked(lambda: read_inputs_request(body))
+        embeddings = self._embed(context, request)
         return json_response(list(map(_numbers, embeddings.vectors)))
 
     def embeddings(self) -> Response:
@@ -138,7 +137,7 @@ class EmbeddingApi:
         return self._openai(context, context.json_fields())
 
     def _openai(self, context: RequestContext, body: Mapping[str, object]) -> Response:
-        request = read_embedding_request(body)
+        request = context.checked(lambda: read_embedding_request(body))
         embeddings = self._embed(context, request)
         encode = _base64 if request.is_base64 else _numbers
         data = [

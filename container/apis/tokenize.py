@@ -13,11 +13,13 @@ from container.apis.generation.conversation import (
     read_conversation,
 )
 from container.apis.generation.service import GenerationService
+from container.http.off_loop import in_thread_if_long
 from container.http.request_context import request_context
 from container.http.service import json_response
 from container.schema.fields import Field, Fields, ignored, read_fields
 from container.schema.kinds import BOOLEAN, INTEGERS, STRING
 from core.errors import RequestError
+from core.limits import TOKEN_IDS
 
 _MODEL: Fields = {"model": ignored("Only one model is served, whatever name is sent.")}
 
@@ -32,7 +34,7 @@ TOKENIZE_FIELDS: Fields = {
     ),
     "return_token_strs": Field(BOOLEAN, "Also return the tokens as the vocabulary spells them."),
 }
-DETOKENIZE_FIELDS: Fields = {**_MODEL, "tokens": Field(INTEGERS, "The token ids.")}
+DETOKENIZE_FIELDS: Fields = {**_MODEL, "tokens": Field(INTEGERS, "The token ids.", limit=TOKEN_IDS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +89,18 @@ class TokenizeRoutes:
         """Return the tokens of a text or a conversation."""
         prompting, facts = self._service.prompting, self._service.client.facts
         context = request_context()
-        request = read_tokenize_request(context.json_fields())
+        body = context.json_fields()
+        request = context.checked(lambda: read_tokenize_request(body))
         if isinstance(request.prompt, str):
+            prompting.check_length(request.prompt, "prompt")
             add = request.add_special_tokens
             (tokens,) = prompting.encode([request.prompt], add_special_tokens=add)
         else:
             tokens = prompting.encode_chat(request.prompt, size=len(context.body))
         strings = None
         if request.return_token_strs:
-            strings = list(map(prompting.tokenizer.token, tokens))
+            token = prompting.tokenizer.token
+            strings = in_thread_if_long(lambda: list(map(token, tokens)), size=len(tokens))
         return json_response(
             {
                 "count": len(tokens),
@@ -107,8 +112,10 @@ class TokenizeRoutes:
 
     def detokenize(self) -> Response:
         """Return the text of token ids."""
-        token_ids = read_detokenize_request(request_context().json_fields())
+        context = request_context()
+        body = context.json_fields()
+        token_ids = context.checked(lambda: read_detokenize_request(body))
         vocab_size = self._service.client.facts.vocab_size
-        if not all(0 <= token_id < vocab_size for token_id in token_ids):
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
             raise RequestError("tokens", f"token ids are 0 to {vocab_size - 1}")
         return json_response({"prompt": self._service.prompting.decode(token_ids)})

@@ -36,7 +36,7 @@ def create_app(
     formatters: Functions | None = None,
 ) -> Flask:
     """Return the application for a model that generates text."""
-    prompting = Prompting(tokenizer, template)
+    prompting = Prompting(tokenizer, template, lambda: client.facts.max_model_len)
     service = GenerationService(client, prompting, options, model_name)
     # As in LMI, formatters apply only to /invocations and its aliases.
     formatted_service = service

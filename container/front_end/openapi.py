@@ -13,6 +13,7 @@ from container.apis.models import LOAD_FIELDS
 from container.apis.tasks.pipeline import PIPELINE_FIELDS
 from container.apis.text.schema import PARAMETERS, TEXT_FIELDS
 from container.apis.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from container.http.health import HEALTH_PATHS
 from container.schema.fields import Field, Fields
 from core.pipeline_tasks import FILES
 from core.task import Kind
@@ -189,7 +190,7 @@ _MODEL_PATHS: Json = {
     "/openapi.json": _get("This document."),
 }
 _FRONT_PATHS: Json = {
-    "/ping": _get("Return 200 once all models of the store are loaded."),
+    **{path: _get("Return 200 once all models of the store are loaded.") for path in HEALTH_PATHS},
     "/models": {
         **_get("List the models by name, in pages (limit, next_page_token)."),
         **_post(
@@ -218,7 +219,7 @@ _FRONT_PATHS: Json = {
 
 def _invocations_paths(body: Json) -> Json:
     return {
-        "/ping": _get("Return 200 if the engine is healthy."),
+        **{path: _get("Return 200 if the engine is healthy.") for path in HEALTH_PATHS},
         "/invocations": _post("Answer one request or a batch.", body),
         "/predictions/{model}": _post(
             "The same as /invocations, with the model's name.", body, "model"

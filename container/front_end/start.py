@@ -19,7 +19,9 @@ from gunicorn.app.base import BaseApplication
 from container.configuration.report import report_error
 from container.launch.ports import require_free_port
 from core.errors import ConfigurationError
+from core.limits import HEADER_BYTES, HEADERS, REQUEST_LINE
 from core.messages import Launch
+from core.options import Options
 from core.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -34,8 +36,6 @@ NICENESS = 10
 """The front end runs at a lower priority than the engine, with which it shares cores on a CPU. When
 a thread of the engine is interrupted in a matmul, all its other threads wait. The front end
 still gets time between matmuls, and when it is late it sends several tokens at once."""
-EXTRA_CONNECTIONS = 1000
-"""For idle connections and pings, in addition to running and waiting requests."""
 
 
 class FrontEnd(BaseApplication):
@@ -78,6 +78,11 @@ class FrontEnd(BaseApplication):
         path = self._launch.formatters
         return load_formatters(Path(path), self._launch.library_dir) if path else None
 
+    @property
+    def timeouts(self) -> Options:
+        """The time limits of connections. Called by the worker."""
+        return self._launch.options
+
     def end_requests(self, reason: str) -> None:
         """Fail every running request. Called in a worker that must stop."""
         self._client.fail_all(reason)
@@ -91,9 +96,10 @@ def gunicorn_settings(launch: Launch) -> dict[str, Any]:
         "bind": f"unix:{launch.socket}" if launch.socket else f"0.0.0.0:{launch.port}",
         "worker_class": "container.front_end.worker.DrainingWorker",
         "workers": options.http_workers or max(1, (cores or 1) // 4),
-        "worker_connections": options.job_queue_size
-        + options.max_rolling_batch_size
-        + EXTRA_CONNECTIONS,
+        "worker_connections": options.max_connections,
+        "limit_request_line": REQUEST_LINE.maximum,
+        "limit_request_fields": HEADERS.maximum,
+        "limit_request_field_size": HEADER_BYTES.maximum,
         "timeout": STUCK_WORKER_S,
         "graceful_timeout": GRACEFUL_TIMEOUT_S,
         "keepalive": KEEPALIVE_S,

@@ -20,6 +20,12 @@ class ClientGoneError(LongshoreError):
     status = 499  # nginx's status; nobody reads the answer, but logs and tests do
 
 
+class ArrivalTimeoutError(LongshoreError):
+    """The client took too long to send its request."""
+
+    status = 408
+
+
 class Deadline:
     """The time limit of one request, counted from the creation of this object."""
 

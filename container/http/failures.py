@@ -10,6 +10,7 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException, NotFound, RequestEntityTooLarge
 
 from core.errors import GenerationError, LongshoreError, RequestError
+from core.limits import CSV_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ def failure_response(failure: Failure) -> Response:
     is_openai = request.path.startswith(OPENAI_PATHS)
     body = failure.as_openai() if is_openai else failure.as_lmi()
     response = Response(msgspec.json.encode(body), failure.code, mimetype="application/json")
-    if failure.code == 503:
+    if failure.code in (429, 503):
         response.headers["Retry-After"] = str(RETRY_AFTER_S)
     return response
 
@@ -67,13 +68,19 @@ def describe(error: Exception, request_id: str) -> Failure:
     return Failure(error.status, str(error), field)
 
 
+def _too_large() -> str:
+    if request.mimetype == "text/csv" and request.max_content_length == CSV_BYTES.maximum:
+        return f"the body is larger than {CSV_BYTES.maximum:,} bytes, the maximum for text/csv"
+    return "the body is larger than max_request_size allows"
+
+
 def _handle_error(error: Exception) -> Response:
     return failure_response(describe(error, g.request_id))
 
 
 def _handle_http_exception(error: HTTPException) -> Response:
     if isinstance(error, RequestEntityTooLarge):
-        return failure_response(Failure(413, "the body is larger than max_request_size allows"))
+        return failure_response(Failure(413, _too_large()))
     description = error.description or error.name
     if isinstance(error, NotFound) and error.description == NotFound.description:
         description = f"no such path: {request.path}; send requests to /invocations"

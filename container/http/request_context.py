@@ -5,15 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from flask import g, request
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import RequestEntityTooLarge, UnsupportedMediaType
 
 from container.http.disconnect import disconnect_check
+from container.http.off_loop import LONG_BODY_BYTES, in_thread_if_long
 from container.schema.body import is_json_type, is_supported_type, read_body
+from core.limits import CSV_BYTES
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class RequestContext:
         """
         if not is_json_type(self.mimetype):
             raise UnsupportedMediaType(f"Content-Type {self.mimetype}: send application/json")
-        return read_body(self.body, self.mimetype)
+        return self.checked(lambda: read_body(self.body, self.mimetype))
 
     def fields(self) -> dict[str, object]:
         """Parse a JSON, text or CSV body; raises as `json_fields` does."""
@@ -47,7 +52,11 @@ class RequestContext:
             raise UnsupportedMediaType(
                 f"Content-Type {self.mimetype}: send application/json, text/plain or text/csv"
             )
-        return read_body(self.body, self.mimetype)
+        return self.checked(lambda: read_body(self.body, self.mimetype))
+
+    def checked(self, read: Callable[[], T]) -> T:
+        """Return what `read` makes of the body. It runs in a thread if the body is long."""
+        return in_thread_if_long(read, size=len(self.body), long=LONG_BODY_BYTES)
 
     def warn(self, warnings: Sequence[str]) -> None:
         """Report ignored fields of the request in the log and in X-Longshore-Warning."""
@@ -61,9 +70,13 @@ def request_context(accept_header: str = "Accept") -> RequestContext:
     """Return the context of the request that Flask is handling; for route functions.
 
     `accept_header` names the header that becomes `RequestContext.accept`. Raises
-    RequestEntityTooLarge if the body is longer than the app's MAX_CONTENT_LENGTH.
+    RequestEntityTooLarge if the body is longer than its type may be, and what reading the body
+    raises (`container/front_end/arrival.py`).
     """
-    body, limit = request.get_data(), request.max_content_length
+    limit = request.max_content_length
+    if request.mimetype == "text/csv" and limit is not None:
+        request.max_content_length = limit = min(limit, CSV_BYTES.maximum)
+    body = request.get_data()
     # NOTE: werkzeug cuts a chunked body at the limit without raising an error.
     if request.content_length is None and limit is not None and len(body) >= limit:
         raise RequestEntityTooLarge

@@ -10,6 +10,7 @@ from container.apis.models import list_models, read_load_request, read_page_requ
 from container.front_end.openapi import multi_model_document
 from container.http.failures import Failure, failure_response, register_failures
 from container.http.headers import register_headers
+from container.http.health import HEALTH_PATHS
 from container.http.metrics import MIMETYPE as METRICS_MIMETYPE
 from container.http.service import json_response
 from container.multi_model.metrics import merge_metrics
@@ -59,6 +60,8 @@ class Routes:
     def add_to(self, app: Flask) -> None:
         """Add the routes to the app."""
         app.add_url_rule("/ping", view_func=self.ping, methods=["GET", "POST"])
+        for path in set(HEALTH_PATHS) - {"/ping"}:
+            app.add_url_rule(path, view_func=self.ping)
         app.add_url_rule("/metrics", view_func=self.metrics)
         app.add_url_rule("/models", view_func=self.list)
         app.add_url_rule("/models", view_func=self.load, methods=["POST"])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+from itertools import islice
 from typing import cast
 
-import msgspec
-
+from container.schema.json_body import decode_json
 from core.errors import RequestError
+from core.limits import INPUTS
 
 _JSON_TYPES = ("", "application/json", "application/x-www-form-urlencoded")
 """A body without a Content-Type is read as JSON; `curl -d` sends the third type by default."""
@@ -31,11 +32,10 @@ def read_body(
 
     Raises RequestError when the body is malformed; `example` is quoted in the message.
     """
-    text = _decoded(body)
     if content_type == "text/plain":
-        return {"inputs": text}
+        return {"inputs": _decoded(body)}
     if content_type == "text/csv":
-        return {"inputs": _csv_inputs(text)}
+        return {"inputs": _csv_inputs(_decoded(body))}
     return _json_object(body, example)
 
 
@@ -49,10 +49,11 @@ def _decoded(body: bytes) -> str:
 def _csv_inputs(text: str) -> list[str]:
     """Return the rows below the header `inputs`."""
     try:
-        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+        # Empty lines are dropped. One row more than allowed is enough to refuse the body.
+        found = (row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row)
+        rows = list(islice(found, INPUTS.maximum + 2))
     except csv.Error as error:
         raise RequestError("body", f"is not CSV: {error}") from None
-    rows = [row for row in rows if row]  # drops empty lines
     if not rows or rows[0] != ["inputs"]:
         raise RequestError("body", "expected CSV with one column named inputs")
     if any(len(row) != 1 for row in rows):
@@ -66,10 +67,9 @@ def _json_object(body: bytes, example: str) -> dict[str, object]:
     if not body.strip():
         raise RequestError("body", f"is empty; send {example}")
     try:
-        value: object = msgspec.json.decode(body)
-    except RecursionError:
-        raise RequestError("body", "is nested too deeply") from None
+        value = decode_json(body, "body")
     except ValueError as error:
+        _decoded(body)
         raise RequestError("body", f"is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise RequestError("body", f"expected a JSON object such as {example}")

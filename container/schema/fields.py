@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
 
 from container.schema.kinds import ANYTHING, Kind
 from core.errors import RequestError
+from core.limits import Limit
 from core.suggest import did_you_mean
 
 T = TypeVar("T")
@@ -24,6 +25,8 @@ class Field:
     """Values of an unsupported field that are accepted because they ask for nothing special."""
     canonical_name: str | None = None
     """For an alias, the name of the field it stands for."""
+    limit: Limit | None = None
+    """The most entries that a list or object may have; checked before they are."""
 
 
 Fields = Mapping[str, Field]
@@ -32,7 +35,8 @@ Fields = Mapping[str, Field]
 def alias(canonical_name: str, fields: Fields) -> Field:
     """Return a field that is another name for `canonical_name` in `fields`."""
     original = fields[canonical_name]
-    return Field(original.kind, f"The same as `{canonical_name}`.", canonical_name=canonical_name)
+    doc = f"The same as `{canonical_name}`."
+    return Field(original.kind, doc, canonical_name=canonical_name, limit=original.limit)
 
 
 def unsupported(kind: Kind, *neutral: object, instead: str = "leave it out") -> Field:
@@ -93,6 +97,8 @@ def _reject_unknown(body: Iterable[str], fields: Fields, prefix: str) -> None:
 
 
 def _check(name: str, value: object, field: Field) -> None:
+    if field.limit is not None and isinstance(value, Sized) and not isinstance(value, str):
+        field.limit.check(name, len(value))
     if not field.kind.accepts(value):
         raise RequestError(name, f"expected {field.kind.expected}")
     if field.effect == "unsupported" and value not in field.neutral:

@@ -18,6 +18,7 @@ import gevent
 import msgspec
 import zmq.green as zmq
 
+from container.wire.silence import Silence
 from container.wire.task_reply import TaskReply
 from container.wire.token_stream import TokenStream
 from core.adapter import Adapter
@@ -49,8 +50,12 @@ logger = logging.getLogger(__name__)
 HELLO_INTERVAL_S = 1.0
 LIVENESS_CHECK_INTERVAL_S = 0.25
 """How long `recv` waits before checking whether the engine is still alive."""
+UNHEALTHY_SILENCE_S = 4.0
+"""An engine that has been silent for this long is not healthy. It may recover."""
 MAX_SILENCE_S = 10.0
-"""An engine that sends no heartbeat for this long is considered dead."""
+"""An engine that has been silent for this long is considered dead; its requests fail."""
+MAX_STILL_S = 2.5
+"""A step within which no thread has run for this long hangs."""
 
 Clock = Callable[[], float]
 
@@ -104,9 +109,11 @@ class EngineClient:
         """Check that the engine is ready, sends heartbeats and completes steps."""
         if self._facts is None:
             return Health(False, self._down_reason)
-        silence = self._clock() - self._last_heard
-        if silence >= MAX_SILENCE_S:
-            return Health(False, f"no heartbeat from the engine for {silence:.0f} s")
+        silence_s = self._silence.seconds
+        if silence_s >= UNHEALTHY_SILENCE_S:
+            return Health(False, f"no heartbeat from the engine for {silence_s:.0f} s")
+        if self._still_s >= MAX_STILL_S:
+            return Health(False, f"the engine hangs in a step: still for {self._still_s:.0f} s")
         age = self._step_age_s
         if age >= self._heartbeat_timeout_s:
             return Health(False, f"the engine is stuck: no step completed for {age:.0f} s")
@@ -183,8 +190,9 @@ class EngineClient:
         self._facts: Facts | None = None
         self._adapters: tuple[Adapter, ...] = ()
         self._step_age_s = 0.0
+        self._still_s = 0.0
         self._stats = Stats()
-        self._last_heard = self._clock()
+        self._silence = Silence(self._clock)
         self._hello_due = self._clock()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
@@ -213,21 +221,29 @@ class EngineClient:
         while True:
             frame = self._receive(self._say_hello())
             if frame is not None:
+                self._silence.heard()
                 self._dispatch(self._decoder.decode(frame))
                 gevent.sleep(0)  # lets other greenlets run even while more messages wait
             else:
+                self._silence.listened()
                 self._check_alive()
 
     def _receive(self, timeout_s: float) -> bytes | None:
         # NOTE: zmq.green's poll misses messages that arrive while another greenlet sends, because
         # sending consumes the edge-triggered event of the socket's file descriptor. recv does not.
+        frame = self._receive_now()
+        if frame is not None:
+            return frame
+        with gevent.Timeout(timeout_s, False):  # pyright: ignore[reportArgumentType]
+            return cast(bytes, self._socket.recv())
+        # If the event loop was held up, the time is over but messages may have arrived.
+        return self._receive_now()
+
+    def _receive_now(self) -> bytes | None:
         try:
             return cast(bytes, self._socket.recv(zmq.NOBLOCK))
         except zmq.Again:
-            pass
-        with gevent.Timeout(timeout_s, False):  # pyright: ignore[reportArgumentType]
-            return cast(bytes, self._socket.recv())
-        return None
+            return None
 
     def _check_alive(self) -> None:
         """Reconnect if the engine has died without sending Dead.
@@ -236,7 +252,7 @@ class EngineClient:
         """
         if self._monitor.poll(0):
             self._reconnect("the engine has ended")
-        elif self._facts and self._clock() - self._last_heard >= MAX_SILENCE_S:
+        elif self._facts and self._silence.seconds >= MAX_SILENCE_S:
             self._reconnect(f"no heartbeat from the engine for {MAX_SILENCE_S:.0f} s")
 
     def _dispatch(self, message: FromEngine) -> None:
@@ -251,11 +267,11 @@ class EngineClient:
                     self._push_to_reply(message)
                 else:
                     self._push_to_stream(id, message)
-            case Heartbeat(step_age_s, stats):
-                self._last_heard, self._step_age_s = self._clock(), step_age_s
+            case Heartbeat(step_age_s, stats, still_s):
+                self._step_age_s, self._still_s = step_age_s, still_s
                 self._stats = stats
             case Ready(facts, adapters):
-                self._last_heard, self._facts = self._clock(), facts
+                self._facts = facts
                 self._adapters = adapters
             case Adapters(loaded):
                 self._adapters = loaded

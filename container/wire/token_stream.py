@@ -15,13 +15,21 @@ from core.errors import (
     NotFoundError,
     OverloadedError,
     RequestError,
+    TooManyRequestsError,
 )
 from core.messages import Failed
 from core.output import Output
 
 _ERROR_OF_KIND = {
     error.kind: error
-    for error in (OverloadedError, NotFoundError, ConflictError, NoRoomError, GenerationError)
+    for error in (
+        OverloadedError,
+        TooManyRequestsError,
+        NotFoundError,
+        ConflictError,
+        NoRoomError,
+        GenerationError,
+    )
 }
 
 

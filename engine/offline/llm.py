@@ -41,7 +41,9 @@ from engine.tasks.engine import TaskEngine
 
 SERVICE_OPTIONS = frozenset({
     "model_id", "engine", "entryPoint", "output_formatter", "tgi_compat", "tool_call_parser",
-    "job_queue_size", "max_request_size", "predict_timeout", "model_loading_timeout",
+    "job_queue_size", "job_queue_tokens", "overload_status", "max_request_size",
+    "max_connections", "header_timeout", "body_timeout", "write_timeout",
+    "predict_timeout", "model_loading_timeout",
     "heartbeat_timeout", "retry_threshold", "http_workers", "enable_stateful_sessions",
     "sessions_path", "sessions_expiration", "local_runtime_api", "install_requirements",
 })  # fmt: skip

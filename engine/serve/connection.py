@@ -16,6 +16,7 @@ from core.errors import LongshoreError, RequestError
 from core.messages import Failed, FromEngine, Heartbeat, Message, Submit, ToEngine
 from core.stats import Stats
 from engine.lora.files import AdapterWeights
+from engine.serve.stillness import Stillness
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +88,12 @@ class Connection:
     A context manager: leaving it sends the queued messages and closes the socket.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, *, may_sleep: bool = False) -> None:
+        """may_sleep: steps run the user's own code, which may wait for something."""
         self.inbox: queue.SimpleQueue[tuple[bytes, Inbound]] = queue.SimpleQueue()
         self.pulse = Pulse()
         self.endpoint = endpoint
+        self._stillness = None if may_sleep else Stillness()
         self._context = zmq.Context()
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(ToEngine).decode
@@ -190,5 +193,7 @@ class Connection:
                 self.inbox.put((client, ClientGone()))
 
     def _heartbeat(self) -> Heartbeat:
-        pulse = self.pulse
-        return Heartbeat(time.monotonic() - pulse.at, pulse.stats)
+        pulse, now = self.pulse, time.monotonic()
+        age_s = now - pulse.at
+        still_s = self._stillness.seconds(age_s, now) if self._stillness else 0.0
+        return Heartbeat(age_s, pulse.stats, still_s)

@@ -64,12 +64,23 @@ class Server:
     """Runs an engine for the clients of a connection, in the caller's thread."""
 
     def __init__(
-        self, engine: Engine | TaskEngine, connection: Connection, max_waiting: int
+        self,
+        engine: Engine | TaskEngine,
+        connection: Connection,
+        max_waiting: int,
+        *,
+        max_waiting_tokens: int | None = None,
+        refusal: type[OverloadedError] = OverloadedError,
     ) -> None:
-        """max_waiting: requests that may wait beyond those that fit into a batch."""
+        """max_waiting: requests that may wait beyond those that fit into a batch.
+
+        max_waiting_tokens: prompt tokens that may wait; refusal: what a full queue answers.
+        """
         self._engine = engine
         self._connection = connection
         self._max_waiting = max_waiting
+        self._max_waiting_tokens = max_waiting_tokens
+        self._refusal = refusal
         self._requests: dict[int, _ClientRequest] = {}
         """By the engine's request id."""
         self._request_ids: dict[tuple[bytes, str], int] = {}
@@ -124,7 +135,7 @@ class Server:
                 ready = Ready(self._engine.facts, self._adapters.loaded)
                 self._connection.send(client, ready)
             case Submit() | Perform():
-                self._submit(client, message, time.monotonic())
+                self._submit(client, message, time.monotonic(), is_new=True)
             case Compiled(submit, arrival, error):
                 if not self._grammar_compiler.release(client, submit.id):
                     return  # aborted while its grammar was compiled
@@ -141,15 +152,20 @@ class Server:
             case ClientGone():
                 self._abort_all(client)
 
-    def _submit(self, client: bytes, message: Submit | Perform, arrival: float) -> None:
-        """Adds a request to the engine, after its grammar is compiled; or answers with Failed."""
+    def _submit(
+        self, client: bytes, message: Submit | Perform, arrival: float, *, is_new: bool = False
+    ) -> None:
+        """Adds a request to the engine, after its grammar is compiled; or answers with Failed.
+
+        A full queue refuses only what is new, not what has waited for its grammar.
+        """
         key = client, message.id
         num_answers, num_prompt_tokens = 1, 0
         try:
             if key in self._request_ids or key in self._grammar_compiler:
                 raise RequestError("id", "this id is in use")
-            if self._is_full():
-                raise OverloadedError(f"{self._max_waiting} requests are waiting already")
+            if is_new:
+                self._check_queue(message)
             if self._grammar_compiler.take(client, message, arrival):
                 return
             match message, self._engine:
@@ -184,11 +200,27 @@ class Server:
         self._connection.send(client, _part(id, part, is_last=False))
         return True
 
-    def _is_full(self) -> bool:
-        """Whether `max_waiting` requests wait already, beyond those that fit into a batch."""
+    def _check_queue(self, message: Submit | Perform) -> None:
+        """Raise `refusal` if the request does not fit into the queue.
+
+        The queue holds `max_waiting` requests beyond those that fit into a batch. It holds
+        `max_waiting_tokens`, or any one request.
+        """
         strategy = self._engine.strategy
         num_held = len(strategy.waiting) + len(strategy.running) + len(self._grammar_compiler)
-        return num_held >= self._max_waiting + strategy.limits.max_sequences
+        if num_held >= self._max_waiting + strategy.limits.max_sequences:
+            raise self._refusal(
+                f"{self._max_waiting} requests are waiting already (job_queue_size)"
+            )
+        waiting = strategy.num_waiting_tokens
+        if not waiting or self._max_waiting_tokens is None or not isinstance(message, Submit):
+            return
+        num_tokens = len(message.prompt_token_ids) * message.params.num_samples
+        if waiting + num_tokens > self._max_waiting_tokens:
+            raise self._refusal(
+                f"{waiting} prompt tokens are waiting already, and {num_tokens} more are over "
+                f"{self._max_waiting_tokens} (option.job_queue_tokens)"
+            )
 
     def _abort_all(self, client: bytes) -> None:
         self._grammar_compiler.forget(client)

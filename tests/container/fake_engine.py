@@ -165,6 +165,7 @@ class FakeEngine:
         self.facts = facts
         self.ready = ready
         self.step_age_s = 0.0
+        self.still_s = 0.0
         self.stats = Stats()
         self.heartbeats = True
         self.adapters: dict[str, Adapter] = {}
@@ -222,7 +223,7 @@ class FakeEngine:
                     return
                 if self.heartbeats and time.monotonic() > beat_due:
                     beat_due = time.monotonic() + 0.05
-                    self.send(Heartbeat(self.step_age_s, self.stats))
+                    self.send(Heartbeat(self.step_age_s, self.stats, self.still_s))
 
     def _receive(self, socket: zmq.Socket[bytes], client: bytes, data: bytes) -> None:
         message = msgspec.msgpack.decode(data, type=ToEngine)

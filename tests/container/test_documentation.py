@@ -5,8 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from container.configuration.report import markdown_lines
+from core import limits
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_configuration_md_equals_the_option_table() -> None:
-    path = Path(__file__).parents[2] / "docs" / "configuration.md"
+    path = DOCS / "configuration.md"
     assert path.read_text() == "\n".join([*markdown_lines(), ""]), "run `make docs`"
+
+
+def test_limits_md_equals_the_table_which_has_every_limit() -> None:
+    path = DOCS / "limits.md"
+    assert path.read_text() == "\n".join([*limits.markdown_lines(), ""]), "run `make docs`"
+    defined = [value for value in vars(limits).values() if isinstance(value, limits.Limit)]
+    assert [limit for limit in defined if limit not in limits.LIMITS] == []

@@ -13,6 +13,7 @@ from core.errors import (
     GenerationError,
     OverloadedError,
     RequestError,
+    TooManyRequestsError,
 )
 from core.messages import Abort, Hello, Submit
 from core.sampling import Finish, SamplingParams
@@ -91,7 +92,12 @@ def test_ids_are_unique_among_clients(client: EngineClient, engine: FakeEngine) 
 
 @pytest.mark.parametrize(
     ("kind", "error"),
-    [("rejected", RequestError), ("overloaded", OverloadedError), ("failed", GenerationError)],
+    [
+        ("rejected", RequestError),
+        ("overloaded", OverloadedError),
+        ("too_many", TooManyRequestsError),
+        ("failed", GenerationError),
+    ],
 )
 def test_failures_raise_errors(
     client: EngineClient, engine: FakeEngine, kind: str, error: type[Exception]
@@ -166,8 +172,56 @@ def test_the_client_is_not_ready_before_the_engine(endpoint: str) -> None:
     engine.close()
 
 
-def test_missing_heartbeats_count_as_death(
+@pytest.fixture
+def quick_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check often whether messages have arrived, as the fake clock advances with each check."""
+    module = "container.wire.engine_client"
+    monkeypatch.setattr(f"{module}.LIVENESS_CHECK_INTERVAL_S", 0.01)
+
+
+def test_a_silent_engine_is_unhealthy_before_it_counts_as_dead(
+    timed_client: EngineClient, engine: FakeEngine, clock: Clock, quick_reading: None
+) -> None:
+    engine.script = stalls()
+    stream = timed_client.submit([1], PARAMS)
+    engine.heartbeats = False
+
+    def is_unhealthy() -> bool:
+        clock.now += 0.05
+        return not timed_client.health().healthy
+
+    eventually(is_unhealthy)
+    assert timed_client.health().reason == "no heartbeat from the engine for 4 s"
+    assert stream.get(0.01) == []
+    engine.heartbeats = True
+    eventually(lambda: timed_client.health().healthy)
+
+
+def test_a_worker_that_was_held_up_does_not_call_the_engine_dead(
     timed_client: EngineClient, engine: FakeEngine, clock: Clock
+) -> None:
+    engine.script = stalls()
+    stream = timed_client.submit([1], PARAMS)
+    eventually(lambda: engine.of_type(Submit))
+    for _ in range(3):
+        clock.now += 10 * MAX_SILENCE_S
+        assert timed_client.health().healthy
+        assert stream.get(0.3) == []
+    assert timed_client.health().healthy
+
+
+def test_an_engine_that_hangs_in_a_step_is_unhealthy(
+    timed_client: EngineClient, engine: FakeEngine
+) -> None:
+    engine.still_s = 3.0
+    eventually(lambda: not timed_client.health().healthy)
+    assert timed_client.health().reason == "the engine hangs in a step: still for 3 s"
+    engine.still_s = 0.0
+    eventually(lambda: timed_client.health().healthy)
+
+
+def test_missing_heartbeats_count_as_death(
+    timed_client: EngineClient, engine: FakeEngine, clock: Clock, quick_reading: None
 ) -> None:
     engine.heartbeats = False
     engine.script = stalls()

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.apis.generation.sampling import MAX_STOP_STRINGS
 from container.apis.text.schema import TextRequest, read_text_request
 from container.schema.body import read_body
 from core.errors import RequestError
+from core.limits import STOP_STRINGS
 
 JSON = "application/json"
 
@@ -173,7 +173,7 @@ BAD_PARAMETERS: list[tuple[dict[str, object], str, str]] = [
     ({"stop_sequences": "x"}, "stop_sequences", "list of strings"),
     ({"stop_sequences": [1]}, "stop_sequences", "list of strings"),
     ({"stop_sequences": [""]}, "stop_sequences", "empty"),
-    ({"stop": ["x"] * (MAX_STOP_STRINGS + 1)}, "stop_sequences", "at most 16"),
+    ({"stop": ["x"] * (STOP_STRINGS.maximum + 1)}, "stop_sequences", "at most 16"),
     ({"stop": ["x" * 1001]}, "stop_sequences", "characters"),
     ({"stop": ["x"], "stop_sequences": ["y"]}, "stop_sequences", "twice"),
     ({"stop_token_ids": [1.5]}, "stop_token_ids", "list of integers"),

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from container.apis.generation.prompting import LONG_TEXT_CHARACTERS
 from container.front_end.app import create_app
+from container.http.off_loop import LONG_TEXT_CHARACTERS
 from container.wire.engine_client import EngineClient
 from core.messages import Abort, Submit
 from core.options import Options
@@ -195,9 +195,22 @@ def test_prompts_that_are_too_long(http: FlaskClient, engine: FakeEngine) -> Non
     assert len(engine.of_type(Submit)) == 1
 
 
-def test_long_prompts_are_tokenized_in_a_thread(http: FlaskClient) -> None:
-    response = invoke(http, "x" * (LONG_TEXT_CHARACTERS + 1))
-    assert response.get_json()["error"].startswith(f"inputs: {LONG_TEXT_CHARACTERS + 1} tokens")
+def test_long_prompts_are_tokenized_in_a_thread(http: FlaskClient, engine: FakeEngine) -> None:
+    text = "x" * 90
+    answers = invoke(http, [text] * (LONG_TEXT_CHARACTERS // len(text) + 1), max_new_tokens=1)
+    assert all("generated_text" in answer for answer in answers.get_json())
+    assert {len(submit.prompt_token_ids) for submit in engine.of_type(Submit)} == {90}
+
+
+def test_text_that_cannot_fit_is_not_tokenized(http: FlaskClient) -> None:
+    """The longest token of the vocabulary has 5 characters, and the context 100 tokens."""
+    for fields in ({}, {"truncate": 10}):
+        response = invoke(http, "x" * 501, **fields)
+        assert response.status_code == 400
+        assert response.get_json()["error"].startswith("inputs: 501 characters are too many")
+    answers = invoke(http, ["x" * 501, "x"], max_new_tokens=1).get_json()
+    assert answers[0]["field"] == "inputs[0]"
+    assert "generated_text" in answers[1]
 
 
 def test_errors_name_their_field(http: FlaskClient, engine: FakeEngine) -> None:

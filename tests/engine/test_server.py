@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import zmq
 
-from core.errors import EngineUnavailableError
+from core.errors import EngineUnavailableError, TooManyRequestsError
 from core.messages import (
     Abort,
     Dead,
@@ -111,9 +111,14 @@ def connection(tmp_path):
 
 
 @pytest.fixture
-def endpoint(engine, gate, connection):
+def queue_limits():
+    return {"max_waiting": 2}
+
+
+@pytest.fixture
+def endpoint(engine, gate, connection, queue_limits):
     endpoint = connection.endpoint
-    thread = threading.Thread(target=_serve, args=(engine, connection))
+    thread = threading.Thread(target=_serve, args=(engine, connection, queue_limits))
     thread.start()
     yield endpoint
     gate.open.set()
@@ -125,9 +130,9 @@ def endpoint(engine, gate, connection):
     client.close()
 
 
-def _serve(engine, connection):
+def _serve(engine, connection, queue_limits):
     try:
-        Server(engine, connection, max_waiting=2).serve_forever()
+        Server(engine, connection, **queue_limits).serve_forever()
     except Stop:
         pass
     except Exception as error:
@@ -196,6 +201,31 @@ def test_a_full_queue_rejects_requests(client, engine, gate, connection):
     assert [message.id for message in refused] == ["6", "7"]
     assert {message.kind for message in refused} == {"overloaded"}
     assert "2 requests are waiting" in refused[0].message
+
+
+@pytest.mark.parametrize(
+    "queue_limits",
+    [{"max_waiting": 99, "max_waiting_tokens": 10, "refusal": TooManyRequestsError}],
+)
+def test_waiting_tokens_are_limited(client, engine, gate, connection):
+    """The prompts of all samples count, but a request that waits alone may have any size."""
+    gate.open.clear()
+    client.send(Submit("0", [1], greedy()))
+    until(lambda: engine.strategy.running)
+    two = msgspec.structs.replace(greedy(), n=2)
+    prompts = {"alone": 8, "two samples": 2, "fits": 2, "one too many": 1}
+    for id, length in prompts.items():
+        params = two if id == "two samples" else greedy()
+        client.send(Submit(id, [1] * length, params))
+    until(lambda: connection.inbox.qsize() == len(prompts))
+    gate.open.set()
+    refused = [client.receive(Failed) for _ in range(2)]
+    assert [message.id for message in refused] == ["two samples", "one too many"]
+    assert {message.kind for message in refused} == {"too_many"}
+    assert "8 prompt tokens are waiting already, and 4 more are over 10" in refused[0].message
+    until(lambda: not engine.strategy.waiting)
+    client.send(Submit("large", [1] * 20, greedy()))
+    assert client.answer("large")[1] == Finish.LENGTH
 
 
 def test_abort_is_silent_frees_memory_and_is_idempotent(client, engine, gate, connection):

@@ -35,13 +35,14 @@ class ChatApi:
     ) -> Response:
         """Answer a body with `messages`."""
         service, prompting = self._service, self._service.prompting
-        request = read_chat_request(body)
+        request = context.checked(lambda: read_chat_request(body))
         context.warn(request.warnings)
         adapter = service.adapter(context, None, request.model)
         parsers = self._tool_parsers(request)
         prompt = prompting.encode_chat(request.conversation, size=len(context.body))
         marks = prompting.tokenizer.ids_of(parsers[0].special_tokens) if parsers[0] else {}
         decoding = service.with_checked_grammar(context, self._decoding(request, parsers[0], marks))
+        decoding = service.with_tokenized_words(decoding)
         (generation,) = service.start(
             context, [prompt], decoding, adapter=adapter, keep=marks.values()
         )

@@ -26,12 +26,13 @@ class CompletionsApi:
     ) -> Response:
         """Answer a body with `prompt`."""
         service = self._service
-        request = read_completion_request(body)
+        request = context.checked(lambda: read_completion_request(body))
         context.warn(request.warnings)
         adapter = service.adapter(context, None, request.model)
         prompts = self._encode(request)
         echoes = self._echoes(request) if request.echo else [""] * len(prompts)
         decoding = service.with_checked_grammar(context, request.decoding)
+        decoding = service.with_tokenized_words(decoding)
         generations = service.start(context, prompts, decoding, adapter=adapter)
         response = CompletionsResponse(
             generations,
@@ -43,13 +44,12 @@ class CompletionsApi:
         return service.send(context, response, stream=request.stream, stream_format=stream_format)
 
     def _encode(self, request: CompletionRequest) -> list[Sequence[int]]:
-        """Return the token ids of each prompt."""
-        encoded = iter(
-            self._service.prompting.encode(
-                [prompt for prompt in request.prompts if isinstance(prompt, str)],
-                add_special_tokens=request.add_special_tokens,
-            )
-        )
+        """Return the token ids of each prompt. Raises RequestError if a text is too long."""
+        prompting = self._service.prompting
+        texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
+        for text in texts:
+            prompting.check_length(text, "prompt")
+        encoded = iter(prompting.encode(texts, add_special_tokens=request.add_special_tokens))
         return [next(encoded) if isinstance(prompt, str) else prompt for prompt in request.prompts]
 
     def _echoes(self, request: CompletionRequest) -> list[str]:

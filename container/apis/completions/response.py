@@ -14,10 +14,10 @@ from container.apis.generation.logprobs import (
     scored_answer_tokens,
     scored_prompt_tokens,
 )
-from container.apis.generation.prompting import in_thread_if_long
 from container.apis.generation.response import Record
 from container.apis.openai import Envelope, finish_reason, usage
 from container.http.failures import Failure
+from container.http.off_loop import in_thread_if_long
 from core.text.answer import Answer, TokenText
 from core.text.tokenizer import Tokenizer
 

@@ -11,9 +11,9 @@ from container.apis.openai import OPENAI_FIELDS, includes_usage, read_openai_dec
 from container.schema.fields import Field, Fields, Values, read_fields, unsupported
 from container.schema.kinds import ANYTHING, BOOLEAN, INTEGER, Kind, Schema, is_integers, is_list
 from core.errors import RequestError
+from core.limits import INPUTS
 
 DEFAULT_MAX_TOKENS = 16
-MAX_PROMPTS = 1024
 
 Prompt = str | tuple[int, ...]
 
@@ -111,8 +111,7 @@ def _prompts(prompt: object) -> tuple[Prompt, ...]:
         prompts = tuple(item if isinstance(item, str) else tuple(item) for item in items)
     if not all(prompts):
         raise RequestError("prompt", "expected a non-empty string or non-empty token ids")
-    if len(prompts) > MAX_PROMPTS:
-        raise RequestError("prompt", f"at most {MAX_PROMPTS} prompts are allowed in a request")
+    INPUTS.check("prompt", len(prompts))
     return prompts
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-import msgspec
-
 from container.schema.fields import Field, Fields, Values, unsupported
+from container.schema.json_body import decode_json
 from container.schema.kinds import ANYTHING, BOOLEAN, OBJECT, OBJECTS, Schema, is_list, with_schema
 from core.errors import RequestError
+from core.limits import MESSAGES, TOOLS
 
 _CONTENT: Schema = {
     "anyOf": [
@@ -33,8 +33,8 @@ _MESSAGE: Schema = {
 _MESSAGES = with_schema(OBJECTS, {"minItems": 1, "items": _MESSAGE})
 
 TEMPLATE_FIELDS: Fields = {
-    "messages": Field(_MESSAGES, "The conversation, oldest message first."),
-    "tools": Field(OBJECTS, "Functions that the model may call."),
+    "messages": Field(_MESSAGES, "The conversation, oldest message first.", limit=MESSAGES),
+    "tools": Field(OBJECTS, "Functions that the model may call.", limit=TOOLS),
     "add_generation_prompt": Field(
         BOOLEAN, "End the prompt where an answer starts (default true)."
     ),
@@ -143,8 +143,8 @@ def _tool_call(call: object, field: str) -> object:
 
 def _arguments(text: str, field: str) -> object:
     try:
-        arguments: object = msgspec.json.decode(text or "{}")
-    except (ValueError, RecursionError):
+        arguments = decode_json(text.encode() or b"{}", f"{field}.function.arguments")
+    except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
         raise RequestError(f"{field}.function.arguments", "expected a JSON object as a string")

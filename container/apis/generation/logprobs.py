@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from container.apis.generation.response import Record
+from container.http.off_loop import in_thread_if_long
 from core.sampling import TopLogprobs
 from core.text.answer import TokenText
 from core.text.detokenizer import Detokenizer
@@ -56,14 +57,18 @@ def completion_logprobs(
     A token has the same string in all lists, so that clients can look it up.
     """
     piece = tokenizer.piece
-    return {
-        "tokens": [piece(token.token_id) for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [_by_piece(token, num_top, tokenizer) for token in tokens]
-        if num_top
-        else None,
-        "text_offset": [token.offset for token in tokens],
-    }
+
+    def record() -> Record:
+        return {
+            "tokens": [piece(token.token_id) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [_by_piece(token, num_top, tokenizer) for token in tokens]
+            if num_top
+            else None,
+            "text_offset": [token.offset for token in tokens],
+        }
+
+    return in_thread_if_long(record, size=len(tokens) * (num_top + 1))
 
 
 def chat_logprobs(tokens: Sequence[TokenText], tokenizer: Tokenizer) -> Record:
@@ -86,17 +91,21 @@ def prompt_logprobs(
     token_ids: Sequence[int], scores: Sequence[TopLogprobs], tokenizer: Tokenizer
 ) -> list[Record | None]:
     """Return vLLM's `prompt_logprobs`: a record by token id for each token, None for the first."""
-    records: list[Record | None] = [None]
-    for token_id, score in zip(token_ids[1:], scores, strict=True):
+
+    def record(token_id: int, score: TopLogprobs) -> Record:
         ranked = [(token_id, score.logprob, score.rank)]
         ranked += [(*likely, rank) for rank, likely in enumerate(_likely(score), 1)]
-        records.append(
-            {
-                str(id): {"logprob": logprob, "rank": rank, "decoded_token": tokenizer.piece(id)}
-                for id, logprob, rank in ranked
-            }
-        )
-    return records
+        return {
+            str(id): {"logprob": logprob, "rank": rank, "decoded_token": tokenizer.piece(id)}
+            for id, logprob, rank in ranked
+        }
+
+    def records() -> list[Record | None]:
+        pairs = zip(token_ids[1:], scores, strict=True)
+        return [None, *(record(token_id, score) for token_id, score in pairs)]
+
+    num_logprobs = sum(1 + len(score.token_ids) for score in scores)
+    return in_thread_if_long(records, size=num_logprobs)
 
 
 def _likely(top: TopLogprobs | None) -> Iterator[tuple[int, float]]:

@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
-
-import gevent
 
 from container.apis.generation.conversation import Conversation
+from container.http.off_loop import in_thread_if_long
 from core.errors import RequestError
+from core.limits import TEXT_CHARACTERS
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
-
-T = TypeVar("T")
-
-LONG_TEXT_CHARACTERS = 4096
-"""Longer text is processed in a thread, so that /ping and running streams do not wait for it."""
 
 
 class Prompting:
     """Encodes and decodes prompts with the model's tokenizer and chat template."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        max_model_len: Callable[[], int],
+    ) -> None:
+        """`max_model_len` returns the maximum tokens of a prompt, once the engine has said it."""
         self.tokenizer = tokenizer
         self._template = template
+        self._max_model_len = max_model_len
+
+    def check_length(self, text: str, field: str) -> None:
+        """Raise RequestError, naming `field`, if the text is too long however it is tokenized."""
+        max_model_len = self._max_model_len()
+        if len(text) <= max_model_len:
+            return
+        longest = self.tokenizer.max_token_characters
+        if len(text) > max_model_len * longest:
+            raise RequestError(
+                field,
+                f"{len(text):,} characters are too many: prompt and answer together may have "
+                f"{max_model_len} tokens (option.max_model_len), each of at most {longest} "
+                "characters",
+            )
+        TEXT_CHARACTERS.check(field, len(text))
 
     def encode(
         self,
@@ -32,7 +48,10 @@ class Prompting:
         add_special_tokens: bool = True,
         max_tokens: int | None = None,
     ) -> list[list[int]]:
-        """Return each text's token ids, cut to its last `max_tokens` if that is given."""
+        """Return each text's token ids, cut to its last `max_tokens` if that is given.
+
+        Pass only texts that `check_length` accepts.
+        """
 
         def encode_all() -> list[list[int]]:
             return [
@@ -47,7 +66,8 @@ class Prompting:
     def encode_chat(self, conversation: Conversation, *, size: int) -> list[int]:
         """Return a conversation's token ids. `size` is the approximate length of its JSON.
 
-        Raises RequestError if the model has no chat template or the template rejects it.
+        Raises RequestError if the model has no chat template, the template rejects it, or its text
+        is too long.
         """
         template = self._template
         if template is None:
@@ -64,6 +84,7 @@ class Prompting:
                 continue_final_message=conversation.continue_final_message,
                 variables=conversation.variables,
             )
+            self.check_length(prompt, "messages")
             return self.tokenizer.encode(prompt, add_special_tokens=False)
 
         return in_thread_if_long(encode, size=size)
@@ -75,10 +96,3 @@ class Prompting:
             return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
         return in_thread_if_long(decode, size=len(token_ids))
-
-
-def in_thread_if_long(work: Callable[[], T], *, size: int) -> T:
-    """Call `work`, in gevent's thread pool if `size` exceeds LONG_TEXT_CHARACTERS."""
-    if size <= LONG_TEXT_CHARACTERS:
-        return work()
-    return gevent.get_hub().threadpool.apply(work)

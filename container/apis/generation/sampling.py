@@ -24,12 +24,10 @@ from container.schema.kinds import (
     STRINGS,
     Kind,
 )
+from core import limits
 from core.errors import RequestError
 from core.sampling import NO_LIMIT, SamplingParams
 from core.structured_outputs import StructuredOutputsParams
-
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 1000
 
 _EARLY_STOPPING = Kind(
     'true, false or "never"',
@@ -47,7 +45,7 @@ SAMPLING_FIELDS: Fields = {
         NUMBER, "Above 1, tokens of the prompt and the answer become less likely."
     ),
     "seed": Field(INTEGER, "The same seed gives the same answer."),
-    "stop_token_ids": Field(INTEGERS, "Tokens that end the answer."),
+    "stop_token_ids": Field(INTEGERS, "Tokens that end the answer.", limit=limits.STOP_TOKEN_IDS),
     "skip_special_tokens": Field(BOOLEAN, "Remove special tokens from the text (default true)."),
     "include_stop_str_in_output": Field(BOOLEAN, "Keep the stop string at the end of the answer."),
     "min_p": Field(NUMBER, "Drop tokens less likely than this fraction of the most likely one."),
@@ -61,15 +59,19 @@ SAMPLING_FIELDS: Fields = {
         NUMBER, "Subtracted from the logit of a token once for each time the answer has it."
     ),
     "min_tokens": Field(INTEGER, "Number of tokens before which the answer cannot end."),
-    "logit_bias": Field(BIASES, "Token ids, with the number to add to the logit of each."),
-    "bad_words": Field(STRINGS, "Strings that are not generated."),
+    "logit_bias": Field(
+        BIASES, "Token ids, with the number to add to the logit of each.", limit=limits.LOGIT_BIAS
+    ),
+    "bad_words": Field(STRINGS, "Strings that are not generated.", limit=limits.BAD_WORDS),
     "spaces_between_special_tokens": Field(
         BOOLEAN, "Put spaces between special tokens (default true)."
     ),
     "priority": Field(
         INTEGER, "Requests with lower values are admitted first and preempted last (default 0)."
     ),
-    "allowed_token_ids": Field(INTEGERS, "The only tokens that may be generated."),
+    "allowed_token_ids": Field(
+        INTEGERS, "The only tokens that may be generated.", limit=limits.ALLOWED_TOKEN_IDS
+    ),
     "n": Field(INTEGER, "Number of answers to a prompt (default 1)."),
     "num_return_sequences": Field(INTEGER, "The same as `n`.", canonical_name="n"),
     "best_of": Field(
@@ -193,7 +195,6 @@ _PARAMS = [
 
 
 def _check_stop_strings(strings: tuple[str, ...], name: str) -> None:
-    if len(strings) > MAX_STOP_STRINGS:
-        raise RequestError(name, f"at most {MAX_STOP_STRINGS} stop strings are allowed")
-    if any(len(string) > MAX_STOP_CHARACTERS for string in strings):
-        raise RequestError(name, f"a stop string has at most {MAX_STOP_CHARACTERS} characters")
+    limits.STOP_STRINGS.check(name, len(strings))
+    for string in strings:
+        limits.STOP_CHARACTERS.check(name, len(string))

@@ -11,15 +11,17 @@ from flask import Response
 
 from container.apis.generation.formatters import Formatters
 from container.apis.generation.generation import Generation
-from container.apis.generation.prompting import Prompting, in_thread_if_long
+from container.apis.generation.prompting import Prompting
 from container.apis.generation.response import ApiResponse, FormattedResponse
 from container.apis.generation.sampling import Decoding
 from container.apis.generation.stream import MIMETYPES, StreamFormat, stream_lines
 from container.http.deadline import Deadline
+from container.http.off_loop import Turns, in_thread_if_long
 from container.http.request_context import RequestContext
 from container.http.service import Service, json_response
 from container.wire.engine_client import EngineClient
 from core.errors import RequestError
+from core.limits import BAD_WORDS_CHARACTERS, PROMPT_LOGPROBS
 from core.options import Options
 from core.sampling import SamplingParams
 from core.text.answers import Answers
@@ -90,6 +92,16 @@ class GenerationService(Service):
         params = msgspec.structs.replace(params, structured_outputs=grammar)
         return replace(decoding, params=params)
 
+    def with_tokenized_words(self, decoding: Decoding) -> Decoding:
+        """Replace the texts in `bad_words` by their tokens. Raises RequestError if too long."""
+        params, tokenizer = decoding.params, self.prompting.tokenizer
+        num_characters = sum(map(len, params.bad_words))
+        BAD_WORDS_CHARACTERS.check(decoding.dialect.name("bad_words"), num_characters)
+        tokenized = in_thread_if_long(
+            lambda: with_bad_word_ids(params, tokenizer), size=num_characters
+        )
+        return replace(decoding, params=tokenized)
+
     def start(
         self,
         context: RequestContext,
@@ -106,9 +118,11 @@ class GenerationService(Service):
         """
         tokenizer = self.prompting.tokenizer
         generations: list[Generation] = []
+        turns = Turns()
         try:
             for token_ids in prompts:
-                params = with_bad_word_ids(self._params(token_ids, decoding), tokenizer)
+                turns.give()
+                params = self._params(token_ids, decoding)
                 generations.append(
                     Generation(
                         self.client.submit(token_ids, params, adapter),
@@ -162,8 +176,6 @@ class GenerationService(Service):
         num_tokens, limit = len(prompt_token_ids), facts.max_model_len
         if num_tokens == 0:
             raise RequestError(dialect.prompt, "has no tokens")
-        if not all(0 <= token_id < facts.vocab_size for token_id in prompt_token_ids):
-            raise RequestError(dialect.prompt, f"token ids are 0 to {facts.vocab_size - 1}")
         remaining = limit - num_tokens
         if remaining < 1:
             raise RequestError(
@@ -171,6 +183,11 @@ class GenerationService(Service):
                 f"{num_tokens} tokens leave no room for an answer: prompt and answer together "
                 f"may have {limit} (option.max_model_len)",
             )
+        if not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < facts.vocab_size:
+            raise RequestError(dialect.prompt, f"token ids are 0 to {facts.vocab_size - 1}")
+        if decoding.params.prompt_logprobs is not None:
+            num_logprobs = num_tokens * (decoding.params.prompt_logprobs + 1)
+            PROMPT_LOGPROBS.check(dialect.name("prompt_logprobs"), num_logprobs)
         if decoding.fills_context:
             return msgspec.structs.replace(decoding.params, max_tokens=remaining)
         if decoding.params.max_tokens > remaining:

@@ -9,6 +9,7 @@ from flask import Flask, Response, abort
 
 from container.apis.invocations.sessions import SessionRequests
 from container.http.failures import Failure, failure_response
+from container.http.health import HEALTH_PATHS
 from container.http.metrics import MIMETYPE as METRICS_MIMETYPE
 from container.http.metrics import metrics_text
 from container.http.request_context import RequestContext, request_context
@@ -28,7 +29,7 @@ class Api(Protocol):
 
 
 class Invocations:
-    """/invocations and its aliases, /ping and /metrics."""
+    """/invocations and its aliases, /ping and its aliases, and /metrics."""
 
     def __init__(self, service: Service, api: Api) -> None:
         self._service = service
@@ -38,6 +39,8 @@ class Invocations:
     def add_to(self, app: Flask) -> None:
         """Add the routes to the app."""
         app.add_url_rule("/ping", view_func=self.ping, methods=["GET", "POST"])
+        for path in set(HEALTH_PATHS) - {"/ping"}:
+            app.add_url_rule(path, view_func=self.ping)
         app.add_url_rule("/metrics", view_func=self.metrics)
         app.add_url_rule("/invocations", view_func=self.invoke, methods=["POST"])
         for path in ("/predictions/<model>", "/models/<model>/invoke"):

@@ -19,19 +19,25 @@ from container.http.service import Service
 from container.schema.fields import Field, Fields, ignored, read_fields
 from container.schema.kinds import OBJECT, Kind, is_integer, is_list
 from core.errors import RequestError
+from core.limits import INPUTS
 from core.pipeline_tasks import FILES, PIPELINE_TASKS, PipelineTask
 from core.suggest import did_you_mean
 from core.task import Task
 from core.task_bodies import PipelineBody
 
-MAX_BATCH = 1024
 AUDIO_TYPE = "audio/wav"
+MAX_BATCH = INPUTS.maximum
 
 _INPUT = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "object"}]}
 _INPUTS = Kind(
     "a string, an object or a list of them",
     lambda _: True,  # `read_input` checks each one
-    {"anyOf": [_INPUT, {"type": "array", "items": _INPUT, "minItems": 1, "maxItems": MAX_BATCH}]},
+    {
+        "anyOf": [
+            _INPUT,
+            {"type": "array", "items": _INPUT, "minItems": 1, "maxItems": MAX_BATCH},
+        ]
+    },
 )
 PIPELINE_FIELDS: Fields = {
     "inputs": Field(
@@ -143,7 +149,8 @@ class PipelineApi:
 
     def answer(self, context: RequestContext, body: Mapping[str, object]) -> Response:
         """Return the pipeline's answer to `inputs`."""
-        request, warnings = read_pipeline_request(body, self._task.name, context.accept)
+        task, accept = self._task.name, context.accept
+        request, warnings = context.checked(lambda: read_pipeline_request(body, task, accept))
         context.warn(warnings)
         reply = self._service.client.perform(msgspec.msgpack.encode(request), {})
         answer = self._service.wait_for(context, reply)

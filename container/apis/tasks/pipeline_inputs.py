@@ -17,11 +17,10 @@ import msgspec
 
 from container.schema.kinds import is_list
 from core.errors import RequestError
+from core.limits import IMAGES
 from core.pipeline_tasks import FILES, Content, PipelineTask
 from core.suggest import did_you_mean
 
-MAX_IMAGES = 32
-"""Maximum number of images in one input."""
 _DATA_URI = re.compile("data:(image|audio|video)/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 
 T = TypeVar("T")
@@ -148,8 +147,7 @@ _image = _file("image")
 
 def _images(value: object, field: str) -> list[object]:
     images = _list(value, field, "images in base64")
-    if len(images) > MAX_IMAGES:
-        raise RequestError(field, f"at most {MAX_IMAGES} images are allowed in an input")
+    IMAGES.check(field, len(images))
     return [_image(image, f"{field}[{index}]") for index, image in enumerate(images)]
 
 
@@ -189,8 +187,7 @@ def _messages(value: object, field: str) -> list[_Object]:
         converted = [_part(part, f"{prefix}[{number}]") for number, part in enumerate(parts)]
         messages.append({"role": message.role, "content": converted})
     num_images = sum("image" in part for message in messages for part in _parts(message))
-    if num_images > MAX_IMAGES:
-        raise RequestError(field, f"at most {MAX_IMAGES} images are allowed in an input")
+    IMAGES.check(field, num_images)
     return messages
 
 

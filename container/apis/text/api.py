@@ -12,8 +12,9 @@ from container.apis.generation.stream import StreamFormat
 from container.apis.text.batch import BatchResponse, Item
 from container.apis.text.response import TextResponse, TextStyle
 from container.apis.text.schema import TextRequest, read_text_request
+from container.http.off_loop import Turns
 from container.http.request_context import RequestContext
-from core.errors import LongshoreError
+from core.errors import LongshoreError, RequestError
 
 
 class TextApi:
@@ -28,16 +29,21 @@ class TextApi:
     ) -> Response:
         """Answer a body with `inputs`. In a batch, each input succeeds or fails on its own."""
         service = self._service
-        request = read_text_request(body, always_details=service.options.tgi_compat)
+        always_details = service.options.tgi_compat
+        request = context.checked(lambda: read_text_request(body, always_details=always_details))
         decoding = service.with_checked_grammar(context, request.decoding)
+        decoding = service.with_tokenized_words(decoding)
         request = replace(request, decoding=decoding)
         context.warn(request.warnings)
-        texts = ["" if isinstance(text, LongshoreError) else text for text in request.inputs]
+        inputs = [self._fitting(text, request, index) for index, text in enumerate(request.inputs)]
+        texts = ["" if isinstance(text, LongshoreError) else text for text in inputs]
         prompts = service.prompting.encode(texts, max_tokens=request.max_prompt_tokens)
         items: list[Item] = []
+        turns = Turns()
         try:
-            for index, prompt in enumerate(prompts):
-                items.append(self._start(context, request, index, prompt))
+            for index, (text, prompt) in enumerate(zip(inputs, prompts, strict=True)):
+                turns.give()
+                items.append(self._start(context, request, index, text, prompt))
         except BaseException:
             BatchResponse(items, context.id).abort()
             raise
@@ -48,11 +54,27 @@ class TextApi:
             assert not isinstance(response, LongshoreError)  # it was raised above
         return service.send(context, response, stream=request.stream, stream_format=stream_format)
 
+    def _fitting(
+        self, text: str | RequestError, request: TextRequest, index: int
+    ) -> str | RequestError:
+        """Return the text, or the error that it is too long."""
+        try:
+            if isinstance(text, str):
+                self._service.prompting.check_length(text, request.prompt_field(index))
+        except RequestError as error:
+            return error
+        return text
+
     def _start(
-        self, context: RequestContext, request: TextRequest, index: int, prompt: Sequence[int]
+        self,
+        context: RequestContext,
+        request: TextRequest,
+        index: int,
+        text: str | RequestError,
+        prompt: Sequence[int],
     ) -> Item:
         """Start the answer to one input. In a batch, returns the error of an input that fails."""
-        service, text = self._service, request.inputs[index]
+        service = self._service
         try:
             if isinstance(text, LongshoreError):
                 raise text

@@ -18,9 +18,10 @@ from container.schema.kinds import (
     is_list,
 )
 from core.errors import RequestError
+from core.limits import INPUTS
 
 DEFAULT_MAX_NEW_TOKENS = 30
-MAX_BATCH = 1024
+MAX_BATCH = INPUTS.maximum
 
 _DIALECT = Dialect(
     prompt="inputs",
@@ -137,13 +138,14 @@ class TextRequest:
         """Number of most likely tokens to return at each position, or None."""
         return self.decoding.params.logprobs
 
+    def prompt_field(self, index: int) -> str:
+        """Return the name of one input for errors."""
+        return f"inputs[{index}]" if self.is_batch else "inputs"
+
     def decoding_of(self, index: int) -> Decoding:
         """Return the decoding of one input; in a batch, its errors name that input."""
-        if not self.is_batch:
-            return self.decoding
-        return replace(
-            self.decoding, dialect=replace(self.decoding.dialect, prompt=f"inputs[{index}]")
-        )
+        dialect = replace(self.decoding.dialect, prompt=self.prompt_field(index))
+        return replace(self.decoding, dialect=dialect)
 
 
 def read_text_request(body: Mapping[str, object], *, always_details: bool = False) -> TextRequest:

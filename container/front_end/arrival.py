@@ -1,0 +1,214 @@
+"""A client's connection, with limits on how slowly its requests arrive and its responses are read.
+
+gunicorn reads and writes through `Arrival` as it would through the socket. After each read the
+other connections get a turn, so that no body, however it is cut into chunks, holds the event loop.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+import gevent
+from gunicorn.http.body import Body, ChunkedReader
+from gunicorn.http.errors import NoMoreData, ParseException
+from gunicorn.http.message import Request
+from gunicorn.http.unreader import Unreader
+
+from container.http.deadline import ArrivalTimeoutError, ClientGoneError
+from core.errors import RequestError
+from core.limits import CHUNKS, UNREAD_BYTES
+
+logger = logging.getLogger(__name__)
+
+READ_BYTES = 2**18
+"""At most this much is read at once. gunicorn copies what it reads several times."""
+MIN_READ_RATE = 2**14
+"""Bytes per second at which a client must read a response whose buffer is full."""
+DRAIN_BYTES = 2**25
+"""What is read of a body after the response to it. If more follows, the connection is closed."""
+DRAIN_S = 2.0
+"""The time limit for that, and for reading on when the connection ends."""
+
+Clock = Callable[[], float]
+
+
+class Socket(Protocol):
+    """The methods of gevent's sockets that are used here."""
+
+    def recv(self, size: int) -> bytes: ...
+    def send(self, data: memoryview) -> int: ...
+    def shutdown(self, how: int) -> None: ...
+    def settimeout(self, timeout: float | None) -> None: ...
+    def setsockopt(self, level: int, option: int, value: int) -> None: ...
+
+
+class SlowReaderError(BrokenPipeError):
+    """The client does not read its response."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EPIPE, "the client does not read its response")
+
+
+class Timeouts(Protocol):
+    """The fields of `core.options.Options` that are used here, in seconds."""
+
+    @property
+    def header_timeout(self) -> float: ...
+    @property
+    def body_timeout(self) -> float: ...
+    @property
+    def write_timeout(self) -> float: ...
+
+
+class Arrival:
+    """A socket whose reads and writes have deadlines. Other methods are the socket's own."""
+
+    def __init__(self, client: Socket, timeouts: Timeouts, clock: Clock = time.monotonic) -> None:
+        self._client = client
+        self._timeouts = timeouts
+        self._clock = clock
+        self._deadline: float | None = None
+        self._part = "head"
+        self._is_first_read = True
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES.maximum // 2)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def expect_head(self) -> None:
+        """Wait for the next request: the time limit begins with its first byte."""
+        self._part, self._deadline, self._is_first_read = "head", None, True
+
+    def expect_body(self) -> None:
+        """Start the time limit of a body."""
+        self._begin("body", self._timeouts.body_timeout)
+
+    def drain(self, body: ArrivingBody) -> bool:
+        """Read the rest of a body. Return False if it is malformed, too long or too slow."""
+        self._begin("body", DRAIN_S)
+        try:
+            left = DRAIN_BYTES
+            while left > 0 and not body.failed:
+                data = body.read(min(left, READ_BYTES))
+                if not data:
+                    return True
+                left -= len(data)
+        except (RequestError, ArrivalTimeoutError, ClientGoneError, OSError):
+            pass
+        return False
+
+    def linger(self) -> None:
+        """End the connection, but read on for a while.
+
+        If it were closed with data unread, the client might never see the response.
+        """
+        self._begin("body", DRAIN_S)
+        with suppress(ArrivalTimeoutError, OSError):
+            self._client.shutdown(socket.SHUT_WR)
+            while self.recv(READ_BYTES):
+                pass
+
+    def recv(self, size: int) -> bytes:
+        """Read what has arrived, at most `size` bytes.
+
+        Raises ArrivalTimeoutError when the time limit has passed.
+        """
+        if not self._is_first_read:
+            gevent.sleep(0)
+        self._client.settimeout(self._remaining())
+        try:
+            data = self._client.recv(min(size, READ_BYTES))
+        except TimeoutError:
+            raise self._late() from None
+        finally:
+            self._client.settimeout(None)
+        if self._is_first_read and data and self._part == "head":
+            _refuse_other_protocols(data)
+            self._begin("head", self._timeouts.header_timeout)
+        self._is_first_read = False
+        return data
+
+    def sendall(self, data: bytes) -> None:
+        """Send all data. Raises SlowReaderError if the client does not read for `write_timeout`.
+
+        The kernel takes data until the client has left `UNREAD_BYTES` unread.
+        """
+        limit_s = self._timeouts.write_timeout + len(data) / MIN_READ_RATE
+        deadline = self._clock() + limit_s
+        view = memoryview(data)
+        try:
+            while view:
+                remaining_s = deadline - self._clock()
+                self._client.settimeout(min(max(remaining_s, 0.001), self._timeouts.write_timeout))
+                view = view[self._client.send(view) :]
+        except TimeoutError:
+            logger.warning("event=cut_off reason='the client does not read its response'")
+            raise SlowReaderError from None
+        finally:
+            self._client.settimeout(None)
+
+    def _begin(self, part: str, timeout_s: float) -> None:
+        self._part, self._deadline = part, self._clock() + timeout_s
+
+    def _remaining(self) -> float | None:
+        if self._deadline is None:
+            return None
+        remaining_s = self._deadline - self._clock()
+        if remaining_s <= 0:
+            raise self._late()
+        return remaining_s
+
+    def _late(self) -> ArrivalTimeoutError:
+        option = "header_timeout" if self._part == "head" else "body_timeout"
+        return ArrivalTimeoutError(f"the {self._part} did not arrive in time (option.{option})")
+
+
+def _refuse_other_protocols(data: bytes) -> None:
+    """Raise RequestError if these bytes cannot begin an HTTP request, such as those of TLS."""
+    if data[0] >= 0x7F or (data[0] < 0x20 and data[0] not in b"\r\n"):
+        raise RequestError("request", "is not HTTP; this port does not speak TLS")
+
+
+class ArrivingBody(Body):
+    """A request's body whose errors are the client's: malformed chunks, or too many of them."""
+
+    failed: bool
+    """Whether reading raised an error. gunicorn's Body sets it."""
+
+    @classmethod
+    def of(cls, request: Request) -> ArrivingBody:
+        """Take over the body of gunicorn's request, none of which has been read."""
+        assert request.body is not None, "gunicorn makes it with the request"
+        reader = request.body.reader
+        if isinstance(reader, ChunkedReader):
+            reader = _CountedChunks(request, request.unreader)
+        return cls(reader)
+
+    def read(self, size: int | None = None) -> bytes:
+        """Read as `Body.read` does.
+
+        Raises RequestError if the body is malformed and ClientGoneError if it is cut off.
+        """
+        try:
+            return super().read(size)
+        except ParseException as error:
+            raise RequestError("body", f"is malformed: {error}") from None
+        except NoMoreData:
+            raise ClientGoneError("the client has disconnected") from None
+
+
+class _CountedChunks(ChunkedReader):
+    def __init__(self, request: Request, unreader: Unreader) -> None:
+        super().__init__(request, unreader)
+        self._num_chunks = 0
+
+    def parse_chunk_size(self, unreader: Unreader, data: bytes | None = None) -> Any:
+        self._num_chunks += 1
+        CHUNKS.check("body", self._num_chunks)
+        return super().parse_chunk_size(unreader, data)

@@ -1,0 +1,64 @@
+"""Notices a step that hangs: it goes on, but every thread of the process sleeps.
+
+A step that is merely long computes, so a thread runs. A step that waits for a device counts as busy
+too, since CUDA's own wait keeps the processor running.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+MIN_STEP_AGE_S = 0.75
+"""Younger steps are not looked at, which saves the reading of /proc."""
+_TASKS = Path("/proc/self/task")
+_ACTIVE_STATES = "RD"
+"""Running or ready to run, and waiting for a disk, in the notation of proc(5)."""
+
+
+class Stillness:
+    """Measures how long no other thread of this process has run within a step.
+
+    Used by the thread that sends heartbeats, which asks at each one.
+    """
+
+    def __init__(self, is_active: Callable[[], bool] | None = None) -> None:
+        self._is_active = is_active or Activity()
+        self._since: float | None = None
+
+    def seconds(self, step_age_s: float, now: float) -> float:
+        """Return for how long the current step, of this age, has stood still."""
+        if step_age_s < MIN_STEP_AGE_S or self._is_active():
+            self._since = None
+            return 0.0
+        if self._since is None:
+            self._since = now
+        return now - self._since
+
+
+class Activity:
+    """Whether another thread of this process runs, or has run since the last call."""
+
+    def __init__(self, tasks: Path = _TASKS) -> None:
+        self._tasks = tasks
+        self._ticks: dict[str, int] = {}
+
+    def __call__(self) -> bool:
+        """Return True also where there is no /proc."""
+        if not self._tasks.is_dir():
+            return True
+        own, before = str(threading.get_native_id()), self._ticks
+        stats = {path.name: _stat(path) for path in self._tasks.iterdir() if path.name != own}
+        self._ticks = {name: ticks for name, (_, ticks) in stats.items()}
+        is_running = any(state in _ACTIVE_STATES for state, _ in stats.values())
+        return is_running or self._ticks != before
+
+
+def _stat(task: Path) -> tuple[str, int]:
+    """Return a thread's state and the clock ticks that it has run, as in proc(5)."""
+    try:
+        fields = (task / "stat").read_text().rpartition(")")[2].split()
+    except OSError:  # the thread has ended
+        return "X", 0
+    return fields[0], int(fields[11]) + int(fields[12])

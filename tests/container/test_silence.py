@@ -1,0 +1,31 @@
+"""The silence of the engine, on a fake clock."""
+
+from __future__ import annotations
+
+from container.wire.silence import MAX_PAUSE_S, Silence
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_silence_is_the_time_since_the_last_message() -> None:
+    clock = Clock()
+    silence = Silence(clock)
+    for _ in range(8):
+        clock.now += 0.25
+        silence.listened()
+    assert silence.seconds == 2
+    silence.heard()
+    assert silence.seconds == 0
+
+
+def test_time_in_which_nothing_could_be_read_does_not_count() -> None:
+    clock = Clock()
+    silence = Silence(clock)
+    clock.now += 60
+    silence.listened()
+    assert silence.seconds == MAX_PAUSE_S

@@ -1,0 +1,56 @@
+"""How a step that hangs is told from one that computes."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from engine.serve.stillness import Activity, Stillness
+
+
+def test_stillness_is_counted_while_nothing_runs() -> None:
+    active = iter([True, False, False, False, True, False])
+    stillness = Stillness(lambda: next(active))
+    found = [stillness.seconds(2.0 + now, now) for now in range(6)]
+    assert found == [0, 0, 1, 2, 0, 0]
+
+
+def test_a_step_that_has_just_begun_is_not_looked_at() -> None:
+    def fail() -> bool:
+        raise AssertionError("/proc was read")
+
+    assert Stillness(fail).seconds(0.5, 7.0) == 0
+
+
+def test_threads_that_wait_are_not_active() -> None:
+    """Another thread of this process, which sleeps, computes and sleeps again."""
+    answers: dict[str, bool] = {}
+    done = threading.Event()
+
+    def watch() -> None:
+        activity = Activity()
+        activity()
+        deadline = time.monotonic() + 20
+        while activity():  # until all threads sleep, as this one then does not count itself
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        answers["asleep"] = activity()
+        computes.set()
+        time.sleep(0.2)
+        answers["computing"] = activity()
+        stop.set()
+        done.set()
+
+    computes, stop = threading.Event(), threading.Event()
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    computes.wait()
+    while not stop.is_set():
+        pass
+    done.wait()
+    watcher.join()
+    assert answers == {"asleep": False, "computing": True}
+
+
+def test_without_proc_a_step_counts_as_busy(tmp_path) -> None:
+    assert Activity(tmp_path / "none")()
