@@ -99,6 +99,6 @@ def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
 def _plan(logits: Tensor) -> tuple[Plan, int]:
     check_logits(logits)
     num_rows, width = logits.shape
-    num_chunks = int(triton.cdiv(width, CHUNK))
+    num_chunks = -(-width // CHUNK)
     options = {"CHUNK": CHUNK, "num_warps": 8}
     return Plan((num_rows, num_chunks), (width, stride(logits, 0)), options), num_chunks
