@@ -17,6 +17,7 @@ from flask import Flask
 from gunicorn.app.base import BaseApplication
 
 from container.configuration.report import report_error
+from container.http.authentication import OPEN_PATHS, open_gate
 from container.launch.ports import require_free_port
 from core.errors import ConfigurationError
 from core.messages import Launch
@@ -39,10 +40,16 @@ EXTRA_CONNECTIONS = 1000
 
 
 class FrontEnd(BaseApplication):
-    """gunicorn, configured from the launch file instead of its own options."""
+    """gunicorn, configured from the launch file instead of its own options.
+
+    The constructor raises ConfigurationError if the API keys cannot be read.
+    """
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
+        # A model among several: the front checks the keys for /metrics, and asks without one.
+        open_paths = (*OPEN_PATHS, "/metrics") if launch.socket else OPEN_PATHS
+        self._gate = open_gate(launch.options, open_paths=open_paths)
         super().__init__()
 
     def load_config(self) -> None:
@@ -62,7 +69,7 @@ class FrontEnd(BaseApplication):
         self._client = EngineClient(launch.endpoint, options.heartbeat_timeout)
         name = launch.name or Path(options.model_id or launch.model_dir).name
         if launch.task.kind != "generation":
-            return create_task_app(self._client, options, name, launch.task)
+            return create_task_app(self._client, options, name, launch.task, self._gate)
         return create_app(
             self._client,
             Tokenizer(model_dir),
@@ -70,6 +77,7 @@ class FrontEnd(BaseApplication):
             name,
             load_chat_template(model_dir, options.chat_template),
             self._formatters(),
+            self._gate,
         )
 
     def _formatters(self) -> Functions | None:
@@ -89,6 +97,11 @@ def gunicorn_settings(launch: Launch) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "bind": f"unix:{launch.socket}" if launch.socket else f"0.0.0.0:{launch.port}",
+        **(
+            {}
+            if launch.socket
+            else {"certfile": options.ssl_certfile, "keyfile": options.ssl_keyfile}
+        ),
         "worker_class": "container.front_end.worker.DrainingWorker",
         "workers": options.http_workers or max(1, (cores or 1) // 4),
         "worker_connections": options.job_queue_size
@@ -126,9 +139,10 @@ def main(launch_path: str) -> int:
     try:
         if not launch.socket:
             require_free_port(launch.port)
+        front_end = FrontEnd(launch)
     except ConfigurationError as error:
         return report_error(error)
-    FrontEnd(launch).run()
+    front_end.run()
     return 0
 
 

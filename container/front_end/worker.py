@@ -18,8 +18,10 @@ import gevent
 import gevent.event
 from gevent.pool import Pool
 from gevent.server import StreamServer
+from gunicorn.sock import ssl_context
 from gunicorn.workers.ggevent import GeventWorker
 
+from container.http.tls import shake_hands
 from core.processes import die_with_parent
 
 LAST_WORDS_S = 2.0
@@ -86,9 +88,12 @@ class DrainingWorker(GeventWorker):
     def _server(self, listener: Any) -> StreamServer:
         listener.setblocking(1)
         pool = Pool(self.worker_connections)
+        tls = ssl_context(self.cfg) if self.cfg.is_ssl else None
 
         def handle(client: Any, address: Any) -> None:
-            self.handle(listener, client, address)
+            connection = client if tls is None else shake_hands(client, tls)
+            if connection is not None:
+                self.handle(listener, connection, address)
 
         server = StreamServer(listener, handle=handle, spawn=pool)
         if self.cfg.workers > 1:

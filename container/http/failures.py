@@ -9,7 +9,7 @@ import msgspec
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException, NotFound, RequestEntityTooLarge
 
-from core.errors import GenerationError, LongshoreError, RequestError
+from core.errors import GenerationError, LongshoreError, RateLimitError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,8 @@ class Failure:
     """The HTTP status of the failure, even if the response had already begun with another."""
     message: str
     field: str | None = None
+    retry_after_s: int | None = None
+    """When the same request may succeed, if that is known."""
 
     def as_lmi(self) -> dict[str, object]:
         """Return the body in LMI's format, plus the request field at fault."""
@@ -51,8 +53,8 @@ def failure_response(failure: Failure) -> Response:
     is_openai = request.path.startswith(OPENAI_PATHS)
     body = failure.as_openai() if is_openai else failure.as_lmi()
     response = Response(msgspec.json.encode(body), failure.code, mimetype="application/json")
-    if failure.code == 503:
-        response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    if failure.code == 503 or failure.retry_after_s is not None:
+        response.headers["Retry-After"] = str(failure.retry_after_s or RETRY_AFTER_S)
     return response
 
 
@@ -64,7 +66,8 @@ def describe(error: Exception, request_id: str) -> Failure:
     if isinstance(error, GenerationError):
         logger.warning("request=%s event=failed reason=%r", request_id, str(error))
     field = error.field if isinstance(error, RequestError) else None
-    return Failure(error.status, str(error), field)
+    retry_after_s = error.retry_after_s if isinstance(error, RateLimitError) else None
+    return Failure(error.status, str(error), field, retry_after_s)
 
 
 def _handle_error(error: Exception) -> Response:

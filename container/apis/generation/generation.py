@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from container.apis.generation.sampling import Dialect
 from container.http.deadline import Deadline
@@ -29,7 +29,9 @@ class Generation:
         dialect: Dialect,
         prompt_token_ids: Sequence[int],
         deadline: Deadline,
+        charge: Callable[[int], None],
     ) -> None:
+        """`charge` counts tokens against the client's limit, those of the prompt at once."""
         self.prompt_token_ids = prompt_token_ids
         self.timing: Timing | None = None
         """Timing of the answer that ended last; None if a stop string ended it."""
@@ -37,6 +39,8 @@ class Generation:
         self._answers = answers
         self._dialect = dialect
         self._deadline = deadline
+        self._charge = charge
+        charge(len(prompt_token_ids))
 
     @property
     def answers(self) -> Sequence[Answer]:
@@ -62,6 +66,7 @@ class Generation:
             while self._answers.num_open:
                 for generated in self._next():
                     self.timing = generated.timing
+                    self._charge(len(generated.token_ids))
                     deltas = self._answers.push(generated)
                     if self._answers.stopped_by_string(generated):
                         self._stream.abort(generated.index)

@@ -116,6 +116,7 @@ class GenerationService(Service):
                         decoding.dialect,
                         token_ids,
                         Deadline(context.has_hung_up, self.options.predict_timeout),
+                        context.charge,
                     )
                 )
         except BaseException:
