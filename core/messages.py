@@ -14,6 +14,7 @@ front end                                engine
   UnloadAdapter(id, ...)       ->
                                <-  Adapters([...]) to every client, then Performed(id)
   Abort(id), at any time       ->  (no more messages about that id)
+  Refused({reason: count})     ->  (for the statistics)
                                <-  Dead(reason), if the engine ends by itself
 ```
 
@@ -82,12 +83,24 @@ class UnloadAdapter(Message, frozen=True):
     name: str
 
 
+AbortReason = Literal["stop_string", "disconnect", "timeout", "refused"]
+"""Why a worker aborts a request: an answer has reached a stop string; the client has disconnected;
+option.predict_timeout has passed; or another part of the same HTTP request is invalid."""
+
+
 class Abort(Message, frozen=True):
     """Stop a request and send nothing more about it. Unknown ids are ignored."""
 
     id: str
     index: int | None = None
     """Stop only this answer, for example at a stop string. None: stop the whole request."""
+    reason: AbortReason = "disconnect"
+
+
+class Refused(Message, frozen=True):
+    """HTTP requests that a worker has refused since its last message of this kind, by reason."""
+
+    counts: dict[str, int]
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,7 +219,7 @@ class Dead(Message, frozen=True):
     reason: str
 
 
-ToEngine = Hello | Submit | Perform | LoadAdapter | UnloadAdapter | Abort
+ToEngine = Hello | Submit | Perform | LoadAdapter | UnloadAdapter | Abort | Refused
 FromEngine = Ready | Adapters | Step | Performed | Failed | Heartbeat | Dead
 
 

@@ -18,7 +18,7 @@ from container.apis.tokenize import TokenizeRoutes
 from container.front_end.generation_routes import GenerationApi, OpenAIRoutes
 from container.front_end.openapi import openapi_document
 from container.http.authentication import Gate
-from container.http.failures import register_failures
+from container.http.failures import count_refusals, register_failures
 from container.http.headers import register_headers
 from container.http.service import Service, json_response
 from container.wire.engine_client import EngineClient
@@ -91,4 +91,5 @@ def _create(service: Service, api: Api, kind: Kind, gate: Gate | None) -> Flask:
     if gate is not None:
         gate.add_to(app)
     register_failures(app)
+    count_refusals(app, service.client.count_refusal)
     return app

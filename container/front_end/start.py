@@ -17,7 +17,8 @@ from flask import Flask
 from gunicorn.app.base import BaseApplication
 
 from container.configuration.report import report_error
-from container.http.authentication import OPEN_PATHS, open_gate
+from container.http.authentication import open_gate
+from container.http.failures import HEALTH_PATHS
 from container.launch.ports import require_free_port
 from core.errors import ConfigurationError
 from core.messages import Launch
@@ -48,7 +49,7 @@ class FrontEnd(BaseApplication):
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         # A model among several: the front checks the keys for /metrics, and asks without one.
-        open_paths = (*OPEN_PATHS, "/metrics") if launch.socket else OPEN_PATHS
+        open_paths = (*HEALTH_PATHS, "/metrics") if launch.socket else HEALTH_PATHS
         self._gate = open_gate(launch.options, open_paths=open_paths)
         super().__init__()
 

@@ -11,11 +11,10 @@ from werkzeug.datastructures import Headers, WWWAuthenticate
 from werkzeug.exceptions import Unauthorized
 
 from container.http.api_keys import ApiKey, find_api_key, read_api_keys
+from container.http.failures import HEALTH_PATHS
 from container.http.rate_limits import RateLimits
 from core.options import Options
 
-OPEN_PATHS = ("/ping", "/health")
-"""Paths that need no key: those of health checks."""
 _HEADERS = "send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
 
 
@@ -26,10 +25,10 @@ class Gate:
         self,
         keys: Sequence[ApiKey],
         *,
-        open_paths: Sequence[str] = OPEN_PATHS,
+        open_paths: Sequence[str] = HEALTH_PATHS,
         limits: RateLimits | None = None,
     ) -> None:
-        """Without `limits`, keys are checked but nothing is counted."""
+        """open_paths: those that need no key. Without `limits`, nothing is counted."""
         self._keys = keys
         self._open_paths = frozenset(open_paths)
         self._limits = limits
@@ -59,7 +58,7 @@ class Gate:
 
 
 def open_gate(
-    options: Options, *, open_paths: Sequence[str] = OPEN_PATHS, counts: bool = True
+    options: Options, *, open_paths: Sequence[str] = HEALTH_PATHS, counts: bool = True
 ) -> Gate | None:
     """Return the gate of `option.api_keys_file`, or None without that option.
 

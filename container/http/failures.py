@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -14,8 +15,23 @@ from core.errors import GenerationError, LongshoreError, RateLimitError, Request
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
+HEALTH_PATHS = ("/ping", "/health")
 OPENAI_PATHS = ("/v1/", "/tokenize", "/detokenize")
 """Path prefixes whose clients expect errors in OpenAI's format; other paths use LMI's."""
+_REFUSALS = {
+    400: "invalid",
+    401: "unauthorized",
+    404: "not_found",
+    405: "method",
+    408: "slow",
+    409: "conflict",
+    413: "too_large",
+    415: "media_type",
+    429: "rate_limited",
+    503: "overloaded",
+    507: "no_room",
+}
+"""Statuses with which a request is refused before it runs, and their names in the statistics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +62,17 @@ def register_failures(app: Flask) -> None:
     """Make the app answer every error with a JSON body."""
     app.register_error_handler(HTTPException, _handle_http_exception)
     app.register_error_handler(Exception, _handle_error)
+
+
+def count_refusals(app: Flask, count: Callable[[str], None]) -> None:
+    """Call `count` with the reason of each refused request; failed health checks are none."""
+
+    def after(response: Response) -> Response:
+        if response.status_code in _REFUSALS and request.path not in HEALTH_PATHS:
+            count(_REFUSALS[response.status_code])
+        return response
+
+    app.after_request(after)
 
 
 def failure_response(failure: Failure) -> Response:

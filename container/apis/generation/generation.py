@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from container.apis.generation.sampling import Dialect
 from container.http.deadline import Deadline
 from container.wire.token_stream import TokenStream
-from core.errors import RequestError
-from core.messages import Generated
+from core.errors import GenerationError, RequestError
+from core.messages import AbortReason, Generated
 from core.sampling import TopLogprobs
 from core.stats import Timing
 from core.text.answer import Answer
@@ -69,8 +69,11 @@ class Generation:
                     self._charge(len(generated.token_ids))
                     deltas = self._answers.push(generated)
                     if self._answers.stopped_by_string(generated):
-                        self._stream.abort(generated.index)
+                        self._stream.abort(generated.index, "stop_string")
                     yield from deltas
+        except GenerationError:  # the deadline; a request that failed by itself has ended
+            self.abort("timeout")
+            raise
         finally:
             self.abort()
 
@@ -79,9 +82,9 @@ class Generation:
         for _ in self.deltas():
             pass
 
-    def abort(self) -> None:
+    def abort(self, reason: AbortReason = "disconnect") -> None:
         """Abort the request in the engine. Does nothing if it has ended."""
-        self._stream.abort()
+        self._stream.abort(reason=reason)
 
     def _next(self) -> list[Generated]:
         try:

@@ -121,7 +121,7 @@ class GenerationService(Service):
                 )
         except BaseException:
             for generation in generations:
-                generation.abort()
+                generation.abort("refused")
             raise
         return generations
 
