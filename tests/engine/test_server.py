@@ -376,14 +376,19 @@ def test_an_engine_that_becomes_idle_says_so_at_once(client, engine):
     assert stats.finished == {"length": 1}
 
 
-def test_aborts_are_counted_by_their_reason(client, gate):
+def test_aborts_are_counted_by_their_reason(client, engine, gate, connection):
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     gate.open.clear()
-    for id, reason in (("a", "disconnect"), ("b", "timeout"), ("c", "stop_string")):
+    for id in ("a", "b", "c"):
         client.send(Submit(id, [1, 2, 3], params))
+    while not engine.strategy.running:
+        time.sleep(0.001)
+    for id, reason in (("a", "disconnect"), ("b", "timeout"), ("c", "stop_string")):
         client.send(Abort(id, None, reason))
         client.send(Abort(id, None, reason))
     client.send(Refused({"invalid": 2}))
+    while connection.inbox.qsize() < 7:
+        time.sleep(0.001)
     gate.open.set()
     while not (stats := client.receive(Heartbeat).stats).refused:
         pass
