@@ -387,7 +387,8 @@ def test_aborts_are_counted_by_their_reason(client, engine, gate, connection):
         client.send(Abort(id, None, reason))
         client.send(Abort(id, None, reason))
     client.send(Refused({"invalid": 2}))
-    while connection.inbox.qsize() < 7:
+    strategy = engine.strategy
+    while connection.inbox.qsize() + len(strategy.running) + len(strategy.waiting) < 3 + 7:
         time.sleep(0.001)
     gate.open.set()
     while not (stats := client.receive(Heartbeat).stats).refused:
