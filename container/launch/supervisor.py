@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import signal
 import sys
@@ -94,7 +95,11 @@ class Supervisor:
             self._context, self._launch.endpoint
         )
         self._loading_deadline = time.monotonic() + self._launch.options.model_loading_timeout
-        return Child("engine", [*self._commands.engine, self._launch_path])
+        # torch creates this directory, by default in TMPDIR, where it would stay.
+        cache = str(Path(self._launch_path).parent / "inductor")
+        variables = {"TORCHINDUCTOR_CACHE_DIR": cache, **os.environ}
+        command = [*self._commands.engine, self._launch_path]
+        return Child("engine", command, variables=variables)
 
     def _close_readiness(self) -> None:
         if self._readiness is not None:
