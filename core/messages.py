@@ -27,6 +27,7 @@ Any other id ends with one `Performed` that has `is_last`, or one `Failed`, unle
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Literal
 
 import msgspec
@@ -234,10 +235,15 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     socket: str = ""
     """Path of a Unix socket to serve on instead of the port."""
     name: str = ""
-    """The model's name for clients. Default: the last part of its id or directory."""
+    """The model's name, if the operator has set one."""
     options: Options
     task: Task = Task()
     library_dir: str = ""
     """Directory of the packages installed from the requirements.txt of the user's code."""
     formatters: str = ""
     """The file with the user's input and output formatters, for the front end."""
+
+    @property
+    def model_name(self) -> str:
+        """The model's name for clients and in metrics."""
+        return self.name or PurePath(self.options.model_id or self.model_dir).name

@@ -295,6 +295,12 @@ class Options:
         "speaks only HTTPS (TLS 1.2 or newer).",
     )
     ssl_keyfile: str | None = _option(None, "PEM file with the certificate's private key.")
+    cloudwatch_metrics_period: int | None = _option(
+        None,
+        "Seconds between two lines of metrics on stdout in CloudWatch's embedded metric format. "
+        "Default: no such lines.",
+        minimum=1,
+    )
     source_roots: str | None = _option(
         None,
         "Directories, separated by colons, below which POST /adapters and POST /models may name "

@@ -22,6 +22,7 @@ from engine.phases import Phases
 
 if TYPE_CHECKING:
     from engine.engine import Engine
+    from engine.serve.emf import EmfReporter
     from engine.tasks.engine import TaskEngine
 
 logger = logging.getLogger("engine")
@@ -62,7 +63,8 @@ def _serve() -> int:
             engine = _build(launch, phases)
             gc.collect()
             gc.freeze()  # the model stays: keep the collector from scanning it between steps
-            Server(engine, connection, launch.options.job_queue_size).serve_forever()
+            server = Server(engine, connection, launch.options.job_queue_size, _reporter(launch))
+            server.serve_forever()
         except ConfigurationError as error:
             connection.broadcast(Dead(str(error)))
             print(f"longshore: {error}", file=sys.stderr)
@@ -72,6 +74,13 @@ def _serve() -> int:
             logger.exception("the engine failed")
             return 1
     return 0
+
+
+def _reporter(launch: Launch) -> EmfReporter | None:
+    from engine.serve.emf import EmfReporter
+
+    period_s = launch.options.cloudwatch_metrics_period
+    return EmfReporter(launch.model_name, period_s) if period_s is not None else None
 
 
 def _build(launch: Launch, phases: Phases) -> Engine | TaskEngine:

@@ -68,7 +68,7 @@ class FrontEnd(BaseApplication):
         launch, options = self._launch, self._launch.options
         model_dir = Path(launch.model_dir)
         self._client = EngineClient(launch.endpoint, options.heartbeat_timeout)
-        name = launch.name or Path(options.model_id or launch.model_dir).name
+        name = launch.model_name
         if launch.task.kind != "generation":
             return create_task_app(self._client, options, name, launch.task, self._gate)
         return create_app(

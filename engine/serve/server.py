@@ -41,6 +41,7 @@ from engine.serve.connection import (
     Pulse,
     failed,
 )
+from engine.serve.emf import EmfReporter
 from engine.serve.grammar_compiler import GrammarCompiler
 from engine.serve.meter import WORKER_LOST, Meter, RequestProgress
 from engine.tasks.engine import TaskEngine, TaskOutput
@@ -66,9 +67,16 @@ class Server:
     """Runs an engine for the clients of a connection, in the caller's thread."""
 
     def __init__(
-        self, engine: Engine | TaskEngine, connection: Connection, max_waiting: int
+        self,
+        engine: Engine | TaskEngine,
+        connection: Connection,
+        max_waiting: int,
+        reporter: EmfReporter | None = None,
     ) -> None:
-        """max_waiting: requests that may wait beyond those that fit into a batch."""
+        """max_waiting: requests that may wait beyond those that fit into a batch.
+
+        reporter: gets the statistics whenever the loop has done a step or waited.
+        """
         self._engine = engine
         self._connection = connection
         self._max_waiting = max_waiting
@@ -82,6 +90,7 @@ class Server:
         self._meter = Meter()
         self._stats_due = 0.0
         self._was_idle = True
+        self._reporter = reporter
 
     def serve_forever(self) -> None:
         """Never returns. Raises the error that ends the engine."""
@@ -108,6 +117,8 @@ class Server:
             stats = self._meter.snapshot(self._engine)
             self._stats_due = now + HEARTBEAT_INTERVAL_S
         self._connection.pulse = Pulse(now, stats)
+        if self._reporter is not None:
+            self._reporter.tick(self._engine.facts, stats, now)
         if has_become_idle:
             # The loop now waits for messages; until then, /metrics would show requests that ended.
             self._connection.broadcast(Heartbeat(0.0, stats))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from flask.testing import FlaskClient
 from gevent.event import Event
 
 from container.multi_model.app import create_front
+from container.multi_model.model_container import ModelContainer
 from container.multi_model.models import Models
 from core.source_roots import SourceRoots
 from tests.container.conftest import child_processes, eventually
@@ -378,3 +380,12 @@ def test_a_model_from_elsewhere_is_refused(front: FlaskClient) -> None:
     for url in ("/etc", "file:///etc", "relative"):
         assert "option.source_roots" in load(front, "a", url, status=400)["error"]
     assert names(front) == []
+
+
+def test_lines_of_metrics_have_no_prefix(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """CloudWatch reads its metrics only from lines that are nothing but JSON."""
+    code = "print('a log line'); print('{\"_aws\":{}}')"
+    container = ModelContainer("a", tmp_path / "s", [sys.executable, "-c", code], os.environ)
+    assert not container.wait_until_ready()
+    container.kill()
+    assert capfd.readouterr().out.splitlines() == ["[a] a log line", '{"_aws":{}}']
