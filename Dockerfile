@@ -60,7 +60,8 @@ FROM ${BASE}
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends ca-certificates python3 \
- && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
+ && useradd --uid 1000 --create-home longshore
 COPY --from=build /opt/longshore /opt/longshore
 # The NVIDIA_* variables make NVIDIA's runtime mount the driver. The download cache is below /tmp,
 # because the model directory is read-only.
@@ -73,6 +74,8 @@ ENV PATH=/opt/longshore/bin:${PATH} \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true \
       com.amazonaws.sagemaker.capabilities.multi-models=true
+# A number, so that Kubernetes' runAsNonRoot accepts it. Only /tmp and /dev/shm are written.
+USER 1000
 EXPOSE 8080
 ENTRYPOINT ["python", "-m", "container"]
 CMD ["serve"]

@@ -81,6 +81,16 @@ class TooManyRequestsError(OverloadedError):
     status = 429
 
 
+class RateLimitError(LongshoreError):
+    """An API key has used up one of its limits."""
+
+    status = 429
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class EngineUnavailableError(LongshoreError):
     """The engine is still starting, or has died."""
 

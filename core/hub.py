@@ -7,6 +7,11 @@ from pathlib import Path
 from core.errors import ConfigurationError
 from core.options import Options
 
+PICKLE_CURE = (
+    "weights in *.bin files are pickle files, which can run code when they are read: convert them "
+    "with AutoModel.from_pretrained(...).save_pretrained(...), or set "
+    "option.allow_pickle_weights=true if you trust them"
+)
 _NOT_NEEDED = ("*.gguf", "*.onnx", "onnx/*", "*.msgpack", "*.h5", "*.ot", "*.pth", "original/*")
 
 
@@ -45,9 +50,12 @@ def _snapshot(model_id: str, options: Options) -> Path:
             )
         )
 
-    # Many repositories hold the weights twice. Download *.bin only if there are no *.safetensors.
+    # Many repositories hold the weights twice. Download *.bin only if there are no *.safetensors
+    # and unpickling is allowed.
     is_dummy = options.load_format == "dummy"
     path = fetch([*_NOT_NEEDED, "*.bin", *(["*.safetensors"] if is_dummy else [])])
     if not is_dummy and not any(path.glob("*.safetensors")):
+        if not options.allow_pickle_weights:
+            raise ConfigurationError(f"{model_id} has no *.safetensors; {PICKLE_CURE}")
         path = fetch(list(_NOT_NEEDED))
     return path

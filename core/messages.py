@@ -14,6 +14,7 @@ front end                                engine
   UnloadAdapter(id, ...)       ->
                                <-  Adapters([...]) to every client, then Performed(id)
   Abort(id), at any time       ->  (no more messages about that id)
+  Refused({reason: count})     ->  (for the statistics)
                                <-  Dead(reason), if the engine ends by itself
 ```
 
@@ -26,6 +27,7 @@ Any other id ends with one `Performed` that has `is_last`, or one `Failed`, unle
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Literal
 
 import msgspec
@@ -83,12 +85,24 @@ class UnloadAdapter(Message, frozen=True):
     name: str
 
 
+AbortReason = Literal["stop_string", "disconnect", "timeout", "refused"]
+"""Why a worker aborts a request: an answer has reached a stop string; the client has disconnected;
+option.predict_timeout has passed; or another part of the same HTTP request is invalid."""
+
+
 class Abort(Message, frozen=True):
     """Stop a request and send nothing more about it. Unknown ids are ignored."""
 
     id: str
     index: int | None = None
     """Stop only this answer, for example at a stop string. None: stop the whole request."""
+    reason: AbortReason = "disconnect"
+
+
+class Refused(Message, frozen=True):
+    """HTTP requests that a worker has refused since its last message of this kind, by reason."""
+
+    counts: dict[str, int]
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,7 +206,7 @@ class Dead(Message, frozen=True):
     reason: str
 
 
-ToEngine = Hello | Submit | Perform | LoadAdapter | UnloadAdapter | Abort
+ToEngine = Hello | Submit | Perform | LoadAdapter | UnloadAdapter | Abort | Refused
 FromEngine = Ready | Adapters | Step | Performed | Failed | Heartbeat | Dead
 
 
@@ -207,10 +221,15 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     socket: str = ""
     """Path of a Unix socket to serve on instead of the port."""
     name: str = ""
-    """The model's name for clients. Default: the last part of its id or directory."""
+    """The model's name, if the operator has set one."""
     options: Options
     task: Task = Task()
     library_dir: str = ""
     """Directory of the packages installed from the requirements.txt of the user's code."""
     formatters: str = ""
     """The file with the user's input and output formatters, for the front end."""
+
+    @property
+    def model_name(self) -> str:
+        """The model's name for clients and in metrics."""
+        return self.name or PurePath(self.options.model_id or self.model_dir).name

@@ -70,6 +70,11 @@ class Options:
     )
     revision: str | None = _option(None, "Revision of a Hugging Face id.")
     trust_remote_code: bool = _option(False, "Run Python code from the model's directory.")
+    allow_pickle_weights: bool = _option(
+        False,
+        "Also load weights in *.bin files, which are pickle files. Only what is needed for tensors "
+        "is unpickled (torch.load with weights_only).",
+    )
     load_format: LoadFormat = _option(
         "auto",
         "auto: the weights beside config.json. dummy: random weights, created on the device, "
@@ -312,6 +317,29 @@ class Options:
         False,
         "Also serve SageMaker's runtime routes (/endpoints/NAME/invocations and "
         "...-response-stream), so that boto3's sagemaker-runtime client works without AWS.",
+    )
+    api_keys_file: str | None = _option(
+        None,
+        "File with API keys, one a line: KEY [name=NAME] [requests_per_minute=N] "
+        "[tokens_per_minute=N]. Requests without one of them get status 401, except to /ping and "
+        "/health. A relative path starts at the working directory.",
+    )
+    ssl_certfile: str | None = _option(
+        None,
+        "PEM file with the server's certificate and its chain. With option.ssl_keyfile, the port "
+        "speaks only HTTPS (TLS 1.2 or newer).",
+    )
+    ssl_keyfile: str | None = _option(None, "PEM file with the certificate's private key.")
+    cloudwatch_metrics_period: int | None = _option(
+        None,
+        "Seconds between two lines of metrics on stdout in CloudWatch's embedded metric format. "
+        "Default: no such lines.",
+        minimum=1,
+    )
+    source_roots: str | None = _option(
+        None,
+        "Directories, separated by colons, below which POST /adapters and POST /models may name "
+        "a source. Those of the model and of option.adapters are always allowed. Default: /opt/ml.",
     )
     http_workers: int | None = _option(
         None, "Front-end processes. Default: one per four cores, at least one.", minimum=1

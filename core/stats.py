@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import ClassVar
 
 import msgspec
 
@@ -11,6 +12,8 @@ BOUNDS_S = (
     80.0, 160.0, 320.0,
 )  # fmt: skip
 """Upper bounds of the buckets of `Durations`, in seconds. A last bucket has no bound."""
+BOUNDS_TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+"""Upper bounds of the buckets of `Counts`: 1, 2, 5, 10, ... 500,000. A last bucket has no bound."""
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -23,15 +26,30 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finished: float
 
 
-class Durations(msgspec.Struct, array_like=True):
-    """A histogram. A bucket counts durations up to its bound and above the previous one."""
+class Histogram(msgspec.Struct, array_like=True):
+    """A bucket counts values up to its bound and above the previous one."""
 
+    bounds: ClassVar[tuple[float, ...]] = ()
+    counts: list[int]
+    sum: float = 0.0
+
+    def add(self, value: float, count: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
+
+
+class Durations(Histogram, array_like=True):
+    """A histogram of seconds."""
+
+    bounds: ClassVar[tuple[float, ...]] = BOUNDS_S
     counts: list[int] = msgspec.field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
-    sum_s: float = 0.0
 
-    def add(self, seconds: float, count: int = 1) -> None:
-        self.counts[bisect_left(BOUNDS_S, seconds)] += count
-        self.sum_s += seconds * count
+
+class Counts(Histogram, array_like=True):
+    """A histogram of numbers, most of them of tokens."""
+
+    bounds: ClassVar[tuple[float, ...]] = BOUNDS_TOKENS
+    counts: list[int] = msgspec.field(default_factory=lambda: [0] * (len(BOUNDS_TOKENS) + 1))
 
 
 class Stats(msgspec.Struct, kw_only=True):
@@ -60,7 +78,13 @@ class Stats(msgspec.Struct, kw_only=True):
     num_recomputes: int = 0
     """Preemptions by recomputation."""
     finished: dict[str, int] = {}
-    """Number of answers for each finish reason."""
+    """Ended answers by vLLM's reasons: stop, length, abort, error."""
+    aborted: dict[str, int] = {}
+    """Requests that were aborted, by reason."""
+    refused: dict[str, int] = {}
+    """Requests that the front end refused, by reason."""
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
 
     first_token: Durations = msgspec.field(default_factory=Durations)
     """Time from arrival to the first token."""
@@ -70,5 +94,19 @@ class Stats(msgspec.Struct, kw_only=True):
     """Time from admission to the first token."""
     decode: Durations = msgspec.field(default_factory=Durations)
     """Time from the first token to the end."""
+    inference: Durations = msgspec.field(default_factory=Durations)
+    """Time from admission to the end."""
     whole: Durations = msgspec.field(default_factory=Durations)
     """Time from arrival to the end."""
+    per_output_token: Durations = msgspec.field(default_factory=Durations)
+    """Mean time between two tokens of an answer, one value for each answer."""
+
+    prompt_tokens: Counts = msgspec.field(default_factory=Counts)
+    """Tokens of the prompt, one value for each answer, like the next one."""
+    generation_tokens: Counts = msgspec.field(default_factory=Counts)
+    max_generation_tokens: Counts = msgspec.field(default_factory=Counts)
+    """Tokens of a request's longest answer, one value for each request, like the next two."""
+    params_n: Counts = msgspec.field(default_factory=Counts)
+    params_max_tokens: Counts = msgspec.field(default_factory=Counts)
+    iteration_tokens: Counts = msgspec.field(default_factory=Counts)
+    """Tokens computed in a step."""

@@ -27,6 +27,7 @@ from engine.phases import Phases
 
 if TYPE_CHECKING:
     from engine.engine import Engine
+    from engine.serve.emf import EmfReporter
     from engine.tasks.engine import TaskEngine
 
 logger = logging.getLogger("engine")
@@ -79,6 +80,7 @@ def _serve() -> int:
                 options.job_queue_size,
                 max_waiting_tokens=options.job_queue_tokens,
                 refusal=_REFUSALS[options.overload_status],
+                reporter=_reporter(launch),
             )
             server.serve_forever()
         except ConfigurationError as error:
@@ -90,6 +92,13 @@ def _serve() -> int:
             logger.exception("the engine failed")
             return 1
     return 0
+
+
+def _reporter(launch: Launch) -> EmfReporter | None:
+    from engine.serve.emf import EmfReporter
+
+    period_s = launch.options.cloudwatch_metrics_period
+    return EmfReporter(launch.model_name, period_s) if period_s is not None else None
 
 
 def _build(launch: Launch, phases: Phases) -> Engine | TaskEngine:

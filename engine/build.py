@@ -74,6 +74,7 @@ def build_engine(model_dir: Path, options: Options, phases: Phases | None = None
         device=device,
         is_dummy=options.load_format == "dummy",
         trust_remote_code=options.trust_remote_code,
+        allow_pickle=options.allow_pickle_weights,
     )
     model, executor_reason = _load(source, options, phases)
     batching, batching_reason = _batching(options, model, executor_reason)

@@ -26,6 +26,7 @@ from core.output import Output
 from core.plan import StepPlan
 from core.request import Request
 from core.sampling import MAX_SEED, NO_LIMIT, SamplingParams
+from engine.device import is_out_of_memory
 from engine.executor import Executor, SubmittedStep
 from engine.lora.adapters import Adapters
 from engine.sampling.grammars import Grammars
@@ -133,7 +134,8 @@ class Engine:
         the tokens of an answer.
 
         A failed step ends its sequences with Finish.ERROR. After MAX_FAILED_STEPS failures in a
-        row, raises the executor's error instead.
+        row, raises the executor's error instead. If memory runs out for a step of several requests,
+        only the largest one ends.
         """
         failed: list[Output] = []
         submitted = None
@@ -145,7 +147,7 @@ class Engine:
             try:
                 submitted = plan, self.executor.submit(plan, between_tokens)
             except Exception as error:
-                failed = self._fail(plan, error)
+                failed = self._fail_submit(plan, error)
         if self.overlaps:
             submitted, self._in_flight = self._in_flight, submitted
         return failed if submitted is None else failed + self._commit(*submitted)
@@ -157,6 +159,17 @@ class Engine:
             return self._fail(plan, error)
         self._num_failed_steps = 0
         return self.strategy.commit(plan, result)
+
+    def _fail_submit(self, plan: StepPlan, error: Exception) -> list[Output]:
+        """Handle a step that could not be submitted. Call from within an `except` block."""
+        num_sequences = len(plan.chunks)
+        if num_sequences < 2 or not is_out_of_memory(error):
+            return self._fail(plan, error)
+        logger.exception("step out of memory num_sequences=%d, the largest one ends", num_sequences)
+        reason = (
+            f"out of memory in a step of {num_sequences} sequences, of which it was the largest"
+        )
+        return self.strategy.fail_largest(plan, reason)
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[Output]:
         """End the plan's sequences with Finish.ERROR; after too many failures raise `error`.

@@ -1,4 +1,7 @@
-"""Command line: `compare` and `sweep` measure servers, `report` draws existing results."""
+"""Command line: `compare` and `sweep` measure servers, `report` draws existing results.
+
+`kills` kills a container's processes under load.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     if parsed.command == "report":
         return _report(parsed)
+    if parsed.command == "kills":
+        return _kills(parsed)
     return _measure(parser, parsed, f"python -m loadtest {shlex.join(arguments)}")
 
 
@@ -166,6 +171,27 @@ def _report(parsed: argparse.Namespace) -> int:
         for path in write_pictures(first, parsed.out):
             print(f"wrote {path}")
     return code
+
+
+def _kills(parsed: argparse.Namespace) -> int:
+    from loadtest.kills import report_lines, run_kills
+    from loadtest.server import ServerError, read_properties
+
+    parsed.out.mkdir(parents=True, exist_ok=True)
+    properties = read_properties(parsed.properties) if parsed.properties else {}
+    try:
+        kills = run_kills(
+            parsed.times,
+            properties,
+            model_dir=parsed.model_dir,
+            seed=parsed.seed,
+            folder=parsed.out,
+        )
+    except (ServerError, TimeoutError) as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    print(*report_lines(kills), sep="\n")
+    return 0
 
 
 def _write(results: Results, out: Path) -> int:

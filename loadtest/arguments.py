@@ -89,6 +89,23 @@ def make_parser() -> argparse.ArgumentParser:
         default=3,
         help="bisection steps after the first rate that fails (default: 3)",
     )
+    kills = _command(
+        commands, "kills", "kill a container's processes under load; count how requests end"
+    )
+    kills.add_argument("--times", type=_count, default=12, help="kills in total (default: 12)")
+    kills.add_argument(
+        "--properties",
+        type=Path,
+        metavar="FILE",
+        help="properties of the container (default: none)",
+    )
+    kills.add_argument(
+        "--model-dir", type=Path, metavar="DIR", help="passed to the container as --model-dir"
+    )
+    kills.add_argument("--seed", type=int, default=0, help="seed of the moments (default: 0)")
+    kills.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder for the containers' logs"
+    )
     report = _command(commands, "report", "write report.html from existing results")
     report.add_argument("results", type=Path, nargs="+", help="results.json files or their folders")
     report.add_argument(
@@ -106,7 +123,7 @@ def _command(
         name,
         help=text,
         description=text,
-        epilog=f"workloads:\n{names}" if name != "report" else None,
+        epilog=f"workloads:\n{names}" if name in ("compare", "sweep") else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 

@@ -36,8 +36,14 @@ class Server:
     """
 
     def __init__(
-        self, properties: Mapping[str, str], log: Path, *, model_dir: Path | None = None
+        self,
+        properties: Mapping[str, str],
+        log: Path,
+        *,
+        model_dir: Path | None = None,
+        temporary: Path | None = None,
     ) -> None:
+        """temporary: its TMPDIR; None for that of this process."""
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.start_s = 0.0
@@ -45,6 +51,7 @@ class Server:
         self._properties = properties
         self._log = log
         self._model_dir = model_dir
+        self._temporary = temporary
 
     def __enter__(self) -> Server:
         started = time.perf_counter()
@@ -59,7 +66,13 @@ class Server:
         with self._log.open("w") as log:
             # In its own session, so that Ctrl-C only reaches this process.
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=None
+                if self._temporary is None
+                else {**os.environ, "TMPDIR": str(self._temporary)},
             )
         try:
             self._wait_until_ready(started + START_S)

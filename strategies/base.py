@@ -187,6 +187,25 @@ class Strategy(ABC):
             {self._group_of[sequence.id].request.id: reason for sequence in alive}
         )
 
+    def fail_largest(self, plan: StepPlan, reason: str) -> list[Output]:
+        """End only the request that computes most in a plan for which memory ran out.
+
+        The others' tokens count as not computed again, so the next plan holds them. Call it instead
+        of `commit`, before the next `schedule`, for a plan that was not computed. Ends all requests
+        of the plan, as `fail` does, if it moves blocks: nobody knows which moves have happened.
+        """
+        alive = [chunk for chunk in plan.chunks if chunk.sequence.finish is None]
+        if plan.moves or plan.swapped_out or not alive:
+            return self.fail(plan, reason)
+        for chunk in alive:
+            sequence = chunk.sequence
+            sequence.num_computed_tokens = chunk.start
+            sequence.num_in_flight -= chunk.samples
+            if chunk.scored:
+                sequence.num_scored_rows = chunk.scored.start
+        largest = max(alive, key=lambda chunk: (chunk.length, chunk.end))
+        return self._fail_requests({self._group_of[largest.sequence.id].request.id: reason})
+
     def _fail_sequences(self, result: StepResult) -> list[Output]:
         """End the requests of sequences for which no token could be sampled."""
         return self._fail_requests(

@@ -67,6 +67,7 @@ A part may import itself and the parts of the rows above its own in this table. 
 row may import each other in one direction.
 """
 MAX_MODULES_PER_FOLDER = 14
+UNPICKLES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 HEAVY = {"torch", "transformers", "triton"}
 MAY_BE_HEAVY = {"kernels", "engine", "benchmarks", "models"}
 
@@ -131,6 +132,18 @@ def test_imports_follow_the_allowed_directions(package):
             assert not roots & HEAVY, f"{path}: {package}/ must load without {sorted(HEAVY)}"
 
 
+@pytest.mark.parametrize("package", ["core", "strategies", "kernels", "engine", "container"])
+def test_nothing_unpickles(package):
+    """Pickle files can run code when they are read (docs/security.md)."""
+    for path in (ROOT / package).rglob("*.py"):
+        assert not imported_roots(path) & UNPICKLES, path
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_load = isinstance(node, ast.Attribute) and node.attr == "load"
+            assert not (is_load and ast.unparse(node) == "torch.load"), path
+            assert not (isinstance(node, ast.keyword) and node.arg == "weights_only"
+                        and ast.unparse(node.value) != "True"), path  # fmt: skip
+
+
 def test_the_front_end_loads_without_torch():
     modules = (
         "container.front_end.worker, container.front_end.app, container.front_end.start, "
@@ -161,6 +174,7 @@ def test_only_route_functions_use_the_globals_of_flask():
         "apis/adapters.py",
         "apis/invocations/runtime.py",
         "apis/models.py",
+        "http/authentication.py",
         "http/failures.py",
         "http/headers.py",
         "http/request_context.py",

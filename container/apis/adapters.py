@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from flask import Flask, Response, request
 
@@ -13,6 +14,7 @@ from container.schema.fields import Field, Fields, read_fields
 from container.schema.kinds import BOOLEAN, STRING, with_schema
 from core.adapter import Adapter
 from core.errors import NotFoundError, RequestError
+from core.source_roots import source_roots
 
 MAX_NAME = 256
 
@@ -85,6 +87,7 @@ class AdapterRoutes:
         adapter = read_adapter_request(query or context.json_fields())
         if adapter.name == self._service.model_name:
             raise RequestError("name", "is the model's own name; choose another")
+        self._require_allowed(adapter.src)
         reply = self._service.client.load_adapter(adapter.name, adapter.src)
         self._service.wait_for(context, reply)
         return json_response({"status": f"Adapter {adapter.name} registered"})
@@ -95,6 +98,11 @@ class AdapterRoutes:
         reply = self._service.client.unload_adapter(name)
         self._service.wait_for(request_context(), reply)
         return json_response({"status": f"Adapter {name} unregistered"})
+
+    def _require_allowed(self, src: str) -> None:
+        options, model_dir = self._service.options, Path(self._service.client.facts.model)
+        own = [model_dir, *([model_dir / options.adapters] if options.adapters else [])]
+        source_roots(options, own).require(src, "src")
 
     def _require_lora(self) -> None:
         if not self._service.options.enable_lora:

@@ -153,7 +153,9 @@ class EmbeddingApi:
         context.warn(request.warnings)
         body = msgspec.msgpack.encode(request.body)
         reply = self._service.wait_for(context, self._service.client.perform(body, {}))
-        return msgspec.msgpack.decode(reply.body, type=EmbeddingAnswer)
+        answer = msgspec.msgpack.decode(reply.body, type=EmbeddingAnswer)
+        context.charge(sum(answer.num_tokens))
+        return answer
 
 
 def _base64(vector: bytes) -> str:

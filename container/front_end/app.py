@@ -17,7 +17,8 @@ from container.apis.tasks.pipeline import PipelineApi
 from container.apis.tokenize import TokenizeRoutes
 from container.front_end.generation_routes import GenerationApi, OpenAIRoutes
 from container.front_end.openapi import openapi_document
-from container.http.failures import register_failures
+from container.http.authentication import Gate
+from container.http.failures import count_refusals, register_failures
 from container.http.headers import register_headers
 from container.http.service import Service, json_response
 from container.wire.engine_client import EngineClient
@@ -34,6 +35,7 @@ def create_app(
     model_name: str,
     template: ChatTemplate | None = None,
     formatters: Functions | None = None,
+    gate: Gate | None = None,
 ) -> Flask:
     """Return the application for a model that generates text."""
     prompting = Prompting(tokenizer, template, lambda: client.facts.max_model_len)
@@ -45,29 +47,35 @@ def create_app(
         formatted_service = GenerationService(
             client, prompting, options, model_name, user_formatters
         )
-    app = _create(service, GenerationApi(formatted_service), "generation")
+    app = _create(service, GenerationApi(formatted_service), "generation", gate)
     AdapterRoutes(service).add_to(app)
     OpenAIRoutes(service).add_to(app)
     TokenizeRoutes(service).add_to(app)
     return app
 
 
-def create_task_app(client: EngineClient, options: Options, model_name: str, task: Task) -> Flask:
+def create_task_app(
+    client: EngineClient,
+    options: Options,
+    model_name: str,
+    task: Task,
+    gate: Gate | None = None,
+) -> Flask:
     """Return the application for a model whose task is not text generation."""
     service = Service(client, options, model_name)
     match task.kind:
         case "embedding":
             api = EmbeddingApi(service)
-            app = _create(service, api, task.kind)
+            app = _create(service, api, task.kind, gate)
             api.add_to(app)
             return app
         case "handler":
-            return _create(service, HandlerApi(service), task.kind)
+            return _create(service, HandlerApi(service), task.kind, gate)
         case _:
-            return _create(service, PipelineApi(service, task), task.kind)
+            return _create(service, PipelineApi(service, task), task.kind, gate)
 
 
-def _create(service: Service, api: Api, kind: Kind) -> Flask:
+def _create(service: Service, api: Api, kind: Kind, gate: Gate | None) -> Flask:
     """Return an application with the routes, headers and error handlers that all tasks share."""
     options = service.options
     app = Flask("longshore", static_folder=None)
@@ -80,5 +88,8 @@ def _create(service: Service, api: Api, kind: Kind) -> Flask:
     document = openapi_document(kind, with_runtime=options.local_runtime_api)
     app.add_url_rule("/openapi.json", "openapi", lambda: json_response(document))
     register_headers(app)
+    if gate is not None:
+        gate.add_to(app)
     register_failures(app)
+    count_refusals(app, service.client.count_refusal)
     return app

@@ -17,6 +17,8 @@ from flask import Flask
 from gunicorn.app.base import BaseApplication
 
 from container.configuration.report import report_error
+from container.http.authentication import open_gate
+from container.http.failures import HEALTH_PATHS
 from container.launch.ports import require_free_port
 from core.errors import ConfigurationError
 from core.limits import HEADER_BYTES, HEADERS, REQUEST_LINE
@@ -39,10 +41,16 @@ still gets time between matmuls, and when it is late it sends several tokens at 
 
 
 class FrontEnd(BaseApplication):
-    """gunicorn, configured from the launch file instead of its own options."""
+    """gunicorn, configured from the launch file instead of its own options.
+
+    The constructor raises ConfigurationError if the API keys cannot be read.
+    """
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
+        # A model among several: the front checks the keys for /metrics, and asks without one.
+        open_paths = (*HEALTH_PATHS, "/metrics") if launch.socket else HEALTH_PATHS
+        self._gate = open_gate(launch.options, open_paths=open_paths)
         super().__init__()
 
     def load_config(self) -> None:
@@ -60,9 +68,9 @@ class FrontEnd(BaseApplication):
         launch, options = self._launch, self._launch.options
         model_dir = Path(launch.model_dir)
         self._client = EngineClient(launch.endpoint, options.heartbeat_timeout)
-        name = launch.name or Path(options.model_id or launch.model_dir).name
+        name = launch.model_name
         if launch.task.kind != "generation":
-            return create_task_app(self._client, options, name, launch.task)
+            return create_task_app(self._client, options, name, launch.task, self._gate)
         return create_app(
             self._client,
             Tokenizer(model_dir),
@@ -70,6 +78,7 @@ class FrontEnd(BaseApplication):
             name,
             load_chat_template(model_dir, options.chat_template),
             self._formatters(),
+            self._gate,
         )
 
     def _formatters(self) -> Functions | None:
@@ -94,6 +103,11 @@ def gunicorn_settings(launch: Launch) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "bind": f"unix:{launch.socket}" if launch.socket else f"0.0.0.0:{launch.port}",
+        **(
+            {}
+            if launch.socket
+            else {"certfile": options.ssl_certfile, "keyfile": options.ssl_keyfile}
+        ),
         "worker_class": "container.front_end.worker.DrainingWorker",
         "workers": options.http_workers or max(1, (cores or 1) // 4),
         "worker_connections": options.max_connections,
@@ -132,9 +146,10 @@ def main(launch_path: str) -> int:
     try:
         if not launch.socket:
             require_free_port(launch.port)
+        front_end = FrontEnd(launch)
     except ConfigurationError as error:
         return report_error(error)
-    FrontEnd(launch).run()
+    front_end.run()
     return 0
 
 

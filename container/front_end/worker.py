@@ -27,11 +27,13 @@ import gevent.event
 import msgspec
 from gevent.pool import Pool
 from gevent.server import StreamServer
+from gunicorn.sock import ssl_context
 from gunicorn.workers.ggevent import GeventWorker
 
 from container.front_end.arrival import Arrival, ArrivingBody, Timeouts
 from container.http.health import HEALTH_PATHS
 from container.http.off_loop import SWITCH_INTERVAL_S
+from container.http.tls import shake_hands
 from core.errors import LongshoreError, OverloadedError
 from core.processes import die_with_parent
 
@@ -166,9 +168,12 @@ class DrainingWorker(GeventWorker):
     def _server(self, listener: Any) -> StreamServer:
         listener.setblocking(1)
         pool = Pool(self.worker_connections + EXTRA_CONNECTIONS)
+        tls = ssl_context(self.cfg) if self.cfg.is_ssl else None
 
         def handle(client: Any, address: Any) -> None:
-            self.handle(listener, client, address)
+            connection = client if tls is None else shake_hands(client, tls)
+            if connection is not None:
+                self.handle(listener, connection, address)
 
         server = StreamServer(listener, handle=handle, spawn=pool)
         if self.cfg.workers > 1:

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException, NotFound, RequestEntityTooLarge
 
-from core.errors import GenerationError, LongshoreError, RequestError
+from core.errors import GenerationError, LongshoreError, RateLimitError, RequestError
 from core.limits import CSV_BYTES
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
+HEALTH_PATHS = ("/ping", "/health")
 OPENAI_PATHS = ("/v1/", "/tokenize", "/detokenize")
 """Path prefixes whose clients expect errors in OpenAI's format; other paths use LMI's."""
+_REFUSALS = {
+    400: "invalid",
+    401: "unauthorized",
+    404: "not_found",
+    405: "method",
+    408: "slow",
+    409: "conflict",
+    413: "too_large",
+    415: "media_type",
+    429: "rate_limited",
+    503: "overloaded",
+    507: "no_room",
+}
+"""Statuses with which a request is refused before it runs, and their names in the statistics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +43,8 @@ class Failure:
     """The HTTP status of the failure, even if the response had already begun with another."""
     message: str
     field: str | None = None
+    retry_after_s: int | None = None
+    """When the same request may succeed, if that is known."""
 
     def as_lmi(self) -> dict[str, object]:
         """Return the body in LMI's format, plus the request field at fault."""
@@ -47,13 +65,24 @@ def register_failures(app: Flask) -> None:
     app.register_error_handler(Exception, _handle_error)
 
 
+def count_refusals(app: Flask, count: Callable[[str], None]) -> None:
+    """Call `count` with the reason of each refused request; failed health checks are none."""
+
+    def after(response: Response) -> Response:
+        if response.status_code in _REFUSALS and request.path not in HEALTH_PATHS:
+            count(_REFUSALS[response.status_code])
+        return response
+
+    app.after_request(after)
+
+
 def failure_response(failure: Failure) -> Response:
     """Return the JSON response for a failed request, in the format that its path calls for."""
     is_openai = request.path.startswith(OPENAI_PATHS)
     body = failure.as_openai() if is_openai else failure.as_lmi()
     response = Response(msgspec.json.encode(body), failure.code, mimetype="application/json")
     if failure.code in (429, 503):
-        response.headers["Retry-After"] = str(RETRY_AFTER_S)
+        response.headers["Retry-After"] = str(failure.retry_after_s or RETRY_AFTER_S)
     return response
 
 
@@ -65,7 +94,8 @@ def describe(error: Exception, request_id: str) -> Failure:
     if isinstance(error, GenerationError):
         logger.warning("request=%s event=failed reason=%r", request_id, str(error))
     field = error.field if isinstance(error, RequestError) else None
-    return Failure(error.status, str(error), field)
+    retry_after_s = error.retry_after_s if isinstance(error, RateLimitError) else None
+    return Failure(error.status, str(error), field, retry_after_s)
 
 
 def _too_large() -> str:

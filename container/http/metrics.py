@@ -6,6 +6,7 @@ can answer `/metrics` by itself.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from itertools import accumulate
 
@@ -19,26 +20,29 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from core.messages import Facts
-from core.stats import BOUNDS_S, Durations, Stats
+from core.options import Options
+from core.stats import Histogram, Stats
 
 MIMETYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def metrics_text(facts: Facts, stats: Stats, model_name: str) -> bytes:
+def metrics_text(facts: Facts, stats: Stats, model_name: str, options: Options) -> bytes:
     """Return the body of a `/metrics` response."""
     registry = CollectorRegistry()
-    registry.register(_EngineCollector(facts, stats, model_name))
+    registry.register(_EngineCollector(facts, stats, model_name, options))
     return generate_latest(registry)
 
 
 class _EngineCollector(Collector):
-    def __init__(self, facts: Facts, stats: Stats, model_name: str) -> None:
+    def __init__(self, facts: Facts, stats: Stats, model_name: str, options: Options) -> None:
         self._facts = facts
+        self._options = options
         self._stats = stats
         self._labels = {"model_name": model_name, "batching": facts.batching}
 
     def collect(self) -> Iterator[Metric]:
         yield from self._gauges()
+        yield from self._infos()
         yield from self._counters()
         yield from self._histograms()
 
@@ -63,6 +67,36 @@ class _EngineCollector(Collector):
             family = GaugeMetricFamily(name, doc, labels=tuple(self._labels))
             family.add_metric(tuple(self._labels.values()), value)
             yield family
+
+    def _infos(self) -> Iterator[Metric]:
+        """Yield the gauges whose labels hold the information."""
+        facts, options, stats = self._facts, self._options, self._stats
+        if facts.num_kv_blocks:
+            yield self._info(
+                "vllm:cache_config_info",
+                "The KV cache, in the labels.",
+                1.0,
+                block_size=facts.block_size,
+                num_gpu_blocks=facts.num_kv_blocks,
+                num_cpu_blocks=facts.num_swap_blocks,
+                cache_dtype=facts.kv_dtype,
+                enable_prefix_caching=options.enable_prefix_caching,
+                gpu_memory_utilization=options.gpu_memory_utilization,
+            )
+        if options.enable_lora:
+            yield self._info(
+                "vllm:lora_requests_info",
+                "The adapters of running and waiting requests, in the labels; the time as value.",
+                time.time(),
+                max_lora=options.max_loras,
+                running_lora_adapters=",".join(stats.running_adapters),
+                waiting_lora_adapters=",".join(stats.waiting_adapters),
+            )
+
+    def _info(self, name: str, doc: str, value: float, **labels: object) -> Metric:
+        family = GaugeMetricFamily(name, doc, labels=(*self._labels, *labels))
+        family.add_metric((*self._labels.values(), *map(str, labels.values())), value)
+        return family
 
     def _counters(self) -> Iterator[Metric]:
         stats = self._stats
@@ -95,18 +129,33 @@ class _EngineCollector(Collector):
         )
         for name, value, doc in sums:
             yield self._counter(name, doc, {"": value})
-        yield self._counter(
-            "vllm:request_success",
-            "Finished sequences, by finish reason.",
-            stats.finished,
-            "finished_reason",
-        )
-        yield self._counter(
-            "longshore:preemptions",
-            "Preemptions, by mode: KV cache swapped out or recomputed.",
-            preemptions,
-            "mode",
-        )
+        for name, doc, values, label in (
+            (
+                "vllm:request_success",
+                "Ended sequences: stop, length, abort, error.",
+                stats.finished,
+                "finished_reason",
+            ),
+            (
+                "longshore:requests_aborted",
+                "Requests aborted while they ran or waited: disconnect, timeout, ...",
+                stats.aborted,
+                "reason",
+            ),
+            (
+                "longshore:requests_refused",
+                "HTTP requests refused with a 4xx, 503 or 507: invalid, overloaded, ...",
+                stats.refused,
+                "reason",
+            ),
+            (
+                "longshore:preemptions",
+                "Preemptions, by mode: KV cache swapped out or recomputed.",
+                preemptions,
+                "mode",
+            ),
+        ):
+            yield self._counter(name, doc, values, label)
 
     def _counter(self, name: str, doc: str, values: dict[str, int], label: str = "") -> Metric:
         family = CounterMetricFamily(name, doc, labels=(*self._labels, *filter(None, [label])))
@@ -117,7 +166,7 @@ class _EngineCollector(Collector):
 
     def _histograms(self) -> Iterator[Metric]:
         stats = self._stats
-        for name, durations, doc in (
+        for name, histogram, doc in (
             (
                 "vllm:time_to_first_token_seconds",
                 stats.first_token,
@@ -135,14 +184,34 @@ class _EngineCollector(Collector):
                 stats.decode,
                 "Time from the first token to the end.",
             ),
+            (
+                "vllm:request_inference_time_seconds",
+                stats.inference,
+                "Time from scheduling to the end.",
+            ),
             ("vllm:e2e_request_latency_seconds", stats.whole, "Time from arrival to the end."),
+            (
+                "vllm:request_time_per_output_token_seconds",
+                stats.per_output_token,
+                "Mean time between the tokens of a sequence.",
+            ),
+            ("vllm:request_prompt_tokens", stats.prompt_tokens, "Prompt tokens."),
+            ("vllm:request_generation_tokens", stats.generation_tokens, "Generated tokens."),
+            (
+                "vllm:request_max_num_generation_tokens",
+                stats.max_generation_tokens,
+                "Generated tokens of a request's longest sequence.",
+            ),
+            ("vllm:request_params_n", stats.params_n, "Sequences that a request asks for."),
+            ("vllm:request_params_max_tokens", stats.params_max_tokens, "max_tokens of a request."),
+            ("vllm:iteration_tokens_total", stats.iteration_tokens, "Tokens computed in a step."),
         ):
             family = HistogramMetricFamily(name, doc, labels=tuple(self._labels))
-            family.add_metric(tuple(self._labels.values()), _buckets(durations), durations.sum_s)
+            family.add_metric(tuple(self._labels.values()), _buckets(histogram), histogram.sum)
             yield family
 
 
-def _buckets(durations: Durations) -> list[tuple[str, float]]:
-    """Return pairs of an upper bound and the number of durations up to it."""
-    bounds = [*map(str, BOUNDS_S), "+Inf"]
-    return list(zip(bounds, map(float, accumulate(durations.counts)), strict=True))
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """Return pairs of an upper bound and the number of values up to it."""
+    bounds = [*map(str, map(float, histogram.bounds)), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))

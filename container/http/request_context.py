@@ -34,6 +34,8 @@ class RequestContext:
     body: bytes
     has_hung_up: Callable[[], bool]
     """Returns whether the client has closed its connection."""
+    charge: Callable[[int], None]
+    """Counts tokens, of the prompt or generated, against the limit of the request's API key."""
     response_headers: dict[str, str]
     """Headers to add to the response. Changes after the route function returns have no effect."""
 
@@ -87,5 +89,6 @@ def request_context(accept_header: str = "Accept") -> RequestContext:
         mimetype=request.mimetype,
         body=body,
         has_hung_up=disconnect_check(request.environ),
+        charge=g.charge,
         response_headers=g.headers,
     )

@@ -11,6 +11,7 @@ from container.http.deadline import Deadline
 from container.http.request_context import RequestContext
 from container.wire.engine_client import EngineClient
 from container.wire.task_reply import TaskReply
+from core.errors import GenerationError
 from core.messages import Performed
 from core.options import Options
 
@@ -41,6 +42,9 @@ class Service:
                 yield part
                 if part.is_last:
                     return
+        except GenerationError:  # the deadline; a request that failed by itself has ended
+            reply.abort("timeout")
+            raise
         finally:
             reply.abort()
 

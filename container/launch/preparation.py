@@ -10,6 +10,8 @@ from pathlib import Path
 
 from container.configuration.report import format_value
 from container.configuration.resolve import Configuration
+from container.http.authentication import open_gate
+from container.http.tls import tls_context
 from container.models.directory import configured_model_path, open_model_dir, resolve_model_dir
 from container.models.handler_file import find_formatters, find_handler
 from container.models.requirements import install_requirements_file
@@ -39,6 +41,8 @@ def prepare(configuration: Configuration, model_dir: Path) -> PreparedModel:
     Raises ConfigurationError for errors that would otherwise appear later, in a child process.
     """
     options = configuration.options
+    tls_context(options)
+    open_gate(options, counts=False)
     handler = find_handler(configuration, model_dir)
     if handler is None:
         path = resolve_model_dir(configuration, model_dir)

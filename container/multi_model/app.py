@@ -8,6 +8,7 @@ from flask import Flask, Response, request
 
 from container.apis.models import list_models, read_load_request, read_page_request
 from container.front_end.openapi import multi_model_document
+from container.http.authentication import Gate
 from container.http.failures import Failure, failure_response, register_failures
 from container.http.headers import register_headers
 from container.http.health import HEALTH_PATHS
@@ -18,6 +19,7 @@ from container.multi_model.model import RefusedError
 from container.multi_model.models import Models
 from container.multi_model.relay import relay
 from container.schema.body import read_body
+from core.source_roots import SourceRoots
 
 MAX_BODY_BYTES = 2**16
 """Limit for requests to this application itself; each model's container has its own limit."""
@@ -36,12 +38,20 @@ _MODEL_PATHS = (
 """Paths of a single-model container; a header names the model."""
 
 
-def create_front(models: Models) -> Flask:
-    """Create the app: SageMaker's multi-model routes, and routes forwarded to the models."""
+def create_front(
+    models: Models, gate: Gate | None = None, sources: SourceRoots | None = None
+) -> Flask:
+    """Create the app: SageMaker's multi-model routes, and routes forwarded to the models.
+
+    `gate` checks API keys; each model's container counts what a key may use of it. `sources`:
+    where models may be loaded from, by default SageMaker's directory.
+    """
     app = Flask("longshore", static_folder=None)
-    routes = Routes(models)
+    routes = Routes(models, sources or SourceRoots())
     routes.add_to(app)
     register_headers(app)
+    if gate is not None:
+        gate.add_to(app)
     register_failures(app)
     app.register_error_handler(RefusedError, _refusal_response)
     return app
@@ -54,8 +64,9 @@ def _refusal_response(error: RefusedError) -> Response:
 class Routes:
     """The routes of the multi-model app."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, sources: SourceRoots) -> None:
         self._models = models
+        self._sources = sources
 
     def add_to(self, app: Flask) -> None:
         """Add the routes to the app."""
@@ -96,6 +107,7 @@ class Routes:
         request.max_content_length = MAX_BODY_BYTES
         body = read_body(request.get_data(), "application/json", _EXAMPLE)
         load = read_load_request(body)
+        self._sources.require(load.url.removeprefix("file://"), "url")
         self._models.load(load.name, load.url)
         return json_response({"status": f"Model '{load.name}' loaded"})
 

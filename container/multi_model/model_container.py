@@ -21,6 +21,8 @@ from container.launch.children import Child
 COMMAND = (sys.executable, "-m", "container.multi_model.child")
 _POLL_INTERVAL_S = 0.05
 _NUM_KEPT_LINES = 40
+_METRICS_LINE = '{"_aws":'
+"""How a line in CloudWatch's embedded metric format begins (`engine/serve/emf.py`)."""
 _LAST_OUTPUT_S = 5.0
 """Time to read the last output of a container that has ended."""
 
@@ -129,4 +131,6 @@ class ModelContainer:
             for line in lines:
                 text = line.decode("utf-8", "replace").rstrip("\n")
                 self._lines.append(text)
-                print(f"[{self._name}] {text}", flush=True)
+                # CloudWatch reads its metrics only from lines that are nothing but JSON.
+                prefix = "" if text.startswith(_METRICS_LINE) else f"[{self._name}] "
+                print(prefix + text, flush=True)

@@ -16,6 +16,9 @@ from gevent.event import Event
 from gevent.pywsgi import WSGIHandler, WSGIServer
 from werkzeug.wsgi import ClosingIterator
 
+from container.configuration.resolve import load_configuration
+from container.http.authentication import open_gate
+from container.http.tls import shake_hands, tls_context
 from container.launch.ports import require_free_port
 from container.launch.supervisor import run_directory
 from container.multi_model.app import create_front
@@ -23,6 +26,7 @@ from container.multi_model.model import RefusedError
 from container.multi_model.model_container import COMMAND
 from container.multi_model.models import Models
 from core.errors import ConfigurationError, InsufficientMemoryError
+from core.source_roots import source_roots
 
 _BACKLOG = 2048
 _LAST_RESPONSE_S = 1.0
@@ -36,10 +40,14 @@ def serve_models(
 ) -> int:
     """Serve these models, and those loaded later, until a signal; return the exit code.
 
-    Raises ConfigurationError if the port is in use or one of `entries` cannot be loaded. Call it
-    from the main thread, which receives signals and must start the child processes.
+    Raises ConfigurationError if the port is in use, one of `entries` cannot be loaded, or the API
+    keys or the certificate cannot be read. Call it from the main thread, which receives signals and
+    must start the child processes.
     """
     require_free_port(port)
+    options = load_configuration(None, variables).options
+    gate, tls = open_gate(options, counts=False), tls_context(options)
+    sources = source_roots(options, {path.parent for path in entries.values()})
     logging.basicConfig(
         level="INFO",
         stream=sys.stderr,
@@ -47,14 +55,15 @@ def serve_models(
     )
     with run_directory() as run_dir:
         models = Models(run_dir, variables, command)
-        app = _BusyTracker(create_front(models))
-        server = WSGIServer(
+        app = _BusyTracker(create_front(models, gate, sources))
+        server = _Server(
             ("0.0.0.0", port),
             app,
             backlog=_BACKLOG,
             log=None,
             handler_class=_Handler,
             environ={"SERVER_NAME": "localhost"},
+            ssl_context=tls,
         )
         with _stop_signals(models) as (stop, stop_now):
             server.start()
@@ -92,6 +101,23 @@ class _BusyTracker:
         self._num_requests -= 1
         if not self._num_requests:
             self.idle.set()
+
+
+class _Server(WSGIServer):
+    """gevent's server, without a traceback in the log for each client that does not speak TLS."""
+
+    def __init__(self, *args: Any, ssl_context: Any = None, **options: Any) -> None:
+        self._tls = ssl_context
+        tls = {} if ssl_context is None else {"ssl_context": ssl_context}
+        super().__init__(*args, **options, **tls)
+
+    def wrap_socket_and_handle(self, client_socket: Any, address: Any) -> None:
+        connection = shake_hands(client_socket, self._tls)
+        if connection is not None:
+            try:
+                self.handle(connection, address)
+            finally:
+                connection.close()
 
 
 class _Handler(WSGIHandler):

@@ -25,6 +25,7 @@ from core.adapter import Adapter
 from core.errors import EngineUnavailableError
 from core.messages import (
     Abort,
+    AbortReason,
     Adapters,
     Dead,
     Facts,
@@ -36,6 +37,7 @@ from core.messages import (
     Perform,
     Performed,
     Ready,
+    Refused,
     Step,
     Submit,
     ToEngine,
@@ -81,6 +83,7 @@ class EngineClient:
         self._numbers = itertools.count(1)
         self._streams: dict[str, TokenStream] = {}
         self._replies: dict[str, TaskReply] = {}
+        self._refused: dict[str, int] = {}
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
         self._context = zmq.Context()
@@ -140,12 +143,16 @@ class EngineClient:
         """Unload an adapter. Raises EngineUnavailableError like `perform`."""
         return self._request(UnloadAdapter(self._new_id(), name))
 
-    def abort_task(self, id: str) -> None:
+    def count_refusal(self, reason: str) -> None:
+        """Count a refused HTTP request; the engine gets the counts with its next heartbeat."""
+        self._refused[reason] = self._refused.get(reason, 0) + 1
+
+    def abort_task(self, id: str, reason: AbortReason = "disconnect") -> None:
         """Abort a task or an adapter request, unless its reply is complete."""
         if self._replies.pop(id, None) is not None:
-            self._send(Abort(id))
+            self._send(Abort(id, None, reason))
 
-    def abort(self, id: str, index: int | None = None) -> None:
+    def abort(self, id: str, index: int | None = None, reason: AbortReason = "disconnect") -> None:
         """Abort a running generation request, or only the answer with this index.
 
         Drops what still arrives for an aborted request.
@@ -154,7 +161,7 @@ class EngineClient:
             return
         if index is None:
             del self._streams[id]
-        self._send(Abort(id, index))
+        self._send(Abort(id, index, reason))
 
     def fail_all(self, reason: str) -> None:
         """Fail every running request with `reason`."""
@@ -270,6 +277,7 @@ class EngineClient:
             case Heartbeat(step_age_s, stats, still_s):
                 self._step_age_s, self._still_s = step_age_s, still_s
                 self._stats = stats
+                self._report_refusals()
             case Ready(facts, adapters):
                 self._facts = facts
                 self._adapters = adapters
@@ -293,6 +301,11 @@ class EngineClient:
         reply.push(message)
         if isinstance(message, Failed) or message.is_last:
             del self._replies[message.id]
+
+    def _report_refusals(self) -> None:
+        if self._refused:
+            self._send(Refused(self._refused))
+            self._refused = {}
 
     def _say_hello(self) -> float:
         """Send Hello to an engine that is not ready yet, once per HELLO_INTERVAL_S.

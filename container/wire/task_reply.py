@@ -7,13 +7,13 @@ from collections.abc import Callable
 import gevent.queue
 
 from container.wire.token_stream import failure_of
-from core.messages import Failed, Performed
+from core.messages import AbortReason, Failed, Performed
 
 
 class TaskReply:
     """A queue of the reply's parts, which the request handler reads."""
 
-    def __init__(self, id: str, on_abort: Callable[[str], None]) -> None:
+    def __init__(self, id: str, on_abort: Callable[[str, AbortReason], None]) -> None:
         self.id = id
         self._on_abort = on_abort
         self._arrived: gevent.queue.SimpleQueue[Performed | Failed] = gevent.queue.SimpleQueue()
@@ -35,6 +35,6 @@ class TaskReply:
         """Add a part that the engine sent. Only EngineClient calls this."""
         self._arrived.put(message)
 
-    def abort(self) -> None:
+    def abort(self, reason: AbortReason = "disconnect") -> None:
         """Abort the request in the engine, unless it has ended. May be called at any time."""
-        self._on_abort(self.id)
+        self._on_abort(self.id, reason)

@@ -17,7 +17,7 @@ from core.errors import (
     RequestError,
     TooManyRequestsError,
 )
-from core.messages import Failed
+from core.messages import AbortReason, Failed
 from core.output import Output
 
 _ERROR_OF_KIND = {
@@ -37,9 +37,12 @@ class TokenStream:
     """The tokens of one request; the tokens of each of its answers arrive in order."""
 
     def __init__(
-        self, id: str, num_answers: int, on_abort: Callable[[str, int | None], None]
+        self,
+        id: str,
+        num_answers: int,
+        on_abort: Callable[[str, int | None, AbortReason], None],
     ) -> None:
-        """`on_abort` is called with the id and an answer's index, or None to abort all answers."""
+        """`on_abort` is called with the id, an answer's index or None for all, and the reason."""
         self.id = id
         self._on_abort = on_abort
         self._arrived: gevent.queue.SimpleQueue[Output | Failed] = gevent.queue.SimpleQueue()
@@ -76,7 +79,7 @@ class TokenStream:
             self._open.discard(message.index)
         self._arrived.put(message)
 
-    def abort(self, index: int | None = None) -> None:
+    def abort(self, index: int | None = None, reason: AbortReason = "disconnect") -> None:
         """Abort one answer, or all if `index` is None. Does nothing for answers that have ended.
 
         May be called at any time.
@@ -84,7 +87,7 @@ class TokenStream:
         aborted = self._open if index is None else self._open & {index}
         if aborted:
             self._open = self._open - aborted
-            self._on_abort(self.id, index if self._open else None)
+            self._on_abort(self.id, index if self._open else None, reason)
 
     def _drain(self, timeout_s: float) -> list[Output | Failed]:
         try:

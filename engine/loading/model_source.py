@@ -15,18 +15,18 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
 from core.errors import ConfigurationError
+from core.hub import PICKLE_CURE
 
 SEED = 0
 """Seed of random weights: two builds on the same kind of device have equal weights."""
-WEIGHT_FILES = ("*.safetensors", "*.bin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
     """Everything needed to load a model, for any executor.
 
-    The constructor raises ConfigurationError if the directory has no weight files, unless the
-    weights are random.
+    The constructor raises ConfigurationError if the directory has no weight files that may be
+    loaded, unless the weights are random.
     """
 
     model_dir: Path
@@ -36,15 +36,19 @@ class ModelSource:
     is_dummy: bool = False
     """Use random weights and ignore weight files."""
     trust_remote_code: bool = False
+    allow_pickle: bool = False
+    """Also load *.bin files."""
 
     def __post_init__(self) -> None:
-        if not self.is_dummy and not any(
-            any(self.model_dir.glob(pattern)) for pattern in WEIGHT_FILES
-        ):
+        if self.is_dummy or any(self.model_dir.glob("*.safetensors")):
+            return
+        if not any(self.model_dir.glob("*.bin")):
             raise ConfigurationError(
-                f"{self.model_dir} has a config.json but no weights ({', '.join(WEIGHT_FILES)}); "
+                f"{self.model_dir} has a config.json but no weights (*.safetensors); "
                 "option.load_format=dummy uses random ones"
             )
+        if not self.allow_pickle:
+            raise ConfigurationError(f"{self.model_dir} has no *.safetensors; {PICKLE_CURE}")
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -74,8 +78,10 @@ class ModelSource:
         keywords |= {"dtype": self.dtype, "trust_remote_code": self.trust_remote_code}
         # Copy the config, because transformers writes keywords into it.
         if not self.is_dummy:
-            config = deepcopy(self.config)
-            return kind.from_pretrained(self.model_dir, config=config, **keywords)
+            keywords |= {"config": deepcopy(self.config), "weights_only": True}
+            # Without it, transformers takes *.bin files where it finds no others.
+            keywords |= {} if self.allow_pickle else {"use_safetensors": True}
+            return kind.from_pretrained(self.model_dir, **keywords)
         cuda = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(cuda), self.device:
             torch.manual_seed(SEED)

@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
+from core.messages import AbortReason
 from core.output import Output
+from core.sampling import Finish
 from core.stats import Stats, Timing
 from engine.engine import Engine
 from engine.tasks.engine import TaskEngine, TaskOutput
 from engine.tasks.performer import Answer
+from strategies.group import SequenceGroup
+
+WORKER_LOST = "worker_lost"
+"""The reason of aborts when a worker process has ended."""
+_REASONS = {
+    Finish.EOS: "stop",
+    Finish.STOP: "stop",
+    Finish.LENGTH: "length",
+    Finish.ABORT: "abort",
+    Finish.ERROR: "error",
+}
+"""vLLM's finish reasons."""
 
 
 @dataclass(slots=True)
 class RequestProgress:
-    """Times of one request so far, in seconds of the loop's clock."""
+    """What the statistics need of one request, with times in seconds of the loop's clock."""
 
     arrived: float
     num_prompt_tokens: int
+    num_answers: int = 1
+    max_tokens: int = 0
+    admitted: float | None = None
     first_token: float | None = None
     last_tokens: dict[int, float] = field(default_factory=dict[int, float])
     """When each answer, by its index, got its newest token."""
+    num_tokens: dict[int, int] = field(default_factory=dict[int, int])
+    """Generated tokens of each answer, by its index."""
+    num_ended: int = 0
+    """Answers that have ended, also by an abort."""
 
 
 class Meter:
@@ -37,21 +59,42 @@ class Meter:
             self._record_tokens(progress, output, count, now)
         if output.finish is None:
             return None
-        ended = self._sums.finished
-        ended[output.finish] = ended.get(output.finish, 0) + 1
-        if output.admitted is None or progress.first_token is None:
+        _count(self._sums.finished, _REASONS[output.finish])
+        if output.finish == Finish.ERROR:
             return None
-        self._sums.decode.add(now - progress.first_token)
-        self._sums.whole.add(now - progress.arrived)
-        return Timing(progress.arrived, output.admitted, progress.first_token, now)
+        return self._record_end(progress, output.index, now)
+
+    def record_abort(
+        self,
+        progress: RequestProgress,
+        answers: Iterable[int],
+        reason: AbortReason | str,
+        now: float,
+    ) -> None:
+        """Count answers that a worker has aborted. At a stop string, they have ended well."""
+        if reason != "stop_string":
+            _count(self._sums.aborted, reason)
+        for index in answers:
+            _count(self._sums.finished, "stop" if reason == "stop_string" else "abort")
+            if reason == "stop_string":
+                self._record_end(progress, index, now)
+
+    def record_refusals(self, counts: Mapping[str, int]) -> None:
+        """Count HTTP requests that a worker has refused."""
+        for reason, count in counts.items():
+            _count(self._sums.refused, reason, count)
+
+    def record_step(self, num_tokens: int) -> None:
+        """Count a step that computed this many tokens."""
+        self._sums.iteration_tokens.add(num_tokens)
 
     def record_task(self, progress: RequestProgress, output: TaskOutput, now: float) -> None:
         """Count a job that has ended. Jobs have no tokens."""
-        reason = "done" if isinstance(output.outcome, Answer) else "error"
-        self._sums.finished[reason] = self._sums.finished.get(reason, 0) + 1
+        _count(self._sums.finished, "stop" if isinstance(output.outcome, Answer) else "error")
         self._sums.whole.add(now - progress.arrived)
         if output.admitted is not None:
             self._sums.queue.add(output.admitted - progress.arrived)
+            self._sums.inference.add(now - output.admitted)
 
     def snapshot(self, engine: Engine | TaskEngine) -> Stats:
         """Return all statistics as of now, in an object that no longer changes."""
@@ -61,6 +104,8 @@ class Meter:
             msgspec.convert(msgspec.to_builtins(self._sums), Stats),
             num_running=strategy.num_running,
             num_waiting=len(strategy.waiting),
+            running_adapters=_adapters(strategy.running),
+            waiting_adapters=_adapters(strategy.waiting),
             num_held_blocks=strategy.memory.num_held_blocks,
             num_filled_tokens=strategy.num_filled_tokens,
             num_steps=engine.num_steps,
@@ -75,15 +120,46 @@ class Meter:
     def _record_tokens(
         self, progress: RequestProgress, output: Output, count: int, now: float
     ) -> None:
-        self._sums.num_generated_tokens += count
+        index, sums = output.index, self._sums
+        sums.num_generated_tokens += count
+        progress.num_tokens[index] = progress.num_tokens.get(index, 0) + count
         if progress.first_token is None:
-            progress.first_token = now
-            self._sums.num_prompt_tokens += progress.num_prompt_tokens
-            self._sums.first_token.add(now - progress.arrived)
+            progress.first_token, progress.admitted = now, output.admitted
+            sums.num_prompt_tokens += progress.num_prompt_tokens
+            sums.first_token.add(now - progress.arrived)
             if output.admitted is not None:
-                self._sums.queue.add(output.admitted - progress.arrived)
-                self._sums.prefill.add(now - output.admitted)
-        before = progress.last_tokens.get(output.index)
+                sums.queue.add(output.admitted - progress.arrived)
+                sums.prefill.add(now - output.admitted)
+        before = progress.last_tokens.get(index)
         if before is not None:
-            self._sums.inter_token.add((now - before) / count, count)
-        progress.last_tokens[output.index] = now
+            sums.inter_token.add((now - before) / count, count)
+        progress.last_tokens[index] = now
+
+    def _record_end(self, progress: RequestProgress, index: int, now: float) -> Timing | None:
+        """Time an answer that has ended; None if it never started."""
+        progress.num_ended += 1
+        if progress.admitted is None or progress.first_token is None:
+            return None
+        sums, num_tokens = self._sums, progress.num_tokens.get(index, 0)
+        decode = now - progress.first_token
+        sums.decode.add(decode)
+        sums.inference.add(now - progress.admitted)
+        sums.whole.add(now - progress.arrived)
+        sums.per_output_token.add(decode / (num_tokens - 1) if num_tokens > 1 else 0.0)
+        sums.prompt_tokens.add(progress.num_prompt_tokens)
+        sums.generation_tokens.add(num_tokens)
+        if progress.num_ended == progress.num_answers:
+            sums.max_generation_tokens.add(max(progress.num_tokens.values()))
+            sums.params_n.add(progress.num_answers)
+            sums.params_max_tokens.add(progress.max_tokens)
+        return Timing(progress.arrived, progress.admitted, progress.first_token, now)
+
+
+def _adapters(groups: Collection[SequenceGroup]) -> tuple[str, ...]:
+    """Return the names of the LoRA adapters that the groups use, sorted."""
+    adapters = (group.request.adapter for group in groups)
+    return tuple(sorted({adapter.name for adapter in adapters if adapter is not None}))
+
+
+def _count(counts: dict[str, int], key: str, count: int = 1) -> None:
+    counts[key] = counts.get(key, 0) + count

@@ -15,11 +15,13 @@ from core.errors import EngineUnavailableError, LongshoreError, OverloadedError,
 from core.messages import (
     Abort,
     Failed,
+    Heartbeat,
     Hello,
     LoadAdapter,
     Perform,
     Performed,
     Ready,
+    Refused,
     Step,
     Submit,
     UnloadAdapter,
@@ -39,8 +41,9 @@ from engine.serve.connection import (
     Pulse,
     failed,
 )
+from engine.serve.emf import EmfReporter
 from engine.serve.grammar_compiler import GrammarCompiler
-from engine.serve.meter import Meter, RequestProgress
+from engine.serve.meter import WORKER_LOST, Meter, RequestProgress
 from engine.tasks.engine import TaskEngine, TaskOutput
 from engine.tasks.performer import Answer, Job
 
@@ -71,10 +74,12 @@ class Server:
         *,
         max_waiting_tokens: int | None = None,
         refusal: type[OverloadedError] = OverloadedError,
+        reporter: EmfReporter | None = None,
     ) -> None:
         """max_waiting: requests that may wait beyond those that fit into a batch.
 
         max_waiting_tokens: prompt tokens that may wait; refusal: what a full queue answers.
+        reporter: gets the statistics whenever the loop has done a step or waited.
         """
         self._engine = engine
         self._connection = connection
@@ -90,12 +95,18 @@ class Server:
         self._grammar_compiler = GrammarCompiler(grammars, connection.inbox)
         self._meter = Meter()
         self._stats_due = 0.0
+        self._was_idle = True
+        self._reporter = reporter
 
     def serve_forever(self) -> None:
         """Never returns. Raises the error that ends the engine."""
         while True:
             self._receive(self._idle_seconds())
-            self._send_outputs(self._engine.step(time.monotonic(), self._between_tokens))
+            num_before = self._engine.num_step_tokens
+            outputs = self._engine.step(time.monotonic(), self._between_tokens)
+            if num_tokens := self._engine.num_step_tokens - num_before:
+                self._meter.record_step(num_tokens)
+            self._send_outputs(outputs)
             self._update_pulse()
 
     def _between_tokens(self) -> None:
@@ -105,10 +116,18 @@ class Server:
 
     def _update_pulse(self) -> None:
         now, stats = time.monotonic(), self._connection.pulse.stats
-        if now >= self._stats_due:
+        is_idle = not self._engine.has_work()
+        has_become_idle = is_idle and not self._was_idle
+        self._was_idle = is_idle
+        if now >= self._stats_due or has_become_idle:
             stats = self._meter.snapshot(self._engine)
             self._stats_due = now + HEARTBEAT_INTERVAL_S
         self._connection.pulse = Pulse(now, stats)
+        if self._reporter is not None:
+            self._reporter.tick(self._engine.facts, stats, now)
+        if has_become_idle:
+            # The loop now waits for messages; until then, /metrics would show requests that ended.
+            self._connection.broadcast(Heartbeat(0.0, stats))
 
     def _receive(self, timeout_s: float) -> None:
         """Handles all messages in the inbox. Waits up to `timeout_s` for the first."""
@@ -136,21 +155,27 @@ class Server:
                 self._connection.send(client, ready)
             case Submit() | Perform():
                 self._submit(client, message, time.monotonic(), is_new=True)
-            case Compiled(submit, arrival, error):
-                if not self._grammar_compiler.release(client, submit.id):
-                    return  # aborted while its grammar was compiled
-                if error is None:
-                    self._submit(client, submit, arrival)
-                else:
-                    self._connection.send(client, failed(submit.id, error))
+            case Compiled():
+                self._take_compiled(client, message)
             case LoadAdapter() | UnloadAdapter() | AdapterRead():
                 self._adapters.handle(client, message)
-            case Abort():
-                self._abort(client, message.id, message.index)
+            case Abort(id, index, reason):
+                self._abort(client, id, index, reason)
+            case Refused(counts):
+                self._meter.record_refusals(counts)
             case Broken(reason):
                 raise EngineUnavailableError(f"the engine's socket failed: {reason}")
             case ClientGone():
                 self._abort_all(client)
+
+    def _take_compiled(self, client: bytes, compiled: Compiled) -> None:
+        submit = compiled.message
+        if not self._grammar_compiler.release(client, submit.id):
+            return  # aborted while its grammar was compiled
+        if compiled.error is None:
+            self._submit(client, submit, compiled.arrival)
+        else:
+            self._connection.send(client, failed(submit.id, compiled.error))
 
     def _submit(
         self, client: bytes, message: Submit | Perform, arrival: float, *, is_new: bool = False
@@ -160,7 +185,7 @@ class Server:
         A full queue refuses only what is new, not what has waited for its grammar.
         """
         key = client, message.id
-        num_answers, num_prompt_tokens = 1, 0
+        progress = RequestProgress(arrival, 0)
         try:
             if key in self._request_ids or key in self._grammar_compiler:
                 raise RequestError("id", "this id is in use")
@@ -173,8 +198,9 @@ class Server:
                     request_id = engine.add(
                         message.prompt_token_ids, message.params, arrival, message.adapter
                     )
-                    num_answers = message.params.num_answers
-                    num_prompt_tokens = len(message.prompt_token_ids)
+                    progress.num_prompt_tokens = len(message.prompt_token_ids)
+                    progress.num_answers = message.params.num_answers
+                    progress.max_tokens = message.params.max_tokens
                 case Perform(), TaskEngine() as engine:
                     send = partial(self._send_part, client, message.id)
                     request_id = engine.add(Job(message.body, message.headers, send), arrival)
@@ -183,8 +209,8 @@ class Server:
         except LongshoreError as error:
             self._connection.send(client, failed(message.id, error))
             return
-        progress = RequestProgress(arrival, num_prompt_tokens)
-        request = _ClientRequest(client, message.id, set(range(num_answers)), progress)
+        open_answers = set(range(progress.num_answers))
+        request = _ClientRequest(client, message.id, open_answers, progress)
         self._requests[request_id] = request
         self._request_ids[key] = request_id
 
@@ -226,14 +252,18 @@ class Server:
         self._grammar_compiler.forget(client)
         for owner, id in tuple(self._request_ids):
             if owner == client:
-                self._abort(owner, id)
+                self._abort(owner, id, None, WORKER_LOST)
 
-    def _abort(self, client: bytes, id: str, index: int | None = None) -> None:
+    def _abort(self, client: bytes, id: str, index: int | None, reason: str) -> None:
         self._grammar_compiler.release(client, id)
         request_id = self._request_ids.get((client, id))
         if request_id is None:
             return
+        request = self._requests[request_id]
+        open_before = frozenset(request.open_answers)
         self._close(request_id, index)
+        ended = open_before - request.open_answers
+        self._meter.record_abort(request.progress, ended, reason, time.monotonic())
         self._engine.abort(request_id, index if request_id in self._requests else None)
 
     def _close(self, request_id: int, index: int | None) -> None:

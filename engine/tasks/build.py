@@ -95,6 +95,7 @@ def _load_performer(
         device=device,
         is_dummy=options.load_format == "dummy",
         trust_remote_code=options.trust_remote_code,
+        allow_pickle=options.allow_pickle_weights,
     )
     if task.kind == "embedding":
         return Embedder(source, options)

@@ -225,3 +225,12 @@ def test_without_lora_adapters_are_rejected_and_model_names_ignored(
     assert field(by_header) == HEADER
     assert http.post("/v1/completions", json={**PROMPT, "model": "x"}).status_code == 200
     assert chosen(engine) == [""]
+
+
+@pytest.mark.parametrize("src", ["/etc", "/opt/ml/../../etc", "relative"])
+def test_an_adapter_from_elsewhere_is_refused(
+    lora: FlaskClient, engine: FakeEngine, src: str
+) -> None:
+    response = lora.post("/adapters", json={"name": "a", "src": src})
+    assert (response.status_code, response.get_json()["field"]) == (400, "src")
+    assert engine.of_type(LoadAdapter) == []

@@ -81,6 +81,7 @@ def test_request_timeout(client: EngineClient, engine: FakeEngine, tokenizer: To
     last = records(stream(http))[-1]
     assert last["token"]["error_msg"] == "not finished within 1 s (option.predict_timeout)"
     eventually(lambda: engine.of_type(Abort))
+    assert [abort.reason for abort in engine.of_type(Abort)] == ["timeout"]
 
 
 def test_an_unread_stream_is_aborted(http: FlaskClient, engine: FakeEngine) -> None:
@@ -88,6 +89,7 @@ def test_an_unread_stream_is_aborted(http: FlaskClient, engine: FakeEngine) -> N
     response = stream(http)
     response.close()
     eventually(lambda: engine.of_type(Abort))
+    assert [abort.reason for abort in engine.of_type(Abort)] == ["disconnect"]
 
 
 def test_engine_not_ready(endpoint: str, tokenizer: Tokenizer) -> None:

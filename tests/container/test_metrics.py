@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,20 +12,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from container.front_end.app import create_app
 from container.wire.engine_client import EngineClient
-from core.messages import Step, Submit
+from core.messages import Refused, Step, Submit
 from core.options import Options
 from core.output import Output
 from core.sampling import Finish
 from core.stats import Durations, Stats, Timing
 from core.text.tokenizer import Tokenizer
-from tests.container.conftest import eventually
-from tests.container.fake_engine import FACTS, FakeEngine
+from tests.container.conftest import Serve, eventually
+from tests.container.fake_engine import FACTS, FakeEngine, fails, says
 
 STATS = Stats(
     num_running=3, num_waiting=2, num_held_blocks=10, num_filled_tokens=120, num_steps=9,
     num_step_sequences=20, num_step_tokens=40, num_prompt_tokens=50, num_generated_tokens=60,
     num_prefix_queries=70, num_prefix_hits=30, num_swaps=1, num_recomputes=4,
-    finished={"length": 5, "eos_token": 1},
+    finished={"length": 5, "stop": 1}, aborted={"disconnect": 3}, refused={"invalid": 8},
 )  # fmt: skip
 
 
@@ -65,11 +66,88 @@ def test_metrics_have_the_engines_values(
     assert found["vllm:num_preemptions_total"] == 5
     assert found["longshore:preemptions_total:swap"] == 1
     assert found["vllm:request_success_total:length"] == 5
+    assert found["longshore:requests_aborted_total:disconnect"] == 3
+    assert found["longshore:requests_refused_total:invalid"] == 8
     assert found["vllm:request_queue_time_seconds_bucket:0.1"] == 0
     assert found["vllm:request_queue_time_seconds_bucket:0.25"] == 1
     assert found["vllm:request_queue_time_seconds_bucket:0.5"] == 2
     assert found["vllm:request_queue_time_seconds_bucket:+Inf"] == 3
     assert found["vllm:request_queue_time_seconds_sum"] == pytest.approx(1000.5)
+
+
+VLLM_HISTOGRAMS = (
+    "time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds",
+    "request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds",
+    "request_inference_time_seconds", "request_time_per_output_token_seconds",
+    "request_prompt_tokens", "request_generation_tokens", "request_max_num_generation_tokens",
+    "request_params_n", "request_params_max_tokens", "iteration_tokens_total",
+)  # fmt: skip
+
+
+def test_every_histogram_of_vllm_is_there(http: FlaskClient) -> None:
+    found = samples(http)
+    for name in VLLM_HISTOGRAMS:
+        assert found[f"vllm:{name}_count"] == found[f"vllm:{name}_bucket:+Inf"] == 0
+    assert "vllm:request_prompt_tokens_bucket:200.0" in found
+
+
+def infos(http: FlaskClient, name: str) -> list[dict[str, str]]:
+    """Return the labels of a metric's samples."""
+    families = text_string_to_metric_families(http.get("/metrics").get_data(as_text=True))
+    return [
+        sample.labels for family in families if family.name == name for sample in family.samples
+    ]
+
+
+def test_the_cache_and_the_adapters_are_labels(
+    serve: Serve, engine: FakeEngine, client: EngineClient
+) -> None:
+    http = serve(enable_lora=True, max_loras=3)
+    engine.stats = Stats(running_adapters=("a", "b"), waiting_adapters=("c",))
+    eventually(lambda: client.stats.waiting_adapters)
+    [cache] = infos(http, "vllm:cache_config_info")
+    assert (cache["block_size"], cache["num_gpu_blocks"], cache["num_cpu_blocks"]) == (
+        "16",
+        "40",
+        "0",
+    )
+    assert (cache["cache_dtype"], cache["enable_prefix_caching"]) == ("float32", "True")
+    [lora] = infos(http, "vllm:lora_requests_info")
+    assert (lora["max_lora"], lora["running_lora_adapters"], lora["waiting_lora_adapters"]) == (
+        "3",
+        "a,b",
+        "c",
+    )
+    assert infos(serve(), "vllm:lora_requests_info") == []
+
+
+def test_refused_requests_reach_the_engine_by_reason(http: FlaskClient, engine: FakeEngine) -> None:
+    http.post("/invocations", json={"inputs": 1})
+    http.post("/invocations", data=b"{")
+    http.get("/no/such/path")
+    engine.script = fails("overloaded", "full")
+    http.post("/invocations", json={"inputs": "Q"})
+    engine.script = says([65])
+    http.post("/invocations", json={"inputs": "Q"})
+
+    def counted() -> dict[str, int]:
+        total: Counter[str] = Counter()
+        for message in engine.of_type(Refused):
+            assert isinstance(message, Refused)
+            total.update(message.counts)
+        return dict(total)
+
+    eventually(lambda: counted() == {"invalid": 2, "not_found": 1, "overloaded": 1})
+
+
+def test_failed_health_checks_are_no_refusals(
+    http: FlaskClient, engine: FakeEngine, client: EngineClient
+) -> None:
+    engine.step_age_s = 100.0
+    eventually(lambda: http.get("/ping").status_code == 503)
+    engine.stats = Stats(num_running=1)
+    eventually(lambda: client.stats.num_running == 1)
+    assert engine.of_type(Refused) == []
 
 
 def test_every_worker_reports_the_same(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -16,7 +17,9 @@ from flask.testing import FlaskClient
 from gevent.event import Event
 
 from container.multi_model.app import create_front
+from container.multi_model.model_container import ModelContainer
 from container.multi_model.models import Models
+from core.source_roots import SourceRoots
 from tests.container.conftest import child_processes, eventually
 
 FAKE = (sys.executable, "-m", "tests.container.fake_model")
@@ -43,7 +46,7 @@ def model_dir(tmp_path: Path) -> MakeModel:
 
 
 @pytest.fixture
-def serve_models() -> Iterator[Front]:
+def serve_models(tmp_path: Path) -> Iterator[Front]:
     """A client of the application over fake models, which stop with the test."""
     opened: list[Models] = []
     run_dir = Path(tempfile.mkdtemp(prefix="ls-"))
@@ -52,7 +55,7 @@ def serve_models() -> Iterator[Front]:
         models = Models(run_dir, {"PYTHONPATH": ".", **variables}, FAKE, gpus=gpus)
         models.initial_models_loaded = True
         opened.append(models)
-        return create_front(models).test_client()
+        return create_front(models, sources=SourceRoots([tmp_path])).test_client()
 
     yield serve
     haste = Event()
@@ -371,3 +374,18 @@ def test_endpoint_variables_are_not_passed_to_models(
     http = serve_models(SAGEMAKER_MULTI_MODEL="true", SAGEMAKER_BIND_TO_PORT="8080")
     load(http, "a", model_dir("a"))
     assert http.post("/models/a/invoke").get_json(force=True)["multi"] is None
+
+
+def test_a_model_from_elsewhere_is_refused(front: FlaskClient) -> None:
+    for url in ("/etc", "file:///etc", "relative"):
+        assert "option.source_roots" in load(front, "a", url, status=400)["error"]
+    assert names(front) == []
+
+
+def test_lines_of_metrics_have_no_prefix(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """CloudWatch reads its metrics only from lines that are nothing but JSON."""
+    code = "print('a log line'); print('{\"_aws\":{}}')"
+    container = ModelContainer("a", tmp_path / "s", [sys.executable, "-c", code], os.environ)
+    assert not container.wait_until_ready()
+    container.kill()
+    assert capfd.readouterr().out.splitlines() == ["[a] a log line", '{"_aws":{}}']

@@ -50,12 +50,12 @@ def run_dirs() -> Iterator[Path]:
 
 
 @pytest.fixture
-def start(caller: Caller, run_dirs: Path) -> Start:
+def start(caller: Caller, run_dirs: Path, tmp_path: Path) -> Start:
     """Start the server; all processes it started must have ended at the end."""
 
     def start(*stores: Path) -> AbstractContextManager[subprocess.Popen[str]]:
         arguments = ["-m", "tests.container.run_models", str(caller.port), *map(str, stores)]
-        return running_alone(arguments, run_dirs)
+        return running_alone(arguments, run_dirs, OPTION_SOURCE_ROOTS=str(tmp_path))
 
     return start
 

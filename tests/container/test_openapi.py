@@ -143,7 +143,10 @@ def test_requests_give_no_server_error(
     engine.max_loras = 1000  # a full engine would answer 507
     if kind == "generation":
         app = serve(
-            local_runtime_api=True, tool_call_parser="hermes", enable_lora="adapters" in path
+            local_runtime_api=True,
+            tool_call_parser="hermes",
+            enable_lora="adapters" in path,
+            source_roots="/",
         ).application
     else:
         app = serve_task(kind).application

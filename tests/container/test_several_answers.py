@@ -93,7 +93,7 @@ def test_a_stop_string_ends_only_its_choice(
     def go_on() -> None:
         (abort,) = engine.of_type(Abort)
         assert isinstance(abort, Abort)
-        assert abort.index == 0
+        assert (abort.index, abort.reason) == (0, "stop_string")
         for index, id in ((0, generated[0][2]), (1, generated[1][1])):
             engine.send(Step([(abort.id, Output(0, (id,), (-0.5,), Finish.LENGTH, index))]))
 

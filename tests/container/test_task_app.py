@@ -102,7 +102,8 @@ class TestPipelines:
         response = http.post("/invocations", json={"inputs": "a"})
         assert response.status_code == 424
         assert "option.predict_timeout" in response.get_json()["error"]
-        eventually(lambda: engine.of_type(Abort) == [Abort(last_performed(engine).id)])
+        aborted = [Abort(last_performed(engine).id, reason="timeout")]
+        eventually(lambda: engine.of_type(Abort) == aborted)
 
     def test_disconnecting_aborts_the_request(
         self, http: FlaskClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch

@@ -131,9 +131,11 @@ def serve_models(tmp_path: Path, models: Path, **environment: str) -> Iterator[C
     """Start a multi-model endpoint; the models can be loaded from `model_url`."""
     port = free_port()
     variables = _VARIABLES | {"SAGEMAKER_MULTI_MODEL": "true"} | environment
-    command = [*_COMMAND, "--port", str(port)]
     if IMAGE:
         command = _image_command(models, _MODELS, port, variables)
+    else:
+        command = [*_COMMAND, "--port", str(port)]
+        variables["OPTION_SOURCE_ROOTS"] = str(models)
     with _running(tmp_path, command, port, variables) as it:
         yield it
 

@@ -13,6 +13,7 @@ def test_the_image_starts_as_sagemaker_expects():
     configuration = image_configuration()
     assert configuration["Entrypoint"] == ["python", "-m", "container"]
     assert configuration["Cmd"] == ["serve"]
+    assert configuration["User"] == "1000", "not root"
     assert "8080/tcp" in configuration["ExposedPorts"]
     for capability in ("accept-bind-to-port", "multi-models"):
         label = f"com.amazonaws.sagemaker.capabilities.{capability}"

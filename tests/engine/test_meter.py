@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from core.adapter import Adapter
 from core.output import Output
 from core.request import Request
 from core.sampling import Finish, SamplingParams
-from core.stats import BOUNDS_S, Durations, Timing
+from core.stats import BOUNDS_S, BOUNDS_TOKENS, Durations, Timing
 from engine.engine import Engine
 from engine.serve.meter import Meter, RequestProgress
 from engine.tasks.engine import TaskOutput
@@ -37,9 +38,9 @@ def test_times_of_a_request(engine):
     assert timing == Timing(arrived=1.0, admitted=3.0, first_token=4.0, finished=8.0)
     seen = stats(meter, engine)
     assert (seen.num_prompt_tokens, seen.num_generated_tokens) == (5, 4)
-    assert (seen.queue.sum_s, seen.prefill.sum_s, seen.decode.sum_s) == (2, 1, 4)
-    assert (seen.first_token.sum_s, seen.whole.sum_s) == (3, 7)
-    assert (sum(seen.inter_token.counts), seen.inter_token.sum_s) == (3, 4)
+    assert (seen.queue.sum, seen.prefill.sum, seen.decode.sum) == (2, 1, 4)
+    assert (seen.first_token.sum, seen.whole.sum) == (3, 7)
+    assert (sum(seen.inter_token.counts), seen.inter_token.sum) == (3, 4)
     assert seen.finished == {"length": 1}
 
 
@@ -49,18 +50,18 @@ def test_gaps_are_measured_per_answer(engine):
         meter.record(progress, output_of(1, index=index), 4.0 + index)
     meter.record(progress, output_of(1, index=0), 6.0)
     seen = stats(meter, engine)
-    assert (seen.inter_token.sum_s, seen.num_prompt_tokens) == (2, 5)
+    assert (seen.inter_token.sum, seen.num_prompt_tokens) == (2, 5)
 
 
 @pytest.mark.parametrize(
-    ("outcome", "reason"), [(Answer(b"", "text/plain"), "done"), (RuntimeError("no"), "error")]
+    ("outcome", "reason"), [(Answer(b"", "text/plain"), "stop"), (RuntimeError("no"), "error")]
 )
 def test_a_job_has_no_tokens(engine, outcome, reason):
     meter = Meter()
     meter.record_task(RequestProgress(1.0, 0), TaskOutput(0, outcome, admitted=3.0), 8.0)
     seen = stats(meter, engine)
     assert seen.finished == {reason: 1}
-    assert (seen.queue.sum_s, seen.whole.sum_s, sum(seen.first_token.counts)) == (2, 7, 0)
+    assert (seen.queue.sum, seen.whole.sum, sum(seen.first_token.counts)) == (2, 7, 0)
 
 
 def test_failures_are_counted_but_not_timed(engine):
@@ -121,3 +122,71 @@ def test_the_first_admission_counts():
         outputs = strategy.commit(plan, executor.run(plan))
         assert all(output.admitted == 1.0 for output in outputs)
     assert strategy.num_preemptions > 0
+
+
+def answers(meter, progress, *lengths):
+    """Record the tokens of several answers, one per second from second 4 on."""
+    for index, length in enumerate(lengths):
+        for position in range(length):
+            meter.record(progress, output_of(1, index=index), 4.0 + position)
+
+
+def test_histograms_of_a_request(engine):
+    """One value for each answer, and one for each request when its last answer ends."""
+    meter, progress = Meter(), RequestProgress(1.0, 5, num_answers=2, max_tokens=300)
+    answers(meter, progress, 3, 6)
+    meter.record(progress, output_of(1, finish=Finish.LENGTH, index=0), 12.0)
+    assert sum(stats(meter, engine).params_n.counts) == 0
+    meter.record(progress, output_of(1, finish=Finish.EOS, index=1), 13.0)
+    seen = stats(meter, engine)
+    assert (seen.prompt_tokens.sum, seen.generation_tokens.sum) == (10, 4 + 7)
+    assert (seen.max_generation_tokens.sum, sum(seen.max_generation_tokens.counts)) == (7, 1)
+    assert (seen.params_n.sum, seen.params_max_tokens.sum) == (2, 300)
+    assert seen.inference.sum == (12 - 3) + (13 - 3)
+    assert seen.per_output_token.sum == (12 - 4) / 3 + (13 - 4) / 6
+    assert seen.finished == {"length": 1, "stop": 1}
+
+
+def test_an_answer_that_a_stop_string_cuts_has_ended_well(engine):
+    meter, progress = Meter(), RequestProgress(1.0, 5)
+    answers(meter, progress, 3)
+    meter.record_abort(progress, [0], "stop_string", 8.0)
+    seen = stats(meter, engine)
+    assert (seen.finished, seen.aborted) == ({"stop": 1}, {})
+    assert (seen.whole.sum, seen.generation_tokens.sum, sum(seen.params_n.counts)) == (7, 3, 1)
+
+
+def test_aborts_are_counted_by_reason_but_not_timed(engine):
+    meter = Meter()
+    for reason in ("disconnect", "disconnect", "timeout"):
+        progress = RequestProgress(1.0, 5, num_answers=2)
+        answers(meter, progress, 3, 3)
+        meter.record_abort(progress, [0, 1], reason, 8.0)
+    seen = stats(meter, engine)
+    assert seen.finished == {"abort": 6}
+    assert seen.aborted == {"disconnect": 2, "timeout": 1}
+    assert sum(seen.whole.counts) == sum(seen.generation_tokens.counts) == 0
+
+
+def test_refusals_and_steps(engine):
+    meter = Meter()
+    for counts in ({"invalid": 2}, {"invalid": 1, "overloaded": 4}):
+        meter.record_refusals(counts)
+    for num_tokens in (512, 3, 3):
+        meter.record_step(num_tokens)
+    seen = stats(meter, engine)
+    assert seen.refused == {"invalid": 3, "overloaded": 4}
+    assert (sum(seen.iteration_tokens.counts), seen.iteration_tokens.sum) == (3, 518)
+    assert seen.iteration_tokens.counts[BOUNDS_TOKENS.index(5)] == 2
+
+
+def test_adapters_of_running_and_waiting_requests():
+    strategy = strategy_of("none")
+    engine = Engine(strategy, FakeExecutor(4), FACTS)
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    for id, name in enumerate(("b", "a", "b")):
+        adapter = Adapter(name, "/src", rank=4, slot=id, generation=1)
+        strategy.add(Request(id, [1, 2], params, adapter=adapter))
+    engine.step(0.0)
+    seen = stats(Meter(), engine)
+    assert (seen.running_adapters, seen.waiting_adapters) == (("b",), ("a", "b"))

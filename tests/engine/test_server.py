@@ -19,6 +19,7 @@ from core.messages import (
     Heartbeat,
     Hello,
     Ready,
+    Refused,
     Step,
     Submit,
 )
@@ -393,3 +394,35 @@ def test_a_single_answer_can_be_aborted(client, engine, gate, connection):
     assert tokens == expected(1, [1, 2, 3], 9)
     until(lambda: not engine.has_work())
     assert engine.strategy.memory.num_held_blocks == 0
+
+
+def test_an_engine_that_becomes_idle_says_so_at_once(client, engine):
+    """Not only when the loop, which now waits for messages, next wakes up."""
+    client.send(Submit("a", [1, 2, 3], SamplingParams(max_tokens=3, ignore_eos=True)))
+    client.answer("a")
+    client.receive(Heartbeat)  # may have been on its way already
+    stats = client.receive(Heartbeat).stats
+    assert (stats.num_running, stats.num_held_blocks) == (0, 0)
+    assert stats.finished == {"length": 1}
+
+
+def test_aborts_are_counted_by_their_reason(client, engine, gate, connection):
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    gate.open.clear()
+    for id in ("a", "b", "c"):
+        client.send(Submit(id, [1, 2, 3], params))
+    while not engine.strategy.running:
+        time.sleep(0.001)
+    for id, reason in (("a", "disconnect"), ("b", "timeout"), ("c", "stop_string")):
+        client.send(Abort(id, None, reason))
+        client.send(Abort(id, None, reason))
+    client.send(Refused({"invalid": 2}))
+    strategy = engine.strategy
+    while connection.inbox.qsize() + len(strategy.running) + len(strategy.waiting) < 3 + 7:
+        time.sleep(0.001)
+    gate.open.set()
+    while not (stats := client.receive(Heartbeat).stats).refused:
+        pass
+    assert stats.aborted == {"disconnect": 1, "timeout": 1}
+    assert stats.finished == {"abort": 2, "stop": 1}
+    assert stats.refused == {"invalid": 2}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from container.apis.generation.sampling import Dialect
 from container.http.deadline import Deadline
 from container.wire.token_stream import TokenStream
-from core.errors import RequestError
+from core.errors import GenerationError, RequestError
+from core.messages import AbortReason
 from core.output import Output
 from core.sampling import TopLogprobs
 from core.stats import Timing
@@ -29,7 +30,9 @@ class Generation:
         dialect: Dialect,
         prompt_token_ids: Sequence[int],
         deadline: Deadline,
+        charge: Callable[[int], None],
     ) -> None:
+        """`charge` counts tokens against the client's limit, those of the prompt at once."""
         self.prompt_token_ids = prompt_token_ids
         self.timing: Timing | None = None
         """Timing of the answer that ended last; None if a stop string ended it."""
@@ -37,6 +40,8 @@ class Generation:
         self._answers = answers
         self._dialect = dialect
         self._deadline = deadline
+        self._charge = charge
+        charge(len(prompt_token_ids))
 
     @property
     def answers(self) -> Sequence[Answer]:
@@ -62,10 +67,14 @@ class Generation:
             while self._answers.num_open:
                 for output in self._next():
                     self.timing = output.timing
+                    self._charge(len(output.token_ids))
                     deltas = self._answers.push(output)
                     if self._answers.stopped_by_string(output):
-                        self._stream.abort(output.index)
+                        self._stream.abort(output.index, "stop_string")
                     yield from deltas
+        except GenerationError:  # the deadline; a request that failed by itself has ended
+            self.abort("timeout")
+            raise
         finally:
             self.abort()
 
@@ -74,9 +83,9 @@ class Generation:
         for _ in self.deltas():
             pass
 
-    def abort(self) -> None:
+    def abort(self, reason: AbortReason = "disconnect") -> None:
         """Abort the request in the engine. Does nothing if it has ended."""
-        self._stream.abort()
+        self._stream.abort(reason=reason)
 
     def _next(self) -> list[Output]:
         try:

@@ -130,11 +130,12 @@ class GenerationService(Service):
                         decoding.dialect,
                         token_ids,
                         Deadline(context.has_hung_up, self.options.predict_timeout),
+                        context.charge,
                     )
                 )
         except BaseException:
             for generation in generations:
-                generation.abort()
+                generation.abort("refused")
             raise
         return generations
 

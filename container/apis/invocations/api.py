@@ -56,7 +56,9 @@ class Invocations:
     def metrics(self) -> Response:
         """Return the engine's metrics for Prometheus; 503 until the engine is ready."""
         client = self._service.client
-        text = metrics_text(client.facts, client.stats, self._service.model_name)
+        text = metrics_text(
+            client.facts, client.stats, self._service.model_name, self._service.options
+        )
         return Response(text, content_type=METRICS_MIMETYPE)
 
     def predict(self, model: str) -> Response:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,8 +95,28 @@ def test_other_file_formats_are_loaded_by_transformers(copied, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder)
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     (folder / FILE).unlink()
-    decoder = LLM(folder, dtype="fp32").facts.decoder
+    with pytest.raises(ConfigurationError, match=r"pickle files.*option.allow_pickle_weights=true"):
+        LLM(folder, dtype="fp32")
+    decoder = LLM(folder, dtype="fp32", allow_pickle_weights=True).facts.decoder
     assert decoder.startswith("transformers' code (llama): it has neither model.safetensors nor")
+
+
+def test_code_in_a_pickle_file_never_runs(copied, tmp_path):
+    """Not even where pickle files are allowed: only tensors are unpickled."""
+    folder, trace = copied("llama"), tmp_path / "ran"
+
+    class Code:
+        def __reduce__(self):
+            return Path.touch, (trace,)
+
+    torch.save({"model.norm.weight": Code()}, folder / "pytorch_model.bin")
+    (folder / FILE).unlink()
+    for allowed in (False, True):
+        with pytest.raises(Exception, match=r"pickle|[Ww]eights"):
+            LLM(folder, dtype="fp32", allow_pickle_weights=allowed)
+    assert not trace.exists()
+    pickle.loads(pickle.dumps(Code()))
+    assert trace.exists(), "the file would run code"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,72 @@
+"""Lets only requests with a valid API key in, within the key's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from flask import Flask, g, request
+from werkzeug.datastructures import Headers, WWWAuthenticate
+from werkzeug.exceptions import Unauthorized
+
+from container.http.api_keys import ApiKey, find_api_key, read_api_keys
+from container.http.failures import HEALTH_PATHS
+from container.http.rate_limits import RateLimits
+from core.options import Options
+
+_HEADERS = "send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+
+
+class Gate:
+    """Checks each request before its body is read. Create it before the workers are forked."""
+
+    def __init__(
+        self,
+        keys: Sequence[ApiKey],
+        *,
+        open_paths: Sequence[str] = HEALTH_PATHS,
+        limits: RateLimits | None = None,
+    ) -> None:
+        """open_paths: those that need no key. Without `limits`, nothing is counted."""
+        self._keys = keys
+        self._open_paths = frozenset(open_paths)
+        self._limits = limits
+
+    def add_to(self, app: Flask) -> None:
+        """Check every request of an app, whatever its path."""
+        app.before_request(self._check)
+
+    def _check(self) -> None:
+        if request.path in self._open_paths:
+            return
+        index = find_api_key(self._keys, self._given_key(request.headers))
+        if index is None:
+            raise Unauthorized(
+                f"the API key is missing or unknown; {_HEADERS}",
+                www_authenticate=WWWAuthenticate("bearer", {"realm": "longshore"}),
+            )
+        if self._limits is not None:
+            self._limits.admit(index)
+            g.charge = partial(self._limits.charge, index)
+
+    @staticmethod
+    def _given_key(headers: Headers) -> str:
+        """Return the key in OpenAI's or else in Anthropic's header; '' if there is none."""
+        scheme, _, token = headers.get("Authorization", "").partition(" ")
+        return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+def open_gate(
+    options: Options, *, open_paths: Sequence[str] = HEALTH_PATHS, counts: bool = True
+) -> Gate | None:
+    """Return the gate of `option.api_keys_file`, or None without that option.
+
+    `counts`: whether it enforces the limits of the keys.
+
+    Raises ConfigurationError as `read_api_keys` does.
+    """
+    if options.api_keys_file is None:
+        return None
+    keys = read_api_keys(Path(options.api_keys_file))
+    return Gate(keys, open_paths=open_paths, limits=RateLimits(keys) if counts else None)

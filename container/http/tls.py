@@ -1,0 +1,64 @@
+"""The server's TLS certificate: `option.ssl_certfile` and `option.ssl_keyfile`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gevent
+from gevent import ssl
+
+from core.errors import ConfigurationError
+from core.options import Options
+
+HANDSHAKE_S = 10.0
+"""Time for a client to complete the handshake."""
+
+
+def tls_context(options: Options) -> ssl.SSLContext | None:
+    """Return the context of a server with the configured certificate, for gevent's sockets;
+    None if there is none.
+
+    Raises ConfigurationError if only one of the files is given, or one cannot be used.
+    """
+    certificate, key = options.ssl_certfile, options.ssl_keyfile
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        missing = "ssl_certfile" if certificate is None else "ssl_keyfile"
+        raise ConfigurationError(f"option.{missing} is missing: TLS needs a certificate and a key")
+    _require_readable(certificate, "ssl_certfile")
+    _require_readable(key, "ssl_keyfile")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        # Without a password given here, OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(certificate, key, password="")
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigurationError(
+            f"option.ssl_certfile={certificate} and option.ssl_keyfile={key} cannot be used "
+            f"({error}): they must be PEM files, the key without a password and of this certificate"
+        ) from None
+    return context
+
+
+def shake_hands(client: Any, context: Any) -> Any | None:
+    """Return the TLS connection with a client that has connected.
+
+    If the client does not speak TLS, or not in time, closes its connection and returns None.
+    """
+    try:
+        with gevent.Timeout(HANDSHAKE_S, False):  # pyright: ignore[reportArgumentType]
+            return context.wrap_socket(client, server_side=True)
+    except OSError:
+        pass
+    client.close()
+    return None
+
+
+def _require_readable(path: str, option: str) -> None:
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"option.{option}={path}: cannot be read: {error.strerror}"
+        ) from None

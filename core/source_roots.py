@@ -1,0 +1,44 @@
+"""The directories from which requests may load adapters and models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from core.errors import RequestError
+from core.options import Options
+
+SAGEMAKER_ROOT = Path("/opt/ml")
+"""Below it SageMaker puts models and adapters."""
+
+
+class SourceRoots:
+    """Checks the paths that requests name.
+
+    Symbolic links are followed first, so none leads out of the roots. Whether a path outside them
+    exists makes no difference to the error.
+    """
+
+    def __init__(self, roots: Iterable[Path] = (SAGEMAKER_ROOT,)) -> None:
+        self._roots = tuple(os.path.realpath(root) for root in roots)
+
+    def require(self, source: str, field: str) -> None:
+        """Raise RequestError, with this field, unless `source` is below one of the roots."""
+        try:
+            path = os.path.realpath(source)
+        except (OSError, ValueError):  # too many links, or a NUL character
+            path = ""
+        if not any(Path(path).is_relative_to(root) for root in self._roots):
+            raise RequestError(
+                field,
+                f"{source} is not below {' or '.join(self._roots)}; move it there, or add its "
+                "directory to option.source_roots",
+            )
+
+
+def source_roots(options: Options, own: Iterable[Path]) -> SourceRoots:
+    """Return the roots of `option.source_roots`, or SageMaker's; and `own`, those of the model."""
+    configured = options.source_roots
+    given = [SAGEMAKER_ROOT] if configured is None else map(Path, configured.split(os.pathsep))
+    return SourceRoots([*given, *own])

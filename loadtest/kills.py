@@ -1,0 +1,161 @@
+"""`python -m loadtest kills`: kills a container's processes under load, at random moments.
+
+Each kill is SIGKILL to one process: the engine, a front-end worker or the supervisor. What counts
+is how the running requests end, how long the clients wait for that, how long until the container
+answers again, and what is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from loadtest.clients.transport import HttpTransport, SendError
+from loadtest.endings import Clients, Ending, count
+from loadtest.server import Server
+
+TARGETS = ("engine", "worker", "supervisor")
+PROPERTIES: Mapping[str, str] = {"retry_threshold": "1000", "option.http_workers": "1"}
+NUM_STREAMS = 12
+NUM_WHOLE = 4
+MAX_NEW_TOKENS = 300
+MAX_DELAY_S = 1.5
+"""The kill comes at most this long after the requests."""
+END_S = 60.0
+RECOVERY_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """What one kill did."""
+
+    target: str
+    killed_at: float
+    endings: Sequence[Ending]
+    recovery_s: float | None
+    """Until a new request was answered; None for the supervisor, after which nothing is left."""
+    num_processes_left: int = 0
+    num_files_left: int = 0
+
+    @property
+    def last_end_s(self) -> float:
+        """Seconds from the kill until the last client knew."""
+        return max(0.0, max(ending.at for ending in self.endings) - self.killed_at)
+
+
+def run_kills(
+    times: int, properties: Mapping[str, str], *, model_dir: Path | None, seed: int, folder: Path
+) -> list[Kill]:
+    """Kill `times` processes, each kind in turn. A container lives until its supervisor is killed.
+
+    Writes the containers' logs to `folder`.
+    """
+    choices, kills = random.Random(seed), list[Kill]()
+    while len(kills) < times:
+        log = folder / f"kills-{len(kills)}.log"
+        with tempfile.TemporaryDirectory(prefix="kills-") as scratch:
+            server = Server(
+                {**PROPERTIES, **properties}, log, model_dir=model_dir, temporary=Path(scratch)
+            )
+            with server:
+                for target in TARGETS[: times - len(kills)]:
+                    kills.append(_kill(server, target, choices, Path(scratch)))
+                    print(_line(kills[-1]), flush=True)
+    return kills
+
+
+def report_lines(kills: Sequence[Kill]) -> list[str]:
+    """Return a Markdown table with one row for each kind of process."""
+    lines = [
+        "| killed | times | answered | told | cut | last client knew after, s (median, max) | "
+        "answers again after, s (median, max) | processes left | files left |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for target in TARGETS:
+        rows = [kill for kill in kills if kill.target == target]
+        if not rows:
+            continue
+        kinds = count([ending for kill in rows for ending in kill.endings])
+        recoveries = [kill.recovery_s for kill in rows if kill.recovery_s is not None]
+        cells = [
+            target,
+            str(len(rows)),
+            *(str(kinds[kind]) for kind in ("answered", "told", "cut")),
+            _spread([kill.last_end_s for kill in rows]),
+            _spread(recoveries) if recoveries else "—",
+            str(sum(kill.num_processes_left for kill in rows)),
+            str(sum(kill.num_files_left for kill in rows)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _kill(server: Server, target: str, choices: random.Random, scratch: Path) -> Kill:
+    clients = Clients(
+        server.port, num_streams=NUM_STREAMS, num_whole=NUM_WHOLE, max_new_tokens=MAX_NEW_TOKENS
+    )
+    time.sleep(choices.uniform(0.0, MAX_DELAY_S))
+    processes = server.processes()
+    victim = find_process(processes, target)
+    killed_at = time.monotonic()
+    victim.kill()
+    if target == "supervisor":
+        endings = clients.wait(END_S)
+        _, alive = psutil.wait_procs(processes, timeout=END_S)
+        num_files = sum(path.is_file() or path.is_socket() for path in scratch.rglob("*"))
+        return Kill(target, killed_at, endings, None, len(alive), num_files)
+    recovery_s = _wait_for_answer(server, killed_at)
+    return Kill(target, killed_at, clients.wait(END_S), recovery_s)
+
+
+def find_process(processes: Sequence[psutil.Process], target: str) -> psutil.Process:
+    """Return the process of a container that plays this part; `processes[0]` is its supervisor."""
+    if target == "supervisor":
+        return processes[0]
+    module = "engine" if target == "engine" else "container.front_end.start"
+    found = [process for process in processes if module in _command(process)]
+    return found[-1]  # gunicorn's worker has the command line of its parent, which comes first
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def _wait_for_answer(server: Server, killed_at: float) -> float:
+    """Return the seconds from the kill until a new request is answered."""
+    body = json.dumps({"inputs": "ROMEO:", "parameters": {"max_new_tokens": 1}}).encode()
+    transport = HttpTransport(server.url, 5.0)
+    try:
+        while time.monotonic() < killed_at + RECOVERY_S:
+            with suppress(SendError):
+                transport.post("/invocations", body)
+                return time.monotonic() - killed_at
+            time.sleep(0.05)
+    finally:
+        transport.close()
+    raise TimeoutError(f"the container did not answer within {RECOVERY_S:g} s after the kill")
+
+
+def _line(kill: Kill) -> str:
+    kinds = count(kill.endings)
+    recovery = "" if kill.recovery_s is None else f" answers_again_s={kill.recovery_s:.1f}"
+    return (
+        f"killed={kill.target} answered={kinds['answered']} told={kinds['told']} "
+        f"cut={kinds['cut']} last_client_knew_s={kill.last_end_s:.1f}{recovery} "
+        f"processes_left={kill.num_processes_left} files_left={kill.num_files_left}"
+    )
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.1f}, {max(values):.1f}"
