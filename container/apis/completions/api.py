@@ -30,7 +30,7 @@ class CompletionsApi:
         context.warn(request.warnings)
         adapter = service.adapter(context, None, request.model)
         prompts = self._encode(request)
-        decoding = service.with_checked_grammar(context, request.decoding)
+        decoding = service.with_checked_grammar(request.decoding)
         generations = service.start(context, prompts, decoding, adapter=adapter)
         response = CompletionsResponse(
             generations,

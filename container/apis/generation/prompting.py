@@ -8,6 +8,8 @@ from typing import TypeVar
 import gevent
 
 from container.apis.generation.conversation import Conversation
+from container.isolation.helper import Helper
+from container.isolation.jobs import Render
 from core.errors import RequestError
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
@@ -16,14 +18,19 @@ T = TypeVar("T")
 
 LONG_TEXT_CHARACTERS = 4096
 """Longer text is processed in a thread, so that /ping and running streams do not wait for it."""
+ISOLATED_BYTES = 2**18
+"""Longer conversations are rendered in the helper process. Below that, a template takes some 20 ms,
+and never waits for the long ones."""
 
 
 class Prompting:
     """Encodes and decodes prompts with the model's tokenizer and chat template."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, helper: Helper) -> None:
+        """helper: renders long conversations; made with the source of `template`."""
         self.tokenizer = tokenizer
         self._template = template
+        self._helper = helper
 
     def encode(
         self,
@@ -55,6 +62,19 @@ class Prompting:
                 "messages",
                 "the model has no chat template; set option.chat_template, or send a prompt",
             )
+
+        if size > ISOLATED_BYTES:
+            prompt = self._helper.render(
+                Render(
+                    messages=conversation.messages,
+                    tools=conversation.tools,
+                    add_generation_prompt=conversation.add_generation_prompt,
+                    continue_final_message=conversation.continue_final_message,
+                    variables=conversation.variables,
+                )
+            )
+            (token_ids,) = self.encode([prompt], add_special_tokens=False)
+            return token_ids
 
         def encode() -> list[int]:
             prompt = template.render(

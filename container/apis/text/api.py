@@ -29,7 +29,7 @@ class TextApi:
         """Answer a body with `inputs`. In a batch, each input succeeds or fails on its own."""
         service = self._service
         request = read_text_request(body, always_details=service.options.tgi_compat)
-        decoding = service.with_checked_grammar(context, request.decoding)
+        decoding = service.with_checked_grammar(request.decoding)
         request = replace(request, decoding=decoding)
         context.warn(request.warnings)
         texts = ["" if isinstance(text, LongshoreError) else text for text in request.inputs]
