@@ -1,4 +1,7 @@
-"""Command line: `compare` and `sweep` measure servers, `report` draws existing results."""
+"""Command line: `compare` and `sweep` measure servers, `report` draws existing results.
+
+`harm` and `soak` do what hostile clients do, and measure what it costs the others.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     if parsed.command == "report":
         return _report(parsed)
+    if parsed.command in ("harm", "soak"):
+        from loadtest.harm import command
+
+        return command.run(parser, parsed)
     return _measure(parser, parsed, f"python -m loadtest {shlex.join(arguments)}")
 
 

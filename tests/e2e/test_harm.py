@@ -1,0 +1,51 @@
+"""Hostile requests and kills against a real container, through the commands that measure them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadtest.harm.harm import Outcome
+from loadtest.harm.soak import Findings
+from tests.e2e.serving import IMAGE, ROOT
+
+pytestmark = pytest.mark.skipif(IMAGE is not None, reason="the commands start the checkout's code")
+
+
+def loadtest(out: Path, *arguments: str) -> bytes:
+    command = [sys.executable, "-m", "loadtest", *arguments, "--json", str(out / "found.json")]
+    done = subprocess.run(
+        [*command, "--log", str(out / "server.log")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return (out / "found.json").read_bytes()
+
+
+@pytest.mark.timeout(300)
+def test_hostile_grammars_harm_nobody_else(tmp_path: Path) -> None:
+    """Times are not asserted: the machine may be busy."""
+    arguments = ["harm", "--rows", "rules,references,ambiguous", "--max-ping", "60000"]
+    outcomes = msgspec.json.decode(loadtest(tmp_path, *arguments), type=list[Outcome])
+    assert len(outcomes) == 5
+    for outcome in outcomes:
+        assert outcome.status in ("400", "424"), outcome
+        assert (outcome.neighbours_failed, outcome.processes_lost) == (0, 0), outcome
+
+
+@pytest.mark.timeout(300)
+def test_a_short_soak(tmp_path: Path) -> None:
+    arguments = ["soak", "--seconds", "24", "--seed", "1"]
+    findings = msgspec.json.decode(loadtest(tmp_path, *arguments), type=Findings)
+    assert findings.ends["whole"] > 0
+    assert sum(findings.kills.values()) > 0
+    assert all(findings.requests.values())
