@@ -400,8 +400,12 @@ def test_an_ambiguous_grammar_fails_only_its_request(model_dir, monkeypatch):
     """Here every mask counts as if it had taken longer than it may."""
     monkeypatch.setattr("engine.sampling.grammars.SECONDS_PER_MASK", -0.4)
     with LLM(model_dir, **SMALL) as llm:
-        ambiguous = SamplingParams(max_tokens=9, **form(grammar='start: s\ns: s s | "a"'))
-        streams = [llm.stream(PROMPTS[0], ambiguous), llm.stream(PROMPTS[1], SamplingParams())]
+        grammar = form(grammar='start: s\ns: s s | "a"')
+        ambiguous = SamplingParams(seed=1, max_tokens=9, ignore_eos=True, **grammar)
+        streams = [
+            llm.stream(PROMPTS[0], ambiguous),
+            llm.stream(PROMPTS[1], SamplingParams(seed=1)),
+        ]
         with pytest.raises(GenerationError, match="too ambiguous"):
             list(streams[0])
         assert "".join(delta.text for delta in streams[1])
