@@ -9,7 +9,7 @@ TRITON_FLOOR := 3.6.0
 COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties examples/compare/cpu.properties --requests 60
 EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
-.PHONY: help setup serve compare test check asan image-check variants kernels gpu format docs clean
+.PHONY: help setup serve compare harm soak test check asan image-check variants kernels gpu format docs clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -29,6 +29,12 @@ compare: setup  ## Load-test every strategy with the demo model on this machine;
 	$(COMPARE) --workload chat --requests 100 --length-scale 0.12 --time-scale 16 --out $(OUT)/chat
 	$(COMPARE) --workload shared-prefix --users 24 --length-scale 0.4 --out $(OUT)/shared-prefix
 	$(BIN)/python -m loadtest report $(OUT)/aws $(OUT)/chat $(OUT)/shared-prefix --pictures --out $(OUT)
+
+harm: setup  ## Send hostile requests to the demo model and measure what they cost others (ARGS='--rows grammar')
+	OMP_NUM_THREADS=1 $(BIN)/python -m loadtest harm --json build/harm.json $(ARGS)
+
+soak: setup  ## Ten minutes of good, bad and leaving clients and of kills (ARGS='--seconds 60')
+	OMP_NUM_THREADS=1 $(BIN)/python -m loadtest soak --seconds 600 --json build/soak.json $(ARGS)
 
 test: setup  ## Run all tests (ARGS='tests/core -k stop' for some)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)

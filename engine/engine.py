@@ -103,6 +103,8 @@ class Engine:
                 f"{params.beam_width} beams of {request.sequences[0].max_length} tokens do not "
                 "fit into the KV cache or the token budget of a step",
             )
+        if params.structured_outputs is not None and self.grammars is not None:
+            self.grammars.hold(request.sequences)
         self.strategy.add(request)
         self._next_id += len(request.sequence_ids)
         return request.id

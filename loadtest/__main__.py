@@ -1,6 +1,7 @@
 """Command line: `compare` and `sweep` measure servers, `report` draws existing results.
 
-`kills` kills a container's processes under load.
+`harm` and `soak` do what hostile clients do, and measure what it costs the others. `kills` kills a
+container's processes under load.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(parsed)
     if parsed.command == "kills":
         return _kills(parsed)
+    if parsed.command in ("harm", "soak"):
+        from loadtest.harm import command
+
+        return command.run(parser, parsed)
     return _measure(parser, parsed, f"python -m loadtest {shlex.join(arguments)}")
 
 

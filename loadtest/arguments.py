@@ -106,6 +106,7 @@ def make_parser() -> argparse.ArgumentParser:
     kills.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder for the containers' logs"
     )
+    _add_harm(commands)
     report = _command(commands, "report", "write report.html from existing results")
     report.add_argument("results", type=Path, nargs="+", help="results.json files or their folders")
     report.add_argument(
@@ -113,6 +114,69 @@ def make_parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--pictures", action="store_true", help="also write each chart as a PNG")
     return parser
+
+
+def _add_harm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    harm = commands.add_parser(
+        "harm",
+        help="send hostile requests and measure what they cost everyone else",
+        description="Send every hostile request of loadtest/harm/rows.py, one after another, while "
+        "/ping is asked every 25 ms and ordinary streams run. The exit code is 1 if one of them "
+        "broke a limit.",
+        epilog="examples:\n"
+        "  python -m loadtest harm                        # starts a server with the demo model\n"
+        "  python -m loadtest harm --url http://host:8080 --json harm.json\n"
+        "  python -m loadtest harm --rows grammar,schema  # rows whose name has one of these words",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    harm.add_argument("--url", help="a running server (default: start one)")
+    _add_own_server(harm)
+    harm.add_argument(
+        "--rows", type=_names, default=[""], metavar="WORD,...", help="only rows that have a word"
+    )
+    harm.add_argument(
+        "--max-ping", type=_positive, default=250.0, metavar="MS",
+        help="longest time that /ping may take, in ms (default: 250)",
+    )  # fmt: skip
+    harm.add_argument(
+        "--max-row", type=_positive, default=120.0, metavar="S",
+        help="longest time that the server may hold a row, in s (default: 120)",
+    )  # fmt: skip
+    harm.add_argument("--streams", type=_count, default=4, help="ordinary streams (default: 4)")
+    harm.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes as JSON")
+    soak = commands.add_parser(
+        "soak",
+        help="mix ordinary, impatient and hostile clients at random, and kill processes",
+        description="Start a server; for --seconds mix clients that behave with some that leave, "
+        "stall or send garbage, and kill its processes at random. Then check that every request "
+        "had one end, and that KV memory, processes, memory, threads and open files are as before. "
+        "The exit code is 1 if they are not.",
+        epilog="examples:\n"
+        "  python -m loadtest soak --seconds 600\n"
+        "  python -m loadtest soak --seconds 60 --seed 7 --json soak.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_own_server(soak)
+    soak.add_argument("--seconds", type=_positive, default=600.0, help="(default: 600)")
+    soak.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
+    soak.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON")
+
+
+def _add_own_server(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--properties",
+        type=Path,
+        default=Path("serving.properties"),
+        metavar="FILE",
+        help="properties of the server that is started (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--log",
+        type=Path,
+        default=Path("build/loadtest-server.log"),
+        metavar="FILE",
+        help="its log (default: %(default)s)",
+    )
 
 
 def _command(

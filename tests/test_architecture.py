@@ -41,7 +41,7 @@ PARTS = {
         ("__init__", "__main__"),
     ),
     "container": (
-        ("configuration", "capacity", "schema", "wire"),
+        ("configuration", "capacity", "schema", "wire", "isolation"),
         ("models", "http"),
         ("launch", "apis"),
         ("front_end",),

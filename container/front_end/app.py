@@ -21,6 +21,7 @@ from container.http.authentication import Gate
 from container.http.failures import count_refusals, register_failures
 from container.http.headers import register_headers
 from container.http.service import Service, json_response
+from container.isolation.helper import Helper
 from container.wire.engine_client import EngineClient
 from core.options import Options
 from core.task import Kind, Task
@@ -36,16 +37,21 @@ def create_app(
     template: ChatTemplate | None = None,
     formatters: Functions | None = None,
     gate: Gate | None = None,
+    helper: Helper | None = None,
 ) -> Flask:
-    """Return the application for a model that generates text."""
-    prompting = Prompting(tokenizer, template, lambda: client.facts.max_model_len)
-    service = GenerationService(client, prompting, options, model_name)
+    """Return the application for a model that generates text.
+
+    helper: an existing one with the same tokenizer and template, instead of a new one.
+    """
+    helper = helper or Helper(tokenizer.model_dir, template.source if template else None)
+    prompting = Prompting(tokenizer, template, lambda: client.facts.max_model_len, helper)
+    service = GenerationService(client, prompting, helper, options, model_name)
     # As in LMI, formatters apply only to /invocations and its aliases.
     formatted_service = service
     if formatters is not None:
         user_formatters = Formatters(formatters, FormatterTokenizer(tokenizer, template))
         formatted_service = GenerationService(
-            client, prompting, options, model_name, user_formatters
+            client, prompting, helper, options, model_name, user_formatters
         )
     app = _create(service, GenerationApi(formatted_service), "generation", gate)
     AdapterRoutes(service).add_to(app)

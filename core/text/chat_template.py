@@ -16,12 +16,21 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+import msgspec
 
 from core.errors import ConfigurationError, RequestError
 
 Message = Mapping[str, object]
 
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_HERE "
+
+
+class ChatTemplateSource(msgspec.Struct, frozen=True):
+    """The arguments of ChatTemplate, so that another process can make the same one."""
+
+    source: str
+    with_tools: str
+    special_tokens: dict[str, str]
 
 
 class ChatTemplate:
@@ -36,6 +45,7 @@ class ChatTemplate:
         """
         environment = _environment()
         self._special_tokens = dict(special_tokens or {})
+        self.source = ChatTemplateSource(source, with_tools, self._special_tokens)
         try:
             self._plain = environment.from_string(source)
             self._with_tools = environment.from_string(with_tools or source)

@@ -19,6 +19,7 @@ class Tokenizer:
 
     def __init__(self, model_dir: Path) -> None:
         """Raises ConfigurationError if the directory has no tokenizer.json."""
+        self.model_dir = model_dir
         self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file(model_dir)))
         # The file may set truncation or padding for training. Serving needs neither.
         self._tokenizer.no_truncation()

@@ -117,11 +117,11 @@ def _files(model_dir: Path) -> list[Path]:
         raise UnsupportedModelError(f"it has neither {SINGLE_FILE} nor {INDEX_FILE}")
     try:
         names = json.loads((model_dir / INDEX_FILE).read_text())["weight_map"].values()
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        return [model_dir / name for name in sorted(set(names))]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"cannot read {model_dir / INDEX_FILE}: {error!r}; {BROKEN}"
         ) from error
-    return [model_dir / name for name in sorted(set(names))]
 
 
 def _renamed(tensors: dict[str, Entry], family: Family) -> dict[str, Entry]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -12,15 +11,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from core.sampling import Failure, Sampled
-from core.sequence import Sequence as TokenSequence
 from core.text.grammar import grammar_error
-from engine.sampling.grammars import Grammars, Matcher
+from engine.sampling.grammars import MAX_OVERRUN_S, Constraint, Grammars
 from engine.sampling.rows import Row, integers
 from engine.staging import Parcel, Sent
 
+TOO_AMBIGUOUS = (
+    "the grammar is too ambiguous: its masks take too long; write left-recursive rules, "
+    "and let each text match in one way only"
+)
+
 
 class Grammar:
-    """Keeps the matcher of each sequence.
+    """Masks the rows whose answers are constrained.
 
     A matcher consumes each token once, when the token reaches the host, even if the sequence has
     been preempted by then. The next mask needs that token, so the strategy never schedules a
@@ -30,7 +33,6 @@ class Grammar:
     def __init__(self, grammars: Grammars | None) -> None:
         """grammars: None if no answer is constrained."""
         self._grammars = grammars
-        self._matchers: WeakKeyDictionary[TokenSequence, Matcher] = WeakKeyDictionary()
 
     def plan(self, rows: Sequence[Row], vocab_size: int, parcel: Parcel) -> GrammarMask | None:
         indices = [index for index, row in enumerate(rows) if _is_constrained(row)]
@@ -39,19 +41,13 @@ class Grammar:
         assert self._grammars is not None, (
             "the engine rejects `structured_outputs` without grammars"
         )
-        matchers = [self._matcher_of(rows[index].sequence, self._grammars) for index in indices]
-        masks = self._grammars.masks(matchers, vocab_size)
+        constraints = [self._grammars.constraint(rows[index].sequence) for index in indices]
+        masks = self._grammars.masks(constraints, vocab_size)
         for index, mask in zip(indices, masks, strict=True):
             if rows[index].params.ignore_eos:
                 _mask_end_tokens(mask, self._grammars.end_token_ids)
-        by_row = dict(zip(indices, matchers, strict=True))
+        by_row = dict(zip(indices, constraints, strict=True))
         return GrammarMask(by_row, parcel.put(integers(indices)), parcel.put(masks))
-
-    def _matcher_of(self, sequence: TokenSequence, grammars: Grammars) -> Matcher:
-        if sequence not in self._matchers:
-            assert sequence.params.structured_outputs is not None
-            self._matchers[sequence] = grammars.matcher(sequence.params.structured_outputs)
-        return self._matchers[sequence]
 
 
 class GrammarMask:
@@ -61,9 +57,9 @@ class GrammarMask:
     become equally likely.
     """
 
-    def __init__(self, matchers: Mapping[int, Matcher], row_index: Sent, masks: Sent) -> None:
-        """matchers: by row; row_index: [P] int64, these rows; masks: [P, bytes] uint8."""
-        self._matchers = matchers
+    def __init__(self, constraints: Mapping[int, Constraint], row_index: Sent, masks: Sent) -> None:
+        """constraints: by row; row_index: [P] int64, these rows; masks: [P, bytes] uint8."""
+        self._constraints = constraints
         self._row_index = row_index
         self._masks = masks
 
@@ -81,12 +77,14 @@ class GrammarMask:
         """Advance the matchers by the sampled tokens of all rows of the step.
 
         Changes `sampled`: a row whose answer is complete gets `ends=True`, and one with a
-        grammar error becomes a Failure.
+        grammar error, or whose masks take too long, becomes a Failure.
         """
-        for row, matcher in self._matchers.items():
-            sample = sampled[row]
+        for row, constraint in self._constraints.items():
+            sample, matcher = sampled[row], constraint.matcher
             assert isinstance(sample, Sampled)
-            if not matcher.consume_token(sample.token_ids[0]):
+            if constraint.overrun_s > MAX_OVERRUN_S:
+                sampled[row] = Failure(str(grammar_error(TOO_AMBIGUOUS)))
+            elif not matcher.consume_token(sample.token_ids[0]):
                 sampled[row] = Failure(str(grammar_error(matcher.get_error())))
             elif matcher.is_stopped():
                 sampled[row] = replace(sample, ends=True)

@@ -1,27 +1,60 @@
-"""Compiles grammars with llguidance, each once, and makes a matcher for each answer."""
+"""Compiles grammars, each once, and makes a matcher for each answer."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from weakref import WeakKeyDictionary
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import ConfigurationError, RequestError
+from core.errors import OverloadedError
+from core.sequence import Sequence as TokenSequence
 from core.structured_outputs import StructuredOutputsParams
-from core.text.grammar import FIELD, grammar_error, grammar_text, load_llguidance
-from core.text.tokenizer import tokenizer_file
+from core.text.grammar import MAX_CHARACTERS, grammar_text
+from core.text.grammar_matcher import (
+    GrammarTokenizer,
+    Matcher,
+    compile_grammar,
+    read_grammar_tokenizer,
+)
 
 MAX_KEPT = 64
 """Compiled grammars to keep; the least recently used ones are dropped."""
-Matcher = Any
-"""llguidance's LLMatcher: the state of a grammar after an answer's tokens so far."""
+MAX_CHARACTERS_KEPT = 8 * MAX_CHARACTERS
+"""The length of their texts together. A compiled grammar takes up to 0.5 KB for each character."""
+MAX_CHARACTERS_HELD = 32 * MAX_CHARACTERS
+"""The same, for the grammars of requests that wait or run."""
+SECONDS_PER_MASK = 0.01
+"""CPU time that a mask may take. Usual ones take 0.1 ms; those of ambiguous grammars up to 1 s."""
+MAX_OVERRUN_S = 1.0
+"""CPU time beyond that, after which an answer fails, since all others in its steps wait for it."""
+
+
+@dataclass(slots=True)
+class Constraint:
+    """The grammar of one answer."""
+
+    text: str
+    matcher: Matcher
+    overrun_s: float = 0.0
+    """CPU time of its masks beyond SECONDS_PER_MASK for each."""
+
+    @contextmanager
+    def timed(self) -> Generator[None]:
+        """Count the time of the block, which computes a mask."""
+        begin = time.thread_time()
+        yield
+        took = time.thread_time() - begin
+        self.overrun_s = max(0.0, self.overrun_s + took - SECONDS_PER_MASK)
 
 
 class Grammars:
@@ -29,76 +62,107 @@ class Grammars:
 
     def __init__(self, model_dir: Path, eos_token_ids: Collection[int]) -> None:
         self._model_dir = model_dir
-        self._eos_token_ids = list(eos_token_ids)
-        self._compiled: OrderedDict[str, Matcher] = OrderedDict()
-        """Matchers in their initial state, by the grammar's text."""
+        self._eos_token_ids = eos_token_ids
+        self._compiled: OrderedDict[str, Future[Matcher]] = OrderedDict()
+        """Matchers in their initial state, by the grammar's text; pending while one is compiled."""
+        self._held: WeakKeyDictionary[TokenSequence, Constraint] = WeakKeyDictionary()
+        """By answer, until it ends."""
         self._lock = threading.Lock()
-        self._loading = threading.Lock()
+        self._reading = threading.Lock()
 
     def knows(self, form: StructuredOutputsParams) -> bool:
         """Whether the grammar is compiled. Raises RequestError if the form has no grammar."""
-        return grammar_text(form) in self._compiled
+        compiled = self._compiled.get(grammar_text(form))
+        return compiled is not None and compiled.done()
 
     def matcher(self, form: StructuredOutputsParams) -> Matcher:
         """Return a matcher in its initial state, compiling the grammar if it is not cached.
 
-        The first compilation also reads the tokenizer.
+        The first compilation also reads the tokenizer. Waits if another thread compiles the same
+        grammar.
 
         Raises RequestError if the grammar is wrong, too complex, or does not fit this model.
         """
         text = grammar_text(form)
         with self._lock:
-            if text in self._compiled:
-                self._compiled.move_to_end(text)
-                return self._compiled[text].deep_copy()
-        matcher = self._compile(text)
+            compiled = self._compiled.get(text)
+            is_new = compiled is None
+            if compiled is None:
+                compiled = self._compiled[text] = Future[Matcher]()
+            self._compiled.move_to_end(text)
+        if is_new:
+            self._compile(text, compiled)
+        matcher = compiled.result()
         with self._lock:
-            self._compiled[text] = matcher
-            if len(self._compiled) > MAX_KEPT:
-                self._compiled.popitem(last=False)
             return matcher.deep_copy()
+
+    def hold(self, sequences: Sequence[TokenSequence]) -> None:
+        """Keep the grammar of a request's constrained sequences as long as these live.
+
+        So no step compiles one, however many others were compiled since. Raises OverloadedError
+        if the grammars in use are too large together; nothing is held then.
+        """
+        texts = {constraint.text for constraint in self._held.values()}
+        texts.update(map(_text, sequences))
+        if _size(texts) > MAX_CHARACTERS_HELD:
+            raise OverloadedError(
+                f"the grammars in use have more than {MAX_CHARACTERS_HELD} characters together"
+            )
+        for sequence in sequences:
+            self.constraint(sequence)
+
+    def constraint(self, sequence: TokenSequence) -> Constraint:
+        """Return the constraint of a constrained sequence, always the same one."""
+        if sequence not in self._held:
+            form = sequence.params.structured_outputs
+            assert form is not None
+            self._held[sequence] = Constraint(grammar_text(form), self.matcher(form))
+        return self._held[sequence]
 
     @property
     def end_token_ids(self) -> list[int]:
         """Tokens that end an answer where the grammar allows the end. Call `matcher` first."""
         return self._tokenizer.eos_tokens
 
-    def masks(self, matchers: Sequence[Matcher], vocab_size: int) -> NDArray[np.uint8]:
+    def masks(self, constraints: Sequence[Constraint], vocab_size: int) -> NDArray[np.uint8]:
         """Return bit masks [N, bytes] of the tokens allowed next.
 
         Token t is bit t % 8 of byte t // 8.
 
         vocab_size: that of the logits. Tokens that the tokenizer does not have are not allowed.
         """
-        masks = np.empty((len(matchers), -(-self._tokenizer.vocab_size // 32)), np.uint32)
-        for matcher, mask in zip(matchers, masks, strict=True):
-            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        masks = np.empty((len(constraints), -(-self._tokenizer.vocab_size // 32)), np.uint32)
+        for constraint, mask in zip(constraints, masks, strict=True):
+            with constraint.timed():
+                constraint.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         num_bytes = -(-vocab_size // 8)
         masks = masks.view(np.uint8)[:, :num_bytes]
         return np.pad(masks, ((0, 0), (0, num_bytes - masks.shape[1])))
 
-    def _compile(self, text: str) -> Matcher:
-        llguidance = load_llguidance()
-        with self._loading:
-            tokenizer = self._tokenizer
-        limits = llguidance.LLParserLimits(verbose_errors=False)
-        matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise grammar_error(matcher.get_error())
-        return matcher
+    def _compile(self, text: str, compiled: Future[Matcher]) -> None:
+        """Set the outcome. A grammar that fails is not kept."""
+        try:
+            with self._reading:
+                tokenizer = self._tokenizer
+            compiled.set_result(compile_grammar(tokenizer, text))
+        except BaseException as error:
+            with self._lock:
+                self._compiled.pop(text, None)
+            compiled.set_exception(error)
+            return
+        with self._lock:
+            while len(self._compiled) > MAX_KEPT or _size(self._compiled) > MAX_CHARACTERS_KEPT:
+                self._compiled.popitem(last=False)
 
     @cached_property
-    def _tokenizer(self) -> Any:
-        """llguidance's tokenizer. With 128,000 tokens it takes most of a second to read."""
-        try:
-            text = _without_truncation(tokenizer_file(self._model_dir).read_bytes())
-            return load_llguidance().LLTokenizer(text, eos_token=self._eos_token_ids or None)
-        except (ConfigurationError, ValueError) as error:
-            raise RequestError(FIELD, f"cannot be used with this model: {error}") from None
+    def _tokenizer(self) -> GrammarTokenizer:
+        return read_grammar_tokenizer(self._model_dir, self._eos_token_ids)
 
 
-def _without_truncation(tokenizer: bytes) -> str:
-    """Remove truncation and padding settings, which a file may keep from training."""
-    fields = msgspec.json.decode(tokenizer, type=dict[str, msgspec.Raw])
-    disabled = dict.fromkeys(("truncation", "padding"), msgspec.Raw(b"null"))
-    return msgspec.json.encode({**fields, **disabled}).decode()
+def _text(sequence: TokenSequence) -> str:
+    assert sequence.params.structured_outputs is not None
+    return grammar_text(sequence.params.structured_outputs)
+
+
+def _size(texts: Iterable[str]) -> int:
+    return sum(map(len, texts))

@@ -174,7 +174,8 @@ class Connection:
         try:
             (payload,) = frames
             message = self._decode(payload)
-        except ValueError as error:  # from msgspec, or a wrong number of frames
+        except (ValueError, RecursionError, LongshoreError) as error:
+            # From msgspec, a wrong number of frames, or the checks of the parameters' classes.
             logger.error("client=%s invalid message: %s", client.hex(), error)
             return
         clients.add(client)

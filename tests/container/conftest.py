@@ -18,8 +18,10 @@ from flask.testing import FlaskClient
 from tokenizers import decoders, models, pre_tokenizers
 
 from container.front_end.app import create_app, create_task_app
+from container.isolation.helper import Helper
 from container.wire.engine_client import EngineClient
 from core.options import Options
+from core.structured_outputs import StructuredOutputsParams
 from core.task import Task
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
@@ -105,7 +107,7 @@ def client(endpoint: str, engine: FakeEngine) -> Iterator[EngineClient]:
     client.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def template() -> ChatTemplate:
     """The chat template; short, because every byte is a token."""
     return ChatTemplate(
@@ -116,12 +118,24 @@ def template() -> ChatTemplate:
     )
 
 
+@pytest.fixture(scope="session")
+def helper(tokenizer: Tokenizer, template: ChatTemplate) -> Iterator[Helper]:
+    """A helper process that runs already, so that no test seems to leave it behind."""
+    helper = Helper(tokenizer.model_dir, template.source)
+    helper.grammar(StructuredOutputsParams(regex="a"), (EOS,))
+    yield helper
+    helper.close()
+
+
 @pytest.fixture
-def serve(client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
+def serve(
+    client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate, helper: Helper
+) -> Serve:
     """Make a test client of the application with these options."""
 
     def serve(**options: Any) -> FlaskClient:
-        return create_app(client, tokenizer, Options(**options), "demo", template).test_client()
+        app = create_app(client, tokenizer, Options(**options), "demo", template, helper=helper)
+        return app.test_client()
 
     return serve
 

@@ -12,6 +12,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from container.front_end.app import create_app
+from container.isolation.helper import Helper
 from container.wire.engine_client import EngineClient
 from core.messages import Submit
 from core.options import Options
@@ -211,14 +212,6 @@ def test_errors_found_by_the_engine(http: FlaskClient, engine: FakeEngine) -> No
     assert (response.status_code, response.get_json()["error"]["param"]) == (400, "response_format")
 
 
-def test_without_llguidance(http: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
-    error = ask(http, guided_regex="a").get_json()["error"]
-    assert error["param"] == "guided_regex"
-    assert "pip install llguidance" in error["message"]
-    assert ask(http).status_code == 200
-
-
 WRITTEN = {
     None: '{"name": "f", "parameters": {"a": 1}}',
     "llama3_json": '{"name": "f", "parameters": {"a": 1}}',
@@ -261,13 +254,15 @@ def test_a_marker_that_is_a_token(
     own.add_special_tokens(["[TOOL_CALLS]"])
     own.save(str(tmp_path / "tokenizer.json"))
     tokenizer, options = Tokenizer(tmp_path), Options(tool_call_parser="mistral")
-    http = create_app(client, tokenizer, options, "demo", template).test_client()
+    helper = Helper(tmp_path, template.source)
+    http = create_app(client, tokenizer, options, "demo", template, helper=helper).test_client()
     mark, *_ = answer = tokenizer.encode(WRITTEN["mistral"])
     assert mark > EOS
     engine.script = says([*answer, EOS])
     choice = ask(http, tools=TOOLS, tool_choice="required").get_json()["choices"][0]
     assert [tool_call["function"]["name"] for tool_call in choice["message"]["tool_calls"]] == ["f"]
     assert grammar(engine).startswith(f'start: <[{mark}]> "[" call')
+    helper.close()
 
 
 def test_parallel_tool_calls_can_be_disabled(http: FlaskClient, engine: FakeEngine) -> None:

@@ -13,7 +13,8 @@ from llguidance import LLMatcher, LLTokenizer
 from core.errors import RequestError
 from core.options import ToolCallParser
 from core.structured_outputs import StructuredOutputsParams
-from core.text.grammar import MAX_CHARACTERS, checked, grammar_text
+from core.text.grammar import MAX_CHARACTERS, grammar_text
+from core.text.grammar_matcher import compile_grammar
 from core.text.tools.base import ToolCall
 from core.text.tools.factory import make_tool_parser
 from core.text.tools.notation import Function
@@ -124,7 +125,7 @@ def test_grammars_in_lark_and_gbnf() -> None:
 )
 def test_invalid_grammars_are_rejected(form: dict[str, Any], why: str) -> None:
     with pytest.raises(RequestError, match=why) as caught:
-        checked(StructuredOutputsParams(**form))
+        compile_grammar(LLTokenizer(Bytes()), grammar_text(StructuredOutputsParams(**form)))
     assert caught.value.field == "structured_outputs"
     assert "\n" not in caught.value.message
 
@@ -156,9 +157,15 @@ def test_exactly_one_constraint_is_allowed(form: dict[str, Any], field: str) -> 
         {"grammar": 'root ::= "a"'},
     ],
 )
-def test_a_validated_constraint_compiles_to_the_same_grammar(form: dict[str, Any]) -> None:
-    constraint = StructuredOutputsParams(**form)
-    assert grammar_text(checked(constraint)) == grammar_text(constraint)
+def test_the_grammar_of_a_constraint_is_its_own_grammar(form: dict[str, Any]) -> None:
+    text = grammar_text(StructuredOutputsParams(**form))
+    assert grammar_text(StructuredOutputsParams(grammar=text)) == text
+
+
+def test_without_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
+    with pytest.raises(RequestError, match="pip install llguidance"):
+        grammar_text(StructuredOutputsParams(regex="a"))
 
 
 def forced(

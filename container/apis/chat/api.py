@@ -41,7 +41,7 @@ class ChatApi:
         parsers = self._tool_parsers(request)
         prompt = prompting.encode_chat(request.conversation, size=len(context.body))
         marks = prompting.tokenizer.ids_of(parsers[0].special_tokens) if parsers[0] else {}
-        decoding = service.with_checked_grammar(context, self._decoding(request, parsers[0], marks))
+        decoding = service.with_checked_grammar(self._decoding(request, parsers[0], marks))
         decoding = service.with_tokenized_words(decoding)
         (generation,) = service.start(
             context, [prompt], decoding, adapter=adapter, keep=marks.values()

@@ -31,7 +31,7 @@ class CompletionsApi:
         adapter = service.adapter(context, None, request.model)
         prompts = self._encode(request)
         echoes = self._echoes(request) if request.echo else [""] * len(prompts)
-        decoding = service.with_checked_grammar(context, request.decoding)
+        decoding = service.with_checked_grammar(request.decoding)
         decoding = service.with_tokenized_words(decoding)
         generations = service.start(context, prompts, decoding, adapter=adapter)
         response = CompletionsResponse(

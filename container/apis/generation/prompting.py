@@ -6,10 +6,16 @@ from collections.abc import Callable, Sequence
 
 from container.apis.generation.conversation import Conversation
 from container.http.off_loop import in_thread_if_long
+from container.isolation.helper import Helper
+from container.isolation.jobs import Render
 from core.errors import RequestError
 from core.limits import TEXT_CHARACTERS
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
+
+ISOLATED_BYTES = 2**18
+"""Longer conversations are rendered in the helper process. Below that, a template takes some 20 ms,
+and never waits for the long ones."""
 
 
 class Prompting:
@@ -20,11 +26,16 @@ class Prompting:
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
         max_model_len: Callable[[], int],
+        helper: Helper,
     ) -> None:
-        """`max_model_len` returns the maximum tokens of a prompt, once the engine has said it."""
+        """`max_model_len` returns the maximum tokens of a prompt, once the engine has said it.
+
+        helper: renders long conversations; made with the source of `template`.
+        """
         self.tokenizer = tokenizer
         self._template = template
         self._max_model_len = max_model_len
+        self._helper = helper
 
     def check_length(self, text: str, field: str) -> None:
         """Raise RequestError, naming `field`, if the text is too long however it is tokenized."""
@@ -75,6 +86,20 @@ class Prompting:
                 "messages",
                 "the model has no chat template; set option.chat_template, or send a prompt",
             )
+
+        if size > ISOLATED_BYTES:
+            prompt = self._helper.render(
+                Render(
+                    messages=conversation.messages,
+                    tools=conversation.tools,
+                    add_generation_prompt=conversation.add_generation_prompt,
+                    continue_final_message=conversation.continue_final_message,
+                    variables=conversation.variables,
+                )
+            )
+            self.check_length(prompt, "messages")
+            (token_ids,) = self.encode([prompt], add_special_tokens=False)
+            return token_ids
 
         def encode() -> list[int]:
             prompt = template.render(

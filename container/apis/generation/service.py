@@ -19,6 +19,7 @@ from container.http.deadline import Deadline
 from container.http.off_loop import Turns, in_thread_if_long
 from container.http.request_context import RequestContext
 from container.http.service import Service, json_response
+from container.isolation.helper import Helper
 from container.wire.engine_client import EngineClient
 from core.errors import RequestError
 from core.limits import BAD_WORDS_CHARACTERS, PROMPT_LOGPROBS
@@ -26,7 +27,6 @@ from core.options import Options
 from core.sampling import SamplingParams
 from core.text.answers import Answers
 from core.text.bad_words import with_bad_word_ids
-from core.text.grammar import checked
 
 ADAPTER_HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 
@@ -38,6 +38,7 @@ class GenerationService(Service):
         self,
         client: EngineClient,
         prompting: Prompting,
+        helper: Helper,
         options: Options,
         model_name: str,
         formatters: Formatters | None = None,
@@ -45,6 +46,7 @@ class GenerationService(Service):
         """`formatters` are the user's own; they apply to all requests of this service."""
         super().__init__(client, options, model_name)
         self.prompting = prompting
+        self._helper = helper
         self._formatters = formatters
 
     def read(self, context: RequestContext) -> dict[str, object]:
@@ -76,17 +78,17 @@ class GenerationService(Service):
             raise RequestError("model", "expected a string")
         return model
 
-    def with_checked_grammar(self, context: RequestContext, decoding: Decoding) -> Decoding:
-        """Replace the structured outputs by a grammar that llguidance accepts.
+    def with_checked_grammar(self, decoding: Decoding) -> Decoding:
+        """Replace the structured outputs by a grammar that the engine can compile.
 
-        Raises RequestError if it rejects the grammar.
+        Raises RequestError if there is none.
         """
         params, dialect = decoding.params, decoding.dialect
         structured_outputs = params.structured_outputs
         if structured_outputs is None:
             return decoding
         try:
-            grammar = in_thread_if_long(lambda: checked(structured_outputs), size=len(context.body))
+            grammar = self._helper.grammar(structured_outputs, self.client.facts.eos_token_ids)
         except RequestError as error:
             raise dialect.error(error) from None
         params = msgspec.structs.replace(params, structured_outputs=grammar)

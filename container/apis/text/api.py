@@ -31,7 +31,7 @@ class TextApi:
         service = self._service
         always_details = service.options.tgi_compat
         request = context.checked(lambda: read_text_request(body, always_details=always_details))
-        decoding = service.with_checked_grammar(context, request.decoding)
+        decoding = service.with_checked_grammar(request.decoding)
         decoding = service.with_tokenized_words(decoding)
         request = replace(request, decoding=decoding)
         context.warn(request.warnings)

@@ -1,0 +1,131 @@
+"""The helper process: performs one job after another, each within limits of time and memory.
+
+A job that exceeds a limit, or crashes, ends the process; its parent then starts another. Started as
+`python -m container.isolation.process`, with a socket as standard input.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from container.isolation.jobs import (
+    Compile,
+    Done,
+    Job,
+    Refused,
+    Render,
+    Reply,
+    Setup,
+    read_frame,
+    write_frame,
+)
+from core.errors import RequestError
+from core.processes import die_with_parent
+from core.structured_outputs import StructuredOutputsParams
+from core.text.chat_template import ChatTemplate
+from core.text.grammar import grammar_text
+from core.text.grammar_matcher import (
+    STACK_BYTES,
+    GrammarTokenizer,
+    call_on_stack,
+    compile_grammar,
+    read_grammar_tokenizer,
+)
+
+CPU_SECONDS = 1.0
+"""CPU time of a job. A grammar of usual size takes 10 ms, a conversation of 1 MB 20 ms."""
+MEMORY_BYTES = 512 * 2**20
+"""Memory that a job may add to what the process has at its start and for the tokenizer."""
+HELPER_STACK_BYTES = STACK_BYTES // 8
+"""What compiles here, compiles in the engine, where the same calls have eight times the stack."""
+
+
+class Jobs:
+    """Performs jobs for one model."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._model_dir = Path(setup.model_dir)
+        source = setup.template
+        self._template = source and ChatTemplate(**msgspec.structs.asdict(source))
+        self._tokenizer: GrammarTokenizer = None
+
+    def perform(self, job: Job) -> str:
+        """Return the job's text. Raises RequestError."""
+        match job:
+            case Compile(form, eos_token_ids):
+                if self._tokenizer is None:
+                    self._tokenizer = read_grammar_tokenizer(self._model_dir, eos_token_ids)
+                    limit_memory()
+                with cpu_limit():
+                    return call_on_stack(HELPER_STACK_BYTES, lambda: self._compile(form))
+            case Render():
+                assert self._template is not None, "the worker has checked that there is one"
+                with cpu_limit():
+                    return self._template.render(
+                        job.messages,
+                        tools=job.tools,
+                        add_generation_prompt=job.add_generation_prompt,
+                        continue_final_message=job.continue_final_message,
+                        variables=job.variables,
+                    )
+
+    def _compile(self, form: StructuredOutputsParams) -> str:
+        """Do all that the engine does with a grammar before the first token."""
+        text = grammar_text(form)
+        matcher = compile_grammar(self._tokenizer, text, stack_bytes=HELPER_STACK_BYTES)
+        matcher.deep_copy().compute_bitmask()
+        return text
+
+
+@contextmanager
+def cpu_limit() -> Generator[None]:
+    """Have SIGPROF end the process when the block has used up its CPU time."""
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def limit_memory() -> None:
+    """Limit the address space to what is used now and MEMORY_BYTES."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + MEMORY_BYTES
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def main() -> int:
+    """Perform jobs until the parent closes the socket."""
+    die_with_parent()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    connection = socket.socket(fileno=sys.stdin.fileno())
+    stream = connection.makefile("rb")
+    jobs = Jobs(msgspec.msgpack.decode(read_frame(stream), type=Setup))
+    limit_memory()
+    decode = msgspec.msgpack.Decoder[Job](Job).decode
+    while True:
+        try:
+            job = decode(read_frame(stream))
+        except EOFError:
+            return 0
+        write_frame(connection.sendall, _reply(jobs, job))
+
+
+def _reply(jobs: Jobs, job: Job) -> Reply:
+    try:
+        return Done(jobs.perform(job))
+    except RequestError as error:
+        return Refused(error.field, error.message)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

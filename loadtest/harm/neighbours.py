@@ -1,0 +1,113 @@
+"""Ordinary clients, in threads: pings, and streams one after another."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+PING_INTERVAL_S = 0.025
+PROMPT = "Once upon a time"
+TIMEOUT_S = 120.0
+RETRY_S = 0.5
+"""Wait after a request that failed at once, so that a dead server is not asked in a busy loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One request of a neighbour, with times of `time.perf_counter`."""
+
+    begin: float
+    end: float
+    failure: str
+    """Why it failed; '' if it did not."""
+
+
+class Neighbour:
+    """A thread that calls `request` again and again. `request` returns '' or why it failed."""
+
+    def __init__(self, request: Callable[[], str], interval_s: float = 0.0) -> None:
+        self.attempts: list[Attempt] = []
+        """All that have ended, in order; appended to by the thread."""
+        self.begin: float | None = None
+        """When the running request began; None between two."""
+        self._request = request
+        self._interval_s = interval_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def during(self, begin: float, end: float) -> list[Attempt]:
+        """Return the attempts that overlap a time; waits for the one that is running at its end."""
+        while self.begin is not None and self.begin < end and self._thread.is_alive():
+            time.sleep(0.001)
+        return [one for one in list(self.attempts) if one.end > begin and one.begin < end]
+
+    def stop(self) -> None:
+        """Stop after the running request."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.begin = begin = time.perf_counter()
+            failure = self._request()
+            end = time.perf_counter()
+            self.attempts.append(Attempt(begin, end, failure))
+            self.begin = None
+            pause_s = self._interval_s - (end - begin)
+            self._stop.wait(max(pause_s, RETRY_S if failure else 0.0))
+
+
+def connect(url: str, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    return http.client.HTTPConnection(parts.hostname or "localhost", parts.port, timeout=timeout_s)
+
+
+def ping(url: str) -> str:
+    """Ask for the health, on a connection of its own."""
+    connection = connect(url)
+    try:
+        connection.request("GET", "/ping")
+        response = connection.getresponse()
+        response.read()
+    except (OSError, http.client.HTTPException) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        connection.close()
+    return "" if response.status == 200 else f"status {response.status}"
+
+
+def stream(url: str, **fields: object) -> str:
+    """Stream a completion to its end."""
+    body = {"prompt": PROMPT, "max_tokens": 24, "ignore_eos": True, "stream": True, **fields}
+    connection = connect(url)
+    try:
+        connection.request(
+            "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+        )
+        response = connection.getresponse()
+        lines = response.read().split(b"\n")
+    except (OSError, http.client.HTTPException) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        connection.close()
+    if response.status != 200:
+        return f"status {response.status}"
+    return why_wrong([line for line in lines if line.strip()])
+
+
+def why_wrong(lines: list[bytes]) -> str:
+    """Return '' for a stream that ended once, with a reason to finish; else what is wrong."""
+    finished = [line for line in lines if b'"finish_reason":"' in line.replace(b": ", b":")]
+    ends = [line for line in lines if line.strip() == b"data: [DONE]"]
+    errors = [line for line in lines if b'"error"' in line]
+    if errors:
+        return errors[0].decode(errors="replace")
+    if len(finished) != 1 or len(ends) != 1 or lines[-1] != ends[0]:
+        return f"{len(finished)} reasons to finish and {len(ends)} ends in {len(lines)} records"
+    return ""

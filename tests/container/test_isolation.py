@@ -1,0 +1,203 @@
+"""The helper process: hostile grammars and conversations end alone, and what it accepts is safe."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gevent
+import pytest
+
+from container.apis.generation.conversation import Conversation
+from container.apis.generation.prompting import ISOLATED_BYTES, Prompting
+from container.isolation.helper import MAX_KEPT, Helper
+from container.isolation.process import HELPER_STACK_BYTES
+from core.errors import RequestError
+from core.structured_outputs import StructuredOutputsParams
+from core.text.chat_template import ChatTemplate
+from core.text.grammar import MAX_CHARACTERS
+from core.text.tokenizer import Tokenizer
+from tests.container.conftest import EOS
+
+
+@pytest.fixture
+def own(tokenizer: Tokenizer) -> Iterator[Helper]:
+    """A helper that may die."""
+    helper = Helper(tokenizer.model_dir, None)
+    yield helper
+    helper.close()
+
+
+def grammar(helper: Helper, **form: Any) -> str:
+    text = helper.grammar(StructuredOutputsParams(**form), (EOS,)).grammar
+    assert text is not None
+    return text
+
+
+def rules(depth: int) -> dict[str, Any]:
+    """Return a grammar whose rules refer to each other in a chain."""
+    chain = [f'r{n}: "a" r{n + 1}' for n in range(depth)]
+    return {"grammar": "\n".join(["start: r0", *chain, f'r{depth}: "a"'])}
+
+
+def terminals(depth: int) -> dict[str, Any]:
+    chain = [f'T{n}: "a" T{n + 1}' for n in range(depth)]
+    return {"grammar": "\n".join(["start: T0", *chain, f'T{depth}: "a"'])}
+
+
+def references(depth: int) -> dict[str, Any]:
+    """Return a schema of objects in each other, by reference."""
+    schemas: dict[str, Any] = {
+        f"d{n}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{n + 1}"}}}
+        for n in range(depth)
+    }
+    return {"json": json.dumps({"$ref": "#/$defs/d0", "$defs": {**schemas, f"d{depth}": {}}})}
+
+
+def alternatives(depth: int) -> dict[str, Any]:
+    schemas: dict[str, Any] = {
+        f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"type": "null"}]} for n in range(depth)
+    }
+    return {"json": json.dumps({"$ref": "#/$defs/d0", "$defs": {**schemas, f"d{depth}": {}}})}
+
+
+def optional_properties(count: int) -> dict[str, Any]:
+    return {"json": {"type": "object", "properties": {f"{n:x}": {} for n in range(count)}}}
+
+
+HOSTILE = [
+    rules(5000),
+    terminals(5000),
+    references(1500),
+    alternatives(1500),
+    optional_properties(9000),
+    {"grammar": "start: T\nT: " + " & ".join(f"/(.*{n:x}.*)/" for n in range(5000))},
+    {"grammar": "start: " + " ".join(f'("{n:x}" | "b"){{{n},{n + 999}}}' for n in range(4500))},
+]
+BOUNDED = [
+    {"grammar": "x" * (MAX_CHARACTERS + 1)},
+    {"regex": "|".join(f"x{n:06d}" for n in range(120_000))},
+    {"choice": tuple(f"{n:x}" for n in range(200_000))},
+    {"json": '{"items":' * 900 + "{}" + "}" * 900},
+    {"grammar": "root ::= " + "(" * 20_000},
+    {"grammar": "\n" * (MAX_CHARACTERS - 1)},
+]
+
+
+def test_hostile_grammars_end_alone(own: Helper) -> None:
+    """Each crashes llguidance or runs for seconds; the next grammar finds a new process."""
+    for number, form in enumerate(HOSTILE):
+        with pytest.raises(RequestError, match=r"too complex|takes too long"):
+            grammar(own, **form)
+        assert grammar(own, regex=f"a{{{number}}}") == f"start: /a{{{number}}}/"
+
+
+@pytest.mark.parametrize("form", BOUNDED)
+def test_grammars_that_are_refused_without_harm(helper: Helper, form: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        grammar(helper, **form)
+    assert "SIG" not in caught.value.message
+
+
+COMPILE = """
+import sys
+from pathlib import Path
+from core.text.grammar_matcher import call_on_stack, compile_grammar, read_grammar_tokenizer
+tokenizer = read_grammar_tokenizer(Path(sys.argv[1]), [256])
+num_bytes = int(sys.argv[2])
+def use(text):
+    compile_grammar(tokenizer, text, stack_bytes=num_bytes).deep_copy().compute_bitmask()
+call_on_stack(num_bytes, lambda: use(sys.stdin.read()))
+"""
+
+
+@pytest.mark.parametrize("make", [rules, references, alternatives])
+def test_the_deepest_grammar_that_is_accepted_is_safe(
+    own: Helper, tokenizer: Tokenizer, make: Callable[[int], dict[str, Any]]
+) -> None:
+    """It compiles on a quarter of the stack that the engine has."""
+
+    def accepts(depth: int) -> bool:
+        try:
+            return bool(grammar(own, **make(depth)))
+        except RequestError:
+            return False
+
+    low, high = 64, 1024
+    assert accepts(low)
+    assert not accepts(high)
+    while high - low > low // 4:
+        middle = (low + high) // 2
+        low, high = (middle, high) if accepts(middle) else (low, middle)
+    command = [sys.executable, "-c", COMPILE, str(tokenizer.model_dir), str(2 * HELPER_STACK_BYTES)]
+    deepest = grammar(own, **make(low))
+    subprocess.run(command, input=deepest, text=True, check=True)
+
+
+def test_the_event_loop_goes_on_meanwhile(own: Helper) -> None:
+    grammar(own, regex="a")
+    ticks = 0
+
+    def tick() -> None:
+        nonlocal ticks
+        while True:
+            gevent.sleep(0.01)
+            ticks += 1
+
+    ticking = gevent.spawn(tick)
+    with pytest.raises(RequestError, match="takes too long"):
+        grammar(own, **HOSTILE[-1])
+    ticking.kill()
+    assert ticks > 10
+
+
+def test_a_request_that_ends_while_it_waits_leaves_the_helper_usable(own: Helper) -> None:
+    grammar(own, regex="a")
+    waiting = gevent.spawn(grammar, own, **HOSTILE[-1])
+    gevent.sleep(0.05)
+    waiting.kill()
+    assert grammar(own, regex="ab") == "start: /ab/"
+
+
+def test_grammars_are_kept(own: Helper) -> None:
+    """A kept one needs no process."""
+    for number in range(MAX_KEPT + 1):
+        grammar(own, regex=f"a{{{number}}}")
+    own.close()
+    assert grammar(own, regex="a{1}") == "start: /a{1}/"
+
+
+def conversation(text: str) -> Conversation:
+    return Conversation(({"role": "user", "content": text},), (), True, False, {})
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "long"),
+        ("{{ messages[0].content * 9999 }}", "rejects them: MemoryError"),
+        ("{{ raise_exception('no robots') }}", "rejects them: no robots"),
+    ],
+)
+def test_conversations_that_end_alone(tokenizer: Tokenizer, template: str, why: str) -> None:
+    begin = "{{ messages[0].content[:9] }}{% if messages[0].content[1000:] %}"
+    hostile = ChatTemplate(f"{begin}{template}{{% endif %}}")
+    helper = Helper(tokenizer.model_dir, hostile.source)
+    prompting = Prompting(tokenizer, hostile, helper)
+    with pytest.raises(RequestError, match=why) as caught:
+        prompting.encode_chat(conversation("x" * ISOLATED_BYTES), size=ISOLATED_BYTES + 1)
+    helper.close()
+    assert caught.value.field == "messages"
+
+
+def test_long_conversations_are_rendered_alike(
+    tokenizer: Tokenizer, helper: Helper, template: ChatTemplate
+) -> None:
+    prompting = Prompting(tokenizer, template, helper)
+    said = conversation("é" * 300)
+    alike = [prompting.encode_chat(said, size=size) for size in (1, 10_000, ISOLATED_BYTES + 1)]
+    assert alike[0] == alike[1] == alike[2]
+    assert tokenizer.decode(alike[0]) == "u:" + "é" * 300 + ";a:"

@@ -1,0 +1,135 @@
+"""`harm` and `soak` against stub servers that keep or break the limits."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadtest.__main__ import main
+from loadtest.harm.harm import Outcome
+from loadtest.harm.neighbours import why_wrong
+from loadtest.harm.rows import CLOSED, HELD, ROWS, send
+
+FINISH = b'data: {"choices":[{"finish_reason":"length"}]}'
+DONE = b"data: [DONE]"
+ANSWER = b"HTTP/1.1 %d X\r\nConnection: close\r\n\r\n"
+STREAM = (ANSWER % 200) + FINISH + b"\n\n" + DONE + b"\n\n"
+
+
+class Stub:
+    """Answers pings and streams at once, and hostile requests as told."""
+
+    def __init__(self, listener: socket.socket, hostile: bytes, stuck_s: float) -> None:
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._hostile = hostile
+        self._stuck_s = stuck_s
+        self._stuck_until = 0.0
+        self._listener = listener
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            head, body = _request(connection)
+            time.sleep(max(0.0, self._stuck_until - time.monotonic()))
+            if head.startswith(b"GET /ping"):
+                connection.sendall(ANSWER % 200)
+            elif b'"stream": true' in body:
+                time.sleep(0.01)
+                connection.sendall(STREAM)
+            else:
+                self._stuck_until = time.monotonic() + self._stuck_s
+                connection.sendall(self._hostile)
+
+
+def _request(connection: socket.socket) -> tuple[bytes, bytes]:
+    """Read the head of a request, and the body if its length is given."""
+    data = b""
+    while b"\r\n\r\n" not in data and (more := connection.recv(65536)):
+        data += more
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = re.search(rb"Content-Length: (\d+)", head)
+    while length and len(body) < int(length[1]) and (more := connection.recv(65536)):
+        body += more
+    return head, body
+
+
+@contextmanager
+def stub(hostile: bytes, *, stuck_s: float = 0.0) -> Iterator[Stub]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield Stub(listener, hostile, stuck_s)
+
+
+def harm(url: str, out: Path, *arguments: str) -> tuple[int, list[Outcome]]:
+    command = ["harm", "--url", url, "--rows", "negative", "--json", str(out / "harm.json")]
+    code = main([*command, *arguments])
+    return code, msgspec.json.decode((out / "harm.json").read_bytes(), type=list[Outcome])
+
+
+def test_a_server_that_keeps_the_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stub(ANSWER % 400) as server:
+        code, (outcome,) = harm(server.url, tmp_path, "--max-ping", "60000")
+    assert (code, outcome.row, outcome.status) == (0, "negative chunk size", "400")
+    assert (outcome.neighbours_failed, outcome.processes_lost, outcome.broken) == (0, None, [])
+    assert outcome.slowdown
+    assert "negative chunk size" in capsys.readouterr().out
+
+
+def test_limits_that_are_broken(tmp_path: Path) -> None:
+    with stub(ANSWER % 500, stuck_s=0.4) as server:
+        code, (outcome,) = harm(server.url, tmp_path, "--max-ping", "100")
+    assert code == 1
+    assert outcome.longest_ping_s > 0.1
+    assert any("/ping took" in what for what in outcome.broken)
+    assert "answer: 500" in outcome.broken
+
+
+def test_a_server_that_does_not_answer_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["harm", "--url", "http://127.0.0.1:1", "--rows", "negative"]) == 1
+    assert "does not answer ordinary requests" in capsys.readouterr().err
+
+
+def test_ends_of_a_row() -> None:
+    with stub(b"") as server:
+        assert send(server.url, b"x\r\n\r\n", 5.0).status == CLOSED
+    with stub(ANSWER % 413) as server:
+        assert send(server.url, b"x\r\n\r\n", 5.0).status == "413"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert send(url, b"x", 0.1).status == HELD
+
+
+def test_rows_have_names_of_their_own() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS) > 20
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([FINISH, DONE], ""),
+        ([DONE], "0 reasons to finish and 1 ends"),
+        ([FINISH, FINISH, DONE], "2 reasons"),
+        ([FINISH, DONE, DONE], "2 ends"),
+        ([DONE, FINISH], "1 reasons to finish and 1 ends"),
+        ([FINISH], "0 ends"),
+        ([b'data: {"error":{"message":"no"}}', DONE], "no"),
+        ([], "0 reasons"),
+    ],
+)
+def test_a_stream_has_one_end(lines: list[bytes], why: str) -> None:
+    found = why_wrong(lines)
+    assert why in found
+    assert bool(found) == bool(why)
