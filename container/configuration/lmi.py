@@ -86,8 +86,10 @@ VALUE_ALIASES: Mapping[tuple[str, str], str] = {
     ("option.output_formatter", "json_chat"): "json",
     ("option.output_formatter", "jsonlines_chat"): "jsonlines",
     ("option.output_formatter", "sse_chat"): "sse",
+    ("option.dtype", "half"): "fp16",
+    ("option.dtype", "float"): "fp32",
 }
-"""Maps a key and one of LMI's values for it to the name of the same value here."""
+"""Maps a key and a value of LMI or vLLM for it to the name of the same value here."""
 
 VARIABLE_ADVICE: Mapping[str, str] = {
     "SAGEMAKER_NUM_MODEL_WORKERS": _ONE_COPY,
