@@ -159,6 +159,7 @@ def test_only_route_functions_use_the_globals_of_flask():
                     users.add(path.relative_to(ROOT / "container").as_posix())
     assert users == {
         "apis/adapters.py",
+        "apis/invocations/routing.py",
         "apis/invocations/runtime.py",
         "apis/models.py",
         "http/failures.py",

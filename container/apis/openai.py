@@ -36,6 +36,7 @@ OPENAI_FIELDS: Fields = {
     "safety_identifier": ignored(),
     "prompt_cache_key": ignored(),
     "prompt_cache_retention": ignored(),
+    "aws_region_name": ignored("litellm's own parameter, which its SageMaker client sends along."),
 }
 
 

@@ -80,7 +80,7 @@ def _object(fields: Fields, required: Sequence[str] = ()) -> Json:
         "type": "object",
         "properties": _properties(fields),
         "required": list(required),
-        "additionalProperties": False,
+        "additionalProperties": {"type": "null"},
     }
 
 

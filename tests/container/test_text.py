@@ -190,14 +190,14 @@ def test_prompts_that_are_too_long(http: FlaskClient, engine: FakeEngine) -> Non
     response = invoke(http, "x" * 95, max_new_tokens=6)
     error = response.get_json()
     assert (response.status_code, error["field"]) == (400, "parameters.max_new_tokens")
-    assert "6 is more than the 5 that remain: inputs has 95 tokens" in error["error"]
+    assert "inputs has 95 of them, so 6 is more than the 5 that remain" in error["error"]
     assert invoke(http, "x" * 95, max_new_tokens=5).status_code == 200
     assert len(engine.of_type(Submit)) == 1
 
 
 def test_long_prompts_are_tokenized_in_a_thread(http: FlaskClient) -> None:
     response = invoke(http, "x" * (LONG_TEXT_CHARACTERS + 1))
-    assert response.get_json()["error"].startswith(f"inputs: {LONG_TEXT_CHARACTERS + 1} tokens")
+    assert f"and {LONG_TEXT_CHARACTERS + 1} tokens leave no room" in response.get_json()["error"]
 
 
 def test_errors_name_their_field(http: FlaskClient, engine: FakeEngine) -> None:

@@ -21,6 +21,7 @@ from container.schema.kinds import (
     INTEGER,
     INTEGERS,
     NUMBER,
+    STRING,
     STRINGS,
     Kind,
 )
@@ -87,6 +88,9 @@ SAMPLING_FIELDS: Fields = {
     ),
     "prompt_logprobs": Field(
         INTEGER, "Return this many most likely tokens at each position of the prompt."
+    ),
+    "cache_salt": Field(
+        STRING, "Only requests with the same salt share cached prefixes, such as those of a tenant."
     ),
     "no_repeat_ngram_size": Field(
         INTEGER, "No sequence of this many tokens occurs twice in prompt and answer together."

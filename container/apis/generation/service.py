@@ -168,16 +168,19 @@ class GenerationService(Service):
         if remaining < 1:
             raise RequestError(
                 dialect.prompt,
-                f"{num_tokens} tokens leave no room for an answer: prompt and answer together "
-                f"may have {limit} (option.max_model_len)",
+                f"{_too_long(limit)}, and {num_tokens} tokens leave no room for an answer",
             )
         if decoding.fills_context:
             return msgspec.structs.replace(decoding.params, max_tokens=remaining)
         if decoding.params.max_tokens > remaining:
             raise RequestError(
                 dialect.name("max_tokens"),
-                f"{decoding.params.max_tokens} is more than the {remaining} that remain: "
-                f"{dialect.prompt} has {num_tokens} tokens, and prompt and answer together may "
-                f"have {limit} (option.max_model_len)",
+                f"{_too_long(limit)}; {dialect.prompt} has {num_tokens} of them, so "
+                f"{decoding.params.max_tokens} is more than the {remaining} that remain",
             )
         return decoding.params
+
+
+def _too_long(limit: int) -> str:
+    """Return OpenAI's words, by which clients such as litellm choose a model with more context."""
+    return f"this model's maximum context length is {limit} tokens (option.max_model_len)"

@@ -44,7 +44,17 @@ _FORMS: Mapping[str, tuple[str, ...]] = {
 """The types of `response_format`, with the fields of which each may have one. `value` is
 text-generation-inference's; `json_object` with a `schema` is that of llama.cpp and hosted APIs."""
 _RESPONSE_FORMAT = with_schema(
-    OBJECT, {"properties": {"type": {"enum": [*_FORMS]}}, "required": ["type"]}
+    OBJECT,
+    {
+        "anyOf": [
+            {
+                "properties": {"type": {"const": kind}, **{name: {} for name in names}},
+                "required": ["type"],
+                "additionalProperties": {"type": "null"},
+            }
+            for kind, names in _FORMS.items()
+        ]
+    },
 )
 _TGI_GRAMMAR = with_schema(
     OBJECT,
