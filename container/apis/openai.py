@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from container.apis.generation.generation import Generation
 from container.apis.generation.response import Record
 from container.apis.generation.sampling import SAMPLING_FIELDS, Decoding, Dialect, read_decoding
 from container.apis.generation.structured_outputs import RESPONSE_FORMAT
-from container.schema.fields import Field, Fields, Values, ignored
+from container.schema.fields import Field, Fields, Values, ignored, read_fields
 from container.schema.kinds import ANYTHING, BOOLEAN, OBJECT, STRING_OR_STRINGS, with_schema
 from core.errors import RequestError
 from core.sampling import Finish
 
 _FINISH_REASONS = {Finish.EOS: "stop", Finish.STOP: "stop", Finish.LENGTH: "length"}
-_STREAM_OPTIONS = with_schema(OBJECT, {"properties": {"include_usage": {"type": "boolean"}}})
+_STREAM_OPTIONS: Fields = {
+    "include_usage": Field(BOOLEAN, "Send token counts in a last chunk."),
+    "continuous_usage_stats": Field(
+        BOOLEAN, "With include_usage: send the token counts so far in every chunk."
+    ),
+    "include_obfuscation": ignored(),
+}
 
 OPENAI_FIELDS: Fields = {
     **SAMPLING_FIELDS,
     "stop": Field(STRING_OR_STRINGS, "Stop strings: they end the answer and are not part of it."),
     "ignore_eos": Field(BOOLEAN, "Keep generating after the end-of-sequence token."),
     "stream": Field(BOOLEAN, "Stream the answer as server-sent events."),
-    "stream_options": Field(_STREAM_OPTIONS, "include_usage: send token counts in a last chunk."),
+    "stream_options": Field(
+        with_schema(
+            OBJECT, {"properties": {name: of.kind.schema for name, of in _STREAM_OPTIONS.items()}}
+        ),
+        "include_usage: send token counts in a last chunk; continuous_usage_stats: in every chunk.",
+    ),
     "response_format": RESPONSE_FORMAT,
     "model": Field(
         ANYTHING,
@@ -58,13 +69,30 @@ def read_openai_decoding(
     )
 
 
-def includes_usage(values: Values) -> bool:
-    """Return whether a stream ends with token counts. Raises RequestError for a non-boolean."""
+@dataclass(frozen=True, slots=True)
+class StreamUsage:
+    """Which chunks of a stream have token counts."""
+
+    last: bool
+    """A chunk without choices ends the stream, with the counts of the whole response."""
+    every: bool
+    """Each chunk has the counts so far of its prompt and that prompt's choices."""
+    warnings: tuple[str, ...]
+
+    def field(self, counts: Callable[[], Record]) -> Record:
+        """Return the field `usage` of a chunk with choices, or no field."""
+        if not self.last:
+            return {}
+        return {"usage": counts() if self.every else None}
+
+
+def read_stream_usage(values: Values) -> StreamUsage:
+    """Read `stream_options`. Raises RequestError, naming the first bad field."""
     options: Mapping[str, object] = values.get("stream_options", {})
-    include = options.get("include_usage", False)
-    if not isinstance(include, bool):
-        raise RequestError("stream_options.include_usage", "expected true or false")
-    return include
+    fields = read_fields(options, _STREAM_OPTIONS, "stream_options.")
+    last: bool = fields.get("include_usage", False)
+    every = last and fields.get("continuous_usage_stats", False)
+    return StreamUsage(last, every, fields.warnings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from flask.testing import FlaskClient
 from huggingface_hub.errors import HfHubHTTPError
 
-from tests.container.clients import hugging_face, sagemaker_runtime
+from tests.container.clients import hugging_face, openai_client, sagemaker_runtime
 from tests.container.conftest import Serve
 from tests.container.fake_engine import FakeEngine
 from tests.container.test_chat import USER, ask, submitted
@@ -120,3 +120,61 @@ def test_tenants_are_kept_apart(http: FlaskClient, engine: FakeEngine) -> None:
     assert submitted(engine).params.cache_salt == "tenant"
     http.post("/invocations", json={"inputs": "Q", "parameters": {"cache_salt": "other"}})
     assert submitted(engine).params.cache_salt == "other"
+
+
+@pytest.mark.parametrize("logprobs", [0, 1])
+def test_prompt_scorers_generate_nothing(http: FlaskClient, logprobs: int) -> None:
+    """`max_tokens=0` with `echo` and `logprobs`, whole and streamed."""
+    fields = {"model": "demo", "prompt": ["Qu", "R"], "max_tokens": 0, "echo": True}
+    with openai_client(http) as client:
+        whole = client.completions.create(**fields, logprobs=logprobs)
+        chunks = list(
+            client.completions.create(
+                **fields, logprobs=logprobs, stream=True, stream_options={"include_usage": True}
+            )
+        )
+    assert [choice.text for choice in whole.choices] == ["Qu", "R"]
+    assert [choice.finish_reason for choice in whole.choices] == ["length", "length"]
+    scored = whole.choices[0].logprobs
+    assert scored is not None
+    assert (scored.tokens, scored.token_logprobs) == (["Q", "u"], [None, -0.5])
+    assert scored.top_logprobs is not None
+    assert (scored.top_logprobs[0], scored.top_logprobs[1]["u"]) == (None, -0.5)
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (3, 0)
+    texts = ["", ""]
+    for chunk in chunks[:-1]:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == ["Qu", "R"]
+    assert chunks[-1].usage == whole.usage
+
+
+def test_without_echo_an_answer_has_a_token(http: FlaskClient) -> None:
+    response = http.post("/v1/completions", json={"prompt": "Q", "max_tokens": 0})
+    assert (response.status_code, response.get_json()["error"]["param"]) == (400, "max_tokens")
+
+
+def test_every_chunk_may_count_tokens(http: FlaskClient) -> None:
+    """vLLM's `continuous_usage_stats`, from which benchmarks count tokens while they arrive."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    with openai_client(http) as client:
+        chat = client.chat.completions.create(
+            model="demo", messages=[USER], stream=True, stream_options=options
+        )
+        chats = [chunk.usage.completion_tokens for chunk in chat]
+        text = client.completions.create(
+            model="demo", prompt="Q", stream=True, stream_options=options
+        )
+        texts = [chunk.usage.completion_tokens for chunk in text]
+    for counts in (chats, texts):
+        assert counts == sorted(counts)
+        assert (counts[0], counts[-1]) == (1, 9)
+    unknown = ask(http, stream=True, stream_options={"include_usge": True})
+    assert unknown.get_json()["error"]["param"] == "stream_options.include_usge"
+
+
+def test_fields_that_vllms_clients_read_are_null(http: FlaskClient) -> None:
+    chat = ask(http).get_json()
+    assert chat["prompt_logprobs"] is None
+    (choice,) = http.post("/v1/completions", json={"prompt": "Q"}).get_json()["choices"]
+    assert choice["prompt_logprobs"] is None

@@ -51,9 +51,8 @@ class ChatResponse:
             }
             for index, answer in enumerate(self._generation.answers)
         ]
-        usage_field = {"usage": usage([self._generation])}
         return self._envelope.record(
-            "chat.completion", choices, **usage_field, **self._prompt_logprobs()
+            "chat.completion", choices, usage=self._usage(), prompt_logprobs=self._prompt_logprobs()
         )
 
     def chunks(self) -> Iterator[list[Record]]:
@@ -70,8 +69,8 @@ class ChatResponse:
                 reason = self._finish_reason(delta.index, delta.finish)
                 records.append(self._chunk(delta.index, {}, finish_reason=reason))
             yield records
-        if self._request.include_usage:
-            yield [self._record([], usage([self._generation]))]
+        if self._request.stream_usage.last:
+            yield [self._envelope.record("chat.completion.chunk", [], usage=self._usage())]
 
     def failure(self, failure: Failure) -> Record:
         return failure.as_openai()
@@ -101,20 +100,20 @@ class ChatResponse:
         finish_reason: str | None = None,
     ) -> Record:
         choice = {**self._choice(index, tokens), "delta": delta, "finish_reason": finish_reason}
-        return self._record([choice])
+        usage_field = self._request.stream_usage.field(self._usage)
+        return self._envelope.record("chat.completion.chunk", [choice], **usage_field)
 
-    def _record(self, choices: Sequence[Record], usage: Record | None = None) -> Record:
-        usage_field = {"usage": usage} if self._request.include_usage else {}
-        return self._envelope.record("chat.completion.chunk", choices, **usage_field)
+    def _usage(self) -> Record:
+        return usage([self._generation])
 
     def _choice(self, index: int, tokens: Sequence[TokenText]) -> Record:
         if not self._request.logprobs or not tokens:
             return {"index": index, "logprobs": None}
         return {"index": index, "logprobs": chat_logprobs(tokens, self._tokenizer)}
 
-    def _prompt_logprobs(self) -> Record:
-        """Return vLLM's field `prompt_logprobs` if the request wants it, else no field."""
+    def _prompt_logprobs(self) -> object:
+        """Return vLLM's `prompt_logprobs`; None if the request does not want them."""
         if self._request.decoding.params.prompt_logprobs is None:
-            return {}
+            return None
         token_ids, scores = self._generation.prompt_token_ids, self._generation.prompt_scores
-        return {"prompt_logprobs": prompt_logprobs(token_ids, scores, self._tokenizer)}
+        return prompt_logprobs(token_ids, scores, self._tokenizer)

@@ -12,7 +12,12 @@ from container.apis.generation.conversation import (
     read_conversation,
 )
 from container.apis.generation.sampling import Decoding, Dialect
-from container.apis.openai import OPENAI_FIELDS, includes_usage, read_openai_decoding
+from container.apis.openai import (
+    OPENAI_FIELDS,
+    StreamUsage,
+    read_openai_decoding,
+    read_stream_usage,
+)
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
 from container.schema.kinds import ANYTHING, BOOLEAN, INTEGER
 from core.errors import RequestError
@@ -30,7 +35,7 @@ CHAT_FIELDS: Fields = {
     ),
     "logprobs": Field(BOOLEAN, "Return the logprob of each token."),
     "top_logprobs": Field(
-        INTEGER, "With logprobs: return this many most likely tokens at each position."
+        INTEGER, "With logprobs: return this many most likely tokens at each position (default 1)."
     ),
     "tool_choice": Field(TOOL_CHOICE, "none, auto, required, or the function to call."),
     "parallel_tool_calls": Field(
@@ -57,7 +62,7 @@ class ChatRequest:
     forced_calls: ForcedCalls | None
     """The calls that the answer must consist of; None if the model is free to choose."""
     stream: bool
-    include_usage: bool
+    stream_usage: StreamUsage
     logprobs: bool
     warnings: tuple[str, ...]
 
@@ -70,15 +75,16 @@ class ChatRequest:
 def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
     """Validate a request. Raises RequestError naming the first bad field."""
     values = read_fields(body, CHAT_FIELDS)
+    logprobs = values.get("logprobs", False)
     decoding = read_openai_decoding(
         values,
         _DIALECT,
         max_tokens=values.get("max_tokens", None),
-        logprobs=values.get("top_logprobs", 0) or None,
+        logprobs=values.get("top_logprobs", _default_top_logprobs(values)) or None,
     )
-    logprobs = values.get("logprobs", False)
     if decoding.params.logprobs and not logprobs:
         raise RequestError("top_logprobs", "needs logprobs=true")
+    stream_usage = read_stream_usage(values)
     choice = read_tool_choice(values)
     forced = choice if isinstance(choice, ForcedCalls) else None
     if forced is not None and decoding.params.structured_outputs is not None:
@@ -91,10 +97,21 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
         model=values.get("model", None),
         forced_calls=forced,
         stream=values.get("stream", False),
-        include_usage=includes_usage(values),
+        stream_usage=stream_usage,
         logprobs=logprobs,
-        warnings=(*values.warnings, *decoding.warnings, *_ignored_fields(values, forced)),
+        warnings=(
+            *values.warnings,
+            *stream_usage.warnings,
+            *decoding.warnings,
+            *_ignored_fields(values, forced),
+        ),
     )
+
+
+def _default_top_logprobs(values: Values) -> int:
+    """Return LMI's default: the most likely token, but in beam search, which scores no others."""
+    is_beam_search = values.get("num_beams", 1) != 1 or values.get("use_beam_search", False)
+    return 1 if values.get("logprobs", False) and not is_beam_search else 0
 
 
 def _ignored_fields(values: Values, forced: ForcedCalls | None) -> tuple[str, ...]:

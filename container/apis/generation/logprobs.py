@@ -59,9 +59,7 @@ def completion_logprobs(
     return {
         "tokens": [piece(token.token_id) for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [_by_piece(token, num_top, tokenizer) for token in tokens]
-        if num_top
-        else None,
+        "top_logprobs": [_by_piece(token, num_top, tokenizer) for token in tokens],
         "text_offset": [token.offset for token in tokens],
     }
 
@@ -105,8 +103,8 @@ def _likely(top: TopLogprobs | None) -> Iterator[tuple[int, float]]:
 
 
 def _by_piece(token: ScoredToken, num_top: int, tokenizer: Tokenizer) -> Record | None:
-    """Return logprobs by token string, including the token itself; None without scores."""
-    if token.top is None:
+    """Return logprobs by token string, including the token itself; None if it has none."""
+    if token.logprob is None:
         return None
     logprobs: Record = {tokenizer.piece(token.token_id): token.logprob}
     for token_id, logprob in list(_likely(token.top))[:num_top]:
