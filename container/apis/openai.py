@@ -40,6 +40,9 @@ OPENAI_FIELDS: Fields = {
         "With option.enable_lora: the name of the model or of an adapter. Otherwise ignored, "
         "since only one model is served.",
     ),
+    "adapters": Field(
+        STRING_OR_STRINGS, "LMI's field for the name of the LoRA adapter to use; '' for none."
+    ),
     "user": ignored(),
     "metadata": ignored(),
     "store": ignored(),
@@ -67,6 +70,19 @@ def read_openai_decoding(
         ignore_eos=values.get("ignore_eos", False),
         **own,
     )
+
+
+def read_adapter(values: Values) -> str | None:
+    """Return the adapter that LMI's `adapters` names; None without it.
+
+    Raises RequestError for a list of several, since the prompts of a request share their adapter.
+    """
+    adapters: str | list[str] | None = values.get("adapters", None)
+    if isinstance(adapters, list):
+        if len(adapters) != 1:
+            raise RequestError("adapters", f"expected one adapter, not {len(adapters)}")
+        return adapters[0]
+    return adapters
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 
-from container.apis.adapters import ADAPTER_FIELDS
+from container.apis.adapters import (
+    ADAPTER_FIELDS,
+    UPDATE_FIELDS,
+    VLLM_LOAD_FIELDS,
+    VLLM_UNLOAD_FIELDS,
+)
 from container.apis.chat.schema import CHAT_FIELDS
 from container.apis.completions.schema import COMPLETION_FIELDS
 from container.apis.embeddings import EMBEDDING_FIELDS, INPUTS_FIELDS
@@ -72,6 +77,9 @@ def _generation_schemas() -> Json:
         "Tokenize": _object(TOKENIZE_FIELDS),
         "Detokenize": _object(DETOKENIZE_FIELDS, ["tokens"]),
         "Adapter": _object(ADAPTER_FIELDS, ["name", "src"]),
+        "AdapterUpdate": _object(UPDATE_FIELDS),
+        "LoadLora": _object(VLLM_LOAD_FIELDS, ["lora_name", "lora_path"]),
+        "UnloadLora": _object(VLLM_UNLOAD_FIELDS, ["lora_name"]),
     }
 
 
@@ -140,6 +148,33 @@ def _parameters(names: Sequence[str]) -> Json:
     }
 
 
+def _adapter_paths(prefix: str, *path_names: str) -> Json:
+    return {
+        f"{prefix}/adapters": {
+            **_get("List the loaded LoRA adapters.", *path_names),
+            **_post(
+                "Load an adapter; the response comes when it can be used.",
+                _body("Adapter"),
+                *path_names,
+                **_NO_SLOT,
+            ),
+        },
+        f"{prefix}/adapters/{{name}}": {
+            **_get("Describe an adapter.", *path_names, "name"),
+            **_delete("Unload an adapter.", *path_names, "name"),
+        },
+        f"{prefix}/adapters/{{name}}/update": _post(
+            "Accept settings of a loaded adapter, which change nothing.",
+            _body("AdapterUpdate"),
+            *path_names,
+            "name",
+        ),
+    }
+
+
+_NO_SLOT: dict[str, Json] = {
+    "507": {"description": "option.max_loras adapters are loaded; unload one first."}
+}
 _PARAMETERS = {"anyOf": [_ref("Parameters"), {"type": "null"}]}
 _RESPONSES = {
     "200": {"description": "The response."},
@@ -159,22 +194,12 @@ _OWN_PATHS: Mapping[Kind, Json] = {
         "/v1/completions": _post("OpenAI's completions.", _body("Completion")),
         "/tokenize": _post("Tokenize a text or a conversation.", _body("Tokenize")),
         "/detokenize": _post("Return the text of token ids.", _body("Detokenize")),
-        "/adapters": {
-            **_get("List the loaded LoRA adapters."),
-            **_post(
-                "Load an adapter; the response comes when it can be used.",
-                _body("Adapter"),
-                **{
-                    "507": {
-                        "description": "option.max_loras adapters are loaded; unload one first."
-                    }
-                },
-            ),
-        },
-        "/adapters/{name}": {
-            **_get("Describe an adapter.", "name"),
-            **_delete("Unload an adapter.", "name"),
-        },
+        **_adapter_paths(""),
+        **_adapter_paths("/models/{model}", "model"),
+        "/v1/load_lora_adapter": _post(
+            "vLLM's route to load an adapter.", _body("LoadLora"), **_NO_SLOT
+        ),
+        "/v1/unload_lora_adapter": _post("vLLM's route to unload an adapter.", _body("UnloadLora")),
     },
     "embedding": {"/v1/embeddings": _post("OpenAI's embeddings.", _body("Embedding"))},
     "pipeline": {},

@@ -143,7 +143,7 @@ def test_requests_give_no_server_error(
     engine.max_loras = 1000  # a full engine would answer 507
     if kind == "generation":
         app = serve(
-            local_runtime_api=True, tool_call_parser="hermes", enable_lora="adapters" in path
+            local_runtime_api=True, tool_call_parser="hermes", enable_lora="adapter" in path
         ).application
     else:
         app = serve_task(kind).application
@@ -161,6 +161,8 @@ def test_requests_give_no_server_error(
         takes_nothing_or_all = method in ("get", "delete") or kind == "handler"
         assert takes_nothing_or_all, "other routes have invalid requests"
     else:
-        names_a_model = "{model}" in path or path.endswith(("/models/{name}", "/adapters/{name}"))
-        expects_success = mode == GenerationMode.POSITIVE and not names_a_model
+        names_a_model = "{model}" in path or path.endswith("/models/{name}")
+        names_an_adapter = path.endswith(("/{name}", "/{name}/update", "/unload_lora_adapter"))
+        names_one = names_a_model or names_an_adapter
+        expects_success = mode == GenerationMode.POSITIVE and not names_one
         assert 200 in statuses or not expects_success, "the document allows every valid request"

@@ -37,7 +37,7 @@ class ChatApi:
         service, prompting = self._service, self._service.prompting
         request = read_chat_request(body)
         context.warn(request.warnings)
-        adapter = service.adapter(context, None, request.model)
+        adapter = service.adapter(context, request.adapter, request.model)
         parsers = self._tool_parsers(request)
         prompt = prompting.encode_chat(request.conversation, size=len(context.body))
         marks = prompting.tokenizer.ids_of(parsers[0].special_tokens) if parsers[0] else {}

@@ -15,6 +15,7 @@ from container.apis.generation.sampling import Decoding, Dialect
 from container.apis.openai import (
     OPENAI_FIELDS,
     StreamUsage,
+    read_adapter,
     read_openai_decoding,
     read_stream_usage,
 )
@@ -59,6 +60,8 @@ class ChatRequest:
     conversation: Conversation
     decoding: Decoding
     model: object
+    adapter: str | None
+    """The adapter that `adapters` names, which goes before `model`."""
     forced_calls: ForcedCalls | None
     """The calls that the answer must consist of; None if the model is free to choose."""
     stream: bool
@@ -95,6 +98,7 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
         conversation=read_conversation(values, uses_tools=choice != "none"),
         decoding=decoding,
         model=values.get("model", None),
+        adapter=read_adapter(values),
         forced_calls=forced,
         stream=values.get("stream", False),
         stream_usage=stream_usage,

@@ -28,7 +28,7 @@ class CompletionsApi:
         service = self._service
         request = read_completion_request(body)
         context.warn(request.warnings)
-        adapter = service.adapter(context, None, request.model)
+        adapter = service.adapter(context, request.adapter, request.model)
         prompts = self._encode(request)
         decoding = service.with_checked_grammar(context, request.decoding)
         generations = service.start(context, prompts, decoding, adapter=adapter)

@@ -10,6 +10,7 @@ from container.apis.generation.sampling import Decoding, Dialect
 from container.apis.openai import (
     OPENAI_FIELDS,
     StreamUsage,
+    read_adapter,
     read_openai_decoding,
     read_stream_usage,
 )
@@ -65,6 +66,8 @@ class CompletionRequest:
     prompts: tuple[Prompt, ...]
     decoding: Decoding
     model: object
+    adapter: str | None
+    """The adapter that `adapters` names, which goes before `model`."""
     stream: bool
     stream_usage: StreamUsage
     echo: bool
@@ -93,6 +96,7 @@ def read_completion_request(body: Mapping[str, object]) -> CompletionRequest:
         prompts=_prompts(values.get("prompt", "")),
         decoding=decoding,
         model=values.get("model", None),
+        adapter=read_adapter(values),
         stream=values.get("stream", False),
         stream_usage=stream_usage,
         echo=values.get("echo", False),
