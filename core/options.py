@@ -229,6 +229,12 @@ class Options:
         "Format of a streamed answer if the request's Accept header names none. "
         "json means jsonlines for a streaming request.",
     )
+    async_mode: bool | None = _option(
+        None,
+        "LMI's key for the shape of answers to inputs. true: that of its asynchronous mode, with "
+        "logprob, and index in streams. false: that of its rolling batch, with log_prob. Default: "
+        "true, unless option.rolling_batch is set to another value than auto.",
+    )
     tgi_compat: bool = _option(
         False,
         "Answer in the format of text-generation-inference: a list with one answer, logprob "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from container.apis.generation.generation import Generation
 from container.apis.generation.response import Record
@@ -77,7 +78,7 @@ def read_adapter(values: Values) -> str | None:
 
     Raises RequestError for a list of several, since the prompts of a request share their adapter.
     """
-    adapters: str | list[str] | None = values.get("adapters", None)
+    adapters = cast(str | list[str] | None, values.given.get("adapters"))
     if isinstance(adapters, list):
         if len(adapters) != 1:
             raise RequestError("adapters", f"expected one adapter, not {len(adapters)}")

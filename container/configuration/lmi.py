@@ -43,7 +43,6 @@ ADVICE: Mapping[str, str] = {
     "server_error_http_code": _FIXED_CODES,
     "wait_model_loading": "/ping returns 503 until the model is ready; leave it out",
     "option.mpi_mode": "the model runs in one process; leave it out",
-    "option.async_mode": "use option.batching",
     "option.pipeline_parallel_degree": "the model runs on one device; leave it out",
     "option.parallel_loading": _ONE_COPY,
     "option.quantize": _QUANTIZED,

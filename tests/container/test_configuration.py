@@ -132,7 +132,6 @@ def test_all_errors_are_reported_at_once(load: Load) -> None:
         ("load_on_devices=0", "use option.device"),
         ("option.mpi_mode=true", "one process"),
         ("option.quantize=awq", "option.dtype"),
-        ("option.async_mode=true", "option.batching"),
         ("option.enable_streaming=true", '"stream": true'),
         ("chunked_read_timeout=60", "option.predict_timeout"),
     ],

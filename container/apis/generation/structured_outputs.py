@@ -154,12 +154,12 @@ def _response_format(format: Mapping[str, Any]) -> Iterator[_Given]:
             yield from _tgi_grammar(given, "response_format")
         case {"type": "text"}:
             return
-        case {"type": "json_object", "schema": dict() | str() as schema}:
-            yield "response_format.schema", "json", schema
+        case {"type": "json_object", "schema": dict() | str()}:
+            yield "response_format.schema", "json", given["schema"]
         case {"type": "json_object"} if "schema" not in given:
             yield "response_format", "json_object", True
-        case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
-            yield "response_format.json_schema.schema", "json", schema
+        case {"type": "json_schema", "json_schema": {"schema": dict()}}:
+            yield "response_format.json_schema.schema", "json", given["json_schema"]["schema"]
         case _:
             field = "schema" if kind == "json_object" else kind
             raise RequestError(f"response_format.{field}", "expected an object with a schema")

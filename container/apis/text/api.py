@@ -10,7 +10,7 @@ from flask import Response
 from container.apis.generation.service import GenerationService
 from container.apis.generation.stream import StreamFormat
 from container.apis.text.batch import BatchResponse, Item
-from container.apis.text.response import TextResponse, TextStyle
+from container.apis.text.response import TextResponse, TextStyle, form_of
 from container.apis.text.schema import read_text_request
 from container.http.request_context import RequestContext
 from core.errors import LongshoreError
@@ -21,7 +21,7 @@ class TextApi:
 
     def __init__(self, service: GenerationService) -> None:
         self._service = service
-        self._style = TextStyle(service.prompting.tokenizer, service.options.tgi_compat)
+        self._style = TextStyle(service.prompting.tokenizer, form_of(service.options))
 
     def answer(
         self, context: RequestContext, body: Mapping[str, object], stream_format: StreamFormat
