@@ -8,7 +8,7 @@ from itertools import islice
 
 from benchmarks.journal import Journal, RequestRecord
 from benchmarks.workload import Request
-from core.plan import Output
+from core.output import Output
 from core.sampling import Finish, SamplingParams
 from engine.engine import Engine
 

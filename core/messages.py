@@ -7,7 +7,7 @@ front end                                engine
   Hello                        ->
                                <-  Ready, once the model has run; Heartbeat 4 times a second
   Submit(id, ...)              ->
-                               <-  Step([Generated(id, ...), ...]) after every step
+                               <-  Step([(id, Output), ...]) after every step
   Perform(id, ...)             ->  for tasks other than text generation
                                <-  Performed(id, ...), several if the answer comes in parts
   LoadAdapter(id, ...)         ->
@@ -17,7 +17,7 @@ front end                                engine
                                <-  Dead(reason), if the engine ends by itself
 ```
 
-Every answer to a Submit ends with exactly one `Generated` that has `finish`, and the id ends when
+Every answer to a Submit ends with exactly one Output that has `finish`, and the id ends when
 its last answer ends. If the request fails, the id ends with one `Failed` instead. The client may
 abort the id, or one answer of it, before that.
 
@@ -33,8 +33,9 @@ import msgspec
 from core.adapter import Adapter
 from core.errors import FailureKind
 from core.options import Options
-from core.sampling import Finish, SamplingParams, TopLogprobs
-from core.stats import Stats, Timing
+from core.output import Output
+from core.sampling import SamplingParams
+from core.stats import Stats
 from core.strategy_table import Batching
 from core.task import GENERATION, Task
 
@@ -143,27 +144,10 @@ class Adapters(Message, frozen=True):
     loaded: tuple[Adapter, ...]
 
 
-class Generated(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """New tokens of one answer, or logprobs of the prompt. The answer ends if `finish` is set."""
-
-    id: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish: Finish | None = None
-    index: int = 0
-    """Index of the answer, below `SamplingParams.num_answers`."""
-    top: tuple[TopLogprobs, ...] = ()
-    """One per token, if the request has `logprobs`."""
-    prompt: tuple[TopLogprobs, ...] = ()
-    """Logprobs of the next prompt tokens, from the second token on, if `prompt_logprobs` is set."""
-    timing: Timing | None = None
-    """Set with `finish`."""
-
-
 class Step(Message, frozen=True):
-    """The outputs of one step for this client."""
+    """The outputs of one step for this client, each with the id of its request."""
 
-    generated: list[Generated]
+    outputs: list[tuple[str, Output]]
 
 
 class Performed(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""The data of one step: the plan of a strategy, the result of an executor, the output for a client.
+"""The data of one step: the plan of a strategy, and the result of an executor.
 
 There is no prefill phase and no decode phase, only tokens whose K/V are not computed yet. A prompt
 is a long chunk, a decode step is a chunk of one token, a chunked prefill is several chunks.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from core.beams import Candidates, Hypotheses
-from core.sampling import Failure, Finish, Sampled, TopLogprobs
+from core.sampling import Failure, Sampled
 from core.sequence import Sequence
 
 
@@ -89,25 +89,3 @@ StepResult = Mapping[int, Sampled | Candidates | Hypotheses | Failure]
 """Maps sequence ids to results, for each chunk with `samples` or `scored`: sampled tokens and
 prompt logprobs; for a beam its candidates, or the hypotheses if the executor runs the whole search;
 or the reason of a failure."""
-
-
-class Output(msgspec.Struct, frozen=True):
-    """New tokens of one answer, or logprobs of the prompt. `finish` is set on the last one only.
-
-    Finish.ERROR ends the whole request, whatever the index.
-    """
-
-    request_id: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish: Finish | None
-    index: int = 0
-    """Index of the answer, below `SamplingParams.num_answers`."""
-    top: tuple[TopLogprobs, ...] = ()
-    """One per token, if the request has `logprobs`."""
-    prompt: tuple[TopLogprobs, ...] = ()
-    """The next tokens of the prompt, from its second on, if the request has `prompt_logprobs`."""
-    admitted: float | None = None
-    """When the request was admitted. None only with Finish.ERROR."""
-    failure: str = ""
-    """The reason, with Finish.ERROR."""

@@ -10,7 +10,7 @@ import msgspec
 
 from core.adapter import Adapter
 from core.beams import Hypothesis
-from core.plan import Output
+from core.output import Output
 from core.sampling import SamplingParams, TopLogprobs
 from core.sequence import Sequence
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
@@ -32,6 +31,7 @@ from engine.device import (
     choose_device,
     choose_dtype,
     choose_kv_dtype,
+    is_out_of_memory,
     use_writable_kernel_cache,
 )
 from engine.engine import Engine
@@ -252,13 +252,13 @@ def capture_decode_graphs(
             max_model_len=sizes.max_model_len,
             progress=lambda rows: tqdm(rows, desc="CUDA graphs", disable=not sys.stderr.isatty()),
         )
-    except torch.OutOfMemoryError as error:
-        raise InsufficientMemoryError(
-            "the CUDA graphs do not fit beside the weights and the KV cache; lower "
-            "option.gpu_memory_utilization or option.max_rolling_batch_size, or set "
-            "option.enforce_eager=true"
-        ) from error
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise InsufficientMemoryError(
+                "the CUDA graphs do not fit beside the weights and the KV cache; lower "
+                "option.gpu_memory_utilization or option.max_rolling_batch_size, or set "
+                "option.enforce_eager=true"
+            ) from error
         reason = str(error).partition("\n")[0]
         return None, (f"decode steps run without CUDA graphs: {reason}",)
     return graphs, ()

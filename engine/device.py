@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -12,6 +13,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from core.errors import ConfigurationError
+from core.gpus import visible_gpus
 from core.options import Options
 
 DTYPES = {
@@ -39,10 +41,10 @@ def choose_device(options: Options, device_files: Path = Path("/dev")) -> torch.
             f"option.device=cuda: no CUDA device is visible ({_cuda_failure()}); use auto or cpu"
         )
     if options.device == "auto" and not has_cuda and torch.version.cuda is not None:
-        gpus = sorted(path.name for path in device_files.glob("nvidia[0-9]*"))
+        gpus = visible_gpus(os.environ, device_files)
         if gpus:
             raise ConfigurationError(
-                f"option.device=auto: this machine has a GPU ({gpus[0]}), but torch "
+                f"option.device=auto: this machine has a GPU (number {gpus[0]}), but torch "
                 f"{torch.__version__} cannot use it: {_cuda_failure()}; update the NVIDIA driver, "
                 "or set option.device=cpu"
             )
@@ -103,9 +105,12 @@ def use_writable_kernel_cache() -> tuple[str, ...]:
         with tempfile.TemporaryFile(dir=cache):
             return ()
     except OSError:
-        writable = tempfile.mkdtemp(prefix="longshore-triton-")
-    if cache.is_dir():
-        shutil.copytree(cache, writable, dirs_exist_ok=True)
+        # In the container, TMPDIR is deleted with the supervisor.
+        writable = tempfile.mkdtemp(prefix="triton-")
+    unfinished = shutil.ignore_patterns("tmp.pid_*")  # files that other processes are writing
+    # What cannot be read is compiled again.
+    with contextlib.suppress(OSError):
+        shutil.copytree(cache, writable, dirs_exist_ok=True, ignore=unfinished)
     os.environ["TRITON_CACHE_DIR"] = writable
     return (f"{cache} is not writable: Triton compiles new kernels into {writable}",)
 
@@ -124,7 +129,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     # torch has no exception class for a failed allocation on the host.
-    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
+    # Nor has it one for CUDA's own allocations, such as those of a graph.
+    messages = ("can't allocate memory", "CUDA error: out of memory")
+    if isinstance(error, RuntimeError) and any(message in str(error) for message in messages):
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True

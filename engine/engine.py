@@ -22,7 +22,8 @@ import msgspec
 from core.adapter import Adapter
 from core.errors import RequestError
 from core.messages import Facts
-from core.plan import Output, StepPlan
+from core.output import Output
+from core.plan import StepPlan
 from core.request import Request
 from core.sampling import MAX_SEED, NO_LIMIT, SamplingParams
 from engine.executor import Executor, SubmittedStep

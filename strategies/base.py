@@ -18,7 +18,8 @@ from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from core.plan import Chunk, Output, StepPlan, StepResult
+from core.output import Output
+from core.plan import Chunk, StepPlan, StepResult
 from core.request import Request
 from core.sampling import Failure, Finish
 from core.sequence import Sequence

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 
 from core.beams import Beam, BeamSearch, Candidates, Hypotheses, Hypothesis
-from core.plan import Output, StepResult
+from core.output import Output
+from core.plan import StepResult
 from core.request import Request
 from core.sampling import Finish, Sampled
 from core.sequence import Sequence

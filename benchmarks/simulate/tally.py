@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.journal import percentile
 from benchmarks.simulate.traffic import Arrival
-from core.plan import Output
+from core.output import Output
 
 
 @dataclass(frozen=True, slots=True)

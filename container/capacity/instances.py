@@ -39,6 +39,8 @@ _FAMILIES = {
     "p5en": ("H200", 144_384, {8: "48xlarge"}),
 }
 """Per family: the GPU, its memory in MiB, and the instance sizes by number of GPUs."""
+_TOO_OLD = {"g4dn": ("T4", "7.5"), "p3": ("V100", "7.0"), "p3dn": ("V100", "7.0")}
+"""Families whose GPUs the kernels do not support: the GPU and its compute capability."""
 
 
 def instances() -> dict[str, Instance]:
@@ -53,10 +55,20 @@ def instances() -> dict[str, Instance]:
 
 
 def find_instance(name: str) -> Instance:
-    """Return an instance type. Raises ConfigurationError, with a suggestion, if it is unknown."""
+    """Return an instance type.
+
+    Raises ConfigurationError, with a suggestion, if it is unknown or its GPU is too old.
+    """
     known = instances()
     if name not in known:
         families = ", ".join(f"ml.{family}" for family in _FAMILIES)
+        family = name.removeprefix("ml.").partition(".")[0]
+        if family in _TOO_OLD:
+            gpu, capability = _TOO_OLD[family]
+            raise ConfigurationError(
+                f"--instance-type {name}: its {gpu} has compute capability {capability}, and the "
+                f"kernels need 8.0; the families that have it are {families}"
+            )
         raise ConfigurationError(
             f"--instance-type {name}: unknown{did_you_mean(name, known)}; the families are "
             f"{families}"

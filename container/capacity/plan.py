@@ -74,9 +74,9 @@ def make_plan(
     num_blocks = options.num_kv_blocks or min(usable, budget // block_bytes)
     if num_blocks == 0:
         raise ConfigurationError(
-            f"{decoder.name} does not fit: the weights ({_mib(weights_bytes(decoder))}), steps and "
-            f"CUDA use up {options.gpu_memory_utilization:.0%} of the {instance.gpu}'s "
-            f"{_mib(instance.gpu_mib * 2**20)}"
+            f"{decoder.name} does not fit: the weights ({_size(weights_bytes(decoder))}), steps "
+            f"and CUDA use up {options.gpu_memory_utilization:.0%} of the {instance.gpu}'s "
+            f"{_size(instance.gpu_mib * 2**20)}"
         )
     max_len, notes = fit_length(options, max_len, num_blocks * options.block_size)
     reserved = _tokens_reserved(options, batching, request, max_len)
@@ -100,24 +100,24 @@ def plan_lines(
     yield f"{decoder.name} on {instance.name}: {count}{instance.gpu}{used}"
     how = "" if decoder.is_counted else ", computed from config.json"
     yield (
-        f"  weights: {_mib(weights_bytes(decoder))}, "
+        f"  weights: {_size(weights_bytes(decoder))}, "
         f"{decoder.num_parameters / 1e6:,.0f} million parameters in {decoder.dtype}{how}"
     )
     if options.enable_lora:
-        yield f"  adapters: {_mib(adapter_bytes(decoder, options))} for option.max_loras"
+        yield f"  adapters: {_size(adapter_bytes(decoder, options))} for option.max_loras"
     usable = int(instance.gpu_mib * 2**20 * options.gpu_memory_utilization)
-    yield f"  usable: {_mib(usable)}, {options.gpu_memory_utilization:.0%} of the GPU's memory"
+    yield f"  usable: {_size(usable)}, {options.gpu_memory_utilization:.0%} of the GPU's memory"
     yield (
-        f"  overhead: about {_mib(paged.activation_bytes)} for steps and {_mib(CONTEXT_BYTES)} for "
-        "CUDA (estimates; the engine measures both when it starts)"
+        f"  overhead: about {_size(paged.activation_bytes)} for steps and {_size(CONTEXT_BYTES)} "
+        "for CUDA (estimates; the engine measures both when it starts)"
     )
     yield (
-        f"  KV: blocks of {options.block_size} tokens, {_mib(paged.block_bytes)} each; "
+        f"  KV: blocks of {options.block_size} tokens, {_size(paged.block_bytes)} each; "
         f"at most {paged.max_model_len} tokens per sequence"
     )
     yield f"  concurrent requests of {request.prompt} + {request.answer} tokens:"
     for plan in plans:
-        memory = f"{plan.num_blocks} blocks, {_mib(plan.num_blocks * plan.block_bytes)}"
+        memory = f"{plan.num_blocks} blocks, {_size(plan.num_blocks * plan.block_bytes)}"
         yield f"    {plan.batching:<10}  {plan.max_concurrent:>4}  ({memory})"
     yield from (f"  note: {note}" for note in paged.notes)
 
@@ -167,5 +167,5 @@ def kv_itemsize(decoder: Decoder, options: Options) -> int:
     return DTYPE_BYTES[decoder.dtype] if options.kv_cache_dtype == "auto" else 1
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+def _size(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size / 2**10:,.1f} KiB"

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from container.configuration.lmi import ADVICE
 from container.configuration.resolve import Configuration
 from core.errors import ConfigurationError
 from core.messages import Facts
@@ -25,9 +26,9 @@ def help_lines() -> Iterator[str]:
 
 
 def explain_lines(configuration: Configuration, model: str, task: Task | None) -> Iterator[str]:
-    """Yield all effective options with their sources, the task, the strategy and the warnings."""
-    yield from _option_lines(configuration, list(option_table().values()))
+    """Yield the task, the strategy, the warnings, and all effective options with their sources."""
     yield from _strategy_lines(configuration, model, task)
+    yield from _option_lines(configuration, list(option_table().values()))
 
 
 def banner_lines(
@@ -102,6 +103,15 @@ def markdown_lines() -> Iterator[str]:
     for option in option_table().values():
         default = "" if option.default is None else f"`{format_value(option.default)}`"
         yield f"| `{option.key}` | {option.kind_text} | {default} | {option.doc} |"
+    yield ""
+    yield "## LMI's keys without effect"
+    yield ""
+    yield "Files with these keys work. Each key causes a warning at start, with this advice."
+    yield "The table is generated from `container/configuration/lmi.py`."
+    yield ""
+    yield "| key | instead |"
+    yield "| --- | --- |"
+    yield from (f"| `{key}` | {advice} |" for key, advice in ADVICE.items())
 
 
 def format_value(value: Value) -> str:

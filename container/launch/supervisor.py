@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import signal
 import sys
@@ -94,7 +95,9 @@ class Supervisor:
             self._context, self._launch.endpoint
         )
         self._loading_deadline = time.monotonic() + self._launch.options.model_loading_timeout
-        return Child("engine", [*self._commands.engine, self._launch_path])
+        # Its temporary files disappear with the run directory, however it ends.
+        variables = {**os.environ, "TMPDIR": str(Path(self._launch_path).parent)}
+        return Child("engine", [*self._commands.engine, self._launch_path], variables=variables)
 
     def _close_readiness(self) -> None:
         if self._readiness is not None:

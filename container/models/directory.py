@@ -21,7 +21,7 @@ def default_model_dir() -> Path:
     """Return SageMaker's model directory if it exists, else the demo model of this repository."""
     if SAGEMAKER_MODEL_DIR.is_dir():
         return SAGEMAKER_MODEL_DIR
-    return Path(__file__).parents[1] / "models" / "demo"
+    return Path(__file__).parents[2] / "models" / "demo"
 
 
 def open_model_dir(path: Path) -> Path:

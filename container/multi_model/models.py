@@ -17,8 +17,9 @@ from container.apis.models import ModelStatus
 from container.launch.supervisor import ENGINE_STOP_S, FRONT_END_STOP_S
 from container.multi_model.model import STATUS_WORDS, Model, RefusedError
 from container.multi_model.model_container import COMMAND, ModelContainer
-from container.multi_model.needs import Needs, estimate_needs, visible_gpus
+from container.multi_model.needs import Needs, estimate_needs
 from core.errors import ConfigurationError, InsufficientMemoryError
+from core.gpus import visible_gpus
 from core.host_memory import available_host_memory
 
 logger = logging.getLogger(__name__)

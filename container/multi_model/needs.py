@@ -42,14 +42,6 @@ def estimate_needs(url: Path, variables: Mapping[str, str]) -> Needs:
     return Needs(options.gpu_memory_utilization, options.device != "cpu", min_bytes)
 
 
-def visible_gpus(variables: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES or, if it is not set, all GPUs below `devices`."""
-    chosen = variables.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return tuple(map(str, range(len(list(devices.glob("nvidia[0-9]*"))))))
-    return tuple(name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1"))
-
-
 def _fixed_kv_bytes(decoder: Decoder, options: Options) -> int:
     if options.num_kv_blocks is None:
         return options.kv_cache_memory_bytes or 0

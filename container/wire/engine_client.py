@@ -29,7 +29,6 @@ from core.messages import (
     Facts,
     Failed,
     FromEngine,
-    Generated,
     Heartbeat,
     Hello,
     LoadAdapter,
@@ -41,6 +40,7 @@ from core.messages import (
     ToEngine,
     UnloadAdapter,
 )
+from core.output import Output
 from core.sampling import SamplingParams
 from core.stats import Stats
 
@@ -241,16 +241,16 @@ class EngineClient:
 
     def _dispatch(self, message: FromEngine) -> None:
         match message:
-            case Step(generated):
-                for tokens in generated:
-                    self._push_to_stream(tokens)
+            case Step(outputs):
+                for id, output in outputs:
+                    self._push_to_stream(id, output)
             case Performed():
                 self._push_to_reply(message)
             case Failed(id):
                 if id in self._replies:
                     self._push_to_reply(message)
                 else:
-                    self._push_to_stream(message)
+                    self._push_to_stream(id, message)
             case Heartbeat(step_age_s, stats):
                 self._last_heard, self._step_age_s = self._clock(), step_age_s
                 self._stats = stats
@@ -262,13 +262,13 @@ class EngineClient:
             case Dead(reason):
                 self._reconnect(f"the engine has ended: {reason}")
 
-    def _push_to_stream(self, message: Generated | Failed) -> None:
-        stream = self._streams.get(message.id)
+    def _push_to_stream(self, id: str, message: Output | Failed) -> None:
+        stream = self._streams.get(id)
         if stream is None:
             return  # aborted while this message was in flight
         stream.push(message)
         if stream.has_ended:
-            del self._streams[message.id]
+            del self._streams[id]
 
     def _push_to_reply(self, message: Performed | Failed) -> None:
         reply = self._replies.get(message.id)

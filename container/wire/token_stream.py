@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import gevent.queue
+import msgspec
 
 from core.errors import (
     ConflictError,
@@ -15,7 +16,8 @@ from core.errors import (
     OverloadedError,
     RequestError,
 )
-from core.messages import Failed, Generated
+from core.messages import Failed
+from core.output import Output
 
 _ERROR_OF_KIND = {
     error.kind: error
@@ -32,7 +34,7 @@ class TokenStream:
         """`on_abort` is called with the id and an answer's index, or None to abort all answers."""
         self.id = id
         self._on_abort = on_abort
-        self._arrived: gevent.queue.SimpleQueue[Generated | Failed] = gevent.queue.SimpleQueue()
+        self._arrived: gevent.queue.SimpleQueue[Output | Failed] = gevent.queue.SimpleQueue()
         self._failed: Failed | None = None
         self._open = set(range(num_answers))
         """Indices of the answers that have not ended."""
@@ -42,23 +44,23 @@ class TokenStream:
         """Whether all answers have ended, so that no more messages will arrive."""
         return not self._open
 
-    def get(self, timeout_s: float) -> list[Generated]:
-        """Return everything that has arrived, merged into one message per answer.
+    def get(self, timeout_s: float) -> list[Output]:
+        """Return everything that has arrived, merged into one output per answer.
 
         Waits up to `timeout_s` for the first message and returns an empty list if none arrives.
         Raises the error that `failure_of` returns when the engine reports a failure.
         """
-        generated: list[Generated] = []
+        outputs: list[Output] = []
         for message in [] if self._failed else self._drain(timeout_s):
             if isinstance(message, Failed):
                 self._failed = message
                 break
-            generated.append(message)
-        if self._failed and not generated:
+            outputs.append(message)
+        if self._failed and not outputs:
             raise failure_of(self._failed)
-        return _merged(generated)
+        return _merged(outputs)
 
-    def push(self, message: Generated | Failed) -> None:
+    def push(self, message: Output | Failed) -> None:
         """Add a message that the engine sent. Only EngineClient calls this."""
         if isinstance(message, Failed):
             self._open.clear()
@@ -76,7 +78,7 @@ class TokenStream:
             self._open = self._open - aborted
             self._on_abort(self.id, index if self._open else None)
 
-    def _drain(self, timeout_s: float) -> list[Generated | Failed]:
+    def _drain(self, timeout_s: float) -> list[Output | Failed]:
         try:
             messages = [self._arrived.get(timeout=timeout_s)]
             while not self._arrived.empty():
@@ -86,24 +88,21 @@ class TokenStream:
         return messages
 
 
-def _merged(messages: Iterable[Generated]) -> list[Generated]:
-    """Merge the messages into one per answer, in the order in which the answers first appear."""
-    by_index: dict[int, list[Generated]] = {}
-    for message in messages:
-        by_index.setdefault(message.index, []).append(message)
+def _merged(outputs: Iterable[Output]) -> list[Output]:
+    """Merge the outputs into one per answer, in the order in which the answers first appear."""
+    by_index: dict[int, list[Output]] = {}
+    for output in outputs:
+        by_index.setdefault(output.index, []).append(output)
     return [_joined(parts) if len(parts) > 1 else parts[0] for parts in by_index.values()]
 
 
-def _joined(parts: list[Generated]) -> Generated:
-    return Generated(
-        parts[0].id,
-        tuple(token_id for part in parts for token_id in part.token_ids),
-        tuple(logprob for part in parts for logprob in part.logprobs),
-        parts[-1].finish,
-        parts[0].index,
+def _joined(parts: list[Output]) -> Output:
+    return msgspec.structs.replace(
+        parts[-1],
+        token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
+        logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
         top=tuple(top for part in parts for top in part.top),
         prompt=tuple(scores for part in parts for scores in part.prompt),
-        timing=parts[-1].timing,
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from core.messages import Generated
-from core.plan import Output
+from core.output import Output
 from core.sampling import Finish, SamplingParams, TopLogprobs
 from core.text.answer import Answer, TokenText
 from core.text.tokenizer import Tokenizer
@@ -69,7 +68,7 @@ class Answers:
         ranked = sorted(self._sampled, key=lambda answer: -answer.cumulative_logprob)
         return ranked[: self._params.n]
 
-    def push(self, output: Output | Generated) -> list[Delta]:
+    def push(self, output: Output) -> list[Delta]:
         """Add an output of the engine, and return the deltas for the client.
 
         Drops output for an answer that a stop string has already ended.
@@ -81,11 +80,11 @@ class Answers:
         deltas, self._held = self._held, []
         return deltas
 
-    def stopped_by_string(self, output: Output | Generated) -> bool:
+    def stopped_by_string(self, output: Output) -> bool:
         """Whether a stop string ended the answer, so the caller must abort it in the engine."""
         return output.finish is None and self._sampled[output.index].finish is not None
 
-    def _deltas(self, output: Output | Generated) -> list[Delta]:
+    def _deltas(self, output: Output) -> list[Delta]:
         answer = self._sampled[output.index]
         if answer.finish is not None:
             return []

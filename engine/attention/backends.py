@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -22,11 +23,25 @@ from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS, is_aligned
 from kernels.sdpa import Scratch, paged_attention
 
 
+@dataclass(frozen=True, slots=True)
+class BlockKernels:
+    """Functions that move whole KV blocks of all layers."""
+
+    copy: Callable[[CacheTable, Tensor], None]
+    """copy(table, pairs): copy block pairs[p, 0] to block pairs[p, 1]."""
+    gather: Callable[[CacheTable, Tensor, Tensor], None]
+    """gather(table, block_ids, staging): copy block block_ids[b] into row b of `staging`."""
+    scatter: Callable[[CacheTable, Tensor, Tensor], None]
+    """scatter(table, block_ids, staging): copy row b of `staging` into block block_ids[b]."""
+
+
 class AttentionBackend(Protocol):
     """Computes one layer's attention over its KV cache.
 
     keys, values: the layer's cache, [num_blocks, block_size, kv_heads, head_dim].
     """
+
+    block_kernels: BlockKernels
 
     def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Write the new K and V of `call` into their slots [T]; a negative slot is padding.
@@ -40,18 +55,6 @@ class AttentionBackend(Protocol):
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch
     ) -> Tensor:
         """Return the attention output, [T, heads, value_dim]. Call `write` first."""
-        ...
-
-    def copy_blocks(self, table: CacheTable, pairs: Tensor) -> None:
-        """Copy block pairs[p, 0] to block pairs[p, 1] in all layers."""
-        ...
-
-    def gather_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
-        """Copy block block_ids[b] of all layers into row b of `staging`."""
-        ...
-
-    def scatter_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
-        """Copy row b of `staging` into block block_ids[b] of all layers."""
         ...
 
 
@@ -70,15 +73,22 @@ def make_backend(
         reason = _unsupported_in_cpp(shapes, kv_dtype)
         if reason is None:
             return CpuBackend(), ()
-        return TorchBackend(), (f"attention runs on torch's SDPA, slowly: {reason}",)
+        return sdpa_backend(device), (f"attention runs on torch's SDPA, slowly: {reason}",)
     reason = _unsupported_in_triton(shapes, block_size)
     if reason is not None:
-        # Imported only here, so that CPUs do not need Triton.
-        from kernels.rotary import rotary
-
-        return TorchBackend(rotary), (f"attention runs on torch's SDPA, slowly: {reason}",)
+        return sdpa_backend(device), (f"attention runs on torch's SDPA, slowly: {reason}",)
     num_processors = torch.cuda.get_device_properties(device).multi_processor_count
     return TritonBackend(num_processors, max_model_len), ()
+
+
+def sdpa_backend(device: torch.device) -> TorchBackend:
+    """Return torch's SDPA with the fastest rotary embedding for the device."""
+    if device.type != "cuda":
+        return TorchBackend(cpu_elementwise.rotary)
+    # Imported only here, so that CPUs do not need Triton.
+    from kernels.rotary import rotary
+
+    return TorchBackend(rotary)
 
 
 class TorchBackend:
@@ -88,20 +98,16 @@ class TorchBackend:
         """rotary: rotates queries and keys in place."""
         self._rotary = rotary
         self._scratch = Scratch()
+        self.block_kernels = BlockKernels(
+            copy=torch_cache.copy_blocks,
+            gather=torch_cache.gather_blocks,
+            scatter=torch_cache.scatter_blocks,
+        )
 
     def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         if call.rotation is not None:
             self._rotary(call.query, call.key, *call.rotation)
         torch_cache.write_kv(call.key, call.value, keys, values, slots)
-
-    def copy_blocks(self, table: CacheTable, pairs: Tensor) -> None:
-        torch_cache.copy_blocks(table, pairs)
-
-    def gather_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
-        torch_cache.gather_blocks(table, block_ids, staging)
-
-    def scatter_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
-        torch_cache.scatter_blocks(table, block_ids, staging)
 
     def attend(
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch
@@ -165,9 +171,9 @@ class TritonBackend:
         self._max_model_len = max_model_len
         self._write_kv = cache_write.write_kv
         self._rotary_write_kv = rotary_cache_write.rotary_write_kv
-        self._copy_blocks = block_copy.copy_blocks
-        self._gather_blocks = swap.gather_blocks
-        self._scatter_blocks = swap.scatter_blocks
+        self.block_kernels = BlockKernels(
+            copy=block_copy.copy_blocks, gather=swap.gather_blocks, scatter=swap.scatter_blocks
+        )
         self._num_splits = configurations.num_splits
         self._decode = paged_decode.paged_decode
         self._prefill = paged_prefill.paged_prefill
@@ -180,15 +186,6 @@ class TritonBackend:
         else:
             # NOTE: queries are rotated in place, so this must not get an aligned copy of them.
             self._rotary_write_kv(call.query, key, value, *call.rotation, keys, values, slots)
-
-    def copy_blocks(self, table: CacheTable, pairs: Tensor) -> None:
-        self._copy_blocks(table, pairs)
-
-    def gather_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
-        self._gather_blocks(table, block_ids, staging)
-
-    def scatter_blocks(self, table: CacheTable, block_ids: Tensor, staging: Tensor) -> None:
-        self._scatter_blocks(table, block_ids, staging)
 
     def attend(
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch

@@ -8,7 +8,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from engine.attention.backends import AttentionBackend, TorchBackend
+from engine.attention.backends import AttentionBackend, sdpa_backend
 from engine.attention.call import UnsupportedModelError
 from engine.loading.gate import (
     MAX_KERNEL_ERROR,
@@ -57,8 +57,9 @@ def _check(source: ModelSource, spec: DecoderSpec) -> None:
     ties may go either way; it only catches kernels that are plainly wrong.
     """
     is_low = source.dtype != torch.float32
-    # fp32 is only used for this check on CUDA, so it does not need the fast attention kernels.
-    backend = TorchBackend() if is_low and source.device.type == "cuda" else None
+    # On CUDA, fp32 is only used for this check, so it does not need the fast attention kernels.
+    is_cuda = source.device.type == "cuda"
+    backend = sdpa_backend(source.device) if is_low and is_cuda else None
     error = _trial(source.in_fp32(), spec, backend)
     if error > MAX_RELATIVE_ERROR[torch.float32]:
         raise mismatch_error(error)

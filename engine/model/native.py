@@ -1,4 +1,4 @@
-"""Runs all layers of a decoder in one call of the CPU's C++ library (`kernels.cpu.prepared`)."""
+"""Runs all layers of a decoder in one call of the CPU library (`kernels.cpu.prepared_layers`)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from engine.model.activations import FUSED
 from engine.model.decoder import MLP, AnglesByRope, Attention, Decoder, Layer
 from engine.model.linear import Linear, Panels
 from engine.model.norms import Norm, RMSNorm
-from kernels.cpu.prepared import (
+from kernels.cpu.prepared import NoKernelError, PreparedLinear, PreparedMLP, PreparedNorm
+from kernels.cpu.prepared_layers import (
     AttentionInputs,
     Heads,
     LayerNorms,
-    NoKernelError,
     PreparedAttention,
     PreparedLayer,
     PreparedLayers,
-    PreparedLinear,
-    PreparedMLP,
-    PreparedNorm,
 )
 
 

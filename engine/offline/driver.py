@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from core.errors import EngineUnavailableError, GenerationError
-from core.plan import Output
+from core.output import Output
 from core.sampling import Finish, SamplingParams
 from core.text.answers import Answers, Delta
 from core.text.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from core.plan import Output
+from core.output import Output
 from core.stats import Stats, Timing
 from engine.engine import Engine
 from engine.tasks.engine import TaskEngine, TaskOutput

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from core.errors import EngineUnavailableError, LongshoreError, OverloadedError, RequestError
 from core.messages import (
     Abort,
     Failed,
-    Generated,
     Hello,
     LoadAdapter,
     Perform,
@@ -23,9 +24,8 @@ from core.messages import (
     Submit,
     UnloadAdapter,
 )
-from core.plan import Output
+from core.output import Output
 from core.sampling import Finish
-from core.stats import Timing
 from engine.engine import Engine
 from engine.serve.adapters import AdapterService
 from engine.serve.connection import (
@@ -214,7 +214,7 @@ class Server:
 
     def _send_outputs(self, outputs: Sequence[Output | TaskOutput]) -> None:
         """Send a step's outputs. Each client gets its new tokens in one Step message."""
-        steps: defaultdict[bytes, list[Generated]] = defaultdict(list)
+        steps: defaultdict[bytes, list[tuple[str, Output]]] = defaultdict(list)
         now = time.monotonic()
         for output in outputs:
             request = self._requests.get(output.request_id)
@@ -230,11 +230,13 @@ class Server:
                 self._close(output.request_id, None)
             elif output.index in request.open_answers:
                 timing = self._meter.record(request.progress, output, now)
-                steps[request.client].append(_generated(request.id, output, timing))
+                if timing is not None:
+                    output = msgspec.structs.replace(output, timing=timing)
+                steps[request.client].append((request.id, output))
                 if output.finish is not None:
                     self._close(output.request_id, output.index)
-        for client, generated in steps.items():
-            self._connection.send(client, Step(generated))
+        for client, client_outputs in steps.items():
+            self._connection.send(client, Step(client_outputs))
 
 
 def _performed(id: str, output: TaskOutput) -> Performed | Failed:
@@ -248,16 +250,3 @@ def _performed(id: str, output: TaskOutput) -> Performed | Failed:
 def _part(id: str, answer: Answer, *, is_last: bool) -> Performed:
     headers = dict(answer.headers)
     return Performed(id, answer.body, answer.content_type, answer.code, headers, is_last)
-
-
-def _generated(id: str, output: Output, timing: Timing | None) -> Generated:
-    return Generated(
-        id,
-        output.token_ids,
-        output.logprobs,
-        output.finish,
-        output.index,
-        top=output.top,
-        prompt=output.prompt,
-        timing=timing,
-    )

@@ -33,7 +33,7 @@ class BlockMover:
                 f"option.block_size={cache.block_size}: {error}; 16 works"
             ) from error
         device = cache.keys[0].device
-        self._backend = backend
+        self._kernels = backend.block_kernels
         self._host = cache.host
         self._staging = Staging(device)
         num_rows = min(MAX_SWAP_ROWS, len(cache.host))
@@ -54,12 +54,12 @@ class BlockMover:
         self._swap_out(sources, [host for _, host in moves.swap_outs])
         self._swap_in([host for host, _ in moves.swap_ins], targets)
         if len(copies):
-            self._backend.copy_blocks(self._table, copies)
+            self._kernels.copy(self._table, copies)
 
     def _swap_out(self, blocks: Tensor, host_blocks: list[int]) -> None:
         for start in range(0, len(host_blocks), MAX_SWAP_ROWS):
             part = blocks[start : start + MAX_SWAP_ROWS]
-            self._backend.gather_blocks(self._table, part, self._buffer)
+            self._kernels.gather(self._table, part, self._buffer)
             for row in range(len(part)):
                 self._host[host_blocks[start + row]].copy_(self._buffer[row], non_blocking=True)
 
@@ -68,7 +68,7 @@ class BlockMover:
             part = blocks[start : start + MAX_SWAP_ROWS]
             for row in range(len(part)):
                 self._buffer[row].copy_(self._host[host_blocks[start + row]], non_blocking=True)
-            self._backend.scatter_blocks(self._table, part, self._buffer)
+            self._kernels.scatter(self._table, part, self._buffer)
 
 
 def _pairs(pairs: BlockPairs) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ from benchmarks.simulate.router import LeastLoaded, PrefixAware, RoundRobin
 from benchmarks.simulate.system import SYSTEMS, Setup
 from benchmarks.simulate.tally import Tally
 from benchmarks.simulate.traffic import Arrival, Prefixes, Synthetic, Trace
-from core.plan import Output
+from core.output import Output
 from core.sampling import Finish
 
 TOY = ModelShape(

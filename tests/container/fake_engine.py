@@ -10,6 +10,7 @@ import os
 import queue
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +28,6 @@ from core.messages import (
     Facts,
     Failed,
     FromEngine,
-    Generated,
     Heartbeat,
     Hello,
     LoadAdapter,
@@ -39,6 +39,7 @@ from core.messages import (
     ToEngine,
     UnloadAdapter,
 )
+from core.output import Output
 from core.processes import die_with_parent
 from core.sampling import Finish, TopLogprobs
 from core.stats import Stats
@@ -86,7 +87,7 @@ def says(token_ids: list[int], *others: list[int], per_step: int = 1) -> Script:
         for start in range(0, max(map(len, answers)), per_step):
             step = Step(
                 [
-                    _generated(submit, index, ids, start, start + per_step)
+                    (submit.id, _output(submit, index, ids, start, start + per_step))
                     for index, ids in enumerate(answers)
                     if start < len(ids)
                 ]
@@ -96,7 +97,7 @@ def says(token_ids: list[int], *others: list[int], per_step: int = 1) -> Script:
     return script
 
 
-def _generated(submit: Submit, index: int, ids: tuple[int, ...], start: int, end: int) -> Generated:
+def _output(submit: Submit, index: int, ids: tuple[int, ...], start: int, end: int) -> Output:
     params, part = submit.params, ids[start:end]
     finish = Finish.EOS if ids[-1] in FACTS.eos_token_ids else Finish.LENGTH
     scores: tuple[TopLogprobs, ...] = ()
@@ -105,8 +106,8 @@ def _generated(submit: Submit, index: int, ids: tuple[int, ...], start: int, end
             _top(prompt_token_id, params.prompt_logprobs)
             for prompt_token_id in submit.prompt_token_ids[1:]
         )
-    return Generated(
-        submit.id,
+    return Output(
+        0,
         part,
         (-0.5 * (index + 1),) * len(part),
         finish if end >= len(ids) else None,
@@ -129,7 +130,7 @@ def fails(kind: str, message: str, field: str = "", after: list[int] | None = No
 
     def script(submit: Submit) -> Answer:
         for token_id in after or []:
-            yield Step([Generated(submit.id, (token_id,), (-0.5,))])
+            yield Step([(submit.id, Output(0, (token_id,), (-0.5,)))])
         yield Failed(submit.id, kind, message, field)  # pyright: ignore[reportArgumentType]
 
     return script
@@ -140,7 +141,7 @@ def stalls(after: list[int] | None = None) -> Script:
 
     def script(submit: Submit) -> Answer:
         for token_id in after or []:
-            yield Step([Generated(submit.id, (token_id,), (-0.5,))])
+            yield Step([(submit.id, Output(0, (token_id,), (-0.5,)))])
 
     return script
 
@@ -285,6 +286,7 @@ def _crashes(mode: str, run_dir: Path) -> bool:
 def main(mode: str, launch_path: str) -> None:
     """Run until SIGTERM. mode: well, stalls, crash, crash-once, refuse or never-ready."""
     die_with_parent()
+    tempfile.mkdtemp()  # never removed; the supervisor's run directory must not outlive it
     launch = read_launch(Path(launch_path))
     if _crashes(mode, Path(launch_path).parent):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -11,8 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from container.front_end.app import create_app
 from container.wire.engine_client import EngineClient
-from core.messages import Generated, Step, Submit
+from core.messages import Step, Submit
 from core.options import Options
+from core.output import Output
 from core.sampling import Finish
 from core.stats import Durations, Stats, Timing
 from core.text.tokenizer import Tokenizer
@@ -102,8 +103,8 @@ def test_timings_are_returned_on_request(
     timing = Timing(arrived=1.0, admitted=2.0, first_token=3.0, finished=5.0)
 
     def script(submit: Submit) -> Any:
-        yield Step([Generated(submit.id, (65,), (-0.5,))])
-        yield Step([Generated(submit.id, (66,), (-0.5,), Finish.LENGTH, timing=timing)])
+        yield Step([(submit.id, Output(0, (65,), (-0.5,)))])
+        yield Step([(submit.id, Output(0, (66,), (-0.5,), Finish.LENGTH, timing=timing))])
 
     engine.script = script
 

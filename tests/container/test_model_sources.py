@@ -15,7 +15,13 @@ import pytest
 
 from container.__main__ import main
 from container.configuration.resolve import load_configuration
-from container.models.directory import describe_model, open_model_dir, resolve_model_dir
+from container.models.directory import (
+    SAGEMAKER_MODEL_DIR,
+    default_model_dir,
+    describe_model,
+    open_model_dir,
+    resolve_model_dir,
+)
 from core.errors import ConfigurationError
 
 Resolve = Callable[[str], Path]
@@ -198,3 +204,8 @@ def test_unreachable_s3(bucket: type[Bucket], monkeypatch: pytest.MonkeyPatch) -
 def test_explain_downloads_nothing() -> None:
     configuration = load_configuration(None, {"OPTION_MODEL_ID": "s3://b/x"})
     assert describe_model(configuration, Path()) == "s3://b/x (to be downloaded)"
+
+
+@pytest.mark.skipif(SAGEMAKER_MODEL_DIR.is_dir(), reason="needs a machine that is no endpoint")
+def test_the_default_model_is_the_demo() -> None:
+    assert (default_model_dir() / "config.json").is_file()

@@ -11,7 +11,6 @@ import pytest
 from container.__main__ import main
 from container.configuration.resolve import load_configuration
 from container.multi_model.child import with_gpu_share_of_others
-from container.multi_model.needs import visible_gpus
 from container.multi_model.store import store_entries
 from core.errors import ConfigurationError
 
@@ -124,15 +123,6 @@ def test_explain_covers_each_model(tree: Tree, capsys: pytest.CaptureFixture[str
     assert printed.startswith("models: a, b\n")
     assert "batching: dynamic" in printed.split("model b:")[1]
     assert "batching: dynamic" not in printed.split("model b:")[0]
-
-
-def test_visible_gpus(tmp_path: Path) -> None:
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
-    assert visible_gpus({}, tmp_path) == ("0", "1")
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1, GPU-ab"}, tmp_path) == ("1", "GPU-ab")
-    for nothing in ("", "-1"):
-        assert visible_gpus({"CUDA_VISIBLE_DEVICES": nothing}, tmp_path) == ()
 
 
 def test_memory_shares_of_other_models_are_added() -> None:

@@ -154,6 +154,8 @@ def test_plan_command(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert main([*command, "ml.g5.3xlarge"]) == 2
     assert "did you mean 'ml.g5." in capsys.readouterr().err
+    assert main([*command, "ml.g4dn.xlarge"]) == 2
+    assert "its T4 has compute capability 7.5" in capsys.readouterr().err
     (model / "serving.properties").write_text("option.max_rolling_batch_size=5\n")
     assert main([*command, "ml.g6e.xlarge"]) == 0
     assert "paged          5  (" in capsys.readouterr().out

@@ -9,7 +9,8 @@ import gevent
 import pytest
 from flask.testing import FlaskClient
 
-from core.messages import Abort, Generated, Step, Submit
+from core.messages import Abort, Step, Submit
+from core.output import Output
 from core.sampling import Finish
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import EOS, Serve, eventually
@@ -85,7 +86,7 @@ def test_a_stop_string_ends_only_its_choice(
 
     def script(submit: Submit):
         for index, ids in ((0, generated[0][:2]), (1, generated[1][:1])):
-            yield Step([Generated(submit.id, tuple(ids), (-0.5,) * len(ids), index=index)])
+            yield Step([(submit.id, Output(0, tuple(ids), (-0.5,) * len(ids), index=index))])
 
     engine.script = script
 
@@ -94,7 +95,7 @@ def test_a_stop_string_ends_only_its_choice(
         assert isinstance(abort, Abort)
         assert abort.index == 0
         for index, id in ((0, generated[0][2]), (1, generated[1][1])):
-            engine.send(Step([Generated(abort.id, (id,), (-0.5,), Finish.LENGTH, index)]))
+            engine.send(Step([(abort.id, Output(0, (id,), (-0.5,), Finish.LENGTH, index))]))
 
     waiter = gevent.spawn(lambda: (eventually(lambda: engine.of_type(Abort)), go_on()))
     choices = choices_of(http, api, n=2, stop=["."], stream=streamed)
@@ -186,7 +187,7 @@ def test_a_failure_after_one_answer_has_ended(
     http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
     def script(submit: Submit):
-        yield Step([Generated(submit.id, (65,), (-0.5,), Finish.LENGTH, 0)])
+        yield Step([(submit.id, Output(0, (65,), (-0.5,), Finish.LENGTH, 0))])
         yield from fails("failed", "no luck")(submit)
 
     engine.script = script

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -29,11 +30,7 @@ def run_dirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = Path("/tmp") / f"ls-test-{os.getpid()}"
     path.mkdir()
     yield path
-    for left in path.glob("*/*"):
-        left.unlink()
-    for left in path.glob("*"):
-        left.rmdir()
-    path.rmdir()
+    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.plan import Output
+from core.output import Output
 from core.sampling import Finish, SamplingParams, TopLogprobs
 from core.text.answers import Answers
 

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from core.errors import RequestError
-from core.messages import Generated, Step, Submit
+from core.messages import Step, Submit
+from core.output import Output
 from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
 from core.sequence import Sequence
 from core.structured_outputs import StructuredOutputsParams
@@ -159,7 +160,7 @@ def test_all_parameters_round_trip_through_msgpack():
     submit = Submit("id", [1], params)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(submit), type=Submit) == submit
     top = TopLogprobs(-0.5, 2, (4, 5), (-0.1, float("-inf")))
-    step = Step([Generated("id", (4,), (-0.5,), Finish.EOS, top=(top,), prompt=(top, top))])
+    step = Step([("id", Output(0, (4,), (-0.5,), Finish.EOS, top=(top,), prompt=(top, top)))])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(step), type=Step) == step
 
 

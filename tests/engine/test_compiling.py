@@ -138,5 +138,5 @@ def test_requests_in_compilation_count_as_waiting(client, grammars):  # noqa: F8
     grammars.may_end.set()
     ended = set()
     while len(ended) < 6:
-        ended |= {generated.id for generated in client.receive(Step).generated if generated.finish}
+        ended |= {id for id, output in client.receive(Step).outputs if output.finish}
     assert ended == set("012345")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.plan import Output
+from core.output import Output
 from core.request import Request
 from core.sampling import Finish, SamplingParams
 from core.stats import BOUNDS_S, Durations, Timing

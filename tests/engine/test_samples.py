@@ -61,8 +61,13 @@ def test_a_block_is_copied_in_all_layers(tiny_model):
     """Missing or incomplete copies would give other tokens than `expected`."""
     llm = LLM(tiny_model("llama"), num_kv_blocks=40, **SMALL)
     copied = []
-    backend = llm.llm_engine.executor.backend
-    original = backend.copy_blocks
-    backend.copy_blocks = lambda table, pairs: copied.append(pairs) or original(table, pairs)
+    executor = llm.llm_engine.executor
+    submit = executor.submit
+
+    def watch(plan, between_tokens):
+        copied.extend(plan.moves.copies)
+        return submit(plan, between_tokens)
+
+    executor.submit = watch
     answers(llm, n=3)
     assert copied

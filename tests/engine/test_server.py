@@ -63,11 +63,11 @@ class Client:
         """Return all tokens of a request and its finish reason."""
         tokens = []
         while True:
-            for generated in self.receive(Step).generated:
-                if generated.id == id:
-                    tokens += generated.token_ids
-                    if generated.finish is not None:
-                        return tokens, generated.finish
+            for request_id, output in self.receive(Step).outputs:
+                if request_id == id:
+                    tokens += output.token_ids
+                    if output.finish is not None:
+                        return tokens, output.finish
 
     def close(self):
         self.socket.close()
@@ -293,8 +293,8 @@ def test_heartbeats_show_a_stuck_step_loop(client, gate):
 
 def test_answers_have_timings_and_heartbeats_count_them(client):
     client.send(Submit("a", [1, 2, 3], greedy(2)))
-    first = client.receive(Step).generated[0]
-    last = client.receive(Step).generated[0]
+    first = client.receive(Step).outputs[0][1]
+    last = client.receive(Step).outputs[0][1]
     assert (first.timing, last.finish) == (None, Finish.LENGTH)
     timing = last.timing
     assert timing.arrived <= timing.admitted <= timing.first_token <= timing.finished
@@ -338,9 +338,9 @@ def test_a_request_of_several_answers_ends_with_the_last(client, engine, gate, c
     answers = {index: [] for index in range(3)}
     finished = []
     while len(finished) < 3:
-        for generated in client.receive(Step).generated:
-            answers[generated.index] += generated.token_ids
-            finished += [generated.index] * (generated.finish is not None)
+        for _, output in client.receive(Step).outputs:
+            answers[output.index] += output.token_ids
+            finished += [output.index] * (output.finish is not None)
     assert answers == {index: expected(index, [1, 2, 3], 4) for index in range(3)}
     assert sorted(finished) == [0, 1, 2]
     client.send(Submit("a", [1], greedy(1)))
@@ -357,9 +357,9 @@ def test_a_single_answer_can_be_aborted(client, engine, gate, connection):
     gate.open.set()
     tokens = []
     while len(tokens) < 9:
-        for generated in client.receive(Step).generated:
-            assert generated.index == 1
-            tokens += generated.token_ids
+        for _, output in client.receive(Step).outputs:
+            assert output.index == 1
+            tokens += output.token_ids
     assert tokens == expected(1, [1, 2, 3], 9)
     until(lambda: not engine.has_work())
     assert engine.strategy.memory.num_held_blocks == 0

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from core.beams import Candidates, num_candidates
-from core.plan import BlockMoves, Output, StepPlan, StepResult
+from core.output import Output
+from core.plan import BlockMoves, StepPlan, StepResult
 from core.request import Request
 from core.sampling import Finish, Sampled, SamplingParams
 from core.sequence import Sequence as TokenSequence

@@ -30,13 +30,14 @@ class CompletionsApi:
         context.warn(request.warnings)
         adapter = service.adapter(context, request.adapter, request.model)
         prompts = self._encode(request)
+        echoes = self._echoes(request) if request.echo else [""] * len(prompts)
         decoding = service.with_checked_grammar(context, request.decoding)
         generations = service.start(context, prompts, decoding, adapter=adapter)
         response = CompletionsResponse(
             generations,
             request,
             Envelope(f"cmpl-{context.id}", int(time.time()), adapter or service.model_name),
-            self._echoes(request) if request.echo else [""] * len(prompts),
+            echoes,
             service.prompting.tokenizer,
         )
         return service.send(context, response, stream=request.stream, stream_format=stream_format)

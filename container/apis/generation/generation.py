@@ -8,7 +8,7 @@ from container.apis.generation.sampling import Dialect
 from container.http.deadline import Deadline
 from container.wire.token_stream import TokenStream
 from core.errors import RequestError
-from core.messages import Generated
+from core.output import Output
 from core.sampling import TopLogprobs
 from core.stats import Timing
 from core.text.answer import Answer
@@ -60,11 +60,11 @@ class Generation:
         """
         try:
             while self._answers.num_open:
-                for generated in self._next():
-                    self.timing = generated.timing
-                    deltas = self._answers.push(generated)
-                    if self._answers.stopped_by_string(generated):
-                        self._stream.abort(generated.index)
+                for output in self._next():
+                    self.timing = output.timing
+                    deltas = self._answers.push(output)
+                    if self._answers.stopped_by_string(output):
+                        self._stream.abort(output.index)
                     yield from deltas
         finally:
             self.abort()
@@ -78,7 +78,7 @@ class Generation:
         """Abort the request in the engine. Does nothing if it has ended."""
         self._stream.abort()
 
-    def _next(self) -> list[Generated]:
+    def _next(self) -> list[Output]:
         try:
             return self._deadline.wait(lambda timeout_s: self._stream.get(timeout_s) or None)
         except RequestError as error:

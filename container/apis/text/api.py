@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from flask import Response
@@ -11,7 +11,7 @@ from container.apis.generation.service import GenerationService
 from container.apis.generation.stream import StreamFormat
 from container.apis.text.batch import BatchResponse, Item
 from container.apis.text.response import TextResponse, TextStyle, form_of
-from container.apis.text.schema import read_text_request
+from container.apis.text.schema import TextRequest, read_text_request
 from container.http.request_context import RequestContext
 from core.errors import LongshoreError
 
@@ -35,22 +35,33 @@ class TextApi:
         texts = ["" if isinstance(text, LongshoreError) else text for text in request.inputs]
         prompts = service.prompting.encode(texts, max_tokens=request.max_prompt_tokens)
         items: list[Item] = []
-        for index, text in enumerate(request.inputs):
-            try:
-                if isinstance(text, LongshoreError):
-                    raise text
-                adapter = service.adapter(context, request.adapters[index])
-                (generation,) = service.start(
-                    context, [prompts[index]], request.decoding_of(index), adapter=adapter
-                )
-                items.append(TextResponse(generation, text, request, self._style))
-            except LongshoreError as error:
-                if not request.is_batch:
-                    raise
-                items.append(error)
+        try:
+            for index, prompt in enumerate(prompts):
+                items.append(self._start(context, request, index, prompt))
+        except BaseException:
+            BatchResponse(items, context.id).abort()
+            raise
         if request.is_batch:
             response = BatchResponse(items, context.id)
         else:
             response = items[0]
             assert not isinstance(response, LongshoreError)  # it was raised above
         return service.send(context, response, stream=request.stream, stream_format=stream_format)
+
+    def _start(
+        self, context: RequestContext, request: TextRequest, index: int, prompt: Sequence[int]
+    ) -> Item:
+        """Start the answer to one input. In a batch, returns the error of an input that fails."""
+        service, text = self._service, request.inputs[index]
+        try:
+            if isinstance(text, LongshoreError):
+                raise text
+            adapter = service.adapter(context, request.adapters[index])
+            (generation,) = service.start(
+                context, [prompt], request.decoding_of(index), adapter=adapter
+            )
+            return TextResponse(generation, text, request, self._style)
+        except LongshoreError as error:
+            if not request.is_batch:
+                raise
+            return error

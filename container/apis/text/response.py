@@ -51,7 +51,7 @@ class TextStyle:
                 return {**record, "logprob": logprob, "special": is_special}
 
     def no_token(self) -> Record:
-        """Return LMI's placeholder for a last record without a token."""
+        """Return the token, with id -1, that LMI writes in a last record that has none."""
         match self.form:
             case "rolling":
                 return {"id": -1, "text": "", "log_prob": -1, "special_token": True}

@@ -13,16 +13,13 @@ from kernels.cpu.cache import write_kv
 from kernels.cpu.calls import Calls
 from kernels.cpu.elementwise import gated_activation, rms_norm, rotary
 from kernels.cpu.linear import has_pairs, linear, to_pairs, to_panels
-from kernels.cpu.prepared import (
+from kernels.cpu.prepared import NoKernelError, PreparedLinear, PreparedMLP, PreparedNorm
+from kernels.cpu.prepared_layers import (
     AttentionInputs,
     Heads,
-    NoKernelError,
     PreparedAttention,
     PreparedLayer,
     PreparedLayers,
-    PreparedLinear,
-    PreparedMLP,
-    PreparedNorm,
 )
 
 HIDDEN = 48

@@ -1,0 +1,32 @@
+"""The new tokens of one answer, on their way from a strategy to an API."""
+
+from __future__ import annotations
+
+import msgspec
+
+from core.sampling import Finish, TopLogprobs
+from core.stats import Timing
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """New tokens of one answer, or logprobs of the prompt. `finish` is set on the last one only.
+
+    Finish.ERROR ends the whole request, whatever the index.
+    """
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: Finish | None = None
+    index: int = 0
+    """Index of the answer, below `SamplingParams.num_answers`."""
+    top: tuple[TopLogprobs, ...] = ()
+    """One per token, if the request has `logprobs`."""
+    prompt: tuple[TopLogprobs, ...] = ()
+    """The next tokens of the prompt, from its second on, if the request has `prompt_logprobs`."""
+    admitted: float | None = None
+    """When the request was admitted. None only with Finish.ERROR."""
+    failure: str = ""
+    """The reason, with Finish.ERROR."""
+    timing: Timing | None = None
+    """Set by the server, with `finish`, on its way to the client."""

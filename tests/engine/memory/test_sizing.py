@@ -1,0 +1,98 @@
+"""How much memory a model's steps and KV cache get."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from core.errors import ConfigurationError, InsufficientMemoryError
+from core.host_memory import available_host_memory
+from core.options import Options
+from core.sizing import fit_length
+from engine import LLM
+from engine.memory.largest_step import run_step
+from engine.memory.sizing import activation_bytes, kv_budget
+
+
+@pytest.fixture
+def llama(tiny_model):
+    return tiny_model("llama")
+
+
+def test_blocks_follow_the_memory_budget(llama):
+    llm = LLM(llama, dtype="fp32", kv_cache_memory_bytes=64 * 2**10)
+    # 3 layers x (K and V) x 2 heads x 8 dims x 16 tokens x 4 bytes
+    per_block = 3 * 2 * 2 * 8 * 16 * 4
+    assert llm.facts.num_kv_blocks == 64 * 2**10 // per_block
+    assert llm.facts.kv_bytes == llm.facts.num_kv_blocks * per_block
+
+
+def test_no_more_blocks_than_requests_can_use(llama):
+    assert LLM(llama, batching="none").facts.num_kv_blocks == 128 // 16
+    assert LLM(llama, batch_size=3).facts.num_kv_blocks == 3 * 128 // 16
+    assert LLM(llama, max_model_len=20, batching="none").facts.num_kv_blocks == 2
+
+
+def test_the_default_budget_is_a_quarter_of_what_is_available(monkeypatch):
+    monkeypatch.setattr("engine.memory.sizing.available_host_memory", lambda: 4000)
+    assert kv_budget(Options(), torch.device("cpu")) == 1000
+
+
+def test_on_cuda_the_budget_subtracts_used_memory_and_activations(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (700, 1000))
+    options = Options(gpu_memory_utilization=0.8)
+    assert kv_budget(options, torch.device("cuda"), activation_bytes=150) == 800 - 300 - 150
+    assert kv_budget(options, torch.device("cuda"), activation_bytes=600) == 0
+
+
+def test_the_largest_step_samples_a_token_per_sequence(llama):
+    model = LLM(llama, dtype="fp32").llm_engine.executor.model
+    tokens = run_step(model, num_tokens=20, num_sequences=7)
+    assert tokens.shape == (7,)
+    assert 0 <= tokens.min() <= tokens.max() < model.config.vocab_size
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(llama, enforce_eager):
+    model = LLM(llama, dtype="fp32").llm_engine.executor.model
+    measured = []
+
+    def measure(work, device):
+        measured.append(tuple(work().shape))
+        return 1000
+
+    options = Options(enforce_eager=enforce_eager)
+    total = activation_bytes(options, model, 20, 7, measure)
+    vocab_size = model.config.vocab_size
+    if enforce_eager:
+        assert (measured, total) == ([(7,)], 1000)
+    else:
+        assert measured == [(7,), (7, vocab_size)], "a step with its sampled tokens, then logits"
+        assert total == 2 * 1000 + 7 * vocab_size * 4
+
+
+def test_available_memory_respects_the_container_limit(tmp_path):
+    """Reclaimable file cache counts as available."""
+    for name, text in (("max", "1000"), ("current", "900"), ("stat", "anon 1\ninactive_file 400")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert available_host_memory(tmp_path) == 500
+    (tmp_path / "memory.max").write_text("max")
+    assert available_host_memory(tmp_path) > 2**20
+
+
+def test_too_little_memory_is_not_a_configuration_error():
+    for options, kind in (
+        (Options(), InsufficientMemoryError),
+        (Options(max_model_len=50), InsufficientMemoryError),
+        (Options(num_kv_blocks=1), ConfigurationError),
+        (Options(kv_cache_memory_bytes=1), ConfigurationError),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            fit_length(options, max_len=50, num_slots=1)
+        assert type(caught.value) is kind
+
+
+def test_max_model_len_is_lowered_to_fit_memory_with_a_note(llama):
+    facts = LLM(llama, num_kv_blocks=4).facts
+    assert facts.max_model_len == 64
+    assert "lowered from 128 to 64" in facts.notes[0]

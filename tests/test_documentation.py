@@ -1,0 +1,58 @@
+"""Links in the documentation lead somewhere, and the README's sample is what the model says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine import LLM, SamplingParams
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in (ROOT, ROOT / "docs", ROOT / "examples")
+    for path in folder.glob("*.md")
+)
+
+
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the file and the anchor of every link of a page to this repository."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in target:
+            path, _, anchor = target.partition("#")
+            yield (page.parent / path if path else page), anchor
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    for path, anchor in links(ROOT / name):
+        assert path.exists(), f"{name}: {path}"
+        assert not anchor or anchor in anchors(path), f"{name}: {path}#{anchor}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {path.resolve() for path, _ in links(index)}
+    assert linked >= set((ROOT / "docs").glob("*.md")) - {index}
+
+
+def test_the_sample_of_the_readme_is_true() -> None:
+    """In fp32; its likeliest tokens are the same in bf16."""
+    readme = (ROOT / "README.md").read_text()
+    sample = re.search(r"```text\n(.*?)\n```", readme, flags=re.DOTALL)
+    assert sample is not None
+    params = SamplingParams(temperature=0, max_tokens=40)
+    with LLM(model=str(ROOT / "models" / "demo"), dtype="fp32") as llm:
+        answer = llm.generate(["ROMEO:"], params, use_tqdm=False)[0].outputs[0]
+    assert answer.text.strip() == sample.group(1)
