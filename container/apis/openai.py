@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -10,10 +11,20 @@ from container.apis.generation.generation import Generation
 from container.apis.generation.response import Record
 from container.apis.generation.sampling import SAMPLING_FIELDS, Decoding, Dialect, read_decoding
 from container.apis.generation.structured_outputs import RESPONSE_FORMAT
-from container.schema.fields import Field, Fields, Values, ignored, read_fields
-from container.schema.kinds import ANYTHING, BOOLEAN, OBJECT, STRING_OR_STRINGS, with_schema
+from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
+from container.schema.kinds import (
+    ANYTHING,
+    BOOLEAN,
+    INTEGER,
+    OBJECT,
+    STRING,
+    STRING_OR_STRINGS,
+    with_schema,
+)
 from core.errors import RequestError
 from core.sampling import Finish
+from core.text.answer import TokenText
+from core.text.tokenizer import Tokenizer
 
 _FINISH_REASONS = {Finish.EOS: "stop", Finish.STOP: "stop", Finish.LENGTH: "length"}
 _STREAM_OPTIONS: Fields = {
@@ -44,6 +55,23 @@ OPENAI_FIELDS: Fields = {
     "adapters": Field(
         STRING_OR_STRINGS, "LMI's field for the name of the LoRA adapter to use; '' for none."
     ),
+    "truncate_prompt_tokens": Field(
+        INTEGER, "Keep only this many tokens from the end of the prompt; -1: as many as fit."
+    ),
+    "request_id": Field(
+        with_schema(STRING, {"pattern": "^[!-~]{1,128}$"}),
+        "The response's id is made from this; default: a random id.",
+    ),
+    "return_token_ids": Field(BOOLEAN, "Also return the token ids of the prompt and the answer."),
+    "return_tokens_as_token_ids": Field(
+        BOOLEAN, "With logprobs: write each token as `token_id:NUMBER`."
+    ),
+    "guided_whitespace_pattern": unsupported(STRING),
+    "logits_processors": unsupported(
+        ANYTHING, [], instead="use logit_bias, bad_words or allowed_token_ids"
+    ),
+    "vllm_xargs": ignored(),
+    "kv_transfer_params": ignored("Each container keeps its own KV cache."),
     "user": ignored(),
     "metadata": ignored(),
     "store": ignored(),
@@ -69,6 +97,7 @@ def read_openai_decoding(
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         temperature=values.get("temperature", 1.0),
         ignore_eos=values.get("ignore_eos", False),
+        truncate_prompt_tokens=values.get("truncate_prompt_tokens", None),
         **own,
     )
 
@@ -84,6 +113,42 @@ def read_adapter(values: Values) -> str | None:
             raise RequestError("adapters", f"expected one adapter, not {len(adapters)}")
         return adapters[0]
     return adapters
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """vLLM's fields that choose what a response shows."""
+
+    request_id: str | None
+    """What the response's id is made from; None for an id of our own."""
+    token_ids: bool
+    """Whether to show the token ids of prompts and answers."""
+    tokens_as_ids: bool
+    """Whether logprobs name tokens by their ids."""
+
+    def namer(self, tokenizer: Tokenizer) -> Callable[[int], str]:
+        """Return the function that names a token in logprobs."""
+        return "token_id:{}".format if self.tokens_as_ids else tokenizer.piece
+
+    def prompt(self, generation: Generation) -> Record:
+        """Return the field with the prompt's token ids, or no field."""
+        return {"prompt_token_ids": [*generation.prompt_token_ids]} if self.token_ids else {}
+
+    def answer(self, tokens: Sequence[TokenText]) -> Record:
+        """Return the field with the token ids of an answer or a part of it, or no field."""
+        return {"token_ids": [token.id for token in tokens]} if self.token_ids else {}
+
+
+def read_shown(values: Values) -> Shown:
+    """Read the fields of `Shown`. Raises RequestError for an unusable `request_id`."""
+    request_id: str | None = values.get("request_id", None)
+    if request_id is not None and not re.fullmatch("[!-~]{1,128}", request_id):
+        raise RequestError("request_id", "expected 1 to 128 printable ASCII characters")
+    return Shown(
+        request_id,
+        values.get("return_token_ids", False),
+        values.get("return_tokens_as_token_ids", False),
+    )
 
 
 @dataclass(frozen=True, slots=True)

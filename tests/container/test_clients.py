@@ -6,16 +6,19 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any, Literal
 
+import openai
 import pytest
 from botocore.exceptions import ClientError
 from flask.testing import FlaskClient
 from huggingface_hub.errors import HfHubHTTPError
 
+from core.text.tokenizer import Tokenizer
 from tests.container.clients import hugging_face, openai_client, sagemaker_runtime
-from tests.container.conftest import Serve
+from tests.container.conftest import EOS, Serve
 from tests.container.fake_engine import FakeEngine
-from tests.container.test_chat import USER, ask, submitted
+from tests.container.test_chat import USER, ask, events, submitted
 from tests.container.test_structured import SCHEMA, grammar
 
 JSON = {"EndpointName": "any", "ContentType": "application/json"}
@@ -178,3 +181,116 @@ def test_fields_that_vllms_clients_read_are_null(http: FlaskClient) -> None:
     assert chat["prompt_logprobs"] is None
     (choice,) = http.post("/v1/completions", json={"prompt": "Q"}).get_json()["choices"]
     assert choice["prompt_logprobs"] is None
+
+
+def test_what_clients_of_lmi_send(http: FlaskClient, engine: FakeEngine) -> None:
+    """`stop` as one text, `seed: -1`, and `max_new_tokens` beside `inputs`."""
+    parameters = {"stop": "there", "seed": -1, "do_sample": True}
+    response = http.post(
+        "/invocations", json={"inputs": "Q", "parameters": parameters, "max_new_tokens": 5}
+    )
+    assert response.get_json() == {"generated_text": "Hi th"}
+    params = submitted(engine).params
+    assert (params.stop, params.seed, params.max_tokens) == (("there",), None, 5)
+    twice = {"inputs": "Q", "max_new_tokens": 5, "parameters": {"max_new_tokens": 6}}
+    refused = http.post("/invocations", json=twice)
+    assert (refused.status_code, refused.get_json()["field"]) == (400, "max_new_tokens")
+
+
+def test_token_ids_as_vllm_returns_them(http: FlaskClient, tokenizer: Tokenizer) -> None:
+    """For reinforcement learning, which must not tokenize texts again."""
+    extra = {"return_token_ids": True, "return_tokens_as_token_ids": True, "request_id": "mine"}
+    answer = [*tokenizer.encode("Hi there"), EOS]
+    chat = ask(http, logprobs=True, **extra).get_json()
+    assert chat["id"] == "chatcmpl-mine"
+    assert chat["prompt_token_ids"] == tokenizer.encode("u:Q;a:")
+    (choice,) = chat["choices"]
+    assert choice["token_ids"] == answer
+    assert choice["logprobs"]["content"][0]["token"] == f"token_id:{answer[0]}"
+    chunks = events(ask(http, stream=True, **extra))
+    assert chunks[0]["prompt_token_ids"] == chat["prompt_token_ids"]
+    assert [id for chunk in chunks for id in chunk["choices"][0]["token_ids"]] == answer
+
+    body = {"prompt": "Q", "logprobs": 1, **extra}
+    (choice,) = http.post("/v1/completions", json=body).get_json()["choices"]
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == (tokenizer.encode("Q"), answer)
+    assert choice["logprobs"]["tokens"][0] == f"token_id:{answer[0]}"
+    chunks = events(http.post("/v1/completions", json={**body, "stream": True}))
+    assert chunks[0]["choices"][0]["prompt_token_ids"] == tokenizer.encode("Q")
+    ids = [id for chunk in chunks for id in chunk["choices"][0].get("token_ids", [])]
+    assert ids == answer
+    assert "token_ids" not in ask(http).get_json()["choices"][0]
+    assert ask(http, request_id="a b").get_json()["error"]["param"] == "request_id"
+
+
+@pytest.mark.parametrize(
+    ("keep", "max_tokens", "expected"), [(2, 3, "yz"), (-1, 98, "yz"), (50, 3, "xyz")]
+)
+def test_prompts_are_truncated_from_the_left(
+    http: FlaskClient,
+    engine: FakeEngine,
+    tokenizer: Tokenizer,
+    keep: int,
+    max_tokens: int,
+    expected: str,
+) -> None:
+    fields = {"prompt": "xyz", "truncate_prompt_tokens": keep, "max_tokens": max_tokens}
+    answer = http.post("/v1/completions", json=fields).get_json()
+    assert tokenizer.decode(submitted(engine).prompt_token_ids) == expected
+    assert answer["usage"]["prompt_tokens"] == len(expected)
+    echoed = http.post("/v1/completions", json={**fields, "echo": True}).get_json()
+    assert echoed["error"]["param"] == "truncate_prompt_tokens"
+
+
+def test_an_echo_of_the_last_message(http: FlaskClient) -> None:
+    """vLLM's `echo` for chats, with `continue_final_message`."""
+    started = {"role": "assistant", "content": "Well. "}
+    fields = {"continue_final_message": True, "echo": True}
+    for message in (started, {**started, "content": [{"type": "text", "text": "Well. "}]}):
+        (choice,) = ask(http, USER, message, **fields).get_json()["choices"]
+        assert choice["message"]["content"] == "Well. Hi there"
+    chunks = events(ask(http, USER, started, stream=True, **fields))
+    deltas = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(deltas) == "Well. Hi there"
+    assert ask(http, echo=True).get_json()["choices"][0]["message"]["content"] == "Hi there"
+
+
+def test_fields_of_vllm_without_effect(http: FlaskClient, engine: FakeEngine) -> None:
+    extra = {"vllm_xargs": {"a": 1}, "kv_transfer_params": {}, "include_reasoning": True}
+    warnings = ask(http, **extra).headers["X-Longshore-Warning"]
+    assert all(name in warnings for name in extra)
+    refused = ask(http, logits_processors=["x"]).get_json()["error"]
+    assert refused["param"] == "logits_processors"
+    assert "logit_bias" in refused["message"]
+    assert ask(http, guided_whitespace_pattern=" ?").status_code == 400
+    http.post("/v1/completions", json={"prompt": "Q", "max_completion_tokens": 2})
+    assert submitted(engine).params.max_tokens == 2
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools(
+    serve: Serve, engine: FakeEngine, tokenizer: Tokenizer, mode: Literal["auto", "required"]
+) -> None:
+    """OpenAI's choice of some of the tools."""
+    http = serve(tool_call_parser="hermes")
+    functions: list[Any] = [{"type": "function", "function": {"name": name}} for name in "fgh"]
+    choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions[1:]}}
+    with openai_client(http) as client:
+        client.chat.completions.create(
+            model="demo", messages=[USER], tools=functions, tool_choice=choice
+        )
+        assert tokenizer.decode(submitted(engine).prompt_token_ids) == "g;h;u:Q;a:"
+        assert (submitted(engine).params.structured_outputs is not None) == (mode == "required")
+        with pytest.raises(openai.BadRequestError, match="no function 'f'"):
+            client.chat.completions.create(
+                model="demo",
+                messages=[USER],
+                tools=functions[1:],
+                tool_choice={
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": mode, "tools": functions},
+                },
+            )
+    for wrong in ({}, {"mode": "none", "tools": []}, {"mode": "auto"}):
+        response = ask(http, tools=functions, tool_choice={**choice, "allowed_tools": wrong})
+        assert response.get_json()["error"]["param"].startswith("tool_choice.allowed_tools")

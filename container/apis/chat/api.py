@@ -45,7 +45,7 @@ class ChatApi:
         (generation,) = service.start(
             context, [prompt], decoding, adapter=adapter, keep=marks.values()
         )
-        id = f"chatcmpl-{context.id}"
+        id = f"chatcmpl-{request.shown.request_id or context.id}"
         response = ChatResponse(
             generation,
             request,

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
-from container.apis.chat.tool_choice import TOOL_CHOICE, ForcedCalls, read_tool_choice
+from container.apis.chat.tool_choice import (
+    TOOL_CHOICE,
+    ForcedCalls,
+    read_tool_choice,
+    with_allowed_tools,
+)
 from container.apis.generation.conversation import (
     TEMPLATE_FIELDS,
     Conversation,
@@ -14,9 +20,11 @@ from container.apis.generation.conversation import (
 from container.apis.generation.sampling import Decoding, Dialect
 from container.apis.openai import (
     OPENAI_FIELDS,
+    Shown,
     StreamUsage,
     read_adapter,
     read_openai_decoding,
+    read_shown,
     read_stream_usage,
 )
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
@@ -42,6 +50,8 @@ CHAT_FIELDS: Fields = {
     "parallel_tool_calls": Field(
         BOOLEAN, "With tool_choice=required: allow several calls (default true)."
     ),
+    "echo": Field(BOOLEAN, "If the last message is the assistant's, return it before the answer."),
+    "include_reasoning": ignored("Reasoning stays in the text of the answer."),
     "functions": unsupported(ANYTHING, [], instead="use tools"),
     "function_call": unsupported(ANYTHING, "none", instead="use tool_choice"),
     "modalities": unsupported(ANYTHING, ["text"]),
@@ -66,6 +76,9 @@ class ChatRequest:
     """The calls that the answer must consist of; None if the model is free to choose."""
     stream: bool
     stream_usage: StreamUsage
+    shown: Shown
+    echo: str
+    """The text to put before each answer: that of the last message if it is the assistant's."""
     logprobs: bool
     warnings: tuple[str, ...]
 
@@ -77,7 +90,7 @@ class ChatRequest:
 
 def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
     """Validate a request. Raises RequestError naming the first bad field."""
-    values = read_fields(body, CHAT_FIELDS)
+    values = with_allowed_tools(read_fields(body, CHAT_FIELDS))
     logprobs = values.get("logprobs", False)
     decoding = read_openai_decoding(
         values,
@@ -94,14 +107,17 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
         raise RequestError(
             "tool_choice", "a forced call cannot be combined with structured outputs"
         )
+    conversation = read_conversation(values, uses_tools=choice != "none")
     return ChatRequest(
-        conversation=read_conversation(values, uses_tools=choice != "none"),
+        conversation=conversation,
         decoding=decoding,
         model=values.get("model", None),
         adapter=read_adapter(values),
         forced_calls=forced,
         stream=values.get("stream", False),
         stream_usage=stream_usage,
+        shown=read_shown(values),
+        echo=_last_text(conversation) if values.get("echo", False) else "",
         logprobs=logprobs,
         warnings=(
             *values.warnings,
@@ -110,6 +126,17 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
             *_ignored_fields(values, forced),
         ),
     )
+
+
+def _last_text(conversation: Conversation) -> str:
+    """Return the text of the last message if it is the assistant's, else ''."""
+    match conversation.messages[-1]:
+        case {"role": "assistant", "content": str(text)}:
+            return text
+        case {"role": "assistant", "content": list() as parts}:
+            return "".join(part["text"] for part in cast(list[dict[str, str]], parts))
+        case _:
+            return ""
 
 
 def _default_top_logprobs(values: Values) -> int:

@@ -3,35 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from container.schema.fields import Values
-from container.schema.kinds import Kind
+from container.schema.kinds import Kind, Schema
 from core.errors import RequestError
 from core.text.tools.notation import Function
 
-TOOL_CHOICE = Kind(
-    "none, auto, required or a function",
-    lambda value: isinstance(value, str | dict),
-    {
-        "anyOf": [
-            {"enum": ["none", "auto", "required"]},
-            {
-                "type": "object",
-                "properties": {
-                    "type": {"const": "function"},
-                    "function": {
-                        "type": "object",
-                        "properties": {"name": {"type": "string"}},
-                        "required": ["name"],
-                    },
-                },
-                "required": ["type", "function"],
-            },
-        ]
+_FUNCTION: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}},
+            "required": ["name"],
+        },
     },
+    "required": ["type", "function"],
+}
+_ALLOWED: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "allowed_tools": {
+            "type": "object",
+            "properties": {
+                "mode": {"enum": ["auto", "required"]},
+                "tools": {"type": "array", "items": _FUNCTION},
+            },
+            "required": ["mode", "tools"],
+        },
+    },
+    "required": ["type", "allowed_tools"],
+}
+TOOL_CHOICE = Kind(
+    "none, auto, required, a function or allowed_tools",
+    lambda value: isinstance(value, str | dict),
+    {"anyOf": [{"enum": ["none", "auto", "required"]}, _FUNCTION, _ALLOWED]},
 )
+
+
+def with_allowed_tools(values: Values) -> Values:
+    """Turn `allowed_tools` into its mode, and `tools` into those that it names.
+
+    Raises RequestError if it is malformed or names a tool that the request does not have.
+    """
+    match values.given.get("tool_choice"):
+        case {"type": "allowed_tools", "allowed_tools": {"mode": str(mode), "tools": list()}}:
+            pass
+        case {"type": "allowed_tools"}:
+            raise RequestError(
+                "tool_choice.allowed_tools", "expected an object with mode and tools"
+            )
+        case _:
+            return values
+    if mode not in ("auto", "required"):
+        raise RequestError("tool_choice.allowed_tools.mode", "expected auto or required")
+    choice = cast(Mapping[str, Any], values.given["tool_choice"])
+    allowed = [_named(tool) for tool in choice["allowed_tools"]["tools"]]
+    tools: list[Mapping[str, Any]] = values.get("tools", [])
+    for name in allowed:
+        if name not in map(_named, tools):
+            raise RequestError(
+                "tool_choice.allowed_tools.tools", f"tools have no function '{name}'"
+            )
+    kept = [tool for tool in tools if _named(tool) in allowed]
+    return replace(values, given={**values.given, "tool_choice": mode, "tools": kept})
+
+
+def _named(tool: object) -> str | None:
+    match tool:
+        case {"function": {"name": str(name)}}:
+            return name
+        case _:
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,11 @@ class CompletionsApi:
         response = CompletionsResponse(
             generations,
             request,
-            Envelope(f"cmpl-{context.id}", int(time.time()), adapter or service.model_name),
+            Envelope(
+                f"cmpl-{request.shown.request_id or context.id}",
+                int(time.time()),
+                adapter or service.model_name,
+            ),
             echoes,
             service.prompting.tokenizer,
         )

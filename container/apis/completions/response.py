@@ -42,6 +42,7 @@ class CompletionsResponse:
         self._envelope = envelope
         self._echoes = echoes
         self._tokenizer = tokenizer
+        self._name = request.shown.namer(tokenizer)
 
     def full(self) -> object:
         """Run the generations and return the `text_completion` object."""
@@ -83,9 +84,11 @@ class CompletionsResponse:
             text = "".join(token.text for token in tokens)
             offsets[delta.index] = offset + len(text)
             records: list[Record] = []
-            if prefix or text or self._request.logprobs:
+            if prefix or text or self._request.logprobs or self._request.shown.token_ids:
                 logprobs = self._logprobs(echoed, tokens, offset)
-                records.append(self._record(prompt, _choice(index, prefix + text, logprobs)))
+                ids = self._ids(prompt if is_first else None, tokens)
+                choice = _choice(index, prefix + text, logprobs)
+                records.append(self._record(prompt, {**choice, **ids}))
             if delta.finish is not None:
                 reason = self._finish_reason(delta.finish)
                 records.append(self._record(prompt, _choice(index, "", finish_reason=reason)))
@@ -100,10 +103,17 @@ class CompletionsResponse:
         logprobs = self._logprobs(echoed, tokens, len(echo))
         reason = self._finish_reason(answer.finish)
         choice = _choice(self._choice_index(prompt, index), text, logprobs, reason)
+        choice |= self._ids(prompt, tokens)
         if self._request.decoding.params.prompt_logprobs is None or self._request.echoes_logprobs:
             return {**choice, "prompt_logprobs": None}
         token_ids, scores = generation.prompt_token_ids, generation.prompt_scores
         return {**choice, "prompt_logprobs": prompt_logprobs(token_ids, scores, self._tokenizer)}
+
+    def _ids(self, prompt: int | None, tokens: Sequence[TokenText]) -> Record:
+        """Return the fields with the token ids of the prompt, if it is given, and of the answer."""
+        shown = self._request.shown
+        of_prompt = {} if prompt is None else shown.prompt(self._generations[prompt])
+        return {**of_prompt, **shown.answer(tokens)}
 
     def _shown(self, tokens: Sequence[TokenText]) -> Sequence[TokenText]:
         """Return the answer's tokens; none if the request wants only the prompt."""
@@ -147,7 +157,7 @@ class CompletionsResponse:
         if not self._request.logprobs or not scored:
             return None
         num_top = self._request.decoding.params.logprobs or 0
-        return completion_logprobs(scored, num_top, self._tokenizer)
+        return completion_logprobs(scored, num_top, self._name)
 
 
 def _choice(

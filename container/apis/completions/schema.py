@@ -9,9 +9,11 @@ from typing import cast
 from container.apis.generation.sampling import Decoding, Dialect
 from container.apis.openai import (
     OPENAI_FIELDS,
+    Shown,
     StreamUsage,
     read_adapter,
     read_openai_decoding,
+    read_shown,
     read_stream_usage,
 )
 from container.schema.fields import Field, Fields, Values, read_fields, unsupported
@@ -46,6 +48,9 @@ COMPLETION_FIELDS: Fields = {
         f"Maximum number of generated tokens (default {DEFAULT_MAX_TOKENS}). "
         "0 with echo: only score the prompt.",
     ),
+    "max_completion_tokens": Field(
+        INTEGER, "The same as `max_tokens`.", canonical_name="max_tokens"
+    ),
     "echo": Field(BOOLEAN, "Return the prompt followed by the answer."),
     "logprobs": Field(
         INTEGER,
@@ -70,6 +75,7 @@ class CompletionRequest:
     """The adapter that `adapters` names, which goes before `model`."""
     stream: bool
     stream_usage: StreamUsage
+    shown: Shown
     echo: bool
     only_echo: bool
     """Whether to return the prompt without an answer (`max_tokens=0`)."""
@@ -99,6 +105,7 @@ def read_completion_request(body: Mapping[str, object]) -> CompletionRequest:
         adapter=read_adapter(values),
         stream=values.get("stream", False),
         stream_usage=stream_usage,
+        shown=read_shown(values),
         echo=values.get("echo", False),
         only_echo=values.get("max_tokens", DEFAULT_MAX_TOKENS) == 0,
         logprobs="logprobs" in values,
@@ -135,6 +142,8 @@ def _decoding(values: Values) -> Decoding:
 
     The engine always returns the logprobs of the generated tokens, so `logprobs=0` sets nothing.
     """
+    if "truncate_prompt_tokens" in values and values.get("echo", False):
+        raise RequestError("truncate_prompt_tokens", "cannot be combined with echo")
     num_top: int | None = values.get("logprobs", None)
     logprobs: dict[str, object] = {"logprobs": num_top or None}
     dialect = _DIALECT

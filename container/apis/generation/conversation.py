@@ -41,8 +41,10 @@ TEMPLATE_FIELDS: Fields = {
     "continue_final_message": Field(BOOLEAN, "Continue the last message instead of answering it."),
     "chat_template_kwargs": Field(OBJECT, "Further variables for the chat template."),
     "chat_template": unsupported(ANYTHING, instead="use option.chat_template"),
-    "add_special_tokens": unsupported(
-        BOOLEAN, False, instead="the chat template adds all special tokens"
+    "add_special_tokens": Field(
+        BOOLEAN,
+        "With messages: also add the tokens that the model expects at the start of a prompt "
+        "(default false, since most chat templates write them).",
     ),
 }
 
@@ -55,6 +57,7 @@ class Conversation:
     tools: tuple[Mapping[str, object], ...]
     add_generation_prompt: bool
     continue_final_message: bool
+    add_special_tokens: bool
     variables: Mapping[str, object]
 
 
@@ -81,6 +84,7 @@ def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversatio
         tools=tuple(tools) if uses_tools else (),
         add_generation_prompt=values.get("add_generation_prompt", not continues),
         continue_final_message=continues,
+        add_special_tokens=values.get("add_special_tokens", False),
         variables=values.get("chat_template_kwargs", {}),
     )
 

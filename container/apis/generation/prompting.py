@@ -64,7 +64,7 @@ class Prompting:
                 continue_final_message=conversation.continue_final_message,
                 variables=conversation.variables,
             )
-            return self.tokenizer.encode(prompt, add_special_tokens=False)
+            return self.tokenizer.encode(prompt, add_special_tokens=conversation.add_special_tokens)
 
         return in_thread_if_long(encode, size=size)
 

@@ -31,6 +31,8 @@ from core.structured_outputs import StructuredOutputsParams
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1000
+NO_SEED = -1
+"""What clients of vLLM and of hosted APIs send for a random seed."""
 
 _EARLY_STOPPING = Kind(
     'true, false or "never"',
@@ -47,7 +49,7 @@ SAMPLING_FIELDS: Fields = {
     "repetition_penalty": Field(
         NUMBER, "Above 1, tokens of the prompt and the answer become less likely."
     ),
-    "seed": Field(INTEGER, "The same seed gives the same answer."),
+    "seed": Field(INTEGER, "The same seed gives the same answer; -1 means none."),
     "stop_token_ids": Field(INTEGERS, "Tokens that end the answer."),
     "skip_special_tokens": Field(BOOLEAN, "Remove special tokens from the text (default true)."),
     "include_stop_str_in_output": Field(BOOLEAN, "Keep the stop string at the end of the answer."),
@@ -169,6 +171,8 @@ def read_decoding(
         dialect = dialect.naming("structured_outputs", structured.field)
         own["structured_outputs"] = structured.params
     named = {name: values.given[name] for name in _PARAMS if name in values}
+    if named.get("seed") == NO_SEED:
+        del named["seed"]
     limit = NO_LIMIT if max_tokens is None else max_tokens
     own = {name: value for name, value in own.items() if value is not None}
     fields = {**named, **own, "stop": stop, "max_tokens": limit}

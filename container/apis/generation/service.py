@@ -107,7 +107,8 @@ class GenerationService(Service):
         tokenizer = self.prompting.tokenizer
         generations: list[Generation] = []
         try:
-            for token_ids in prompts:
+            for prompt in prompts:
+                token_ids = decoding.params.truncated(prompt, self.client.facts.max_model_len)
                 params = with_bad_word_ids(self._params(token_ids, decoding), tokenizer)
                 generations.append(
                     Generation(
