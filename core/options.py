@@ -257,6 +257,12 @@ class Options:
         25 * 2**20, "Maximum bytes of a request's body. Larger ones get status 413.",
         key="max_request_size", minimum=1,
     )  # fmt: skip
+    cors_allowed_origin: str | None = _option(
+        None,
+        "Origin whose pages may call this server from a browser, such as https://example.com; * "
+        "for all. Default: none.",
+        key="cors_allowed_origin",
+    )
     predict_timeout: int = _option(
         240, "Seconds until an unfinished request fails with an error.", minimum=1
     )

@@ -49,7 +49,7 @@ PARTS = {
         ("__main__",),
     ),
     "container.apis": (
-        ("generation", "tasks", "adapters", "models", "invocations"),
+        ("generation", "tasks", "adapters", "models", "invocations", "status"),
         ("openai", "text", "tokenize"),
         ("chat", "completions"),
         ("embeddings",),
@@ -162,6 +162,7 @@ def test_only_route_functions_use_the_globals_of_flask():
         "apis/invocations/routing.py",
         "apis/invocations/runtime.py",
         "apis/models.py",
+        "http/cors.py",
         "http/failures.py",
         "http/headers.py",
         "http/request_context.py",

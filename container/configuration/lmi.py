@@ -41,6 +41,8 @@ ADVICE: Mapping[str, str] = {
     "throttle_error_http_code": _FIXED_CODES,
     "timeout_http_code": _FIXED_CODES,
     "server_error_http_code": _FIXED_CODES,
+    "cors_allowed_methods": "every method of a route is allowed; leave it out",
+    "cors_allowed_headers": "every header is allowed; leave it out",
     "wait_model_loading": "/ping returns 503 until the model is ready; leave it out",
     "option.mpi_mode": "the model runs in one process; leave it out",
     "option.pipeline_parallel_degree": "the model runs on one device; leave it out",

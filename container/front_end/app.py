@@ -12,11 +12,14 @@ from container.apis.generation.service import GenerationService
 from container.apis.invocations.api import Api, Invocations
 from container.apis.invocations.runtime import RuntimeRoutes
 from container.apis.models import ModelRoutes
+from container.apis.status import StatusRoutes
 from container.apis.tasks.handler import HandlerApi
 from container.apis.tasks.pipeline import PipelineApi
+from container.apis.text.tgi import TgiRoutes
 from container.apis.tokenize import TokenizeRoutes
 from container.front_end.generation_routes import GenerationApi, OpenAIRoutes
 from container.front_end.openapi import openapi_document
+from container.http.cors import register_cors
 from container.http.failures import register_failures
 from container.http.headers import register_headers
 from container.http.service import Service, json_response
@@ -48,7 +51,9 @@ def create_app(
     app = _create(service, GenerationApi(formatted_service), "generation")
     AdapterRoutes(service).add_to(app)
     OpenAIRoutes(service).add_to(app)
+    TgiRoutes(service).add_to(app)
     TokenizeRoutes(service).add_to(app)
+    add_aliases(app)
     return app
 
 
@@ -60,11 +65,12 @@ def create_task_app(client: EngineClient, options: Options, model_name: str, tas
             api = EmbeddingApi(service)
             app = _create(service, api, task.kind)
             api.add_to(app)
-            return app
         case "handler":
-            return _create(service, HandlerApi(service), task.kind)
+            app = _create(service, HandlerApi(service), task.kind)
         case _:
-            return _create(service, PipelineApi(service, task), task.kind)
+            app = _create(service, PipelineApi(service, task), task.kind)
+    add_aliases(app)
+    return app
 
 
 def _create(service: Service, api: Api, kind: Kind) -> Flask:
@@ -73,6 +79,7 @@ def _create(service: Service, api: Api, kind: Kind) -> Flask:
     app = Flask("longshore", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = options.max_request_size
     ModelRoutes(service).add_to(app)
+    StatusRoutes(service).add_to(app)
     invocations = Invocations(service, api)
     invocations.add_to(app)
     if options.local_runtime_api:
@@ -80,5 +87,19 @@ def _create(service: Service, api: Api, kind: Kind) -> Flask:
     document = openapi_document(kind, with_runtime=options.local_runtime_api)
     app.add_url_rule("/openapi.json", "openapi", lambda: json_response(document))
     register_headers(app)
+    if options.cors_allowed_origin is not None:
+        register_cors(app, options.cors_allowed_origin)
     register_failures(app)
     return app
+
+
+def add_aliases(app: Flask) -> None:
+    """Serve each route below /v1/ also below /openai/v1/, where KServe's clients expect it."""
+    for rule in list(app.url_map.iter_rules()):
+        if rule.rule.startswith("/v1/"):
+            app.add_url_rule(
+                f"/openai{rule.rule}",
+                f"openai {rule.endpoint} {rule.rule}",
+                app.view_functions[rule.endpoint],
+                methods=(rule.methods or set()) - {"OPTIONS", "HEAD"},
+            )

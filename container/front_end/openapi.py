@@ -192,6 +192,10 @@ _OWN_PATHS: Mapping[Kind, Json] = {
     "generation": {
         "/v1/chat/completions": _post("OpenAI's chat completions.", _body("Chat")),
         "/v1/completions": _post("OpenAI's completions.", _body("Completion")),
+        "/": _post("text-generation-inference's answer, in a list or as a stream.", _body("Text")),
+        "/generate": _post("text-generation-inference's answer.", _body("Text")),
+        "/generate_stream": _post("The same as a stream.", _body("Text")),
+        "/info": _get("Describe the model and the limits, as text-generation-inference does."),
         "/tokenize": _post("Tokenize a text or a conversation.", _body("Tokenize")),
         "/detokenize": _post("Return the text of token ids.", _body("Detokenize")),
         **_adapter_paths(""),
@@ -210,6 +214,8 @@ _MODEL_PATHS: Json = {
     "/models/{name}": _get("Describe the model, in DJL Serving's format.", "name"),
     "/v1/models": _get("List the model and its adapters, in OpenAI's format."),
     "/v1/models/{name}": _get("Describe the model or an adapter, in OpenAI's format.", "name"),
+    "/version": _get("The version of this server."),
+    "/load": _get("The number of sequences that run or wait."),
     "/metrics": _get("The engine's metrics in Prometheus' text format."),
     "/openapi.json": _get("This document."),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, Literal
@@ -14,9 +15,11 @@ from botocore.exceptions import ClientError
 from flask.testing import FlaskClient
 from huggingface_hub.errors import HfHubHTTPError
 
+from container.wire.engine_client import EngineClient
+from core.stats import Stats
 from core.text.tokenizer import Tokenizer
 from tests.container.clients import hugging_face, openai_client, sagemaker_runtime
-from tests.container.conftest import EOS, Serve
+from tests.container.conftest import EOS, Serve, eventually
 from tests.container.fake_engine import FakeEngine
 from tests.container.test_chat import USER, ask, events, submitted
 from tests.container.test_structured import SCHEMA, grammar
@@ -294,3 +297,61 @@ def test_allowed_tools(
     for wrong in ({}, {"mode": "none", "tools": []}, {"mode": "auto"}):
         response = ask(http, tools=functions, tool_choice={**choice, "allowed_tools": wrong})
         assert response.get_json()["error"]["param"].startswith("tool_choice.allowed_tools")
+
+
+@pytest.mark.parametrize("path", ["/v1", "/openai/v1"])
+def test_both_prefixes_of_openais_routes(http: FlaskClient, path: str) -> None:
+    with openai_client(http, path) as client:
+        answer = client.chat.completions.create(model="demo", messages=[USER])
+        assert answer.choices[0].message.content == "Hi there"
+        assert [model.id for model in client.models.list()] == ["demo"]
+        with pytest.raises(openai.BadRequestError, match="at least one message"):
+            client.chat.completions.create(model="demo", messages=[])
+
+
+def test_version_and_load(http: FlaskClient, engine: FakeEngine, client: EngineClient) -> None:
+    assert re.match(r"\d+\.\d+", http.get("/version").get_json()["version"])
+    engine.stats = Stats(num_running=2, num_waiting=3)
+    eventually(lambda: client.stats.num_waiting)
+    assert http.get("/load").get_json() == {"server_load": 5}
+
+
+def test_text_generation_inferences_client(http: FlaskClient) -> None:
+    with hugging_face(http, "/") as client:
+        assert client.text_generation("Q", details=False) == "Hi there"
+        answer = client.text_generation("Q", details=True)
+        assert (answer.generated_text, answer.details.finish_reason) == ("Hi there", "eos_token")
+        pieces = list(client.text_generation("Q", stream=True, details=True))
+    assert "".join(piece.token.text for piece in pieces) == "Hi there"
+    assert pieces[-1].details is not None
+
+
+def test_routes_of_text_generation_inference(http: FlaskClient) -> None:
+    body = {"inputs": "Q", "parameters": {"max_new_tokens": 2}, "stream": True}
+    assert http.post("/generate", json=body).get_json() == {"generated_text": "Hi"}
+    streamed = http.post("/generate_stream", json={**body, "stream": None})
+    assert streamed.mimetype == "text/event-stream"
+    first, last = (
+        json.loads(event.removeprefix("data: ")) for event in streamed.text.split("\n\n")[:-1]
+    )
+    assert first["token"] == {"id": 39, "text": "H", "logprob": -0.5, "special": False}
+    assert (last["index"], last["generated_text"], last["details"]) == (2, "Hi", None)
+    wrong = http.post("/generate", json={"inputs": "Q", "parameters": {"top_p": 2}})
+    assert (wrong.status_code, wrong.get_json()["error_type"]) == (400, "validation")
+    info = http.get("/info").get_json()
+    assert (info["max_total_tokens"], info["max_input_tokens"]) == (100, 99)
+    assert (info["model_id"], info["model_dtype"]) == ("fake", "float32")
+
+
+def test_browsers_may_call_from_an_allowed_origin(serve: Serve) -> None:
+    """Open WebUI's and other pages' requests: first OPTIONS, then the call itself."""
+    http = serve(cors_allowed_origin="https://example.com")
+    asks = {"Origin": "https://example.com", "Access-Control-Request-Method": "POST"}
+    asks |= {"Access-Control-Request-Headers": "authorization,content-type"}
+    preflight = http.options("/v1/chat/completions", headers=asks)
+    assert preflight.status_code == 200
+    assert "POST" in preflight.headers["Access-Control-Allow-Methods"]
+    assert preflight.headers["Access-Control-Allow-Headers"] == "authorization,content-type"
+    for response in (preflight, ask(http), ask(http, temperature=-1)):
+        assert response.headers["Access-Control-Allow-Origin"] == "https://example.com"
+    assert "Access-Control-Allow-Origin" not in ask(serve()).headers

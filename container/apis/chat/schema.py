@@ -130,13 +130,11 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
 
 def _last_text(conversation: Conversation) -> str:
     """Return the text of the last message if it is the assistant's, else ''."""
-    match conversation.messages[-1]:
-        case {"role": "assistant", "content": str(text)}:
-            return text
-        case {"role": "assistant", "content": list() as parts}:
-            return "".join(part["text"] for part in cast(list[dict[str, str]], parts))
-        case _:
-            return ""
+    message = conversation.messages[-1]
+    content = message.get("content", "") if message["role"] == "assistant" else ""
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in cast(list[dict[str, str]], content))
 
 
 def _default_top_logprobs(values: Values) -> int:

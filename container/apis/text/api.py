@@ -10,7 +10,7 @@ from flask import Response
 from container.apis.generation.service import GenerationService
 from container.apis.generation.stream import StreamFormat
 from container.apis.text.batch import BatchResponse, Item
-from container.apis.text.response import TextResponse, TextStyle, form_of
+from container.apis.text.response import Form, TextResponse, TextStyle, form_of
 from container.apis.text.schema import TextRequest, read_text_request
 from container.http.request_context import RequestContext
 from core.errors import LongshoreError
@@ -19,16 +19,17 @@ from core.errors import LongshoreError
 class TextApi:
     """Answers requests with one input or a batch of them."""
 
-    def __init__(self, service: GenerationService) -> None:
+    def __init__(self, service: GenerationService, form: Form | None = None) -> None:
+        """form: the shape of answers; default: what the options say."""
         self._service = service
-        self._style = TextStyle(service.prompting.tokenizer, form_of(service.options))
+        self._style = TextStyle(service.prompting.tokenizer, form or form_of(service.options))
 
     def answer(
         self, context: RequestContext, body: Mapping[str, object], stream_format: StreamFormat
     ) -> Response:
         """Answer a body with `inputs`. In a batch, each input succeeds or fails on its own."""
         service = self._service
-        request = read_text_request(body, always_details=service.options.tgi_compat)
+        request = read_text_request(body, always_details=self._style.form == "tgi")
         decoding = service.with_checked_grammar(context, request.decoding)
         request = replace(request, decoding=decoding)
         context.warn(request.warnings)

@@ -18,9 +18,10 @@ from core.sampling import Finish
 from core.text.answer import Answer, TokenText
 from core.text.tokenizer import Tokenizer
 
-Form = Literal["rolling", "async", "tgi"]
+Form = Literal["rolling", "async", "tgi", "generate"]
 """The shape of answers: that of LMI's rolling batch, that of its asynchronous mode (its default
-since version 17), or text-generation-inference's: a list of one document, always with details."""
+since version 17), text-generation-inference's list of one document, always with details, or the
+document of its route /generate."""
 
 
 def form_of(options: Options) -> Form:
@@ -46,7 +47,7 @@ class TextStyle:
                 return {**record, "log_prob": logprob}
             case "async":
                 return {**record, "logprob": logprob}
-            case "tgi":
+            case "tgi" | "generate":
                 is_special = self.tokenizer.is_special(token_id)
                 return {**record, "logprob": logprob, "special": is_special}
 
@@ -57,14 +58,14 @@ class TextStyle:
                 return {"id": -1, "text": "", "log_prob": -1, "special_token": True}
             case "async":
                 return {"id": -1, "text": "", "logprob": -1, "special_token": True}
-            case "tgi":
+            case "tgi" | "generate":
                 return {"id": -1, "text": "", "logprob": -1, "special": True}
 
     def in_stream(self, record: Record, number: int) -> Record:
         """Return a stream's record for its token of this number, from 1."""
         if self.form == "rolling":
             return record
-        index = number if self.form == "tgi" else 0
+        index = 0 if self.form == "async" else number
         return {"index": index, "generated_text": None, "details": None, **record}
 
 
@@ -125,7 +126,7 @@ class TextResponse:
                 return record
             case "async":
                 return {"index": 0, **record}
-            case "tgi":
+            case "tgi" | "generate":
                 return {**record, "error": failure.message, "error_type": "generation"}
 
     def abort(self) -> None:
