@@ -68,7 +68,9 @@ def create_task_app(client: EngineClient, options: Options, model_name: str, tas
         case "handler":
             app = _create(service, HandlerApi(service), task.kind)
         case _:
-            app = _create(service, PipelineApi(service, task), task.kind)
+            api = PipelineApi(service, task)
+            app = _create(service, api, task.kind)
+            api.add_to(app)
     add_aliases(app)
     return app
 

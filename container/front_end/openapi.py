@@ -16,6 +16,7 @@ from container.apis.completions.schema import COMPLETION_FIELDS
 from container.apis.embeddings import EMBEDDING_FIELDS, INPUTS_FIELDS
 from container.apis.models import LOAD_FIELDS
 from container.apis.tasks.pipeline import PIPELINE_FIELDS
+from container.apis.tasks.rerank import RERANK_FIELDS, SCORE_FIELDS, TEXTS_FIELDS
 from container.apis.text.schema import PARAMETERS, TEXT_FIELDS
 from container.apis.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from container.schema.fields import Field, Fields
@@ -62,7 +63,12 @@ def _schemas(kind: Kind) -> Json:
                 "Inputs": _object(INPUTS_FIELDS, ["inputs"]),
             }
         case "pipeline":
-            return {"Pipeline": _object(PIPELINE_FIELDS, ["inputs"])}
+            return {
+                "Pipeline": _object(PIPELINE_FIELDS, ["inputs"]),
+                "Rerank": _object(RERANK_FIELDS, ["query", "documents"]),
+                "Texts": _object(TEXTS_FIELDS, ["query", "texts"]),
+                "Score": _object(SCORE_FIELDS, ["text_1", "text_2"]),
+            }
         case "handler":
             return {}
 
@@ -185,9 +191,11 @@ _ANYTHING: Json = {"content": {"*/*": {"schema": {}}}}
 _BODIES: Mapping[Kind, Json] = {
     "generation": _body("Text", "Chat", "Completion", plain=True),
     "embedding": _body("Inputs", "Embedding", plain=True),
-    "pipeline": _body("Pipeline", plain=True, files=tuple(FILES.values())),
+    "pipeline": _body("Pipeline", "Rerank", "Texts", plain=True, files=tuple(FILES.values())),
     "handler": _ANYTHING,
 }
+_RERANK = _post("Rank texts by their score for a query.", _body("Rerank", "Texts"))
+_SCORE = _post("Score pairs of texts.", _body("Score"))
 _OWN_PATHS: Mapping[Kind, Json] = {
     "generation": {
         "/v1/chat/completions": _post("OpenAI's chat completions.", _body("Chat")),
@@ -206,7 +214,13 @@ _OWN_PATHS: Mapping[Kind, Json] = {
         "/v1/unload_lora_adapter": _post("vLLM's route to unload an adapter.", _body("UnloadLora")),
     },
     "embedding": {"/v1/embeddings": _post("OpenAI's embeddings.", _body("Embedding"))},
-    "pipeline": {},
+    "pipeline": {
+        "/rerank": _RERANK,
+        "/v1/rerank": _RERANK,
+        "/v2/rerank": _RERANK,
+        "/score": _SCORE,
+        "/v1/score": _SCORE,
+    },
     "handler": {},
 }
 _MODEL_PATHS: Json = {

@@ -20,7 +20,7 @@ from core.stats import Stats
 from core.text.tokenizer import Tokenizer
 from tests.container.clients import hugging_face, openai_client, sagemaker_runtime
 from tests.container.conftest import EOS, Serve, eventually
-from tests.container.fake_engine import FakeEngine
+from tests.container.fake_engine import FakeEngine, says
 from tests.container.test_chat import USER, ask, events, submitted
 from tests.container.test_structured import SCHEMA, grammar
 
@@ -355,3 +355,34 @@ def test_browsers_may_call_from_an_allowed_origin(serve: Serve) -> None:
     for response in (preflight, ask(http), ask(http, temperature=-1)):
         assert response.headers["Access-Control-Allow-Origin"] == "https://example.com"
     assert "Access-Control-Allow-Origin" not in ask(serve()).headers
+
+
+def test_openais_former_functions(serve: Serve, engine: FakeEngine, tokenizer: Tokenizer) -> None:
+    """`functions` and `function_call`, which older agents still send."""
+    http = serve(tool_call_parser="mistral")
+    calls = '[TOOL_CALLS][{"name":"f","arguments":{}},{"name":"f","arguments":{}}]'
+    engine.script = says([*tokenizer.encode(calls), EOS])
+    expected = {"name": "f", "arguments": "{}"}
+    for fields in ({}, {"function_call": "auto"}, {"function_call": {"name": "f"}}):
+        (choice,) = ask(http, functions=[{"name": "f"}], **fields).get_json()["choices"]
+        assert choice["finish_reason"] == "function_call"
+        assert choice["message"]["function_call"] == expected
+        assert "tool_calls" not in choice["message"]
+    assert tokenizer.decode(submitted(engine).prompt_token_ids) == "f;u:Q;a:"
+    chunks = events(ask(http, functions=[{"name": "f"}], stream=True))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert [delta["function_call"] for delta in deltas if "function_call" in delta] == [expected]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "function_call"
+
+    asked = {"role": "assistant", "content": None, "function_call": expected}
+    result = {"role": "function", "name": "f", "content": "2"}
+    assert ask(http, USER, asked, result, functions=[{"name": "f"}]).status_code == 200
+    prompt = tokenizer.decode(submitted(engine).prompt_token_ids)
+    assert prompt.endswith("t:2;a:"), "the result has the role tool"
+    for fields, param in (
+        ({"functions": [{"name": "f"}], "tools": []}, "tools"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"function_call": "sometimes"}, "function_call"),
+    ):
+        assert ask(http, **fields).get_json()["error"]["param"] == param
+    assert ask(http, function_call="none").status_code == 200

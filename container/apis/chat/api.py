@@ -51,7 +51,10 @@ class ChatApi:
             request,
             Envelope(id, int(time.time()), adapter or service.model_name),
             prompting.tokenizer,
-            [Message(parser, f"{id} {index}") for index, parser in enumerate(parsers)],
+            [
+                Message(parser, f"{id} {index}", uses_functions=request.uses_functions)
+                for index, parser in enumerate(parsers)
+            ],
         )
         return service.send(context, response, stream=request.stream, stream_format=stream_format)
 

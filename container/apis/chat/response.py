@@ -106,7 +106,9 @@ class ChatResponse:
     def _finish_reason(self, index: int, finish: Finish | None) -> str | None:
         reason = finish_reason(finish)
         is_call = reason == "stop" and self._messages[index].has_calls
-        return "tool_calls" if is_call else reason
+        if not is_call:
+            return reason
+        return "function_call" if self._request.uses_functions else "tool_calls"
 
     def _chunk(
         self,

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import cast
 
 from container.apis.chat.tool_choice import (
+    FUNCTION_CALL,
     TOOL_CHOICE,
     ForcedCalls,
     read_tool_choice,
     with_allowed_tools,
+    with_functions_as_tools,
 )
 from container.apis.generation.conversation import (
     TEMPLATE_FIELDS,
@@ -28,7 +30,7 @@ from container.apis.openai import (
     read_stream_usage,
 )
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
-from container.schema.kinds import ANYTHING, BOOLEAN, INTEGER
+from container.schema.kinds import ANYTHING, BOOLEAN, INTEGER, OBJECTS
 from core.errors import RequestError
 
 _DIALECT = Dialect(prompt="messages", names={"logprobs": "top_logprobs"})
@@ -52,8 +54,10 @@ CHAT_FIELDS: Fields = {
     ),
     "echo": Field(BOOLEAN, "If the last message is the assistant's, return it before the answer."),
     "include_reasoning": ignored("Reasoning stays in the text of the answer."),
-    "functions": unsupported(ANYTHING, [], instead="use tools"),
-    "function_call": unsupported(ANYTHING, "none", instead="use tool_choice"),
+    "functions": Field(OBJECTS, "OpenAI's former field for `tools`: the functions themselves."),
+    "function_call": Field(
+        FUNCTION_CALL, "OpenAI's former field for `tool_choice`: none, auto or a function's name."
+    ),
     "modalities": unsupported(ANYTHING, ["text"]),
     "audio": unsupported(ANYTHING),
     "web_search_options": unsupported(ANYTHING),
@@ -72,6 +76,8 @@ class ChatRequest:
     model: object
     adapter: str | None
     """The adapter that `adapters` names, which goes before `model`."""
+    uses_functions: bool
+    """Whether calls are returned as OpenAI's former `function_call`."""
     forced_calls: ForcedCalls | None
     """The calls that the answer must consist of; None if the model is free to choose."""
     stream: bool
@@ -90,7 +96,9 @@ class ChatRequest:
 
 def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
     """Validate a request. Raises RequestError naming the first bad field."""
-    values = with_allowed_tools(read_fields(body, CHAT_FIELDS))
+    values = read_fields(body, CHAT_FIELDS)
+    uses_functions = "functions" in values
+    values = with_allowed_tools(with_functions_as_tools(values))
     logprobs = values.get("logprobs", False)
     decoding = read_openai_decoding(
         values,
@@ -113,6 +121,7 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
         decoding=decoding,
         model=values.get("model", None),
         adapter=read_adapter(values),
+        uses_functions=uses_functions,
         forced_calls=forced,
         stream=values.get("stream", False),
         stream_usage=stream_usage,

@@ -45,6 +45,56 @@ TOOL_CHOICE = Kind(
 )
 
 
+FUNCTION_CALL = Kind(
+    'none, auto or {"name": ...}',
+    lambda value: value in ("none", "auto") or _called(value) is not None,
+    {
+        "anyOf": [
+            {"enum": ["none", "auto"]},
+            {
+                "type": "object",
+                "properties": {"name": {"type": "string"}},
+                "required": ["name"],
+            },
+        ]
+    },
+)
+
+
+def with_functions_as_tools(values: Values) -> Values:
+    """Turn OpenAI's former fields `functions` and `function_call` into `tools` and `tool_choice`.
+
+    Raises RequestError if they are combined with `tools`, or name a function without `functions`.
+    """
+    given = dict(values.given)
+    functions = cast(list[object] | None, given.pop("functions", None))
+    call = given.pop("function_call", None)
+    if functions is None:
+        if _called(call) is not None:
+            raise RequestError("function_call", "needs functions")
+        return replace(values, given=given)
+    for name in ("tools", "tool_choice"):
+        if name in given:
+            raise RequestError(name, "cannot be combined with functions; use tools alone")
+    given["tools"] = [{"type": "function", "function": function} for function in functions]
+    if call is not None:
+        name = _called(call)
+        is_named = name is not None
+        given["tool_choice"] = (
+            {"type": "function", "function": {"name": name}} if is_named else call
+        )
+    return replace(values, given=given)
+
+
+def _called(call: object) -> str | None:
+    """Return the function that `function_call` names, or None."""
+    match call:
+        case {"name": str(name)}:
+            return name
+        case _:
+            return None
+
+
 def with_allowed_tools(values: Values) -> Values:
     """Turn `allowed_tools` into its mode, and `tools` into those that it names.
 

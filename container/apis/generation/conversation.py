@@ -30,6 +30,8 @@ _MESSAGE: Schema = {
     "properties": {"role": {"type": "string"}, "content": _CONTENT},
     "required": ["role", "content"],
 }
+_FUNCTION_CALL_ID = "function0"
+"""Former calls have no id; Mistral's chat templates need nine letters and digits."""
 _MESSAGES = with_schema(OBJECTS, {"minItems": 1, "items": _MESSAGE})
 
 TEMPLATE_FIELDS: Fields = {
@@ -92,6 +94,7 @@ def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversatio
 def _message(message: Mapping[str, object], field: str) -> Mapping[str, object]:
     """Check a message. Fields that are null are removed, as templates treat them as present."""
     given = {name: value for name, value in message.items() if value is not None}
+    given = _in_current_format(given)
     if not isinstance(given.get("role"), str):
         raise RequestError(f"{field}.role", "expected a string such as user")
     if "content" in given:
@@ -101,6 +104,17 @@ def _message(message: Mapping[str, object], field: str) -> Mapping[str, object]:
     if "tool_calls" in given:
         given["tool_calls"] = _tool_calls(given["tool_calls"], f"{field}.tool_calls")
     return given
+
+
+def _in_current_format(message: dict[str, object]) -> dict[str, object]:
+    """Turn OpenAI's former `function_call`, and the role `function` of its result, into tools'."""
+    if message.get("role") == "function":
+        return {**message, "role": "tool", "tool_call_id": _FUNCTION_CALL_ID}
+    if "function_call" not in message or "tool_calls" in message:
+        return message
+    rest = {name: value for name, value in message.items() if name != "function_call"}
+    call = {"id": _FUNCTION_CALL_ID, "type": "function", "function": message["function_call"]}
+    return {**rest, "tool_calls": [call]}
 
 
 def _content(content: object, field: str) -> str | list[dict[str, str]]:
