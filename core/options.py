@@ -244,6 +244,12 @@ class Options:
         "Format of a streamed answer if the request's Accept header names none. "
         "json means jsonlines for a streaming request.",
     )
+    async_mode: bool | None = _option(
+        None,
+        "LMI's key for the shape of answers to inputs. true: that of its asynchronous mode, with "
+        "logprob, and index in streams. false: that of its rolling batch, with log_prob. Default: "
+        "true, unless option.rolling_batch is set to another value than auto.",
+    )
     tgi_compat: bool = _option(
         False,
         "Answer in the format of text-generation-inference: a list with one answer, logprob "
@@ -290,6 +296,12 @@ class Options:
         "Seconds for which a client may leave a full send buffer (256 KiB) unread. After that its "
         "connection is closed and its request aborted.",
         minimum=1,
+    )
+    cors_allowed_origin: str | None = _option(
+        None,
+        "Origin whose pages may call this server from a browser, such as https://example.com; * "
+        "for all. Default: none.",
+        key="cors_allowed_origin",
     )
     predict_timeout: int = _option(
         240, "Seconds until an unfinished request fails with an error.", minimum=1

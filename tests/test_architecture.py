@@ -49,7 +49,7 @@ PARTS = {
         ("__main__",),
     ),
     "container.apis": (
-        ("generation", "tasks", "adapters", "models", "invocations"),
+        ("generation", "tasks", "adapters", "models", "invocations", "status"),
         ("openai", "text", "tokenize"),
         ("chat", "completions"),
         ("embeddings",),
@@ -172,9 +172,11 @@ def test_only_route_functions_use_the_globals_of_flask():
                     users.add(path.relative_to(ROOT / "container").as_posix())
     assert users == {
         "apis/adapters.py",
+        "apis/invocations/routing.py",
         "apis/invocations/runtime.py",
         "apis/models.py",
         "http/authentication.py",
+        "http/cors.py",
         "http/failures.py",
         "http/headers.py",
         "http/request_context.py",

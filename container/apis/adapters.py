@@ -1,16 +1,17 @@
-"""LMI's and SageMaker's routes for LoRA adapters: load, list, unload."""
+"""The routes for LoRA adapters: LMI's and SageMaker's, and vLLM's two."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flask import Flask, Response, request
+from flask import Flask, Response, abort, request
 
-from container.http.request_context import request_context
+from container.http.request_context import RequestContext, request_context
 from container.http.service import Service, json_response
-from container.schema.fields import Field, Fields, read_fields
+from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
 from container.schema.kinds import BOOLEAN, STRING, with_schema
 from core.adapter import Adapter
 from core.errors import NotFoundError, RequestError
@@ -18,7 +19,8 @@ from core.source_roots import source_roots
 
 MAX_NAME = 256
 
-_NAME = with_schema(STRING, {"minLength": 1, "maxLength": MAX_NAME})
+_PRINTABLE = "[^\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]"
+_NAME = with_schema(STRING, {"pattern": f"^{_PRINTABLE}{{1,{MAX_NAME}}}$"})
 _SRC = with_schema(STRING, {"minLength": 1})
 _BOOLEANS = {"true": True, "false": False}
 
@@ -27,6 +29,21 @@ ADAPTER_FIELDS: Fields = {
     "src": Field(_SRC, "The adapter's directory, in PEFT's format."),
     "preload": Field(BOOLEAN, "Ignored: every adapter is loaded immediately."),
     "pin": Field(BOOLEAN, "Ignored: every adapter stays loaded until it is unloaded."),
+}
+UPDATE_FIELDS: Fields = {
+    "src": Field(_SRC, "The directory that the adapter was loaded from."),
+    "preload": ADAPTER_FIELDS["preload"],
+    "pin": ADAPTER_FIELDS["pin"],
+}
+VLLM_LOAD_FIELDS: Fields = {
+    "lora_name": ADAPTER_FIELDS["name"],
+    "lora_path": ADAPTER_FIELDS["src"],
+    "base_model_name": ignored("Only one model is served."),
+    "load_inplace": unsupported(BOOLEAN, False, instead="unload the adapter first"),
+}
+VLLM_UNLOAD_FIELDS: Fields = {
+    "lora_name": ADAPTER_FIELDS["name"],
+    "lora_int_id": ignored("The name identifies the adapter."),
 }
 
 
@@ -41,12 +58,27 @@ class AdapterRequest:
 def read_adapter_request(body: Mapping[str, object]) -> AdapterRequest:
     """Validate a request to load an adapter. Raises RequestError naming the first bad field."""
     values = read_fields(body, ADAPTER_FIELDS)
-    name, src = values.get("name", ""), values.get("src", "")
-    if not 0 < len(name) <= MAX_NAME:
-        raise RequestError("name", f"expected a string of 1 to {MAX_NAME} characters")
+    return AdapterRequest(_name(values, "name"), _src(values, "src"))
+
+
+def read_vllm_load_request(body: Mapping[str, object]) -> AdapterRequest:
+    """Validate vLLM's request to load an adapter; raises as `read_adapter_request` does."""
+    values = read_fields(body, VLLM_LOAD_FIELDS)
+    return AdapterRequest(_name(values, "lora_name"), _src(values, "lora_path"))
+
+
+def _name(values: Values, field: str) -> str:
+    name: str = values.get(field, "")
+    if not re.fullmatch(f"{_PRINTABLE}{{1,{MAX_NAME}}}", name):
+        raise RequestError(field, f"expected a string of 1 to {MAX_NAME} printable characters")
+    return name
+
+
+def _src(values: Values, field: str) -> str:
+    src: str = values.get(field, "")
     if not src:
-        raise RequestError("src", "expected the adapter's directory")
-    return AdapterRequest(name, src)
+        raise RequestError(field, "expected the adapter's directory")
+    return src
 
 
 class AdapterRoutes:
@@ -56,57 +88,107 @@ class AdapterRoutes:
         self._service = service
 
     def add_to(self, app: Flask) -> None:
-        """Add the routes to the app."""
-        app.add_url_rule("/adapters", view_func=self.adapters)
-        app.add_url_rule("/adapters", view_func=self.load, methods=["POST"])
-        app.add_url_rule("/adapters/<path:name>", view_func=self.adapter)
-        app.add_url_rule("/adapters/<path:name>", view_func=self.unload, methods=["DELETE"])
+        """Add the routes to the app; those of LMI also below the model's own path."""
+        for prefix in ("", "/models/<model>"):
+            for path, view, method in (
+                ("/adapters", self.adapters, "GET"),
+                ("/adapters", self.load, "POST"),
+                ("/adapters/<path:name>", self.adapter, "GET"),
+                ("/adapters/<path:name>", self.unload, "DELETE"),
+                ("/adapters/<path:name>/update", self.update, "POST"),
+            ):
+                app.add_url_rule(
+                    prefix + path, view_func=view, methods=[method], strict_slashes=False
+                )
+        app.add_url_rule("/v1/load_lora_adapter", view_func=self.load_lora, methods=["POST"])
+        app.add_url_rule("/v1/unload_lora_adapter", view_func=self.unload_lora, methods=["POST"])
 
-    def adapters(self) -> Response:
+    def adapters(self, model: str | None = None) -> Response:
         """List the loaded adapters."""
-        self._require_lora()
+        self._require_lora(model)
         return json_response({"adapters": list(map(_described, self._service.client.adapters))})
 
-    def adapter(self, name: str) -> Response:
+    def adapter(self, name: str, model: str | None = None) -> Response:
         """Describe one adapter."""
-        self._require_lora()
-        for adapter in self._service.client.adapters:
-            if adapter.name == name:
-                return json_response(_described(adapter))
-        raise NotFoundError(f"no adapter '{name}' is loaded")
+        self._require_lora(model)
+        return json_response(_described(self._loaded(name)))
 
-    def load(self) -> Response:
-        """Load an adapter while requests run.
-
-        Reads the fields from the query string, if there is one, as DJL Serving does; else from the
-        body.
-        """
-        self._require_lora()
-        context = request_context()
-        query = {name: _BOOLEANS.get(value, value) for name, value in request.args.items()}
-        adapter = read_adapter_request(query or context.json_fields())
-        if adapter.name == self._service.model_name:
-            raise RequestError("name", "is the model's own name; choose another")
-        self._require_allowed(adapter.src)
-        reply = self._service.client.load_adapter(adapter.name, adapter.src)
-        self._service.wait_for(context, reply)
+    def load(self, model: str | None = None) -> Response:
+        """Load an adapter while requests run."""
+        self._require_lora(model)
+        adapter = read_adapter_request(_fields(request_context()))
+        self._load(adapter, "name", "src")
         return json_response({"status": f"Adapter {adapter.name} registered"})
 
-    def unload(self, name: str) -> Response:
+    def update(self, name: str, model: str | None = None) -> Response:
+        """Accept DJL Serving's settings of a loaded adapter, which change nothing here."""
+        self._require_lora(model)
+        values = read_fields(_fields(request_context()), UPDATE_FIELDS)
+        adapter = self._loaded(name)
+        if values.get("src", adapter.src) != adapter.src:
+            raise RequestError("src", "cannot be changed; unload the adapter and load it again")
+        return json_response({"status": f"Adapter {name} updated"})
+
+    def unload(self, name: str, model: str | None = None) -> Response:
         """Unload an adapter. Requests that already use it run to their end."""
-        self._require_lora()
-        reply = self._service.client.unload_adapter(name)
-        self._service.wait_for(request_context(), reply)
+        self._require_lora(model)
+        self._unload(name)
         return json_response({"status": f"Adapter {name} unregistered"})
 
-    def _require_allowed(self, src: str) -> None:
+    def load_lora(self) -> Response:
+        """Handle vLLM's POST /v1/load_lora_adapter."""
+        self._require_lora()
+        adapter = read_vllm_load_request(request_context().json_fields())
+        self._load(adapter, "lora_name", "lora_path")
+        return _success(f"LoRA adapter '{adapter.name}' added successfully.")
+
+    def unload_lora(self) -> Response:
+        """Handle vLLM's POST /v1/unload_lora_adapter."""
+        self._require_lora()
+        values = read_fields(request_context().json_fields(), VLLM_UNLOAD_FIELDS)
+        name = _name(values, "lora_name")
+        self._unload(name)
+        return _success(f"LoRA adapter '{name}' removed successfully.")
+
+    def _load(self, adapter: AdapterRequest, name_field: str, src_field: str) -> None:
+        """Load the adapter and wait. The other arguments are the request's names for its fields."""
+        if adapter.name == self._service.model_name:
+            raise RequestError(name_field, "is the model's own name; choose another")
         options, model_dir = self._service.options, Path(self._service.client.facts.model)
         own = [model_dir, *([model_dir / options.adapters] if options.adapters else [])]
-        source_roots(options, own).require(src, "src")
+        source_roots(options, own).require(adapter.src, src_field)
+        reply = self._service.client.load_adapter(adapter.name, adapter.src)
+        self._service.wait_for(request_context(), reply)
 
-    def _require_lora(self) -> None:
+    def _unload(self, name: str) -> None:
+        reply = self._service.client.unload_adapter(name)
+        self._service.wait_for(request_context(), reply)
+
+    def _loaded(self, name: str) -> Adapter:
+        for adapter in self._service.client.adapters:
+            if adapter.name == name:
+                return adapter
+        raise NotFoundError(f"no adapter '{name}' is loaded")
+
+    def _require_lora(self, model: str | None = None) -> None:
+        """Check that there are adapters, and that `model` names this container's model."""
+        own = self._service.model_name
+        if model not in (None, own):
+            abort(404, f"no model '{model}'; this container serves '{own}'")
         if not self._service.options.enable_lora:
             raise RequestError("adapters", "needs option.enable_lora=true")
+
+
+def _fields(context: RequestContext) -> Mapping[str, object]:
+    """Return the fields of the query string, as DJL Serving takes them; without one, the body's."""
+    query = {name: _BOOLEANS.get(value, value) for name, value in request.args.items()}
+    if query or not context.body:
+        return query
+    return context.json_fields()
+
+
+def _success(message: str) -> Response:
+    return Response(f"Success: {message}", mimetype="text/plain")
 
 
 def _described(adapter: Adapter) -> dict[str, object]:

@@ -2,33 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from container.apis.generation.generation import Generation
 from container.apis.generation.response import Record
 from container.apis.generation.sampling import SAMPLING_FIELDS, Decoding, Dialect, read_decoding
 from container.apis.generation.structured_outputs import RESPONSE_FORMAT
-from container.schema.fields import Field, Fields, Values, ignored
-from container.schema.kinds import ANYTHING, BOOLEAN, OBJECT, STRING_OR_STRINGS, with_schema
+from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
+from container.schema.kinds import (
+    ANYTHING,
+    BOOLEAN,
+    INTEGER,
+    OBJECT,
+    STRING,
+    STRING_OR_STRINGS,
+    with_schema,
+)
 from core.errors import RequestError
 from core.sampling import Finish
+from core.text.answer import TokenText
+from core.text.tokenizer import Tokenizer
 
 _FINISH_REASONS = {Finish.EOS: "stop", Finish.STOP: "stop", Finish.LENGTH: "length"}
-_STREAM_OPTIONS = with_schema(OBJECT, {"properties": {"include_usage": {"type": "boolean"}}})
+_STREAM_OPTIONS: Fields = {
+    "include_usage": Field(BOOLEAN, "Send token counts in a last chunk."),
+    "continuous_usage_stats": Field(
+        BOOLEAN, "With include_usage: send the token counts so far in every chunk."
+    ),
+    "include_obfuscation": ignored(),
+}
 
 OPENAI_FIELDS: Fields = {
     **SAMPLING_FIELDS,
     "stop": Field(STRING_OR_STRINGS, "Stop strings: they end the answer and are not part of it."),
     "ignore_eos": Field(BOOLEAN, "Keep generating after the end-of-sequence token."),
     "stream": Field(BOOLEAN, "Stream the answer as server-sent events."),
-    "stream_options": Field(_STREAM_OPTIONS, "include_usage: send token counts in a last chunk."),
+    "stream_options": Field(
+        with_schema(
+            OBJECT, {"properties": {name: of.kind.schema for name, of in _STREAM_OPTIONS.items()}}
+        ),
+        "include_usage: send token counts in a last chunk; continuous_usage_stats: in every chunk.",
+    ),
     "response_format": RESPONSE_FORMAT,
     "model": Field(
         ANYTHING,
         "With option.enable_lora: the name of the model or of an adapter. Otherwise ignored, "
         "since only one model is served.",
     ),
+    "adapters": Field(
+        STRING_OR_STRINGS, "LMI's field for the name of the LoRA adapter to use; '' for none."
+    ),
+    "truncate_prompt_tokens": Field(
+        INTEGER, "Keep only this many tokens from the end of the prompt; -1: as many as fit."
+    ),
+    "request_id": Field(
+        with_schema(STRING, {"pattern": "^[!-~]{1,128}$"}),
+        "The response's id is made from this; default: a random id.",
+    ),
+    "return_token_ids": Field(BOOLEAN, "Also return the token ids of the prompt and the answer."),
+    "return_tokens_as_token_ids": Field(
+        BOOLEAN, "With logprobs: write each token as `token_id:NUMBER`."
+    ),
+    "guided_whitespace_pattern": unsupported(STRING),
+    "logits_processors": unsupported(
+        ANYTHING, [], instead="use logit_bias, bad_words or allowed_token_ids"
+    ),
+    "vllm_xargs": ignored(),
+    "kv_transfer_params": ignored("Each container keeps its own KV cache."),
     "user": ignored(),
     "metadata": ignored(),
     "store": ignored(),
@@ -36,6 +79,7 @@ OPENAI_FIELDS: Fields = {
     "safety_identifier": ignored(),
     "prompt_cache_key": ignored(),
     "prompt_cache_retention": ignored(),
+    "aws_region_name": ignored("litellm's own parameter, which its SageMaker client sends along."),
 }
 
 
@@ -53,17 +97,84 @@ def read_openai_decoding(
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         temperature=values.get("temperature", 1.0),
         ignore_eos=values.get("ignore_eos", False),
+        truncate_prompt_tokens=values.get("truncate_prompt_tokens", None),
         **own,
     )
 
 
-def includes_usage(values: Values) -> bool:
-    """Return whether a stream ends with token counts. Raises RequestError for a non-boolean."""
+def read_adapter(values: Values) -> str | None:
+    """Return the adapter that LMI's `adapters` names; None without it.
+
+    Raises RequestError for a list of several, since the prompts of a request share their adapter.
+    """
+    adapters = cast(str | list[str] | None, values.given.get("adapters"))
+    if isinstance(adapters, list):
+        if len(adapters) != 1:
+            raise RequestError("adapters", f"expected one adapter, not {len(adapters)}")
+        return adapters[0]
+    return adapters
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """vLLM's fields that choose what a response shows."""
+
+    request_id: str | None
+    """What the response's id is made from; None for an id of our own."""
+    token_ids: bool
+    """Whether to show the token ids of prompts and answers."""
+    tokens_as_ids: bool
+    """Whether logprobs name tokens by their ids."""
+
+    def namer(self, tokenizer: Tokenizer) -> Callable[[int], str]:
+        """Return the function that names a token in logprobs."""
+        return "token_id:{}".format if self.tokens_as_ids else tokenizer.piece
+
+    def prompt(self, generation: Generation) -> Record:
+        """Return the field with the prompt's token ids, or no field."""
+        return {"prompt_token_ids": [*generation.prompt_token_ids]} if self.token_ids else {}
+
+    def answer(self, tokens: Sequence[TokenText]) -> Record:
+        """Return the field with the token ids of an answer or a part of it, or no field."""
+        return {"token_ids": [token.id for token in tokens]} if self.token_ids else {}
+
+
+def read_shown(values: Values) -> Shown:
+    """Read the fields of `Shown`. Raises RequestError for an unusable `request_id`."""
+    request_id: str | None = values.get("request_id", None)
+    if request_id is not None and not re.fullmatch("[!-~]{1,128}", request_id):
+        raise RequestError("request_id", "expected 1 to 128 printable ASCII characters")
+    return Shown(
+        request_id,
+        values.get("return_token_ids", False),
+        values.get("return_tokens_as_token_ids", False),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamUsage:
+    """Which chunks of a stream have token counts."""
+
+    last: bool
+    """A chunk without choices ends the stream, with the counts of the whole response."""
+    every: bool
+    """Each chunk has the counts so far of its prompt and that prompt's choices."""
+    warnings: tuple[str, ...]
+
+    def field(self, counts: Callable[[], Record]) -> Record:
+        """Return the field `usage` of a chunk with choices, or no field."""
+        if not self.last:
+            return {}
+        return {"usage": counts() if self.every else None}
+
+
+def read_stream_usage(values: Values) -> StreamUsage:
+    """Read `stream_options`. Raises RequestError, naming the first bad field."""
     options: Mapping[str, object] = values.get("stream_options", {})
-    include = options.get("include_usage", False)
-    if not isinstance(include, bool):
-        raise RequestError("stream_options.include_usage", "expected true or false")
-    return include
+    fields = read_fields(options, _STREAM_OPTIONS, "stream_options.")
+    last: bool = fields.get("include_usage", False)
+    every = last and fields.get("continuous_usage_stats", False)
+    return StreamUsage(last, every, fields.warnings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ TOKENIZE_FIELDS: Fields = {
     "prompt": Field(STRING, "The text to tokenize; send either this or messages."),
     "add_special_tokens": Field(
         BOOLEAN,
-        "Add the tokens that the model expects at the start of a prompt (default true). "
-        "Must not be true with messages.",
+        "Add the tokens that the model expects at the start of a prompt (default: true for a "
+        "prompt, false for messages).",
     ),
     "return_token_strs": Field(BOOLEAN, "Also return the tokens as the vocabulary spells them."),
 }
@@ -54,11 +54,6 @@ def read_tokenize_request(body: Mapping[str, object]) -> TokenizeRequest:
         raise RequestError("messages", "cannot be combined with prompt; send one of them")
     if text is None and "messages" not in values:
         raise RequestError("prompt", "expected a string; or send messages")
-    if text is None and values.get("add_special_tokens", False):
-        raise RequestError(
-            "add_special_tokens",
-            "cannot be combined with messages: the chat template adds all special tokens",
-        )
     return TokenizeRequest(
         prompt=read_conversation(values) if text is None else text,
         add_special_tokens=values.get("add_special_tokens", True),

@@ -2,7 +2,7 @@
 
 ```
 SAGEMAKER_*  >  serving.properties  >  OPTION_*  >  HF_*, TENSOR_PARALLEL_DEGREE, ...
-             >  SERVING_*  >  names from text-generation-inference (TGI)
+             >  SERVING_*  >  SM_VLLM_*  >  names from text-generation-inference (TGI)
 ```
 """
 
@@ -21,6 +21,9 @@ _SAGEMAKER = {
     "SAGEMAKER_STARTUP_TIMEOUT": "option.model_loading_timeout",
     "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "option.predict_timeout",
     "SAGEMAKER_MAX_REQUEST_SIZE": "max_request_size",
+    "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "option.enable_stateful_sessions",
+    "SAGEMAKER_SESSIONS_EXPIRATION": "option.sessions_expiration",
+    "SAGEMAKER_SESSIONS_PATH": "option.sessions_path",
 }
 _FALLBACKS = {
     "HF_MODEL_ID": "option.model_id",
@@ -32,6 +35,16 @@ _FALLBACKS = {
     "MODEL_LOADING_TIMEOUT": "option.model_loading_timeout",
     "DJL_ENTRY_POINT": "option.entryPoint",
 }
+_VLLM_PREFIX = "SM_VLLM_"
+"""AWS's vLLM image passes each variable with this prefix to vLLM as an argument."""
+_VLLM_NAMES = {
+    "model": "model_id",
+    "max_num_seqs": "max_rolling_batch_size",
+    "max_num_batched_tokens": "max_rolling_batch_prefill_tokens",
+    "tensor_parallel_size": "tensor_parallel_degree",
+    "swap_space": "swap_space_gib",
+}
+"""vLLM's arguments that are options here under another name."""
 _TGI = {
     "SM_NUM_GPUS": "option.tensor_parallel_degree",
     "HF_MODEL_TRUST_REMOTE_CODE": "option.trust_remote_code",
@@ -59,19 +72,21 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     given = {name: text for name, text in sorted(variables.items()) if text.strip()}
     option_variables = _option_variables()
     serving_variables = _serving_variables()
+    vllm_variables = _vllm_variables()
     return Environment(
         above_file=(*_settings(given, _SAGEMAKER), *_payload_limit(given)),
         below_file=(
             *_settings(given, option_variables),
             *_settings(given, _FALLBACKS),
             *_settings(given, serving_variables),
+            *_settings(given, vllm_variables),
             *_settings(given, _TGI),
         ),
         errors=(
             *_unknown_options(given, {**option_variables, **serving_variables}),
             *_bad_payload_limit(given),
         ),
-        warnings=tuple(_ineffective(given, serving_variables)),
+        warnings=tuple(_ineffective(given, {**serving_variables, **vllm_variables})),
     )
 
 
@@ -118,6 +133,14 @@ def _serving_variables() -> dict[str, str]:
     return {f"SERVING_{key.upper()}": key for key in keys if key != "engine"}
 
 
+def _vllm_variables() -> dict[str, str]:
+    """Return the variables of vLLM's arguments, of which most have our options' names."""
+    keys = [option.key for option in option_table().values() if option.key.startswith("option.")]
+    names = {key.removeprefix("option."): key for key in keys}
+    names |= {name: f"option.{ours}" for name, ours in _VLLM_NAMES.items()}
+    return {f"{_VLLM_PREFIX}{name.upper()}": key for name, key in names.items()}
+
+
 def _unknown_options(given: Mapping[str, str], known: Mapping[str, str]) -> Iterator[str]:
     advised = {_option_variable(key) for key in ADVICE}
     for name in given:
@@ -126,13 +149,17 @@ def _unknown_options(given: Mapping[str, str], known: Mapping[str, str]) -> Iter
 
 
 def _ineffective(given: Mapping[str, str], known: Mapping[str, str]) -> Iterator[str]:
+    bare = {key.removeprefix("option."): text for key, text in ADVICE.items()}
     advice = {
         **VARIABLE_ADVICE,
         **{_option_variable(key): text for key, text in ADVICE.items()},
         **{f"SERVING_{key.upper()}": text for key, text in ADVICE.items() if "." not in key},
+        **{f"{_VLLM_PREFIX}{name.upper()}": text for name, text in bare.items()},
     }
     for name in given:
+        if name in known:
+            continue
         if name in advice:
             yield f"environment variable {name} has no effect here: {advice[name]}"
-        elif name.startswith("ARGS_") or (name.startswith("SERVING_") and name not in known):
+        elif name.startswith(("ARGS_", "SERVING_", _VLLM_PREFIX)):
             yield f"environment variable {name} has no effect here{did_you_mean(name, known)}"

@@ -41,9 +41,10 @@ ADVICE: Mapping[str, str] = {
     "throttle_error_http_code": _FIXED_CODES,
     "timeout_http_code": _FIXED_CODES,
     "server_error_http_code": _FIXED_CODES,
+    "cors_allowed_methods": "every method of a route is allowed; leave it out",
+    "cors_allowed_headers": "every header is allowed; leave it out",
     "wait_model_loading": "/ping returns 503 until the model is ready; leave it out",
     "option.mpi_mode": "the model runs in one process; leave it out",
-    "option.async_mode": "use option.batching",
     "option.pipeline_parallel_degree": "the model runs on one device; leave it out",
     "option.parallel_loading": _ONE_COPY,
     "option.quantize": _QUANTIZED,
@@ -86,8 +87,10 @@ VALUE_ALIASES: Mapping[tuple[str, str], str] = {
     ("option.output_formatter", "json_chat"): "json",
     ("option.output_formatter", "jsonlines_chat"): "jsonlines",
     ("option.output_formatter", "sse_chat"): "sse",
+    ("option.dtype", "half"): "fp16",
+    ("option.dtype", "float"): "fp32",
 }
-"""Maps a key and one of LMI's values for it to the name of the same value here."""
+"""Maps a key and a value of LMI or vLLM for it to the name of the same value here."""
 
 VARIABLE_ADVICE: Mapping[str, str] = {
     "SAGEMAKER_NUM_MODEL_WORKERS": _ONE_COPY,

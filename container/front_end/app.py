@@ -12,12 +12,15 @@ from container.apis.generation.service import GenerationService
 from container.apis.invocations.api import Api, Invocations
 from container.apis.invocations.runtime import RuntimeRoutes
 from container.apis.models import ModelRoutes
+from container.apis.status import StatusRoutes
 from container.apis.tasks.handler import HandlerApi
 from container.apis.tasks.pipeline import PipelineApi
+from container.apis.text.tgi import TgiRoutes
 from container.apis.tokenize import TokenizeRoutes
 from container.front_end.generation_routes import GenerationApi, OpenAIRoutes
 from container.front_end.openapi import openapi_document
 from container.http.authentication import Gate
+from container.http.cors import register_cors
 from container.http.failures import count_refusals, register_failures
 from container.http.headers import register_headers
 from container.http.service import Service, json_response
@@ -56,7 +59,9 @@ def create_app(
     app = _create(service, GenerationApi(formatted_service), "generation", gate)
     AdapterRoutes(service).add_to(app)
     OpenAIRoutes(service).add_to(app)
+    TgiRoutes(service).add_to(app)
     TokenizeRoutes(service).add_to(app)
+    add_aliases(app)
     return app
 
 
@@ -74,11 +79,14 @@ def create_task_app(
             api = EmbeddingApi(service)
             app = _create(service, api, task.kind, gate)
             api.add_to(app)
-            return app
         case "handler":
-            return _create(service, HandlerApi(service), task.kind, gate)
+            app = _create(service, HandlerApi(service), task.kind, gate)
         case _:
-            return _create(service, PipelineApi(service, task), task.kind, gate)
+            api = PipelineApi(service, task)
+            app = _create(service, api, task.kind, gate)
+            api.add_to(app)
+    add_aliases(app)
+    return app
 
 
 def _create(service: Service, api: Api, kind: Kind, gate: Gate | None) -> Flask:
@@ -87,6 +95,7 @@ def _create(service: Service, api: Api, kind: Kind, gate: Gate | None) -> Flask:
     app = Flask("longshore", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = options.max_request_size
     ModelRoutes(service).add_to(app)
+    StatusRoutes(service).add_to(app)
     invocations = Invocations(service, api)
     invocations.add_to(app)
     if options.local_runtime_api:
@@ -94,8 +103,22 @@ def _create(service: Service, api: Api, kind: Kind, gate: Gate | None) -> Flask:
     document = openapi_document(kind, with_runtime=options.local_runtime_api)
     app.add_url_rule("/openapi.json", "openapi", lambda: json_response(document))
     register_headers(app)
+    if options.cors_allowed_origin is not None:
+        register_cors(app, options.cors_allowed_origin)
     if gate is not None:
         gate.add_to(app)
     register_failures(app)
     count_refusals(app, service.client.count_refusal)
     return app
+
+
+def add_aliases(app: Flask) -> None:
+    """Serve each route below /v1/ also below /openai/v1/, where KServe's clients expect it."""
+    for rule in list(app.url_map.iter_rules()):
+        if rule.rule.startswith("/v1/"):
+            app.add_url_rule(
+                f"/openai{rule.rule}",
+                f"openai {rule.endpoint} {rule.rule}",
+                app.view_functions[rule.endpoint],
+                methods=(rule.methods or set()) - {"OPTIONS", "HEAD"},
+            )

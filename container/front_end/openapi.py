@@ -5,12 +5,18 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 
-from container.apis.adapters import ADAPTER_FIELDS
+from container.apis.adapters import (
+    ADAPTER_FIELDS,
+    UPDATE_FIELDS,
+    VLLM_LOAD_FIELDS,
+    VLLM_UNLOAD_FIELDS,
+)
 from container.apis.chat.schema import CHAT_FIELDS
 from container.apis.completions.schema import COMPLETION_FIELDS
 from container.apis.embeddings import EMBEDDING_FIELDS, INPUTS_FIELDS
 from container.apis.models import LOAD_FIELDS
 from container.apis.tasks.pipeline import PIPELINE_FIELDS
+from container.apis.tasks.rerank import RERANK_FIELDS, SCORE_FIELDS, TEXTS_FIELDS
 from container.apis.text.schema import PARAMETERS, TEXT_FIELDS
 from container.apis.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from container.http.health import HEALTH_PATHS
@@ -58,7 +64,12 @@ def _schemas(kind: Kind) -> Json:
                 "Inputs": _object(INPUTS_FIELDS, ["inputs"]),
             }
         case "pipeline":
-            return {"Pipeline": _object(PIPELINE_FIELDS, ["inputs"])}
+            return {
+                "Pipeline": _object(PIPELINE_FIELDS, ["inputs"]),
+                "Rerank": _object(RERANK_FIELDS, ["query", "documents"]),
+                "Texts": _object(TEXTS_FIELDS, ["query", "texts"]),
+                "Score": _object(SCORE_FIELDS, ["text_1", "text_2"]),
+            }
         case "handler":
             return {}
 
@@ -73,6 +84,9 @@ def _generation_schemas() -> Json:
         "Tokenize": _object(TOKENIZE_FIELDS),
         "Detokenize": _object(DETOKENIZE_FIELDS, ["tokens"]),
         "Adapter": _object(ADAPTER_FIELDS, ["name", "src"]),
+        "AdapterUpdate": _object(UPDATE_FIELDS),
+        "LoadLora": _object(VLLM_LOAD_FIELDS, ["lora_name", "lora_path"]),
+        "UnloadLora": _object(VLLM_UNLOAD_FIELDS, ["lora_name"]),
     }
 
 
@@ -81,7 +95,7 @@ def _object(fields: Fields, required: Sequence[str] = ()) -> Json:
         "type": "object",
         "properties": _properties(fields),
         "required": list(required),
-        "additionalProperties": False,
+        "additionalProperties": {"type": "null"},
     }
 
 
@@ -141,6 +155,33 @@ def _parameters(names: Sequence[str]) -> Json:
     }
 
 
+def _adapter_paths(prefix: str, *path_names: str) -> Json:
+    return {
+        f"{prefix}/adapters": {
+            **_get("List the loaded LoRA adapters.", *path_names),
+            **_post(
+                "Load an adapter; the response comes when it can be used.",
+                _body("Adapter"),
+                *path_names,
+                **_NO_SLOT,
+            ),
+        },
+        f"{prefix}/adapters/{{name}}": {
+            **_get("Describe an adapter.", *path_names, "name"),
+            **_delete("Unload an adapter.", *path_names, "name"),
+        },
+        f"{prefix}/adapters/{{name}}/update": _post(
+            "Accept settings of a loaded adapter, which change nothing.",
+            _body("AdapterUpdate"),
+            *path_names,
+            "name",
+        ),
+    }
+
+
+_NO_SLOT: dict[str, Json] = {
+    "507": {"description": "option.max_loras adapters are loaded; unload one first."}
+}
 _PARAMETERS = {"anyOf": [_ref("Parameters"), {"type": "null"}]}
 _RESPONSES = {
     "200": {"description": "The response."},
@@ -151,34 +192,36 @@ _ANYTHING: Json = {"content": {"*/*": {"schema": {}}}}
 _BODIES: Mapping[Kind, Json] = {
     "generation": _body("Text", "Chat", "Completion", plain=True),
     "embedding": _body("Inputs", "Embedding", plain=True),
-    "pipeline": _body("Pipeline", plain=True, files=tuple(FILES.values())),
+    "pipeline": _body("Pipeline", "Rerank", "Texts", plain=True, files=tuple(FILES.values())),
     "handler": _ANYTHING,
 }
+_RERANK = _post("Rank texts by their score for a query.", _body("Rerank", "Texts"))
+_SCORE = _post("Score pairs of texts.", _body("Score"))
 _OWN_PATHS: Mapping[Kind, Json] = {
     "generation": {
         "/v1/chat/completions": _post("OpenAI's chat completions.", _body("Chat")),
         "/v1/completions": _post("OpenAI's completions.", _body("Completion")),
+        "/": _post("text-generation-inference's answer, in a list or as a stream.", _body("Text")),
+        "/generate": _post("text-generation-inference's answer.", _body("Text")),
+        "/generate_stream": _post("The same as a stream.", _body("Text")),
+        "/info": _get("Describe the model and the limits, as text-generation-inference does."),
         "/tokenize": _post("Tokenize a text or a conversation.", _body("Tokenize")),
         "/detokenize": _post("Return the text of token ids.", _body("Detokenize")),
-        "/adapters": {
-            **_get("List the loaded LoRA adapters."),
-            **_post(
-                "Load an adapter; the response comes when it can be used.",
-                _body("Adapter"),
-                **{
-                    "507": {
-                        "description": "option.max_loras adapters are loaded; unload one first."
-                    }
-                },
-            ),
-        },
-        "/adapters/{name}": {
-            **_get("Describe an adapter.", "name"),
-            **_delete("Unload an adapter.", "name"),
-        },
+        **_adapter_paths(""),
+        **_adapter_paths("/models/{model}", "model"),
+        "/v1/load_lora_adapter": _post(
+            "vLLM's route to load an adapter.", _body("LoadLora"), **_NO_SLOT
+        ),
+        "/v1/unload_lora_adapter": _post("vLLM's route to unload an adapter.", _body("UnloadLora")),
     },
     "embedding": {"/v1/embeddings": _post("OpenAI's embeddings.", _body("Embedding"))},
-    "pipeline": {},
+    "pipeline": {
+        "/rerank": _RERANK,
+        "/v1/rerank": _RERANK,
+        "/v2/rerank": _RERANK,
+        "/score": _SCORE,
+        "/v1/score": _SCORE,
+    },
     "handler": {},
 }
 _MODEL_PATHS: Json = {
@@ -186,6 +229,8 @@ _MODEL_PATHS: Json = {
     "/models/{name}": _get("Describe the model, in DJL Serving's format.", "name"),
     "/v1/models": _get("List the model and its adapters, in OpenAI's format."),
     "/v1/models/{name}": _get("Describe the model or an adapter, in OpenAI's format.", "name"),
+    "/version": _get("The version of this server."),
+    "/load": _get("The number of sequences that run or wait."),
     "/metrics": _get("The engine's metrics in Prometheus' text format."),
     "/openapi.json": _get("This document."),
 }

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException, NotFound, RequestEntityTooLarge
 
+from container.http.health import HEALTH_PATHS
 from core.errors import GenerationError, LongshoreError, RateLimitError, RequestError
 from core.limits import CSV_BYTES
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
-HEALTH_PATHS = ("/ping", "/health")
-OPENAI_PATHS = ("/v1/", "/tokenize", "/detokenize")
-"""Path prefixes whose clients expect errors in OpenAI's format; other paths use LMI's."""
 _REFUSALS = {
     400: "invalid",
     401: "unauthorized",
@@ -58,6 +56,19 @@ class Failure:
         error = {"message": self.message, "type": kind, "param": self.field, "code": self.code}
         return {"error": error}
 
+    def as_tgi(self) -> dict[str, object]:
+        """Return the body in text-generation-inference's format."""
+        is_client_error = 400 <= self.code < 500 and self.code != GenerationError.status
+        kind = "validation" if is_client_error else "generation"
+        return {"error": self.message, "error_type": "overloaded" if self.code == 503 else kind}
+
+
+FORMATS: Sequence[tuple[tuple[str, ...], Callable[[Failure], dict[str, object]]]] = (
+    (("/v1/", "/openai/v1/", "/tokenize", "/detokenize"), Failure.as_openai),
+    (("/generate",), Failure.as_tgi),
+)
+"""Path prefixes with the format in which their clients expect errors; other paths use LMI's."""
+
 
 def register_failures(app: Flask) -> None:
     """Make the app answer every error with a JSON body."""
@@ -78,8 +89,8 @@ def count_refusals(app: Flask, count: Callable[[str], None]) -> None:
 
 def failure_response(failure: Failure) -> Response:
     """Return the JSON response for a failed request, in the format that its path calls for."""
-    is_openai = request.path.startswith(OPENAI_PATHS)
-    body = failure.as_openai() if is_openai else failure.as_lmi()
+    formats = (write for prefixes, write in FORMATS if request.path.startswith(prefixes))
+    body = next(formats, Failure.as_lmi)(failure)
     response = Response(msgspec.json.encode(body), failure.code, mimetype="application/json")
     if failure.code in (429, 503):
         response.headers["Retry-After"] = str(failure.retry_after_s or RETRY_AFTER_S)

@@ -50,7 +50,10 @@ class Service:
 
 
 def json_response(body: object) -> Response:
-    """Return a JSON response. A str must be JSON already; anything else is encoded."""
+    """Return a JSON response. A str must be JSON already; anything else is encoded as one line.
+
+    The line ends, since AWS's `LineIterator` reads even a whole answer until a newline.
+    """
     if isinstance(body, str):
         return Response(body, mimetype="application/json")
-    return Response(msgspec.json.encode(body), mimetype="application/json")
+    return Response(msgspec.json.encode(body) + b"\n", mimetype="application/json")

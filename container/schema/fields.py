@@ -68,15 +68,15 @@ class Values:
 def read_fields(body: Mapping[str, object], fields: Fields, prefix: str = "") -> Values:
     """Check the names and types of the fields in `body`.
 
+    A field that is null is not set, whatever its name: clients send those that they do not use.
     Raises RequestError for the first unknown, duplicate, malformed or unsupported field; `prefix`
     precedes its name in the message.
     """
     values: dict[str, object] = {}
     warnings: list[str] = []
-    _reject_unknown(body, fields, prefix)
-    for name, value in body.items():
-        if value is None:
-            continue
+    given = {name: value for name, value in body.items() if value is not None}
+    _reject_unknown(given, fields, prefix)
+    for name, value in given.items():
         field = fields[name]
         if field.effect == "ignored":
             warnings.append(f"{prefix}{name} has no effect here")

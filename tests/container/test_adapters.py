@@ -53,6 +53,45 @@ def test_fields_may_be_query_parameters_as_in_djl_serving(lora: FlaskClient) -> 
     assert lora.post("/adapters?name=b&src=/b&pin=maybe").get_json()["field"] == "pin"
 
 
+def test_routes_of_lmi_below_the_model(lora: FlaskClient, engine: FakeEngine) -> None:
+    """As LMI's own tests call them, and as its description of /adapters says."""
+    path = "/models/demo/adapters"
+    assert load(lora, "a").status_code == 200
+    assert lora.post(f"{path}?name=b&src=/b").get_json() == {"status": "Adapter b registered"}
+    assert [entry["name"] for entry in lora.get(path).get_json()["adapters"]] == ["a", "b"]
+    assert lora.get(f"{path}/b").get_json()["src"] == "/b"
+    for update in (f"{path}/b/update?pin=true", "/adapters/b/update?src=/b&preload=false"):
+        assert lora.post(update).get_json() == {"status": "Adapter b updated"}
+    other = lora.post(f"{path}/b/update?src=/c")
+    assert (other.status_code, other.get_json()["field"]) == (400, "src")
+    assert lora.post(f"{path}/x/update").status_code == 404
+    assert lora.delete(f"{path}/b").get_json() == {"status": "Adapter b unregistered"}
+    assert lora.get("/models/other/adapters").status_code == 404
+    assert len(engine.of_type(LoadAdapter)) == 2
+
+
+def test_vllms_routes(lora: FlaskClient) -> None:
+    """As vLLM's documentation calls them."""
+    body = {"lora_name": "sql", "lora_path": "/opt/sql"}
+    loaded = lora.post("/v1/load_lora_adapter", json=body)
+    assert (loaded.status_code, loaded.text) == (
+        200,
+        "Success: LoRA adapter 'sql' added successfully.",
+    )
+    assert lora.get("/adapters/sql").get_json()["src"] == "/opt/sql"
+    missing = lora.post("/v1/load_lora_adapter", json={"lora_name": "x"}).get_json()["error"]
+    assert missing["param"] == "lora_path"
+    unload = {"lora_name": "sql", "lora_int_id": 3}
+    assert lora.post("/v1/unload_lora_adapter", json=unload).text.startswith("Success: ")
+    assert lora.post("/v1/unload_lora_adapter", json=unload).status_code == 404
+
+
+def test_a_delete_without_a_name(lora: FlaskClient) -> None:
+    """AWS's container standards test for 405."""
+    assert lora.delete("/adapters/").status_code == 405
+    assert lora.get("/adapters/").status_code == 200
+
+
 def test_names_may_have_slashes(lora: FlaskClient) -> None:
     assert load(lora, "team/a").status_code == 200
     assert lora.get("/adapters/team/a").get_json()["name"] == "team/a"
@@ -76,6 +115,8 @@ def test_statuses(lora: FlaskClient) -> None:
         ({"src": "/a"}, "name"),
         ({"name": "", "src": "/a"}, "name"),
         ({"name": "a" * 257, "src": "/a"}, "name"),
+        ({"name": "a\nb", "src": "/a"}, "name"),
+        ({"name": "a\x1b", "src": "/a"}, "name"),
         ({"name": "demo", "src": "/a"}, "name"),
         ({"name": "a"}, "src"),
         ({"name": "a", "src": 1}, "src"),
@@ -127,6 +168,9 @@ PROMPT = {"prompt": "Q", "max_tokens": 9}
         ("/invocations", {"inputs": ["Q", "R", "S"], "adapters": ["a", "", "b"]}, None,
          ["a", "", "b"]),
         ("/invocations", {**CHAT, "model": "a"}, None, ["a"]),
+        ("/invocations", {**CHAT, "adapters": "a"}, None, ["a"]),
+        ("/invocations", {**CHAT, "adapters": ["a"], "model": "b"}, "b", ["a"]),
+        ("/v1/completions", {**PROMPT, "adapters": "", "model": "b"}, None, [""]),
         ("/invocations", {**PROMPT, "model": "demo"}, "a", ["a"]),
         ("/v1/completions", {**PROMPT, "model": "demo"}, None, [""]),
         ("/v1/completions", {**PROMPT, "model": "a"}, None, ["a"]),
@@ -191,6 +235,7 @@ def test_only_batch_inputs_with_a_missing_adapter_fail(lora: FlaskClient) -> Non
         ({"inputs": "Q", "adapters": 1}, "adapters"),
         ({"inputs": "Q", "parameters": {"adapter_id": "a"}}, "parameters.adapter_id"),
         ({**PROMPT, "model": 1}, "model"),
+        ({**CHAT, "adapters": ["a", "b"]}, "adapters"),
     ],
 )
 def test_invalid_ways_to_select_an_adapter(

@@ -102,15 +102,25 @@ def test_invocations_streams_have_the_requested_format(http: FlaskClient, serve:
 
 
 def test_logprobs(http: FlaskClient) -> None:
-    choice = ask(http, logprobs=True, max_tokens=2).get_json()["choices"][0]
+    choice = ask(http, logprobs=True, top_logprobs=0, max_tokens=2).get_json()["choices"][0]
     expected = [
         {"token": letter, "logprob": -0.5, "bytes": [ord(letter)], "top_logprobs": []}
         for letter in "Hi"
     ]
     assert choice["logprobs"] == {"content": expected}
-    chunks = events(ask(http, logprobs=True, max_tokens=2, stream=True))
+    chunks = events(ask(http, logprobs=True, top_logprobs=0, max_tokens=2, stream=True))
     logprobs = [chunk["choices"][0]["logprobs"] for chunk in chunks]
     assert [entry for item in logprobs if item for entry in item["content"]] == expected
+
+
+def test_by_default_logprobs_include_the_likeliest_token(http: FlaskClient) -> None:
+    """As in LMI. Beam search, which scores no other tokens, still returns logprobs."""
+    (entry,) = ask(http, logprobs=True, max_tokens=1).get_json()["choices"][0]["logprobs"][
+        "content"
+    ]
+    assert len(entry["top_logprobs"]) == 1
+    beams = {"num_beams": 2, "temperature": 0, "max_tokens": 1}
+    assert ask(http, logprobs=True, **beams).status_code == 200
 
 
 @pytest.mark.parametrize("per_step", [1, 7, 100])

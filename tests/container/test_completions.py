@@ -37,7 +37,13 @@ def test_completion(http: FlaskClient, engine: FakeEngine, path: str) -> None:
     body = ask(http, "Q", path=path).get_json()
     assert (body["object"], body["model"], body["id"][:5]) == ("text_completion", "demo", "cmpl-")
     assert body["choices"] == [
-        {"index": 0, "text": "Hi there", "logprobs": None, "finish_reason": "stop"}
+        {
+            "index": 0,
+            "text": "Hi there",
+            "logprobs": None,
+            "finish_reason": "stop",
+            "prompt_logprobs": None,
+        }
     ]
     assert body["usage"] == {"prompt_tokens": 1, "completion_tokens": 9, "total_tokens": 10}
     assert (submitted(engine).params.max_tokens, submitted(engine).params.temperature) == (16, 1.0)
@@ -92,7 +98,7 @@ def test_logprobs(http: FlaskClient) -> None:
     expected = {
         "tokens": ["H", "i"],
         "token_logprobs": [-0.5, -0.5],
-        "top_logprobs": None,
+        "top_logprobs": [{"H": -0.5}, {"i": -0.5}],
         "text_offset": [0, 1],
     }
     whole = ask(http, "Q", logprobs=0, max_tokens=2).get_json()

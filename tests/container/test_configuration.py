@@ -132,7 +132,6 @@ def test_all_errors_are_reported_at_once(load: Load) -> None:
         ("load_on_devices=0", "use option.device"),
         ("option.mpi_mode=true", "one process"),
         ("option.quantize=awq", "option.dtype"),
-        ("option.async_mode=true", "option.batching"),
         ("option.enable_streaming=true", '"stream": true'),
         ("chunked_read_timeout=60", "option.predict_timeout"),
     ],
@@ -221,6 +220,50 @@ def test_unknown_variables_give_warnings(load: Load, name: str, advice: str) -> 
     (warning,) = load("", {name: "2"}).warnings
     assert warning.startswith(f"environment variable {name} has no effect here")
     assert advice in warning
+
+
+def test_the_variables_of_awss_sessions(load: Load) -> None:
+    """As model-hosting-container-standards reads them; they override the file."""
+    variables = {
+        "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "true",
+        "SAGEMAKER_SESSIONS_EXPIRATION": "60",
+        "SAGEMAKER_SESSIONS_PATH": "/dev/shm/mine",
+    }
+    configuration = load("option.sessions_expiration=5\n", variables)
+    options = configuration.options
+    assert (options.enable_stateful_sessions, options.sessions_expiration) == (True, 60)
+    assert options.sessions_path == "/dev/shm/mine"
+    (warning,) = configuration.warnings
+    assert "overridden by environment variable SAGEMAKER_SESSIONS_EXPIRATION" in warning
+
+
+def test_the_variables_of_awss_vllm_image(load: Load) -> None:
+    variables = {
+        "SM_VLLM_MODEL": "org/model",
+        "SM_VLLM_MAX_MODEL_LEN": "2048",
+        "SM_VLLM_MAX_NUM_SEQS": "7",
+        "SM_VLLM_DTYPE": "half",
+        "SM_VLLM_ENABLE_LORA": "true",
+        "SM_VLLM_ENABLE_PREFIX_CACHING": "False",
+        "SM_VLLM_TENSOR_PARALLEL_SIZE": "1",
+        "SM_VLLM_BLOCK_SIZE": "8",
+        "OPTION_BLOCK_SIZE": "32",
+        "SM_VLLM_QUANTIZATION": "awq",
+        "SM_VLLM_SERVED_MODEL_NAME": "x",
+        "SM_VLLM_MAX_MODEL_LENGTH": "1",
+    }
+    configuration = load("", variables)
+    options = configuration.options
+    assert (options.model_id, options.max_model_len) == ("org/model", 2048)
+    assert (options.max_rolling_batch_size, options.dtype) == (7, "fp16")
+    assert (options.enable_lora, options.enable_prefix_caching) == (True, False)
+    assert (options.tensor_parallel_degree, options.block_size) == ("1", 32)
+    assert configuration.sources["enable_lora"] == "environment variable SM_VLLM_ENABLE_LORA"
+    text = "\n".join(configuration.warnings)
+    assert "SM_VLLM_QUANTIZATION has no effect here: quantization" in text
+    assert "SM_VLLM_SERVED_MODEL_NAME has no effect here" in text
+    assert "did you mean 'SM_VLLM_MAX_MODEL_LEN'?" in text
+    assert "expected an integer" in refusal(load, "", {"SM_VLLM_MAX_MODEL_LEN": "2k"})
 
 
 def test_lmi_values_are_translated(load: Load) -> None:

@@ -57,7 +57,7 @@ def test_a_late_failure_ends_the_stream_with_an_error_record(
     assert last["token"] == {
         "id": -1,
         "text": "",
-        "log_prob": -1,
+        "logprob": -1,
         "special_token": True,
         "error_msg": "no luck",
     }

@@ -100,7 +100,7 @@ def test_output_formatters_apply_to_every_schema(formatted: Format, body: dict[s
 
 
 def test_text_is_sent_unchanged(formatted: Format) -> None:
-    http = formatted(output=lambda data: f"<{data.get('generated_text', '')}>\n")
+    http = formatted(output=lambda data: f"<{data['generated_text'] or ''}>\n")
     assert http.post("/invocations", json={"inputs": "a"}).data == f"<{TEXT}>\n".encode()
     body = {"inputs": "a", "stream": True}
     lines = http.post("/invocations", json=body).data.decode().split("\n")

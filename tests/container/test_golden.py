@@ -26,6 +26,7 @@ PROMPT = {"prompt": ["Q", "R"], "max_tokens": 3}
 WITH_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 SSE = {"output_formatter": "sse"}
 TGI = {"tgi_compat": True}
+ROLLING = {"rolling_batch": "vllm"}
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BEST = {**TEXT, "parameters": {"best_of": 2, "details": True, "max_new_tokens": 2}}
 TOP = {
@@ -43,20 +44,26 @@ SCORED = {**PROMPT, "prompt": "Qu", "max_tokens": 2, "logprobs": 1, "echo": True
 
 SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "text": ("/invocations", TEXT, {}),
-    "text_full": ("/invocations", {**TEXT, "parameters": {"return_full_text": True}}, {}),
-    "text_details": ("/invocations", DETAILS, {}),
-    "text_jsonlines": ("/invocations", {**TEXT, "stream": True}, {}),
-    "text_jsonlines_details": ("/invocations", STREAM, {}),
-    "text_sse": ("/invocations", STREAM, SSE),
-    "text_error": ("/invocations", {"inputs": 5}, {}),
-    "text_batch": ("/invocations", BATCH, {}),
-    "text_batch_jsonlines": ("/invocations", {**BATCH, "inputs": ["Q"], "stream": True}, {}),
+    "text_full": ("/invocations", {**TEXT, "parameters": {"return_full_text": True}}, ROLLING),
+    "text_details": ("/invocations", DETAILS, ROLLING),
+    "text_jsonlines": ("/invocations", {**TEXT, "stream": True}, ROLLING),
+    "text_jsonlines_details": ("/invocations", STREAM, ROLLING),
+    "text_sse": ("/invocations", STREAM, {**SSE, **ROLLING}),
+    "text_error": ("/invocations", {"inputs": 5}, ROLLING),
+    "text_batch": ("/invocations", BATCH, ROLLING),
+    "text_batch_jsonlines": ("/invocations", {**BATCH, "inputs": ["Q"], "stream": True}, ROLLING),
+    "async": ("/invocations", TEXT, {}),
+    "async_details": ("/invocations", DETAILS, {}),
+    "async_best_of": ("/invocations", BEST, {"async_mode": True, **ROLLING}),
+    "async_jsonlines": ("/invocations", {**TEXT, "stream": True}, {}),
+    "async_jsonlines_details": ("/invocations", STREAM, {}),
+    "async_sse": ("/invocations", STREAM, SSE),
     "tgi": ("/invocations", TEXT, TGI),
     "tgi_details": ("/invocations", DETAILS, TGI),
     "tgi_sse": ("/invocations", STREAM, TGI),
-    "text_best_of": ("/invocations", BEST, {}),
-    "text_top_tokens": ("/invocations", TOP, {}),
-    "text_top_tokens_sse": ("/invocations", TOP_STREAM, SSE),
+    "text_best_of": ("/invocations", BEST, ROLLING),
+    "text_top_tokens": ("/invocations", TOP, ROLLING),
+    "text_top_tokens_sse": ("/invocations", TOP_STREAM, {**SSE, **ROLLING}),
     "tgi_best_of": ("/invocations", BEST, TGI),
     "tgi_top_tokens": ("/invocations", TOP, TGI),
     "tgi_top_tokens_sse": ("/invocations", TOP_STREAM, TGI),
@@ -132,14 +139,15 @@ def test_tool_call_format(
 @pytest.mark.parametrize(
     ("name", "path", "body", "options"),
     [
-        ("text_jsonlines_failed", "/invocations", STREAM, {}),
+        ("text_jsonlines_failed", "/invocations", STREAM, ROLLING),
+        ("async_jsonlines_failed", "/invocations", STREAM, {}),
         ("tgi_sse_failed", "/invocations", STREAM, TGI),
         ("text_failed", "/invocations", TEXT, {}),
         (
             "text_batch_jsonlines_failed",
             "/invocations",
             {**BATCH, "inputs": ["Q"], "stream": True},
-            {},
+            ROLLING,
         ),
         ("chat_sse_failed", CHATS, {**CHAT, "stream": True}, {}),
         ("completions_failed", COMPLETIONS, PROMPT, {}),

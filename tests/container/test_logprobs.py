@@ -41,15 +41,16 @@ def test_of_tokens_with_equal_text_the_likelier_is_kept(tokenizer: Tokenizer) ->
     halves = tokenizer.encode("\u00e9\u20ac")[:2]
     top = TopLogprobs(-3.0, 9, tuple(halves), (-0.5, -0.7))
     (a,) = tokenizer.encode("a")
-    record = completion_logprobs([ScoredToken(a, 0, -3.0, top)], 2, tokenizer)
+    record = completion_logprobs([ScoredToken(a, 0, -3.0, top)], 2, tokenizer.piece)
     assert record["top_logprobs"] == [{"a": -3.0, "\ufffd": -0.5}]
-    assert completion_logprobs([ScoredToken(a, 0, -3.0, top)], 0, tokenizer)["top_logprobs"] is None
+    record = completion_logprobs([ScoredToken(a, 0, -3.0, None)], 0, tokenizer.piece)
+    assert record["top_logprobs"] == [{"a": -3.0}]
 
 
 def test_incomplete_characters_have_no_bytes(tokenizer: Tokenizer) -> None:
     half = tokenizer.encode("\u00e9")[0]
     tokens = [TokenText(half, "", -1.0), TokenText(EOS, "", -2.0)]
-    content = chat_logprobs(tokens, tokenizer)["content"]
+    content = chat_logprobs(tokens, tokenizer.piece)["content"]
     assert content == [
         {"token": "\ufffd", "logprob": -1.0, "bytes": None, "top_logprobs": []},
         {"token": "<eos>", "logprob": -2.0, "bytes": list(b"<eos>"), "top_logprobs": []},

@@ -176,7 +176,7 @@ def test_running_requests_may_finish(
         load(caller, "b", model("b"))
         with send(caller, "/models/a/stream") as connection, send(caller, "/ping") as idle:
             read_until(connection, b"first\n\r\n")
-            read_until(idle, b"}")
+            read_until(idle, b"}\n")
             os.killpg(process.pid, signum)  # like Ctrl-C in a terminal; models do not get it
             wait_until(lambda: caller.ping() is None)
             assert process.poll() is None

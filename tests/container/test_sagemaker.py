@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ def test_session_life_cycle(with_sessions: FlaskClient, body: object, header: st
     opened = post(with_sessions, body, header)
     session, expires = opened.headers[NEW_SESSION].split("; Expires=")
     assert expires.endswith("Z")
+    assert str(uuid.UUID(session)) == session, "AWS's standards test for 36 characters"
+    assert opened.headers[SESSION_HEADER] == session, "where DJL's client reads it"
     assert opened.get_json() in ({"session_id": session}, {"generated_text": "Hi there"})
     used = post(with_sessions, ASK, session)
     assert used.get_json() == {"generated_text": "Hi there"}
@@ -68,7 +71,7 @@ def test_session_life_cycle(with_sessions: FlaskClient, body: object, header: st
         ({"requestType": "OTHER"}, None, "requestType"),
         ({"requestType": "NEW_SESSION", "inputs": "Q"}, None, "requestType"),
         ({"requestType": "CLOSE"}, None, SESSION_HEADER),
-        ({"requestType": "CLOSE"}, "0" * 32, SESSION_HEADER),
+        ({"requestType": "CLOSE"}, str(uuid.UUID(int=0)), SESSION_HEADER),
         (ASK, "../../etc/passwd", SESSION_HEADER),
         (ASK, "", SESSION_HEADER),
     ],
@@ -81,10 +84,14 @@ def test_invalid_sessions(
 
 
 def test_sessions_are_disabled_by_default(http: FlaskClient) -> None:
-    assert post(http, ASK, "abc").status_code == 200
-    for body, session in (({"requestType": "NEW_SESSION"}, None), (ASK, "NEW_SESSION")):
+    for body, session in (
+        ({"requestType": "NEW_SESSION"}, None),
+        (ASK, "NEW_SESSION"),
+        (ASK, "abc"),
+    ):
         response = post(http, body, session)
         assert response.status_code == 400
+        assert "stateful sessions are not enabled" in response.get_json()["error"]
         assert "option.enable_stateful_sessions" in response.get_json()["error"]
 
 

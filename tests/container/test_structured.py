@@ -62,10 +62,16 @@ SAID: list[tuple[dict[str, Any], dict[str, Any]]] = [
 RESPONSE_FORMATS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"response_format": {"type": "json_object"}}, {"json_object": True}),
     ({"response_format": {"type": "json_schema", "json_schema": NAMED}}, {"json": SCHEMA}),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, {"json": SCHEMA}),
+    ({"response_format": {"type": "json_object", "value": SCHEMA}}, {"json": SCHEMA}),
+    ({"response_format": {"type": "json", "value": SCHEMA}}, {"json": SCHEMA}),
+    ({"response_format": {"type": "json_schema", "value": NAMED}}, {"json": SCHEMA}),
+    ({"response_format": {"type": "regex", "value": "a+"}}, {"regex": "a+"}),
 ]
 TGI_GRAMMARS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"grammar": {"type": "json", "value": SCHEMA}}, {"json": SCHEMA}),
     ({"grammar": {"type": "json", "value": json.dumps(SCHEMA)}}, {"json": SCHEMA}),
+    ({"grammar": {"type": "json_object", "value": SCHEMA}}, {"json": SCHEMA}),
     ({"grammar": {"type": "json_schema", "value": NAMED}}, {"json": SCHEMA}),
     ({"grammar": {"type": "regex", "value": "a+"}}, {"regex": "a+"}),
 ]
@@ -150,7 +156,15 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_regex": "a", "num_beams": 2}, "guided_regex", "beam search"),
 ]
 WRONG_OPENAI: list[tuple[dict[str, Any], str, str]] = [
-    ({"response_format": {"type": "json"}}, "response_format.type", "json_schema"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
+    ({"response_format": {"type": "json"}}, "response_format.value", "JSON Schema"),
+    ({"response_format": {"type": "regex", "schema": SCHEMA}}, "response_format.schema", "value"),
+    ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format.schema", "no other"),
+    ({"response_format": {"type": "json_object", "json_schema": NAMED}},
+     "response_format.json_schema", "schema or value"),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA, "value": SCHEMA}},
+     "response_format.value", "schema or value"),
+    ({"response_format": {"type": "json_object", "schema": 3}}, "response_format.schema", "object"),
     ({"response_format": {}}, "response_format.type", "json_schema"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}},

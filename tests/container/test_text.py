@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from container.wire.engine_client import EngineClient
 from core.messages import Abort, Submit
 from core.options import Options
 from core.text.tokenizer import Tokenizer
-from tests.container.conftest import EOS, eventually
+from tests.container.conftest import EOS, Serve, eventually
 from tests.container.fake_engine import FakeEngine, says, stalls
 from tests.container.invocations import invoke, records, stream
 
@@ -28,6 +29,12 @@ def reply(engine: FakeEngine, tokenizer: Tokenizer) -> Any:
     return set_reply
 
 
+@pytest.fixture
+def rolling(serve: Serve) -> FlaskClient:
+    """Answers in the shape of LMI's rolling batch."""
+    return serve(rolling_batch="vllm")
+
+
 def test_generated_text(http: FlaskClient) -> None:
     response = invoke(http)
     assert response.status_code == 200
@@ -35,8 +42,8 @@ def test_generated_text(http: FlaskClient) -> None:
     assert response.get_json() == {"generated_text": "Hi there"}
 
 
-def test_generated_text_with_details(http: FlaskClient) -> None:
-    answer = invoke(http, details=True, max_new_tokens=2).get_json()
+def test_generated_text_with_details(rolling: FlaskClient) -> None:
+    answer = invoke(rolling, details=True, max_new_tokens=2).get_json()
     assert answer["generated_text"] == "Hi"
     details = answer["details"]
     assert details["finish_reason"] == "length"
@@ -48,7 +55,7 @@ def test_generated_text_with_details(http: FlaskClient) -> None:
 def test_the_eos_token_has_no_text(http: FlaskClient) -> None:
     details = invoke(http, details=True).get_json()["details"]
     assert details["finish_reason"] == "eos_token"
-    assert details["tokens"][-1] == {"id": EOS, "text": "", "log_prob": -0.5}
+    assert details["tokens"][-1] == {"id": EOS, "text": "", "logprob": -0.5}
     shown = invoke(http, skip_special_tokens=False).get_json()
     assert shown == {"generated_text": "Hi there<eos>"}
 
@@ -58,8 +65,8 @@ def test_return_full_text(http: FlaskClient) -> None:
     assert records(stream(http, return_full_text=True))[-1]["generated_text"] == "QHi there"
 
 
-def test_json_lines_stream(http: FlaskClient) -> None:
-    response = stream(http, max_new_tokens=2, details=True)
+def test_json_lines_stream(rolling: FlaskClient) -> None:
+    response = stream(rolling, max_new_tokens=2, details=True)
     assert response.mimetype == "application/jsonlines"
     first, last = records(response)
     assert first["token"]["text"] == "H"
@@ -70,12 +77,34 @@ def test_json_lines_stream(http: FlaskClient) -> None:
     assert response.get_data().endswith(b"\n")
 
 
-def test_stream_without_details(http: FlaskClient) -> None:
-    assert "details" not in records(stream(http))[-1]
+def test_stream_without_details(rolling: FlaskClient) -> None:
+    assert "details" not in records(stream(rolling))[-1]
 
 
-def test_event_stream(http: FlaskClient) -> None:
-    response = stream(http, accept="text/event-stream", max_new_tokens=1)
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, {"logprob"}),
+        ({"rolling_batch": "auto"}, {"logprob"}),
+        ({"rolling_batch": "scheduler"}, {"log_prob"}),
+        ({"rolling_batch": "vllm", "async_mode": True}, {"logprob"}),
+        ({"async_mode": False}, {"log_prob"}),
+        ({"tgi_compat": True}, {"logprob", "special"}),
+    ],
+)
+def test_options_choose_the_shape_of_answers(
+    serve: Serve, options: dict[str, Any], names: set[str]
+) -> None:
+    """As in LMI since version 17: asynchronous unless a rolling batch is configured."""
+    last = json.loads(
+        stream(serve(**options), accept="application/jsonlines").data.splitlines()[-1]
+    )
+    assert last["token"].keys() == {"id", "text", *names}
+    assert ("index" in last) == ("logprob" in names)
+
+
+def test_event_stream(rolling: FlaskClient) -> None:
+    response = stream(rolling, accept="text/event-stream", max_new_tokens=1)
     assert response.mimetype == "text/event-stream"
     data = response.get_data()
     assert data.startswith(b'data: {"token":')
@@ -190,7 +219,7 @@ def test_prompts_that_are_too_long(http: FlaskClient, engine: FakeEngine) -> Non
     response = invoke(http, "x" * 95, max_new_tokens=6)
     error = response.get_json()
     assert (response.status_code, error["field"]) == (400, "parameters.max_new_tokens")
-    assert "6 is more than the 5 that remain: inputs has 95 tokens" in error["error"]
+    assert "inputs has 95 of them, so 6 is more than the 5 that remain" in error["error"]
     assert invoke(http, "x" * 95, max_new_tokens=5).status_code == 200
     assert len(engine.of_type(Submit)) == 1
 
@@ -207,7 +236,7 @@ def test_text_that_cannot_fit_is_not_tokenized(http: FlaskClient) -> None:
     for fields in ({}, {"truncate": 10}):
         response = invoke(http, "x" * 501, **fields)
         assert response.status_code == 400
-        assert response.get_json()["error"].startswith("inputs: 501 characters are too many")
+        assert response.get_json()["error"].endswith("501 characters are more than these can have")
     answers = invoke(http, ["x" * 501, "x"], max_new_tokens=1).get_json()
     assert answers[0]["field"] == "inputs[0]"
     assert "generated_text" in answers[1]

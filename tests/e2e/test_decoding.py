@@ -129,5 +129,5 @@ def check_best_of(it, offline):
     assert it.invoke(PROMPT, **parameters) == {"generated_text": ranked[0].text}
     tokens, top = answer["details"]["tokens"], answer["details"]["top_tokens"]
     assert all(
-        likely[0]["log_prob"] >= own["log_prob"] for own, likely in zip(tokens, top, strict=True)
+        likely[0]["logprob"] >= own["logprob"] for own, likely in zip(tokens, top, strict=True)
     )

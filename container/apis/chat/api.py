@@ -37,7 +37,7 @@ class ChatApi:
         service, prompting = self._service, self._service.prompting
         request = context.checked(lambda: read_chat_request(body))
         context.warn(request.warnings)
-        adapter = service.adapter(context, None, request.model)
+        adapter = service.adapter(context, request.adapter, request.model)
         parsers = self._tool_parsers(request)
         prompt = prompting.encode_chat(request.conversation, size=len(context.body))
         marks = prompting.tokenizer.ids_of(parsers[0].special_tokens) if parsers[0] else {}
@@ -46,13 +46,16 @@ class ChatApi:
         (generation,) = service.start(
             context, [prompt], decoding, adapter=adapter, keep=marks.values()
         )
-        id = f"chatcmpl-{context.id}"
+        id = f"chatcmpl-{request.shown.request_id or context.id}"
         response = ChatResponse(
             generation,
             request,
             Envelope(id, int(time.time()), adapter or service.model_name),
             prompting.tokenizer,
-            [Message(parser, f"{id} {index}") for index, parser in enumerate(parsers)],
+            [
+                Message(parser, f"{id} {index}", uses_functions=request.uses_functions)
+                for index, parser in enumerate(parsers)
+            ],
         )
         return service.send(context, response, stream=request.stream, stream_format=stream_format)
 

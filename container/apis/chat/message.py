@@ -11,9 +11,16 @@ from core.text.tools.base import Piece, ToolCall, ToolParser
 class Message:
     """Splits a choice's text into content and tool calls as it arrives."""
 
-    def __init__(self, parser: ToolParser | None, seed: str) -> None:
-        """The ids of tool calls are hashes of `seed`."""
+    def __init__(
+        self, parser: ToolParser | None, seed: str, *, uses_functions: bool = False
+    ) -> None:
+        """The ids of tool calls are hashes of `seed`.
+
+        With `uses_functions` the first call is OpenAI's former `function_call`, and the others,
+        which that format cannot hold, are left out.
+        """
         self._parser = parser
+        self._uses_functions = uses_functions
         self._seed = seed
         self._num_calls = 0
 
@@ -28,16 +35,25 @@ class Message:
         content = "".join(piece for piece in pieces if isinstance(piece, str))
         calls = [self._call(piece) for piece in pieces if isinstance(piece, ToolCall)]
         message: Record = {"role": "assistant", "content": content}
-        return message | {"content": content or None, "tool_calls": calls} if calls else message
+        if not calls:
+            return message
+        message["content"] = content or None
+        if self._uses_functions:
+            return {**message, "function_call": calls[0]["function"]}
+        return {**message, "tool_calls": calls}
 
     def deltas(self, text: str, *, is_last: bool) -> list[Record]:
         """Return the deltas for the next part of the text; `is_last` says that it is the last."""
-        return [self._delta(piece) for piece in self._parse(text, is_last=is_last)]
+        deltas = [self._delta(piece) for piece in self._parse(text, is_last=is_last)]
+        return [delta for delta in deltas if delta]
 
     def _delta(self, piece: Piece) -> Record:
         if isinstance(piece, str):
             return {"content": piece}
-        return {"tool_calls": [{"index": self._num_calls, **self._call(piece)}]}
+        index, call = self._num_calls, self._call(piece)
+        if self._uses_functions:
+            return {} if index else {"function_call": call["function"]}
+        return {"tool_calls": [{"index": index, **call}]}
 
     def _parse(self, text: str, *, is_last: bool) -> list[Piece]:
         if self._parser is None:

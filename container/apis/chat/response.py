@@ -38,6 +38,7 @@ class ChatResponse:
         self._request = request
         self._envelope = envelope
         self._tokenizer = tokenizer
+        self._name = request.shown.namer(tokenizer)
         self._messages = messages
 
     def full(self) -> object:
@@ -46,14 +47,17 @@ class ChatResponse:
         choices = [
             {
                 **self._choice(index, answer.tokens),
-                "message": self._messages[index].full(answer.text),
+                "message": self._message(index, answer.text),
                 "finish_reason": self._finish_reason(index, answer.finish),
             }
             for index, answer in enumerate(self._generation.answers)
         ]
-        usage_field = {"usage": usage([self._generation])}
         return self._envelope.record(
-            "chat.completion", choices, **usage_field, **self._prompt_logprobs()
+            "chat.completion",
+            choices,
+            usage=self._usage(),
+            prompt_logprobs=self._prompt_logprobs(),
+            **self._request.shown.prompt(self._generation),
         )
 
     def chunks(self) -> Iterator[list[Record]]:
@@ -63,15 +67,26 @@ class ChatResponse:
         """
         started: set[int] = set()
         for delta in self._generation.deltas():
-            records = [] if delta.index in started else [self._chunk(delta.index, _ROLE)]
+            records = [] if delta.index in started else self._start(delta.index)
             started.add(delta.index)
             records += self._message_chunks(delta)
             if delta.finish is not None:
                 reason = self._finish_reason(delta.index, delta.finish)
                 records.append(self._chunk(delta.index, {}, finish_reason=reason))
             yield records
-        if self._request.include_usage:
-            yield [self._record([], usage([self._generation]))]
+        if self._request.stream_usage.last:
+            yield [self._envelope.record("chat.completion.chunk", [], usage=self._usage())]
+
+    def _message(self, index: int, text: str) -> Record:
+        message, echo = self._messages[index].full(text), self._request.echo
+        return {**message, "content": f"{echo}{message['content'] or ''}"} if echo else message
+
+    def _start(self, index: int) -> list[Record]:
+        """Return the first chunks of a choice: its role, and the echo of the last message."""
+        prompt = self._request.shown.prompt(self._generation)
+        first = {**self._chunk(index, _ROLE), **prompt}
+        echo = self._request.echo
+        return [first, self._chunk(index, {"content": echo})] if echo else [first]
 
     def failure(self, failure: Failure) -> Record:
         return failure.as_openai()
@@ -83,7 +98,7 @@ class ChatResponse:
         """Return the chunks with a delta's text and tool calls. The last one has the logprobs."""
         text = "".join(token.text for token in delta.tokens)
         parts = self._messages[delta.index].deltas(text, is_last=delta.finish is not None)
-        if self._request.logprobs and not parts:
+        if (self._request.logprobs or self._request.shown.token_ids) and not parts:
             parts.append({})  # the tokens have logprobs even if they have no text yet
         chunks = [self._chunk(delta.index, part) for part in parts[:-1]]
         return chunks + [self._chunk(delta.index, part, delta.tokens) for part in parts[-1:]]
@@ -91,7 +106,9 @@ class ChatResponse:
     def _finish_reason(self, index: int, finish: Finish | None) -> str | None:
         reason = finish_reason(finish)
         is_call = reason == "stop" and self._messages[index].has_calls
-        return "tool_calls" if is_call else reason
+        if not is_call:
+            return reason
+        return "function_call" if self._request.uses_functions else "tool_calls"
 
     def _chunk(
         self,
@@ -101,20 +118,20 @@ class ChatResponse:
         finish_reason: str | None = None,
     ) -> Record:
         choice = {**self._choice(index, tokens), "delta": delta, "finish_reason": finish_reason}
-        return self._record([choice])
+        usage_field = self._request.stream_usage.field(self._usage)
+        return self._envelope.record("chat.completion.chunk", [choice], **usage_field)
 
-    def _record(self, choices: Sequence[Record], usage: Record | None = None) -> Record:
-        usage_field = {"usage": usage} if self._request.include_usage else {}
-        return self._envelope.record("chat.completion.chunk", choices, **usage_field)
+    def _usage(self) -> Record:
+        return usage([self._generation])
 
     def _choice(self, index: int, tokens: Sequence[TokenText]) -> Record:
-        if not self._request.logprobs or not tokens:
-            return {"index": index, "logprobs": None}
-        return {"index": index, "logprobs": chat_logprobs(tokens, self._tokenizer)}
+        shows = self._request.logprobs and tokens
+        logprobs = chat_logprobs(tokens, self._name) if shows else None
+        return {"index": index, "logprobs": logprobs, **self._request.shown.answer(tokens)}
 
-    def _prompt_logprobs(self) -> Record:
-        """Return vLLM's field `prompt_logprobs` if the request wants it, else no field."""
+    def _prompt_logprobs(self) -> object:
+        """Return vLLM's `prompt_logprobs`; None if the request does not want them."""
         if self._request.decoding.params.prompt_logprobs is None:
-            return {}
+            return None
         token_ids, scores = self._generation.prompt_token_ids, self._generation.prompt_scores
-        return {"prompt_logprobs": prompt_logprobs(token_ids, scores, self._tokenizer)}
+        return prompt_logprobs(token_ids, scores, self._tokenizer)

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
-from container.apis.chat.tool_choice import TOOL_CHOICE, ForcedCalls, read_tool_choice
+from container.apis.chat.tool_choice import (
+    FUNCTION_CALL,
+    TOOL_CHOICE,
+    ForcedCalls,
+    read_tool_choice,
+    with_allowed_tools,
+    with_functions_as_tools,
+)
 from container.apis.generation.conversation import (
     TEMPLATE_FIELDS,
     Conversation,
     read_conversation,
 )
 from container.apis.generation.sampling import Decoding, Dialect
-from container.apis.openai import OPENAI_FIELDS, includes_usage, read_openai_decoding
+from container.apis.openai import (
+    OPENAI_FIELDS,
+    Shown,
+    StreamUsage,
+    read_adapter,
+    read_openai_decoding,
+    read_shown,
+    read_stream_usage,
+)
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
-from container.schema.kinds import ANYTHING, BOOLEAN, INTEGER
+from container.schema.kinds import ANYTHING, BOOLEAN, INTEGER, OBJECTS
 from core.errors import RequestError
 
 _DIALECT = Dialect(prompt="messages", names={"logprobs": "top_logprobs"})
@@ -30,14 +46,18 @@ CHAT_FIELDS: Fields = {
     ),
     "logprobs": Field(BOOLEAN, "Return the logprob of each token."),
     "top_logprobs": Field(
-        INTEGER, "With logprobs: return this many most likely tokens at each position."
+        INTEGER, "With logprobs: return this many most likely tokens at each position (default 1)."
     ),
     "tool_choice": Field(TOOL_CHOICE, "none, auto, required, or the function to call."),
     "parallel_tool_calls": Field(
         BOOLEAN, "With tool_choice=required: allow several calls (default true)."
     ),
-    "functions": unsupported(ANYTHING, [], instead="use tools"),
-    "function_call": unsupported(ANYTHING, "none", instead="use tool_choice"),
+    "echo": Field(BOOLEAN, "If the last message is the assistant's, return it before the answer."),
+    "include_reasoning": ignored("Reasoning stays in the text of the answer."),
+    "functions": Field(OBJECTS, "OpenAI's former field for `tools`: the functions themselves."),
+    "function_call": Field(
+        FUNCTION_CALL, "OpenAI's former field for `tool_choice`: none, auto or a function's name."
+    ),
     "modalities": unsupported(ANYTHING, ["text"]),
     "audio": unsupported(ANYTHING),
     "web_search_options": unsupported(ANYTHING),
@@ -54,10 +74,17 @@ class ChatRequest:
     conversation: Conversation
     decoding: Decoding
     model: object
+    adapter: str | None
+    """The adapter that `adapters` names, which goes before `model`."""
+    uses_functions: bool
+    """Whether calls are returned as OpenAI's former `function_call`."""
     forced_calls: ForcedCalls | None
     """The calls that the answer must consist of; None if the model is free to choose."""
     stream: bool
-    include_usage: bool
+    stream_usage: StreamUsage
+    shown: Shown
+    echo: str
+    """The text to put before each answer: that of the last message if it is the assistant's."""
     logprobs: bool
     warnings: tuple[str, ...]
 
@@ -70,31 +97,59 @@ class ChatRequest:
 def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
     """Validate a request. Raises RequestError naming the first bad field."""
     values = read_fields(body, CHAT_FIELDS)
+    uses_functions = "functions" in values
+    values = with_allowed_tools(with_functions_as_tools(values))
+    logprobs = values.get("logprobs", False)
     decoding = read_openai_decoding(
         values,
         _DIALECT,
         max_tokens=values.get("max_tokens", None),
-        logprobs=values.get("top_logprobs", 0) or None,
+        logprobs=values.get("top_logprobs", _default_top_logprobs(values)) or None,
     )
-    logprobs = values.get("logprobs", False)
     if decoding.params.logprobs and not logprobs:
         raise RequestError("top_logprobs", "needs logprobs=true")
+    stream_usage = read_stream_usage(values)
     choice = read_tool_choice(values)
     forced = choice if isinstance(choice, ForcedCalls) else None
     if forced is not None and decoding.params.structured_outputs is not None:
         raise RequestError(
             "tool_choice", "a forced call cannot be combined with structured outputs"
         )
+    conversation = read_conversation(values, uses_tools=choice != "none")
     return ChatRequest(
-        conversation=read_conversation(values, uses_tools=choice != "none"),
+        conversation=conversation,
         decoding=decoding,
         model=values.get("model", None),
+        adapter=read_adapter(values),
+        uses_functions=uses_functions,
         forced_calls=forced,
         stream=values.get("stream", False),
-        include_usage=includes_usage(values),
+        stream_usage=stream_usage,
+        shown=read_shown(values),
+        echo=_last_text(conversation) if values.get("echo", False) else "",
         logprobs=logprobs,
-        warnings=(*values.warnings, *decoding.warnings, *_ignored_fields(values, forced)),
+        warnings=(
+            *values.warnings,
+            *stream_usage.warnings,
+            *decoding.warnings,
+            *_ignored_fields(values, forced),
+        ),
     )
+
+
+def _last_text(conversation: Conversation) -> str:
+    """Return the text of the last message if it is the assistant's, else ''."""
+    message = conversation.messages[-1]
+    content = message.get("content", "") if message["role"] == "assistant" else ""
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in cast(list[dict[str, str]], content))
+
+
+def _default_top_logprobs(values: Values) -> int:
+    """Return LMI's default: the most likely token, but in beam search, which scores no others."""
+    is_beam_search = values.get("num_beams", 1) != 1 or values.get("use_beam_search", False)
+    return 1 if values.get("logprobs", False) and not is_beam_search else 0
 
 
 def _ignored_fields(values: Values, forced: ForcedCalls | None) -> tuple[str, ...]:

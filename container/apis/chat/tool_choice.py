@@ -3,35 +3,132 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from container.schema.fields import Values
-from container.schema.kinds import Kind
+from container.schema.kinds import Kind, Schema
 from core.errors import RequestError
 from core.text.tools.notation import Function
 
+_FUNCTION: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}},
+            "required": ["name"],
+        },
+    },
+    "required": ["type", "function"],
+}
+_ALLOWED: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "allowed_tools": {
+            "type": "object",
+            "properties": {
+                "mode": {"enum": ["auto", "required"]},
+                "tools": {"type": "array", "items": _FUNCTION},
+            },
+            "required": ["mode", "tools"],
+        },
+    },
+    "required": ["type", "allowed_tools"],
+}
 TOOL_CHOICE = Kind(
-    "none, auto, required or a function",
+    "none, auto, required, a function or allowed_tools",
     lambda value: isinstance(value, str | dict),
+    {"anyOf": [{"enum": ["none", "auto", "required"]}, _FUNCTION, _ALLOWED]},
+)
+
+
+FUNCTION_CALL = Kind(
+    'none, auto or {"name": ...}',
+    lambda value: value in ("none", "auto") or _called(value) is not None,
     {
         "anyOf": [
-            {"enum": ["none", "auto", "required"]},
+            {"enum": ["none", "auto"]},
             {
                 "type": "object",
-                "properties": {
-                    "type": {"const": "function"},
-                    "function": {
-                        "type": "object",
-                        "properties": {"name": {"type": "string"}},
-                        "required": ["name"],
-                    },
-                },
-                "required": ["type", "function"],
+                "properties": {"name": {"type": "string"}},
+                "required": ["name"],
             },
         ]
     },
 )
+
+
+def with_functions_as_tools(values: Values) -> Values:
+    """Turn OpenAI's former fields `functions` and `function_call` into `tools` and `tool_choice`.
+
+    Raises RequestError if they are combined with `tools`, or name a function without `functions`.
+    """
+    given = dict(values.given)
+    functions = cast(list[object] | None, given.pop("functions", None))
+    call = given.pop("function_call", None)
+    if functions is None:
+        if _called(call) is not None:
+            raise RequestError("function_call", "needs functions")
+        return replace(values, given=given)
+    for name in ("tools", "tool_choice"):
+        if name in given:
+            raise RequestError(name, "cannot be combined with functions; use tools alone")
+    given["tools"] = [{"type": "function", "function": function} for function in functions]
+    if call is not None:
+        name = _called(call)
+        is_named = name is not None
+        given["tool_choice"] = (
+            {"type": "function", "function": {"name": name}} if is_named else call
+        )
+    return replace(values, given=given)
+
+
+def _called(call: object) -> str | None:
+    """Return the function that `function_call` names, or None."""
+    match call:
+        case {"name": str(name)}:
+            return name
+        case _:
+            return None
+
+
+def with_allowed_tools(values: Values) -> Values:
+    """Turn `allowed_tools` into its mode, and `tools` into those that it names.
+
+    Raises RequestError if it is malformed or names a tool that the request does not have.
+    """
+    match values.given.get("tool_choice"):
+        case {"type": "allowed_tools", "allowed_tools": {"mode": str(mode), "tools": list()}}:
+            pass
+        case {"type": "allowed_tools"}:
+            raise RequestError(
+                "tool_choice.allowed_tools", "expected an object with mode and tools"
+            )
+        case _:
+            return values
+    if mode not in ("auto", "required"):
+        raise RequestError("tool_choice.allowed_tools.mode", "expected auto or required")
+    choice = cast(Mapping[str, Any], values.given["tool_choice"])
+    allowed = [_named(tool) for tool in choice["allowed_tools"]["tools"]]
+    tools: list[Mapping[str, Any]] = values.get("tools", [])
+    for name in allowed:
+        if name not in map(_named, tools):
+            raise RequestError(
+                "tool_choice.allowed_tools.tools", f"tools have no function '{name}'"
+            )
+    kept = [tool for tool in tools if _named(tool) in allowed]
+    return replace(values, given={**values.given, "tool_choice": mode, "tools": kept})
+
+
+def _named(tool: object) -> str | None:
+    match tool:
+        case {"function": {"name": str(name)}}:
+            return name
+        case _:
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class CompletionsApi:
         service = self._service
         request = context.checked(lambda: read_completion_request(body))
         context.warn(request.warnings)
-        adapter = service.adapter(context, None, request.model)
+        adapter = service.adapter(context, request.adapter, request.model)
         prompts = self._encode(request)
         echoes = self._echoes(request) if request.echo else [""] * len(prompts)
         decoding = service.with_checked_grammar(request.decoding)
@@ -37,7 +37,11 @@ class CompletionsApi:
         response = CompletionsResponse(
             generations,
             request,
-            Envelope(f"cmpl-{context.id}", int(time.time()), adapter or service.model_name),
+            Envelope(
+                f"cmpl-{request.shown.request_id or context.id}",
+                int(time.time()),
+                adapter or service.model_name,
+            ),
             echoes,
             service.prompting.tokenizer,
         )

@@ -18,6 +18,7 @@ from container.apis.generation.response import Record
 from container.apis.openai import Envelope, finish_reason, usage
 from container.http.failures import Failure
 from container.http.off_loop import in_thread_if_long
+from core.sampling import Finish
 from core.text.answer import Answer, TokenText
 from core.text.tokenizer import Tokenizer
 
@@ -41,6 +42,7 @@ class CompletionsResponse:
         self._envelope = envelope
         self._echoes = echoes
         self._tokenizer = tokenizer
+        self._name = request.shown.namer(tokenizer)
 
     def full(self) -> object:
         """Run the generations and return the `text_completion` object."""
@@ -52,14 +54,17 @@ class CompletionsResponse:
             for echoed in [self._echoed(prompt)]
             for index, answer in enumerate(generation.answers)
         ]
-        return self._envelope.record("text_completion", choices, usage=usage(self._generations))
+        return self._envelope.record(
+            "text_completion", choices, usage=self._usage(self._generations)
+        )
 
     def chunks(self) -> Iterator[list[Record]]:
         """Yield the text of all choices as it arrives, then the usage."""
         prompts = range(len(self._generations))
         yield from interleave([self._chunks_of(prompt) for prompt in prompts])
-        if self._request.include_usage:
-            yield [self._record([], usage(self._generations))]
+        if self._request.stream_usage.last:
+            counts = self._usage(self._generations)
+            yield [self._envelope.record("text_completion", [], usage=counts)]
 
     def failure(self, failure: Failure) -> Record:
         return failure.as_openai()
@@ -75,36 +80,63 @@ class CompletionsResponse:
             index, is_first = self._choice_index(prompt, delta.index), delta.index not in offsets
             prefix, echoed = (echo, self._echoed(prompt)) if is_first else ("", [])
             offset = offsets.get(delta.index, len(echo))
-            text = "".join(token.text for token in delta.tokens)
+            tokens = self._shown(delta.tokens)
+            text = "".join(token.text for token in tokens)
             offsets[delta.index] = offset + len(text)
             records: list[Record] = []
-            if prefix or text or self._request.logprobs:
-                logprobs = self._logprobs(echoed, delta.tokens, offset)
-                records.append(self._record([_choice(index, prefix + text, logprobs)]))
+            if prefix or text or self._request.logprobs or self._request.shown.token_ids:
+                logprobs = self._logprobs(echoed, tokens, offset)
+                ids = self._ids(prompt if is_first else None, tokens)
+                choice = _choice(index, prefix + text, logprobs)
+                records.append(self._record(prompt, {**choice, **ids}))
             if delta.finish is not None:
-                reason = finish_reason(delta.finish)
-                records.append(self._record([_choice(index, "", finish_reason=reason)]))
+                reason = self._finish_reason(delta.finish)
+                records.append(self._record(prompt, _choice(index, "", finish_reason=reason)))
             yield records
 
     def _full_choice(
         self, prompt: int, index: int, answer: Answer, echoed: Sequence[ScoredToken]
     ) -> Record:
         echo, generation = self._echoes[prompt], self._generations[prompt]
-        logprobs = self._logprobs(echoed, answer.tokens, len(echo))
-        reason = finish_reason(answer.finish)
-        choice = _choice(self._choice_index(prompt, index), echo + answer.text, logprobs, reason)
+        tokens = self._shown(answer.tokens)
+        text = echo + "".join(token.text for token in tokens)
+        logprobs = self._logprobs(echoed, tokens, len(echo))
+        reason = self._finish_reason(answer.finish)
+        choice = _choice(self._choice_index(prompt, index), text, logprobs, reason)
+        choice |= self._ids(prompt, tokens)
         if self._request.decoding.params.prompt_logprobs is None or self._request.echoes_logprobs:
-            return choice
+            return {**choice, "prompt_logprobs": None}
         token_ids, scores = generation.prompt_token_ids, generation.prompt_scores
         return {**choice, "prompt_logprobs": prompt_logprobs(token_ids, scores, self._tokenizer)}
+
+    def _ids(self, prompt: int | None, tokens: Sequence[TokenText]) -> Record:
+        """Return the fields with the token ids of the prompt, if it is given, and of the answer."""
+        shown = self._request.shown
+        of_prompt = {} if prompt is None else shown.prompt(self._generations[prompt])
+        return {**of_prompt, **shown.answer(tokens)}
+
+    def _shown(self, tokens: Sequence[TokenText]) -> Sequence[TokenText]:
+        """Return the answer's tokens; none if the request wants only the prompt."""
+        return [] if self._request.only_echo else tokens
+
+    def _finish_reason(self, finish: Finish | None) -> str | None:
+        return finish_reason(Finish.LENGTH if finish and self._request.only_echo else finish)
+
+    def _usage(self, generations: Sequence[Generation]) -> Record:
+        counts = usage(generations)
+        if not self._request.only_echo:
+            return counts
+        return {**counts, "completion_tokens": 0, "total_tokens": counts["prompt_tokens"]}
 
     def _choice_index(self, prompt: int, index: int) -> int:
         """Return the index among the choices of all prompts."""
         return prompt * self._request.n + index
 
-    def _record(self, choices: Sequence[Record], usage: Record | None = None) -> Record:
-        usage_field = {"usage": usage} if self._request.include_usage else {}
-        return self._envelope.record("text_completion", choices, **usage_field)
+    def _record(self, prompt: int, choice: Record) -> Record:
+        """Return a chunk with a choice of this prompt."""
+        generation = self._generations[prompt]
+        usage_field = self._request.stream_usage.field(lambda: self._usage([generation]))
+        return self._envelope.record("text_completion", [choice], **usage_field)
 
     def _echoed(self, prompt: int) -> list[ScoredToken]:
         """Return the prompt's tokens if the request wants their logprobs, else nothing."""
@@ -125,7 +157,7 @@ class CompletionsResponse:
         if not self._request.logprobs or not scored:
             return None
         num_top = self._request.decoding.params.logprobs or 0
-        return completion_logprobs(scored, num_top, self._tokenizer)
+        return completion_logprobs(scored, num_top, self._name)
 
 
 def _choice(

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import cast
 
 from container.apis.generation.sampling import Decoding, Dialect
-from container.apis.openai import OPENAI_FIELDS, includes_usage, read_openai_decoding
+from container.apis.openai import (
+    OPENAI_FIELDS,
+    Shown,
+    StreamUsage,
+    read_adapter,
+    read_openai_decoding,
+    read_shown,
+    read_stream_usage,
+)
 from container.schema.fields import Field, Fields, Values, read_fields, unsupported
 from container.schema.kinds import ANYTHING, BOOLEAN, INTEGER, Kind, Schema, is_integers, is_list
 from core.errors import RequestError
@@ -36,7 +44,12 @@ COMPLETION_FIELDS: Fields = {
     **OPENAI_FIELDS,
     "prompt": Field(PROMPT, "One prompt or several, as strings or as token ids."),
     "max_tokens": Field(
-        INTEGER, f"Maximum number of generated tokens (default {DEFAULT_MAX_TOKENS})."
+        INTEGER,
+        f"Maximum number of generated tokens (default {DEFAULT_MAX_TOKENS}). "
+        "0 with echo: only score the prompt.",
+    ),
+    "max_completion_tokens": Field(
+        INTEGER, "The same as `max_tokens`.", canonical_name="max_tokens"
     ),
     "echo": Field(BOOLEAN, "Return the prompt followed by the answer."),
     "logprobs": Field(
@@ -58,9 +71,14 @@ class CompletionRequest:
     prompts: tuple[Prompt, ...]
     decoding: Decoding
     model: object
+    adapter: str | None
+    """The adapter that `adapters` names, which goes before `model`."""
     stream: bool
-    include_usage: bool
+    stream_usage: StreamUsage
+    shown: Shown
     echo: bool
+    only_echo: bool
+    """Whether to return the prompt without an answer (`max_tokens=0`)."""
     logprobs: bool
     add_special_tokens: bool
     warnings: tuple[str, ...]
@@ -79,17 +97,20 @@ class CompletionRequest:
 def read_completion_request(body: Mapping[str, object]) -> CompletionRequest:
     """Check a request. Raises RequestError, naming the first bad field."""
     values = read_fields(body, COMPLETION_FIELDS)
-    decoding = _decoding(values)
+    decoding, stream_usage = _decoding(values), read_stream_usage(values)
     return CompletionRequest(
         prompts=_prompts(values.get("prompt", "")),
         decoding=decoding,
         model=values.get("model", None),
+        adapter=read_adapter(values),
         stream=values.get("stream", False),
-        include_usage=includes_usage(values),
+        stream_usage=stream_usage,
+        shown=read_shown(values),
         echo=values.get("echo", False),
+        only_echo=values.get("max_tokens", DEFAULT_MAX_TOKENS) == 0,
         logprobs="logprobs" in values,
         add_special_tokens=values.get("add_special_tokens", True),
-        warnings=(*values.warnings, *decoding.warnings),
+        warnings=(*values.warnings, *stream_usage.warnings, *decoding.warnings),
     )
 
 
@@ -120,6 +141,8 @@ def _decoding(values: Values) -> Decoding:
 
     The engine always returns the logprobs of the generated tokens, so `logprobs=0` sets nothing.
     """
+    if "truncate_prompt_tokens" in values and values.get("echo", False):
+        raise RequestError("truncate_prompt_tokens", "cannot be combined with echo")
     num_top: int | None = values.get("logprobs", None)
     logprobs: dict[str, object] = {"logprobs": num_top or None}
     dialect = _DIALECT
@@ -129,4 +152,6 @@ def _decoding(values: Values) -> Decoding:
         logprobs["prompt_logprobs"] = num_top
         dialect = dialect.naming("prompt_logprobs", "logprobs")
     max_tokens = values.get("max_tokens", DEFAULT_MAX_TOKENS)
+    if max_tokens == 0 and values.get("echo", False):
+        max_tokens = 1  # the engine samples a token for every request; the response drops it
     return read_openai_decoding(values, dialect, max_tokens=max_tokens, **logprobs)

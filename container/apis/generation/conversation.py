@@ -30,6 +30,8 @@ _MESSAGE: Schema = {
     "properties": {"role": {"type": "string"}, "content": _CONTENT},
     "required": ["role", "content"],
 }
+_FUNCTION_CALL_ID = "function0"
+"""Former calls have no id; Mistral's chat templates need nine letters and digits."""
 _MESSAGES = with_schema(OBJECTS, {"minItems": 1, "items": _MESSAGE})
 
 TEMPLATE_FIELDS: Fields = {
@@ -41,8 +43,10 @@ TEMPLATE_FIELDS: Fields = {
     "continue_final_message": Field(BOOLEAN, "Continue the last message instead of answering it."),
     "chat_template_kwargs": Field(OBJECT, "Further variables for the chat template."),
     "chat_template": unsupported(ANYTHING, instead="use option.chat_template"),
-    "add_special_tokens": unsupported(
-        BOOLEAN, False, instead="the chat template adds all special tokens"
+    "add_special_tokens": Field(
+        BOOLEAN,
+        "With messages: also add the tokens that the model expects at the start of a prompt "
+        "(default false, since most chat templates write them).",
     ),
 }
 
@@ -55,6 +59,7 @@ class Conversation:
     tools: tuple[Mapping[str, object], ...]
     add_generation_prompt: bool
     continue_final_message: bool
+    add_special_tokens: bool
     variables: Mapping[str, object]
 
 
@@ -81,6 +86,7 @@ def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversatio
         tools=tuple(tools) if uses_tools else (),
         add_generation_prompt=values.get("add_generation_prompt", not continues),
         continue_final_message=continues,
+        add_special_tokens=values.get("add_special_tokens", False),
         variables=values.get("chat_template_kwargs", {}),
     )
 
@@ -88,6 +94,7 @@ def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversatio
 def _message(message: Mapping[str, object], field: str) -> Mapping[str, object]:
     """Check a message. Fields that are null are removed, as templates treat them as present."""
     given = {name: value for name, value in message.items() if value is not None}
+    given = _in_current_format(given)
     if not isinstance(given.get("role"), str):
         raise RequestError(f"{field}.role", "expected a string such as user")
     if "content" in given:
@@ -97,6 +104,17 @@ def _message(message: Mapping[str, object], field: str) -> Mapping[str, object]:
     if "tool_calls" in given:
         given["tool_calls"] = _tool_calls(given["tool_calls"], f"{field}.tool_calls")
     return given
+
+
+def _in_current_format(message: dict[str, object]) -> dict[str, object]:
+    """Turn OpenAI's former `function_call`, and the role `function` of its result, into tools'."""
+    if message.get("role") == "function":
+        return {**message, "role": "tool", "tool_call_id": _FUNCTION_CALL_ID}
+    if "function_call" not in message or "tool_calls" in message:
+        return message
+    rest = {name: value for name, value in message.items() if name != "function_call"}
+    call = {"id": _FUNCTION_CALL_ID, "type": "function", "function": message["function_call"]}
+    return {**rest, "tool_calls": [call]}
 
 
 def _content(content: object, field: str) -> str | list[dict[str, str]]:

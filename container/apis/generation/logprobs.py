@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from container.apis.generation.response import Record
@@ -50,35 +50,33 @@ def scored_answer_tokens(tokens: Sequence[TokenText], offset: int) -> Iterator[S
 
 
 def completion_logprobs(
-    tokens: Sequence[ScoredToken], num_top: int, tokenizer: Tokenizer
+    tokens: Sequence[ScoredToken], num_top: int, name: Callable[[int], str]
 ) -> Record:
     """Return `logprobs` of OpenAI's completions, with `num_top` likely tokens at each position.
 
-    A token has the same string in all lists, so that clients can look it up.
+    `name` returns the string of a token id. A token has the same one in all lists, so that clients
+    can look it up.
     """
-    piece = tokenizer.piece
 
     def record() -> Record:
         return {
-            "tokens": [piece(token.token_id) for token in tokens],
+            "tokens": [name(token.token_id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [_by_piece(token, num_top, tokenizer) for token in tokens]
-            if num_top
-            else None,
+            "top_logprobs": [_by_name(token, num_top, name) for token in tokens],
             "text_offset": [token.offset for token in tokens],
         }
 
     return in_thread_if_long(record, size=len(tokens) * (num_top + 1))
 
 
-def chat_logprobs(tokens: Sequence[TokenText], tokenizer: Tokenizer) -> Record:
+def chat_logprobs(tokens: Sequence[TokenText], name: Callable[[int], str]) -> Record:
     """Return `logprobs` of OpenAI's chat completions, with all likely tokens of `tokens`."""
     return {
         "content": [
             {
-                **_chat_logprob(token.id, token.logprob, tokenizer),
+                **_chat_logprob(name(token.id), token.logprob),
                 "top_logprobs": [
-                    _chat_logprob(token_id, logprob, tokenizer)
+                    _chat_logprob(name(token_id), logprob)
                     for token_id, logprob in _likely(token.top)
                 ],
             }
@@ -113,19 +111,18 @@ def _likely(top: TopLogprobs | None) -> Iterator[tuple[int, float]]:
     return zip(top.token_ids, top.logprobs, strict=True) if top else iter(())
 
 
-def _by_piece(token: ScoredToken, num_top: int, tokenizer: Tokenizer) -> Record | None:
-    """Return logprobs by token string, including the token itself; None without scores."""
-    if token.top is None:
+def _by_name(token: ScoredToken, num_top: int, name: Callable[[int], str]) -> Record | None:
+    """Return logprobs by token name, including the token itself; None if it has none."""
+    if token.logprob is None:
         return None
-    logprobs: Record = {tokenizer.piece(token.token_id): token.logprob}
+    logprobs: Record = {name(token.token_id): token.logprob}
     for token_id, logprob in list(_likely(token.top))[:num_top]:
-        logprobs.setdefault(tokenizer.piece(token_id), logprob)
+        logprobs.setdefault(name(token_id), logprob)
     return logprobs
 
 
-def _chat_logprob(token_id: int, logprob: float, tokenizer: Tokenizer) -> Record:
+def _chat_logprob(piece: str, logprob: float) -> Record:
     """Return one token's record. `bytes` is None if the token is only part of a character."""
-    piece = tokenizer.piece(token_id)
     is_whole = "\ufffd" not in piece
     return {
         "token": piece,

@@ -46,9 +46,8 @@ class Prompting:
         if len(text) > max_model_len * longest:
             raise RequestError(
                 field,
-                f"{len(text):,} characters are too many: prompt and answer together may have "
-                f"{max_model_len} tokens (option.max_model_len), each of at most {longest} "
-                "characters",
+                f"{too_long(max_model_len)}, each of at most {longest} characters, and "
+                f"{len(text):,} characters are more than these can have",
             )
         TEXT_CHARACTERS.check(field, len(text))
 
@@ -98,7 +97,7 @@ class Prompting:
                 )
             )
             self.check_length(prompt, "messages")
-            (token_ids,) = self.encode([prompt], add_special_tokens=False)
+            (token_ids,) = self.encode([prompt], add_special_tokens=conversation.add_special_tokens)
             return token_ids
 
         def encode() -> list[int]:
@@ -110,7 +109,7 @@ class Prompting:
                 variables=conversation.variables,
             )
             self.check_length(prompt, "messages")
-            return self.tokenizer.encode(prompt, add_special_tokens=False)
+            return self.tokenizer.encode(prompt, add_special_tokens=conversation.add_special_tokens)
 
         return in_thread_if_long(encode, size=size)
 
@@ -121,3 +120,8 @@ class Prompting:
             return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
         return in_thread_if_long(decode, size=len(token_ids))
+
+
+def too_long(limit: int) -> str:
+    """Return OpenAI's words, by which clients such as litellm choose a model with more context."""
+    return f"this model's maximum context length is {limit} tokens (option.max_model_len)"

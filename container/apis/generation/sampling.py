@@ -21,6 +21,7 @@ from container.schema.kinds import (
     INTEGER,
     INTEGERS,
     NUMBER,
+    STRING,
     STRINGS,
     Kind,
 )
@@ -28,6 +29,9 @@ from core import limits
 from core.errors import RequestError
 from core.sampling import NO_LIMIT, SamplingParams
 from core.structured_outputs import StructuredOutputsParams
+
+NO_SEED = -1
+"""What clients of vLLM and of hosted APIs send for a random seed."""
 
 _EARLY_STOPPING = Kind(
     'true, false or "never"',
@@ -44,7 +48,7 @@ SAMPLING_FIELDS: Fields = {
     "repetition_penalty": Field(
         NUMBER, "Above 1, tokens of the prompt and the answer become less likely."
     ),
-    "seed": Field(INTEGER, "The same seed gives the same answer."),
+    "seed": Field(INTEGER, "The same seed gives the same answer; -1 means none."),
     "stop_token_ids": Field(INTEGERS, "Tokens that end the answer.", limit=limits.STOP_TOKEN_IDS),
     "skip_special_tokens": Field(BOOLEAN, "Remove special tokens from the text (default true)."),
     "include_stop_str_in_output": Field(BOOLEAN, "Keep the stop string at the end of the answer."),
@@ -89,6 +93,9 @@ SAMPLING_FIELDS: Fields = {
     ),
     "prompt_logprobs": Field(
         INTEGER, "Return this many most likely tokens at each position of the prompt."
+    ),
+    "cache_salt": Field(
+        STRING, "Only requests with the same salt share cached prefixes, such as those of a tenant."
     ),
     "no_repeat_ngram_size": Field(
         INTEGER, "No sequence of this many tokens occurs twice in prompt and answer together."
@@ -167,6 +174,8 @@ def read_decoding(
         dialect = dialect.naming("structured_outputs", structured.field)
         own["structured_outputs"] = structured.params
     named = {name: values.given[name] for name in _PARAMS if name in values}
+    if named.get("seed") == NO_SEED:
+        del named["seed"]
     limit = NO_LIMIT if max_tokens is None else max_tokens
     own = {name: value for name, value in own.items() if value is not None}
     fields = {**named, **own, "stop": stop, "max_tokens": limit}

@@ -11,7 +11,7 @@ from flask import Response
 
 from container.apis.generation.formatters import Formatters
 from container.apis.generation.generation import Generation
-from container.apis.generation.prompting import Prompting
+from container.apis.generation.prompting import Prompting, too_long
 from container.apis.generation.response import ApiResponse, FormattedResponse
 from container.apis.generation.sampling import Decoding
 from container.apis.generation.stream import MIMETYPES, StreamFormat, stream_lines
@@ -122,8 +122,9 @@ class GenerationService(Service):
         generations: list[Generation] = []
         turns = Turns()
         try:
-            for token_ids in prompts:
+            for prompt in prompts:
                 turns.give()
+                token_ids = decoding.params.truncated(prompt, self.client.facts.max_model_len)
                 params = self._params(token_ids, decoding)
                 generations.append(
                     Generation(
@@ -183,8 +184,7 @@ class GenerationService(Service):
         if remaining < 1:
             raise RequestError(
                 dialect.prompt,
-                f"{num_tokens} tokens leave no room for an answer: prompt and answer together "
-                f"may have {limit} (option.max_model_len)",
+                f"{too_long(limit)}, and {num_tokens} tokens leave no room for an answer",
             )
         if not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < facts.vocab_size:
             raise RequestError(dialect.prompt, f"token ids are 0 to {facts.vocab_size - 1}")
@@ -196,8 +196,7 @@ class GenerationService(Service):
         if decoding.params.max_tokens > remaining:
             raise RequestError(
                 dialect.name("max_tokens"),
-                f"{decoding.params.max_tokens} is more than the {remaining} that remain: "
-                f"{dialect.prompt} has {num_tokens} tokens, and prompt and answer together may "
-                f"have {limit} (option.max_model_len)",
+                f"{too_long(limit)}; {dialect.prompt} has {num_tokens} of them, so "
+                f"{decoding.params.max_tokens} is more than the {remaining} that remain",
             )
         return decoding.params

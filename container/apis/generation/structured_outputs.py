@@ -34,12 +34,35 @@ _STRUCTURED_OUTPUTS: Fields = {
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice",
            "guided_grammar": "grammar"}  # fmt: skip
 """vLLM's older fields, with the field of `structured_outputs` that each stands for."""
-_TYPES = {"type": {"enum": ["text", "json_object", "json_schema"]}}
-_RESPONSE_FORMAT = with_schema(OBJECT, {"properties": _TYPES, "required": ["type"]})
+_FORMS: Mapping[str, tuple[str, ...]] = {
+    "text": (),
+    "json_object": ("schema", "value"),
+    "json_schema": ("json_schema", "value"),
+    "json": ("value",),
+    "regex": ("value",),
+}
+"""The types of `response_format`, with the fields of which each may have one. `value` is
+text-generation-inference's; `json_object` with a `schema` is that of llama.cpp and hosted APIs."""
+_RESPONSE_FORMAT = with_schema(
+    OBJECT,
+    {
+        "anyOf": [
+            {
+                "properties": {"type": {"const": kind}, **{name: {} for name in names}},
+                "required": ["type"],
+                "additionalProperties": {"type": "null"},
+            }
+            for kind, names in _FORMS.items()
+        ]
+    },
+)
 _TGI_GRAMMAR = with_schema(
     OBJECT,
     {
-        "properties": {"type": {"enum": ["json", "json_schema", "regex"]}, "value": {}},
+        "properties": {
+            "type": {"enum": ["json", "json_object", "json_schema", "regex"]},
+            "value": {},
+        },
         "required": ["type", "value"],
     },
 )
@@ -59,7 +82,8 @@ STRUCTURED_OUTPUT_FIELDS: Fields = {
 }
 RESPONSE_FORMAT = Field(
     _RESPONSE_FORMAT,
-    "text; json_object: the answer is a JSON object; json_schema: it is JSON of this schema.",
+    "text; json_object: the answer is a JSON object, or JSON of its `schema`; json_schema: it is "
+    "JSON of this schema. Also json and regex with a `value`, as in `grammar`.",
 )
 TGI_GRAMMAR = Field(
     _TGI_GRAMMAR, "json or regex: the answer is JSON of the schema in value, or matches its regex."
@@ -109,40 +133,56 @@ def _given(values: Values, prefix: str) -> Iterator[_Given]:
     if "response_format" in values:
         yield from _response_format(values.get("response_format", {}))
     if "grammar" in values:
-        yield from _tgi_grammar(values.get("grammar", {}), f"{prefix}grammar")
+        yield from _tgi_grammar(values.get("grammar", {}), "grammar", prefix)
 
 
 def _response_format(format: Mapping[str, Any]) -> Iterator[_Given]:
-    """Read OpenAI's `response_format`."""
-    match format:
+    """Read `response_format`: OpenAI's, or text-generation-inference's with `value`.
+
+    A field that its type does not have is an error, since it may hold the schema.
+    """
+    kind = format.get("type")
+    if not isinstance(kind, str) or kind not in _FORMS:
+        raise RequestError("response_format.type", f"expected one of {', '.join(_FORMS)}")
+    given = {name: value for name, value in format.items() if value is not None}
+    known = [name for name in _FORMS[kind] if name in given][:1]
+    for name in given.keys() - {"type", *known}:
+        takes = " or ".join(_FORMS[kind]) or "no other field"
+        raise RequestError(f"response_format.{name}", f"type {kind} takes {takes}")
+    match given:
+        case {"value": _} | {"type": "json" | "regex"}:
+            yield from _tgi_grammar(given, "response_format")
         case {"type": "text"}:
             return
-        case {"type": "json_object"}:
+        case {"type": "json_object", "schema": dict() | str()}:
+            yield "response_format.schema", "json", given["schema"]
+        case {"type": "json_object"} if "schema" not in given:
             yield "response_format", "json_object", True
         case {"type": "json_schema", "json_schema": {"schema": dict()}}:
-            yield "response_format.json_schema.schema", "json", format["json_schema"]["schema"]
-        case {"type": "json_schema"}:
-            raise RequestError("response_format.json_schema", "expected an object with a schema")
+            yield "response_format.json_schema.schema", "json", given["json_schema"]["schema"]
         case _:
-            raise RequestError("response_format.type", "expected text, json_object or json_schema")
+            field = "schema" if kind == "json_object" else kind
+            raise RequestError(f"response_format.{field}", "expected an object with a schema")
 
 
-def _tgi_grammar(grammar: Mapping[str, Any], field: str) -> Iterator[_Given]:
-    """Read text-generation-inference's `grammar`.
+def _tgi_grammar(grammar: Mapping[str, Any], field: str, prefix: str = "") -> Iterator[_Given]:
+    """Read text-generation-inference's grammar from `field`.
 
     The value of `json` is a schema; that of `json_schema` is an object with `schema`.
     """
     match grammar:
-        case {"type": "json", "value": dict() | str()}:
-            yield "grammar.value", "json", grammar["value"]
+        case {"type": "json" | "json_object", "value": dict() | str()}:
+            yield f"{field}.value", "json", grammar["value"]
         case {"type": "json_schema", "value": {"schema": dict() | str()}}:
-            yield "grammar.value.schema", "json", grammar["value"]["schema"]
+            yield f"{field}.value.schema", "json", grammar["value"]["schema"]
         case {"type": "regex", "value": str(regex)}:
-            yield "grammar.value", "regex", regex
-        case {"type": "json" | "json_schema" | "regex"}:
-            raise RequestError(f"{field}.value", "expected a JSON Schema or a regular expression")
+            yield f"{field}.value", "regex", regex
+        case {"type": "json" | "json_object" | "json_schema" | "regex"}:
+            raise RequestError(
+                f"{prefix}{field}.value", "expected a JSON Schema or a regular expression"
+            )
         case _:
-            raise RequestError(f"{field}.type", "expected json, json_schema or regex")
+            raise RequestError(f"{prefix}{field}.type", "expected json, json_schema or regex")
 
 
 def _schema_as_text(value: object) -> object:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from flask import Flask, Response, abort
 
+from container.apis.invocations.routing import routed_answer
 from container.apis.invocations.sessions import SessionRequests
 from container.http.failures import Failure, failure_response
 from container.http.health import HEALTH_PATHS
@@ -72,6 +73,9 @@ class Invocations:
         return self.answer(request_context())
 
     def answer(self, context: RequestContext) -> Response:
-        """Answer any request; the API answers all that are not about sessions."""
+        """Answer a request to another path or about sessions; the API answers all others."""
+        routed = routed_answer(context.headers)
+        if routed is not None:
+            return routed
         body = self._api.read(context)
         return self._sessions.answer(context, body) or self._api.answer(context, body)

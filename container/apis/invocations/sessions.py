@@ -52,7 +52,7 @@ class Sessions:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if sum(1 for _ in self._open_files()) >= self._max_sessions:
             raise OverloadedError(f"{self._max_sessions} sessions are open")
-        id = uuid.uuid4().hex
+        id = str(uuid.uuid4())
         return id, self._touch(self._directory / id)
 
     def use(self, id: str) -> None:
@@ -65,7 +65,7 @@ class Sessions:
 
     def _path(self, id: str) -> Path:
         path = self._directory / id
-        if not re.fullmatch("[0-9a-f]{32}", id) or not self._is_open(path):
+        if not re.fullmatch("[0-9a-f-]{36}", id) or not self._is_open(path):
             raise RequestError(SESSION_HEADER, "no such session, or it has expired; open a new one")
         return path
 
@@ -107,10 +107,12 @@ class SessionRequests:
         """
         header, request_type = context.headers.get(SESSION_HEADER), body.get("requestType")
         if self._sessions is None:
-            if header == _NEW or request_type is not None:
-                field = "requestType" if request_type is not None else SESSION_HEADER
-                raise RequestError(field, "needs option.enable_stateful_sessions=true")
-            return None
+            if header is None and request_type is None:
+                return None
+            field = SESSION_HEADER if request_type is None else "requestType"
+            raise RequestError(
+                field, "stateful sessions are not enabled; set option.enable_stateful_sessions=true"
+            )
         if request_type not in (None, _NEW, _CLOSE):
             raise RequestError("requestType", f"expected {_NEW} or {_CLOSE}")
         if request_type is not None and len(body) > 1:
@@ -121,6 +123,7 @@ class SessionRequests:
             id, expiry = self._sessions.open()
             expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expiry))
             context.response_headers["X-Amzn-SageMaker-New-Session-Id"] = f"{id}; Expires={expires}"
+            context.response_headers[SESSION_HEADER] = id  # where DJL's client looks for it
             return json_response({"session_id": id}) if request_type else None
         if header is not None:
             self._sessions.use(header)

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import msgspec
-from flask import Response
+from flask import Flask, Response
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
 from container.apis.tasks.pipeline_inputs import read_input
+from container.apis.tasks.rerank import RerankApi
 from container.http.request_context import RequestContext
 from container.http.service import Service
 from container.schema.fields import Field, Fields, ignored, read_fields
@@ -140,6 +141,11 @@ class PipelineApi:
     def __init__(self, service: Service, task: Task) -> None:
         self._service = service
         self._task = task
+        self._rerank = RerankApi(service, task)
+
+    def add_to(self, app: Flask) -> None:
+        """Add the routes for scores to the app."""
+        self._rerank.add_to(app)
 
     def read(self, context: RequestContext) -> Mapping[str, object]:
         """Parse the body. The bytes of an image, audio or video file become `inputs`."""
@@ -148,7 +154,9 @@ class PipelineApi:
         return context.fields()
 
     def answer(self, context: RequestContext, body: Mapping[str, object]) -> Response:
-        """Return the pipeline's answer to `inputs`."""
+        """Return the pipeline's answer to `inputs`, or a ranking of texts for a `query`."""
+        if "query" in body and "inputs" not in body:
+            return self._rerank.answer(context, body)
         task, accept = self._task.name, context.accept
         request, warnings = context.checked(lambda: read_pipeline_request(body, task, accept))
         context.warn(warnings)

@@ -10,7 +10,7 @@ from flask import Response
 from container.apis.generation.service import GenerationService
 from container.apis.generation.stream import StreamFormat
 from container.apis.text.batch import BatchResponse, Item
-from container.apis.text.response import TextResponse, TextStyle
+from container.apis.text.response import Form, TextResponse, TextStyle, form_of
 from container.apis.text.schema import TextRequest, read_text_request
 from container.http.off_loop import Turns
 from container.http.request_context import RequestContext
@@ -20,16 +20,17 @@ from core.errors import LongshoreError, RequestError
 class TextApi:
     """Answers requests with one input or a batch of them."""
 
-    def __init__(self, service: GenerationService) -> None:
+    def __init__(self, service: GenerationService, form: Form | None = None) -> None:
+        """form: the shape of answers; default: what the options say."""
         self._service = service
-        self._style = TextStyle(service.prompting.tokenizer, service.options.tgi_compat)
+        self._style = TextStyle(service.prompting.tokenizer, form or form_of(service.options))
 
     def answer(
         self, context: RequestContext, body: Mapping[str, object], stream_format: StreamFormat
     ) -> Response:
         """Answer a body with `inputs`. In a batch, each input succeeds or fails on its own."""
         service = self._service
-        always_details = service.options.tgi_compat
+        always_details = self._style.form == "tgi"
         request = context.checked(lambda: read_text_request(body, always_details=always_details))
         decoding = service.with_checked_grammar(request.decoding)
         decoding = service.with_tokenized_words(decoding)

@@ -1,9 +1,10 @@
-"""Responses in LMI's text schema and in that of text-generation-inference (`tgi_compat`)."""
+"""Responses in LMI's two text schemas and in that of text-generation-inference (`tgi_compat`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -12,9 +13,24 @@ from container.apis.generation.logprobs import prompt_logprobs
 from container.apis.generation.response import Record
 from container.apis.text.schema import TextRequest
 from container.http.failures import Failure
+from core.options import Options
 from core.sampling import Finish
 from core.text.answer import Answer, TokenText
 from core.text.tokenizer import Tokenizer
+
+Form = Literal["rolling", "async", "tgi", "generate"]
+"""The shape of answers: that of LMI's rolling batch, that of its asynchronous mode (its default
+since version 17), text-generation-inference's list of one document, always with details, or the
+document of its route /generate."""
+
+
+def form_of(options: Options) -> Form:
+    """Return the shape that the options ask for."""
+    if options.tgi_compat:
+        return "tgi"
+    default = options.rolling_batch in (None, "auto")
+    is_async = default if options.async_mode is None else options.async_mode
+    return "async" if is_async else "rolling"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +38,35 @@ class TextStyle:
     """The format of tokens, which is the same for all responses of a server."""
 
     tokenizer: Tokenizer
-    is_tgi: bool = False
-    """text-generation-inference's format: `logprob` instead of `log_prob`, a list around the
-    document, and always details."""
+    form: Form
 
     def token(self, token_id: int, text: str, logprob: float | None) -> Record:
         record: Record = {"id": token_id, "text": text}
-        if not self.is_tgi:
-            return {**record, "log_prob": logprob}
-        return {**record, "logprob": logprob, "special": self.tokenizer.is_special(token_id)}
+        match self.form:
+            case "rolling":
+                return {**record, "log_prob": logprob}
+            case "async":
+                return {**record, "logprob": logprob}
+            case "tgi" | "generate":
+                is_special = self.tokenizer.is_special(token_id)
+                return {**record, "logprob": logprob, "special": is_special}
 
     def no_token(self) -> Record:
         """Return the token, with id -1, that LMI writes in a last record that has none."""
-        if self.is_tgi:
-            return {"id": -1, "text": "", "logprob": -1, "special": True}
-        return {"id": -1, "text": "", "log_prob": -1, "special_token": True}
+        match self.form:
+            case "rolling":
+                return {"id": -1, "text": "", "log_prob": -1, "special_token": True}
+            case "async":
+                return {"id": -1, "text": "", "logprob": -1, "special_token": True}
+            case "tgi" | "generate":
+                return {"id": -1, "text": "", "logprob": -1, "special": True}
+
+    def in_stream(self, record: Record, number: int) -> Record:
+        """Return a stream's record for its token of this number, from 1."""
+        if self.form == "rolling":
+            return record
+        index = 0 if self.form == "async" else number
+        return {"index": index, "generated_text": None, "details": None, **record}
 
 
 class TextResponse:
@@ -54,7 +84,7 @@ class TextResponse:
 
     def full(self) -> object:
         document = self.document()
-        return [document] if self._style.is_tgi else document
+        return [document] if self._style.form == "tgi" else document
 
     def document(self) -> Record:
         """Run the generation and return the document, without text-generation-inference's list."""
@@ -63,7 +93,7 @@ class TextResponse:
         document = self._text(first)
         if self._request.details:
             details = {**self._details(first.finish), **self._tokens(first)}
-            if self._request.prompt_details or self._style.is_tgi:
+            if self._request.prompt_details or self._style.form != "rolling":
                 details["prefill"] = self._prefill() if self._request.prompt_details else []
             if self._request.shows_prompt_logprobs:
                 details["prompt_logprobs"] = self._prompt_logprobs()
@@ -80,13 +110,9 @@ class TextResponse:
             if delta.finish is not None:
                 records = records or [{"token": self._style.no_token()}]
                 records[-1] |= self._end(delta.finish)
-            if self._style.is_tgi:
-                records = [
-                    {"index": index, "generated_text": None, "details": None, **record}
-                    for index, record in enumerate(records, num_sent + 1)
-                ]
+            numbered = enumerate(records, num_sent + 1)
             num_sent += len(records)
-            yield records
+            yield [self._style.in_stream(record, number) for number, record in numbered]
 
     def failure(self, failure: Failure) -> Record:
         """Return LMI's last record of a failed stream, with text-generation-inference's `error`."""
@@ -95,8 +121,13 @@ class TextResponse:
             "generated_text": "",
             "details": self._details(Finish.ERROR),
         }
-        error = {"error": failure.message, "error_type": "generation"}
-        return {**record, **error} if self._style.is_tgi else record
+        match self._style.form:
+            case "rolling":
+                return record
+            case "async":
+                return {"index": 0, **record}
+            case "tgi" | "generate":
+                return {**record, "error": failure.message, "error_type": "generation"}
 
     def abort(self) -> None:
         self._generation.abort()
@@ -115,13 +146,15 @@ class TextResponse:
 
     def _sequence_record(self, answer: Answer) -> Record:
         sequence = {**self._text(answer), **self._finish(answer, answer.finish)}
-        if self._style.is_tgi:
+        if self._style.form != "rolling":
             sequence |= {"seed": None, "prefill": []}
         return {**sequence, **self._tokens(answer)}
 
     def _details(self, finish: Finish | None) -> Record:
-        details = {**self._finish(self._generation.answers[0], finish), "inputs": self._inputs}
-        if self._style.is_tgi:
+        details = self._finish(self._generation.answers[0], finish)
+        if self._style.form != "async":
+            details["inputs"] = self._inputs
+        if self._style.form != "rolling":
             details["input_length"] = len(self._generation.prompt_token_ids)
             details["seed"] = self._request.decoding.params.seed
         timing = self._generation.timing

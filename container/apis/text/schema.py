@@ -14,7 +14,6 @@ from container.schema.kinds import (
     INTEGER,
     OBJECT,
     STRING_OR_STRINGS,
-    STRINGS,
     is_list,
 )
 from core.errors import RequestError
@@ -52,7 +51,9 @@ _LMI_PARAMETERS: Fields = {
     "max_new_tokens": Field(
         INTEGER, f"Maximum number of generated tokens (default {DEFAULT_MAX_NEW_TOKENS})."
     ),
-    "stop_sequences": Field(STRINGS, "Stop strings: they end the answer and are not part of it."),
+    "stop_sequences": Field(
+        STRING_OR_STRINGS, "One or more stop strings: they end the answer and are not part of it."
+    ),
     "ignore_eos_token": Field(BOOLEAN, "Keep generating after the end-of-sequence token."),
     "details": Field(BOOLEAN, "Return the finish reason and the tokens."),
     "decoder_input_details": Field(
@@ -105,6 +106,7 @@ TEXT_FIELDS: Fields = {
     ),
     "parameters": Field(OBJECT, "The sampling parameters and the format of the response."),
     "stream": Field(BOOLEAN, "Stream the tokens."),
+    "max_new_tokens": Field(INTEGER, "The same as `parameters.max_new_tokens`."),
     "adapters": Field(
         STRING_OR_STRINGS,
         "The LoRA adapter to use, or one for each of a batch's inputs; '' for none.",
@@ -156,6 +158,10 @@ def read_text_request(body: Mapping[str, object], *, always_details: bool = Fals
     top = read_fields({**body, "inputs": None}, TEXT_FIELDS)
     inputs, is_batch = _inputs(body.get("inputs"))
     parameter_body: Mapping[str, object] = top.get("parameters", {})
+    if "max_new_tokens" in top:
+        if parameter_body.get("max_new_tokens") is not None:
+            raise RequestError("max_new_tokens", "is given twice; send it in parameters")
+        parameter_body = {**parameter_body, "max_new_tokens": top.given["max_new_tokens"]}
     parameters = read_fields(parameter_body, PARAMETERS, "parameters.")
     stream = top.get("stream", parameters.get("stream", False))
     details = always_details or parameters.get("details", False)
@@ -250,7 +256,7 @@ def _decoding(parameters: Values, *, returns_all: bool, prompt_details: bool) ->
     Decoding is greedy if do_sample is false, or if neither do_sample nor temperature is given.
     """
     sampled = parameters.get("do_sample", "temperature" in parameters)
-    stop: list[str] = parameters.get("stop_sequences", [])
+    stop: str | list[str] = parameters.get("stop_sequences", [])
     optional, dialect = _n_and_best_of(parameters, returns_all=returns_all), _DIALECT
     if prompt_details and "prompt_logprobs" not in parameters:
         optional["prompt_logprobs"] = 0
@@ -259,7 +265,7 @@ def _decoding(parameters: Values, *, returns_all: bool, prompt_details: bool) ->
         parameters,
         dialect,
         max_tokens=parameters.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
-        stop=tuple(stop),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
         temperature=parameters.get("temperature", 1.0) if sampled else 0.0,
         ignore_eos=parameters.get("ignore_eos_token", False),
         logprobs=parameters.get("top_n_tokens", 0) or None,

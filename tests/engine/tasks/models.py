@@ -37,6 +37,7 @@ _SOUND = {"vocab_size": len(LETTERS), "hidden_size": 16, "num_hidden_layers": 1,
 _NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
 _MODELS = {
     "classifier": (AutoModelForSequenceClassification, "bert", BERT | {"num_labels": 3}),
+    "reranker": (AutoModelForSequenceClassification, "bert", BERT | {"num_labels": 1}),
     "tagger": (AutoModelForTokenClassification, "bert", BERT | {"num_labels": 3}),
     "reader": (AutoModelForQuestionAnswering, "bert", BERT),
     "filler": (AutoModelForMaskedLM, "bert", BERT),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -21,6 +22,12 @@ REQUESTS = [
         body(["dog", "cat ran", "it"], top_k=None), body(["who is it"]),
         body({"text": "the cat", "text_pair": "a dog"}), body([{"text": "the cat"}, "a dog"]),
         body("dog", function_to_apply="none"), body(LONG, truncation=True),
+    ]),
+    ("reranker", "text-classification", [
+        body([{"text": "the cat", "text_pair": text} for text in ("a dog", "it ran")], top_k=2,
+             function_to_apply="sigmoid"),
+        body([{"text": "the cat", "text_pair": LONG}], top_k=2, function_to_apply="none",
+             truncation=True),
     ]),
     ("tagger", "token-classification", [
         body("the cat sat"), body(["a dog ran on it", "the mat"]),
@@ -68,6 +75,16 @@ def test_batched_answers_equal_those_of_transformers(task_model, name, task, req
     for request, outcome in zip(requests, perform(engine, *requests), strict=True):
         plain = json.loads(json.dumps(expected(request), default=lambda array: array.tolist()))
         assert close(decoded(outcome), plain)
+
+
+def test_a_cross_encoder_gives_a_list_of_one_label_for_each_pair(task_model):
+    """The form that the front end reads scores from (container/apis/tasks/rerank.py)."""
+    engine = engine_of(task_model("reranker"))
+    pairs = [{"text": "the cat", "text_pair": second} for second in ("a dog", "it ran")]
+    asked = [body(pairs, top_k=2, function_to_apply=name) for name in ("sigmoid", "none")]
+    probabilities, logits = map(decoded, perform(engine, *asked))
+    for [probability], [logit] in zip(probabilities, logits, strict=True):
+        assert probability["score"] == pytest.approx(1 / (1 + math.exp(-logit["score"])), abs=1e-5)
 
 
 def test_the_task_follows_from_the_model(task_model):

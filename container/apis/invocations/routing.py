@@ -1,0 +1,29 @@
+"""AWS's `route=PATH` in a request to /invocations: the request goes to another path of the app.
+
+SageMaker forwards only /invocations, so this is how clients of an endpoint reach the other routes.
+AWS's vLLM image reads the same header in the same way.
+"""
+
+from __future__ import annotations
+
+import re
+
+from flask import Response, current_app, request
+from werkzeug.datastructures import Headers
+
+HEADER = "X-Amzn-SageMaker-Custom-Attributes"
+
+
+def routed_answer(headers: Headers) -> Response | None:
+    """Return the answer of the path that the headers name; None if they name none, or this one.
+
+    Raises NotFound or MethodNotAllowed if no POST route has the path.
+    """
+    named = re.search(r"\broute=(/[^\s,;]+)", headers.get(HEADER, ""))
+    path = named and named[1]
+    if path is None or path == request.path:
+        return None
+    request.path = path  # so that an error has the format of that path
+    endpoint, arguments = current_app.url_map.bind("").match(path, method="POST")
+    view = current_app.ensure_sync(current_app.view_functions[endpoint])
+    return current_app.make_response(view(**arguments))

@@ -1,0 +1,191 @@
+"""Reranking and scores of pairs of texts, for cross-encoders: vLLM's routes, which follow Cohere's
+and Jina's, and `query` with `texts` as text-embeddings-inference and DJL Serving take it.
+
+The model is a text-classification model with one label; the score is its probability.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import msgspec
+from flask import Flask, Response
+
+from container.http.request_context import RequestContext, request_context
+from container.http.service import Service, json_response
+from container.schema.fields import Field, Fields, Values, ignored, read_fields
+from container.schema.kinds import (
+    BOOLEAN,
+    INTEGER,
+    STRING,
+    STRING_OR_STRINGS,
+    STRINGS,
+    Kind,
+    is_list,
+)
+from core.errors import GenerationError, RequestError
+from core.task import Task
+from core.task_bodies import PipelineBody
+
+TASK = "text-classification"
+MAX_TEXTS = 1024
+
+_TEXT = {"anyOf": [{"type": "string"}, {"type": "object", "required": ["text"],
+                   "properties": {"text": {"type": "string"}}}]}  # fmt: skip
+_DOCUMENTS = Kind(
+    "a list of strings or of objects with text",
+    lambda value: is_list(value) and all(_text(item) is not None for item in value),
+    {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_TEXTS},
+)
+_COMMON: Fields = {
+    "truncate": Field(BOOLEAN, "Cut pairs that are too long for the model (default false)."),
+    "model": ignored("Only one model is served, whatever name is sent."),
+    "user": ignored(),
+}
+RERANK_FIELDS: Fields = {
+    **_COMMON,
+    "query": Field(STRING, "The text to which the documents are compared."),
+    "documents": Field(_DOCUMENTS, "The texts to rank."),
+    "top_n": Field(INTEGER, "Return this many results, the best; 0 for all (default)."),
+    "return_documents": Field(BOOLEAN, "Return the texts too (default true)."),
+}
+TEXTS_FIELDS: Fields = {
+    **_COMMON,
+    "query": Field(STRING, "The text to which the texts are compared."),
+    "texts": Field(STRINGS, "The texts to rank."),
+    "raw_scores": Field(BOOLEAN, "Return logits instead of probabilities."),
+    "return_text": Field(BOOLEAN, "Return the texts too."),
+}
+SCORE_FIELDS: Fields = {
+    **_COMMON,
+    "text_1": Field(STRING_OR_STRINGS, "A text, which is paired with each of text_2; or a list."),
+    "text_2": Field(STRING_OR_STRINGS, "The text or texts to pair with text_1."),
+}
+
+
+class _Label(msgspec.Struct):
+    score: float
+
+
+class _Error(msgspec.Struct):
+    error: str
+    code: int
+
+
+class RerankApi:
+    """Scores pairs of texts with the model's pipeline."""
+
+    def __init__(self, service: Service, task: Task) -> None:
+        self._service = service
+        self._task = task
+
+    def add_to(self, app: Flask) -> None:
+        """Add the routes to the app."""
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+            app.add_url_rule(path, view_func=self.rerank, methods=["POST"])
+        for path in ("/score", "/v1/score"):
+            app.add_url_rule(path, view_func=self.score, methods=["POST"])
+
+    def rerank(self) -> Response:
+        """Handle vLLM's routes, and text-embeddings-inference's if the body has `texts`."""
+        context = request_context()
+        return self.answer(context, context.json_fields())
+
+    def score(self) -> Response:
+        """Handle vLLM's routes to score pairs."""
+        context = request_context()
+        values = read_fields(context.json_fields(), SCORE_FIELDS)
+        first, second = _texts(values, "text_1"), _texts(values, "text_2")
+        if len(first) not in (1, len(second)):
+            raise RequestError("text_1", f"expected one text, or {len(second)} as in text_2")
+        pairs = list(zip(first * (len(second) // len(first)), second, strict=True))
+        scores = self._scores(context, values, pairs)
+        data = [
+            {"index": index, "object": "score", "score": score}
+            for index, score in enumerate(scores)
+        ]
+        return json_response({**self._envelope("score", context), "object": "list", "data": data})
+
+    def answer(self, context: RequestContext, body: Mapping[str, object]) -> Response:
+        """Answer a body with `query` and `documents`, or with `query` and `texts`."""
+        is_texts = "texts" in body
+        values = read_fields(body, TEXTS_FIELDS if is_texts else RERANK_FIELDS)
+        documents = _texts(values, "texts" if is_texts else "documents")
+        (query,) = _texts(values, "query")
+        scores = self._scores(context, values, [(query, document) for document in documents])
+        ranked = sorted(range(len(scores)), key=lambda index: -scores[index])
+        if is_texts:
+            shows_text = values.get("return_text", False)
+            return json_response(
+                [
+                    {"index": index, "score": scores[index]}
+                    | ({"text": documents[index]} if shows_text else {})
+                    for index in ranked
+                ]
+            )
+        top_n = values.get("top_n", 0)
+        if top_n < 0:
+            raise RequestError("top_n", "must be 0 or more")
+        shows = values.get("return_documents", True)
+        results = [
+            {"index": index, "relevance_score": scores[index]}
+            | ({"document": {"text": documents[index]}} if shows else {})
+            for index in ranked[: top_n or None]
+        ]
+        return json_response({**self._envelope("rerank", context), "results": results})
+
+    def _envelope(self, kind: str, context: RequestContext) -> dict[str, object]:
+        id, created = f"{kind}-{context.id}", int(time.time())
+        return {"id": id, "created": created, "model": self._service.model_name}
+
+    def _scores(
+        self, context: RequestContext, values: Values, pairs: Sequence[tuple[str, str]]
+    ) -> list[float]:
+        """Return a score per pair. Raises RequestError if the model is not a cross-encoder."""
+        if self._task.name != TASK:
+            raise RequestError("model", f"is for {self._task.name}; scores need {TASK}")
+        context.warn(values.warnings)
+        function = "none" if values.get("raw_scores", False) else "sigmoid"
+        # Two labels are enough to see that the model has more than one.
+        parameters: dict[str, object] = {"top_k": 2, "function_to_apply": function}
+        if values.get("truncate", False):
+            parameters["truncation"] = True
+        inputs: list[object] = [{"text": first, "text_pair": second} for first, second in pairs]
+        body = msgspec.msgpack.encode(PipelineBody(inputs, True, parameters))
+        reply = self._service.wait_for(context, self._service.client.perform(body, {}))
+        return list(map(_score, msgspec.json.decode(reply.body, type=list[list[_Label] | _Error])))
+
+
+def _score(result: list[_Label] | _Error) -> float:
+    match result:
+        case [label]:
+            return label.score
+        case _Error(error, 400):
+            raise RequestError("inputs", error.removeprefix("inputs: "))
+        case _Error(error):
+            raise GenerationError(error)
+        case _:
+            raise RequestError("model", "has several labels; scores need a model with one")
+
+
+def _text(value: object) -> str | None:
+    match value:
+        case str():
+            return value
+        case {"text": str(text)}:
+            return text
+        case _:
+            return None
+
+
+def _texts(values: Values, field: str) -> list[str]:
+    given = values.given.get(field)
+    items = cast(list[object], given if isinstance(given, list) else [given])
+    texts = [text for text in map(_text, items) if text]
+    if not texts or len(texts) < len(items):
+        raise RequestError(field, "expected a text, and no empty one")
+    if len(texts) > MAX_TEXTS:
+        raise RequestError(field, f"at most {MAX_TEXTS} texts are allowed in a request")
+    return texts
