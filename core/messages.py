@@ -13,6 +13,8 @@ front end                                engine
   LoadAdapter(id, ...)         ->
   UnloadAdapter(id, ...)       ->
                                <-  Adapters([...]) to every client, then Performed(id)
+  Watch(seconds), repeated     ->
+                               <-  Watched(snapshot), at most 10 a second, until the time is up
   Abort(id), at any time       ->  (no more messages about that id)
                                <-  Dead(reason), if the engine ends by itself
 ```
@@ -35,6 +37,7 @@ from core.errors import FailureKind
 from core.options import Options
 from core.output import Output
 from core.sampling import SamplingParams
+from core.snapshot import Snapshot
 from core.stats import Stats
 from core.strategy_table import Batching
 from core.task import GENERATION, Task
@@ -89,6 +92,12 @@ class Abort(Message, frozen=True):
     id: str
     index: int | None = None
     """Stop only this answer, for example at a stop string. None: stop the whole request."""
+
+
+class Watch(Message, frozen=True):
+    """Send snapshots for this long from now on. A later Watch replaces an earlier one."""
+
+    seconds: float
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,14 +193,20 @@ class Heartbeat(Message, frozen=True):
     stats: Stats
 
 
+class Watched(Message, frozen=True):
+    """The state of the engine, for a client that watches."""
+
+    snapshot: Snapshot
+
+
 class Dead(Message, frozen=True):
     """The engine is about to end. All its requests have failed."""
 
     reason: str
 
 
-ToEngine = Hello | Submit | Perform | LoadAdapter | UnloadAdapter | Abort
-FromEngine = Ready | Adapters | Step | Performed | Failed | Heartbeat | Dead
+ToEngine = Hello | Submit | Perform | LoadAdapter | UnloadAdapter | Abort | Watch
+FromEngine = Ready | Adapters | Step | Performed | Failed | Heartbeat | Watched | Dead
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):

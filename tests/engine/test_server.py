@@ -21,6 +21,8 @@ from core.messages import (
     Ready,
     Step,
     Submit,
+    Watch,
+    Watched,
 )
 from core.sampling import Finish, SamplingParams
 from engine.engine import MAX_FAILED_STEPS, Engine
@@ -363,3 +365,21 @@ def test_a_single_answer_can_be_aborted(client, engine, gate, connection):
     assert tokens == expected(1, [1, 2, 3], 9)
     until(lambda: not engine.has_work())
     assert engine.strategy.memory.num_held_blocks == 0
+
+
+def test_a_client_that_watches_gets_snapshots_until_it_wants_no_more(client, engine, gate):
+    gate.open.clear()
+    client.send(Watch(60.0))
+    client.send(Submit("a", [1, 2, 3], greedy(9)))
+    until(lambda: engine.strategy.running)
+    gate.open.set()
+    while not (snapshot := client.receive(Watched).snapshot).ended:
+        pass
+    (answer,) = snapshot.ended
+    assert answer.timing.arrived <= answer.timing.first_token <= answer.timing.finished
+    client.send(Watch(0.0))
+    client.send(Hello())
+    client.receive(Ready)
+    client.send(Submit("b", [1], greedy(9)))
+    kinds = {type(client.receive(FromEngine)) for _ in range(12)}
+    assert kinds == {Step, Heartbeat}
