@@ -278,6 +278,11 @@ class Options:
         "Also serve SageMaker's runtime routes (/endpoints/NAME/invocations and "
         "...-response-stream), so that boto3's sagemaker-runtime client works without AWS.",
     )
+    ui: Literal["auto", "true", "false"] = _option(
+        "auto",
+        "Serve a live page of the batch and the KV blocks at / (text generation). auto: only for "
+        "clients on the same machine.",
+    )
     http_workers: int | None = _option(
         None, "Front-end processes. Default: one per four cores, at least one.", minimum=1
     )

@@ -20,6 +20,7 @@ from container.front_end.openapi import openapi_document
 from container.http.failures import register_failures
 from container.http.headers import register_headers
 from container.http.service import Service, json_response
+from container.ui.routes import PageRoutes
 from container.wire.engine_client import EngineClient
 from core.options import Options
 from core.task import Kind, Task
@@ -49,6 +50,7 @@ def create_app(
     AdapterRoutes(service).add_to(app)
     OpenAIRoutes(service).add_to(app)
     TokenizeRoutes(service).add_to(app)
+    PageRoutes(service, has_chat_template=template is not None).add_to(app)
     return app
 
 

@@ -78,6 +78,10 @@ class FrontEnd(BaseApplication):
         path = self._launch.formatters
         return load_formatters(Path(path), self._launch.library_dir) if path else None
 
+    def end_watching(self) -> None:
+        """End the event streams of live pages, which never end by themselves."""
+        self._client.snapshots.close()
+
     def end_requests(self, reason: str) -> None:
         """Fail every running request. Called in a worker that must stop."""
         self._client.fail_all(reason)

@@ -17,8 +17,10 @@ from strategies.group import SequenceGroup
 from strategies.memory.blocks import PagedMemory
 
 MIN_INTERVAL_S = 0.1
-MAX_SHARE = 0.005
-"""The fraction of the loop's time that snapshots may take. A large batch gets fewer of them."""
+MAX_INTERVAL_S = 0.5
+MAX_SHARE = 0.004
+"""The fraction of the loop's CPU time that snapshots may take. A large batch, or a loop that gets
+little of a busy machine, sends fewer of them; but one every MAX_INTERVAL_S, also while it idles."""
 MAX_WAITING = 64
 """Waiting groups in a snapshot."""
 MAX_ENDED = 1024
@@ -37,14 +39,17 @@ class Watchers:
         send: Callable[[bytes, FromEngine], None],
         first_token: FirstToken,
         clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
+        """cpu_clock: seconds of CPU time of the loop's thread."""
         self._strategy = strategy
         self._send = send
         self._first_token = first_token
         self._clock = clock
+        self._cpu_clock = cpu_clock
         self._expires_at: dict[bytes, float] = {}
         self._ended: deque[EndedSnapshot] = deque(maxlen=MAX_ENDED)
-        self._due = 0.0
+        self._due = self._latest = self._cpu_due = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._expires_at)
@@ -65,19 +70,21 @@ class Watchers:
 
     def update(self) -> None:
         """Send a snapshot to every client whose time is not up, if one is due."""
-        started = self._clock()
-        if started < self._due:
+        now = self._clock()
+        if now < self._due:
             return
-        self._expires_at = {
-            client: end for client, end in self._expires_at.items() if end > started
-        }
+        started = self._cpu_clock()
+        if started < self._cpu_due and now < self._latest:
+            return
+        self._expires_at = {client: end for client, end in self._expires_at.items() if end > now}
         if self:
-            snapshot = take_snapshot(self._strategy, self._ended, self._first_token, started)
+            snapshot = take_snapshot(self._strategy, self._ended, self._first_token, now)
             for client in self._expires_at:
                 self._send(client, Watched(snapshot))
         self._ended.clear()
-        took = self._clock() - started
-        self._due = started + max(MIN_INTERVAL_S, took / MAX_SHARE)
+        self._due, self._latest = now + MIN_INTERVAL_S, now + MAX_INTERVAL_S
+        ended = self._cpu_clock()
+        self._cpu_due = ended + (ended - started) / MAX_SHARE
 
 
 def take_snapshot(

@@ -11,7 +11,14 @@ from core.output import Output
 from core.sampling import Finish
 from core.snapshot import Snapshot
 from core.stats import Timing
-from engine.serve.watchers import MAX_SHARE, MAX_WAITING, MIN_INTERVAL_S, Watchers, take_snapshot
+from engine.serve.watchers import (
+    MAX_INTERVAL_S,
+    MAX_SHARE,
+    MAX_WAITING,
+    MIN_INTERVAL_S,
+    Watchers,
+    take_snapshot,
+)
 from tests.strategies.fakes import Arrival, FakeExecutor, request_of, strategy_of
 
 ENDLESS = {"ignore_eos": True}
@@ -152,13 +159,18 @@ def clock():
 
 
 @pytest.fixture
+def cpu_clock():
+    return Clock()
+
+
+@pytest.fixture
 def outbox():
     return Outbox()
 
 
 @pytest.fixture
-def watchers(clock, outbox):
-    return Watchers(strategy_of("paged"), outbox.send, {}.get, clock)
+def watchers(clock, cpu_clock, outbox):
+    return Watchers(strategy_of("paged"), outbox.send, {}.get, clock, cpu_clock)
 
 
 def watched(watchers, clock, seconds, every=0.01):
@@ -200,13 +212,28 @@ def test_all_clients_get_the_same_snapshot(watchers, clock, outbox):
     assert first is second
 
 
-def test_slow_snapshots_are_sent_less_often(watchers, clock, outbox):
+def intervals(outbox):
+    return [b - a for a, b in pairwise(snapshot.now for _, snapshot in outbox.sent)]
+
+
+def test_costly_snapshots_take_a_limited_share_of_the_loop(watchers, clock, cpu_clock, outbox):
     watchers.add(b"a", 100.0)
-    clock.step = 0.01  # what one snapshot takes
-    watched(watchers, clock, 20.0, every=0.1)
-    times = [snapshot.now for _, snapshot in outbox.sent]
-    assert all(b - a >= 0.01 / MAX_SHARE for a, b in pairwise(times))
-    assert len(times) > 5
+    cpu_clock.step = 0.001  # what one snapshot takes
+    for _ in range(200):
+        clock.now += 0.02
+        cpu_clock.now += 0.02  # a busy loop
+        watchers.update()
+    assert len(outbox.sent) > 10
+    assert min(intervals(outbox)) > MIN_INTERVAL_S
+    assert min(intervals(outbox)) > 0.001 / MAX_SHARE - 0.04
+    assert max(intervals(outbox)) < 0.001 / MAX_SHARE + 0.04
+
+
+def test_a_loop_that_gets_no_cpu_time_still_sends_some(watchers, clock, cpu_clock, outbox):
+    watchers.add(b"a", 100.0)
+    cpu_clock.step = 0.001
+    watched(watchers, clock, 5.0, every=0.1)
+    assert max(intervals(outbox)) <= MAX_INTERVAL_S + 0.11
 
 
 def test_answers_that_ended_are_in_one_snapshot(watchers, clock, outbox):
