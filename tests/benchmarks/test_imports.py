@@ -16,7 +16,7 @@ KERNELS_ALONE = {*sys.stdlib_module_names, "torch", "triton", "benchmarks", "ker
 WHOLE_ENGINES = KERNELS_ALONE | {"core", "engine", "strategies", "transformers"}
 SERVING = (
     "closed_loop", "engines", "generate", "host", "host_step", "profile", "roofline", "serve",
-    "small_pool", "start", "steady_decode",
+    "small_pool", "start", "steady_decode", "watching",
 )  # fmt: skip
 """Files of benchmarks/ that run whole engines and need the service's packages."""
 OF_AN_IMAGE = {"precompile": {"tqdm"}}
