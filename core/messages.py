@@ -13,6 +13,8 @@ front end                                engine
   LoadAdapter(id, ...)         ->
   UnloadAdapter(id, ...)       ->
                                <-  Adapters([...]) to every client, then Performed(id)
+  Watch(seconds), repeated     ->
+                               <-  Watched(snapshot), at most 10 a second, until the time is up
   Abort(id), at any time       ->  (no more messages about that id)
   Refused({reason: count})     ->  (for the statistics)
                                <-  Dead(reason), if the engine ends by itself
@@ -37,6 +39,7 @@ from core.errors import FailureKind
 from core.options import Options
 from core.output import Output
 from core.sampling import SamplingParams
+from core.snapshot import Snapshot
 from core.stats import Stats
 from core.strategy_table import Batching
 from core.task import GENERATION, Task
@@ -103,6 +106,12 @@ class Refused(Message, frozen=True):
     """HTTP requests that a worker has refused since its last message of this kind, by reason."""
 
     counts: dict[str, int]
+
+
+class Watch(Message, frozen=True):
+    """Send snapshots for this long from now on. A later Watch replaces an earlier one."""
+
+    seconds: float
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,14 +209,20 @@ class Heartbeat(Message, frozen=True):
     """Seconds for which no thread has run within the step. 0 for handlers, which may sleep."""
 
 
+class Watched(Message, frozen=True):
+    """The state of the engine, for a client that watches."""
+
+    snapshot: Snapshot
+
+
 class Dead(Message, frozen=True):
     """The engine is about to end. All its requests have failed."""
 
     reason: str
 
 
-ToEngine = Hello | Submit | Perform | LoadAdapter | UnloadAdapter | Abort | Refused
-FromEngine = Ready | Adapters | Step | Performed | Failed | Heartbeat | Dead
+ToEngine = Hello | Submit | Perform | LoadAdapter | UnloadAdapter | Abort | Refused | Watch
+FromEngine = Ready | Adapters | Step | Performed | Failed | Heartbeat | Watched | Dead
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):

@@ -353,6 +353,11 @@ class Options:
         "Directories, separated by colons, below which POST /adapters and POST /models may name "
         "a source. Those of the model and of option.adapters are always allowed. Default: /opt/ml.",
     )
+    ui: Literal["auto", "true", "false"] = _option(
+        "auto",
+        "Serve a live page of the batch and the KV blocks at / (text generation). auto: only for "
+        "clients on the same machine.",
+    )
     http_workers: int | None = _option(
         None, "Front-end processes. Default: one per four cores, at least one.", minimum=1
     )

@@ -43,7 +43,7 @@ PARTS = {
     "container": (
         ("configuration", "capacity", "schema", "wire", "isolation"),
         ("models", "http"),
-        ("launch", "apis"),
+        ("launch", "apis", "ui"),
         ("front_end",),
         ("multi_model",),
         ("__main__",),
@@ -182,6 +182,7 @@ def test_only_route_functions_use_the_globals_of_flask():
         "http/request_context.py",
         "multi_model/app.py",
         "multi_model/relay.py",
+        "ui/routes.py",
     }
 
 

@@ -25,6 +25,7 @@ from container.http.failures import count_refusals, register_failures
 from container.http.headers import register_headers
 from container.http.service import Service, json_response
 from container.isolation.helper import Helper
+from container.ui.routes import KEYLESS_ENDPOINTS, PageRoutes
 from container.wire.engine_client import EngineClient
 from core.options import Options
 from core.task import Kind, Task
@@ -62,6 +63,7 @@ def create_app(
     TgiRoutes(service).add_to(app)
     TokenizeRoutes(service).add_to(app)
     add_aliases(app)
+    PageRoutes(service, has_chat_template=template is not None).add_to(app)
     return app
 
 
@@ -106,7 +108,7 @@ def _create(service: Service, api: Api, kind: Kind, gate: Gate | None) -> Flask:
     if options.cors_allowed_origin is not None:
         register_cors(app, options.cors_allowed_origin)
     if gate is not None:
-        gate.add_to(app)
+        gate.add_to(app, KEYLESS_ENDPOINTS)
     register_failures(app)
     count_refusals(app, service.client.count_refusal)
     return app

@@ -92,6 +92,10 @@ class FrontEnd(BaseApplication):
         """The time limits of connections. Called by the worker."""
         return self._launch.options
 
+    def end_watching(self) -> None:
+        """End the event streams of live pages, which never end by themselves."""
+        self._client.snapshots.close()
+
     def end_requests(self, reason: str) -> None:
         """Fail every running request. Called in a worker that must stop."""
         self._client.fail_all(reason)

@@ -48,7 +48,11 @@ _POLL_INTERVAL_S = 0.05
 
 
 class DrainableApplication(Protocol):
-    """A gunicorn application that can fail its running requests."""
+    """A gunicorn application that can end its streams and fail its running requests."""
+
+    def end_watching(self) -> None:
+        """End the responses that never end by themselves."""
+        ...
 
     @property
     def timeouts(self) -> Timeouts:
@@ -155,11 +159,13 @@ class DrainingWorker(GeventWorker):
         while self.alive:
             self.notify()
             self._stop_requested.wait(1.0)
+        app = cast(DrainableApplication, self.app)
         for server in servers:
             server.close()
+        app.end_watching()
         self._end_idle_connections()
         if not self._drained(servers, self.cfg.graceful_timeout - LAST_WORDS_S):
-            cast(DrainableApplication, self.app).end_requests("the server is stopping")
+            app.end_requests("the server is stopping")
             self._drained(servers, LAST_WORDS_S)
         for server in servers:
             server.stop(timeout=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from werkzeug.datastructures import Headers, WWWAuthenticate
 from werkzeug.exceptions import Unauthorized
 
 from container.http.api_keys import ApiKey, find_api_key, read_api_keys
-from container.http.failures import HEALTH_PATHS
+from container.http.health import HEALTH_PATHS
 from container.http.rate_limits import RateLimits
 from core.options import Options
 
@@ -33,9 +33,17 @@ class Gate:
         self._open_paths = frozenset(open_paths)
         self._limits = limits
 
-    def add_to(self, app: Flask) -> None:
-        """Check every request of an app, whatever its path."""
-        app.before_request(self._check)
+    def add_to(self, app: Flask, keyless_endpoints: Collection[str] = ()) -> None:
+        """Check every request of an app, whatever its path, except these endpoints of Flask's.
+
+        A browser's OPTIONS requests, before those of a page of another origin, have no key.
+        """
+
+        def check() -> None:
+            if request.method != "OPTIONS" and request.endpoint not in keyless_endpoints:
+                self._check()
+
+        app.before_request(check)
 
     def _check(self) -> None:
         if request.path in self._open_paths:

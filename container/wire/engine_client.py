@@ -19,6 +19,7 @@ import msgspec
 import zmq.green as zmq
 
 from container.wire.silence import Silence
+from container.wire.snapshots import SnapshotFeed
 from container.wire.task_reply import TaskReply
 from container.wire.token_stream import TokenStream
 from core.adapter import Adapter
@@ -42,6 +43,8 @@ from core.messages import (
     Submit,
     ToEngine,
     UnloadAdapter,
+    Watch,
+    Watched,
 )
 from core.output import Output
 from core.sampling import SamplingParams
@@ -84,6 +87,7 @@ class EngineClient:
         self._streams: dict[str, TokenStream] = {}
         self._replies: dict[str, TaskReply] = {}
         self._refused: dict[str, int] = {}
+        self.snapshots = SnapshotFeed(self._watch, clock)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
         self._context = zmq.Context()
@@ -189,6 +193,7 @@ class EngineClient:
     def close(self) -> None:
         """Fail the running requests and close the socket."""
         self._receiver.kill()
+        self.snapshots.close()
         self.fail_all("the front end is closing")
         self._disconnect()
         self._context.term()
@@ -269,11 +274,8 @@ class EngineClient:
                     self._push_to_stream(id, output)
             case Performed():
                 self._push_to_reply(message)
-            case Failed(id):
-                if id in self._replies:
-                    self._push_to_reply(message)
-                else:
-                    self._push_to_stream(id, message)
+            case Failed():
+                self._push_failure(message)
             case Heartbeat(step_age_s, stats, still_s):
                 self._step_age_s, self._still_s = step_age_s, still_s
                 self._stats = stats
@@ -283,8 +285,16 @@ class EngineClient:
                 self._adapters = adapters
             case Adapters(loaded):
                 self._adapters = loaded
+            case Watched(snapshot):
+                self.snapshots.push(snapshot)
             case Dead(reason):
                 self._reconnect(f"the engine has ended: {reason}")
+
+    def _push_failure(self, failure: Failed) -> None:
+        if failure.id in self._replies:
+            self._push_to_reply(failure)
+        else:
+            self._push_to_stream(failure.id, failure)
 
     def _push_to_stream(self, id: str, message: Output | Failed) -> None:
         stream = self._streams.get(id)
@@ -306,6 +316,10 @@ class EngineClient:
         if self._refused:
             self._send(Refused(self._refused))
             self._refused = {}
+
+    def _watch(self, seconds: float) -> None:
+        if self._facts is not None:
+            self._send(Watch(seconds))
 
     def _say_hello(self) -> float:
         """Send Hello to an engine that is not ready yet, once per HELLO_INTERVAL_S.

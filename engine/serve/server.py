@@ -25,6 +25,7 @@ from core.messages import (
     Step,
     Submit,
     UnloadAdapter,
+    Watch,
 )
 from core.output import Output
 from core.sampling import Finish
@@ -44,6 +45,7 @@ from engine.serve.connection import (
 from engine.serve.emf import EmfReporter
 from engine.serve.grammar_compiler import GrammarCompiler
 from engine.serve.meter import WORKER_LOST, Meter, RequestProgress
+from engine.serve.watchers import MIN_INTERVAL_S, Watchers
 from engine.tasks.engine import TaskEngine, TaskOutput
 from engine.tasks.performer import Answer, Job
 
@@ -94,6 +96,7 @@ class Server:
         grammars = engine.grammars if isinstance(engine, Engine) else None
         self._grammar_compiler = GrammarCompiler(grammars, connection.inbox)
         self._meter = Meter()
+        self._watchers = Watchers(engine.strategy, connection.send, self._first_token)
         self._stats_due = 0.0
         self._was_idle = True
         self._reporter = reporter
@@ -128,6 +131,8 @@ class Server:
         if has_become_idle:
             # The loop now waits for messages; until then, /metrics would show requests that ended.
             self._connection.broadcast(Heartbeat(0.0, stats))
+        if self._watchers:
+            self._watchers.update()
 
     def _receive(self, timeout_s: float) -> None:
         """Handles all messages in the inbox. Waits up to `timeout_s` for the first."""
@@ -143,10 +148,11 @@ class Server:
         """Return how long the loop may wait for a message before the next step."""
         if self._engine.strategy.running:
             return 0
+        idle_s = MIN_INTERVAL_S if self._watchers else IDLE_PULSE_S
         if not self._engine.has_work():
-            return IDLE_PULSE_S
+            return idle_s
         wake_at = self._engine.strategy.wake_at()
-        return 0 if wake_at is None else min(max(0.0, wake_at - time.monotonic()), IDLE_PULSE_S)
+        return 0 if wake_at is None else min(max(0.0, wake_at - time.monotonic()), idle_s)
 
     def _handle(self, client: bytes, message: Inbound) -> None:
         match message:
@@ -165,7 +171,10 @@ class Server:
                 self._meter.record_refusals(counts)
             case Broken(reason):
                 raise EngineUnavailableError(f"the engine's socket failed: {reason}")
+            case Watch(seconds):
+                self._watchers.add(client, seconds)
             case ClientGone():
+                self._watchers.remove(client)
                 self._abort_all(client)
 
     def _take_compiled(self, client: bytes, compiled: Compiled) -> None:
@@ -213,6 +222,15 @@ class Server:
         request = _ClientRequest(client, message.id, open_answers, progress)
         self._requests[request_id] = request
         self._request_ids[key] = request_id
+
+    def _submit_compiled(self, client: bytes, compiled: Compiled) -> None:
+        submit = compiled.message
+        if not self._grammar_compiler.release(client, submit.id):
+            return  # aborted while its grammar was compiled
+        if compiled.error is None:
+            self._submit(client, submit, compiled.arrival)
+        else:
+            self._connection.send(client, failed(submit.id, compiled.error))
 
     def _send_part(self, client: bytes, id: str, part: Answer) -> bool:
         """Send a part of a task's answer. Return False if the request was aborted.
@@ -274,6 +292,11 @@ class Server:
             del self._requests[request_id]
             del self._request_ids[request.client, request.id]
 
+    def _first_token(self, request_id: int) -> float | None:
+        """Return when a request got its first token."""
+        request = self._requests.get(request_id)
+        return request.progress.first_token if request is not None else None
+
     def _send_outputs(self, outputs: Sequence[Output | TaskOutput]) -> None:
         """Send a step's outputs. Each client gets its new tokens in one Step message."""
         steps: defaultdict[bytes, list[tuple[str, Output]]] = defaultdict(list)
@@ -294,6 +317,8 @@ class Server:
                 timing = self._meter.record(request.progress, output, now)
                 if timing is not None:
                     output = msgspec.structs.replace(output, timing=timing)
+                    if self._watchers:
+                        self._watchers.note_end(output, timing)
                 steps[request.client].append((request.id, output))
                 if output.finish is not None:
                     self._close(output.request_id, output.index)

@@ -39,6 +39,11 @@ class KVMemory(ABC):
         return self.num_blocks - self.num_free_blocks
 
     @property
+    def kept_blocks(self) -> Collection[int]:
+        """Free blocks whose content is kept, so that a later sequence may share it."""
+        return ()
+
+    @property
     def num_tokens(self) -> int:
         """Token slots in total: the length of the longest sequence that can ever run."""
         return self.num_blocks * self.block_size

@@ -47,6 +47,10 @@ class PagedMemory(KVMemory):
         return self._pool.num_free
 
     @property
+    def kept_blocks(self) -> Collection[int]:
+        return self._pool.kept
+
+    @property
     def num_free_host_blocks(self) -> int:
         return self._host.num_free
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 
 
 class BlockPool:
@@ -32,6 +32,11 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         return len(self._empty) + len(self._kept)
+
+    @property
+    def kept(self) -> Collection[int]:
+        """Free blocks with cached content, in the order of their release."""
+        return self._kept.keys()
 
     def num_references(self, block: int) -> int:
         return self._num_references[block]

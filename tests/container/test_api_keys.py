@@ -81,6 +81,15 @@ def test_a_key_in_either_header_is_admitted(guarded: Guarded) -> None:
         assert http.post("/invocations", json=BODY, headers=headers).status_code == 200
 
 
+def test_the_live_page_needs_no_key_but_its_events_do(guarded: Guarded) -> None:
+    http = guarded("first-key\n")
+    for path in ("/", "/ui/page.css"):
+        assert http.get(path).status_code == 200
+    assert http.get("/ui/events").status_code == 401
+    assert http.post("/", json=BODY).status_code == 401, "text-generation-inference's route"
+    assert http.options("/v1/chat/completions").status_code == 200, "sent before a key may be"
+
+
 @pytest.mark.parametrize(
     "headers",
     [

@@ -59,8 +59,11 @@ def serve_task(client: EngineClient, engine: FakeEngine) -> Serve:
     return serve
 
 
-NOT_DESCRIBED = {("/ping", "post"), ("/models", "post"), ("/models/{name}", "delete")}
-"""Routes that the document omits. The last two only say that they are not supported."""
+PAGE = {("/", "get"), ("/ui/events", "get"), ("/ui/{name}", "get")}
+NOT_DESCRIBED = {("/ping", "post"), ("/models", "post"), ("/models/{name}", "delete"), *PAGE}
+"""Routes that the document omits. Those of /models only say that they are not supported; the live
+page is no API.
+"""
 
 
 def check_routes(http: FlaskClient) -> None:

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -86,6 +86,19 @@ class Container:
             response.close()
             connection.close()
 
+    @contextmanager
+    def events(self) -> Iterator[Iterator[tuple[str, dict]]]:
+        """Yield the name and data of each event of the live page; leaving the block disconnects."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request("GET", "/ui/events")
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        try:
+            yield _read_events(response)
+        finally:
+            response.close()
+            connection.close()
+
     def stop(self, signum: int = signal.SIGTERM) -> int:
         """Stop the container and return its exit code. Fails if a process is left."""
         children = descendants(self.process.pid)
@@ -104,6 +117,15 @@ class Container:
             return self.process.pid
         programs = ((pid, Path(f"/proc/{pid}/exe").readlink().name) for pid in children)
         return next(pid for pid, program in programs if program.startswith("python"))
+
+
+def _read_events(lines: Iterable[bytes]) -> Iterator[tuple[str, dict]]:
+    name = ""
+    for line in lines:
+        if line.startswith(b"event: "):
+            name = line.removeprefix(b"event: ").decode().strip()
+        elif line.startswith(b"data: "):
+            yield name, json.loads(line.removeprefix(b"data: "))
 
 
 @contextmanager

@@ -54,12 +54,30 @@ def test_every_strategy_serves_the_same_text(tmp_path, expected, batching):
             assert lines[-1]["generated_text"] == expected[prompt]
             assert not any(line["generated_text"] for line in lines[:-1])
 
-        with it.stream("ROMEO:", max_new_tokens=900, ignore_eos=True) as lines:
+        with (
+            it.events() as events,
+            it.stream("ROMEO:", max_new_tokens=900, ignore_eos=True) as lines,
+        ):
             next(lines)
+            check_live_page(events, batching)
         assert (
             it.invoke(PROMPTS[0], max_new_tokens=NUM_NEW)["generated_text"] == answers[PROMPTS[0]]
         )
         assert it.stop() == 0
+
+
+def check_live_page(events, batching):
+    """Check that the events show a request that is running."""
+    name, about = next(events)
+    assert (name, about["batching"], about["executor"]) == ("engine", batching, "packed")
+    running = next(
+        data["snapshot"]
+        for name, data in events
+        if name == "snapshot" and data["snapshot"]["num_running"]
+    )
+    (sequence,) = running["sequences"]
+    assert sequence["phase"] == "decode"
+    assert sum(length for _, length in sequence["blocks"]) == running["num_held_blocks"] > 0
 
 
 def test_ctrl_c_while_a_request_runs_ends_every_process(tmp_path):

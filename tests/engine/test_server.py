@@ -22,6 +22,8 @@ from core.messages import (
     Refused,
     Step,
     Submit,
+    Watch,
+    Watched,
 )
 from core.sampling import Finish, SamplingParams
 from engine.engine import MAX_FAILED_STEPS, Engine
@@ -426,3 +428,21 @@ def test_aborts_are_counted_by_their_reason(client, engine, gate, connection):
     assert stats.aborted == {"disconnect": 1, "timeout": 1}
     assert stats.finished == {"abort": 2, "stop": 1}
     assert stats.refused == {"invalid": 2}
+
+
+def test_a_client_that_watches_gets_snapshots_until_it_wants_no_more(client, engine, gate):
+    gate.open.clear()
+    client.send(Watch(60.0))
+    client.send(Submit("a", [1, 2, 3], greedy(9)))
+    until(lambda: engine.strategy.running)
+    gate.open.set()
+    while not (snapshot := client.receive(Watched).snapshot).ended:
+        pass
+    (answer,) = snapshot.ended
+    assert answer.timing.arrived <= answer.timing.first_token <= answer.timing.finished
+    client.send(Watch(0.0))
+    client.send(Hello())
+    client.receive(Ready)
+    client.send(Submit("b", [1], greedy(9)))
+    kinds = {type(client.receive(FromEngine)) for _ in range(12)}
+    assert kinds == {Step, Heartbeat}

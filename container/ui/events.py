@@ -1,0 +1,81 @@
+"""The events of the live page.
+
+```
+engine     the strategy and its limits; at the start, and again for each new engine
+down       why there is no engine now
+snapshot   core.snapshot.Snapshot, and counters since the engine's start
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from container.http.service import Service
+from core.errors import EngineUnavailableError
+from core.messages import Facts
+from core.options import Options
+from core.snapshot import Snapshot
+from core.stats import Stats
+
+SILENCE_S = 1.0
+"""A comment is sent after this time without an event, so that a closed page is noticed."""
+_COMMENT = b":\n\n"
+
+
+def event_stream(service: Service, *, has_chat_template: bool) -> Iterator[bytes]:
+    """Yield events until the worker stops or the caller closes the generator."""
+    client = service.client
+    known: Facts | str = ""
+    snapshot: Snapshot | None = None
+    while not client.snapshots.is_closed:
+        state = _state(service)
+        if isinstance(state, str) and state != known:
+            yield _event("down", {"reason": state})
+        elif isinstance(state, Facts) and state is not known:
+            about = {"model_name": service.model_name, "chat": has_chat_template}
+            yield _event("engine", about | _settings(state, service.options))
+        if snapshot is not None:
+            yield _event("snapshot", {"snapshot": snapshot, "counters": _counters(client.stats)})
+        else:
+            yield _COMMENT
+        known = state
+        snapshot = client.snapshots.wait(SILENCE_S)
+
+
+def _state(service: Service) -> Facts | str:
+    """Return the facts of the engine, or why there is none."""
+    try:
+        return service.client.facts
+    except EngineUnavailableError as error:
+        return str(error)
+
+
+def _settings(facts: Facts, options: Options) -> dict[str, object]:
+    return {
+        "batching": facts.batching,
+        "executor": facts.executor,
+        "device": facts.device,
+        "dtype": facts.dtype,
+        "block_size": facts.block_size,
+        "max_sequences": facts.max_sequences,
+        "max_model_len": facts.max_model_len,
+        "max_step_tokens": facts.max_step_tokens,
+        "max_batch_delay_ms": options.max_batch_delay,
+        "kv_reservation": options.kv_reservation,
+    }
+
+
+def _counters(stats: Stats) -> dict[str, int]:
+    return {
+        "generated_tokens": stats.num_generated_tokens,
+        "preemptions": stats.num_swaps + stats.num_recomputes,
+        "prefix_queries": stats.num_prefix_queries,
+        "prefix_hits": stats.num_prefix_hits,
+    }
+
+
+def _event(name: str, data: object) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(data))

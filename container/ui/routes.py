@@ -1,0 +1,97 @@
+"""The routes of the live page, and who may use them."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flask import Flask, Response, abort, request
+
+from container.http.service import Service
+from container.ui.events import event_stream
+
+PAGE_PATH = "/"
+FILE_PATH = "/ui/<name>"
+EVENTS_PATH = "/ui/events"
+"""The page and its files hold no data. The events do: numbers about requests, but no text."""
+KEYLESS_ENDPOINTS = ("page", "page's file")
+"""Flask's names of the routes that need no API key: the page asks its user for one."""
+
+_STATIC = Path(__file__).parent / "static"
+_MIMETYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+_FORWARDED = ("Forwarded", "X-Forwarded-For")
+"""Headers of a proxy, which may be on this machine while its client is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content: bytes
+    mimetype: str
+
+
+class PageRoutes:
+    """The page, its files and its events, for a model that generates text."""
+
+    def __init__(self, service: Service, *, has_chat_template: bool) -> None:
+        self._service = service
+        self._has_chat_template = has_chat_template
+        self._files = _load_files()
+
+    def add_to(self, app: Flask) -> None:
+        """Add the routes to the app, unless option.ui turns them off."""
+        if self._service.options.ui == "false":
+            return
+        app.add_url_rule(PAGE_PATH, "page", self.page)
+        app.add_url_rule(EVENTS_PATH, "events", self.events)
+        app.add_url_rule(FILE_PATH, "page's file", self.file)
+
+    def page(self) -> Response:
+        """Return the page."""
+        return self.file("page.html")
+
+    def file(self, name: str) -> Response:
+        """Return one of the page's files."""
+        self._check_client()
+        file = self._files.get(name)
+        if file is None:
+            abort(404)
+        return Response(file.content, mimetype=file.mimetype, headers=_HEADERS)
+
+    def events(self) -> Response:
+        """Stream what the engine does, as server-sent events."""
+        self._check_client()
+        stream = event_stream(self._service, has_chat_template=self._has_chat_template)
+        return Response(stream, mimetype="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    def _check_client(self) -> None:
+        """Answer 404, as if there were no page, to clients that option.ui=auto does not serve."""
+        is_local = _is_local(request.remote_addr, request.headers)
+        if self._service.options.ui == "auto" and not is_local:
+            abort(404)
+
+
+def _is_local(address: str | None, headers: Container[str]) -> bool:
+    if any(name in headers for name in _FORWARDED):
+        return False
+    try:
+        return ipaddress.ip_address(address or "").is_loopback
+    except ValueError:  # a Unix socket: its client forwards requests of others
+        return False
+
+
+def _load_files() -> Mapping[str, _File]:
+    return {
+        path.name: _File(path.read_bytes(), _MIMETYPES[path.suffix])
+        for path in _STATIC.iterdir()
+        if path.suffix in _MIMETYPES
+    }

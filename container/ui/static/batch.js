@@ -1,0 +1,164 @@
+// The batch as a Gantt chart: one row for each sequence, time to the right.
+
+import { begin, drawLegend, hatch, palette, sequenceColor } from "./canvas.js";
+import { WINDOW_S } from "./history.js";
+
+const GUTTER = 62;
+const AXIS = 20;
+const ROW = { min: 6, max: 24 };
+const MIN_BAR = 2;
+
+const PHASES = {
+  waiting: "waiting in the queue",
+  prefill: "prefill: reading the prompt",
+  decode: "decode: writing, a token per step",
+  preempted: "preempted: gave its memory back",
+  swapped: "swapped to host memory",
+  idle: "place stays empty until the batch ends",
+};
+const SHOWN = {
+  none: ["waiting", "prefill", "decode"],
+  dynamic: ["waiting", "prefill", "decode", "idle"],
+  continuous: ["waiting", "prefill", "decode"],
+  paged: ["waiting", "prefill", "decode", "preempted", "swapped"],
+};
+
+export function batchLegend(list, settings) {
+  const phases = SHOWN[settings.batching].filter((phase) => !isWhole(settings) || phase !== "prefill");
+  drawLegend(
+    list,
+    phases.map((phase) => [
+      isWhole(settings) && phase === "decode" ? "running: transformers computes the whole answer" : PHASES[phase],
+      (context, width, height) => bar(context, phase, 0, 0, width, height),
+    ]),
+  );
+}
+
+export function drawBatch(canvas, history, settings, localNow) {
+  const { context, width, height } = begin(canvas);
+  const now = history.time(localNow);
+  const left = now - WINDOW_S;
+  const scale = (width - GUTTER) / WINDOW_S;
+  const x = (time) => GUTTER + (Math.max(left, Math.min(now, time)) - left) * scale;
+  drawAxis(context, width, height, scale);
+  const rows = visibleRows(history, left, height - AXIS);
+  const rowHeight = Math.max(ROW.min, Math.min(ROW.max, (height - AXIS) / Math.max(1, rows.length)));
+  const batchEnds = settings.batching === "dynamic" ? endsOfBatches(history, now) : null;
+  rows.forEach((row, index) => {
+    const top = index * rowHeight;
+    for (const [phase, from, to] of spans(row, now, settings, batchEnds)) {
+      if (to < left) continue;
+      const [start, end] = [x(from), x(to)];
+      const least = phase === "prefill" ? MIN_BAR : 0;
+      bar(context, phase, start, top + rowHeight * 0.14, Math.max(least, end - start), rowHeight * 0.72);
+    }
+    if (rowHeight >= 11) labelRow(context, row, top, rowHeight, x, now);
+  });
+  if (!rows.length) drawEmpty(context, width, height);
+  canvas.ariaLabel = describe(rows, history.snapshot);
+}
+
+// The library executor writes whole answers in one step, so prefill and decode are not told apart.
+function isWhole(settings) {
+  return settings.executor === "library";
+}
+
+function visibleRows(history, left, height) {
+  const rows = [...history.rows.values()].filter((row) => row.end === null || row.end > left);
+  rows.sort((a, b) => a.arrived - b.arrived || a.id - b.id);
+  const most = Math.floor(height / ROW.min);
+  while (rows.length > most) {
+    const ended = rows.findIndex((row) => row.end !== null);
+    rows.splice(ended < 0 ? rows.length - 1 : ended, 1);
+  }
+  return rows;
+}
+
+// Returns [phase, from, to] in the order of painting: later ones cover earlier ones.
+function spans(row, now, settings, batchEnds) {
+  const end = row.end ?? now;
+  const admitted = row.admitted ?? end;
+  const first = isWhole(settings) ? admitted : (row.first ?? end);
+  const list = [
+    ["waiting", row.arrived, admitted],
+    ["decode", first, end],
+    ["prefill", admitted, first],
+    ...row.breaks.map(({ phase, from, to }) => [phase, from, to ?? end]),
+  ];
+  const batchEnd = row.end !== null && row.admitted !== null && batchEnds?.get(row.admitted);
+  if (batchEnd) list.push(["idle", row.end, batchEnd]);
+  return list.filter(([, from, to]) => to > from);
+}
+
+// The requests of one batch are admitted at the same time.
+function endsOfBatches(history, now) {
+  const ends = new Map();
+  for (const { admitted, end } of history.rows.values()) {
+    if (admitted !== null) ends.set(admitted, Math.max(ends.get(admitted) ?? 0, end ?? now));
+  }
+  return ends;
+}
+
+function bar(context, phase, x, y, width, height) {
+  const colors = palette();
+  if (phase === "idle") {
+    context.strokeStyle = colors.idle;
+    context.strokeRect(x + 0.5, y + 0.5, Math.max(0, width - 1), height - 1);
+    return;
+  }
+  context.fillStyle = phase === "waiting" ? hatch(context, colors.waiting) : colors[phase];
+  context.fillRect(x, y, width, height);
+}
+
+function labelRow(context, row, top, rowHeight, x, now) {
+  const middle = top + rowHeight / 2;
+  const size = Math.min(12, rowHeight - 2);
+  context.fillStyle = sequenceColor(row.id);
+  context.fillRect(2, middle - 4, 8, 8);
+  context.font = `${size}px system-ui, sans-serif`;
+  context.textBaseline = "middle";
+  context.textAlign = "left";
+  context.fillStyle = palette().quiet;
+  context.fillText(`#${row.id}`, 15, middle + 0.5);
+  const from = x(row.first ?? now);
+  const to = x(row.end ?? now);
+  const isDone = row.end !== null && row.end <= now;
+  const note = isDone ? `${(row.end - row.arrived).toFixed(1)} s` : `${row.generated} tokens`;
+  if (to - from > context.measureText(note).width + 12) {
+    context.fillStyle = "#ffffff";
+    context.textAlign = "right";
+    context.fillText(note, to - 6, middle + 0.5);
+  }
+}
+
+function drawAxis(context, width, height, scale) {
+  const colors = palette();
+  context.font = "11px system-ui, sans-serif";
+  context.textBaseline = "bottom";
+  context.lineWidth = 1;
+  for (let age = 0; age <= WINDOW_S; age += 5) {
+    const x = Math.round(width - age * scale) - 0.5;
+    context.strokeStyle = colors.grid;
+    context.beginPath();
+    context.moveTo(x, 0);
+    context.lineTo(x, height - AXIS);
+    context.stroke();
+    context.fillStyle = colors.quiet;
+    context.textAlign = age === 0 ? "right" : age === WINDOW_S ? "left" : "center";
+    context.fillText(age === 0 ? "now" : `−${age} s`, x, height - 3);
+  }
+}
+
+function drawEmpty(context, width, height) {
+  context.font = "14px system-ui, sans-serif";
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  context.fillStyle = palette().quiet;
+  context.fillText("No requests in the last 20 seconds", (GUTTER + width) / 2, (height - AXIS) / 2);
+}
+
+function describe(rows, snapshot) {
+  if (!snapshot) return "No requests";
+  const { num_running: running, num_waiting: waiting } = snapshot;
+  return `${rows.length} requests in the last ${WINDOW_S} seconds; ${running} running, ${waiting} waiting`;
+}

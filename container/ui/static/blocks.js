@@ -1,0 +1,107 @@
+// The KV memory as a map of blocks: one cell for each block, in the colour of its sequence.
+
+import { begin, drawLegend, palette, sequenceColor } from "./canvas.js";
+
+const CELL = { min: 4, max: 38 };
+const LEAST_BLOCKS = 512;
+const FREE = -1;
+const KEPT = -2;
+const FADED = 0.3;
+
+export function blocksLegend(list, settings) {
+  const isPaged = settings.batching === "paged";
+  const cell = (state) => (context, width, height) => paint(context, state, 2, 0, height, 1);
+  const held = { owner: 3, holders: 1, isFilled: true };
+  drawLegend(list, [
+    ["holds K and V of the sequence of this colour", cell(held)],
+    ...(isPaged ? [["shared by several sequences", cell({ ...held, holders: 2 })]] : []),
+    ["reserved, still empty", cell({ ...held, isFilled: false })],
+    ...(isPaged ? [["free, kept for prompts that begin alike", cell({ owner: KEPT })]] : []),
+    ["free", cell({ owner: FREE })],
+  ]);
+}
+
+// Returns the text that says which part of the pool is shown.
+export function drawBlocks(canvas, snapshot, settings) {
+  const { context, width, height } = begin(canvas);
+  const cells = states(snapshot, settings.block_size);
+  const { size, columns, perCell } = layout(width, height, cells.length);
+  for (let index = 0; index * perCell < cells.length; index += 1) {
+    const state = strongest(cells, index * perCell, perCell);
+    const [column, row] = [index % columns, Math.floor(index / columns)];
+    paint(context, state, column * size, row * size, size, size > 5 ? 1 : 0.5);
+  }
+  canvas.ariaLabel = describe(snapshot);
+  const group = perCell > 1 ? `, ${perCell} in each cell` : "";
+  const all = snapshot.num_blocks.toLocaleString("en");
+  const shown = cells.length.toLocaleString("en");
+  const part = cells.length < snapshot.num_blocks ? `the first ${shown} of ${all} blocks` : `${all} blocks`;
+  const whose = settings.executor === "library" ? ", as the strategy counts them" : "";
+  return `${part} of ${settings.block_size} tokens${group}${whose}`;
+}
+
+// Returns the state of the blocks up to the last one in use, at least LEAST_BLOCKS.
+function states(snapshot, blockSize) {
+  let used = LEAST_BLOCKS;
+  const runs = [snapshot.kept_blocks, ...snapshot.sequences.map((sequence) => sequence.blocks)];
+  for (const [first, length] of runs.flat()) used = Math.max(used, first + length);
+  const size = Math.min(snapshot.num_blocks, 2 ** Math.ceil(Math.log2(used)));
+  const cells = Array.from({ length: size }, () => ({ owner: FREE, holders: 0, isFilled: false }));
+  for (const [first, length] of snapshot.kept_blocks) {
+    for (let block = first; block < first + length; block += 1) cells[block].owner = KEPT;
+  }
+  for (const { id, blocks, num_computed_tokens: numComputed } of snapshot.sequences) {
+    let position = 0;
+    for (const [first, length] of blocks) {
+      for (let block = first; block < first + length; block += 1) {
+        const cell = cells[block];
+        if (cell.holders === 0) cell.owner = id;
+        cell.holders += 1;
+        cell.isFilled ||= position < numComputed;
+        position += blockSize;
+      }
+    }
+  }
+  return cells;
+}
+
+function layout(width, height, count) {
+  for (let size = CELL.max; size >= CELL.min; size -= 1) {
+    const columns = Math.floor(width / size);
+    if (columns * Math.floor(height / size) >= count) return { size, columns, perCell: 1 };
+  }
+  const columns = Math.floor(width / CELL.min);
+  const places = columns * Math.floor(height / CELL.min);
+  return { size: CELL.min, columns, perCell: Math.ceil(count / places) };
+}
+
+// Held blocks hide kept ones, and those hide free ones.
+function strongest(cells, start, count) {
+  let best = cells[start];
+  for (const cell of cells.slice(start, start + count)) {
+    const isStronger = cell.holders > best.holders || (best.owner === FREE && cell.owner === KEPT);
+    if (isStronger) best = cell;
+  }
+  return best;
+}
+
+function paint(context, { owner, holders, isFilled }, x, y, size, gap) {
+  const colors = palette();
+  const inner = size - gap;
+  const special = { [FREE]: colors.free, [KEPT]: colors.kept }[owner];
+  context.fillStyle = special ?? sequenceColor(owner);
+  if (special === undefined && !isFilled) context.globalAlpha = FADED;
+  context.fillRect(x, y, inner, inner);
+  context.globalAlpha = 1;
+  if (holders > 1) {
+    const dot = Math.max(1, Math.round(inner * 0.42));
+    const shift = (inner - dot) / 2;
+    context.fillStyle = colors.text;
+    context.fillRect(x + shift, y + shift, dot, dot);
+  }
+}
+
+function describe({ num_held_blocks: held, num_blocks: total, kept_blocks: kept }) {
+  const numKept = kept.reduce((sum, [, length]) => sum + length, 0);
+  return `${held} of ${total} blocks held by sequences, ${numKept} free ones kept for equal prompts`;
+}

@@ -1,0 +1,131 @@
+// The live page: connects to the server's events and draws what they say.
+
+import { events, onUnauthorized, setKey } from "./api.js";
+import { batchLegend, drawBatch } from "./batch.js";
+import { blocksLegend, drawBlocks } from "./blocks.js";
+import { Chat } from "./chat.js";
+import { explain } from "./explanation.js";
+import { History } from "./history.js";
+
+const RETRY_MS = 1000;
+const FRAME_MS = 45;
+const element = (id) => document.getElementById(id);
+const history = new History();
+const isCalm = matchMedia("(prefers-reduced-motion: reduce)");
+let settings = null;
+let chat = null;
+
+const localNow = () => performance.now() / 1000;
+
+function setStatus(text, kind = "") {
+  element("status").textContent = text;
+  element("status").className = kind;
+}
+
+function onEngine(data) {
+  settings = data;
+  history.reset();
+  element("model").textContent = `${data.model_name} · ${data.device}, ${data.dtype}`;
+  element("strategy").textContent = data.batching;
+  element("explanation").textContent = explain(data);
+  batchLegend(element("batch-legend"), data);
+  blocksLegend(element("blocks-legend"), data);
+  const slider = element("max-tokens");
+  slider.max = Math.max(16, Math.min(1024, Math.floor(data.max_model_len / 32) * 16));
+  slider.dispatchEvent(new Event("input"));
+  chat ??= new Chat(
+    {
+      ask: element("ask"), text: element("text"), messages: element("messages"),
+      send: element("send"), burst: element("burst"), stop: element("stop"),
+      clear: element("clear"), maxTokens: slider, temperature: element("temperature"),
+    }, // prettier-ignore
+    data.chat,
+  );
+  setStatus("live", "live");
+}
+
+function onSnapshot({ snapshot, counters }) {
+  history.update(snapshot, counters, localNow());
+  const rate = history.tokensPerSecond();
+  const wait = history.firstToken();
+  setNumber("tokens-per-second", rate < 10 ? rate.toFixed(1) : rate.toFixed(0));
+  setNumber("first-token", wait === null ? "–" : wait < 1 ? (wait * 1000).toFixed(0) : wait.toFixed(1),
+    wait === null ? "" : wait < 1 ? "ms" : "s"); // prettier-ignore
+  setNumber("running", snapshot.num_running, `of ${settings.max_sequences}`);
+  setNumber("queue", snapshot.num_waiting);
+  const use = (100 * snapshot.num_held_blocks) / snapshot.num_blocks;
+  setNumber("kv-use", use.toFixed(use < 10 ? 1 : 0), "%");
+  element("blocks-range").textContent = drawBlocks(element("blocks"), snapshot, settings);
+  if (isCalm.matches) drawBatch(element("batch"), history, settings, localNow());
+}
+
+function setNumber(id, value, unit = "") {
+  const small = document.createElement("small");
+  small.textContent = unit && ` ${unit}`;
+  element(id).replaceChildren(String(value), small);
+}
+
+function onEvent({ event, data }) {
+  if (event === "engine") onEngine(data);
+  if (event === "snapshot" && settings) onSnapshot(data);
+  if (event === "down") setStatus(data.reason, "down");
+}
+
+function untilVisible() {
+  return new Promise((resolve) => {
+    if (!document.hidden) return resolve();
+    document.addEventListener("visibilitychange", () => resolve(untilVisible()), { once: true });
+  });
+}
+
+// Watches while the page is visible, and connects again when the stream ends.
+async function watch() {
+  for (;;) {
+    await untilVisible();
+    const controller = new AbortController();
+    const stop = () => document.hidden && controller.abort();
+    document.addEventListener("visibilitychange", stop);
+    try {
+      for await (const event of events("ui/events", { signal: controller.signal })) onEvent(event);
+      setStatus("the server has closed the stream; connecting…", "down");
+    } catch (error) {
+      if (error.name !== "AbortError") setStatus(`no connection: ${error.message}`, "down");
+    } finally {
+      document.removeEventListener("visibilitychange", stop);
+    }
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+  }
+}
+
+// On a CPU the browser shares the cores with the engine, so it draws no more than it has to.
+function animate(time, lastDrawn = -Infinity) {
+  const isDue = time - lastDrawn > FRAME_MS;
+  if (isDue && settings && !isCalm.matches) {
+    drawBatch(element("batch"), history, settings, localNow());
+  }
+  requestAnimationFrame((next) => animate(next, isDue ? time : lastDrawn));
+}
+
+function redraw() {
+  if (!settings) return;
+  batchLegend(element("batch-legend"), settings);
+  blocksLegend(element("blocks-legend"), settings);
+  if (history.snapshot) drawBlocks(element("blocks"), history.snapshot, settings);
+}
+
+for (const [id, unit] of [["max-tokens", " tokens"], ["temperature", ""]]) {
+  const show = () => (element(`${id}-value`).textContent = element(id).value + unit);
+  element(id).addEventListener("input", show);
+  show();
+}
+element("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  setKey(element("key").value);
+  element("key-form").hidden = true;
+});
+onUnauthorized(() => (element("key-form").hidden = false));
+addEventListener("resize", redraw);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+element("ask").addEventListener("submit", (event) => event.preventDefault());
+animate(0);
+watch();

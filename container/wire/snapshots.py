@@ -1,0 +1,48 @@
+"""The engine's snapshots, for the live pages that are open on this worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import gevent.event
+
+from core.snapshot import Snapshot
+
+WATCH_S = 5.0
+"""How long the engine sends snapshots after the last request for them."""
+RENEWAL_S = 2.0
+
+
+class SnapshotFeed:
+    """Passes each snapshot to all that wait for one, and keeps none.
+
+    While somebody waits, it asks the engine for snapshots again and again. When the last page is
+    closed, nobody asks, and the engine stops by itself. A restarted engine is asked like any other.
+    """
+
+    def __init__(self, ask: Callable[[float], None], clock: Callable[[], float]) -> None:
+        """ask: asks the engine for snapshots for this many seconds, if it is ready."""
+        self.is_closed = False
+        self._ask = ask
+        self._clock = clock
+        self._ask_due = 0.0
+        self._next: gevent.event.AsyncResult[Snapshot | None] = gevent.event.AsyncResult()
+
+    def wait(self, timeout_s: float) -> Snapshot | None:
+        """Return the next snapshot, or None if none arrives within `timeout_s` or it is closed."""
+        if self.is_closed:
+            return None
+        if self._clock() >= self._ask_due:
+            self._ask_due = self._clock() + RENEWAL_S
+            self._ask(WATCH_S)
+        return self._next.wait(timeout_s)
+
+    def push(self, snapshot: Snapshot | None) -> None:
+        """Hand out a snapshot that the engine sent. Only EngineClient calls this."""
+        arrived, self._next = self._next, gevent.event.AsyncResult()
+        arrived.set(snapshot)
+
+    def close(self) -> None:
+        """End every wait, now and later."""
+        self.is_closed = True
+        self.push(None)

@@ -1,0 +1,146 @@
+"""Snapshots of the engine for clients that show it to people. They cost nothing while none does."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+from core.messages import FromEngine, Watched
+from core.output import Output
+from core.sequence import Sequence
+from core.snapshot import BlockRuns, EndedSnapshot, Phase, SequenceSnapshot, Snapshot
+from core.stats import Timing
+from strategies.base import Strategy
+from strategies.group import SequenceGroup
+from strategies.memory.blocks import PagedMemory
+
+MIN_INTERVAL_S = 0.1
+MAX_INTERVAL_S = 0.5
+MAX_SHARE = 0.004
+"""The fraction of the loop's CPU time that snapshots may take. A large batch, or a loop that gets
+little of a busy machine, sends fewer of them; but one every MAX_INTERVAL_S, also while it idles."""
+MAX_WAITING = 64
+"""Waiting groups in a snapshot."""
+MAX_ENDED = 1024
+"""Ended answers in a snapshot. Older ones are left out."""
+
+FirstToken = Callable[[int], float | None]
+"""Returns when the request with this id got its first token."""
+
+
+class Watchers:
+    """The clients that watch, each until its time is up. False while there are none."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        send: Callable[[bytes, FromEngine], None],
+        first_token: FirstToken,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """cpu_clock: seconds of CPU time of the loop's thread."""
+        self._strategy = strategy
+        self._send = send
+        self._first_token = first_token
+        self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._expires_at: dict[bytes, float] = {}
+        self._ended: deque[EndedSnapshot] = deque(maxlen=MAX_ENDED)
+        self._due = self._latest = self._cpu_due = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._expires_at)
+
+    def add(self, client: bytes, seconds: float) -> None:
+        """Send snapshots to the client for this long from now on."""
+        if not self:
+            self._ended.clear()
+        self._expires_at[client] = self._clock() + seconds
+
+    def remove(self, client: bytes) -> None:
+        """Forget a client that has disconnected."""
+        self._expires_at.pop(client, None)
+
+    def note_end(self, output: Output, timing: Timing) -> None:
+        """Remember an answer that has ended for the next snapshot."""
+        self._ended.append(EndedSnapshot(output.request_id + output.index, timing))
+
+    def update(self) -> None:
+        """Send a snapshot to every client whose time is not up, if one is due."""
+        now = self._clock()
+        if now < self._due:
+            return
+        started = self._cpu_clock()
+        if started < self._cpu_due and now < self._latest:
+            return
+        self._expires_at = {client: end for client, end in self._expires_at.items() if end > now}
+        if self:
+            snapshot = take_snapshot(self._strategy, self._ended, self._first_token, now)
+            for client in self._expires_at:
+                self._send(client, Watched(snapshot))
+        self._ended.clear()
+        self._due, self._latest = now + MIN_INTERVAL_S, now + MAX_INTERVAL_S
+        ended = self._cpu_clock()
+        self._cpu_due = ended + (ended - started) / MAX_SHARE
+
+
+def take_snapshot(
+    strategy: Strategy, ended: Iterable[EndedSnapshot], first_token: FirstToken, now: float
+) -> Snapshot:
+    """Return the state of a strategy. It refers to nothing that later steps change."""
+    memory = strategy.memory
+    groups = [*strategy.running, *islice(strategy.waiting, MAX_WAITING)]
+    return Snapshot(
+        now=now,
+        sequences=[
+            SequenceSnapshot(
+                id=sequence.id,
+                request=group.request.id,
+                phase=_phase(strategy, group, sequence, runs=rank < len(strategy.running)),
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                num_tokens=len(sequence.token_ids),
+                num_computed_tokens=sequence.num_computed_tokens,
+                max_length=sequence.max_length,
+                arrived=group.request.arrival,
+                admitted=group.request.admitted,
+                first_token=first_token(group.request.id),
+                blocks=block_runs(memory.table(sequence.id)),
+            )
+            for rank, group in enumerate(groups)
+            for sequence in group.sequences
+        ],
+        ended=list(ended),
+        num_running=strategy.num_running,
+        num_waiting=len(strategy.waiting),
+        num_blocks=memory.num_blocks,
+        num_held_blocks=memory.num_held_blocks,
+        kept_blocks=block_runs(sorted(memory.kept_blocks)),
+    )
+
+
+def block_runs(blocks: Iterable[int]) -> BlockRuns:
+    """Return blocks, in their order, as runs of consecutive ones."""
+    runs: BlockRuns = []
+    first = end = -1
+    for block in blocks:
+        if block != end:
+            if end > first:
+                runs.append((first, end - first))
+            first = block
+        end = block + 1
+    return [*runs, (first, end - first)] if end > first else runs
+
+
+def _phase(strategy: Strategy, group: SequenceGroup, sequence: Sequence, *, runs: bool) -> Phase:
+    if runs:
+        is_first = sequence.num_generated_tokens == 0
+        return "prefill" if is_first or sequence.num_pending_tokens > 1 else "decode"
+    memory = strategy.memory
+    if isinstance(memory, PagedMemory) and memory.is_swapped(sequence.id):
+        return "swapped"
+    # Where groups are never preempted, an admitted request may have a group that waits to begin.
+    was_running = group.request.admitted is not None and strategy.num_preemptions > 0
+    return "preempted" if was_running else "waiting"

