@@ -124,11 +124,16 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def _record(self, num_rows: int, recorder: Recorder, *, has_adapters: bool) -> DecodeGraph:
-        inputs = self._buffers.inputs(num_rows, has_adapters=has_adapters)
-        step = PagedStep(inputs.batch, self._cache, self._backend)
         logits = self._buffers.logits[:num_rows]
-        replay = recorder.record(lambda: logits.copy_(self._model.forward(inputs, step)))
-        return DecodeGraph(num_rows, self._buffers, replay)
+
+        def forward() -> Tensor:
+            # A new batch each time: backends keep what they compute for a batch, and the graph must
+            # compute it again.
+            inputs = self._buffers.inputs(num_rows, has_adapters=has_adapters)
+            step = PagedStep(inputs.batch, self._cache, self._backend)
+            return logits.copy_(self._model.forward(inputs, step))
+
+        return DecodeGraph(num_rows, self._buffers, recorder.record(forward))
 
     def graph_for(self, plan: StepPlan) -> DecodeGraph | None:
         """Return the smallest graph that fits; None if the plan is too large or not all decodes."""

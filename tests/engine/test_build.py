@@ -121,7 +121,7 @@ def test_on_cuda_the_budget_subtracts_used_memory_and_activations(monkeypatch):
 
 def test_the_largest_step_samples_a_token_per_sequence(llama):
     model = LLM(llama, dtype="fp32").llm_engine.executor.model
-    tokens = run_step(model, num_tokens=20, num_sequences=7)
+    tokens = run_step(model, 20, 7, lambda call, num_sequences: 0)
     assert tokens.shape == (7,)
     assert 0 <= tokens.min() <= tokens.max() < model.config.vocab_size
 
@@ -129,14 +129,19 @@ def test_the_largest_step_samples_a_token_per_sequence(llama):
 @pytest.mark.parametrize("enforce_eager", [False, True])
 def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(llama, enforce_eager):
     model = LLM(llama, dtype="fp32").llm_engine.executor.model
-    measured = []
+    measured, attended = [], set()
 
     def measure(work, device):
         measured.append(tuple(work().shape))
         return 1000
 
+    def scratch_bytes(call, num_sequences):
+        attended.add((len(call.query), num_sequences))
+        return 1
+
     options = Options(enforce_eager=enforce_eager)
-    total = activation_bytes(options, model, 20, 7, measure)
+    total = activation_bytes(options, model, 20, 7, scratch_bytes, measure)
+    assert attended == {(20, 7)} | (set() if enforce_eager else {(7, 7)})
     vocab_size = model.config.vocab_size
     if enforce_eager:
         assert (measured, total) == ([(7,)], 1000)

@@ -7,7 +7,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from engine import LLM, SamplingParams
-from engine.attention.backends import TritonBackend
+from engine.attention.triton_backend import TritonBackend
 from engine.model.elementwise import make_elementwise
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # overflow of e^-gate, as on a GPU
