@@ -43,6 +43,7 @@ PARTS = {
     "container": (
         ("configuration", "capacity", "schema", "wire", "isolation"),
         ("models", "http"),
+        ("security",),
         ("launch", "apis", "ui"),
         ("front_end",),
         ("multi_model",),
@@ -175,7 +176,7 @@ def test_only_route_functions_use_the_globals_of_flask():
         "apis/invocations/routing.py",
         "apis/invocations/runtime.py",
         "apis/models.py",
-        "http/authentication.py",
+        "security/authentication.py",
         "http/cors.py",
         "http/failures.py",
         "http/headers.py",

@@ -19,12 +19,12 @@ from container.apis.text.tgi import TgiRoutes
 from container.apis.tokenize import TokenizeRoutes
 from container.front_end.generation_routes import GenerationApi, OpenAIRoutes
 from container.front_end.openapi import openapi_document
-from container.http.authentication import Gate
 from container.http.cors import register_cors
 from container.http.failures import count_refusals, register_failures
 from container.http.headers import register_headers
 from container.http.service import Service, json_response
 from container.isolation.helper import Helper
+from container.security.authentication import Gate
 from container.ui.routes import KEYLESS_ENDPOINTS, PageRoutes
 from container.wire.engine_client import EngineClient
 from core.options import Options

@@ -17,9 +17,9 @@ from flask import Flask
 from gunicorn.app.base import BaseApplication
 
 from container.configuration.report import report_error
-from container.http.authentication import open_gate
 from container.http.failures import HEALTH_PATHS
 from container.launch.ports import require_free_port
+from container.security.authentication import open_gate
 from core.errors import ConfigurationError
 from core.limits import HEADER_BYTES, HEADERS, REQUEST_LINE
 from core.messages import Launch

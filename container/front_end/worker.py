@@ -33,7 +33,7 @@ from gunicorn.workers.ggevent import GeventWorker
 from container.front_end.arrival import Arrival, ArrivingBody, Timeouts
 from container.http.health import HEALTH_PATHS
 from container.http.off_loop import SWITCH_INTERVAL_S
-from container.http.tls import shake_hands
+from container.security.tls import shake_hands
 from core.errors import LongshoreError, OverloadedError
 from core.processes import die_with_parent
 

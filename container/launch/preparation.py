@@ -10,12 +10,12 @@ from pathlib import Path
 
 from container.configuration.report import format_value
 from container.configuration.resolve import Configuration
-from container.http.authentication import open_gate
-from container.http.tls import tls_context
 from container.models.directory import configured_model_path, open_model_dir, resolve_model_dir
 from container.models.handler_file import find_formatters, find_handler
 from container.models.requirements import install_requirements_file
 from container.models.s3 import download_from_s3
+from container.security.authentication import open_gate
+from container.security.tls import tls_context
 from core.errors import ConfigurationError
 from core.task import Task, check_options, choose_task
 from core.text.template_files import load_chat_template

@@ -8,7 +8,6 @@ from flask import Flask, Response, request
 
 from container.apis.models import list_models, read_load_request, read_page_request
 from container.front_end.openapi import multi_model_document
-from container.http.authentication import Gate
 from container.http.failures import Failure, failure_response, register_failures
 from container.http.headers import register_headers
 from container.http.health import HEALTH_PATHS
@@ -19,6 +18,7 @@ from container.multi_model.model import RefusedError
 from container.multi_model.models import Models
 from container.multi_model.relay import relay
 from container.schema.body import read_body
+from container.security.authentication import Gate
 from core.source_roots import SourceRoots
 
 MAX_BODY_BYTES = 2**16

@@ -17,14 +17,14 @@ from gevent.pywsgi import WSGIHandler, WSGIServer
 from werkzeug.wsgi import ClosingIterator
 
 from container.configuration.resolve import load_configuration
-from container.http.authentication import open_gate
-from container.http.tls import shake_hands, tls_context
 from container.launch.ports import require_free_port
 from container.launch.supervisor import run_directory
 from container.multi_model.app import create_front
 from container.multi_model.model import RefusedError
 from container.multi_model.model_container import COMMAND
 from container.multi_model.models import Models
+from container.security.authentication import open_gate
+from container.security.tls import shake_hands, tls_context
 from core.errors import ConfigurationError, InsufficientMemoryError
 from core.source_roots import source_roots
 

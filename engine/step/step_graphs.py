@@ -135,11 +135,16 @@ class StepGraphs:
 
     def _forward(self, size: StepSize, has_adapters: bool) -> Work:
         """Return a function that computes the logits of the buffers' first rows."""
-        inputs = self._buffers.inputs(size, has_adapters=has_adapters)
-        step = PagedStep(inputs.batch, self._cache, self._backend)
         logits = self._buffers.logits[: size.num_sequences]
-        forward = partial(self._model.forward, inputs, step)
-        return lambda: logits.copy_(forward())
+
+        def forward() -> Tensor:
+            # A new batch each time: backends keep what they compute for a batch, and the graph must
+            # compute it again.
+            inputs = self._buffers.inputs(size, has_adapters=has_adapters)
+            step = PagedStep(inputs.batch, self._cache, self._backend)
+            return logits.copy_(self._model.forward(inputs, step))
+
+        return forward
 
 
 class _Buffers:

@@ -14,10 +14,10 @@ import pytest
 from flask.testing import FlaskClient
 
 from container.front_end.app import create_app
-from container.http.api_keys import ApiKey, find_api_key, read_api_keys
-from container.http.authentication import Gate
-from container.http.rate_limits import RateLimits
 from container.multi_model.model_container import UnixConnection
+from container.security.api_keys import ApiKey, find_api_key, read_api_keys
+from container.security.authentication import Gate
+from container.security.rate_limits import RateLimits
 from container.wire.engine_client import EngineClient
 from core.errors import ConfigurationError, RateLimitError
 from core.messages import Launch

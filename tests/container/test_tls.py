@@ -17,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from container.http.tls import tls_context
+from container.security.tls import tls_context
 from core.errors import ConfigurationError
 from core.messages import Abort, Launch, Submit
 from core.options import Options

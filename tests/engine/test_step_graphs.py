@@ -462,6 +462,22 @@ def test_aborts_and_preemption_change_no_other_answer(tiny_model):
         assert left == (right[: len(left)] if id % 3 == 0 else right)
 
 
+def test_each_forward_pass_of_a_graph_has_its_own_batch(tiny_model, monkeypatch):
+    """Backends keep what they compute for a batch. A capture must compute what its warm-up did."""
+    batches = []
+
+    def step(batch, *arguments):
+        batches.append(batch)
+        return PagedStep(batch, *arguments)
+
+    monkeypatch.setattr("engine.step.step_graphs.PagedStep", step)
+    llm, recorder = with_graphs(tiny_model("llama"), max_rows=6)
+    tokens(llm)
+    assert recorder.num_replays > 0
+    assert len(batches) == recorder.num_recorded + recorder.num_replays
+    assert len({id(batch) for batch in batches}) == len(batches)
+
+
 def test_memory_does_not_grow(tiny_model):
     llm, _ = with_graphs(
         tiny_model("llama"), prompt_sizes=(64,), num_kv_blocks=40, async_scheduling=True

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
-from container.http.api_keys import ApiKey
+from container.security.api_keys import ApiKey
 from core.errors import RateLimitError
 
 _REQUESTS, _TOKENS = 0, 1

@@ -10,9 +10,9 @@ from flask import Flask, g, request
 from werkzeug.datastructures import Headers, WWWAuthenticate
 from werkzeug.exceptions import Unauthorized
 
-from container.http.api_keys import ApiKey, find_api_key, read_api_keys
 from container.http.health import HEALTH_PATHS
-from container.http.rate_limits import RateLimits
+from container.security.api_keys import ApiKey, find_api_key, read_api_keys
+from container.security.rate_limits import RateLimits
 from core.options import Options
 
 _HEADERS = "send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
