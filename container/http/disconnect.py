@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import select
-import socket
-import ssl
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -29,31 +27,12 @@ def disconnect_check(environ: Mapping[str, object]) -> Callable[[], bool]:
 
 
 def has_hung_up(connection: HasFileno) -> bool:
-    """Return whether the peer closed its end of the connection. Consumes no data."""
-    if isinstance(connection, ssl.SSLSocket):
-        return _has_shut_down(connection)
-    # gevent's recv waits for data even with MSG_DONTWAIT, so use the unpatched socket class.
-    plain_socket = gevent.monkey.get_original("socket", "socket")
-    try:
-        probe: socket.socket = plain_socket(fileno=connection.fileno())
-    except (OSError, ValueError):  # already closed on this side
-        return True
-    try:
-        return probe.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    finally:
-        probe.detach()
+    """Return whether the peer closed its end of the connection. Consumes no data.
 
-
-def _has_shut_down(connection: HasFileno) -> bool:
-    """Return whether the peer of a TLS connection closed its end.
-
-    Peeking does not tell: before the end, the client sends an encrypted notice that it closes.
+    Peeking would not tell with TLS: before the end, the client sends an encrypted notice.
     """
     try:
+        # gevent's poll would wait.
         poll = gevent.monkey.get_original("select", "poll")()
         poll.register(connection.fileno(), select.POLLRDHUP)
     except (OSError, ValueError):  # already closed on this side

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import signal
+import subprocess
 import sys
+import time
 from collections import OrderedDict
 from pathlib import Path
 
 import gevent
 import gevent.socket
-import gevent.subprocess
 import msgspec
 from gevent.lock import BoundedSemaphore
 
@@ -39,6 +40,8 @@ MAX_KEPT = 64
 MAX_WAIT_S = 30.0
 """Time for which a job may take its turn and run. CPU time, which the process limits itself, is
 reached long before, except on a machine without any to spare."""
+GRACE_S = 0.1
+"""Time for a process that has died by itself to end with its own exit code."""
 
 
 class Helper:
@@ -123,7 +126,8 @@ class _Process:
     def __init__(self, setup: Setup) -> None:
         self._socket, theirs = gevent.socket.socketpair()
         with theirs:
-            self._popen = gevent.subprocess.Popen(
+            # NOTE: not gevent's Popen, which would wait for every child of this process.
+            self._popen = subprocess.Popen(
                 [sys.executable, "-m", "container.isolation.process"],
                 stdin=theirs.fileno(),
                 start_new_session=True,
@@ -140,10 +144,10 @@ class _Process:
         """Kill the process, if it runs, and return its exit code."""
         self._stream.close()
         self._socket.close()
-        try:
-            return self._popen.wait(0.1)  # one that has died by itself keeps its own code
-        except gevent.subprocess.TimeoutExpired:
-            self._popen.kill()
+        deadline = time.monotonic() + GRACE_S
+        while self._popen.poll() is None and time.monotonic() < deadline:
+            gevent.sleep(0.005)
+        self._popen.kill()
         return self._popen.wait()
 
 

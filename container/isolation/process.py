@@ -108,6 +108,7 @@ def main() -> int:
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection = socket.socket(fileno=sys.stdin.fileno())
+    connection.setblocking(True)  # gevent, in the parent, has made it non-blocking
     stream = connection.makefile("rb")
     jobs = Jobs(msgspec.msgpack.decode(read_frame(stream), type=Setup))
     limit_memory()

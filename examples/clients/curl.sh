@@ -8,7 +8,6 @@ prompt=${2:-ROMEO:}
 curl --fail-with-body --silent --show-error "$url/invocations" \
     --header 'Content-Type: application/json' \
     --data "{\"inputs\": \"$prompt\", \"parameters\": {\"max_new_tokens\": 20}}"
-echo
 
 curl --fail-with-body --silent --show-error --no-buffer "$url/invocations" \
     --header 'Content-Type: application/json' \

@@ -50,17 +50,19 @@ def test_load_list_and_unload(lora: FlaskClient, engine: FakeEngine) -> None:
 def test_fields_may_be_query_parameters_as_in_djl_serving(lora: FlaskClient) -> None:
     query = "/adapters?name=a&src=/opt/ml/model/a&pin=true"
     assert lora.post(query).get_json() == {"status": "Adapter a registered"}
-    assert lora.post("/adapters?name=b&src=/b&pin=maybe").get_json()["field"] == "pin"
+    assert lora.post("/adapters?name=b&src=/opt/ml/b&pin=maybe").get_json()["field"] == "pin"
 
 
 def test_routes_of_lmi_below_the_model(lora: FlaskClient, engine: FakeEngine) -> None:
     """As LMI's own tests call them, and as its description of /adapters says."""
-    path = "/models/demo/adapters"
+    path, added = "/models/demo/adapters", {"status": "Adapter b registered"}
     assert load(lora, "a").status_code == 200
-    assert lora.post(f"{path}?name=b&src=/b").get_json() == {"status": "Adapter b registered"}
+    assert lora.post(f"{path}?name=b&src=/opt/ml/b").get_json() == {
+        "status": "Adapter b registered"
+    }
     assert [entry["name"] for entry in lora.get(path).get_json()["adapters"]] == ["a", "b"]
-    assert lora.get(f"{path}/b").get_json()["src"] == "/b"
-    for update in (f"{path}/b/update?pin=true", "/adapters/b/update?src=/b&preload=false"):
+    assert lora.get(f"{path}/b").get_json()["src"] == "/opt/ml/b"
+    for update in (f"{path}/b/update?pin=true", "/adapters/b/update?src=/opt/ml/b&preload=false"):
         assert lora.post(update).get_json() == {"status": "Adapter b updated"}
     other = lora.post(f"{path}/b/update?src=/c")
     assert (other.status_code, other.get_json()["field"]) == (400, "src")
@@ -72,13 +74,13 @@ def test_routes_of_lmi_below_the_model(lora: FlaskClient, engine: FakeEngine) ->
 
 def test_vllms_routes(lora: FlaskClient) -> None:
     """As vLLM's documentation calls them."""
-    body = {"lora_name": "sql", "lora_path": "/opt/sql"}
+    body = {"lora_name": "sql", "lora_path": "/opt/ml/sql"}
     loaded = lora.post("/v1/load_lora_adapter", json=body)
     assert (loaded.status_code, loaded.text) == (
         200,
         "Success: LoRA adapter 'sql' added successfully.",
     )
-    assert lora.get("/adapters/sql").get_json()["src"] == "/opt/sql"
+    assert lora.get("/adapters/sql").get_json()["src"] == "/opt/ml/sql"
     missing = lora.post("/v1/load_lora_adapter", json={"lora_name": "x"}).get_json()["error"]
     assert missing["param"] == "lora_path"
     unload = {"lora_name": "sql", "lora_int_id": 3}
@@ -133,7 +135,7 @@ def test_invalid_loads(lora: FlaskClient, engine: FakeEngine, body: object, fiel
 def test_adapters_loaded_by_other_workers_or_at_start(
     lora: FlaskClient, client: EngineClient, engine: FakeEngine
 ) -> None:
-    adapter = Adapter("b", "/b", 4, 0, 1)
+    adapter = Adapter("b", "/opt/ml/b", 4, 0, 1)
     engine.adapters["b"] = adapter
     engine.send(Adapters((adapter,)))
     eventually(lambda: client.adapters)

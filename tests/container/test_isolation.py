@@ -171,7 +171,14 @@ def test_grammars_are_kept(own: Helper) -> None:
 
 
 def conversation(text: str) -> Conversation:
-    return Conversation(({"role": "user", "content": text},), (), True, False, {})
+    return Conversation(
+        messages=({"role": "user", "content": text},),
+        tools=(),
+        add_generation_prompt=True,
+        continue_final_message=False,
+        add_special_tokens=False,
+        variables={},
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,7 +193,7 @@ def test_conversations_that_end_alone(tokenizer: Tokenizer, template: str, why: 
     begin = "{{ messages[0].content[:9] }}{% if messages[0].content[1000:] %}"
     hostile = ChatTemplate(f"{begin}{template}{{% endif %}}")
     helper = Helper(tokenizer.model_dir, hostile.source)
-    prompting = Prompting(tokenizer, hostile, helper)
+    prompting = Prompting(tokenizer, hostile, lambda: 10**6, helper)
     with pytest.raises(RequestError, match=why) as caught:
         prompting.encode_chat(conversation("x" * ISOLATED_BYTES), size=ISOLATED_BYTES + 1)
     helper.close()
@@ -196,7 +203,7 @@ def test_conversations_that_end_alone(tokenizer: Tokenizer, template: str, why: 
 def test_long_conversations_are_rendered_alike(
     tokenizer: Tokenizer, helper: Helper, template: ChatTemplate
 ) -> None:
-    prompting = Prompting(tokenizer, template, helper)
+    prompting = Prompting(tokenizer, template, lambda: 10**6, helper)
     said = conversation("é" * 300)
     alike = [prompting.encode_chat(said, size=size) for size in (1, 10_000, ISOLATED_BYTES + 1)]
     assert alike[0] == alike[1] == alike[2]

@@ -131,7 +131,7 @@ def front_end(
 def test_requests_and_streams(front_end: subprocess.Popen[str], caller: TlsCaller) -> None:
     assert caller.request("POST", "/invocations", {"inputs": "Q"}) == (
         200,
-        b'{"generated_text":"Hi there"}',
+        b'{"generated_text":"Hi there"}\n',
     )
     status, body = caller.request("POST", "/invocations", {"inputs": "Q", "stream": True})
     assert status == 200

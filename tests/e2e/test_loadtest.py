@@ -17,6 +17,7 @@ CREDENTIALS = {
     "AWS_EC2_METADATA_DISABLED": "true",
 }  # fmt: skip
 SMALL = ["--users", "3", "--requests", "6", "--warm-up", "2", "--length-scale", "0.05"]
+SMALL += ["--rounds", "1"]
 
 
 def loadtest(out: Path, *arguments: str) -> Results:

@@ -29,6 +29,7 @@ from tests.engine.test_server import (
     connection,  # noqa: F401
     endpoint,  # noqa: F401
     gate,  # noqa: F401
+    queue_limits,  # noqa: F401
     until,
 )
 from tests.strategies.fakes import strategy_of

@@ -21,6 +21,7 @@ from tests.engine.test_server import (  # noqa: F401
     expected,
     gate,
     greedy,
+    queue_limits,
     until,
 )
 from tests.strategies.fakes import strategy_of
@@ -35,6 +36,9 @@ class Slow:
         self.known = set()
         self.errors = {"wrong": RequestError("structured_outputs", "so wrong"),
                        "broken": MemoryError("none left")}  # fmt: skip
+
+    def hold(self, sequences):
+        """All grammars are kept."""
 
     def knows(self, form):
         if form.regex == "no grammar":

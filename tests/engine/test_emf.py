@@ -85,7 +85,7 @@ def test_the_server_reports_also_while_it_is_idle(tmp_path, lines):
     gate = Gate()
     engine = Engine(strategy_of("paged"), gate, FACTS)
     with Connection(f"ipc://{tmp_path}/e") as connection:
-        server = Server(engine, connection, 8, EmfReporter("demo", 0.01, write=write))
+        server = Server(engine, connection, 8, reporter=EmfReporter("demo", 0.01, write=write))
 
         def serve():
             with pytest.raises(Stop):
