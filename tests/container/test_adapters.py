@@ -55,7 +55,7 @@ def test_fields_may_be_query_parameters_as_in_djl_serving(lora: FlaskClient) -> 
 
 def test_routes_of_lmi_below_the_model(lora: FlaskClient, engine: FakeEngine) -> None:
     """As LMI's own tests call them, and as its description of /adapters says."""
-    path, added = "/models/demo/adapters", {"status": "Adapter b registered"}
+    path = "/models/demo/adapters"
     assert load(lora, "a").status_code == 200
     assert lora.post(f"{path}?name=b&src=/opt/ml/b").get_json() == {
         "status": "Adapter b registered"
