@@ -83,7 +83,7 @@ class TritonBackend:
                 parts.prompt_tables,
                 batch.query_starts,
                 parts.prompt_lens,
-                num_splits=self._splits(query[first:], keys, call.window, parts),
+                num_splits=self._splits(query[first:], keys, call, parts),
                 out=out[first:],
                 **options,
             )
@@ -113,12 +113,17 @@ class TritonBackend:
             parts.work[key] = make_work_list(parts.decode_lens, num_wanted, window=window)
         return parts.work[key]
 
-    def _splits(self, query: Tensor, keys: Tensor, window: int | None, parts: _Parts) -> int:
-        """Return the number of splits of the other sequences, which like layers share."""
-        key = (*query.shape, *keys.shape[2:], window)
+    def _splits(self, query: Tensor, keys: Tensor, call: AttentionCall, parts: _Parts) -> int:
+        """Return the number of splits of the other sequences, which like layers share.
+
+        Kernels with a softcap and splits would spill registers on some GPUs.
+        """
+        if call.softcap is not None:
+            return 1
+        key = (*query.shape, *keys.shape[2:], call.window)
         if key not in parts.splits:
             parts.splits[key] = self._prefill_splits(
-                query, keys, parts.prompt_lengths, self._num_processors, window
+                query, keys, parts.prompt_lengths, self._num_processors, call.window
             )
         return parts.splits[key]
 
