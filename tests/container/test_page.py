@@ -130,7 +130,7 @@ def test_the_engine_is_asked_for_snapshots_only_while_a_page_is_open(
     stream.next("engine")
     engine.send(Watched(SNAPSHOT))
     stream.next("snapshot")
-    assert engine.of_type(Watch) == [Watch(WATCH_S)]
+    eventually(lambda: engine.of_type(Watch) == [Watch(WATCH_S)])
     response.close()
 
 

@@ -8,6 +8,7 @@ import json
 import socket
 import ssl
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -200,10 +201,12 @@ def test_several_models_behind_one_certificate_and_one_file_of_keys(
     }
     key = {"Authorization": "Bearer the-only-key"}
     load = {"model_name": "a", "url": str(model)}
-    run_dirs = tmp_path / "run"
-    run_dirs.mkdir()
     command = ["-m", "tests.container.run_models", str(caller.port)]
-    with running_alone(command, run_dirs, **variables) as process:
+    # tmp_path would be too long for the sockets.
+    with (
+        tempfile.TemporaryDirectory(prefix="ls-") as run_dirs,
+        running_alone(command, Path(run_dirs), **variables) as process,
+    ):
         wait_until(caller.is_healthy)
         assert caller.request("POST", "/models", load)[0] == 401
         assert caller.request("POST", "/models", load, **key)[0] == 200

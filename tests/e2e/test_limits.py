@@ -125,7 +125,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_blocks_are_freed(contain
 
 def test_a_queue_full_of_tokens_answers_429(container):
     long = "Once upon a time " * 20
-    parameters = {"max_new_tokens": 500, "ignore_eos_token": True}
+    parameters = {"max_new_tokens": 900, "ignore_eos_token": True, "top_n_tokens": 20}
     body = json.dumps({"inputs": long, "stream": True, "parameters": parameters}).encode()
     request = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
     with connect(container) as first, connect(container) as second:
