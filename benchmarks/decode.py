@@ -10,11 +10,8 @@ import torch
 from benchmarks import peers
 from benchmarks.bench import Bench
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs, ragged
-from kernels.paged_decode import paged_decode, wanted_splits
-from kernels.split_results import scratch_numel
-from kernels.work_list import WorkList, make_work_list
-
-BY_RULE = "the product's work list"
+from kernels.configurations import num_splits
+from kernels.paged_decode import paged_decode, scratch_numel
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +43,15 @@ def run(bench: Bench) -> None:
 
 
 def decode_calls(
-    bench: Bench, inputs: PagedInputs, shape: Shape, work: WorkList | str | None = BY_RULE
+    bench: Bench, inputs: PagedInputs, shape: Shape, splits: int | None = None
 ) -> peers.Calls:
     """Return a call of our kernel for each input set, with outputs and scratch preallocated.
 
-    work: the splits, None for none. Making the list is left out: layers share it.
+    splits: number of splits; None uses the rule in kernels.configurations.
     """
-    longest = max(inputs.lengths.contexts)
-    splits = work_by_rule(bench, inputs, longest) if isinstance(work, str) else work
-    num_slots = 0 if splits is None else len(splits.items)
+    num = splits or splits_by_rule(bench, inputs, shape)
     scratch = torch.empty(
-        scratch_numel(num_slots, shape.heads, shape.head_dim), device=bench.device
+        scratch_numel(len(inputs.query), shape.heads, shape.head_dim, num), device=bench.device
     )
     out = torch.empty_like(inputs.query)
     return [
@@ -67,7 +62,7 @@ def decode_calls(
             table,
             inputs.context_lens,
             scale=inputs.scale,
-            work=splits,
+            num_splits=num,
             out=out,
             scratch=scratch,
         )
@@ -75,14 +70,9 @@ def decode_calls(
     ]
 
 
-def work_by_rule(bench: Bench, inputs: PagedInputs, model_length: int) -> WorkList | None:
-    """Return the list that the engine would make for a model of up to `model_length` tokens."""
-    num_wanted = wanted_by_rule(bench, inputs, model_length)
-    return make_work_list(inputs.context_lens, num_wanted) if num_wanted else None
-
-
-def wanted_by_rule(bench: Bench, inputs: PagedInputs, model_length: int) -> int:
-    return wanted_splits(inputs.query, inputs.key_cache, bench.num_processors, model_length)
+def splits_by_rule(bench: Bench, inputs: PagedInputs, shape: Shape) -> int:
+    longest = max(inputs.lengths.contexts)
+    return num_splits(len(inputs.query), shape.kv_heads, bench.num_processors, longest)
 
 
 def _cases() -> Iterator[Case]:

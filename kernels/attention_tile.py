@@ -55,10 +55,9 @@ def load_rows(
     base_ptr, rows, is_read, dtype: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Load a [BLOCK_N, BLOCK_D] tile of K or V as `dtype`, which is fp16 if the cache is fp8.
+    """Load a [BLOCK_N, BLOCK_D] tile of K or V as `dtype`.
 
-    Rows that are not `is_read` (only if MASKED) and dims past HEAD_DIM are zero. Numbers of uint8
-    caches are smaller by `kernels.fp8.decode_factor`.
+    Rows that are not `is_read` (only if MASKED) and dims past HEAD_DIM are zero.
     """
     dims = tl.arange(0, BLOCK_D)
     pointers = base_ptr + rows[:, None] + dims[None, :]
@@ -70,21 +69,12 @@ def load_rows(
         tile = tl.load(pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
     else:
         tile = tl.load(pointers)
-    return e4m3_decode(tile) if tile.dtype == tl.uint8 else tile.to(dtype)
-
-
-@triton.jit
-def to_fp16(query):
-    """Return a bf16 query in fp16, and the factor of each row that its scores have lost.
-
-    With fp8 caches both products are computed in fp16, which holds every e4m3 number. A query may
-    be too large for it, so each row is divided by a power of two, which loses nothing.
-    """
-    wide = query.to(tl.float32)
-    largest = tl.max(tl.abs(wide), 1).to(tl.int32, bitcast=True)
-    power = (largest & 0x7F800000).to(tl.float32, bitcast=True)
-    row_scale = tl.where(power == 0, 1.0, power)
-    return (wide / row_scale[:, None]).to(tl.float16), row_scale
+    if tile.dtype == tl.uint8:
+        return e4m3_decode(tile, dtype)
+    if tile.dtype == tl.float8e4nv and dtype == tl.bfloat16:
+        # Triton 3.6 converts fp16 to bf16 with an instruction that only sm_90 has.
+        return tile.to(tl.float32).to(dtype)
+    return tile.to(dtype)
 
 
 @triton.jit

@@ -1,31 +1,37 @@
 """fp8 e4m3 as bytes, for GPUs whose compiler has no such type (before sm_89).
 
 A code has one sign bit, four exponent bits (bias 7) and three mantissa bits; there is no infinity,
-and 0x7F and 0xFF are NaN. Triton's float8e4b15 has the same bits with a bias of 15, that of fp16.
-Taken for it, every finite code, also a subnormal one, becomes exactly 2^-8 times its value in fp16,
-by shifts of two codes at once. Wrappers multiply 2^8 into scales that are applied anyway. Encoding
-gives the same bits as `cvt.rn.satfinite.e4m3`.
+and 0x7F and 0xFF are NaN. Decoding moves the seven low bits to the four lowest exponent bits and
+three highest mantissa bits of the wider type, and multiplies by a power of two that corrects the
+exponent bias. This is exact for all 254 finite codes, including subnormals. Encoding gives the same
+bits as `cvt.rn.satfinite.e4m3`.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 
-def decode_factor(dtype: torch.dtype) -> float:
-    """Return what numbers that kernels load from a cache of this dtype must be multiplied by."""
-    return 2.0**8 if dtype == torch.uint8 else 1.0
-
-
 @triton.jit
-def e4m3_decode(codes):
-    """Convert uint8 codes to their exact values times 2^-8, in fp16.
+def e4m3_decode(codes, dtype: tl.constexpr):
+    """Convert uint8 codes to their exact values in `dtype` (fp16, bf16 or fp32).
 
-    NOTE: the two NaN codes become ±480 * 2^-8; a check in the innermost loop would cost too much.
+    NOTE: the two NaN codes become ±480; a check in the innermost loop would cost too much.
     """
-    return codes.to(tl.float8e4b15, bitcast=True).to(tl.float16)
+    if dtype == tl.float16:
+        bits = codes.to(tl.uint16)
+        moved = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+        rebias = tl.full((), 2.0**8, tl.float16)
+    elif dtype == tl.bfloat16:
+        bits = codes.to(tl.uint16)
+        moved = ((bits & 0x80) << 8) | ((bits & 0x7F) << 4)
+        rebias = tl.full((), 2.0**120, tl.bfloat16)
+    else:
+        bits = codes.to(tl.uint32)
+        moved = ((bits & 0x80) << 24) | ((bits & 0x7F) << 20)
+        rebias = tl.full((), 2.0**120, tl.float32)
+    return moved.to(dtype, bitcast=True) * rebias
 
 
 @triton.jit

@@ -7,9 +7,8 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.paged_decode import paged_decode
+from kernels.paged_decode import paged_decode, scratch_numel
 from kernels.paged_prefill import paged_prefill
-from kernels.split_results import scratch_numel
 from tests.kernels.paged_inputs import make_paged
 
 NAMES = ("query", "key_cache", "value_cache", "block_tables", "context_lens")
@@ -61,33 +60,27 @@ def test_invalid_arguments(kernel, message):
     arguments = BAD[message](arguments)
     arguments.setdefault("scale", 1.0)
     if kernel == "decode":
-        call = paged_decode
+        call = partial(paged_decode, num_splits=1)
     else:
         call = partial(paged_prefill, query_starts=paged.query_starts)
     with pytest.raises(ValueError, match=message):
         call(**arguments)
 
 
-@pytest.mark.parametrize("num_splits", [0, -2])
-def test_there_is_at_least_one_split(num_splits):
-    with pytest.raises(ValueError, match="at least 1"):
-        prefill(make_paged(DECODE), num_splits=num_splits)
+@pytest.mark.parametrize("num_splits", [0, 3, -2])
+def test_splits_are_powers_of_two(num_splits):
+    with pytest.raises(ValueError, match="power of two"):
+        paged_decode(*make_paged(DECODE).decode_arguments, scale=1.0, num_splits=num_splits)
 
 
 @pytest.mark.parametrize("wrong", [torch.float16, "short", "two dims"])
 def test_scratch_must_fit(wrong):
     paged = make_paged(DECODE)
-    num_tokens, num_heads, head_dim = paged.query.shape
-    needed = scratch_numel(num_tokens * 4, num_heads, head_dim)
+    needed = scratch_numel(*paged.query.shape, 4)
     scratch = {
         torch.float16: torch.empty(needed).half(),
         "short": torch.empty(needed - 1),
         "two dims": torch.empty(needed, 1),
     }[wrong]
     with pytest.raises(ValueError, match=f"at least {needed} float32"):
-        prefill(paged, num_splits=4, scratch=scratch)
-
-
-def prefill(paged, **options):
-    arguments = {name: getattr(paged, name) for name in NAMES}
-    return paged_prefill(**arguments, query_starts=paged.query_starts, scale=1.0, **options)
+        paged_decode(*paged.decode_arguments, scale=1.0, num_splits=4, scratch=scratch)

@@ -8,7 +8,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from core.step_size import graph_sizes
 from engine import LLM, SamplingParams
-from engine.attention.triton_backend import TritonBackend
+from engine.attention.backends import TritonBackend
 from engine.model.elementwise import make_elementwise
 from engine.sampling.kernels import make_sampling_kernels
 from engine.step.packed_executor import PackedExecutor
