@@ -27,7 +27,7 @@ TARGETS = ("engine", "worker", "supervisor")
 PROPERTIES: Mapping[str, str] = {"retry_threshold": "1000", "option.http_workers": "1"}
 NUM_STREAMS = 12
 NUM_WHOLE = 4
-MAX_NEW_TOKENS = 300
+MAX_NEW_TOKENS = 900
 MAX_DELAY_S = 1.5
 """The kill comes at most this long after the requests."""
 END_S = 60.0
