@@ -80,12 +80,13 @@ def _populate_in_background(regions: Sequence[Tensor]) -> None:
         for region in regions:
             region.zero_()
     elif len(pieces) > 1:
+        # NOTE: not a daemon, which Python would stop inside torch's code; that aborts the process.
         rest = partial(_populate_all, pieces[1:])
-        threading.Thread(target=rest, name="populate-kv", daemon=True).start()
+        threading.Thread(target=rest, name="populate-kv").start()
 
 
 def _populate_all(pieces: list[Tensor]) -> None:
-    while pieces:
+    while pieces and threading.main_thread().is_alive():  # else the process is about to end
         if _populate(pieces.pop(0)):
             return  # memory is short: pages are allocated as steps write them
 
