@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -15,13 +14,11 @@ from hypothesis import strategies as st
 from container.__main__ import main
 from container.configuration.lmi import ADVICE
 from container.configuration.properties import parse_properties
-from container.configuration.resolve import Configuration, load_configuration
 from container.models.directory import resolve_model_dir
 from core.batching import choose_batching
 from core.errors import ConfigurationError
 from core.options import option_table
-
-Load = Callable[..., Configuration]
+from tests.container.configurations import Load, load, refusal  # noqa: F401
 
 AWS_FILES = {
     "dynamic": """engine=Python
@@ -47,24 +44,6 @@ option.max_rolling_batch_prefill_tokens=16080
 option.tensor_parallel_degree=2
 """,
 }
-
-
-@pytest.fixture
-def load(tmp_path: Path) -> Load:
-    """Resolve a configuration file with this text under these environment variables."""
-
-    def load(text: str, variables: Mapping[str, str] | None = None) -> Configuration:
-        path = tmp_path / "serving.properties"
-        path.write_text(text, "utf-8")
-        return load_configuration(path, variables or {})
-
-    return load
-
-
-def refusal(load, text: str, variables: Mapping[str, str] | None = None) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        load(text, variables)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("strategy", AWS_FILES)
@@ -160,126 +139,8 @@ def test_built_in_handlers(load: Load, entry_point: str) -> None:
     assert load(f"option.entryPoint={entry_point}").options.entryPoint == entry_point
 
 
-def test_variables_set_keys_missing_from_the_file(load: Load) -> None:
-    variables = {
-        "OPTION_DTYPE": "bf16",
-        "OPTION_BATCHING": "paged",
-        "OPTION_ENGINE": "MPI",
-        "OPTION_ENTRYPOINT": "djl_python.huggingface",
-        "OPTION_DEVICE": " ",
-        "SERVING_BATCH_SIZE": "4",
-        "SERVING_JOB_QUEUE_SIZE": "5",
-        "HF_MODEL_ID": "fallback",
-        "OPTION_MODEL_ID": "first",
-        "HF_REVISION": "main",
-        "TENSOR_PARALLEL_DEGREE": "max",
-    }
-    configuration = load("option.dtype=fp32\nbatch_size=2\n", variables)
-    options = configuration.options
-    assert (options.dtype, options.batch_size) == ("fp32", 2)
-    assert (options.batching, options.engine, options.device) == ("paged", "MPI", "auto")
-    assert (options.model_id, options.revision) == ("first", "main")
-    assert (options.job_queue_size, options.tensor_parallel_degree) == (5, "max")
-    assert configuration.sources["batching"] == "environment variable OPTION_BATCHING"
-
-
-def test_sagemaker_variables_override_the_file(load: Load) -> None:
-    variables = {"SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "9"}
-    assert load("option.predict_timeout=5", variables).options.predict_timeout == 9
-
-
-def test_sagemakers_payload_limit(load: Load) -> None:
-    megabytes = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6"}
-    assert load("max_request_size=5", megabytes).options.max_request_size == 6 * 2**20
-    both = load("", {**megabytes, "SAGEMAKER_MAX_REQUEST_SIZE": "7"})
-    assert both.options.max_request_size == 7
-    assert "overridden by environment variable SAGEMAKER_MAX_REQUEST_SIZE" in both.warnings[0]
-    error = refusal(load, "", {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "six"})
-    assert "SAGEMAKER_MAX_PAYLOAD_IN_MB=six: expected an integer" in error
-
-
-def test_tgi_variables_come_last(load: Load) -> None:
-    tgi = {"MAX_CONCURRENT_REQUESTS": "7", "SM_NUM_GPUS": "1", "HF_MODEL_REVISION": "v1"}
-    options = load("", tgi).options
-    assert (options.job_queue_size, options.tensor_parallel_degree) == (7, "1")
-    assert options.revision == "v1"
-    assert load("", {**tgi, "SERVING_JOB_QUEUE_SIZE": "9"}).options.job_queue_size == 9
-
-
-@pytest.mark.parametrize(
-    ("name", "advice"),
-    [
-        ("SAGEMAKER_NUM_MODEL_WORKERS", "one copy"),
-        ("SAGEMAKER_PROGRAM", "option.entryPoint"),
-        ("PIPELINE_PARALLEL_DEGREE", "one device"),
-        ("SERVING_CHUNKED_READ_TIMEOUT", "option.predict_timeout"),
-        ("ARGS_ANYTHING", "no effect here"),
-    ],
-)
-def test_unknown_variables_give_warnings(load: Load, name: str, advice: str) -> None:
-    (warning,) = load("", {name: "2"}).warnings
-    assert warning.startswith(f"environment variable {name} has no effect here")
-    assert advice in warning
-
-
-def test_the_variables_of_awss_sessions(load: Load) -> None:
-    """As model-hosting-container-standards reads them; they override the file."""
-    variables = {
-        "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "true",
-        "SAGEMAKER_SESSIONS_EXPIRATION": "60",
-        "SAGEMAKER_SESSIONS_PATH": "/dev/shm/mine",
-    }
-    configuration = load("option.sessions_expiration=5\n", variables)
-    options = configuration.options
-    assert (options.enable_stateful_sessions, options.sessions_expiration) == (True, 60)
-    assert options.sessions_path == "/dev/shm/mine"
-    (warning,) = configuration.warnings
-    assert "overridden by environment variable SAGEMAKER_SESSIONS_EXPIRATION" in warning
-
-
-def test_the_variables_of_awss_vllm_image(load: Load) -> None:
-    variables = {
-        "SM_VLLM_MODEL": "org/model",
-        "SM_VLLM_MAX_MODEL_LEN": "2048",
-        "SM_VLLM_MAX_NUM_SEQS": "7",
-        "SM_VLLM_DTYPE": "half",
-        "SM_VLLM_ENABLE_LORA": "true",
-        "SM_VLLM_ENABLE_PREFIX_CACHING": "False",
-        "SM_VLLM_TENSOR_PARALLEL_SIZE": "1",
-        "SM_VLLM_BLOCK_SIZE": "8",
-        "OPTION_BLOCK_SIZE": "32",
-        "SM_VLLM_QUANTIZATION": "awq",
-        "SM_VLLM_SERVED_MODEL_NAME": "x",
-        "SM_VLLM_MAX_MODEL_LENGTH": "1",
-    }
-    configuration = load("", variables)
-    options = configuration.options
-    assert (options.model_id, options.max_model_len) == ("org/model", 2048)
-    assert (options.max_rolling_batch_size, options.dtype) == (7, "fp16")
-    assert (options.enable_lora, options.enable_prefix_caching) == (True, False)
-    assert (options.tensor_parallel_degree, options.block_size) == ("1", 32)
-    assert configuration.sources["enable_lora"] == "environment variable SM_VLLM_ENABLE_LORA"
-    text = "\n".join(configuration.warnings)
-    assert "SM_VLLM_QUANTIZATION has no effect here: quantization" in text
-    assert "SM_VLLM_SERVED_MODEL_NAME has no effect here" in text
-    assert "did you mean 'SM_VLLM_MAX_MODEL_LEN'?" in text
-    assert "expected an integer" in refusal(load, "", {"SM_VLLM_MAX_MODEL_LEN": "2k"})
-
-
 def test_lmi_values_are_translated(load: Load) -> None:
     assert load("option.output_formatter=sse_chat").options.output_formatter == "sse"
-
-
-def test_variables_without_effect_give_warnings(load: Load) -> None:
-    variables = {"SERVING_BATCHSIZE": "4", "OPTION_QUANTIZE": "awq"}
-    quantize, batch_size = load("", variables).warnings
-    assert "OPTION_QUANTIZE has no effect here" in quantize
-    assert "did you mean 'SERVING_BATCH_SIZE'?" in batch_size
-
-
-def test_a_bad_variable_is_named(load: Load) -> None:
-    error = refusal(load, "", {"SERVING_BATCH_SIZE": "many"})
-    assert error.startswith("environment variable SERVING_BATCH_SIZE: batch_size=many")
 
 
 @given(
@@ -366,15 +227,6 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert "option.max_rolling_batch_prefill_tokens (integer; default unset)" in (
         capsys.readouterr().out
     )
-
-
-def test_a_variable_overridden_by_the_file_gives_a_warning(load: Load) -> None:
-    variables = {"OPTION_BATCHING": "paged", "TENSOR_PARALLEL_DEGREE": "1"}
-    loaded = load("option.batching=none", variables)
-    assert loaded.options.batching == "none"
-    (warning,) = loaded.warnings
-    assert warning.startswith("environment variable OPTION_BATCHING: overridden by ")
-    assert warning.endswith("serving.properties:1")
 
 
 def test_explain_names_the_model_and_missing_files(

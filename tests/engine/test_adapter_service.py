@@ -21,7 +21,7 @@ from core.sampling import Finish, SamplingParams
 from engine.engine import Engine
 from engine.lora import adapters as registry
 from engine.lora.files import AdapterWeights, LayerWeights
-from tests.engine.test_server import (
+from tests.engine.serving import (
     FACTS,
     Client,
     Gate,
@@ -80,11 +80,11 @@ def engine(slots):
     return Engine(strategy_of("paged"), Gate(), FACTS, adapters=registry.Adapters(slots))
 
 
-def load(client, name, src="/src"):  # noqa: F811
+def load(client, name, src="/src"):
     client.send(LoadAdapter(f"load-{name}", name, src))
 
 
-def loaded(client, name):  # noqa: F811
+def loaded(client, name):
     """Load an adapter and return the names of all loaded ones."""
     load(client, name)
     names = [adapter.name for adapter in client.receive(Adapters).loaded]
@@ -93,7 +93,7 @@ def loaded(client, name):  # noqa: F811
 
 
 @pytest.mark.usefixtures("files")
-def test_every_client_learns_of_loaded_adapters(client, endpoint, slots):  # noqa: F811
+def test_every_client_learns_of_loaded_adapters(client, endpoint, slots):
     other = Client(endpoint)
     other.send(Hello())
     assert other.receive(Ready).adapters == ()
@@ -111,7 +111,7 @@ def test_every_client_learns_of_loaded_adapters(client, endpoint, slots):  # noq
 
 
 @pytest.mark.usefixtures("files")
-def test_rejected_loads_and_unloads(client):  # noqa: F811
+def test_rejected_loads_and_unloads(client):
     def refused(message):
         client.send(message)
         failed = client.receive(Failed)
@@ -129,7 +129,7 @@ def test_rejected_loads_and_unloads(client):  # noqa: F811
     assert client.answer("s")[1] == Finish.LENGTH
 
 
-def test_steps_continue_while_files_are_read(client, files):  # noqa: F811
+def test_steps_continue_while_files_are_read(client, files):
     files.open.clear()
     load(client, "a")
     client.send(LoadAdapter("again", "a", "/src"))
@@ -146,10 +146,10 @@ def test_steps_continue_while_files_are_read(client, files):  # noqa: F811
 
 @pytest.mark.usefixtures("files")
 def test_a_slot_is_free_when_its_last_request_has_ended(
-    client,  # noqa: F811
-    connection,  # noqa: F811
+    client,
+    connection,
     engine,
-    gate,  # noqa: F811
+    gate,
     slots,
 ):
     loaded(client, "a")
@@ -172,7 +172,7 @@ class TestWithoutAdapters:
     def engine(self):
         return Engine(strategy_of("paged"), Gate(), FACTS)
 
-    def test_all_adapter_messages_are_rejected(self, client):  # noqa: F811
+    def test_all_adapter_messages_are_rejected(self, client):
         for message in (
             LoadAdapter("x", "a", "/src"),
             UnloadAdapter("x", "a"),

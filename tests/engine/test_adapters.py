@@ -22,8 +22,8 @@ from tests.engine.adapters import (
     write_adapter,
     write_files,
 )
+from tests.engine.graphs import Imitation
 from tests.engine.test_equality import NUM_NEW, STRATEGIES, generate, prompts, tokens
-from tests.engine.test_step_graphs import Imitation
 
 KINDS = ("a", "b", None)
 """Adapters of the prompts, repeated; None is the base model."""

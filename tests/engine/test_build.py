@@ -19,7 +19,7 @@ from engine.device import (
 from engine.loading.gate import MAX_RELATIVE_ERROR
 from engine.step.block_mover import BlockMover
 from engine.step.step_graphs import StepGraphs
-from tests.engine.test_step_graphs import Imitation
+from tests.engine.graphs import Imitation
 
 
 @pytest.fixture

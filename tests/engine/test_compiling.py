@@ -11,7 +11,7 @@ from core.messages import Abort, Failed, Heartbeat, Hello, Step, Submit
 from core.sampling import Finish, SamplingParams
 from core.structured_outputs import StructuredOutputsParams
 from engine.engine import Engine
-from tests.engine.test_server import (  # noqa: F401
+from tests.engine.serving import (  # noqa: F401
     FACTS,
     Client,
     Gate,
@@ -71,7 +71,7 @@ def constrained(regex="a", max_tokens=5):
     return SamplingParams(temperature=0, max_tokens=max_tokens, structured_outputs=form)
 
 
-def test_other_requests_continue_meanwhile(client, grammars):  # noqa: F811
+def test_other_requests_continue_meanwhile(client, grammars):
     client.send(Submit("slow", [1, 2], constrained()))
     assert grammars.began.wait(5)
     client.send(Submit("free", [1, 2, 3], greedy()))
@@ -87,7 +87,7 @@ def until_end(tokens):
     return tokens[: tokens.index(0) + 1] if 0 in tokens else tokens
 
 
-def test_aborting_during_compilation(client, grammars, engine):  # noqa: F811
+def test_aborting_during_compilation(client, grammars, engine):
     client.send(Submit("a", [1, 2], constrained()))
     assert grammars.began.wait(5)
     client.send(Submit("a", [1, 2], greedy()))
@@ -102,7 +102,7 @@ def test_aborting_during_compilation(client, grammars, engine):  # noqa: F811
     assert engine.strategy.memory.num_held_blocks == 0
 
 
-def test_a_client_disconnects_during_compilation(client, endpoint, grammars, engine, connection):  # noqa: F811
+def test_a_client_disconnects_during_compilation(client, endpoint, grammars, engine, connection):
     client.send(Hello())
     gone = Client(endpoint)
     gone.send(Submit("a", [1, 2], constrained()))
@@ -124,7 +124,7 @@ def test_a_client_disconnects_during_compilation(client, endpoint, grammars, eng
         ("no grammar", "rejected", "has none", "structured_outputs"),
     ],
 )
-def test_invalid_grammars(client, grammars, engine, regex, kind, message, field):  # noqa: F811
+def test_invalid_grammars(client, grammars, engine, regex, kind, message, field):
     grammars.may_end.set()
     client.send(Submit("a", [1, 2], constrained(regex)))
     failed = client.receive(Failed)
@@ -133,7 +133,7 @@ def test_invalid_grammars(client, grammars, engine, regex, kind, message, field)
     assert client.answer("a")[0] == expected(0, [1], 2)
 
 
-def test_requests_in_compilation_count_as_waiting(client, grammars):  # noqa: F811
+def test_requests_in_compilation_count_as_waiting(client, grammars):
     """Four slots and a queue of two."""
     for number in range(7):
         client.send(Submit(f"{number}", [1], constrained()))

@@ -5,31 +5,32 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import jsonschema_rs
 import pytest
-import tokenizers
-import torch
-from tokenizers import decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig
 
-from core.errors import GenerationError, OverloadedError, RequestError
-from core.text.grammar_matcher import compile_grammar
+from core.errors import GenerationError, RequestError
 from engine import (
     LLM,
     GuidedDecodingParams,
     LoRARequest,
     SamplingParams,
-    StructuredOutputsParams,
 )
-from engine.sampling.grammars import MAX_KEPT, Grammars
+from engine.sampling.grammars import Grammars
 from tests.engine.adapters import merged, write_adapter
+from tests.engine.grammar_models import (  # noqa: F401
+    EOS,
+    PROMPTS,
+    SMALL,
+    VOCABULARY,
+    answer,
+    answers,
+    byte_tokenizer,
+    form,
+    model_dir,
+)
 from tests.engine.test_equality import STRATEGIES
 
-EOS = 256
-VOCABULARY = 300
-"""The model's vocabulary size. Its tokenizer has fewer tokens: 256 bytes, EOS and one word."""
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -42,51 +43,14 @@ SCHEMA = {
     "additionalProperties": False,
     "$defs": {"place": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^[A-Z]{2}$"}]}},
 }
-SMALL = {"dtype": "fp32", "block_size": 8, "max_rolling_batch_prefill_tokens": 24}
-PROMPTS = [list(range(60, 60 + length)) for length in (3, 17, 9)]
 LONG = 160
 """Enough tokens for any answer of the schema."""
-
-
-def byte_tokenizer() -> tokenizers.Tokenizer:
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    model = models.BPE({letter: number for number, letter in enumerate(letters)}, [])
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<eos>", "<word>"])
-    tokenizer.enable_truncation(4)  # a training token, which must not end up in answers
-    tokenizer.enable_padding(direction="left", length=12, pad_id=5)
-    return tokenizer
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    path = tmp_path_factory.mktemp("grammar")
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512,
-        bos_token_id=None, eos_token_id=EOS, tie_word_embeddings=False,
-    )  # fmt: skip
-    torch.manual_seed(5)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.dim() >= 2 and "norm" not in name:
-                weight.normal_(0, 1.2 / weight.shape[-1] ** 0.5)
-    model.save_pretrained(path)
-    byte_tokenizer().save(str(path / "tokenizer.json"))
-    return path
 
 
 @pytest.fixture(scope="module")
 def llm(model_dir):
     with LLM(model_dir, **SMALL) as llm:
         yield llm
-
-
-def form(**form):
-    return {"structured_outputs": StructuredOutputsParams(**form)}
 
 
 def mixed():
@@ -98,15 +62,6 @@ def mixed():
         )
         for number in range(6)
     ]  # fmt: skip
-
-
-def answers(llm, params):
-    prompts = [PROMPTS[number % 3] for number in range(len(params))]
-    return [request.outputs[0] for request in llm.generate(prompts, params, use_tqdm=False)]
-
-
-def answer(llm, **params):
-    return answers(llm, [SamplingParams(**{"seed": 1, "max_tokens": 20} | params)])[0]
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +79,10 @@ def test_answers_follow_the_schema(llm):
     validator = jsonschema_rs.validator_for(SCHEMA)
     params = [SamplingParams(seed=s, max_tokens=LONG, **form(json=SCHEMA)) for s in range(12)]
     reply = answers(llm, params)
-    assert {answer.finish_reason for answer in reply} == {"stop"}
-    assert len({answer.text for answer in reply}) == 12
-    for answer in reply:
-        validator.validate(json.loads(answer.text))
+    assert {output.finish_reason for output in reply} == {"stop"}
+    assert len({output.text for output in reply}) == 12
+    for output in reply:
+        validator.validate(json.loads(output.text))
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
@@ -344,85 +299,3 @@ def test_without_llguidance(llm, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
     with pytest.raises(RequestError, match="pip install llguidance"):
         answer(llm, **form(regex="a"))
-
-
-@pytest.fixture
-def compiled(monkeypatch):
-    """The grammars that were compiled, each as often as it was."""
-    texts = []
-
-    def count(tokenizer, text):
-        texts.append(text)
-        return compile_grammar(tokenizer, text)
-
-    monkeypatch.setattr("engine.sampling.grammars.compile_grammar", count)
-    return texts
-
-
-def test_threads_compile_a_grammar_once(model_dir, compiled):
-    grammars = Grammars(model_dir, [EOS])
-    many = StructuredOutputsParams(choice=tuple(f"{n:x}" for n in range(1500)))
-    with ThreadPoolExecutor(8) as threads:
-        matchers = [*threads.map(grammars.matcher, [many] * 8)]
-    assert len(compiled) == 1
-    assert all(matcher.consume_token(64) for matcher in matchers), "each starts at the beginning"
-
-
-def test_a_wrong_grammar_fails_every_time(model_dir, compiled):
-    grammars = Grammars(model_dir, [EOS])
-    wrong = StructuredOutputsParams(grammar="start: nowhere")
-    for _ in range(2):
-        with pytest.raises(RequestError, match="nowhere"):
-            grammars.matcher(wrong)
-        assert not grammars.knows(wrong)
-    assert len(compiled) == 2
-
-
-def test_no_step_compiles_a_grammar(model_dir, compiled):
-    """More requests wait than compiled grammars are kept."""
-    with LLM(model_dir, batching="none", **SMALL) as llm:
-        params = [SamplingParams(max_tokens=2, **form(regex=f"a{{{n}}}"))
-                  for n in range(2, MAX_KEPT + 8)]  # fmt: skip
-        assert {answer.text for answer in answers(llm, params)} == {"aa"}
-    assert len(compiled) == len(params)
-
-
-def test_large_grammars_of_many_requests_are_refused(model_dir, monkeypatch):
-    monkeypatch.setattr("engine.sampling.grammars.MAX_CHARACTERS_HELD", 25)
-    with LLM(model_dir, **SMALL) as llm:
-        assert answer(llm, n=3, max_tokens=2, **form(regex="a{20}")).text == "aa"
-        with pytest.raises(OverloadedError, match="25 characters"):
-            answers(llm, [SamplingParams(**form(regex=regex)) for regex in ("a{20}", "b{20}")])
-        assert answer(llm, max_tokens=2, **form(regex="b{20}")).text == "bb"
-
-
-def test_an_ambiguous_grammar_fails_only_its_request(model_dir, monkeypatch):
-    """Here every mask counts as if it had taken longer than it may."""
-    monkeypatch.setattr("engine.sampling.grammars.SECONDS_PER_MASK", -0.4)
-    with LLM(model_dir, **SMALL) as llm:
-        grammar = form(grammar='start: s\ns: s s | "a"')
-        ambiguous = SamplingParams(seed=1, max_tokens=9, ignore_eos=True, **grammar)
-        streams = [
-            llm.stream(PROMPTS[0], ambiguous),
-            llm.stream(PROMPTS[1], SamplingParams(seed=1)),
-        ]
-        with pytest.raises(GenerationError, match="too ambiguous"):
-            list(streams[0])
-        assert "".join(delta.text for delta in streams[1])
-
-
-def test_compiled_grammars_are_cached_up_to_a_limit(model_dir):
-    grammars = Grammars(model_dir, [EOS])
-    forms = [StructuredOutputsParams(regex=f"a{{{n}}}") for n in range(MAX_KEPT + 2)]
-    for kept_form in forms:
-        assert not grammars.knows(kept_form)
-        grammars.matcher(kept_form).consume_token(64)
-    assert [grammars.knows(kept_form) for kept_form in forms] == [False, False, *[True] * MAX_KEPT]
-    first = grammars.matcher(forms[2])
-    assert first.consume_token(64)
-    assert not first.is_stopped(), "a copy starts at the beginning"
-    assert first.consume_token(64)
-    assert first.is_stopped()
-    grammars.matcher(forms[0])
-    assert grammars.knows(forms[2]), "most recently used"
-    assert not grammars.knows(forms[3])

@@ -9,8 +9,8 @@ from core.plan import StepPlan
 from core.sampling import Finish, SamplingParams
 from engine import LLM
 from engine.engine import MAX_FAILED_STEPS, Engine
+from tests.engine.serving import FACTS
 from tests.engine.test_equality import STRATEGIES, expected, prompts, tokens  # noqa: F401
-from tests.engine.test_server import FACTS
 from tests.strategies.fakes import FakeExecutor, next_token, strategy_of
 
 SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}
@@ -138,7 +138,7 @@ def test_a_device_that_keeps_failing_ends_the_engine():
 
 
 @pytest.mark.parametrize("batching", STRATEGIES)
-def test_tokens_equal_generate(tiny_model, expected, batching):  # noqa: F811
+def test_tokens_equal_generate(tiny_model, expected, batching):
     """In `paged` with preemption while tokens are in flight."""
     llm = LLM(
         tiny_model("llama"),

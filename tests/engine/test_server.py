@@ -2,162 +2,38 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import msgspec
 import pytest
-import zmq
 
 from core.errors import EngineUnavailableError, TooManyRequestsError
 from core.messages import (
     Abort,
     Dead,
-    Facts,
     Failed,
-    FromEngine,
-    Heartbeat,
     Hello,
     Ready,
-    Refused,
     Step,
     Submit,
-    Watch,
-    Watched,
 )
 from core.sampling import Finish, SamplingParams
-from engine.engine import MAX_FAILED_STEPS, Engine
-from engine.serve.connection import Connection
+from engine.engine import MAX_FAILED_STEPS
 from engine.serve.server import Server
-from tests.strategies.fakes import FakeExecutor, next_token, strategy_of
-
-FACTS = Facts(
-    model="tiny", architecture="Tiny", batching="paged", batching_reason="", executor="packed",
-    executor_reason="", device="cpu", dtype="float32", kv_dtype="float32", max_model_len=48,
-    max_sequences=4, max_step_tokens=16, block_size=4, num_kv_blocks=64, weights_bytes=0,
-    kv_bytes=0, vocab_size=23, eos_token_ids=(0,), load_seconds=0.0,
-)  # fmt: skip
-
-
-class Client:
-    """A minimal front end."""
-
-    def __init__(self, endpoint):
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.connect(endpoint)
-        self.decoder = msgspec.msgpack.Decoder(FromEngine)
-
-    def send(self, message):
-        self.socket.send(msgspec.msgpack.encode(message))
-
-    def receive(self, kind):
-        """Return the next message of this kind, skipping others."""
-        deadline = time.monotonic() + 10
-        while True:
-            assert time.monotonic() < deadline, f"no {kind} came"
-            assert self.socket.poll(5000), "no message came at all"
-            message = self.decoder.decode(self.socket.recv())
-            if isinstance(message, kind):
-                return message
-
-    def answer(self, id):
-        """Return all tokens of a request and its finish reason."""
-        tokens = []
-        while True:
-            for request_id, output in self.receive(Step).outputs:
-                if request_id == id:
-                    tokens += output.token_ids
-                    if output.finish is not None:
-                        return tokens, output.finish
-
-    def close(self):
-        self.socket.close()
-        self.context.term()
-
-
-class Gate:
-    """An executor that blocks while closed and raises on demand."""
-
-    def __init__(self):
-        self.executor = FakeExecutor(4)
-        self.open = threading.Event()
-        self.open.set()
-        self.error = None
-
-    def submit(self, plan, between_tokens):
-        self.open.wait(10)
-        if self.error is not None:
-            raise self.error
-        return self.executor.submit(plan, between_tokens)
-
-
-class Stop(BaseException):
-    """Raised in a step to end the server's thread."""
-
-
-@pytest.fixture
-def engine():
-    return Engine(strategy_of("paged"), Gate(), FACTS)
-
-
-@pytest.fixture
-def gate(engine):
-    return engine.executor
-
-
-@pytest.fixture
-def connection(tmp_path):
-    with Connection(f"ipc://{tmp_path}/e") as connection:
-        yield connection
-
-
-@pytest.fixture
-def queue_limits():
-    return {"max_waiting": 2}
-
-
-@pytest.fixture
-def endpoint(engine, gate, connection, queue_limits):
-    endpoint = connection.endpoint
-    thread = threading.Thread(target=_serve, args=(engine, connection, queue_limits))
-    thread.start()
-    yield endpoint
-    gate.open.set()
-    gate.error = Stop()
-    client = Client(endpoint)
-    while thread.is_alive():
-        client.send(Submit("stop", [1], SamplingParams()))
-        thread.join(0.1)
-    client.close()
-
-
-def _serve(engine, connection, queue_limits):
-    try:
-        Server(engine, connection, **queue_limits).serve_forever()
-    except Stop:
-        pass
-    except Exception as error:
-        connection.broadcast(Dead(str(error)))
-
-
-@pytest.fixture
-def client(endpoint):
-    client = Client(endpoint)
-    yield client
-    client.close()
-
-
-def greedy(max_tokens=5):
-    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-
-
-def expected(sequence_id, prompt, count):
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(next_token(sequence_id, tokens))
-    return tokens[len(prompt) :]
+from tests.engine.serving import (  # noqa: F401
+    FACTS,
+    Client,
+    Gate,
+    client,
+    connection,
+    endpoint,
+    engine,
+    expected,
+    gate,
+    greedy,
+    queue_limits,
+    until,
+)
 
 
 def test_hello_is_answered_with_facts(client):
@@ -246,13 +122,6 @@ def test_abort_is_silent_frees_memory_and_is_idempotent(client, engine, gate, co
     assert gate.executor.num_steps < 10, "the aborted request continued"
 
 
-def until(condition):
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_requests_of_a_lost_client_are_aborted(endpoint, engine, gate, connection, client):
     client.send(Hello())
     client.receive(Ready)
@@ -314,29 +183,6 @@ def test_steps_that_keep_failing_end_the_engine(client, gate):
     assert "broken device" in client.receive(Dead).reason
 
 
-def test_heartbeats_show_a_stuck_step_loop(client, gate):
-    client.send(Hello())
-    assert client.receive(Heartbeat).step_age_s < 1
-    gate.open.clear()
-    client.send(Submit("a", [1], greedy()))
-    ages = [client.receive(Heartbeat).step_age_s for _ in range(6)]
-    assert ages[-1] > 1
-    gate.open.set()
-
-
-def test_answers_have_timings_and_heartbeats_count_them(client):
-    client.send(Submit("a", [1, 2, 3], greedy(2)))
-    first = client.receive(Step).outputs[0][1]
-    last = client.receive(Step).outputs[0][1]
-    assert (first.timing, last.finish) == (None, Finish.LENGTH)
-    timing = last.timing
-    assert timing.arrived <= timing.admitted <= timing.first_token <= timing.finished
-    while (stats := client.receive(Heartbeat).stats).num_running or not stats.finished:
-        pass
-    assert (stats.num_prompt_tokens, stats.num_generated_tokens) == (3, 2)
-    assert (stats.num_steps, stats.finished) == (2, {"length": 1})
-
-
 def test_aborts_and_heartbeats_work_during_a_long_run(client, engine, gate, connection):
     """The library executor computes whole answers in one run, calling `between_tokens`."""
     runs, received = [], []
@@ -396,53 +242,3 @@ def test_a_single_answer_can_be_aborted(client, engine, gate, connection):
     assert tokens == expected(1, [1, 2, 3], 9)
     until(lambda: not engine.has_work())
     assert engine.strategy.memory.num_held_blocks == 0
-
-
-def test_an_engine_that_becomes_idle_says_so_at_once(client, engine):
-    """Not only when the loop, which now waits for messages, next wakes up."""
-    client.send(Submit("a", [1, 2, 3], SamplingParams(max_tokens=3, ignore_eos=True)))
-    client.answer("a")
-    client.receive(Heartbeat)  # may have been on its way already
-    stats = client.receive(Heartbeat).stats
-    assert (stats.num_running, stats.num_held_blocks) == (0, 0)
-    assert stats.finished == {"length": 1}
-
-
-def test_aborts_are_counted_by_their_reason(client, engine, gate, connection):
-    params = SamplingParams(max_tokens=20, ignore_eos=True)
-    gate.open.clear()
-    for id in ("a", "b", "c"):
-        client.send(Submit(id, [1, 2, 3], params))
-    while not engine.strategy.running:
-        time.sleep(0.001)
-    for id, reason in (("a", "disconnect"), ("b", "timeout"), ("c", "stop_string")):
-        client.send(Abort(id, None, reason))
-        client.send(Abort(id, None, reason))
-    client.send(Refused({"invalid": 2}))
-    strategy = engine.strategy
-    while connection.inbox.qsize() + len(strategy.running) + len(strategy.waiting) < 3 + 7:
-        time.sleep(0.001)
-    gate.open.set()
-    while not (stats := client.receive(Heartbeat).stats).refused:
-        pass
-    assert stats.aborted == {"disconnect": 1, "timeout": 1}
-    assert stats.finished == {"abort": 2, "stop": 1}
-    assert stats.refused == {"invalid": 2}
-
-
-def test_a_client_that_watches_gets_snapshots_until_it_wants_no_more(client, engine, gate):
-    gate.open.clear()
-    client.send(Watch(60.0))
-    client.send(Submit("a", [1, 2, 3], greedy(9)))
-    until(lambda: engine.strategy.running)
-    gate.open.set()
-    while not (snapshot := client.receive(Watched).snapshot).ended:
-        pass
-    (answer,) = snapshot.ended
-    assert answer.timing.arrived <= answer.timing.first_token <= answer.timing.finished
-    client.send(Watch(0.0))
-    client.send(Hello())
-    client.receive(Ready)
-    client.send(Submit("b", [1], greedy(9)))
-    kinds = {type(client.receive(FromEngine)) for _ in range(12)}
-    assert kinds == {Step, Heartbeat}

@@ -19,7 +19,7 @@ SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 1
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("mode", ["swap", "auto"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
-def test_tokens_equal_generate(tiny_model, expected, architecture, mode, overlaps):  # noqa: F811
+def test_tokens_equal_generate(tiny_model, expected, architecture, mode, overlaps):
     llm = LLM(
         tiny_model(architecture),
         num_kv_blocks=14,

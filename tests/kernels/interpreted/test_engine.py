@@ -13,7 +13,7 @@ from engine.model.elementwise import make_elementwise
 from engine.sampling.kernels import make_sampling_kernels
 from engine.step.packed_executor import PackedExecutor
 from engine.step.step_graphs import StepGraphs
-from tests.engine.test_step_graphs import Imitation
+from tests.engine.graphs import Imitation
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # overflow of e^-gate, as on a GPU
 SMALL = {"vocab_size": 61, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2,

@@ -1,0 +1,88 @@
+"""CUDA graphs whose capture is imitated on the CPU, and plans for them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from core.plan import Chunk, StepPlan
+from core.sampling import SamplingParams
+from core.sequence import Sequence
+from core.step_size import DEFAULT_PROMPT_SIZES, graph_sizes
+from engine import LLM
+from engine.step.packed_executor import PackedExecutor
+from engine.step.step_graphs import StepGraphs
+from tests.engine.test_equality import NUM_NEW, expected, prompts, tokens  # noqa: F401
+
+
+class Imitation:
+    """Records by keeping the function. Poisons the logits before each replay."""
+
+    def __init__(self, bound=()):
+        """bound: the answers of `is_launch_bound`, in turn; then always True."""
+        self.num_recorded = 0
+        self.num_replays = 0
+        self._bound = list(bound)
+
+    def is_launch_bound(self, work):
+        work()
+        return self._bound.pop(0) if self._bound else True
+
+    def record(self, work):
+        self.num_recorded += 1
+        logits = work()
+
+        def replay():
+            self.num_replays += 1
+            logits.fill_(float("nan"))
+            work()
+
+        return replay
+
+
+def with_graphs(path, *, max_rows=4, prompt_sizes=(), **options):
+    """Return an LLM with graphs of up to `max_rows` sequences, and their recorder."""
+    llm = LLM(path, block_size=4, **{"dtype": "fp32"} | options)
+    executor, recorder = llm.llm_engine.executor, Imitation()
+    parts = executor.model, executor.cache, executor.backend
+    sizes = graph_sizes(max_rows, llm.facts.max_step_tokens, prompt_sizes)
+    graphs = StepGraphs(*parts, recorder, sizes, max_model_len=llm.facts.max_model_len)
+    llm.llm_engine.executor = PackedExecutor(*parts, graphs)
+    return llm, recorder
+
+
+def decode_plan(count, num_tokens=5):
+    """Return a step of `count` sequences with two blocks each, from block 1 on."""
+    return StepPlan(
+        tuple(
+            Chunk(
+                Sequence(id, [1 + id] * num_tokens, SamplingParams(temperature=0)),
+                num_tokens - 1,
+                1,
+                (1 + 2 * id, 2 + 2 * id),
+                samples=True,
+            )
+            for id in range(count)
+        )
+    )
+
+
+def mixed_plan(num_decodes, lengths, **changes):
+    """Return a step of decodes and of prompts with these lengths, in blocks of 16."""
+    chunks = []
+    for id, length in enumerate([1] * num_decodes + lengths):
+        sequence, blocks = Sequence(id, [1] * length, SamplingParams()), (id,) * -(-length // 16)
+        chunks.append(Chunk(sequence, 0, length, blocks, samples=True, **changes))
+    return StepPlan(tuple(chunks))
+
+
+@pytest.fixture(scope="module")
+def default_graphs(tiny_model):
+    """Graphs of the default sizes and 256 sequences, which compute nothing."""
+    executor = LLM(tiny_model("llama"), dtype="fp32", num_kv_blocks=40).llm_engine.executor
+    recorder = SimpleNamespace(record=lambda work: lambda: None)
+    parts = executor.model, executor.cache, executor.backend
+    return StepGraphs(
+        *parts, recorder, graph_sizes(256, 8192, DEFAULT_PROMPT_SIZES), max_model_len=1024
+    )

@@ -1,0 +1,107 @@
+"""Which grammars are compiled, when, how often, and how many are kept."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from core.errors import GenerationError, OverloadedError, RequestError
+from core.text.grammar_matcher import compile_grammar
+from engine import (
+    LLM,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from engine.sampling.grammars import MAX_KEPT, Grammars
+from tests.engine.grammar_models import (  # noqa: F401
+    EOS,
+    PROMPTS,
+    SMALL,
+    answer,
+    answers,
+    form,
+    model_dir,
+)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The grammars that were compiled, each as often as it was."""
+    texts = []
+
+    def count(tokenizer, text):
+        texts.append(text)
+        return compile_grammar(tokenizer, text)
+
+    monkeypatch.setattr("engine.sampling.grammars.compile_grammar", count)
+    return texts
+
+
+def test_threads_compile_a_grammar_once(model_dir, compiled):
+    grammars = Grammars(model_dir, [EOS])
+    many = StructuredOutputsParams(choice=tuple(f"{n:x}" for n in range(1500)))
+    with ThreadPoolExecutor(8) as threads:
+        matchers = [*threads.map(grammars.matcher, [many] * 8)]
+    assert len(compiled) == 1
+    assert all(matcher.consume_token(64) for matcher in matchers), "each starts at the beginning"
+
+
+def test_a_wrong_grammar_fails_every_time(model_dir, compiled):
+    grammars = Grammars(model_dir, [EOS])
+    wrong = StructuredOutputsParams(grammar="start: nowhere")
+    for _ in range(2):
+        with pytest.raises(RequestError, match="nowhere"):
+            grammars.matcher(wrong)
+        assert not grammars.knows(wrong)
+    assert len(compiled) == 2
+
+
+def test_no_step_compiles_a_grammar(model_dir, compiled):
+    """More requests wait than compiled grammars are kept."""
+    with LLM(model_dir, batching="none", **SMALL) as llm:
+        params = [SamplingParams(max_tokens=2, **form(regex=f"a{{{n}}}"))
+                  for n in range(2, MAX_KEPT + 8)]  # fmt: skip
+        assert {answer.text for answer in answers(llm, params)} == {"aa"}
+    assert len(compiled) == len(params)
+
+
+def test_large_grammars_of_many_requests_are_refused(model_dir, monkeypatch):
+    monkeypatch.setattr("engine.sampling.grammars.MAX_CHARACTERS_HELD", 25)
+    with LLM(model_dir, **SMALL) as llm:
+        assert answer(llm, n=3, max_tokens=2, **form(regex="a{20}")).text == "aa"
+        with pytest.raises(OverloadedError, match="25 characters"):
+            answers(llm, [SamplingParams(**form(regex=regex)) for regex in ("a{20}", "b{20}")])
+        assert answer(llm, max_tokens=2, **form(regex="b{20}")).text == "bb"
+
+
+def test_an_ambiguous_grammar_fails_only_its_request(model_dir, monkeypatch):
+    """Here every mask counts as if it had taken longer than it may."""
+    monkeypatch.setattr("engine.sampling.grammars.SECONDS_PER_MASK", -0.4)
+    with LLM(model_dir, **SMALL) as llm:
+        grammar = form(grammar='start: s\ns: s s | "a"')
+        ambiguous = SamplingParams(seed=1, max_tokens=9, ignore_eos=True, **grammar)
+        streams = [
+            llm.stream(PROMPTS[0], ambiguous),
+            llm.stream(PROMPTS[1], SamplingParams(seed=1)),
+        ]
+        with pytest.raises(GenerationError, match="too ambiguous"):
+            list(streams[0])
+        assert "".join(delta.text for delta in streams[1])
+
+
+def test_compiled_grammars_are_cached_up_to_a_limit(model_dir):
+    grammars = Grammars(model_dir, [EOS])
+    forms = [StructuredOutputsParams(regex=f"a{{{n}}}") for n in range(MAX_KEPT + 2)]
+    for kept_form in forms:
+        assert not grammars.knows(kept_form)
+        grammars.matcher(kept_form).consume_token(64)
+    assert [grammars.knows(kept_form) for kept_form in forms] == [False, False, *[True] * MAX_KEPT]
+    first = grammars.matcher(forms[2])
+    assert first.consume_token(64)
+    assert not first.is_stopped(), "a copy starts at the beginning"
+    assert first.consume_token(64)
+    assert first.is_stopped()
+    grammars.matcher(forms[0])
+    assert grammars.knows(forms[2]), "most recently used"
+    assert not grammars.knows(forms[3])

@@ -1,0 +1,106 @@
+"""What the engine server reports: heartbeats, statistics and snapshots."""
+
+from __future__ import annotations
+
+import time
+
+from core.messages import (
+    Abort,
+    FromEngine,
+    Heartbeat,
+    Hello,
+    Ready,
+    Refused,
+    Step,
+    Submit,
+    Watch,
+    Watched,
+)
+from core.sampling import Finish, SamplingParams
+from tests.engine.serving import (  # noqa: F401
+    FACTS,
+    Client,
+    Gate,
+    client,
+    connection,
+    endpoint,
+    engine,
+    expected,
+    gate,
+    greedy,
+    queue_limits,
+    until,
+)
+
+
+def test_heartbeats_show_a_stuck_step_loop(client, gate):
+    client.send(Hello())
+    assert client.receive(Heartbeat).step_age_s < 1
+    gate.open.clear()
+    client.send(Submit("a", [1], greedy()))
+    ages = [client.receive(Heartbeat).step_age_s for _ in range(6)]
+    assert ages[-1] > 1
+    gate.open.set()
+
+
+def test_answers_have_timings_and_heartbeats_count_them(client):
+    client.send(Submit("a", [1, 2, 3], greedy(2)))
+    first = client.receive(Step).outputs[0][1]
+    last = client.receive(Step).outputs[0][1]
+    assert (first.timing, last.finish) == (None, Finish.LENGTH)
+    timing = last.timing
+    assert timing.arrived <= timing.admitted <= timing.first_token <= timing.finished
+    while (stats := client.receive(Heartbeat).stats).num_running or not stats.finished:
+        pass
+    assert (stats.num_prompt_tokens, stats.num_generated_tokens) == (3, 2)
+    assert (stats.num_steps, stats.finished) == (2, {"length": 1})
+
+
+def test_an_engine_that_becomes_idle_says_so_at_once(client, engine):
+    """Not only when the loop, which now waits for messages, next wakes up."""
+    client.send(Submit("a", [1, 2, 3], SamplingParams(max_tokens=3, ignore_eos=True)))
+    client.answer("a")
+    client.receive(Heartbeat)  # may have been on its way already
+    stats = client.receive(Heartbeat).stats
+    assert (stats.num_running, stats.num_held_blocks) == (0, 0)
+    assert stats.finished == {"length": 1}
+
+
+def test_aborts_are_counted_by_their_reason(client, engine, gate, connection):
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    gate.open.clear()
+    for id in ("a", "b", "c"):
+        client.send(Submit(id, [1, 2, 3], params))
+    while not engine.strategy.running:
+        time.sleep(0.001)
+    for id, reason in (("a", "disconnect"), ("b", "timeout"), ("c", "stop_string")):
+        client.send(Abort(id, None, reason))
+        client.send(Abort(id, None, reason))
+    client.send(Refused({"invalid": 2}))
+    strategy = engine.strategy
+    while connection.inbox.qsize() + len(strategy.running) + len(strategy.waiting) < 3 + 7:
+        time.sleep(0.001)
+    gate.open.set()
+    while not (stats := client.receive(Heartbeat).stats).refused:
+        pass
+    assert stats.aborted == {"disconnect": 1, "timeout": 1}
+    assert stats.finished == {"abort": 2, "stop": 1}
+    assert stats.refused == {"invalid": 2}
+
+
+def test_a_client_that_watches_gets_snapshots_until_it_wants_no_more(client, engine, gate):
+    gate.open.clear()
+    client.send(Watch(60.0))
+    client.send(Submit("a", [1, 2, 3], greedy(9)))
+    until(lambda: engine.strategy.running)
+    gate.open.set()
+    while not (snapshot := client.receive(Watched).snapshot).ended:
+        pass
+    (answer,) = snapshot.ended
+    assert answer.timing.arrived <= answer.timing.first_token <= answer.timing.finished
+    client.send(Watch(0.0))
+    client.send(Hello())
+    client.receive(Ready)
+    client.send(Submit("b", [1], greedy(9)))
+    kinds = {type(client.receive(FromEngine)) for _ in range(12)}
+    assert kinds == {Step, Heartbeat}
