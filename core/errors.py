@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-FailureKind = Literal[
-    "rejected", "overloaded", "too_many", "not_found", "conflict", "no_room", "failed"
-]
+FailureKind = Literal["rejected", "overloaded", "not_found", "conflict", "no_room", "failed"]
 
 
 class LongshoreError(Exception):
@@ -68,17 +66,13 @@ class NoRoomError(LongshoreError):
 
 
 class OverloadedError(LongshoreError):
-    """The queue is full. The same request may succeed later."""
+    """The server is busy. The same request may succeed later.
+
+    The client gets the status of `option.overload_status`.
+    """
 
     kind = "overloaded"
     status = 503
-
-
-class TooManyRequestsError(OverloadedError):
-    """The same, with the status that `option.overload_status=429` asks for."""
-
-    kind = "too_many"
-    status = 429
 
 
 class RateLimitError(LongshoreError):

@@ -64,7 +64,7 @@ CSV_BYTES = Limit(
     "Bytes of a text/csv body", 2**20, "bytes", "Python's CSV reader takes 40 ms for them.", 413
 )
 CSV_FIELD = Limit(
-    "Characters of a row of text/csv", 2**17, "characters", "The limit of Python's CSV reader."
+    "Characters of a field of text/csv", 2**17, "characters", "The limit of Python's CSV reader."
 )
 CHUNKS = Limit("Chunks of a chunked body", 2**14, "chunks", "Each takes 6 µs, however small it is.")
 TEXT_CHARACTERS = Limit(
@@ -98,6 +98,19 @@ STOP_TOKEN_IDS = Limit("`stop_token_ids`", 1024, "token ids", "They are kept for
 STOP_STRINGS = Limit("Stop strings", 16, "stop strings", "Each one is searched after every token.")
 STOP_CHARACTERS = Limit(
     "Characters of a stop string", 1000, "characters", "Text that may start it is held back."
+)
+GRAMMAR = Limit(
+    "Characters of a grammar, also of one made from a schema, a regex or choices",
+    2**17,
+    "characters",
+    "llguidance takes quadratic time for some: 0.1 s here, 19 s for eight times that.",
+)
+GRAMMARS_IN_USE = Limit(
+    "Characters of the grammars of all requests that wait or run",
+    32 * GRAMMAR.maximum,
+    "characters",
+    "The engine holds them compiled: up to 0.5 KB for each character.",
+    503,
 )
 PROMPT_LOGPROBS = Limit(
     "Tokens of a prompt times `prompt_logprobs` + 1",
@@ -155,7 +168,9 @@ LIMITS: tuple[Limit | OptionLimit, ...] = (
     STOP_TOKEN_IDS,
     STOP_STRINGS,
     STOP_CHARACTERS,
+    GRAMMAR,
     PROMPT_LOGPROBS,
+    GRAMMARS_IN_USE,
     OptionLimit(
         "Waiting requests", "job_queue_size", "requests", "They are held in the engine.", 503
     ),

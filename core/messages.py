@@ -142,7 +142,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int
     kv_bytes: int = 0
     activation_bytes: int = 0
-    """Device memory kept free for the largest step, if it was measured."""
+    """Device memory kept free for the largest step, its block tables and the CUDA graphs, if it was
+    measured."""
     vocab_size: int = 0
     eos_token_ids: tuple[int, ...] = ()
     load_seconds: float

@@ -65,7 +65,6 @@ class Stats(msgspec.Struct, kw_only=True):
     num_steps: int = 0
     num_step_sequences: int = 0
     """Sequences over all steps. Divided by `num_steps`, the mean batch size."""
-    num_step_tokens: int = 0
     num_prompt_tokens: int = 0
     """Prompt tokens of requests that got their first token."""
     num_generated_tokens: int = 0

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from core.plan import Chunk
+if TYPE_CHECKING:
+    from core.plan import Chunk
 
 DEFAULT_PROMPT_SIZES = (64, 128, 256, 512, 768, 1024)
 """Prompt tokens of mixed steps that run as graphs; see `option.cuda_graph_sizes`."""
@@ -64,7 +66,7 @@ def graph_sizes(
 ) -> list[StepSize]:
     """Return the sizes to capture: those without prompts, then mixed ones, smallest first.
 
-    prompt_sizes: in ascending order; those that no step reaches are left out.
+    prompt_sizes: in ascending order. Those above `max_step_tokens` are replaced by it.
     """
     sizes = [StepSize(num_decodes) for num_decodes in decode_sizes(max_sequences)]
     for num_tokens in _up_to(max_step_tokens, prompt_sizes):

@@ -18,8 +18,6 @@ import msgspec
 from core.errors import (
     ConfigurationError,
     InsufficientMemoryError,
-    OverloadedError,
-    TooManyRequestsError,
 )
 from core.messages import Dead, Launch
 from core.processes import die_with_parent
@@ -31,10 +29,6 @@ if TYPE_CHECKING:
     from engine.tasks.engine import TaskEngine
 
 logger = logging.getLogger("engine")
-
-
-_REFUSALS = {"503": OverloadedError, "429": TooManyRequestsError}
-"""What a full queue raises, by `option.overload_status`."""
 
 
 class _Stopped(BaseException):
@@ -79,7 +73,6 @@ def _serve() -> int:
                 connection,
                 options.job_queue_size,
                 max_waiting_tokens=options.job_queue_tokens,
-                refusal=_REFUSALS[options.overload_status],
                 reporter=_reporter(launch),
             )
             server.serve_forever()

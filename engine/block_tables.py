@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from core.plan import Chunk
+from core.step_size import MAX_PROMPTS
 from engine.staging import Parcel
 
 
@@ -34,11 +35,13 @@ class BlockTables:
         self._sent: dict[int, tuple[int, ...]] = {}
         """Blocks by sequence id."""
 
-    def put(self, chunks: Sequence[Chunk], parcel: Parcel) -> Callable[[Tensor, int], Tensor]:
+    def put(
+        self, chunks: Sequence[Chunk], parcel: Parcel
+    ) -> tuple[list[int], Callable[[Tensor, int], Tensor]]:
         """Add the entries that changed to the parcel.
 
-        Return a function for after the parcel's `send`. It takes row numbers [N] and a width, and
-        returns the first entries of these rows, [N, width].
+        Return the row of each chunk's sequence, and a function for after the parcel's `send`. It
+        takes row numbers [N] and a width, and returns the first entries of these rows, [N, width].
         """
         sent = self._sent
         changed = [chunk for chunk in chunks if sent.get(chunk.sequence.id) is not chunk.blocks]
@@ -47,6 +50,7 @@ class BlockTables:
             self._grow(len(chunks), longest)
             changed = chunks
         self._assign_rows(chunks, changed)
+        rows = [self._rows[chunk.sequence.id] for chunk in chunks]
         targets: list[int] = []
         entries: list[int] = []
         for chunk in changed:
@@ -57,7 +61,7 @@ class BlockTables:
             entries += new[start:]
         if not targets:  # the same blocks as before, in a new tuple
             self._note_sent(changed)
-            return self._gather
+            return rows, self._gather
         sent_targets = parcel.put(np.array(targets, np.int64))
         sent_entries = parcel.put(np.array(entries, np.int32))
 
@@ -66,12 +70,7 @@ class BlockTables:
             self._note_sent(changed)
             return self._gather(rows, width)
 
-        return write_and_gather
-
-    def rows(self, chunks: Sequence[Chunk]) -> list[int]:
-        """Return the row of each chunk's sequence. Call it after `put`, with the same chunks."""
-        rows = self._rows
-        return [rows[chunk.sequence.id] for chunk in chunks]
+        return rows, write_and_gather
 
     def _gather(self, rows: Tensor, width: int) -> Tensor:
         return self._table[:, :width].index_select(0, rows)
@@ -115,4 +114,5 @@ def _power_of_two(number: int) -> int:
 def table_bytes(max_sequences: int, max_blocks: int) -> int:
     """Return the bytes of the largest table, of one step's copy of it and of the CUDA graphs'."""
     kept = _power_of_two(2 * max_sequences) * _power_of_two(max_blocks)
-    return (kept + 2 * max_sequences * max_blocks) * torch.int32.itemsize
+    of_graphs = max_sequences + MAX_PROMPTS  # padded: room for prompts beside the most decodes
+    return (kept + (max_sequences + of_graphs) * max_blocks) * torch.int32.itemsize

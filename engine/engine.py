@@ -82,8 +82,8 @@ class Engine:
 
         adapter: the name of a LoRA adapter, or '' for none.
 
-        Raises RequestError if the request can never run and NotFoundError if the adapter is not
-        loaded; nothing has changed then.
+        Raises RequestError if the request can never run, NotFoundError if the adapter is not loaded
+        and OverloadedError if the grammars in use are too large; nothing has changed then.
         """
         chosen = self._find_adapter(adapter) if adapter else None
         prompt_token_ids = params.truncated(prompt_token_ids, self.facts.max_model_len)
@@ -103,7 +103,7 @@ class Engine:
                 f"{params.beam_width} beams of {request.sequences[0].max_length} tokens do not "
                 "fit into the KV cache or the token budget of a step",
             )
-        if params.structured_outputs is not None and self.grammars is not None:
+        if self.grammars is not None and params.structured_outputs is not None:
             self.grammars.hold(request.sequences)
         self.strategy.add(request)
         self._next_id += len(request.sequence_ids)
@@ -220,10 +220,8 @@ class Engine:
             if isinstance(word, str):
                 raise RequestError("bad_words", "needs the model's tokenizer.json; give token ids")
             self._check_token_ids("bad_words", word)
-        if params.structured_outputs is not None:
-            if self.grammars is None:
-                raise RequestError("structured_outputs", "this engine does not support it")
-            self.grammars.matcher(params.structured_outputs)
+        if params.structured_outputs is not None and self.grammars is None:
+            raise RequestError("structured_outputs", "this engine does not support it")
         if params.prompt_logprobs is not None and not self.facts.scores_prompts:
             raise RequestError("prompt_logprobs", "not available for an encoder-decoder model")
 

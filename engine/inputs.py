@@ -130,8 +130,8 @@ class InputBuilder:
         """
         context_lens = parcel.put(places.by_sequence([c.end for c in chunks]).astype(np.int32))
         starts = parcel.put(places.query_starts())
-        tables = self._tables.put(chunks, parcel)
-        rows = parcel.put(places.by_sequence(self._tables.rows(chunks)))
+        row_numbers, tables = self._tables.put(chunks, parcel)
+        rows = parcel.put(places.by_sequence(row_numbers))
         num_blocks = -(-max(chunk.end for chunk in chunks) // self._block_size)
         return lambda slot_mapping: PagedBatch(
             query_starts=starts(),

@@ -302,10 +302,13 @@ def _rates(text: str) -> list[float]:
 
 def _positive(text: str) -> float:
     value = float(text)
-    if value <= 0:
+    if not value > 0:  # also refuses nan
         raise argparse.ArgumentTypeError(f"{text} is not greater than 0")
     return value
 
 
 def _count(text: str) -> int:
-    return int(_positive(text))
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value

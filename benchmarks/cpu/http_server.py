@@ -55,16 +55,8 @@ def _load(url: str, folder: Path, users: int, requests: int, seed: int) -> dict:
     Warms up with one request per user, but at most 16.
     """
     command = [sys.executable, "-m", "loadtest", "compare", "--target", url, "--schema", "openai"]
-    command += [
-        "--rounds",
-        "1",
-        "--workload",
-        "aws",
-        "--users",
-        str(users),
-        "--requests",
-        str(requests),
-    ]
+    command += ["--rounds", "1", "--workload", "aws"]
+    command += ["--users", str(users), "--requests", str(requests)]
     command += ["--seed", str(seed), "--warm-up", str(min(16, users)), "--out", str(folder)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     if done.returncode:

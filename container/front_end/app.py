@@ -20,7 +20,7 @@ from container.apis.tokenize import TokenizeRoutes
 from container.front_end.generation_routes import GenerationApi, OpenAIRoutes
 from container.front_end.openapi import openapi_document
 from container.http.cors import register_cors
-from container.http.failures import count_refusals, register_failures
+from container.http.failures import register_failures
 from container.http.headers import register_headers
 from container.http.service import Service, json_response
 from container.isolation.helper import Helper
@@ -109,8 +109,11 @@ def _create(service: Service, api: Api, kind: Kind, gate: Gate | None) -> Flask:
         register_cors(app, options.cors_allowed_origin)
     if gate is not None:
         gate.add_to(app, KEYLESS_ENDPOINTS)
-    register_failures(app)
-    count_refusals(app, service.client.count_refusal)
+    register_failures(
+        app,
+        overload_status=int(options.overload_status),
+        count_refusal=service.client.count_refusal,
+    )
     return app
 
 

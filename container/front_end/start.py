@@ -17,7 +17,7 @@ from flask import Flask
 from gunicorn.app.base import BaseApplication
 
 from container.configuration.report import report_error
-from container.http.failures import HEALTH_PATHS
+from container.http.health import HEALTH_PATHS
 from container.launch.ports import require_free_port
 from container.security.authentication import open_gate
 from core.errors import ConfigurationError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,13 @@ import msgspec
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException, NotFound, RequestEntityTooLarge
 
-from container.http.health import HEALTH_PATHS
-from core.errors import GenerationError, LongshoreError, RateLimitError, RequestError
+from core.errors import (
+    GenerationError,
+    LongshoreError,
+    OverloadedError,
+    RateLimitError,
+    RequestError,
+)
 from core.limits import CSV_BYTES
 
 logger = logging.getLogger(__name__)
@@ -30,7 +36,7 @@ _REFUSALS = {
     503: "overloaded",
     507: "no_room",
 }
-"""Statuses with which a request is refused before it runs, and their names in the statistics."""
+"""Statuses of errors that refuse a request before it runs, and their names in the statistics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +57,20 @@ class Failure:
 
     def as_openai(self) -> dict[str, object]:
         """Return the body in OpenAI's format."""
-        is_client_error = 400 <= self.code < 500 and self.code != GenerationError.status
-        kind = "invalid_request_error" if is_client_error else "server_error"
+        kind = "invalid_request_error" if self._is_client_error else "server_error"
         error = {"message": self.message, "type": kind, "param": self.field, "code": self.code}
         return {"error": error}
 
     def as_tgi(self) -> dict[str, object]:
         """Return the body in text-generation-inference's format."""
-        is_client_error = 400 <= self.code < 500 and self.code != GenerationError.status
-        kind = "validation" if is_client_error else "generation"
-        return {"error": self.message, "error_type": "overloaded" if self.code == 503 else kind}
+        kind = "validation" if self._is_client_error else "generation"
+        if self.code in (429, 503):
+            kind = "overloaded"
+        return {"error": self.message, "error_type": kind}
+
+    @property
+    def _is_client_error(self) -> bool:
+        return 400 <= self.code < 500 and self.code != GenerationError.status
 
 
 FORMATS: Sequence[tuple[tuple[str, ...], Callable[[Failure], dict[str, object]]]] = (
@@ -70,21 +80,35 @@ FORMATS: Sequence[tuple[tuple[str, ...], Callable[[Failure], dict[str, object]]]
 """Path prefixes with the format in which their clients expect errors; other paths use LMI's."""
 
 
-def register_failures(app: Flask) -> None:
-    """Make the app answer every error with a JSON body."""
-    app.register_error_handler(HTTPException, _handle_http_exception)
-    app.register_error_handler(Exception, _handle_error)
+def register_failures(
+    app: Flask,
+    *,
+    overload_status: int = OverloadedError.status,
+    count_refusal: Callable[[str], object] = lambda reason: None,
+) -> None:
+    """Make the app answer every error with a JSON body.
 
+    overload_status: the status of a request that is refused because the server is busy.
+    count_refusal: called with the reason of each refused request.
+    """
 
-def count_refusals(app: Flask, count: Callable[[str], None]) -> None:
-    """Call `count` with the reason of each refused request; failed health checks are none."""
+    def handle_error(error: Exception) -> Response:
+        failure = describe(error, g.request_id)
+        count(failure.code)
+        if isinstance(error, OverloadedError):
+            failure = dataclasses.replace(failure, code=overload_status)
+        return failure_response(failure)
 
-    def after(response: Response) -> Response:
-        if response.status_code in _REFUSALS and request.path not in HEALTH_PATHS:
-            count(_REFUSALS[response.status_code])
-        return response
+    def handle_http_exception(error: HTTPException) -> Response:
+        count(error.code)
+        return _http_exception_response(error)
 
-    app.after_request(after)
+    def count(status: int | None) -> None:
+        if status in _REFUSALS:
+            count_refusal(_REFUSALS[status])
+
+    app.register_error_handler(HTTPException, handle_http_exception)
+    app.register_error_handler(Exception, handle_error)
 
 
 def failure_response(failure: Failure) -> Response:
@@ -115,11 +139,7 @@ def _too_large() -> str:
     return "the body is larger than max_request_size allows"
 
 
-def _handle_error(error: Exception) -> Response:
-    return failure_response(describe(error, g.request_id))
-
-
-def _handle_http_exception(error: HTTPException) -> Response:
+def _http_exception_response(error: HTTPException) -> Response:
     if isinstance(error, RequestEntityTooLarge):
         return failure_response(Failure(413, _too_large()))
     description = error.description or error.name

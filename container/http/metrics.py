@@ -123,7 +123,7 @@ class _EngineCollector(Collector):
             ),
             (
                 "longshore:step_tokens",
-                stats.num_step_tokens,
+                int(stats.iteration_tokens.sum),
                 "Tokens computed, summed over all steps.",
             ),
         )

@@ -29,9 +29,10 @@ from container.isolation.jobs import (
     write_frame,
 )
 from core.errors import LongshoreError, OverloadedError, RequestError
+from core.limits import GRAMMAR
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplateSource
-from core.text.grammar import FIELD, MAX_CHARACTERS
+from core.text.grammar import FIELD
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +65,8 @@ class Helper:
         Raises RequestError if it is wrong or too complex, and what `_perform` raises.
         """
         key = msgspec.msgpack.encode(form)
-        if len(key) > 4 * MAX_CHARACTERS:
-            raise RequestError(FIELD, f"is longer than {MAX_CHARACTERS} characters")
+        if len(key) > 4 * GRAMMAR.maximum:
+            raise RequestError(FIELD, f"is longer than {GRAMMAR.maximum} characters")
         kept = self._kept.get(key)
         if kept is None:
             text = self._perform(Compile(form, eos_token_ids), FIELD)

@@ -15,7 +15,6 @@ from core.errors import (
     NotFoundError,
     OverloadedError,
     RequestError,
-    TooManyRequestsError,
 )
 from core.messages import AbortReason, Failed
 from core.output import Output
@@ -24,7 +23,6 @@ _ERROR_OF_KIND = {
     error.kind: error
     for error in (
         OverloadedError,
-        TooManyRequestsError,
         NotFoundError,
         ConflictError,
         NoRoomError,

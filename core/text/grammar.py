@@ -14,12 +14,11 @@ from typing import Any
 import msgspec
 
 from core.errors import RequestError
+from core.limits import GRAMMAR
 from core.structured_outputs import StructuredOutputsParams
 
 FIELD = "structured_outputs"
 """The field in errors. Callers replace it with the client's own name for the field."""
-MAX_CHARACTERS = 2**17
-"""Of a grammar. llguidance takes quadratic time for some: 0.1 s here, 19 s for eight times that."""
 JSON_SETTINGS = {"whitespace_pattern": r" |\n( {0,16}|\t{0,4})"}
 """Whitespace in JSON: one space, or a newline with its indentation. Without a limit, a weak model
 may generate whitespace forever."""
@@ -105,6 +104,5 @@ def _lark(grammar: str) -> str:
 
 
 def _of_size(text: str) -> str:
-    if len(text) > MAX_CHARACTERS:
-        raise RequestError(FIELD, f"is longer than {MAX_CHARACTERS} characters")
+    GRAMMAR.check(FIELD, len(text))
     return text

@@ -46,6 +46,8 @@ SERVICE_OPTIONS = frozenset({
     "predict_timeout", "model_loading_timeout",
     "heartbeat_timeout", "retry_threshold", "http_workers", "enable_stateful_sessions",
     "sessions_path", "sessions_expiration", "local_runtime_api", "install_requirements",
+    "async_mode", "cors_allowed_origin", "api_keys_file", "ssl_certfile", "ssl_keyfile",
+    "cloudwatch_metrics_period", "source_roots", "ui",
 })  # fmt: skip
 """Options of the server's other processes, which `LLM` does not start."""
 VLLM_NAMES: Mapping[str, str] = {

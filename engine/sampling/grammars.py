@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence, Set
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.errors import OverloadedError
+from core.limits import GRAMMAR, GRAMMARS_IN_USE
 from core.sequence import Sequence as TokenSequence
 from core.structured_outputs import StructuredOutputsParams
-from core.text.grammar import MAX_CHARACTERS, grammar_text
+from core.text.grammar import grammar_text
 from core.text.grammar_matcher import (
     GrammarTokenizer,
     Matcher,
@@ -28,11 +29,9 @@ from core.text.grammar_matcher import (
 )
 
 MAX_KEPT = 64
-"""Compiled grammars to keep; the least recently used ones are dropped."""
-MAX_CHARACTERS_KEPT = 8 * MAX_CHARACTERS
+"""Compiled grammars to keep. The least recently used ones are dropped, unless in use."""
+MAX_CHARACTERS_KEPT = 8 * GRAMMAR.maximum
 """The length of their texts together. A compiled grammar takes up to 0.5 KB for each character."""
-MAX_CHARACTERS_HELD = 32 * MAX_CHARACTERS
-"""The same, for the grammars of requests that wait or run."""
 SECONDS_PER_MASK = 0.01
 """CPU time that a mask may take. Usual ones take 0.1 ms; those of ambiguous grammars up to 1 s."""
 MAX_OVERRUN_S = 1.0
@@ -58,7 +57,10 @@ class Constraint:
 
 
 class Grammars:
-    """A cache of compiled grammars for one model. Thread-safe; its matchers are not."""
+    """A cache of compiled grammars for one model.
+
+    Any thread may call `knows` and `matcher`. The loop's thread calls all else, and uses matchers.
+    """
 
     def __init__(self, model_dir: Path, eos_token_ids: Collection[int]) -> None:
         self._model_dir = model_dir
@@ -67,6 +69,8 @@ class Grammars:
         """Matchers in their initial state, by the grammar's text; pending while one is compiled."""
         self._held: WeakKeyDictionary[TokenSequence, Constraint] = WeakKeyDictionary()
         """By answer, until it ends."""
+        self._in_use: Set[str] = frozenset()
+        """The texts of requests that wait or run; replaced whole, since another thread reads it."""
         self._lock = threading.Lock()
         self._reading = threading.Lock()
 
@@ -99,15 +103,18 @@ class Grammars:
     def hold(self, sequences: Sequence[TokenSequence]) -> None:
         """Keep the grammar of a request's constrained sequences as long as these live.
 
-        So no step compiles one, however many others were compiled since. Raises OverloadedError
-        if the grammars in use are too large together; nothing is held then.
+        So no step compiles one, however many others were compiled since.
+
+        Raises RequestError if the grammar is wrong and OverloadedError if the grammars in use are
+        too large together; nothing is held then.
         """
         texts = {constraint.text for constraint in self._held.values()}
         texts.update(map(_text, sequences))
-        if _size(texts) > MAX_CHARACTERS_HELD:
+        if _size(texts) > GRAMMARS_IN_USE.maximum:
             raise OverloadedError(
-                f"the grammars in use have more than {MAX_CHARACTERS_HELD} characters together"
+                f"the grammars in use have more than {GRAMMARS_IN_USE.maximum} characters together"
             )
+        self._in_use = frozenset(texts)
         for sequence in sequences:
             self.constraint(sequence)
 
@@ -151,8 +158,10 @@ class Grammars:
             compiled.set_exception(error)
             return
         with self._lock:
-            while len(self._compiled) > MAX_KEPT or _size(self._compiled) > MAX_CHARACTERS_KEPT:
-                self._compiled.popitem(last=False)
+            for oldest in [text for text in self._compiled if text not in self._in_use]:
+                if len(self._compiled) <= MAX_KEPT and _size(self._compiled) <= MAX_CHARACTERS_KEPT:
+                    break
+                del self._compiled[oldest]
 
     @cached_property
     def _tokenizer(self) -> GrammarTokenizer:

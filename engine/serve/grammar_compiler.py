@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from core.messages import Perform, Submit
@@ -21,11 +22,15 @@ class GrammarCompiler:
     ) -> None:
         self._grammars = grammars
         self._inbox = inbox
-        self._held: set[tuple[bytes, str]] = set()
+        self._held: dict[tuple[bytes, str], Submit] = {}
         self._thread = ThreadPoolExecutor(1, "grammars")
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def __iter__(self) -> Iterator[tuple[bytes, str]]:
+        """Yield the client and the id of each held request."""
+        return iter(self._held)
 
     def __contains__(self, key: tuple[bytes, str]) -> bool:
         """Whether a client's request with that id is held."""
@@ -41,19 +46,23 @@ class GrammarCompiler:
         form = message.params.structured_outputs
         if form is None or self._grammars.knows(form):
             return False
-        self._held.add((client, message.id))
+        self._held[client, message.id] = message
         done = self._thread.submit(self._grammars.matcher, form)
         done.add_done_callback(
             lambda done: self._inbox.put((client, Compiled(message, arrival, done.exception())))
         )
         return True
 
-    def release(self, client: bytes, id: str) -> bool:
-        """Stop holding a request. Return False if it was not held, for example after an abort."""
-        was_held = (client, id) in self._held
-        self._held.discard((client, id))
-        return was_held
+    def release(self, client: bytes, id: str) -> Submit | None:
+        """Stop holding a request. Return None if it was not held, for example after an abort."""
+        return self._held.pop((client, id), None)
 
-    def forget(self, client: bytes) -> None:
-        """Stop holding the requests of a client."""
-        self._held = {key for key in self._held if key[0] != client}
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of the held requests, counted once per answer."""
+        return sum(map(num_prompt_tokens, self._held.values()))
+
+
+def num_prompt_tokens(message: Submit) -> int:
+    """Return the prompt tokens of a request, counted once per answer."""
+    return len(message.prompt_token_ids) * message.params.num_samples

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from core.messages import AbortReason
+from core.messages import AbortReason, Submit
 from core.output import Output
 from core.sampling import Finish
 from core.stats import Stats, Timing
@@ -33,7 +33,7 @@ class RequestProgress:
     """What the statistics need of one request, with times in seconds of the loop's clock."""
 
     arrived: float
-    num_prompt_tokens: int
+    num_prompt_tokens: int = 0
     num_answers: int = 1
     max_tokens: int = 0
     admitted: float | None = None
@@ -43,7 +43,13 @@ class RequestProgress:
     num_tokens: dict[int, int] = field(default_factory=dict[int, int])
     """Generated tokens of each answer, by its index."""
     num_ended: int = 0
-    """Answers that have ended, also by an abort."""
+    """Answers that have ended, also at a stop string, but not by another abort."""
+
+    @classmethod
+    def of(cls, message: Submit, arrival: float) -> RequestProgress:
+        params = message.params
+        num_prompt_tokens = len(message.prompt_token_ids)
+        return cls(arrival, num_prompt_tokens, params.num_answers, params.max_tokens)
 
 
 class Meter:
@@ -70,14 +76,21 @@ class Meter:
         answers: Iterable[int],
         reason: AbortReason | str,
         now: float,
-    ) -> None:
-        """Count answers that a worker has aborted. At a stop string, they have ended well."""
-        if reason != "stop_string":
+    ) -> dict[int, Timing]:
+        """Count answers that a worker has aborted. At a stop string, they have ended well.
+
+        Return the timings of the answers that have, by index.
+        """
+        has_ended_well = reason == "stop_string"
+        if not has_ended_well:
             _count(self._sums.aborted, reason)
+        timings: dict[int, Timing] = {}
         for index in answers:
-            _count(self._sums.finished, "stop" if reason == "stop_string" else "abort")
-            if reason == "stop_string":
-                self._record_end(progress, index, now)
+            _count(self._sums.finished, "stop" if has_ended_well else "abort")
+            timing = self._record_end(progress, index, now) if has_ended_well else None
+            if timing is not None:
+                timings[index] = timing
+        return timings
 
     def record_refusals(self, counts: Mapping[str, int]) -> None:
         """Count HTTP requests that a worker has refused."""
@@ -110,7 +123,6 @@ class Meter:
             num_filled_tokens=strategy.num_filled_tokens,
             num_steps=engine.num_steps,
             num_step_sequences=engine.num_step_sequences,
-            num_step_tokens=engine.num_step_tokens,
             num_prefix_queries=strategy.num_prefix_queries,
             num_prefix_hits=strategy.num_prefix_hits,
             num_swaps=strategy.num_swaps,

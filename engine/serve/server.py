@@ -43,7 +43,7 @@ from engine.serve.connection import (
     failed,
 )
 from engine.serve.emf import EmfReporter
-from engine.serve.grammar_compiler import GrammarCompiler
+from engine.serve.grammar_compiler import GrammarCompiler, num_prompt_tokens
 from engine.serve.meter import WORKER_LOST, Meter, RequestProgress
 from engine.serve.watchers import MIN_INTERVAL_S, Watchers
 from engine.tasks.engine import TaskEngine, TaskOutput
@@ -75,19 +75,17 @@ class Server:
         max_waiting: int,
         *,
         max_waiting_tokens: int | None = None,
-        refusal: type[OverloadedError] = OverloadedError,
         reporter: EmfReporter | None = None,
     ) -> None:
         """max_waiting: requests that may wait beyond those that fit into a batch.
 
-        max_waiting_tokens: prompt tokens that may wait; refusal: what a full queue answers.
+        max_waiting_tokens: prompt tokens that may wait.
         reporter: gets the statistics whenever the loop has done a step or waited.
         """
         self._engine = engine
         self._connection = connection
         self._max_waiting = max_waiting
         self._max_waiting_tokens = max_waiting_tokens
-        self._refusal = refusal
         self._requests: dict[int, _ClientRequest] = {}
         """By the engine's request id."""
         self._request_ids: dict[tuple[bytes, str], int] = {}
@@ -179,7 +177,7 @@ class Server:
 
     def _take_compiled(self, client: bytes, compiled: Compiled) -> None:
         submit = compiled.message
-        if not self._grammar_compiler.release(client, submit.id):
+        if self._grammar_compiler.release(client, submit.id) is None:
             return  # aborted while its grammar was compiled
         if compiled.error is None:
             self._submit(client, submit, compiled.arrival)
@@ -194,7 +192,6 @@ class Server:
         A full queue refuses only what is new, not what has waited for its grammar.
         """
         key = client, message.id
-        progress = RequestProgress(arrival, 0)
         try:
             if key in self._request_ids or key in self._grammar_compiler:
                 raise RequestError("id", "this id is in use")
@@ -207,12 +204,11 @@ class Server:
                     request_id = engine.add(
                         message.prompt_token_ids, message.params, arrival, message.adapter
                     )
-                    progress.num_prompt_tokens = len(message.prompt_token_ids)
-                    progress.num_answers = message.params.num_answers
-                    progress.max_tokens = message.params.max_tokens
+                    progress = RequestProgress.of(message, arrival)
                 case Perform(), TaskEngine() as engine:
                     send = partial(self._send_part, client, message.id)
                     request_id = engine.add(Job(message.body, message.headers, send), arrival)
+                    progress = RequestProgress(arrival)
                 case _:
                     raise RequestError("task", f"this container serves {self._engine.facts.task}")
         except LongshoreError as error:
@@ -222,15 +218,6 @@ class Server:
         request = _ClientRequest(client, message.id, open_answers, progress)
         self._requests[request_id] = request
         self._request_ids[key] = request_id
-
-    def _submit_compiled(self, client: bytes, compiled: Compiled) -> None:
-        submit = compiled.message
-        if not self._grammar_compiler.release(client, submit.id):
-            return  # aborted while its grammar was compiled
-        if compiled.error is None:
-            self._submit(client, submit, compiled.arrival)
-        else:
-            self._connection.send(client, failed(submit.id, compiled.error))
 
     def _send_part(self, client: bytes, id: str, part: Answer) -> bool:
         """Send a part of a task's answer. Return False if the request was aborted.
@@ -245,7 +232,7 @@ class Server:
         return True
 
     def _check_queue(self, message: Submit | Perform) -> None:
-        """Raise `refusal` if the request does not fit into the queue.
+        """Raise OverloadedError if the request does not fit into the queue.
 
         The queue holds `max_waiting` requests beyond those that fit into a batch. It holds
         `max_waiting_tokens`, or any one request.
@@ -253,27 +240,30 @@ class Server:
         strategy = self._engine.strategy
         num_held = len(strategy.waiting) + len(strategy.running) + len(self._grammar_compiler)
         if num_held >= self._max_waiting + strategy.limits.max_sequences:
-            raise self._refusal(
+            raise OverloadedError(
                 f"{self._max_waiting} requests are waiting already (job_queue_size)"
             )
-        waiting = strategy.num_waiting_tokens
-        if not waiting or self._max_waiting_tokens is None or not isinstance(message, Submit):
+        if self._max_waiting_tokens is None or not isinstance(message, Submit):
             return
-        num_tokens = len(message.prompt_token_ids) * message.params.num_samples
-        if waiting + num_tokens > self._max_waiting_tokens:
-            raise self._refusal(
+        waiting = strategy.num_waiting_tokens + self._grammar_compiler.num_waiting_tokens
+        num_tokens = num_prompt_tokens(message)
+        if waiting and waiting + num_tokens > self._max_waiting_tokens:
+            raise OverloadedError(
                 f"{waiting} prompt tokens are waiting already, and {num_tokens} more are over "
                 f"{self._max_waiting_tokens} (option.job_queue_tokens)"
             )
 
     def _abort_all(self, client: bytes) -> None:
-        self._grammar_compiler.forget(client)
-        for owner, id in tuple(self._request_ids):
+        for owner, id in (*self._request_ids, *self._grammar_compiler):
             if owner == client:
                 self._abort(owner, id, None, WORKER_LOST)
 
     def _abort(self, client: bytes, id: str, index: int | None, reason: str) -> None:
-        self._grammar_compiler.release(client, id)
+        now = time.monotonic()
+        held = self._grammar_compiler.release(client, id)
+        if held is not None:
+            answers = range(held.params.num_answers)
+            self._meter.record_abort(RequestProgress.of(held, now), answers, reason, now)
         request_id = self._request_ids.get((client, id))
         if request_id is None:
             return
@@ -281,7 +271,9 @@ class Server:
         open_before = frozenset(request.open_answers)
         self._close(request_id, index)
         ended = open_before - request.open_answers
-        self._meter.record_abort(request.progress, ended, reason, time.monotonic())
+        timings = self._meter.record_abort(request.progress, ended, reason, now)
+        for answer, timing in timings.items():
+            self._watchers.note_end(request_id + answer, timing)
         self._engine.abort(request_id, index if request_id in self._requests else None)
 
     def _close(self, request_id: int, index: int | None) -> None:
@@ -317,8 +309,7 @@ class Server:
                 timing = self._meter.record(request.progress, output, now)
                 if timing is not None:
                     output = msgspec.structs.replace(output, timing=timing)
-                    if self._watchers:
-                        self._watchers.note_end(output, timing)
+                    self._watchers.note_end(output.request_id + output.index, timing)
                 steps[request.client].append((request.id, output))
                 if output.finish is not None:
                     self._close(output.request_id, output.index)

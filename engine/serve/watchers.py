@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 
 from core.messages import FromEngine, Watched
-from core.output import Output
 from core.sequence import Sequence
 from core.snapshot import BlockRuns, EndedSnapshot, Phase, SequenceSnapshot, Snapshot
 from core.stats import Timing
 from strategies.base import Strategy
 from strategies.group import SequenceGroup
-from strategies.memory.blocks import PagedMemory
 
 MIN_INTERVAL_S = 0.1
 MAX_INTERVAL_S = 0.5
@@ -64,9 +62,10 @@ class Watchers:
         """Forget a client that has disconnected."""
         self._expires_at.pop(client, None)
 
-    def note_end(self, output: Output, timing: Timing) -> None:
-        """Remember an answer that has ended for the next snapshot."""
-        self._ended.append(EndedSnapshot(output.request_id + output.index, timing))
+    def note_end(self, sequence_id: int, timing: Timing) -> None:
+        """Remember an answer that has ended for the next snapshot, if anybody watches."""
+        if self:
+            self._ended.append(EndedSnapshot(sequence_id, timing))
 
     def update(self) -> None:
         """Send a snapshot to every client whose time is not up, if one is due."""
@@ -138,8 +137,7 @@ def _phase(strategy: Strategy, group: SequenceGroup, sequence: Sequence, *, runs
     if runs:
         is_first = sequence.num_generated_tokens == 0
         return "prefill" if is_first or sequence.num_pending_tokens > 1 else "decode"
-    memory = strategy.memory
-    if isinstance(memory, PagedMemory) and memory.is_swapped(sequence.id):
+    if strategy.memory.is_swapped(sequence.id):
         return "swapped"
     # Where groups are never preempted, an admitted request may have a group that waits to begin.
     was_running = group.request.admitted is not None and strategy.num_preemptions > 0

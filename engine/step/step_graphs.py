@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -38,13 +39,13 @@ class Recorder(Protocol):
     def is_launch_bound(self, work: Work) -> bool: ...
 
 
+@dataclass(frozen=True, slots=True)
 class StepGraph:
     """A captured step, to which all steps of up to `size` are padded."""
 
-    def __init__(self, size: StepSize, buffers: _Buffers, replay: Work) -> None:
-        self.size = size
-        self._buffers = buffers
-        self._replay = replay
+    size: StepSize
+    _buffers: _Buffers
+    _replay: Work
 
     def replay(self, inputs: StepInputs) -> Tensor:
         """Return logits [S, vocabulary] fp32, which the next replay overwrites.

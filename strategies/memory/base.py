@@ -43,6 +43,10 @@ class KVMemory(ABC):
         """Free blocks whose content is kept, so that a later sequence may share it."""
         return ()
 
+    def is_swapped(self, sequence_id: int) -> bool:
+        """Whether the sequence's blocks are in host memory."""
+        return False
+
     @property
     def num_tokens(self) -> int:
         """Token slots in total: the length of the longest sequence that can ever run."""

@@ -13,7 +13,6 @@ from core.errors import (
     GenerationError,
     OverloadedError,
     RequestError,
-    TooManyRequestsError,
 )
 from core.messages import Abort, Hello, Submit
 from core.sampling import Finish, SamplingParams
@@ -95,7 +94,6 @@ def test_ids_are_unique_among_clients(client: EngineClient, engine: FakeEngine) 
     [
         ("rejected", RequestError),
         ("overloaded", OverloadedError),
-        ("too_many", TooManyRequestsError),
         ("failed", GenerationError),
     ],
 )

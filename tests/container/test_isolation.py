@@ -16,9 +16,9 @@ from container.apis.generation.prompting import ISOLATED_BYTES, Prompting
 from container.isolation.helper import MAX_KEPT, Helper
 from container.isolation.process import HELPER_STACK_BYTES
 from core.errors import RequestError
+from core.limits import GRAMMAR
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplate
-from core.text.grammar import MAX_CHARACTERS
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import EOS
 
@@ -78,12 +78,12 @@ HOSTILE = [
     {"grammar": "start: " + " ".join(f'("{n:x}" | "b"){{{n},{n + 999}}}' for n in range(4500))},
 ]
 BOUNDED = [
-    {"grammar": "x" * (MAX_CHARACTERS + 1)},
+    {"grammar": "x" * (GRAMMAR.maximum + 1)},
     {"regex": "|".join(f"x{n:06d}" for n in range(120_000))},
     {"choice": tuple(f"{n:x}" for n in range(200_000))},
     {"json": '{"items":' * 900 + "{}" + "}" * 900},
     {"grammar": "root ::= " + "(" * 20_000},
-    {"grammar": "\n" * (MAX_CHARACTERS - 1)},
+    {"grammar": "\n" * (GRAMMAR.maximum - 1)},
 ]
 
 

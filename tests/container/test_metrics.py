@@ -23,7 +23,7 @@ from tests.container.fake_engine import FACTS, FakeEngine, fails, says
 
 STATS = Stats(
     num_running=3, num_waiting=2, num_held_blocks=10, num_filled_tokens=120, num_steps=9,
-    num_step_sequences=20, num_step_tokens=40, num_prompt_tokens=50, num_generated_tokens=60,
+    num_step_sequences=20, num_prompt_tokens=50, num_generated_tokens=60,
     num_prefix_queries=70, num_prefix_hits=30, num_swaps=1, num_recomputes=4,
     finished={"length": 5, "stop": 1}, aborted={"disconnect": 3}, refused={"invalid": 8},
 )  # fmt: skip
@@ -121,12 +121,18 @@ def test_the_cache_and_the_adapters_are_labels(
     assert infos(serve(), "vllm:lora_requests_info") == []
 
 
-def test_refused_requests_reach_the_engine_by_reason(http: FlaskClient, engine: FakeEngine) -> None:
+@pytest.mark.parametrize("overload_status", ["503", "429"])
+def test_refused_requests_reach_the_engine_by_reason(
+    serve: Serve, engine: FakeEngine, overload_status: str
+) -> None:
+    http = serve(overload_status=overload_status)
     http.post("/invocations", json={"inputs": 1})
     http.post("/invocations", data=b"{")
     http.get("/no/such/path")
     engine.script = fails("overloaded", "full")
-    http.post("/invocations", json={"inputs": "Q"})
+    refused = http.post("/invocations", json={"inputs": "Q"})
+    assert refused.status_code == refused.json["code"] == int(overload_status)
+    assert refused.headers["Retry-After"] == "1"
     engine.script = says([65])
     http.post("/invocations", json={"inputs": "Q"})
 

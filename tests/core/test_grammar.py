@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from core.errors import RequestError
+from core.limits import GRAMMAR
 from core.options import ToolCallParser
 from core.structured_outputs import StructuredOutputsParams
-from core.text.grammar import MAX_CHARACTERS, grammar_text
+from core.text.grammar import grammar_text
 from core.text.grammar_matcher import compile_grammar
 from core.text.tools.base import ToolCall
 from core.text.tools.factory import make_tool_parser
@@ -120,7 +121,7 @@ def test_grammars_in_lark_and_gbnf() -> None:
         ({"grammar": "start: nowhere"}, 'unknown name: "nowhere"'),
         ({"grammar": "root ::= ("}, r"Expected '\)'"),
         ({"grammar": ""}, "Empty grammar"),
-        ({"grammar": "x" * (MAX_CHARACTERS + 1)}, "longer than"),
+        ({"grammar": "x" * (GRAMMAR.maximum + 1)}, "at most 131,072 are allowed"),
     ],
 )
 def test_invalid_grammars_are_rejected(form: dict[str, Any], why: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from core.errors import GenerationError, OverloadedError, RequestError
+from core.limits import GRAMMARS_IN_USE
 from core.text.grammar_matcher import compile_grammar
 from engine import (
     LLM,
@@ -67,7 +69,8 @@ def test_no_step_compiles_a_grammar(model_dir, compiled):
 
 
 def test_large_grammars_of_many_requests_are_refused(model_dir, monkeypatch):
-    monkeypatch.setattr("engine.sampling.grammars.MAX_CHARACTERS_HELD", 25)
+    limit = dataclasses.replace(GRAMMARS_IN_USE, maximum=25)
+    monkeypatch.setattr("engine.sampling.grammars.GRAMMARS_IN_USE", limit)
     with LLM(model_dir, **SMALL) as llm:
         assert answer(llm, n=3, max_tokens=2, **form(regex="a{20}")).text == "aa"
         with pytest.raises(OverloadedError, match="25 characters"):

@@ -7,7 +7,7 @@ import time
 import msgspec
 import pytest
 
-from core.errors import EngineUnavailableError, TooManyRequestsError
+from core.errors import EngineUnavailableError
 from core.messages import (
     Abort,
     Dead,
@@ -84,7 +84,7 @@ def test_a_full_queue_rejects_requests(client, engine, gate, connection):
 
 @pytest.mark.parametrize(
     "queue_limits",
-    [{"max_waiting": 99, "max_waiting_tokens": 10, "refusal": TooManyRequestsError}],
+    [{"max_waiting": 99, "max_waiting_tokens": 10}],
 )
 def test_waiting_tokens_are_limited(client, engine, gate, connection):
     """The prompts of all samples count, but a request that waits alone may have any size."""
@@ -100,7 +100,7 @@ def test_waiting_tokens_are_limited(client, engine, gate, connection):
     gate.open.set()
     refused = [client.receive(Failed) for _ in range(2)]
     assert [message.id for message in refused] == ["two samples", "one too many"]
-    assert {message.kind for message in refused} == {"too_many"}
+    assert {message.kind for message in refused} == {"overloaded"}
     assert "8 prompt tokens are waiting already, and 4 more are over 10" in refused[0].message
     until(lambda: not engine.strategy.waiting)
     client.send(Submit("large", [1] * 20, greedy()))
