@@ -7,8 +7,6 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from core.output import Output
-from core.sampling import Finish
 from core.snapshot import Snapshot
 from core.stats import Timing
 from engine.serve.watchers import (
@@ -238,8 +236,7 @@ def test_a_loop_that_gets_no_cpu_time_still_sends_some(watchers, clock, cpu_cloc
 
 def test_answers_that_ended_are_in_one_snapshot(watchers, clock, outbox):
     watchers.add(b"a", 9.0)
-    output = Output(4, (1,), (0.0,), Finish.EOS, index=1)
-    watchers.note_end(output, Timing(1.0, 2.0, 3.0, 4.0))
+    watchers.note_end(5, Timing(1.0, 2.0, 3.0, 4.0))
     watched(watchers, clock, 3 * MIN_INTERVAL_S)
     ended = [snapshot.ended for _, snapshot in outbox.sent]
     assert [(it.id, it.timing) for it in ended[0]] == [(5, Timing(1.0, 2.0, 3.0, 4.0))]

@@ -111,7 +111,7 @@ def test_an_unresponsive_server_is_an_immediate_error(stub: Stub, tmp_path: Path
 def test_running_the_locustfile_by_hand(stub: Stub) -> None:
     command = [
         sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--host",
-        stub.url, "--users", "2", "--spawn-rate", "2", "--run-time", "2s", "--workload",
+        stub.url, "--users", "2", "--spawn-rate", "2", "--run-time", "6s", "--workload",
         "shared-prefix", "--length-scale", "0.05", "--stop-timeout", "5",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
