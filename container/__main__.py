@@ -1,4 +1,4 @@
-"""The command line: `serve`; `explain` the configuration; `plan` the GPU memory."""
+"""The command line: `serve`; answer a `batch`; `explain` the configuration; `plan` the memory."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit code."""
     parsed = _parser().parse_args(arguments)
     try:
+        if parsed.command == "batch":
+            return _batch(parsed)
         models = _initial_models(parsed)
         if models is not None and parsed.command != "plan":
             return _run_multi_model(parsed, models)
@@ -58,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("serve", "start the container"),
+        ("batch", "answer all requests of a file in OpenAI's batch format"),
         ("explain", "print all effective options with their sources, and the batching strategy"),
         ("plan", "estimate how many requests fit into an instance's GPU memory"),
     ):
@@ -71,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
         _add_options(command)
         if name == "plan":
             _add_plan_options(command)
+        if name == "batch":
+            _add_batch_options(command)
     return parser
 
 
@@ -108,6 +113,34 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--prompt-tokens", type=int, default=512, help="prompt length of a typical request"
     )
     parser.add_argument("--new-tokens", type=int, default=256, help="tokens that it generates")
+
+
+def _add_batch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--input", type=Path, required=True, metavar="FILE", help="requests, a JSON object a line"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="outcomes are appended to it; requests that it has outcomes of are skipped",
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        default=256,
+        metavar="N",
+        help="requests that are sent at a time (default: 256)",
+    )
+
+
+def _batch(parsed: argparse.Namespace) -> int:
+    from container.batch.batch import batch  # lazy: only a batch needs gevent here
+
+    return batch(
+        parsed.input, parsed.output, parsed.model_dir, parsed.properties, parsed.concurrency
+    )
 
 
 def _initial_models(parsed: argparse.Namespace) -> Mapping[str, Path] | None:

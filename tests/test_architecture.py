@@ -47,6 +47,7 @@ PARTS = {
         ("launch", "apis", "ui"),
         ("front_end",),
         ("multi_model",),
+        ("batch",),
         ("__main__",),
     ),
     "container.apis": (

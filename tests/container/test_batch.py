@@ -1,75 +1,153 @@
-"""Batches in `inputs`: each input gets a result or an error."""
+"""Batches over a fake model container, a real process that echoes requests."""
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
-from flask.testing import FlaskClient
+import pytest
 
-from core.messages import Abort, Submit
-from core.text.tokenizer import Tokenizer
-from tests.container.conftest import EOS, eventually
-from tests.container.fake_engine import FakeEngine, fails, says, stalls
-from tests.container.invocations import records
+from container.__main__ import main
+from container.batch.batch import BatchStoppedError, report, run_batch
+from container.batch.child import for_batch
+from container.configuration.resolve import load_configuration
+from core.errors import ConfigurationError
+
+FAKE = (sys.executable, "-m", "tests.container.fake_model")
 
 
-def test_a_batch_has_a_result_per_input(
-    http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
-) -> None:
-    """Each input has its own result, and invalid inputs do not affect the others."""
+class Files:
+    """A batch's files in a folder that is also the fake container's model directory."""
 
-    def script(submit: Submit) -> Any:
-        text = tokenizer.decode(submit.prompt_token_ids)
-        return fails("failed", "no luck", after=[65])(submit) if text == "bad" else (
-            says([*submit.prompt_token_ids, EOS])(submit)
-        )  # fmt: skip
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.source, self.output = folder / "in.jsonl", folder / "out.jsonl"
 
-    engine.script = script
-    inputs = ["one", "bad", "", "two", 5, "x" * 99]
-    body = {"inputs": inputs, "parameters": {"max_new_tokens": 5, "return_full_text": True}}
-    whole = http.post("/invocations", json=body)
-    assert whole.status_code == 200
-    results = whole.get_json()
-    assert [result.get("generated_text") for result in results] == [
-        "oneone", None, None, "twotwo", None, None,
-    ]  # fmt: skip
-    assert results[1] == {"error": "no luck", "code": 424}
-    assert [result.get("field") for result in results[2:]] == [
-        "inputs[2]", None, "inputs[4]", "parameters.max_new_tokens",
-    ]  # fmt: skip
+    def write(self, *lines: dict[str, Any] | str) -> None:
+        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        self.source.write_text("\n".join(texts) + "\n")
 
-    seen = records(http.post("/invocations", json={**body, "stream": True}))
-    texts = {
-        result["index"]: result["generated_text"]
-        for result in seen
-        if result.get("generated_text") is not None
+    def run(self) -> dict[str, int]:
+        return dict(
+            run_batch(self.source, self.output, model_dir=self.folder, num_workers=4, command=FAKE)
+        )
+
+    def outcomes(self) -> dict[str, dict[str, Any]]:
+        """Return the outcomes by the numbers of their lines."""
+        found = [json.loads(line) for line in self.output.read_text().splitlines()]
+        assert len({outcome["id"] for outcome in found}) == len(found), "one outcome a line"
+        return {outcome["id"]: outcome for outcome in found}
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    monkeypatch.setenv("PYTHONPATH", ".")
+    return Files(tmp_path)
+
+
+def line(custom_id: str, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+def test_every_line_gets_one_outcome(files: Files) -> None:
+    files.write(
+        line("a", prompt="é"),
+        "not json",
+        "",
+        {"custom_id": "no body", "url": "/v1/completions"},
+        line("streams", stream=True),
+        line("elsewhere", url="https://example.com/v1"),
+        line("too large", url="/early"),
+        line("cut", url="/cut"),
+        *(line(str(number), n=number) for number in range(20)),
+    )
+    assert files.run() == {"answered": 21, "failed": 6}
+    outcomes = files.outcomes()
+    assert len(outcomes) == 27
+    first = outcomes["line-1"]
+    assert (first["custom_id"], first["error"]) == ("a", None)
+    echo = first["response"]["body"]
+    assert (echo["path"], json.loads(echo["body"].encode("latin-1"))) == (
+        "/v1/completions",
+        {"prompt": "é"},
+    )
+    assert first["response"]["request_id"] == echo["headers"]["x-request-id"]
+    errors = {
+        number: (outcomes[f"line-{number}"]["custom_id"], outcomes[f"line-{number}"]["error"])
+        for number in (2, 4, 5, 6, 8)
     }
-    assert texts == {0: "oneone", 1: "", 3: "twotwo"}
-    assert {result["index"] for result in seen if "error" in result} == {2, 4, 5}
-
-
-def test_a_failed_batch_has_the_status_of_its_first_error(
-    http: FlaskClient, engine: FakeEngine
-) -> None:
-    engine.script = fails("overloaded", "full")
-    response = http.post("/invocations", json={"inputs": ["a", "b"]})
-    assert (response.status_code, response.get_json()["error"]) == (503, "full")
-
-
-def test_an_unread_batch_is_aborted(http: FlaskClient, engine: FakeEngine) -> None:
-    engine.script = stalls(after=[65])
-    response = http.post("/invocations", json={"inputs": ["a", "b", "c"], "stream": True})
-    response.close()
-    eventually(lambda: len(engine.of_type(Abort)) == 3)
-
-
-def test_csv_is_a_batch(http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer) -> None:
-    data = 'inputs\nfirst\n"a ""b"", c"\n'
-    response = http.post("/invocations", data=data, content_type="text/csv")
-    assert response.get_json() == [{"generated_text": "Hi there"}] * 2
-    prompts = [
-        message.prompt_token_ids
-        for message in engine.of_type(Submit)
-        if isinstance(message, Submit)
+    assert [(custom_id, error["code"]) for custom_id, error in errors.values()] == [
+        (None, "invalid_line"),
+        ("no body", "invalid_line"),
+        ("streams", "invalid_line"),
+        ("elsewhere", "invalid_line"),
+        ("cut", "no_answer"),
     ]
-    assert list(map(tokenizer.decode, prompts)) == ["first", 'a "b", c']
+    assert "body.stream" in errors[5][1]["message"]
+    too_large = outcomes["line-7"]["response"]
+    assert (too_large["status_code"], too_large["body"]) == (413, "too much")
+
+
+def test_a_batch_goes_on_where_it_was_killed(files: Files) -> None:
+    requests = [line(str(number)) for number in range(6)]
+    files.write(*requests[:4])
+    assert files.run() == {"answered": 4}
+    whole = files.output.read_bytes()
+    files.output.write_bytes(whole[:-10])
+    files.write(*requests)
+    assert files.run() == {"skipped": 3, "answered": 3}
+    assert len(files.outcomes()) == 6
+    assert files.run() == {"skipped": 6}
+
+
+def test_a_server_that_ends_leaves_the_rest_to_the_next_run(files: Files) -> None:
+    files.write(line("a"), line("b", url="/crash"), *(line(str(n)) for n in range(30)))
+    with pytest.raises(BatchStoppedError):
+        files.run()
+    assert "line-2" not in files.outcomes()
+    files.write(line("a"), line("b"), *(line(str(n)) for n in range(30)))
+    files.run()
+    assert len(files.outcomes()) == 32
+
+
+def test_the_output_of_another_batch_is_not_touched(files: Files) -> None:
+    files.write(line("a"))
+    files.run()
+    before = files.output.read_bytes()
+    files.write(line("b"))
+    with pytest.raises(ConfigurationError, match="outcome of another request than line 1"):
+        files.run()
+    assert files.output.read_bytes() == before
+    files.output.write_text("notes\n")
+    with pytest.raises(ConfigurationError, match="not the output of a batch"):
+        files.run()
+    assert files.output.read_text() == "notes\n"
+
+
+def test_a_server_that_does_not_start_says_why(files: Files) -> None:
+    (files.folder / "mode").write_text("refuse")
+    files.write(line("a"))
+    with pytest.raises(ConfigurationError, match="the model is wrong"):
+        files.run()
+    assert not files.output.exists()
+
+
+def test_a_missing_input_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--input", str(tmp_path / "none"), "--output", str(tmp_path / "out")]
+    assert main(["batch", *arguments]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+
+
+def test_requests_of_a_batch_wait_as_long_as_they_must() -> None:
+    given = {"OPTION_API_KEYS_FILE": "keys", "OPTION_UI": "true"}
+    options = for_batch(load_configuration(None, given), 5000).options
+    assert options.job_queue_size == 5000
+    assert options.predict_timeout > 10**6
+    assert (options.api_keys_file, options.ui) == (None, "false")
+
+
+def test_the_report_counts_what_was_there() -> None:
+    text = report({"answered": 3, "failed": 1, "skipped": 2}, 2.0, Path("out"))  # type: ignore[arg-type]
+    assert text == "3 answered, 1 failed, 2 were there already: out (2.0 s, 2.0 requests/s)"

@@ -1,0 +1,215 @@
+"""`python -m container batch`: sends each line of a file to a container and writes the outcomes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from http.client import HTTPException
+from pathlib import Path
+from typing import BinaryIO
+
+import gevent
+import gevent.pool
+import msgspec
+from tqdm import tqdm
+
+from container.batch.lines import (
+    BatchError,
+    BatchResponse,
+    Line,
+    Outcome,
+    outcome_id,
+    parse_line,
+    read_numbered,
+    read_outcomes,
+)
+from container.multi_model.model_container import ModelContainer, UnixConnection
+from core.errors import ConfigurationError
+
+COMMAND = (sys.executable, "-m", "container.batch.child")
+STOP_S = 30.0
+_RETRY_S = 1.0
+_MAX_ATTEMPTS = 3
+_BUSY = 503
+_ENGINE_DIED = 424
+
+
+class BatchStoppedError(Exception):
+    """The container ended before the batch; what is left can be resumed."""
+
+
+def run_batch(
+    source: Path,
+    output: Path,
+    *,
+    model_dir: Path | None = None,
+    properties: Path | None = None,
+    num_workers: int = 256,
+    command: Sequence[str] = COMMAND,
+) -> Counter[str]:
+    """Append the outcome of each line of `source` to `output`, in the order in which they end.
+
+    Lines whose outcomes `output` already has are skipped. Shows a progress bar. Return how many
+    lines were answered, failed, and skipped.
+
+    Raises ConfigurationError if a file is unusable or the container does not start, and
+    BatchStoppedError if it ends too early.
+    """
+    if not source.is_file():
+        raise ConfigurationError(f"--input {source}: there is no such file")
+    done = read_outcomes(output)
+    counts: Counter[str] = Counter()
+    todo = list(_todo(source, output, done, counts))
+    if not todo:
+        return counts
+    run_dir = Path(tempfile.mkdtemp(prefix="longshore-"))
+    arguments = [str(model_dir or ""), str(properties or "")]
+    arguments += [str(run_dir / "batch.sock"), str(num_workers)]
+    container = ModelContainer("server", run_dir / "batch.sock", [*command, *arguments], os.environ)
+    try:
+        if not container.wait_until_ready():
+            raise ConfigurationError(f"the server did not start: {container.exit_reason()}")
+        with output.open("ab", buffering=0) as out, tqdm(total=len(todo), unit="request") as bar:
+            _Sender(container, out, counts, bar.update).send_all(source, set(todo), num_workers)
+    finally:
+        container.stop(STOP_S)
+        shutil.rmtree(run_dir, ignore_errors=True)
+    return counts
+
+
+def _todo(
+    source: Path, output: Path, done: dict[str, str | None], counts: Counter[str]
+) -> Iterator[int]:
+    """Yield the numbers of the lines that have no outcome yet."""
+    for number, text in read_numbered(source):
+        id = outcome_id(number)
+        if id not in done:
+            yield number
+        elif parse_line(text).custom_id != done[id]:
+            raise ConfigurationError(
+                f"{output} has an outcome of another request than line {number} of {source}; "
+                "choose another --output"
+            )
+        else:
+            counts["skipped"] += 1
+
+
+class _Sender:
+    """Sends requests from many greenlets and writes their outcomes."""
+
+    def __init__(
+        self,
+        container: ModelContainer,
+        out: BinaryIO,
+        counts: Counter[str],
+        advance: Callable[[], object],
+    ) -> None:
+        self._container = container
+        self._out = out
+        self._counts = counts
+        self._advance = advance
+
+    def send_all(self, source: Path, numbers: set[int], num_workers: int) -> None:
+        pool = gevent.pool.Pool(num_workers)
+        try:
+            for number, text in read_numbered(source):
+                if number in numbers:
+                    # Waits for a free worker, so that the file is read as it is needed.
+                    pool.spawn(self._finish, number, text)
+                    self._check_alive()
+            while not pool.join(_RETRY_S):
+                self._check_alive()
+        finally:
+            pool.kill()
+
+    def _finish(self, number: int, text: bytes) -> None:
+        """Write the outcome of a line."""
+        line = parse_line(text)
+        outcome = self._outcome(line) if isinstance(line, Line) else line
+        if outcome is None:
+            return
+        outcome = msgspec.structs.replace(outcome, id=outcome_id(number))
+        # In one call, so that a kill cuts off at most the last line.
+        self._out.write(msgspec.json.encode(outcome) + b"\n")
+        is_answer = outcome.response is not None and outcome.response.status_code < 300
+        self._counts["answered" if is_answer else "failed"] += 1
+        self._advance()
+
+    def _outcome(self, line: Line) -> Outcome | None:
+        """Return a request's outcome; None if the container has ended."""
+        request_id = f"batch_req_{uuid.uuid4().hex}"
+        num_failed = 0
+        while self._container.exit_code is None:
+            try:
+                response = self._exchange(line, request_id)
+                message = f"status {response.status_code}: {bytes(response.body).decode()}"
+                if response.status_code not in (_BUSY, _ENGINE_DIED):
+                    return Outcome("", line.custom_id, response)
+                num_failed += response.status_code == _ENGINE_DIED
+            except (OSError, HTTPException) as error:
+                message = f"{type(error).__name__}: {error}"
+                num_failed += 1
+            if num_failed == _MAX_ATTEMPTS:
+                return Outcome("", line.custom_id, error=BatchError("no_answer", message))
+            gevent.sleep(_RETRY_S)
+        return None
+
+    def _exchange(self, line: Line, request_id: str) -> BatchResponse:
+        connection = UnixConnection(self._container.socket)
+        try:
+            headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
+            connection.request(line.method, line.url, msgspec.json.encode(line.body), headers)
+            response = connection.getresponse()
+            body = response.read()
+        finally:
+            connection.close()
+        try:
+            body = msgspec.json.format(body, indent=-1)  # on one line
+        except msgspec.DecodeError:  # of a handler, or CSV
+            body = msgspec.json.encode(body.decode("utf-8", "replace"))
+        return BatchResponse(response.status, request_id, msgspec.Raw(body))
+
+    def _check_alive(self) -> None:
+        if self._container.exit_code is not None:
+            raise BatchStoppedError(self._container.exit_reason())
+
+
+def report(counts: Counter[str], seconds: float, output: Path) -> str:
+    """Return the last line that a batch prints."""
+    num_sent = counts["answered"] + counts["failed"]
+    skipped = f", {counts['skipped']} were there already" if counts["skipped"] else ""
+    return (
+        f"{counts['answered']} answered, {counts['failed']} failed{skipped}: {output} "
+        f"({seconds:.1f} s, {num_sent / max(seconds, 0.001):.1f} requests/s)"
+    )
+
+
+def batch(
+    source: Path,
+    output: Path,
+    model_dir: Path | None,
+    properties: Path | None,
+    num_workers: int,
+) -> int:
+    """Run a batch and return the exit code."""
+    began = time.monotonic()
+    try:
+        counts = run_batch(
+            source,
+            output,
+            model_dir=model_dir,
+            properties=properties,
+            num_workers=num_workers,
+        )
+    except (BatchStoppedError, KeyboardInterrupt) as error:
+        reason = "stopped" if isinstance(error, KeyboardInterrupt) else str(error)
+        print(f"error: {reason}\nRun the same command again to go on.", file=sys.stderr)
+        return 1
+    print(report(counts, time.monotonic() - began, output))
+    return 0

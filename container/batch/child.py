@@ -1,0 +1,57 @@
+"""Runs the container that answers a batch, on a Unix socket.
+
+`python -m container.batch.child MODEL_DIR PROPERTIES SOCKET NUM_WORKERS`; '' for a default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+from container.configuration.report import report_error
+from container.configuration.resolve import Configuration, load_configuration
+from container.launch.preparation import prepare
+from container.launch.supervisor import supervise
+from container.models.directory import default_model_dir, find_properties, open_model_dir
+from core.errors import ConfigurationError
+from core.processes import die_with_parent
+
+NO_TIMEOUT_S = 10**8
+
+
+def main(model_dir: str, properties: str, socket: str, num_workers: str) -> int:
+    """Serve until SIGTERM and return the exit code, as `serve` does."""
+    die_with_parent()
+    try:
+        opened = open_model_dir(Path(model_dir) if model_dir else default_model_dir())
+        path = Path(properties) if properties else find_properties(opened)
+        configuration = for_batch(load_configuration(path, os.environ), int(num_workers))
+        return supervise(configuration, prepare(configuration, opened), 0, socket=Path(socket))
+    except ConfigurationError as error:
+        return report_error(error)
+
+
+def for_batch(configuration: Configuration, num_workers: int) -> Configuration:
+    """Return the configuration for a server whose only client is the batch.
+
+    No client gives up, so requests may wait for any time; and nobody has to prove who they are.
+    """
+    options = configuration.options
+    return dataclasses.replace(
+        configuration,
+        options=dataclasses.replace(
+            options,
+            predict_timeout=NO_TIMEOUT_S,
+            job_queue_size=max(options.job_queue_size, num_workers),
+            api_keys_file=None,
+            ssl_certfile=None,
+            ssl_keyfile=None,
+            ui="false",
+        ),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
