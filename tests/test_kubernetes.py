@@ -1,0 +1,101 @@
+"""The manifests name what the container has: its arguments, port, paths, metrics and times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from container.__main__ import main
+from container.configuration.resolve import load_configuration
+from container.http.health import HEALTH_PATHS
+from container.http.metrics import metrics_text
+from container.launch.supervisor import ENGINE_STOP_S, FRONT_END_STOP_S
+from core.options import Options
+from core.stats import Stats
+from tests.container.fake_engine import FACTS
+
+FOLDER = Path(__file__).resolve().parents[1] / "deploy" / "kubernetes"
+
+
+def manifest(name: str) -> dict[str, Any]:
+    return yaml.safe_load((FOLDER / name).read_text())
+
+
+@pytest.fixture
+def pod() -> dict[str, Any]:
+    return manifest("deployment.yaml")["spec"]["template"]["spec"]
+
+
+@pytest.fixture
+def container(pod: dict[str, Any]) -> dict[str, Any]:
+    [only] = pod["containers"]
+    return only
+
+
+def test_kustomize_lists_every_manifest() -> None:
+    listed = set(manifest("kustomization.yaml")["resources"])
+    assert listed == {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
+
+
+def test_everything_selects_the_pods_of_the_deployment() -> None:
+    deployment = manifest("deployment.yaml")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"] == labels
+    assert manifest("service.yaml")["spec"]["selector"] == labels
+    for name in ("disruption-budget.yaml", "service-monitor.yaml"):
+        assert manifest(name)["spec"]["selector"]["matchLabels"] == labels
+    target = manifest("autoscaler.yaml")["spec"]["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
+
+
+def test_the_container_takes_the_arguments(
+    container: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *arguments = container["args"]
+    assert command == "serve"
+    place = arguments.index("--properties") + 1
+    assert arguments[place] == "/etc/longshore/serving.properties"
+    arguments[place] = str(FOLDER / "serving.properties")
+    assert main(["explain", *arguments]) == 0
+    assert "batching" in capsys.readouterr().out
+    port = int(arguments[arguments.index("--port") + 1])
+    assert container["ports"] == [{"name": "http", "containerPort": port}]
+
+
+def test_the_properties_have_no_warnings() -> None:
+    configuration = load_configuration(FOLDER / "serving.properties", {})
+    assert configuration.options.batching == "paged"
+    assert not configuration.warnings
+
+
+def test_probes_ask_for_health(container: dict[str, Any]) -> None:
+    probes = {name: container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
+    assert {probe["httpGet"]["path"] for probe in probes.values()} <= set(HEALTH_PATHS)
+    start = probes["startup"]
+    assert start["periodSeconds"] * start["failureThreshold"] >= Options().model_loading_timeout
+
+
+def test_requests_may_end_before_the_pod_is_killed(
+    pod: dict[str, Any], container: dict[str, Any]
+) -> None:
+    pause_s = float(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    needed_s = pause_s + FRONT_END_STOP_S + ENGINE_STOP_S
+    assert pod["terminationGracePeriodSeconds"] > needed_s
+
+
+def test_the_autoscaler_reads_a_metric_that_there_is() -> None:
+    [metric] = manifest("autoscaler.yaml")["spec"]["metrics"]
+    text = metrics_text(FACTS, Stats(), "demo", Options()).decode()
+    assert f"\n{metric['pods']['metric']['name']}{{" in text
+
+
+def test_everything_reads_only_what_it_may_and_writes_only_to_tmp(
+    pod: dict[str, Any], container: dict[str, Any]
+) -> None:
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert pod["securityContext"]["runAsUser"] == 1000, "as in the Dockerfile"
+    writable = [it["mountPath"] for it in container["volumeMounts"] if not it.get("readOnly")]
+    assert writable == ["/tmp"]
