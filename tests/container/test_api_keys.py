@@ -206,6 +206,14 @@ def test_the_file(keys_of: Callable[[str], tuple[ApiKey, ...]]) -> None:
     assert "key-of" not in repr(keys)
 
 
+def test_only_a_word_that_begins_with_a_hash_is_a_comment(
+    keys_of: Callable[[str], tuple[ApiKey, ...]],
+) -> None:
+    (key,) = keys_of("abc#def name=b\n")
+    assert key.name == "b"
+    assert (find_api_key([key], "abc#def"), find_api_key([key], "abc")) == (0, None)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -218,6 +226,9 @@ def test_the_file(keys_of: Callable[[str], tuple[ApiKey, ...]]) -> None:
         ("secret name=\n", "line 1: word 2 is invalid"),
         ("secret name=a name=b\n", "line 1: word 3 is invalid"),
         ("secret requests_per_minute=0\n", "requests_per_minute=0: expected an integer of at"),
+        ("secrét\n", "line 1: a key may have only printable ASCII"),
+        ("\ufeffsecret\n", "line 1: a key may have only printable ASCII"),
+        ("secret\x1cother\n", "line 1: word 2 is invalid"),
         ("secret tokens_per_minute=many\n", "tokens_per_minute=many: expected an integer of at"),
     ],
 )
