@@ -13,9 +13,9 @@ from container.http.request_context import RequestContext, request_context
 from container.http.service import Service, json_response
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
 from container.schema.kinds import BOOLEAN, STRING, with_schema
+from container.security.source_roots import source_roots
 from core.adapter import Adapter
 from core.errors import NotFoundError, RequestError
-from core.source_roots import source_roots
 
 MAX_NAME = 256
 

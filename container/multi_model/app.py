@@ -19,7 +19,7 @@ from container.multi_model.models import Models
 from container.multi_model.relay import relay
 from container.schema.body import read_body
 from container.security.authentication import Gate
-from core.source_roots import SourceRoots
+from container.security.source_roots import SourceRoots
 
 MAX_BODY_BYTES = 2**16
 """Limit for requests to this application itself; each model's container has its own limit."""

@@ -24,9 +24,9 @@ from container.multi_model.model import RefusedError
 from container.multi_model.model_container import COMMAND
 from container.multi_model.models import Models
 from container.security.authentication import open_gate
+from container.security.source_roots import source_roots
 from container.security.tls import shake_hands, tls_context
 from core.errors import ConfigurationError, InsufficientMemoryError
-from core.source_roots import source_roots
 
 _BACKLOG = 2048
 _LAST_RESPONSE_S = 1.0

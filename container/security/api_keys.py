@@ -5,7 +5,8 @@
 6f1c0a0e9d7b4c5f name=batch requests_per_minute=60 tokens_per_minute=20000
 ```
 
-A word that begins with `#` starts a comment. Neither a message nor a log line ever holds a key, and only its SHA-256 digest stays in memory.
+A word that begins with `#` starts a comment. Neither a message nor a log line ever holds a key,
+and only its SHA-256 digest stays in memory.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from gevent.event import Event
 from container.multi_model.app import create_front
 from container.multi_model.model_container import ModelContainer
 from container.multi_model.models import Models
-from core.source_roots import SourceRoots
+from container.security.source_roots import SourceRoots
 from tests.container.conftest import child_processes, eventually
 
 FAKE = (sys.executable, "-m", "tests.container.fake_model")
