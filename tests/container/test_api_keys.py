@@ -23,7 +23,7 @@ from core.errors import ConfigurationError, RateLimitError
 from core.messages import Launch
 from core.options import Options
 from core.text.tokenizer import Tokenizer
-from tests.container.fake_engine import FakeEngine
+from tests.container.fake_engine import FakeEngine, fails
 from tests.container.processes import running, wait_until
 
 BODY = {"inputs": "Q", "parameters": {"max_new_tokens": 2}}
@@ -170,6 +170,19 @@ def test_a_streamed_answer_is_counted_too(guarded: Guarded) -> None:
     headers = {"x-api-key": "limited-key"}
     streamed = http.post("/invocations", json={**BODY, "stream": True}, headers=headers)
     assert len(streamed.get_data().splitlines()) == 2
+    assert http.post("/invocations", json=BODY, headers=headers).status_code == 429
+
+
+def test_a_request_that_the_engine_refuses_costs_no_tokens(
+    guarded: Guarded, engine: FakeEngine
+) -> None:
+    http = guarded("limited-key tokens_per_minute=1\n")
+    headers = {"x-api-key": "limited-key"}
+    says_so, engine.script = engine.script, fails("overloaded", "the queue is full")
+    for _ in range(3):
+        assert http.post("/invocations", json=BODY, headers=headers).status_code == 503
+    engine.script = says_so
+    assert http.post("/invocations", json=BODY, headers=headers).status_code == 200
     assert http.post("/invocations", json=BODY, headers=headers).status_code == 429
 
 
