@@ -55,7 +55,7 @@ def serve_models(
     )
     with run_directory() as run_dir:
         models = Models(run_dir, variables, command)
-        app = _BusyTracker(create_front(models, gate, sources))
+        app = _BusyTracker(create_front(models, gate, sources, options.cors_allowed_origin))
         server = _Server(
             ("0.0.0.0", port),
             app,
