@@ -145,14 +145,14 @@ class EmbeddingApi:
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         model = self._service.model_name
 
-        def body() -> dict[str, object]:
+        def document() -> dict[str, object]:
             data = [
                 {"object": "embedding", "index": index, "embedding": encode(vector)}
                 for index, vector in enumerate(embeddings.vectors)
             ]
             return {"object": "list", "data": data, "model": model, "usage": usage}
 
-        return _response(embeddings.vectors, body)
+        return _response(embeddings.vectors, document)
 
     def _embed(self, context: RequestContext, request: EmbeddingRequest) -> EmbeddingAnswer:
         context.warn(request.warnings)
