@@ -93,12 +93,7 @@ def make_parser() -> argparse.ArgumentParser:
         commands, "kills", "kill a container's processes under load; count how requests end"
     )
     kills.add_argument("--times", type=_count, default=12, help="kills in total (default: 12)")
-    kills.add_argument(
-        "--properties",
-        type=Path,
-        metavar="FILE",
-        help="properties of the container (default: none)",
-    )
+    _add_properties(kills, "properties of the container (default: none)", None)
     kills.add_argument(
         "--model-dir", type=Path, metavar="DIR", help="passed to the container as --model-dir"
     )
@@ -163,13 +158,7 @@ def _add_harm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _add_own_server(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--properties",
-        type=Path,
-        default=Path("serving.properties"),
-        metavar="FILE",
-        help="properties of the server that is started (default: %(default)s)",
-    )
+    _add_properties(parser, "properties of the server that is started (default: %(default)s)")
     parser.add_argument(
         "--log",
         type=Path,
@@ -177,6 +166,12 @@ def _add_own_server(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="its log (default: %(default)s)",
     )
+
+
+def _add_properties(
+    parser: argparse._ActionsContainer, text: str, default: Path | None = Path("serving.properties")
+) -> None:
+    parser.add_argument("--properties", type=Path, default=default, metavar="FILE", help=text)
 
 
 def _command(
@@ -201,12 +196,8 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,...",
         help="strategies of our container, each in a process of its own (default: all four)",
     )
-    group.add_argument(
-        "--properties",
-        type=Path,
-        default=Path("serving.properties"),
-        metavar="FILE",
-        help="properties of every server, apart from option.batching (default: %(default)s)",
+    _add_properties(
+        group, "properties of every server, apart from option.batching (default: %(default)s)"
     )
     group.add_argument(
         "--model-dir", type=Path, metavar="DIR", help="passed to the container as --model-dir"

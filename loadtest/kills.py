@@ -21,9 +21,10 @@ import psutil
 
 from loadtest.clients.transport import HttpTransport, SendError
 from loadtest.endings import Clients, Ending, count
+from loadtest.roles import Role, by_role
 from loadtest.server import Server
 
-TARGETS = ("engine", "worker", "supervisor")
+TARGETS: Sequence[Role] = ("engine", "worker", "supervisor")
 PROPERTIES: Mapping[str, str] = {"retry_threshold": "1000", "option.http_workers": "1"}
 NUM_STREAMS = 12
 NUM_WHOLE = 4
@@ -99,13 +100,13 @@ def report_lines(kills: Sequence[Kill]) -> list[str]:
     return lines
 
 
-def _kill(server: Server, target: str, choices: random.Random, scratch: Path) -> Kill:
+def _kill(server: Server, target: Role, choices: random.Random, scratch: Path) -> Kill:
     clients = Clients(
         server.port, num_streams=NUM_STREAMS, num_whole=NUM_WHOLE, max_new_tokens=MAX_NEW_TOKENS
     )
     time.sleep(choices.uniform(0.0, MAX_DELAY_S))
     processes = server.processes()
-    victim = find_process(processes, target)
+    (victim, *_) = by_role(processes)[target]
     killed_at = time.monotonic()
     victim.kill()
     if target == "supervisor":
@@ -115,21 +116,6 @@ def _kill(server: Server, target: str, choices: random.Random, scratch: Path) ->
         return Kill(target, killed_at, endings, None, len(alive), num_files)
     recovery_s = _wait_for_answer(server, killed_at)
     return Kill(target, killed_at, clients.wait(END_S), recovery_s)
-
-
-def find_process(processes: Sequence[psutil.Process], target: str) -> psutil.Process:
-    """Return the process of a container that plays this part; `processes[0]` is its supervisor."""
-    if target == "supervisor":
-        return processes[0]
-    module = "engine" if target == "engine" else "container.front_end.start"
-    found = [process for process in processes if module in _command(process)]
-    return found[-1]  # gunicorn's worker has the command line of its parent, which comes first
-
-
-def _command(process: psutil.Process) -> list[str]:
-    with suppress(psutil.Error):
-        return process.cmdline()
-    return []
 
 
 def _wait_for_answer(server: Server, killed_at: float) -> float:

@@ -13,9 +13,9 @@ from container.http.request_context import RequestContext, request_context
 from container.http.service import Service, json_response
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
 from container.schema.kinds import BOOLEAN, STRING, with_schema
+from container.security.source_roots import source_roots
 from core.adapter import Adapter
 from core.errors import NotFoundError, RequestError
-from core.source_roots import source_roots
 
 MAX_NAME = 256
 
@@ -116,8 +116,9 @@ class AdapterRoutes:
     def load(self, model: str | None = None) -> Response:
         """Load an adapter while requests run."""
         self._require_lora(model)
-        adapter = read_adapter_request(_fields(request_context()))
-        self._load(adapter, "name", "src")
+        context = request_context()
+        adapter = read_adapter_request(_fields(context))
+        self._load(context, adapter, "name", "src")
         return json_response({"status": f"Adapter {adapter.name} registered"})
 
     def update(self, name: str, model: str | None = None) -> Response:
@@ -132,37 +133,41 @@ class AdapterRoutes:
     def unload(self, name: str, model: str | None = None) -> Response:
         """Unload an adapter. Requests that already use it run to their end."""
         self._require_lora(model)
-        self._unload(name)
+        self._unload(request_context(), name)
         return json_response({"status": f"Adapter {name} unregistered"})
 
     def load_lora(self) -> Response:
         """Handle vLLM's POST /v1/load_lora_adapter."""
         self._require_lora()
-        adapter = read_vllm_load_request(request_context().json_fields())
-        self._load(adapter, "lora_name", "lora_path")
+        context = request_context()
+        adapter = read_vllm_load_request(context.json_fields())
+        self._load(context, adapter, "lora_name", "lora_path")
         return _success(f"LoRA adapter '{adapter.name}' added successfully.")
 
     def unload_lora(self) -> Response:
         """Handle vLLM's POST /v1/unload_lora_adapter."""
         self._require_lora()
-        values = read_fields(request_context().json_fields(), VLLM_UNLOAD_FIELDS)
+        context = request_context()
+        values = read_fields(context.json_fields(), VLLM_UNLOAD_FIELDS)
         name = _name(values, "lora_name")
-        self._unload(name)
+        self._unload(context, name)
         return _success(f"LoRA adapter '{name}' removed successfully.")
 
-    def _load(self, adapter: AdapterRequest, name_field: str, src_field: str) -> None:
-        """Load the adapter and wait. The other arguments are the request's names for its fields."""
+    def _load(
+        self, context: RequestContext, adapter: AdapterRequest, name_field: str, src_field: str
+    ) -> None:
+        """Load the adapter and wait. Errors name the request's own `name_field` and `src_field`."""
         if adapter.name == self._service.model_name:
             raise RequestError(name_field, "is the model's own name; choose another")
         options, model_dir = self._service.options, Path(self._service.client.facts.model)
         own = [model_dir, *([model_dir / options.adapters] if options.adapters else [])]
         source_roots(options, own).require(adapter.src, src_field)
         reply = self._service.client.load_adapter(adapter.name, adapter.src)
-        self._service.wait_for(request_context(), reply)
+        self._service.wait_for(context, reply)
 
-    def _unload(self, name: str) -> None:
+    def _unload(self, context: RequestContext, name: str) -> None:
         reply = self._service.client.unload_adapter(name)
-        self._service.wait_for(request_context(), reply)
+        self._service.wait_for(context, reply)
 
     def _loaded(self, name: str) -> Adapter:
         for adapter in self._service.client.adapters:

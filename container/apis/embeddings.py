@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -12,6 +12,7 @@ import msgspec
 from flask import Flask, Response
 
 from container.apis.completions.schema import PROMPT
+from container.http.off_loop import LONG_BODY_BYTES, in_thread_if_long
 from container.http.request_context import RequestContext, request_context
 from container.http.service import Service, json_response
 from container.schema.fields import Field, Fields, Values, ignored, read_fields
@@ -128,8 +129,8 @@ class EmbeddingApi:
         if "input" in body:
             return self._openai(context, body)
         request = context.checked(lambda: read_inputs_request(body))
-        embeddings = self._embed(context, request)
-        return json_response(list(map(_numbers, embeddings.vectors)))
+        vectors = self._embed(context, request).vectors
+        return _response(vectors, lambda: list(map(_numbers, vectors)))
 
     def embeddings(self) -> Response:
         """Handle POST /v1/embeddings."""
@@ -140,14 +141,18 @@ class EmbeddingApi:
         request = context.checked(lambda: read_embedding_request(body))
         embeddings = self._embed(context, request)
         encode = _base64 if request.is_base64 else _numbers
-        data = [
-            {"object": "embedding", "index": index, "embedding": encode(vector)}
-            for index, vector in enumerate(embeddings.vectors)
-        ]
         num_tokens = sum(embeddings.num_tokens)
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         model = self._service.model_name
-        return json_response({"object": "list", "data": data, "model": model, "usage": usage})
+
+        def document() -> dict[str, object]:
+            data = [
+                {"object": "embedding", "index": index, "embedding": encode(vector)}
+                for index, vector in enumerate(embeddings.vectors)
+            ]
+            return {"object": "list", "data": data, "model": model, "usage": usage}
+
+        return _response(embeddings.vectors, document)
 
     def _embed(self, context: RequestContext, request: EmbeddingRequest) -> EmbeddingAnswer:
         context.warn(request.warnings)
@@ -158,10 +163,16 @@ class EmbeddingApi:
         return answer
 
 
+def _response(vectors: Sequence[bytes], body: Callable[[], object]) -> Response:
+    """Return the JSON of `body()`, which is made in a thread if the vectors are long."""
+    size = sum(map(len, vectors))
+    return in_thread_if_long(lambda: json_response(body()), size=size, long=LONG_BODY_BYTES)
+
+
 def _base64(vector: bytes) -> str:
     return base64.b64encode(vector).decode()
 
 
-def _numbers(vector: bytes) -> tuple[float, ...]:
-    """Decode little-endian fp32."""
-    return struct.unpack(f"<{len(vector) // 4}f", vector)
+def _numbers(vector: bytes) -> msgspec.Raw:
+    """Return little-endian fp32 as JSON. No call encodes more than one vector, see `off_loop`."""
+    return msgspec.Raw(msgspec.json.encode(struct.unpack(f"<{len(vector) // 4}f", vector)))

@@ -37,6 +37,7 @@ _FALLBACKS = {
 }
 _VLLM_PREFIX = "SM_VLLM_"
 """AWS's vLLM image passes each variable with this prefix to vLLM as an argument."""
+_VLLM_API_KEY = f"{_VLLM_PREFIX}API_KEY"
 _VLLM_NAMES = {
     "model": "model_id",
     "max_num_seqs": "max_rolling_batch_size",
@@ -85,6 +86,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         errors=(
             *_unknown_options(given, {**option_variables, **serving_variables}),
             *_bad_payload_limit(given),
+            *_refused_key(given),
         ),
         warnings=tuple(_ineffective(given, {**serving_variables, **vllm_variables})),
     )
@@ -115,6 +117,15 @@ def _bad_payload_limit(given: Mapping[str, str]) -> Iterator[str]:
     text = given.get(_PAYLOAD, "0").strip()
     if not text.isdecimal():
         yield f"environment variable {_PAYLOAD}={text}: expected an integer"
+
+
+def _refused_key(given: Mapping[str, str]) -> Iterator[str]:
+    """Refuse vLLM's API key. If it were ignored, the server would need no key at all."""
+    if _VLLM_API_KEY in given:
+        yield (
+            f"environment variable {_VLLM_API_KEY} is not supported: put the key into a file and "
+            "name that in option.api_keys_file (OPTION_API_KEYS_FILE)"
+        )
 
 
 def _option_variables() -> dict[str, str]:
@@ -157,7 +168,7 @@ def _ineffective(given: Mapping[str, str], known: Mapping[str, str]) -> Iterator
         **{f"{_VLLM_PREFIX}{name.upper()}": text for name, text in bare.items()},
     }
     for name in given:
-        if name in known:
+        if name in known or name == _VLLM_API_KEY:
             continue
         if name in advice:
             yield f"environment variable {name} has no effect here: {advice[name]}"

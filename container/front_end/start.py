@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from flask import Flask
+from gevent.ssl import SSLContext
 from gunicorn.app.base import BaseApplication
 
 from container.configuration.report import report_error
+from container.front_end.connections import KEEPALIVE_S, allow_many_connections
 from container.http.health import HEALTH_PATHS
 from container.launch.ports import require_free_port
 from container.security.authentication import open_gate
+from container.security.tls import tls_context
 from core.errors import ConfigurationError
 from core.limits import HEADER_BYTES, HEADERS, REQUEST_LINE
 from core.messages import Launch
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from container.apis.generation.formatters import Functions
 
 GRACEFUL_TIMEOUT_S = 25
-KEEPALIVE_S = 75
-"""Longer than the 60 s for which AWS's load balancers keep idle connections."""
 STUCK_WORKER_S = 120
 """A worker whose event loop is blocked for this long is replaced. Streams do not block it."""
 NICENESS = 10
@@ -104,6 +104,10 @@ class FrontEnd(BaseApplication):
 def gunicorn_settings(launch: Launch) -> dict[str, Any]:
     """Return all settings that differ from gunicorn's defaults."""
     options = launch.options
+
+    def make_tls_context(conf: object, default: object) -> SSLContext | None:
+        return tls_context(options)
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "bind": f"unix:{launch.socket}" if launch.socket else f"0.0.0.0:{launch.port}",
@@ -112,6 +116,7 @@ def gunicorn_settings(launch: Launch) -> dict[str, Any]:
             if launch.socket
             else {"certfile": options.ssl_certfile, "keyfile": options.ssl_keyfile}
         ),
+        "ssl_context": make_tls_context,
         "worker_class": "container.front_end.worker.DrainingWorker",
         "workers": options.http_workers or max(1, (cores or 1) // 4),
         "worker_connections": options.max_connections,
@@ -146,7 +151,7 @@ def main(launch_path: str) -> int:
     )
     # Texts are tokenized one at a time, so the tokenizer's threads would have nothing to share.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _allow_many_connections()
+    allow_many_connections()
     try:
         if not launch.socket:
             require_free_port(launch.port)
@@ -155,12 +160,6 @@ def main(launch_path: str) -> int:
         return report_error(error)
     front_end.run()
     return 0
-
-
-def _allow_many_connections() -> None:
-    """Raise the limit of open files. Each connection is one, and the usual limit is 1,024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":

@@ -14,11 +14,18 @@ from werkzeug.exceptions import RequestEntityTooLarge, UnsupportedMediaType
 from container.http.disconnect import disconnect_check
 from container.http.off_loop import LONG_BODY_BYTES, in_thread_if_long
 from container.schema.body import is_json_type, is_supported_type, read_body
+from core.errors import LongshoreError
 from core.limits import CSV_BYTES
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class BodyTooLargeError(LongshoreError):
+    """A body is within `max_request_size`, but too long for its type."""
+
+    status = 413
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,14 @@ class RequestContext:
         return self.checked(lambda: read_body(self.body, self.mimetype))
 
     def fields(self) -> dict[str, object]:
-        """Parse a JSON, text or CSV body; raises as `json_fields` does."""
+        """Parse a JSON, text or CSV body.
+
+        Raises as `json_fields` does, and BodyTooLargeError for CSV that is longer than its limit.
+        """
+        if self.mimetype == "text/csv" and len(self.body) > CSV_BYTES.maximum:
+            raise BodyTooLargeError(
+                f"the body is larger than {CSV_BYTES.maximum:,} bytes, the maximum for text/csv"
+            )
         if not is_supported_type(self.mimetype):
             raise UnsupportedMediaType(
                 f"Content-Type {self.mimetype}: send application/json, text/plain or text/csv"
@@ -72,13 +86,10 @@ def request_context(accept_header: str = "Accept") -> RequestContext:
     """Return the context of the request that Flask is handling; for route functions.
 
     `accept_header` names the header that becomes `RequestContext.accept`. Raises
-    RequestEntityTooLarge if the body is longer than its type may be, and what reading the body
+    RequestEntityTooLarge if the body is longer than `max_request_size`, and what reading the body
     raises (`container/front_end/arrival.py`).
     """
-    limit = request.max_content_length
-    if request.mimetype == "text/csv" and limit is not None:
-        request.max_content_length = limit = min(limit, CSV_BYTES.maximum)
-    body = request.get_data()
+    body, limit = request.get_data(), request.max_content_length
     # NOTE: werkzeug cuts a chunked body at the limit without raising an error.
     if request.content_length is None and limit is not None and len(body) >= limit:
         raise RequestEntityTooLarge

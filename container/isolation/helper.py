@@ -127,7 +127,6 @@ class _Process:
     def __init__(self, setup: Setup) -> None:
         self._socket, theirs = gevent.socket.socketpair()
         with theirs:
-            # NOTE: not gevent's Popen, which would wait for every child of this process.
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", "container.isolation.process"],
                 stdin=theirs.fileno(),

@@ -8,6 +8,7 @@ from flask import Flask, Response, request
 
 from container.apis.models import list_models, read_load_request, read_page_request
 from container.front_end.openapi import multi_model_document
+from container.http.cors import register_cors
 from container.http.failures import Failure, failure_response, register_failures
 from container.http.headers import register_headers
 from container.http.health import HEALTH_PATHS
@@ -19,7 +20,7 @@ from container.multi_model.models import Models
 from container.multi_model.relay import relay
 from container.schema.body import read_body
 from container.security.authentication import Gate
-from core.source_roots import SourceRoots
+from container.security.source_roots import SourceRoots
 
 MAX_BODY_BYTES = 2**16
 """Limit for requests to this application itself; each model's container has its own limit."""
@@ -32,14 +33,26 @@ _MODEL_PATHS = (
     "/invocations",
     "/endpoints/<path:rest>",
     "/v1/<path:rest>",
+    "/openai/v1/<path:rest>",
+    "/v2/rerank",
+    "/rerank",
+    "/score",
     "/tokenize",
     "/detokenize",
+    "/generate",
+    "/generate_stream",
+    "/info",
+    "/load",
+    "/version",
 )
-"""Paths of a single-model container; a header names the model."""
+"""Paths of a single-model container; a header names the model. Others need `/models/NAME`."""
 
 
 def create_front(
-    models: Models, gate: Gate | None = None, sources: SourceRoots | None = None
+    models: Models,
+    gate: Gate | None = None,
+    sources: SourceRoots | None = None,
+    cors_allowed_origin: str | None = None,
 ) -> Flask:
     """Create the app: SageMaker's multi-model routes, and routes forwarded to the models.
 
@@ -50,6 +63,8 @@ def create_front(
     routes = Routes(models, sources or SourceRoots())
     routes.add_to(app)
     register_headers(app)
+    if cors_allowed_origin is not None:
+        register_cors(app, cors_allowed_origin)
     if gate is not None:
         gate.add_to(app)
     register_failures(app)

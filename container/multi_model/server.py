@@ -13,22 +13,22 @@ from typing import Any
 import gevent
 from flask import Flask
 from gevent.event import Event
-from gevent.pywsgi import WSGIHandler, WSGIServer
 from werkzeug.wsgi import ClosingIterator
 
 from container.configuration.resolve import load_configuration
+from container.front_end.connections import allow_many_connections
 from container.launch.ports import require_free_port
 from container.launch.supervisor import run_directory
 from container.multi_model.app import create_front
+from container.multi_model.http_server import HttpServer
 from container.multi_model.model import RefusedError
 from container.multi_model.model_container import COMMAND
 from container.multi_model.models import Models
 from container.security.authentication import open_gate
-from container.security.tls import shake_hands, tls_context
+from container.security.source_roots import source_roots
+from container.security.tls import tls_context
 from core.errors import ConfigurationError, InsufficientMemoryError
-from core.source_roots import source_roots
 
-_BACKLOG = 2048
 _LAST_RESPONSE_S = 1.0
 
 
@@ -45,6 +45,7 @@ def serve_models(
     must start the child processes.
     """
     require_free_port(port)
+    allow_many_connections()
     options = load_configuration(None, variables).options
     gate, tls = open_gate(options, counts=False), tls_context(options)
     sources = source_roots(options, {path.parent for path in entries.values()})
@@ -55,16 +56,8 @@ def serve_models(
     )
     with run_directory() as run_dir:
         models = Models(run_dir, variables, command)
-        app = _BusyTracker(create_front(models, gate, sources))
-        server = _Server(
-            ("0.0.0.0", port),
-            app,
-            backlog=_BACKLOG,
-            log=None,
-            handler_class=_Handler,
-            environ={"SERVER_NAME": "localhost"},
-            ssl_context=tls,
-        )
+        app = _BusyTracker(create_front(models, gate, sources, options.cors_allowed_origin))
+        server = HttpServer(port, app, options, tls)
         with _stop_signals(models) as (stop, stop_now):
             server.start()
             print(f"Longshore on port {port}, serving several models", flush=True)
@@ -101,30 +94,6 @@ class _BusyTracker:
         self._num_requests -= 1
         if not self._num_requests:
             self.idle.set()
-
-
-class _Server(WSGIServer):
-    """gevent's server, without a traceback in the log for each client that does not speak TLS."""
-
-    def __init__(self, *args: Any, ssl_context: Any = None, **options: Any) -> None:
-        self._tls = ssl_context
-        tls = {} if ssl_context is None else {"ssl_context": ssl_context}
-        super().__init__(*args, **options, **tls)
-
-    def wrap_socket_and_handle(self, client_socket: Any, address: Any) -> None:
-        connection = shake_hands(client_socket, self._tls)
-        if connection is not None:
-            try:
-                self.handle(connection, address)
-            finally:
-                connection.close()
-
-
-class _Handler(WSGIHandler):
-    """Puts the client's socket into `environ`, as gunicorn does; `disconnect_check` needs it."""
-
-    def get_environ(self) -> dict[str, Any]:
-        return {**super().get_environ(), "gunicorn.socket": self.socket}
 
 
 def _load_all(models: Models, entries: Mapping[str, Path]) -> None:

@@ -5,15 +5,18 @@
 6f1c0a0e9d7b4c5f name=batch requests_per_minute=60 tokens_per_minute=20000
 ```
 
-Neither a message nor a log line ever holds a key, and only its SHA-256 digest stays in memory.
+A word that begins with `#` starts a comment. Neither a message nor a log line ever holds a key,
+and only its SHA-256 digest stays in memory.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from core.errors import ConfigurationError
@@ -39,14 +42,14 @@ def read_api_keys(path: Path) -> tuple[ApiKey, ...]:
     """
     origin = f"option.api_keys_file={path}"
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigurationError(f"{origin}: cannot be read: {reason}") from None
     keys = [
         _read_line(words, f"{origin}, line {number}")
         for number, line in enumerate(lines, 1)
-        if (words := line.partition("#")[0].split())
+        if (words := list(takewhile(lambda word: not word.startswith("#"), line.split())))
     ]
     if not keys:
         raise ConfigurationError(f"{origin}: has no key; write one a line: {_FORMAT}")
@@ -69,6 +72,8 @@ def find_api_key(keys: Sequence[ApiKey], given: str) -> int | None:
 
 
 def _read_line(words: Sequence[str], origin: str) -> ApiKey:
+    if not re.fullmatch("[!-~]+", words[0]):
+        raise ConfigurationError(f"{origin}: a key may have only printable ASCII characters")
     settings: dict[str, str] = {}
     for position, word in enumerate(words[1:], 2):
         name, equals, value = word.partition("=")

@@ -45,13 +45,19 @@ def shake_hands(client: Any, context: Any) -> Any | None:
 
     If the client does not speak TLS, or not in time, closes its connection and returns None.
     """
+    is_done = False
     try:
         with gevent.Timeout(HANDSHAKE_S, False):  # pyright: ignore[reportArgumentType]
-            return context.wrap_socket(client, server_side=True)
+            # If `wrap_socket` shook hands itself, there would be nothing to close after a timeout.
+            client = context.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
+            client.do_handshake()
+            is_done = True
     except OSError:
         pass
-    client.close()
-    return None
+    finally:
+        if not is_done:
+            client.close()
+    return client if is_done else None
 
 
 def _require_readable(path: str, option: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from flask import Flask, Response, abort, request
+from werkzeug.datastructures import Headers
 
 from container.http.service import Service
 from container.ui.events import event_stream
@@ -29,7 +31,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-_FORWARDED = ("Forwarded", "X-Forwarded-For")
+_FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
 """Headers of a proxy, which may be on this machine while its client is not."""
 
 
@@ -80,12 +82,19 @@ class PageRoutes:
             abort(404)
 
 
-def _is_local(address: str | None, headers: Container[str]) -> bool:
+def _is_local(address: str | None, headers: Headers) -> bool:
+    """Return whether a browser on this machine has asked, without a proxy.
+
+    A page of another site may have its own name resolved to this machine (DNS rebinding), and a
+    plain proxy may send no header of its own; both are seen by the host that they ask for.
+    """
     if any(name in headers for name in _FORWARDED):
         return False
     try:
-        return ipaddress.ip_address(address or "").is_loopback
-    except ValueError:  # a Unix socket: its client forwards requests of others
+        host = urlsplit(f"//{headers.get('Host', '')}").hostname or ""
+        is_own = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return is_own and ipaddress.ip_address(address or "").is_loopback
+    except ValueError:  # no address, as at a Unix socket: its client forwards requests of others
         return False
 
 

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 PING_INTERVAL_S = 0.025
 PROMPT = "Once upon a time"
 TIMEOUT_S = 120.0
+LOST = (OSError, http.client.HTTPException)
+"""What a request raises whose connection is lost; `IncompleteRead` is no OSError."""
 RETRY_S = 0.5
 """Wait after a request that failed at once, so that a dead server is not asked in a busy loop."""
 
@@ -28,7 +30,10 @@ class Attempt:
 
 
 class Neighbour:
-    """A thread that calls `request` again and again. `request` returns '' or why it failed."""
+    """A thread that calls `request` again and again.
+
+    `request` returns '' or why it failed; it may raise one of `LOST`.
+    """
 
     def __init__(self, request: Callable[[], str], interval_s: float = 0.0) -> None:
         self.attempts: list[Attempt] = []
@@ -55,12 +60,19 @@ class Neighbour:
     def _run(self) -> None:
         while not self._stop.is_set():
             self.begin = begin = time.perf_counter()
-            failure = self._request()
+            try:
+                failure = self._request()
+            except LOST as error:
+                failure = _reason(error)
             end = time.perf_counter()
             self.attempts.append(Attempt(begin, end, failure))
             self.begin = None
             pause_s = self._interval_s - (end - begin)
             self._stop.wait(max(pause_s, RETRY_S if failure else 0.0))
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def connect(url: str, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
@@ -75,8 +87,8 @@ def ping(url: str) -> str:
         connection.request("GET", "/ping")
         response = connection.getresponse()
         response.read()
-    except (OSError, http.client.HTTPException) as error:
-        return f"{type(error).__name__}: {error}"
+    except LOST as error:
+        return _reason(error)
     finally:
         connection.close()
     return "" if response.status == 200 else f"status {response.status}"
@@ -92,8 +104,6 @@ def stream(url: str, **fields: object) -> str:
         )
         response = connection.getresponse()
         lines = response.read().split(b"\n")
-    except (OSError, http.client.HTTPException) as error:
-        return f"{type(error).__name__}: {error}"
     finally:
         connection.close()
     if response.status != 200:

@@ -6,8 +6,8 @@ import contextlib
 import json
 import random
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -15,8 +15,10 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from tqdm import tqdm
 
+from loadtest.clients.transport import HttpTransport, SendError
 from loadtest.harm.neighbours import TIMEOUT_S, Neighbour, connect, ping, stream
 from loadtest.harm.rows import ROWS, send
+from loadtest.roles import Role, by_role
 from loadtest.server import Server
 
 QUICK = ("grammar, chain", "schema, chain of 1,200", "chunk size", "TLS", "never sent")
@@ -29,7 +31,7 @@ NOTICE_S = 2.0
 """Time in which the server notices that a process has died; /ping may answer 200 until then."""
 SETTLE_S = 60.0
 """Time for everything to be as before, after the clients have left."""
-MORTAL = ("engine", "helper", "worker")
+MORTAL: Sequence[Role] = ("engine", "helper", "worker")
 """Roles that are restarted when they die."""
 MAX_GROWTH = 0.25
 MAX_GROWTH_BYTES = 48 * 2**20
@@ -153,11 +155,12 @@ class Soak:
 
     def _kill(self) -> None:
         """Kill a process, other than those that nothing restarts, and wait until all is well."""
-        by_role = self._by_role()
-        role = self._random.choice([role for role in MORTAL if role in by_role])
+        processes = by_role(self._server.processes())
+        alive: list[Role] = [role for role in MORTAL if processes[role]]
+        role = self._random.choice(alive)
         begin = time.perf_counter()
         with contextlib.suppress(psutil.NoSuchProcess):
-            self._random.choice(by_role[role]).kill()
+            self._random.choice(processes[role]).kill()
             self._kills[role] += 1
         time.sleep(NOTICE_S)
         while ping(self._url) and time.perf_counter() < begin + SETTLE_S:
@@ -176,14 +179,13 @@ class Soak:
             time.sleep(0.5)
 
     def _busy(self) -> str:
-        connection = connect(self._url)
+        transport = HttpTransport(self._url, TIMEOUT_S)
         try:
-            connection.request("GET", "/metrics")
-            text = connection.getresponse().read().decode()
-        except OSError as error:
+            text = transport.get("/metrics").decode()
+        except SendError as error:
             return str(error)
         finally:
-            connection.close()
+            transport.close()
         values = {
             sample.name: sample.value
             for family in text_string_to_metric_families(text)
@@ -209,33 +211,11 @@ class Soak:
                 broken.append(f"not one end: {attempt.failure}")
         return dict(ends)
 
-    def _by_role(self) -> dict[str, list[psutil.Process]]:
-        found: defaultdict[str, list[psutil.Process]] = defaultdict(list)
-        gunicorn: int | None = None
-        for process in self._server.processes():
-            try:
-                words = " ".join(process.cmdline())
-                parent = process.ppid()
-            except psutil.Error:
-                continue
-            if "container.isolation" in words:
-                found["helper"].append(process)
-            elif "engine" in words.split("container.front_end")[0]:
-                found["engine"].append(process)
-            elif "container.front_end" in words and parent != gunicorn:
-                gunicorn = process.pid
-                found["gunicorn"].append(process)
-            elif "container.front_end" in words:
-                found["worker"].append(process)
-            elif "container" in words:
-                found["supervisor"].append(process)
-        return dict(found)
-
     def _usage(self) -> dict[str, Usage]:
         """Return what each role uses; helpers come and go as they are needed."""
         usage: dict[str, Usage] = {}
-        for role, processes in self._by_role().items():
-            if role == "helper":
+        for role, processes in by_role(self._server.processes()).items():
+            if role == "helper" or not processes:
                 continue
             usage[role] = Usage(
                 len(processes),
@@ -285,8 +265,6 @@ def _read_some(url: str, chosen: random.Random, *, num_reads: int, pause_s: floa
                 time.sleep(pause_s)
         else:
             time.sleep(chosen.uniform(0.0, 0.2))
-    except OSError as error:
-        return str(error)
     finally:
         connection.close()
     return ""

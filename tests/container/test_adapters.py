@@ -100,6 +100,24 @@ def test_names_may_have_slashes(lora: FlaskClient) -> None:
     assert lora.delete("/adapters/team/a").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/adapters?name=b&src=/opt/ml/b", b"x"),
+        ("DELETE", "/adapters/a", b"x"),
+    ],
+)
+def test_nothing_is_done_before_the_body_has_arrived(
+    serve: Serve, engine: FakeEngine, method: str, path: str, body: bytes
+) -> None:
+    """A body that is refused must not leave the adapter loaded or unloaded all the same."""
+    http = serve(enable_lora=True, max_request_size=100)
+    assert load(http, "a").status_code == 200
+    num_received = len(engine.received)
+    assert http.open(path, method=method, data=body * 101).status_code == 413
+    assert engine.received[num_received:] == []
+
+
 def test_statuses(lora: FlaskClient) -> None:
     assert lora.get("/adapters/a").status_code == 404
     assert lora.delete("/adapters/a").status_code == 404

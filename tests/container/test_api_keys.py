@@ -23,7 +23,7 @@ from core.errors import ConfigurationError, RateLimitError
 from core.messages import Launch
 from core.options import Options
 from core.text.tokenizer import Tokenizer
-from tests.container.fake_engine import FakeEngine
+from tests.container.fake_engine import FakeEngine, fails
 from tests.container.processes import running, wait_until
 
 BODY = {"inputs": "Q", "parameters": {"max_new_tokens": 2}}
@@ -173,6 +173,19 @@ def test_a_streamed_answer_is_counted_too(guarded: Guarded) -> None:
     assert http.post("/invocations", json=BODY, headers=headers).status_code == 429
 
 
+def test_a_request_that_the_engine_refuses_costs_no_tokens(
+    guarded: Guarded, engine: FakeEngine
+) -> None:
+    http = guarded("limited-key tokens_per_minute=1\n")
+    headers = {"x-api-key": "limited-key"}
+    says_so, engine.script = engine.script, fails("overloaded", "the queue is full")
+    for _ in range(3):
+        assert http.post("/invocations", json=BODY, headers=headers).status_code == 503
+    engine.script = says_so
+    assert http.post("/invocations", json=BODY, headers=headers).status_code == 200
+    assert http.post("/invocations", json=BODY, headers=headers).status_code == 429
+
+
 def test_forked_workers_share_the_limits(clock: Clock) -> None:
     """As gunicorn forks its workers, after the front end has created the limits."""
     limits = RateLimits([ApiKey(b"", "a", requests_per_minute=200)], clock)
@@ -206,6 +219,14 @@ def test_the_file(keys_of: Callable[[str], tuple[ApiKey, ...]]) -> None:
     assert "key-of" not in repr(keys)
 
 
+def test_only_a_word_that_begins_with_a_hash_is_a_comment(
+    keys_of: Callable[[str], tuple[ApiKey, ...]],
+) -> None:
+    (key,) = keys_of("abc#def name=b\n")
+    assert key.name == "b"
+    assert (find_api_key([key], "abc#def"), find_api_key([key], "abc")) == (0, None)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -218,6 +239,9 @@ def test_the_file(keys_of: Callable[[str], tuple[ApiKey, ...]]) -> None:
         ("secret name=\n", "line 1: word 2 is invalid"),
         ("secret name=a name=b\n", "line 1: word 3 is invalid"),
         ("secret requests_per_minute=0\n", "requests_per_minute=0: expected an integer of at"),
+        ("secrét\n", "line 1: a key may have only printable ASCII"),
+        ("\ufeffsecret\n", "line 1: a key may have only printable ASCII"),
+        ("secret\x1cother\n", "line 1: word 2 is invalid"),
         ("secret tokens_per_minute=many\n", "tokens_per_minute=many: expected an integer of at"),
     ],
 )

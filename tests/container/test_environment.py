@@ -113,6 +113,13 @@ def test_the_variables_of_awss_vllm_image(load: Load) -> None:
     assert "expected an integer" in refusal(load, "", {"SM_VLLM_MAX_MODEL_LEN": "2k"})
 
 
+def test_vllms_api_key_ends_the_start_and_is_not_shown(load: Load) -> None:
+    error = refusal(load, "", {"SM_VLLM_API_KEY": "the-key"})
+    assert "SM_VLLM_API_KEY is not supported" in error
+    assert "option.api_keys_file" in error
+    assert "the-key" not in error
+
+
 def test_variables_without_effect_give_warnings(load: Load) -> None:
     variables = {"SERVING_BATCHSIZE": "4", "OPTION_QUANTIZE": "awq"}
     quantize, batch_size = load("", variables).warnings

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -28,7 +30,7 @@ def write_launch(directory: Path, tokenizer_dir: Path, endpoint: str, port: int)
         model_dir=str(tokenizer_dir),
         endpoint=endpoint,
         port=port,
-        options=Options(http_workers=1),
+        options=Options(http_workers=1, max_connections=16),
     )
     path = directory / "launch.json"
     path.write_bytes(msgspec.json.encode(launch))
@@ -97,6 +99,31 @@ def test_streams_disconnects_and_shutdown(
     output, errors = front_end.communicate()
     assert errors == ""
     assert output == ""
+
+
+def exchange(caller: Caller, *parts: bytes) -> bytes:
+    """Send all parts; return everything that comes until the server ends the connection."""
+    with socket.create_connection(("127.0.0.1", caller.port), timeout=20) as connection:
+        for part in parts:
+            connection.sendall(part)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_a_refusal_reaches_a_client_that_still_sends(
+    front_end: subprocess.Popen[str], engine: FakeEngine, caller: Caller
+) -> None:
+    """If data were left unread, the kernel would reset the connection behind the response."""
+    head, more = b"POST /invocations HTTP/1.1\r\nHost: x\r\n", bytes(2**22)
+    chunked = head + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+    assert exchange(caller, chunked, more).startswith(b"HTTP/1.1 400")
+
+    engine.script = stalls(after=[65])
+    with ExitStack() as busy:
+        for _ in range(16):
+            busy.enter_context(caller.open(STREAM))
+        wait_until(lambda: len(engine.of_type(Submit)) == 16)
+        whole = head + b"Content-Length: %d\r\n\r\n" % len(more)
+        assert exchange(caller, whole, more).startswith(b"HTTP/1.1 503")
 
 
 def test_running_requests_may_finish(

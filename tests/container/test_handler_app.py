@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
+from core.limits import CSV_BYTES
 from core.messages import Abort, Failed, FromEngine, Perform, Performed
 from tests.container.conftest import Serve, eventually
 from tests.container.fake_engine import FakeEngine, fails, last_performed, performs
@@ -60,6 +61,14 @@ class TestHandlers:
     def test_a_body_that_is_too_large_is_rejected(self, task_app: Serve) -> None:
         http = task_app("handler", "/m.py", max_request_size=10)
         assert http.post("/invocations", data=b"x" * 11).status_code == 413
+
+    def test_the_limit_of_csv_is_not_one_of_handlers(
+        self, http: FlaskClient, engine: FakeEngine
+    ) -> None:
+        """A handler gets its body unparsed, whatever the type."""
+        body = b"a,b\n" * (CSV_BYTES.maximum // 4 + 1)
+        assert http.post("/invocations", data=body, content_type="text/csv").status_code != 413
+        assert last_performed(engine).body == body
 
     def test_sessions_are_set_by_header(
         self, task_app: Serve, engine: FakeEngine, tmp_path: Any

@@ -19,7 +19,7 @@ from gevent.event import Event
 from container.multi_model.app import create_front
 from container.multi_model.model_container import ModelContainer
 from container.multi_model.models import Models
-from core.source_roots import SourceRoots
+from container.security.source_roots import SourceRoots
 from tests.container.conftest import child_processes, eventually
 
 FAKE = (sys.executable, "-m", "tests.container.fake_model")
@@ -55,7 +55,8 @@ def serve_models(tmp_path: Path) -> Iterator[Front]:
         models = Models(run_dir, {"PYTHONPATH": ".", **variables}, FAKE, gpus=gpus)
         models.initial_models_loaded = True
         opened.append(models)
-        return create_front(models, sources=SourceRoots([tmp_path])).test_client()
+        sources, origin = SourceRoots([tmp_path]), variables.get("SERVING_CORS_ALLOWED_ORIGIN")
+        return create_front(models, None, sources, origin).test_client()
 
     yield serve
     haste = Event()
@@ -144,11 +145,35 @@ def test_choosing_the_model(front: FlaskClient, model_dir: MakeModel) -> None:
         "/invocations",
         "/endpoints/any/invocations-response-stream",
         "/v1/chat/completions",
+        "/openai/v1/chat/completions",
+        "/v2/rerank",
+        "/rerank",
+        "/score",
+        "/tokenize",
+        "/generate",
+        "/generate_stream",
+        "/info",
+        "/load",
+        "/version",
     ):
         assert echoed(path, **by_header) == ("b", path)
     assert echoed("/models/a/v1/chat/completions", **by_header) == ("a", "/v1/chat/completions")
     assert front.post("/invocations", headers={TARGET: "c"}).status_code == 404
     assert front.get("/elsewhere").status_code == 404
+
+
+def test_pages_of_another_origin_may_call_every_model(
+    serve_models: Front, model_dir: MakeModel
+) -> None:
+    origin = "https://example.com"
+    http = serve_models(SERVING_CORS_ALLOWED_ORIGIN=origin)
+    load(http, "a", model_dir("a"))
+    for response in (http.get("/models"), http.post("/invocations"), http.get("/elsewhere")):
+        assert response.headers.getlist("Access-Control-Allow-Origin") == [origin]
+    asked = http.options("/v1/chat/completions", headers={"Access-Control-Request-Headers": "x"})
+    assert asked.status_code == 200
+    assert "POST" in asked.headers["Access-Control-Allow-Methods"]
+    assert asked.headers["Access-Control-Allow-Headers"] == "x"
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,10 @@ def run_dirs() -> Iterator[Path]:
 def start(caller: Caller, run_dirs: Path, tmp_path: Path) -> Start:
     """Start the server; all processes it started must have ended at the end."""
 
-    def start(*stores: Path) -> AbstractContextManager[subprocess.Popen[str]]:
+    def start(*stores: Path, **options: object) -> AbstractContextManager[subprocess.Popen[str]]:
         arguments = ["-m", "tests.container.run_models", str(caller.port), *map(str, stores)]
-        return running_alone(arguments, run_dirs, OPTION_SOURCE_ROOTS=str(tmp_path))
+        variables = {f"OPTION_{name.upper()}": str(value) for name, value in options.items()}
+        return running_alone(arguments, run_dirs, OPTION_SOURCE_ROOTS=str(tmp_path), **variables)
 
     return start
 
@@ -124,6 +126,65 @@ def test_chunked_bodies_are_passed_on(start: Start, caller: Caller, model: Model
         connection.request("POST", "/models/a/invoke", iter([b"one ", b"two"]))
         assert json.loads(connection.getresponse().read())["body"] == "one two"
         connection.close()
+
+
+def test_clients_have_the_time_limits_of_a_single_model(start: Start, caller: Caller) -> None:
+    head = b"POST /models HTTP/1.1\r\nHost: x\r\n"
+    with start(header_timeout=1, body_timeout=1) as process:
+        wait_until(caller.is_healthy)
+        for data, status in (
+            (b"POST /models HTT", 408),
+            (head, 408),
+            (head + b"Content-Length: 99\r\n\r\n{", 408),
+            (head + b"Transfer-Encoding: chunked\r\n\r\n9\r\nab", 408),
+            (b"\x16\x03\x01\x00\xc8\x01\x00", 400),
+        ):
+            with socket.create_connection(("127.0.0.1", caller.port), timeout=20) as connection:
+                connection.sendall(data)
+                answer = read_all(connection)
+            assert answer.startswith(b"HTTP/1.1 %d " % status)
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == status
+        ends_well(process)
+
+
+def test_connections_have_a_maximum(start: Start, caller: Caller, model: Model) -> None:
+    """The idle ones make room; if none is idle, only the health is answered."""
+    with start(max_connections=3) as process:
+        wait_until(caller.is_healthy)
+        path = model("a")
+        load(caller, "a", path)
+        with ExitStack() as opened:
+            idle = [opened.enter_context(send(caller, "/ping")) for _ in range(5)]
+            assert read_all(idle[0]).startswith(b"HTTP/1.1 200"), "closed after its answer"
+            for _ in range(3):
+                busy = opened.enter_context(send(caller, "/models/a/stream"))
+                read_until(busy, b"first\n\r\n")
+            assert caller.is_healthy()
+            status, answer = ask(caller, "GET", "/models")
+            assert (status, json.loads(answer)["code"]) == (503, 503)
+            assert b"option.max_connections" in answer
+            (path / "end").write_text("last\n")
+        ends_well(process)
+
+
+def test_a_client_that_does_not_read_is_cut_off(start: Start, caller: Caller, model: Model) -> None:
+    with start(write_timeout=1) as process, socket.socket() as connection:
+        wait_until(caller.is_healthy)
+        load(caller, "a", model("a"))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", caller.port))
+        body = b"x" * 2**23  # the model sends it back
+        connection.sendall(b"POST /models/a/invoke HTTP/1.1\r\nHost: x\r\n")
+        connection.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert process.stderr is not None
+        wait_until(
+            lambda: (
+                select.select([process.stderr], [], [], 0)[0]
+                and "event=cut_off" in process.stderr.readline()
+            )
+        )
+        assert caller.is_healthy()
+        ends_well(process)
 
 
 def test_unusual_requests_are_passed_on(start: Start, caller: Caller, model: Model) -> None:

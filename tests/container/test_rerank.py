@@ -94,7 +94,8 @@ def test_scores(encoder: FlaskClient, path: str) -> None:
         ("/v1/rerank", {**ASK, "documents": ["a"] * 1025}, "documents", "at most 1024"),
         ("/v1/rerank", {**ASK, "top_n": -1}, "top_n", "0 or more"),
         ("/v1/rerank", {**ASK, "query": "What??"}, "model", "several labels"),
-        ("/v1/rerank", {**ASK, "documents": ["a!"]}, "inputs", "too long"),
+        ("/v1/rerank", {**ASK, "documents": ["a!"]}, "documents", "too long"),
+        ("/v1/score", {"text_1": "a?", "text_2": "b!"}, "text_2", "too long"),
         ("/v1/score", {"text_1": ["a?", "b?"], "text_2": "c"}, "text_1", "expected one text"),
         ("/v1/score", {"text_1": "a?"}, "text_2", "expected a text"),
     ],
@@ -107,6 +108,13 @@ def test_invalid_requests(
     error = response.get_json()["error"]
     assert error["param"] == param
     assert message in error["message"]
+
+
+def test_a_bad_top_n_is_refused_before_the_model_runs(
+    encoder: FlaskClient, engine: FakeEngine
+) -> None:
+    assert encoder.post("/v1/rerank", json={**ASK, "top_n": -1}).status_code == 400
+    assert not jobs(engine)
 
 
 def test_models_for_other_tasks(task_app: Serve) -> None:

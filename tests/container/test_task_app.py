@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from flask.testing import FlaskClient
 
+from container.http.off_loop import LONG_BODY_BYTES
 from core.messages import Abort, Dead, Hello, Perform, Performed
 from core.task_bodies import EmbeddingAnswer, EmbeddingBody, PipelineBody
 from tests.container.conftest import Serve, eventually
@@ -231,6 +232,31 @@ class TestEmbeddings:
         body = {"input": "a", "encoding_format": "base64"}
         data = http.post("/v1/embeddings", json=body).get_json()["data"]
         assert struct.unpack("<2f", base64.b64decode(data[0]["embedding"])) == (0.5, 0.0)
+
+    @pytest.mark.parametrize("kind", ["float", "base64"])
+    def test_a_long_answer_is_encoded_in_a_thread(
+        self, http: FlaskClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        """So that the other requests of the worker do not wait for it."""
+        hub, applied = gevent.get_hub(), []
+        pool = hub.threadpool
+
+        class Pool:
+            def apply(self, *call: Any) -> None:
+                applied.append(call)
+                pool.apply(*call)
+
+        monkeypatch.setattr(hub, "threadpool", Pool())
+        for num_bytes, num_applied in ((LONG_BODY_BYTES, 0), (LONG_BODY_BYTES + 4, 1)):
+            answer = msgspec.msgpack.encode(EmbeddingAnswer([bytes(num_bytes)], [1]))
+            engine.script = performs(lambda job, answer=answer: Performed(job.id, answer, "x/y"))
+            body = {"input": "a", "encoding_format": kind}
+            (entry,) = http.post("/v1/embeddings", json=body).get_json()["data"]
+            vector = entry["embedding"]
+            assert (len(vector) if kind == "float" else len(base64.b64decode(vector)) / 4) == (
+                num_bytes / 4
+            )
+            assert len(applied) == num_applied
 
     @pytest.mark.parametrize(
         ("sent", "body"),

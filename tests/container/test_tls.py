@@ -18,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from container.front_end.connections import EXTRA_CONNECTIONS
 from container.security.tls import tls_context
 from core.errors import ConfigurationError
 from core.messages import Abort, Launch, Submit
@@ -118,7 +119,9 @@ def front_end(
     caller: TlsCaller,
     files: tuple[str, str],
 ) -> Iterator[subprocess.Popen[str]]:
-    options = Options(http_workers=1, ssl_certfile=files[0], ssl_keyfile=files[1])
+    options = Options(
+        http_workers=1, max_connections=4, ssl_certfile=files[0], ssl_keyfile=files[1]
+    )
     launch = Launch(
         model_dir=str(tokenizer_dir), endpoint=endpoint, port=caller.port, options=options
     )
@@ -147,6 +150,33 @@ def test_a_client_without_tls_is_disconnected_quietly(
     front_end.terminate()
     _, errors = front_end.communicate(timeout=20)
     assert errors == ""
+
+
+def test_silent_connections_make_room_for_others(
+    front_end: subprocess.Popen[str], caller: TlsCaller
+) -> None:
+    """More than the process accepts, none of which begins the handshake."""
+    silent = [
+        socket.create_connection(("localhost", caller.port), timeout=20)
+        for _ in range(4 + EXTRA_CONNECTIONS)
+    ]
+    try:
+        assert caller.is_healthy()
+        assert caller.request("POST", "/invocations", {"inputs": "Q"})[0] == 200
+        are_open = [_is_open(client) for client in silent]
+        assert True in are_open, "it did not wait until all of them were late"
+        assert False in are_open
+    finally:
+        for client in silent:
+            client.close()
+
+
+def _is_open(client: socket.socket) -> bool:
+    client.setblocking(False)
+    try:
+        return client.recv(1) != b""
+    except BlockingIOError:
+        return True
 
 
 @pytest.mark.parametrize("says_goodbye", [True, False])

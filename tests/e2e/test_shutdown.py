@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from loadtest.endings import Clients, count
-from loadtest.kills import find_process, run_kills
+from loadtest.kills import run_kills
+from loadtest.roles import by_role
 from tests.container.processes import wait_until
 from tests.e2e.serving import DEMO, IMAGE, Container, serve
 
@@ -43,7 +44,8 @@ def num_accepted(container: Container) -> float:
 
 def engine_of(container: Container) -> psutil.Process:
     root = psutil.Process(container.process.pid)
-    return find_process([root, *root.children(recursive=True)], "engine")
+    (engine,) = by_role([root, *root.children(recursive=True)])["engine"]
+    return engine
 
 
 @pytest.mark.parametrize(

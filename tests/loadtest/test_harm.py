@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 import socket
 import threading
@@ -15,7 +16,7 @@ import pytest
 
 from loadtest.__main__ import main
 from loadtest.harm.harm import Outcome
-from loadtest.harm.neighbours import why_wrong
+from loadtest.harm.neighbours import Neighbour, why_wrong
 from loadtest.harm.rows import CLOSED, HELD, ROWS, send
 
 FINISH = b'data: {"choices":[{"finish_reason":"length"}]}'
@@ -100,6 +101,29 @@ def test_limits_that_are_broken(tmp_path: Path) -> None:
 def test_a_server_that_does_not_answer_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["harm", "--url", "http://127.0.0.1:1", "--rows", "negative"]) == 1
     assert "does not answer ordinary requests" in capsys.readouterr().err
+
+
+def test_a_client_goes_on_after_its_connection_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the worker that answers it is killed."""
+    monkeypatch.setattr("loadtest.harm.neighbours.RETRY_S", 0.0)
+    errors: list[Exception] = [http.client.IncompleteRead(b"half"), ConnectionResetError("reset")]
+    whole = threading.Event()
+
+    def request() -> str:
+        if errors:
+            raise errors.pop(0)
+        whole.set()
+        return ""
+
+    client = Neighbour(request)
+    assert whole.wait(10)
+    client.stop()
+    failures = [attempt.failure for attempt in client.attempts[:3]]
+    assert [failure.partition(":")[0] for failure in failures] == [
+        "IncompleteRead",
+        "ConnectionResetError",
+        "",
+    ]
 
 
 def test_ends_of_a_row() -> None:

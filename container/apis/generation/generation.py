@@ -32,7 +32,8 @@ class Generation:
         deadline: Deadline,
         charge: Callable[[int], None],
     ) -> None:
-        """`charge` counts tokens against the client's limit, those of the prompt at once."""
+        """`charge` counts tokens against the client's limit: those of the prompt with the first
+        ones of an answer, since the engine may refuse the request."""
         self.prompt_token_ids = prompt_token_ids
         self.timing: Timing | None = None
         """Timing of the answer that ended last; None if a stop string ended it."""
@@ -41,7 +42,7 @@ class Generation:
         self._dialect = dialect
         self._deadline = deadline
         self._charge = charge
-        charge(len(prompt_token_ids))
+        self._num_uncharged = len(prompt_token_ids)
 
     @property
     def answers(self) -> Sequence[Answer]:
@@ -67,7 +68,8 @@ class Generation:
             while self._answers.num_open:
                 for output in self._next():
                     self.timing = output.timing
-                    self._charge(len(output.token_ids))
+                    self._charge(self._num_uncharged + len(output.token_ids))
+                    self._num_uncharged = 0
                     deltas = self._answers.push(output)
                     if self._answers.stopped_by_string(output):
                         self._stream.abort(output.index, "stop_string")

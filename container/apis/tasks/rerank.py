@@ -101,7 +101,7 @@ class RerankApi:
         if len(first) not in (1, len(second)):
             raise RequestError("text_1", f"expected one text, or {len(second)} as in text_2")
         pairs = list(zip(first * (len(second) // len(first)), second, strict=True))
-        scores = self._scores(context, values, pairs)
+        scores = self._scores(context, values, pairs, "text_2")
         data = [
             {"index": index, "object": "score", "score": score}
             for index, score in enumerate(scores)
@@ -112,9 +112,14 @@ class RerankApi:
         """Answer a body with `query` and `documents`, or with `query` and `texts`."""
         is_texts = "texts" in body
         values = read_fields(body, TEXTS_FIELDS if is_texts else RERANK_FIELDS)
-        documents = _texts(values, "texts" if is_texts else "documents")
+        field = "texts" if is_texts else "documents"
+        documents = _texts(values, field)
         (query,) = _texts(values, "query")
-        scores = self._scores(context, values, [(query, document) for document in documents])
+        top_n = values.get("top_n", 0)
+        if top_n < 0:
+            raise RequestError("top_n", "must be 0 or more")
+        pairs = [(query, document) for document in documents]
+        scores = self._scores(context, values, pairs, field)
         ranked = sorted(range(len(scores)), key=lambda index: -scores[index])
         if is_texts:
             shows_text = values.get("return_text", False)
@@ -125,9 +130,6 @@ class RerankApi:
                     for index in ranked
                 ]
             )
-        top_n = values.get("top_n", 0)
-        if top_n < 0:
-            raise RequestError("top_n", "must be 0 or more")
         shows = values.get("return_documents", True)
         results = [
             {"index": index, "relevance_score": scores[index]}
@@ -141,9 +143,12 @@ class RerankApi:
         return {"id": id, "created": created, "model": self._service.model_name}
 
     def _scores(
-        self, context: RequestContext, values: Values, pairs: Sequence[tuple[str, str]]
+        self, context: RequestContext, values: Values, pairs: Sequence[tuple[str, str]], field: str
     ) -> list[float]:
-        """Return a score per pair. Raises RequestError if the model is not a cross-encoder."""
+        """Return a score per pair, of which each has a text from the request's `field`.
+
+        Raises RequestError if the model cannot take a pair, or is not a cross-encoder.
+        """
         if self._task.name != TASK:
             raise RequestError("model", f"is for {self._task.name}; scores need {TASK}")
         context.warn(values.warnings)
@@ -155,15 +160,16 @@ class RerankApi:
         inputs: list[object] = [{"text": first, "text_pair": second} for first, second in pairs]
         body = msgspec.msgpack.encode(PipelineBody(inputs, True, parameters))
         reply = self._service.wait_for(context, self._service.client.perform(body, {}))
-        return list(map(_score, msgspec.json.decode(reply.body, type=list[list[_Label] | _Error])))
+        results = msgspec.json.decode(reply.body, type=list[list[_Label] | _Error])
+        return [_score(result, field) for result in results]
 
 
-def _score(result: list[_Label] | _Error) -> float:
+def _score(result: list[_Label] | _Error, field: str) -> float:
     match result:
         case [label]:
             return label.score
         case _Error(error, 400):
-            raise RequestError("inputs", error.removeprefix("inputs: "))
+            raise RequestError(field, error.removeprefix("inputs: "))
         case _Error(error):
             raise GenerationError(error)
         case _:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from container.security.source_roots import source_roots
 from core.errors import RequestError
 from core.options import Options
-from core.source_roots import source_roots
 
 
 @pytest.fixture
@@ -41,6 +41,14 @@ def test_others_are_refused_whether_they_exist_or_not(folders, roots, path):
     assert caught.value.field == "src"
     assert f"is not below /nowhere or {folders}/allowed or {folders}/own" in caught.value.message
     assert "option.source_roots" in caught.value.message
+
+
+@pytest.mark.parametrize("configured", ["/allowed:", ":/allowed", "/allowed: :/other"])
+def test_an_empty_entry_does_not_allow_the_working_directory(configured):
+    roots = source_roots(Options(source_roots=configured), [])
+    roots.require("/allowed/a", "url")
+    with pytest.raises(RequestError):
+        roots.require("relative", "url")
 
 
 @pytest.mark.parametrize("path", ["", "relative", "/etc/passwd", "/opt/mlx", "/"])

@@ -39,6 +39,8 @@ class SourceRoots:
 
 def source_roots(options: Options, own: Iterable[Path]) -> SourceRoots:
     """Return the roots of `option.source_roots`, or SageMaker's; and `own`, those of the model."""
-    configured = options.source_roots
-    given = [SAGEMAKER_ROOT] if configured is None else map(Path, configured.split(os.pathsep))
-    return SourceRoots([*given, *own])
+    if options.source_roots is None:
+        return SourceRoots([SAGEMAKER_ROOT, *own])
+    # An empty entry, as in `/a:`, would be the working directory.
+    given = filter(None, map(str.strip, options.source_roots.split(os.pathsep)))
+    return SourceRoots([*map(Path, given), *own])

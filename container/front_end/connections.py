@@ -1,0 +1,106 @@
+"""The open connections of a process: how many there may be, and which of them wait."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import gevent
+from gevent.pool import Pool
+
+from container.http.health import HEALTH_PATHS
+from container.security.tls import shake_hands
+from core.errors import OverloadedError
+
+KEEPALIVE_S = 75
+"""Longer than the 60 s for which AWS's load balancers keep idle connections."""
+EXTRA_CONNECTIONS = 64
+"""Connections beyond the maximum that may ask for the health, or are refused."""
+
+
+class Connections:
+    """At most `maximum` connections, each served by a greenlet of its own.
+
+    For one more, that which is idle for longest is closed. If none is idle, the new one may only
+    ask for the health.
+    """
+
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
+        self._open: set[object] = set()
+        """The greenlets of all connections."""
+        self._idle: dict[object, gevent.Timeout] = {}
+        """By greenlet, those that wait for a request or a handshake; longest idle first."""
+        self._ending: set[object] = set()
+        """The greenlets of those that are being closed for a new one."""
+
+    def pool(self) -> Pool:
+        """Return a pool with room for the greenlets."""
+        return Pool(self._maximum + EXTRA_CONNECTIONS)
+
+    @contextmanager
+    def open(self) -> Generator[None]:
+        """Count the connection of this greenlet for as long as the block runs."""
+        greenlet = gevent.getcurrent()
+        self._open.add(greenlet)
+        try:
+            self.end_idle(max(0, self._num_excess))
+            yield
+        finally:
+            self._open.discard(greenlet)
+            self._ending.discard(greenlet)
+
+    @contextmanager
+    def idle(self, timeout_s: float | None) -> Generator[None]:
+        """Count the connection of this greenlet as idle for as long as the block runs.
+
+        The block ends early, without an exception, after `timeout_s` or to make room for another.
+        """
+        greenlet = gevent.getcurrent()
+        with silent_timeout(timeout_s) as timeout:
+            self._idle[greenlet] = timeout
+            try:
+                yield
+            finally:
+                del self._idle[greenlet]
+
+    def shake_hands(self, client: Any, tls: Any | None) -> Any | None:
+        """Return the TLS connection with a client, or the client itself without TLS.
+
+        Returns None after closing a client that does not complete the handshake.
+        """
+        if tls is None:
+            return client
+        with self.idle(None):
+            return shake_hands(client, tls)
+        return None  # closed to make room
+
+    def require_room(self, path: str) -> None:
+        """Raise OverloadedError for a request on a connection beyond the maximum."""
+        if self._num_excess > 0 and path not in HEALTH_PATHS:
+            raise OverloadedError(f"{self._maximum} connections are open (option.max_connections)")
+
+    def end_idle(self, count: int | None = None) -> None:
+        """Close idle connections, all or the `count` that are idle for longest."""
+        idle = [item for item in self._idle.items() if item[0] not in self._ending]
+        for greenlet, timeout in idle[:count]:
+            self._ending.add(greenlet)
+            gevent.kill(cast("gevent.Greenlet[..., Any]", greenlet), timeout)
+
+    @property
+    def _num_excess(self) -> int:
+        """Connections beyond the maximum."""
+        return len(self._open) - len(self._ending) - self._maximum
+
+
+def silent_timeout(seconds: float | None) -> gevent.Timeout:
+    """Return a timeout that ends its `with` block without an exception."""
+    return gevent.Timeout(seconds, False)  # pyright: ignore[reportArgumentType]
+
+
+def allow_many_connections() -> None:
+    """Raise the limit of open files. Each connection is one, and the usual limit is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

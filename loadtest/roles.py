@@ -1,0 +1,42 @@
+"""Which of a container's processes is which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Literal
+
+import psutil
+
+Role = Literal["supervisor", "engine", "gunicorn", "worker", "helper"]
+
+
+def by_role(processes: Sequence[psutil.Process]) -> Mapping[Role, list[psutil.Process]]:
+    """Return the processes of each role; of those that have ended, none.
+
+    `processes` are the supervisor and all its descendants, each before its own children.
+    """
+    found: dict[Role, list[psutil.Process]] = {
+        "supervisor": list(processes[:1]),
+        "engine": [],
+        "gunicorn": [],
+        "worker": [],
+        "helper": [],
+    }
+    for process in processes[1:]:
+        with suppress(psutil.Error):
+            role = _role(process, found["gunicorn"])
+            if role is not None:
+                found[role].append(process)
+    return found
+
+
+def _role(process: psutil.Process, gunicorn: Sequence[psutil.Process]) -> Role | None:
+    command = process.cmdline()
+    if "engine" in command:
+        return "engine"
+    if "container.isolation.process" in command:
+        return "helper"
+    if "container.front_end.start" in command:  # a worker has the command line of its parent
+        return "worker" if process.parent() in gunicorn else "gunicorn"
+    return None
