@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from container.apis.generation.response import Record
-from core.text.tools.base import Piece, ToolCall, ToolParser
+from core.text.answer import TokenText
+from core.text.answer_parser import AnswerParser
+from core.text.tools.base import Piece, ToolCall
 
 
 class Message:
-    """Splits a choice's text into content and tool calls as it arrives."""
+    """Formats a choice's content and tool calls as they arrive."""
 
-    def __init__(
-        self, parser: ToolParser | None, seed: str, *, uses_functions: bool = False
-    ) -> None:
+    def __init__(self, parser: AnswerParser, seed: str, *, uses_functions: bool = False) -> None:
         """The ids of tool calls are hashes of `seed`.
 
         With `uses_functions` the first call is OpenAI's former `function_call`, and the others,
@@ -29,9 +30,9 @@ class Message:
         """Whether the text so far has a tool call."""
         return self._num_calls > 0
 
-    def full(self, text: str) -> Record:
-        """Return the message for the complete text."""
-        pieces = self._parse(text, is_last=True)
+    def full(self, tokens: Sequence[TokenText]) -> Record:
+        """Return the message of a complete answer."""
+        pieces = self._parser.push(tokens, is_last=True)
         content = "".join(piece for piece in pieces if isinstance(piece, str))
         calls = [self._call(piece) for piece in pieces if isinstance(piece, ToolCall)]
         message: Record = {"role": "assistant", "content": content}
@@ -42,9 +43,9 @@ class Message:
             return {**message, "function_call": calls[0]["function"]}
         return {**message, "tool_calls": calls}
 
-    def deltas(self, text: str, *, is_last: bool) -> list[Record]:
-        """Return the deltas for the next part of the text; `is_last` says that it is the last."""
-        deltas = [self._delta(piece) for piece in self._parse(text, is_last=is_last)]
+    def deltas(self, tokens: Sequence[TokenText], *, is_last: bool) -> list[Record]:
+        """Return the deltas for the next tokens; `is_last` says that they are the last."""
+        deltas = [self._delta(piece) for piece in self._parser.push(tokens, is_last=is_last)]
         return [delta for delta in deltas if delta]
 
     def _delta(self, piece: Piece) -> Record:
@@ -54,12 +55,6 @@ class Message:
         if self._uses_functions:
             return {} if index else {"function_call": call["function"]}
         return {"tool_calls": [{"index": index, **call}]}
-
-    def _parse(self, text: str, *, is_last: bool) -> list[Piece]:
-        if self._parser is None:
-            return [text] if text else []
-        pieces = self._parser.push(text)
-        return [*pieces, *self._parser.flush()] if is_last else pieces
 
     def _call(self, call: ToolCall) -> Record:
         seed = f"{self._seed} {self._num_calls}".encode()

@@ -14,12 +14,13 @@ from container.apis.chat.tool_choice import (
     with_allowed_tools,
     with_functions_as_tools,
 )
+from container.apis.chat.turn import Turn
 from container.apis.generation.conversation import (
     TEMPLATE_FIELDS,
     Conversation,
     read_conversation,
 )
-from container.apis.generation.sampling import Decoding, Dialect
+from container.apis.generation.sampling import Dialect
 from container.apis.openai import (
     OPENAI_FIELDS,
     Shown,
@@ -71,15 +72,9 @@ CHAT_FIELDS: Fields = {
 class ChatRequest:
     """A validated request."""
 
-    conversation: Conversation
-    decoding: Decoding
-    model: object
-    adapter: str | None
-    """The adapter that `adapters` names, which goes before `model`."""
+    turn: Turn
     uses_functions: bool
     """Whether calls are returned as OpenAI's former `function_call`."""
-    forced_calls: ForcedCalls | None
-    """The calls that the answer must consist of; None if the model is free to choose."""
     stream: bool
     stream_usage: StreamUsage
     shown: Shown
@@ -87,11 +82,6 @@ class ChatRequest:
     """The text to put before each answer: that of the last message if it is the assistant's."""
     logprobs: bool
     warnings: tuple[str, ...]
-
-    @property
-    def n(self) -> int:
-        """Number of choices."""
-        return self.decoding.params.n
 
 
 def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
@@ -117,12 +107,8 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
         )
     conversation = read_conversation(values, uses_tools=choice != "none")
     return ChatRequest(
-        conversation=conversation,
-        decoding=decoding,
-        model=values.get("model", None),
-        adapter=read_adapter(values),
+        turn=Turn(conversation, decoding, forced, values.get("model", None), read_adapter(values)),
         uses_functions=uses_functions,
-        forced_calls=forced,
         stream=values.get("stream", False),
         stream_usage=stream_usage,
         shown=read_shown(values),
