@@ -34,6 +34,11 @@ DType = Literal["auto", "fp32", "fp16", "bf16", "float32", "float16", "bfloat16"
 Pooling = Literal["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 OverloadStatus = Literal["503", "429"]
 ToolCallParser = Literal["hermes", "llama3_json", "mistral"]
+ReasoningParserName = Literal[
+    "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "minimax_m2", "olmo3", "seed_oss", "mistral",
+    "openai_gptoss",
+]  # fmt: skip
+ReasoningParserChoice = Literal["auto", "none", ReasoningParserName]
 REMOVED_OPTIONS = {
     "fuse": "Longshore's own layers are always fused; those of option.decoder=transformers are not",
     "torch_compile": "Longshore's own layers are faster than transformers' with torch.compile",
@@ -264,6 +269,11 @@ class Options:
         None,
         "How the model writes tool calls. hermes: Hermes, Qwen; llama3_json: Llama 3; mistral: "
         "Mistral. If not set, requests with tools are rejected.",
+    )
+    reasoning_parser: ReasoningParserChoice = _option(
+        "auto",
+        "How the model writes its reasoning, which chats return apart from the content. auto: as "
+        "its chat template shows; none: reasoning stays in the content; others: vLLM's names.",
     )
     job_queue_size: int = _option(
         1000, "Requests that may wait. More get status 503.", key="job_queue_size", minimum=1

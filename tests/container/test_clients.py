@@ -259,7 +259,7 @@ def test_an_echo_of_the_last_message(http: FlaskClient) -> None:
 
 
 def test_fields_of_vllm_without_effect(http: FlaskClient, engine: FakeEngine) -> None:
-    extra = {"vllm_xargs": {"a": 1}, "kv_transfer_params": {}, "include_reasoning": True}
+    extra = {"vllm_xargs": {"a": 1}, "kv_transfer_params": {}}
     warnings = ask(http, **extra).headers["X-Longshore-Warning"]
     assert all(name in warnings for name in extra)
     refused = ask(http, logits_processors=["x"]).get_json()["error"]

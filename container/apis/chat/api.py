@@ -38,7 +38,12 @@ class ChatApi:
             Envelope(id, int(time.time()), started.model),
             self._service.prompting.tokenizer,
             [
-                Message(parser, f"{id} {index}", uses_functions=request.uses_functions)
+                Message(
+                    parser,
+                    f"{id} {index}",
+                    uses_functions=request.uses_functions,
+                    shows_reasoning=request.shows_reasoning,
+                )
                 for index, parser in enumerate(started.parsers)
             ],
         )

@@ -122,7 +122,11 @@ class ChatResponse:
         return self._envelope.record("chat.completion.chunk", [choice], **usage_field)
 
     def _usage(self) -> Record:
-        return usage([self._generation])
+        counts = usage([self._generation])
+        num_reasoning = sum(message.num_reasoning_tokens for message in self._messages)
+        if not num_reasoning:
+            return counts
+        return {**counts, "completion_tokens_details": {"reasoning_tokens": num_reasoning}}
 
     def _choice(self, index: int, tokens: Sequence[TokenText]) -> Record:
         shows = self._request.logprobs and tokens

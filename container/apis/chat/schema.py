@@ -54,7 +54,9 @@ CHAT_FIELDS: Fields = {
         BOOLEAN, "With tool_choice=required: allow several calls (default true)."
     ),
     "echo": Field(BOOLEAN, "If the last message is the assistant's, return it before the answer."),
-    "include_reasoning": ignored("Reasoning stays in the text of the answer."),
+    "include_reasoning": Field(
+        BOOLEAN, "With a reasoning parser: return the reasoning too (default true)."
+    ),
     "functions": Field(OBJECTS, "OpenAI's former field for `tools`: the functions themselves."),
     "function_call": Field(
         FUNCTION_CALL, "OpenAI's former field for `tool_choice`: none, auto or a function's name."
@@ -63,7 +65,6 @@ CHAT_FIELDS: Fields = {
     "audio": unsupported(ANYTHING),
     "web_search_options": unsupported(ANYTHING),
     "prediction": ignored(),
-    "reasoning_effort": ignored("Use chat_template_kwargs for variables of the chat template."),
     "verbosity": ignored(),
 }
 
@@ -78,6 +79,7 @@ class ChatRequest:
     stream: bool
     stream_usage: StreamUsage
     shown: Shown
+    shows_reasoning: bool
     echo: str
     """The text to put before each answer: that of the last message if it is the assistant's."""
     logprobs: bool
@@ -112,6 +114,7 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
         stream=values.get("stream", False),
         stream_usage=stream_usage,
         shown=read_shown(values),
+        shows_reasoning=values.get("include_reasoning", True),
         echo=_last_text(conversation) if values.get("echo", False) else "",
         logprobs=logprobs,
         warnings=(

@@ -16,13 +16,17 @@ from container.apis.generation.sampling import Decoding
 from container.apis.generation.service import GenerationService
 from container.http.request_context import RequestContext
 from core.errors import RequestError
-from core.options import ToolCallParser
+from core.options import ReasoningParserName, ToolCallParser
 from core.text.answer_parser import AnswerParser
+from core.text.reasoning.base import ReasoningParser
+from core.text.reasoning.factory import find_reasoning_parser, make_reasoning_parser
 from core.text.tools.base import ToolParser
 from core.text.tools.factory import make_tool_parser
 
 DEFAULT_TOOL_PARSER: ToolCallParser = "llama3_json"
 """For forced calls without option.tool_call_parser: the call is plain JSON and nothing else."""
+_END_TOKENS = 16
+"""Tokens at the end of a prompt that hold the tags of the reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class Assistant:
 
     def __init__(self, service: GenerationService) -> None:
         self._service = service
+        self._reasoning = _reasoning_parser(service)
 
     def start(self, context: RequestContext, turn: Turn) -> StartedTurn:
         """Render and tokenize the conversation, and submit it to the engine.
@@ -69,11 +74,29 @@ class Assistant:
         marks = prompting.tokenizer.ids_of(tools[0].special_tokens) if tools[0] else {}
         decoding = service.with_checked_grammar(self._decoding(turn, tools[0], marks))
         decoding = service.with_tokenized_words(decoding)
+        reasoning = self._reasoning_parsers(turn, decoding, prompt)
+        tags = prompting.tokenizer.ids_of(reasoning[0].special_tokens) if reasoning[0] else {}
         (generation,) = service.start(
-            context, [prompt], decoding, adapter=adapter, keep=marks.values()
+            context, [prompt], decoding, adapter=adapter, keep={*marks.values(), *tags.values()}
         )
-        parsers = [AnswerParser(parser) for parser in tools]
+        parsers = [AnswerParser(*pair) for pair in zip(reasoning, tools, strict=True)]
         return StartedTurn(generation, parsers, adapter or service.model_name)
+
+    def _reasoning_parsers(
+        self, turn: Turn, decoding: Decoding, prompt: Sequence[int]
+    ) -> Sequence[ReasoningParser | None]:
+        """Return a parser for each answer.
+
+        They are None if answers cannot reason: if a format is set from their first token on, or if
+        they continue a message.
+        """
+        name = self._reasoning
+        params = decoding.params
+        is_bound = params.structured_outputs is not None or turn.conversation.continue_final_message
+        if name is None or is_bound:
+            return [None] * params.n
+        end = self._service.prompting.decode(prompt[-_END_TOKENS:])
+        return [make_reasoning_parser(name, end) for _ in range(params.n)]
 
     def _tool_parsers(self, turn: Turn) -> Sequence[ToolParser | None]:
         """Return a parser for each answer; None for each if the request has no tools."""
@@ -102,3 +125,11 @@ class Assistant:
         special = {text: token_id for text, token_id in marks.items() if is_special(token_id)}
         form = parser.notation(marks).form(calls.functions, special, is_one=calls.is_one)
         return turn.decoding.with_structured_outputs(form, "tools")
+
+
+def _reasoning_parser(service: GenerationService) -> ReasoningParserName | None:
+    """Return the model's reasoning parser; None if reasoning stays in the content."""
+    choice = service.options.reasoning_parser
+    if choice == "auto":
+        return find_reasoning_parser(service.prompting.template_text)
+    return None if choice == "none" else choice
