@@ -33,7 +33,10 @@ DecoderChoice = Literal["auto", "own", "transformers"]
 DType = Literal["auto", "fp32", "fp16", "bf16", "float32", "float16", "bfloat16"]
 Pooling = Literal["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 OverloadStatus = Literal["503", "429"]
-ToolCallParser = Literal["hermes", "llama3_json", "mistral"]
+ToolCallParser = Literal[
+    "hermes", "llama3_json", "mistral", "qwen3_coder", "pythonic", "llama4_pythonic",
+    "deepseek_v3", "deepseek_v31", "openai", "granite", "phi4_mini_json",
+]  # fmt: skip
 ReasoningParserName = Literal[
     "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "minimax_m2", "olmo3", "seed_oss", "mistral",
     "openai_gptoss",
@@ -267,8 +270,9 @@ class Options:
     )
     tool_call_parser: ToolCallParser | None = _option(
         None,
-        "How the model writes tool calls. hermes: Hermes, Qwen; llama3_json: Llama 3; mistral: "
-        "Mistral. If not set, requests with tools are rejected.",
+        "How the model writes tool calls, by vLLM's names. hermes: Hermes, Qwen; llama3_json: "
+        "Llama 3; pythonic: Llama 3.2 and 4; openai: gpt-oss. If not set, requests with tools are "
+        "rejected.",
     )
     reasoning_parser: ReasoningParserChoice = _option(
         "auto",

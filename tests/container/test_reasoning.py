@@ -135,15 +135,57 @@ def test_templates_see_the_effort_and_earlier_reasoning(
     assert refused["param"] == "reasoning_effort"
 
 
+def with_special_tokens(tokenizer: Tokenizer, tokens: list[str], path: Path) -> Tokenizer:
+    library = tokenizers.Tokenizer.from_file(str(tokenizer.model_dir / "tokenizer.json"))
+    library.add_special_tokens(tokens)
+    library.save(str(path / "tokenizer.json"))
+    return Tokenizer(path)
+
+
 def test_tags_that_are_special_tokens_are_seen(
     client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """As Mistral's are."""
-    library = tokenizers.Tokenizer.from_file(str(tokenizer.model_dir / "tokenizer.json"))
-    library.add_special_tokens(["[THINK]", "[/THINK]"])
-    library.save(str(tmp_path / "tokenizer.json"))
-    special, options = Tokenizer(tmp_path), Options(reasoning_parser="mistral")
+    special = with_special_tokens(tokenizer, ["[THINK]", "[/THINK]"], tmp_path)
+    options = Options(reasoning_parser="mistral")
     http = create_app(client, special, options, "demo", ChatTemplate("Q")).test_client()
     engine.script = says([*special.encode("[THINK]Well[/THINK]Hi"), EOS])
     message = ask(http).get_json()["choices"][0]["message"]
     assert (message["reasoning"], message["content"]) == ("Well", "Hi")
+
+
+HARMONY = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|call|>"]
+
+
+def test_harmony(
+    client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Both parsers of gpt-oss, one after the other; the template shows the first."""
+    special = with_special_tokens(tokenizer, HARMONY, tmp_path)
+    template = ChatTemplate("{# <|start|> <|channel|>analysis <|message|> #}Q")
+    app = create_app(client, special, Options(tool_call_parser="openai"), "demo", template)
+    http = app.test_client()
+    call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+    text = f"<|channel|>analysis<|message|>Well<|end|><|start|>assistant{call}"
+    engine.script = says([*special.encode(text), EOS], per_step=3)
+    (choice,) = ask(http, tools=TOOLS).get_json()["choices"]
+    message = choice["message"]
+    assert (message["reasoning"], message["content"]) == ("Well", None)
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+    assert choice["finish_reason"] == "tool_calls"
+    deltas = [chunk["choices"][0]["delta"] for chunk in events(ask(http, tools=TOOLS, stream=True))]
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == "Well"
+    assert not any(delta.get("content") for delta in deltas)
+    assert sum("tool_calls" in delta for delta in deltas) == 1
+
+
+def test_values_of_calls_in_xml_have_the_types_of_the_tools(
+    serve: Serve, engine: FakeEngine, tokenizer: Tokenizer
+) -> None:
+    parameters = {"type": "object", "properties": {"s": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    text = "<tool_call><function=f><parameter=s>1</parameter></function></tool_call>"
+    engine.script = says([*tokenizer.encode(text), EOS])
+    http = serve(tool_call_parser="qwen3_coder")
+    message = ask(http, tools=tools).get_json()["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"s":"1"}'

@@ -24,7 +24,8 @@ from core.text.tools.base import ToolParser
 from core.text.tools.factory import make_tool_parser
 
 DEFAULT_TOOL_PARSER: ToolCallParser = "llama3_json"
-"""For forced calls without option.tool_call_parser: the call is plain JSON and nothing else."""
+"""For forced calls, which are plain JSON and nothing else without option.tool_call_parser, or if
+the model's own format does not write arguments as JSON."""
 _END_TOKENS = 16
 """Tokens at the end of a prompt that hold the tags of the reasoning."""
 
@@ -59,7 +60,7 @@ class Assistant:
 
     def __init__(self, service: GenerationService) -> None:
         self._service = service
-        self._reasoning = _reasoning_parser(service)
+        self._reasoning: ReasoningParserName | None = _reasoning_parser(service)
 
     def start(self, context: RequestContext, turn: Turn) -> StartedTurn:
         """Render and tokenize the conversation, and submit it to the engine.
@@ -90,8 +91,7 @@ class Assistant:
         They are None if answers cannot reason: if a format is set from their first token on, or if
         they continue a message.
         """
-        name = self._reasoning
-        params = decoding.params
+        params, name = decoding.params, self._reasoning
         is_bound = params.structured_outputs is not None or turn.conversation.continue_final_message
         if name is None or is_bound:
             return [None] * params.n
@@ -109,7 +109,10 @@ class Assistant:
                 "tools",
                 "set option.tool_call_parser to the format in which the model writes tool calls",
             )
-        return [make_tool_parser(name or DEFAULT_TOOL_PARSER) for _ in range(num_answers)]
+        name = name or DEFAULT_TOOL_PARSER
+        if turn.forced_calls is not None and make_tool_parser(name).notation(()) is None:
+            name = DEFAULT_TOOL_PARSER
+        return [make_tool_parser(name, turn.conversation.tools) for _ in range(num_answers)]
 
     def _decoding(
         self, turn: Turn, parser: ToolParser | None, marks: Mapping[str, int]
@@ -123,7 +126,9 @@ class Assistant:
             return turn.decoding
         is_special = self._service.prompting.tokenizer.is_special
         special = {text: token_id for text, token_id in marks.items() if is_special(token_id)}
-        form = parser.notation(marks).form(calls.functions, special, is_one=calls.is_one)
+        notation = parser.notation(marks)
+        assert notation is not None, "_tool_parsers chose a parser that has one"
+        form = notation.form(calls.functions, special, is_one=calls.is_one)
         return turn.decoding.with_structured_outputs(form, "tools")
 
 
