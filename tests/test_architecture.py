@@ -53,7 +53,7 @@ PARTS = {
         ("generation", "tasks", "adapters", "models", "invocations", "status"),
         ("openai", "text", "tokenize"),
         ("chat", "completions"),
-        ("embeddings",),
+        ("embeddings", "responses"),
     ),
     "engine.tasks": (
         ("performer", "lengths"),

@@ -42,7 +42,7 @@ _MESSAGE: Schema = {
 _FUNCTION_CALL_ID = "function0"
 """Former calls have no id; Mistral's chat templates need nine letters and digits."""
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_EFFORT = Kind(
+EFFORT = Kind(
     f"one of {', '.join(_EFFORTS)}", lambda value: value in _EFFORTS, {"enum": list(_EFFORTS)}
 )
 _MESSAGES = with_schema(OBJECTS, {"minItems": 1, "items": _MESSAGE})
@@ -55,7 +55,7 @@ TEMPLATE_FIELDS: Fields = {
     ),
     "continue_final_message": Field(BOOLEAN, "Continue the last message instead of answering it."),
     "reasoning_effort": Field(
-        _EFFORT,
+        EFFORT,
         "How much the model reasons, for chat templates that take it; none also sets their "
         "`enable_thinking` to false.",
     ),
@@ -186,7 +186,10 @@ def _tool_call(call: object, field: str) -> object:
     """Decode the arguments, a JSON string in OpenAI's format; chat templates expect an object."""
     match call:
         case {"function": {"name": str(name), "arguments": str(arguments)}}:
-            function = {"name": name, "arguments": _arguments(arguments, field)}
+            function = {
+                "name": name,
+                "arguments": read_arguments(arguments, f"{field}.function.arguments"),
+            }
             return {**cast(Mapping[str, object], call), "function": function}
         case {"function": {"name": str(), "arguments": dict()}}:
             return call
@@ -194,11 +197,12 @@ def _tool_call(call: object, field: str) -> object:
             raise RequestError(f"{field}.function", "expected an object with name and arguments")
 
 
-def _arguments(text: str, field: str) -> object:
+def read_arguments(text: str, field: str) -> object:
+    """Decode a call's arguments. Raises RequestError, naming `field`, for other than an object."""
     try:
-        arguments = decode_json(text.encode() or b"{}", f"{field}.function.arguments")
+        arguments = decode_json(text.encode() or b"{}", field)
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
-        raise RequestError(f"{field}.function.arguments", "expected a JSON object as a string")
+        raise RequestError(field, "expected a JSON object as a string")
     return cast(dict[str, object], arguments)

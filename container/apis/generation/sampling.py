@@ -103,6 +103,15 @@ SAMPLING_FIELDS: Fields = {
     **STRUCTURED_OUTPUT_FIELDS,
 }
 
+_OF_SEVERAL_ANSWERS = {
+    "n", "num_return_sequences", "best_of", "num_beams", "use_beam_search", "length_penalty",
+    "early_stopping", "prompt_logprobs",
+}  # fmt: skip
+ONE_ANSWER_FIELDS: Fields = {
+    name: field for name, field in SAMPLING_FIELDS.items() if name not in _OF_SEVERAL_ANSWERS
+}
+"""For APIs that have one answer to a request."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
