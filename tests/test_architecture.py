@@ -53,7 +53,7 @@ PARTS = {
         ("generation", "tasks", "adapters", "models", "invocations", "status"),
         ("openai", "text", "tokenize"),
         ("chat", "completions"),
-        ("embeddings", "responses"),
+        ("embeddings", "messages", "responses"),
     ),
     "engine.tasks": (
         ("performer", "lengths"),

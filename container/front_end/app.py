@@ -11,6 +11,7 @@ from container.apis.generation.prompting import Prompting
 from container.apis.generation.service import GenerationService
 from container.apis.invocations.api import Api, Invocations
 from container.apis.invocations.runtime import RuntimeRoutes
+from container.apis.messages.api import MessagesRoutes
 from container.apis.models import ModelRoutes
 from container.apis.responses.api import ResponsesRoutes
 from container.apis.status import StatusRoutes
@@ -62,6 +63,7 @@ def create_app(
     AdapterRoutes(service).add_to(app)
     OpenAIRoutes(service).add_to(app)
     ResponsesRoutes(service).add_to(app)
+    MessagesRoutes(service).add_to(app)
     TgiRoutes(service).add_to(app)
     TokenizeRoutes(service).add_to(app)
     add_aliases(app)

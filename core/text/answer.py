@@ -81,6 +81,11 @@ class Answer:
         )
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer; None if something else did."""
+        return self._stop.found
+
+    @property
     def text(self) -> str:
         return "".join(token.text for token in self.tokens)
 

@@ -103,10 +103,6 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
     stream_usage = read_stream_usage(values)
     choice = read_tool_choice(values)
     forced = choice if isinstance(choice, ForcedCalls) else None
-    if forced is not None and decoding.params.structured_outputs is not None:
-        raise RequestError(
-            "tool_choice", "a forced call cannot be combined with structured outputs"
-        )
     conversation = read_conversation(values, uses_tools=choice != "none")
     return ChatRequest(
         turn=Turn(conversation, decoding, forced, values.get("model", None), read_adapter(values)),

@@ -32,7 +32,10 @@ _END_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A conversation, and how the model is to continue it."""
+    """A conversation, and how the model is to continue it.
+
+    Raises RequestError if both a call and a format of the answer are forced.
+    """
 
     conversation: Conversation
     decoding: Decoding
@@ -42,6 +45,12 @@ class Turn:
     """The client's `model`, which may name an adapter."""
     adapter: str | None = None
     """The adapter that the body names, which goes before `model`."""
+
+    def __post_init__(self) -> None:
+        if self.forced_calls is not None and self.decoding.params.structured_outputs is not None:
+            raise RequestError(
+                "tool_choice", "a forced call cannot be combined with structured outputs"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ class ResponsesRoutes:
 
     def add_to(self, app: Flask) -> None:
         """Add the route to the app."""
-        app.add_url_rule("/v1/responses", view_func=self.create, methods=["POST"])
+        app.add_url_rule("/v1/responses", view_func=self.create_response, methods=["POST"])
 
-    def create(self) -> Response:
+    def create_response(self) -> Response:
         """Handle POST /v1/responses."""
         context = request_context()
         body = context.json_fields()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
 
-from container.apis.chat.tool_choice import ForcedCalls, read_tool_choice, with_allowed_tools
+from container.apis.chat.tool_choice import ForcedCalls, read_tools
 from container.apis.chat.turn import Turn
 from container.apis.generation.conversation import (
     EFFORT,
@@ -149,15 +149,15 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
         raise RequestError("input", "expected a string or a list of items")
     reasoning = read_fields(values.get("reasoning", {}), _REASONING, "reasoning.")
     text = read_fields(values.get("text", {}), _TEXT, "text.")
-    choice, tools = _read_tools(values)
-    decoding = _decoding(values, text, is_forced=isinstance(choice, ForcedCalls))
+    tools, forced = _tools(values)
+    decoding = _decoding(values, text)
     effort: str | None = reasoning.get("effort", None)
     conversation = Conversation(
         messages=read_input(
             values.get("input", cast(str | list[dict[str, Any]], "")),
             values.get("instructions", None),
         ),
-        tools=() if choice == "none" else tools,
+        tools=tools,
         add_generation_prompt=True,
         continue_final_message=False,
         add_special_tokens=False,
@@ -166,7 +166,6 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
             **values.get("chat_template_kwargs", cast(Mapping[str, object], {})),
         },
     )
-    forced = choice if isinstance(choice, ForcedCalls) else None
     return ResponsesRequest(
         turn=Turn(conversation, decoding, forced, values.get("model", None), read_adapter(values)),
         stream=values.get("stream", False),
@@ -182,7 +181,7 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
     )
 
 
-def _decoding(values: Values, text: Values, *, is_forced: bool) -> Decoding:
+def _decoding(values: Values, text: Values) -> Decoding:
     stop: str | list[str] = values.get("stop", [])
     decoding = read_decoding(
         values,
@@ -198,10 +197,6 @@ def _decoding(values: Values, text: Values, *, is_forced: bool) -> Decoding:
         if decoding.params.structured_outputs is not None:
             raise RequestError("text.format", "cannot be combined with structured outputs")
         decoding = decoding.with_structured_outputs(form, "text.format")
-    if is_forced and decoding.params.structured_outputs is not None:
-        raise RequestError(
-            "tool_choice", "a forced call cannot be combined with structured outputs"
-        )
     return decoding
 
 
@@ -219,19 +214,14 @@ def _format(format: Mapping[str, Any]) -> StructuredOutputsParams | None:
             )
 
 
-def _read_tools(
-    values: Values,
-) -> tuple[object, tuple[Mapping[str, object], ...]]:
-    """Return what `read_tool_choice` returns, and the tools in the form of chat completions."""
+def _tools(values: Values) -> tuple[tuple[Mapping[str, object], ...], ForcedCalls | None]:
+    """Return the tools in the form of chat completions, and the calls that are forced."""
     given: list[dict[str, Any]] = values.get("tools", [])
-    chat = {
-        "tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given)],
-        "tool_choice": _choice(values.get("tool_choice", "auto")),
-        "parallel_tool_calls": values.get("parallel_tool_calls", True),
-    }
-    allowed = with_allowed_tools(Values(chat, ()))
-    tools: Sequence[Mapping[str, object]] = allowed.get("tools", [])
-    return read_tool_choice(allowed), tuple(tools)
+    return read_tools(
+        [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given)],
+        _choice(values.get("tool_choice", "auto")),
+        is_parallel=values.get("parallel_tool_calls", True),
+    )
 
 
 def _tool(tool: Mapping[str, Any], field: str) -> Mapping[str, object]:
