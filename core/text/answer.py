@@ -70,7 +70,7 @@ class Answer:
     ) -> Answer:
         """Create an answer with the text settings of the sampling parameters."""
         return cls(
-            tokenizer,
+            tokenizer if params.detokenize else None,
             prompt_token_ids,
             params.stop_strings,
             keep=keep,

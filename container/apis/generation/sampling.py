@@ -70,6 +70,9 @@ SAMPLING_FIELDS: Fields = {
     "spaces_between_special_tokens": Field(
         BOOLEAN, "Put spaces between special tokens (default true)."
     ),
+    "detokenize": Field(
+        BOOLEAN, "false: return token ids without text, which is then empty (default true)."
+    ),
     "priority": Field(
         INTEGER, "Requests with lower values are admitted first and preempted last (default 0)."
     ),
@@ -103,14 +106,14 @@ SAMPLING_FIELDS: Fields = {
     **STRUCTURED_OUTPUT_FIELDS,
 }
 
-_OF_SEVERAL_ANSWERS = {
+_ONLY_OF_CHOICES = {
     "n", "num_return_sequences", "best_of", "num_beams", "use_beam_search", "length_penalty",
-    "early_stopping", "prompt_logprobs",
+    "early_stopping", "prompt_logprobs", "detokenize",
 }  # fmt: skip
 ONE_ANSWER_FIELDS: Fields = {
-    name: field for name, field in SAMPLING_FIELDS.items() if name not in _OF_SEVERAL_ANSWERS
+    name: field for name, field in SAMPLING_FIELDS.items() if name not in _ONLY_OF_CHOICES
 }
-"""For APIs that have one answer to a request."""
+"""For APIs whose responses are one answer, and only its text."""
 
 
 @dataclass(frozen=True, slots=True)
