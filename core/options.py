@@ -33,7 +33,15 @@ DecoderChoice = Literal["auto", "own", "transformers"]
 DType = Literal["auto", "fp32", "fp16", "bf16", "float32", "float16", "bfloat16"]
 Pooling = Literal["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 OverloadStatus = Literal["503", "429"]
-ToolCallParser = Literal["hermes", "llama3_json", "mistral"]
+ToolCallParser = Literal[
+    "hermes", "llama3_json", "mistral", "qwen3_coder", "pythonic", "llama4_pythonic",
+    "deepseek_v3", "deepseek_v31", "openai", "granite", "phi4_mini_json",
+]  # fmt: skip
+ReasoningParserName = Literal[
+    "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "minimax_m2", "olmo3", "seed_oss", "mistral",
+    "openai_gptoss",
+]  # fmt: skip
+ReasoningParserChoice = Literal["auto", "none", ReasoningParserName]
 REMOVED_OPTIONS = {
     "fuse": "Longshore's own layers are always fused; those of option.decoder=transformers are not",
     "torch_compile": "Longshore's own layers are faster than transformers' with torch.compile",
@@ -262,8 +270,14 @@ class Options:
     )
     tool_call_parser: ToolCallParser | None = _option(
         None,
-        "How the model writes tool calls. hermes: Hermes, Qwen; llama3_json: Llama 3; mistral: "
-        "Mistral. If not set, requests with tools are rejected.",
+        "How the model writes tool calls, by vLLM's names. hermes: Hermes, Qwen; llama3_json: "
+        "Llama 3; pythonic: Llama 3.2 and 4; openai: gpt-oss. If not set, requests with tools are "
+        "rejected.",
+    )
+    reasoning_parser: ReasoningParserChoice = _option(
+        "auto",
+        "How the model writes its reasoning, which chats return apart from the content. auto: as "
+        "its chat template shows; none: reasoning stays in the content; others: vLLM's names.",
     )
     job_queue_size: int = _option(
         1000, "Requests that may wait. More get status 503.", key="job_queue_size", minimum=1

@@ -19,7 +19,7 @@ FIELDS_OF_BEAM_SEARCH = frozenset({
     "temperature", "seed", "max_tokens", "ignore_eos", "stop_token_ids", "stop", "n", "best_of",
     "num_beams", "use_beam_search", "length_penalty", "early_stopping", "priority", "cache_salt",
     "truncate_prompt_tokens", "skip_special_tokens", "spaces_between_special_tokens",
-    "include_stop_str_in_output",
+    "include_stop_str_in_output", "detokenize",
 })  # fmt: skip
 MIN_TEMPERATURE = 1e-5
 """Lower temperatures count as 0: dividing by less leaves the range of fp32."""
@@ -147,6 +147,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
     """Leave special tokens out of the text."""
     spaces_between_special_tokens: bool = True
     """Put spaces between adjacent special tokens where the tokenizer does."""
+    detokenize: bool = True
+    """Return text. If False, an answer has only token ids, and its text is empty."""
     logprobs: int | None = None
     """Return the logprob and rank of each token, and this many most likely tokens."""
     prompt_logprobs: int | None = None
@@ -203,6 +205,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
         )
         self._check_lengths()
         _require(all(self.stop_strings), "stop", "a stop string must not be empty")
+        _require(self.detokenize or not self.stop, "stop", "needs detokenize=true")
         _require(1 <= self.num_beams <= MAX_SAMPLES, "num_beams", f"must be 1 to {MAX_SAMPLES}")
         _require(1 <= self.n <= MAX_SAMPLES, "n", f"must be 1 to {MAX_SAMPLES}")
         _require(

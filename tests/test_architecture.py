@@ -54,7 +54,7 @@ PARTS = {
         ("generation", "tasks", "adapters", "models", "invocations", "status"),
         ("openai", "text", "tokenize"),
         ("chat", "completions"),
-        ("embeddings",),
+        ("embeddings", "messages", "responses"),
     ),
     "engine.tasks": (
         ("performer", "lengths"),

@@ -141,14 +141,19 @@ class Shown:
 
 def read_shown(values: Values) -> Shown:
     """Read the fields of `Shown`. Raises RequestError for an unusable `request_id`."""
-    request_id: str | None = values.get("request_id", None)
-    if request_id is not None and not re.fullmatch("[!-~]{1,128}", request_id):
-        raise RequestError("request_id", "expected 1 to 128 printable ASCII characters")
     return Shown(
-        request_id,
+        read_request_id(values),
         values.get("return_token_ids", False),
         values.get("return_tokens_as_token_ids", False),
     )
+
+
+def read_request_id(values: Values) -> str | None:
+    """Return `request_id`, or None. Raises RequestError if it cannot be part of an id."""
+    request_id: str | None = values.get("request_id", None)
+    if request_id is not None and not re.fullmatch("[!-~]{1,128}", request_id):
+        raise RequestError("request_id", "expected 1 to 128 printable ASCII characters")
+    return request_id
 
 
 @dataclass(frozen=True, slots=True)

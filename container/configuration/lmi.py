@@ -79,7 +79,6 @@ ADVICE: Mapping[str, str] = {
     "option.speculative_config": _SPECULATIVE,
     "option.chat_template_content_format": "the format follows from the template; leave it out",
     "option.enable_auto_tool_choice": "option.tool_call_parser is enough",
-    "option.reasoning_parser": "reasoning stays in the response text; leave it out",
     "option.s3url": "use option.model_id",
 }
 

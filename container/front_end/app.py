@@ -11,7 +11,9 @@ from container.apis.generation.prompting import Prompting
 from container.apis.generation.service import GenerationService
 from container.apis.invocations.api import Api, Invocations
 from container.apis.invocations.runtime import RuntimeRoutes
+from container.apis.messages.api import MessagesRoutes
 from container.apis.models import ModelRoutes
+from container.apis.responses.api import ResponsesRoutes
 from container.apis.status import StatusRoutes
 from container.apis.tasks.handler import HandlerApi
 from container.apis.tasks.pipeline import PipelineApi
@@ -60,6 +62,8 @@ def create_app(
     app = _create(service, GenerationApi(formatted_service), "generation", gate)
     AdapterRoutes(service).add_to(app)
     OpenAIRoutes(service).add_to(app)
+    ResponsesRoutes(service).add_to(app)
+    MessagesRoutes(service).add_to(app)
     TgiRoutes(service).add_to(app)
     TokenizeRoutes(service).add_to(app)
     add_aliases(app)

@@ -14,7 +14,9 @@ from container.apis.adapters import (
 from container.apis.chat.schema import CHAT_FIELDS
 from container.apis.completions.schema import COMPLETION_FIELDS
 from container.apis.embeddings import EMBEDDING_FIELDS, INPUTS_FIELDS
+from container.apis.messages.schema import COUNT_FIELDS, MESSAGES_FIELDS
 from container.apis.models import LOAD_FIELDS
+from container.apis.responses.schema import RESPONSES_FIELDS
 from container.apis.tasks.pipeline import PIPELINE_FIELDS
 from container.apis.tasks.rerank import RERANK_FIELDS, SCORE_FIELDS, TEXTS_FIELDS
 from container.apis.text.schema import PARAMETERS, TEXT_FIELDS
@@ -81,6 +83,9 @@ def _generation_schemas() -> Json:
         "Parameters": _object(PARAMETERS),
         "Chat": _object(CHAT_FIELDS, ["messages"]),
         "Completion": _object(COMPLETION_FIELDS, ["prompt"]),
+        "Response": _object(RESPONSES_FIELDS, ["input"]),
+        "Messages": _object(MESSAGES_FIELDS, ["messages"]),
+        "CountTokens": _object(COUNT_FIELDS, ["messages"]),
         "Tokenize": _object(TOKENIZE_FIELDS),
         "Detokenize": _object(DETOKENIZE_FIELDS, ["tokens"]),
         "Adapter": _object(ADAPTER_FIELDS, ["name", "src"]),
@@ -201,6 +206,11 @@ _OWN_PATHS: Mapping[Kind, Json] = {
     "generation": {
         "/v1/chat/completions": _post("OpenAI's chat completions.", _body("Chat")),
         "/v1/completions": _post("OpenAI's completions.", _body("Completion")),
+        "/v1/responses": _post("OpenAI's responses; nothing is stored.", _body("Response")),
+        "/v1/messages": _post("Anthropic's messages.", _body("Messages")),
+        "/v1/messages/count_tokens": _post(
+            "Count the tokens of Anthropic's messages.", _body("CountTokens")
+        ),
         "/": _post("text-generation-inference's answer, in a list or as a stream.", _body("Text")),
         "/generate": _post("text-generation-inference's answer.", _body("Text")),
         "/generate_stream": _post("The same as a stream.", _body("Text")),

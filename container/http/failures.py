@@ -72,12 +72,30 @@ class Failure:
     def _is_client_error(self) -> bool:
         return 400 <= self.code < 500 and self.code != GenerationError.status
 
+    def as_anthropic(self) -> dict[str, object]:
+        """Return the body in Anthropic's format, which is also the last event of a stream."""
+        default = "invalid_request_error" if self.code < 424 else "api_error"
+        kind = _ANTHROPIC_KINDS.get(self.code, default)
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Anthropic's types of errors by status; its own status for an overload is 529."""
 
 FORMATS: Sequence[tuple[tuple[str, ...], Callable[[Failure], dict[str, object]]]] = (
+    (("/v1/messages", "/openai/v1/messages"), Failure.as_anthropic),
     (("/v1/", "/openai/v1/", "/tokenize", "/detokenize"), Failure.as_openai),
     (("/generate",), Failure.as_tgi),
 )
-"""Path prefixes with the format in which their clients expect errors; other paths use LMI's."""
+"""Path prefixes with the format in which their clients expect errors; the first that fits counts.
+Other paths use LMI's."""
 
 
 def register_failures(

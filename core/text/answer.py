@@ -70,7 +70,7 @@ class Answer:
     ) -> Answer:
         """Create an answer with the text settings of the sampling parameters."""
         return cls(
-            tokenizer,
+            tokenizer if params.detokenize else None,
             prompt_token_ids,
             params.stop_strings,
             keep=keep,
@@ -79,6 +79,11 @@ class Answer:
             include_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
         )
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer; None if something else did."""
+        return self._stop.found
 
     @property
     def text(self) -> str:

@@ -18,10 +18,16 @@ class StopStrings:
         self._held = ""
         self._num_exempt = 0
         """Ignore stop strings that end within this many characters from the start of `_held`."""
-        self.reached = False
+        self.found: str | None = None
+        """The stop string that has ended the text."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self.found is not None
 
     def push(self, text: str, *, exempt: bool = False) -> str:
-        """Add text and return the text that can be released. Sets `reached` at a stop string.
+        """Add text and return the text that can be released. Sets `found` at a stop string.
 
         exempt: ignore a stop string that ends in this text.
         """
@@ -32,8 +38,8 @@ class StopStrings:
             self._num_exempt = len(self._held)
         spans = [span for stop in self._texts if (span := self._find(stop)) is not None]
         if spans:
-            self.reached = True
             start, end = min(spans)
+            self.found = self._held[start:end]
             released, self._held = self._held[: end if self._include else start], ""
             return released
         cut = len(self._held) - partial_match_length(self._held, self._texts)

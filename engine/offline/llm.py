@@ -41,6 +41,7 @@ from engine.tasks.engine import TaskEngine
 
 SERVICE_OPTIONS = frozenset({
     "model_id", "engine", "entryPoint", "output_formatter", "tgi_compat", "tool_call_parser",
+    "reasoning_parser",
     "job_queue_size", "job_queue_tokens", "overload_status", "max_request_size",
     "max_connections", "header_timeout", "body_timeout", "write_timeout",
     "predict_timeout", "model_loading_timeout",

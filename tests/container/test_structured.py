@@ -231,6 +231,9 @@ WRITTEN = {
     "llama3_json": '{"name": "f", "parameters": {"a": 1}}',
     "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
     "mistral": '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]',
+    "phi4_mini_json": 'functools[{"name": "f", "arguments": {"a": 1}}]',
+    "qwen3_coder": '{"name": "f", "parameters": {"a": 1}}',
+    "pythonic": '{"name": "f", "parameters": {"a": 1}}',
 }
 
 
@@ -239,7 +242,7 @@ WRITTEN = {
 def test_forced_tool_calls(
     serve: Serve, engine: FakeEngine, tokenizer: Tokenizer, parser: str | None, choice: Any
 ) -> None:
-    """In the model's own notation, or in plain JSON if that is unknown."""
+    """In the model's own notation, or in plain JSON if that is unknown or not JSON."""
     http = serve(tool_call_parser=parser)
     engine.script = says([*tokenizer.encode(WRITTEN[parser]), EOS])
     fields = {"tools": TOOLS, "tool_choice": choice}

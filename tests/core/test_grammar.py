@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -25,11 +26,17 @@ FUNCTIONS = (
                          "required": ["a"], "$defs": {"n": {"type": "integer"}}}),
     Function("get", {"type": "object", "additionalProperties": False}),
 )  # fmt: skip
-NOTATIONS: list[tuple[ToolCallParser, tuple[str, ...]]] = [
+NOTATIONS: list[tuple[ToolCallParser, Sequence[str]]] = [
     ("hermes", ()),
     ("llama3_json", ()),
     ("mistral", ()),
     ("mistral", ("[TOOL_CALLS]", "[ARGS]")),
+    ("deepseek_v3", ()),
+    ("deepseek_v31", make_tool_parser("deepseek_v31").special_tokens),
+    ("openai", ()),
+    ("openai", ("<|channel|>", "<|constrain|>", "<|message|>")),
+    ("granite", ("<|tool_call|>",)),
+    ("phi4_mini_json", ()),
 ]
 
 
@@ -40,7 +47,7 @@ class Bytes:
     bos_token_id = None
     is_tokenizer_wrapper = True
 
-    def __init__(self, marks: tuple[str, ...] = ()) -> None:
+    def __init__(self, marks: Sequence[str] = ()) -> None:
         self.ids = {mark: 257 + at for at, mark in enumerate(marks)}
         self.tokens = [bytes([byte]) for byte in range(256)] + [b"<eos>", *map(str.encode, marks)]
         self.special_token_ids = [256, *self.ids.values()]
@@ -57,7 +64,7 @@ class Bytes:
         return list(text.encode())
 
 
-def lets_through(form: StructuredOutputsParams, text: str, marks: tuple[str, ...] = ()) -> bool:
+def lets_through(form: StructuredOutputsParams, text: str, marks: Sequence[str] = ()) -> bool:
     """Return whether the grammar accepts the text as a whole answer."""
     vocabulary = Bytes(marks)
     matcher = LLMatcher(LLTokenizer(vocabulary), grammar_text(form), log_level=0)
@@ -170,22 +177,24 @@ def test_without_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forced(
-    name: ToolCallParser, marks: tuple[str, ...], *, is_one: bool = False
+    name: ToolCallParser, marks: Sequence[str], *, is_one: bool = False
 ) -> StructuredOutputsParams:
     notation = make_tool_parser(name).notation(marks)
+    assert notation is not None
     return notation.form(FUNCTIONS, Bytes(marks).ids, is_one=is_one)
 
 
-def written(name: ToolCallParser, marks: tuple[str, ...], calls: list[ToolCall]) -> str:
+def written(name: ToolCallParser, marks: Sequence[str], calls: list[ToolCall]) -> str:
     """Return the calls as a model with this notation writes them."""
     notation = make_tool_parser(name).notation(marks)
+    assert notation is not None
     calls_as_text = [f"{notation.head(call.name)}{call.arguments}{notation.tail}" for call in calls]
     return notation.opening + notation.between.join(calls_as_text) + notation.closing
 
 
 @given(data=st.data(), notation=st.sampled_from(NOTATIONS))
 def test_forced_calls_can_be_parsed(
-    data: st.DataObject, notation: tuple[ToolCallParser, tuple[str, ...]]
+    data: st.DataObject, notation: tuple[ToolCallParser, Sequence[str]]
 ) -> None:
     number = st.integers(-99, 99).map(lambda n: ToolCall('say "x"', f'{{"a":{n}}}'))
     call = st.just(ToolCall("get", "{}")) if "[ARGS]" in notation[1] else number
@@ -198,7 +207,7 @@ def test_forced_calls_can_be_parsed(
 
 
 @pytest.mark.parametrize("notation", NOTATIONS)
-def test_other_calls_are_rejected(notation: tuple[ToolCallParser, tuple[str, ...]]) -> None:
+def test_other_calls_are_rejected(notation: tuple[ToolCallParser, Sequence[str]]) -> None:
     for call in (ToolCall("other", "{}"), ToolCall("get", '{"a":1}'), ToolCall('say "x"', "{}")):
         assert not lets_through(forced(*notation), written(*notation, [call]), notation[1])
     assert not lets_through(forced(*notation), "So: ", notation[1])

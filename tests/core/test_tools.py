@@ -15,6 +15,17 @@ from core.text.tools.factory import make_tool_parser
 HERMES = '<tool_call>\n{"name": "f", "arguments": {"x": "\u00e9</b>"}}\n</tool_call>'
 F = ToolCall("f", '{"x":"\u00e9</b>"}')
 G = ToolCall("g", "{}")
+XML = (
+    "<tool_call>\n<function=f>\n<parameter=s>\n1\n2\n</parameter>\n<parameter=n>\n3\n</parameter>\n"
+    '<parameter=b>\nTrue\n</parameter>\n<parameter=o>\n{"a": [1]}\n</parameter>\n'
+    "<parameter=t>\nit\n</parameter>\n</function>\n</tool_call>"
+)
+X = ToolCall("f", '{"s":"1\\n2","n":3,"b":true,"o":{"a":[1]},"t":"it"}')
+BEGIN, END = "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"
+CALLS = "<\uff5ctool\u2581calls\u2581begin\uff5c>" + BEGIN
+CALLS_END, SEP = "<\uff5ctool\u2581calls\u2581end\uff5c>", "<\uff5ctool\u2581sep\uff5c>"
+CHANNEL = "<|channel|>commentary to=functions."
+ARGUMENTS = '{"x": "\u00e9</b>"}'
 CASES: list[tuple[ToolCallParser, str, list[Piece]]] = [
     ("hermes", "just <tool text", ["just <tool text"]),
     ("hermes", HERMES, [F]),
@@ -41,7 +52,47 @@ CASES: list[tuple[ToolCallParser, str, list[Piece]]] = [
     ("mistral", "[TOOL_CALLS][", ["[TOOL_CALLS]["]),
     ("mistral", "[TOOL_CALLS][]", ["[TOOL_CALLS][]"]),
     ("mistral", "plain [text]", ["plain [text]"]),
+    ("qwen3_coder", f"So: {XML}\n{XML}", ["So:", X, X]),
+    ("qwen3_coder", XML.replace("\n</parameter>", "").replace("\n</function>", ""), [X]),
+    ("qwen3_coder", "<tool_call>\n<function=g>\n</function>\n</tool_call>", [G]),
+    ("qwen3_coder", "<tool_call>f()</tool_call>", ["<tool_call>f()</tool_call>"]),
+    ("qwen3_coder", "<tool_call><function=f>x</function></tool_call>",
+     ["<tool_call><function=f>x</function></tool_call>"]),
+    ("pythonic", '[f(x="\u00e9</b>"), g()]', [F, G]),
+    ("llama4_pythonic", "<|python_start|>[g()]<|python_end|>", [G]),
+    ("pythonic", ' [a.b(x=[1, {"y": None}], y=-1.5)]\n',
+     [ToolCall("a.b", '{"x":[1,{"y":null}],"y":-1.5}')]),
+    ("pythonic", "[1] says so", ["[1] says so"]),
+    ("pythonic", "[g(1)]", ["[g(1)]"]),
+    ("pythonic", "[g(x=open())]", ["[g(x=open())]"]),
+    ("pythonic", "[g(**{})]", ["[g(**{})]"]),
+    ("pythonic", "[g()] is it", [G, " is it"]),
+    ("pythonic", "[g(x=" + "(" * 3000 + "]", ["[g(x=" + "(" * 3000 + "]"]),
+    ("deepseek_v3", f"So.{CALLS}function{SEP}f\n```json\n{ARGUMENTS}\n```{END}\n{BEGIN}function"
+     f"{SEP}g\n```json\n{{}}\n```{END}{CALLS_END}", ["So.", F, G]),
+    ("deepseek_v31", f"{CALLS}f{SEP}{ARGUMENTS}{END}{BEGIN}g{SEP}{{}}{END}{CALLS_END}!",
+     [F, G, "!"]),
+    ("deepseek_v31", f"{CALLS}g{SEP}{{}}", [G]),
+    ("deepseek_v31", f"{CALLS}g{SEP}[]{END}{CALLS_END}", [f"{CALLS}g{SEP}[]{END}{CALLS_END}"]),
+    ("openai", f"So.{CHANNEL}f <|constrain|>json<|message|>{ARGUMENTS}<|call|>", ["So.", F]),
+    ("openai", f"{CHANNEL}g<|message|>{{}}", [G]),
+    ("openai", f"{CHANNEL}g json<|message|>{{}} <|call|>{CHANNEL}g<|message|>{{}}", [G, G]),
+    ("openai", f"{CHANNEL}g<|message|>x<|call|>", [f"{CHANNEL}g<|message|>x<|call|>"]),
+    ("granite", '<|tool_call|>[{"name": "g", "arguments": {}}]', [G]),
+    ("granite", '<tool_call> [{"name": "g", "arguments": {}}, {"name": "g", "arguments": {}}]',
+     [G, G]),
+    ("granite", "<tool_call>{}", ["<tool_call>{}"]),
+    ("phi4_mini_json", 'So. functools[{"name": "g", "arguments": {}}]', ["So.", G]),
+    ("phi4_mini_json", "import functools", ["import functools"]),
+    ("phi4_mini_json", "functools is a module", ["functools is a module"]),
+    ("phi4_mini_json", "functools[]", ["functools[]"]),
+    ("phi4_mini_json", "functools[3]", ["functools[3]"]),
 ]  # fmt: skip
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {
+    "type": "object", "properties": {"s": {"type": "string"}, "n": {"type": "integer"}}
+}}}]  # fmt: skip
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
@@ -56,7 +107,7 @@ def joined(pieces: list[Piece]) -> list[Piece]:
 
 
 def taken_apart(name: ToolCallParser, texts: list[str]) -> list[Piece]:
-    parser = make_tool_parser(name)
+    parser = make_tool_parser(name, TOOLS)
     pieces = [piece for text in texts for piece in parser.push(text)]
     return joined([*pieces, *parser.flush()])
 
@@ -72,6 +123,7 @@ def test_whole_texts_and_single_letters_parse_alike(
 @given(data=st.data(), name=st.sampled_from(typing.get_args(ToolCallParser)))
 def test_text_without_a_call_is_returned_in_full(data: st.DataObject, name: ToolCallParser) -> None:
     alphabet = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "{", "}", "[", "]", "f", " ", "\n"]
+    alphabet += ["f(", ")", CALLS, CALLS_END, CHANNEL, "<|message|>", "functools", "<function=f>"]
     texts = data.draw(st.lists(st.sampled_from(alphabet), max_size=8))
     whole = "".join(texts)
     assert taken_apart(name, texts) == ([whole] if whole else [])
@@ -84,3 +136,14 @@ def test_text_before_a_call_is_not_held_back() -> None:
     assert parser.push("b>") == [" <b>"]
     assert parser.push("<tool_call>") == []
     assert parser.push(HERMES.removeprefix("<tool_call>")) == [F]
+
+
+def test_values_in_xml_without_a_schema_are_json_if_they_can_be() -> None:
+    parser = make_tool_parser("qwen3_coder", [{"type": "function"}, {"function": {"name": "f"}}])
+    (call,) = [*parser.push(XML), *parser.flush()]
+    assert call == X
+    parser = make_tool_parser("qwen3_coder")
+    text = XML.replace("\n1\n2\n", "\n12\n")
+    (call,) = [*parser.push(text), *parser.flush()]
+    assert isinstance(call, ToolCall)
+    assert call.arguments.startswith('{"s":12,')

@@ -47,7 +47,7 @@ class ChatResponse:
         choices = [
             {
                 **self._choice(index, answer.tokens),
-                "message": self._message(index, answer.text),
+                "message": self._message(index, answer.tokens),
                 "finish_reason": self._finish_reason(index, answer.finish),
             }
             for index, answer in enumerate(self._generation.answers)
@@ -77,8 +77,8 @@ class ChatResponse:
         if self._request.stream_usage.last:
             yield [self._envelope.record("chat.completion.chunk", [], usage=self._usage())]
 
-    def _message(self, index: int, text: str) -> Record:
-        message, echo = self._messages[index].full(text), self._request.echo
+    def _message(self, index: int, tokens: Sequence[TokenText]) -> Record:
+        message, echo = self._messages[index].full(tokens), self._request.echo
         return {**message, "content": f"{echo}{message['content'] or ''}"} if echo else message
 
     def _start(self, index: int) -> list[Record]:
@@ -96,8 +96,8 @@ class ChatResponse:
 
     def _message_chunks(self, delta: Delta) -> list[Record]:
         """Return the chunks with a delta's text and tool calls. The last one has the logprobs."""
-        text = "".join(token.text for token in delta.tokens)
-        parts = self._messages[delta.index].deltas(text, is_last=delta.finish is not None)
+        message = self._messages[delta.index]
+        parts = message.deltas(delta.tokens, is_last=delta.finish is not None)
         if (self._request.logprobs or self._request.shown.token_ids) and not parts:
             parts.append({})  # the tokens have logprobs even if they have no text yet
         chunks = [self._chunk(delta.index, part) for part in parts[:-1]]
@@ -122,7 +122,11 @@ class ChatResponse:
         return self._envelope.record("chat.completion.chunk", [choice], **usage_field)
 
     def _usage(self) -> Record:
-        return usage([self._generation])
+        counts = usage([self._generation])
+        num_reasoning = sum(message.num_reasoning_tokens for message in self._messages)
+        if not num_reasoning:
+            return counts
+        return {**counts, "completion_tokens_details": {"reasoning_tokens": num_reasoning}}
 
     def _choice(self, index: int, tokens: Sequence[TokenText]) -> Record:
         shows = self._request.logprobs and tokens
@@ -131,7 +135,7 @@ class ChatResponse:
 
     def _prompt_logprobs(self) -> object:
         """Return vLLM's `prompt_logprobs`; None if the request does not want them."""
-        if self._request.decoding.params.prompt_logprobs is None:
+        if self._request.turn.decoding.params.prompt_logprobs is None:
             return None
         token_ids, scores = self._generation.prompt_token_ids, self._generation.prompt_scores
         return prompt_logprobs(token_ids, scores, self._tokenizer)

@@ -14,12 +14,13 @@ from container.apis.chat.tool_choice import (
     with_allowed_tools,
     with_functions_as_tools,
 )
+from container.apis.chat.turn import Turn
 from container.apis.generation.conversation import (
     TEMPLATE_FIELDS,
     Conversation,
     read_conversation,
 )
-from container.apis.generation.sampling import Decoding, Dialect
+from container.apis.generation.sampling import Dialect
 from container.apis.openai import (
     OPENAI_FIELDS,
     Shown,
@@ -53,7 +54,9 @@ CHAT_FIELDS: Fields = {
         BOOLEAN, "With tool_choice=required: allow several calls (default true)."
     ),
     "echo": Field(BOOLEAN, "If the last message is the assistant's, return it before the answer."),
-    "include_reasoning": ignored("Reasoning stays in the text of the answer."),
+    "include_reasoning": Field(
+        BOOLEAN, "With a reasoning parser: return the reasoning too (default true)."
+    ),
     "functions": Field(OBJECTS, "OpenAI's former field for `tools`: the functions themselves."),
     "function_call": Field(
         FUNCTION_CALL, "OpenAI's former field for `tool_choice`: none, auto or a function's name."
@@ -62,7 +65,6 @@ CHAT_FIELDS: Fields = {
     "audio": unsupported(ANYTHING),
     "web_search_options": unsupported(ANYTHING),
     "prediction": ignored(),
-    "reasoning_effort": ignored("Use chat_template_kwargs for variables of the chat template."),
     "verbosity": ignored(),
 }
 
@@ -71,27 +73,17 @@ CHAT_FIELDS: Fields = {
 class ChatRequest:
     """A validated request."""
 
-    conversation: Conversation
-    decoding: Decoding
-    model: object
-    adapter: str | None
-    """The adapter that `adapters` names, which goes before `model`."""
+    turn: Turn
     uses_functions: bool
     """Whether calls are returned as OpenAI's former `function_call`."""
-    forced_calls: ForcedCalls | None
-    """The calls that the answer must consist of; None if the model is free to choose."""
     stream: bool
     stream_usage: StreamUsage
     shown: Shown
+    shows_reasoning: bool
     echo: str
     """The text to put before each answer: that of the last message if it is the assistant's."""
     logprobs: bool
     warnings: tuple[str, ...]
-
-    @property
-    def n(self) -> int:
-        """Number of choices."""
-        return self.decoding.params.n
 
 
 def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
@@ -111,21 +103,14 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
     stream_usage = read_stream_usage(values)
     choice = read_tool_choice(values)
     forced = choice if isinstance(choice, ForcedCalls) else None
-    if forced is not None and decoding.params.structured_outputs is not None:
-        raise RequestError(
-            "tool_choice", "a forced call cannot be combined with structured outputs"
-        )
     conversation = read_conversation(values, uses_tools=choice != "none")
     return ChatRequest(
-        conversation=conversation,
-        decoding=decoding,
-        model=values.get("model", None),
-        adapter=read_adapter(values),
+        turn=Turn(conversation, decoding, forced, values.get("model", None), read_adapter(values)),
         uses_functions=uses_functions,
-        forced_calls=forced,
         stream=values.get("stream", False),
         stream_usage=stream_usage,
         shown=read_shown(values),
+        shows_reasoning=values.get("include_reasoning", True),
         echo=_last_text(conversation) if values.get("echo", False) else "",
         logprobs=logprobs,
         warnings=(

@@ -165,6 +165,21 @@ def read_tool_choice(values: Values) -> Literal["none", "auto"] | ForcedCalls:
             )
 
 
+def read_tools(
+    tools: list[Mapping[str, object]], choice: object, *, is_parallel: bool
+) -> tuple[tuple[Mapping[str, object], ...], ForcedCalls | None]:
+    """Return the tools that the model may see, and the calls that it must make, or None.
+
+    For other APIs that put their fields in the form of chat completions; raises as
+    `read_tool_choice` does.
+    """
+    given = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": is_parallel}
+    values = with_allowed_tools(Values(given, ()))
+    read = read_tool_choice(values)
+    seen: list[Mapping[str, object]] = values.get("tools", [])
+    return () if read == "none" else tuple(seen), read if isinstance(read, ForcedCalls) else None
+
+
 def _find_function(name: str, tools: list[Mapping[str, Any]]) -> Function:
     for index, tool in enumerate(tools):
         match tool:

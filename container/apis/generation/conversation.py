@@ -8,7 +8,16 @@ from typing import cast
 
 from container.schema.fields import Field, Fields, Values, unsupported
 from container.schema.json_body import decode_json
-from container.schema.kinds import ANYTHING, BOOLEAN, OBJECT, OBJECTS, Schema, is_list, with_schema
+from container.schema.kinds import (
+    ANYTHING,
+    BOOLEAN,
+    OBJECT,
+    OBJECTS,
+    Kind,
+    Schema,
+    is_list,
+    with_schema,
+)
 from core.errors import RequestError
 from core.limits import MESSAGES, TOOLS
 
@@ -32,6 +41,10 @@ _MESSAGE: Schema = {
 }
 _FUNCTION_CALL_ID = "function0"
 """Former calls have no id; Mistral's chat templates need nine letters and digits."""
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+EFFORT = Kind(
+    f"one of {', '.join(_EFFORTS)}", lambda value: value in _EFFORTS, {"enum": list(_EFFORTS)}
+)
 _MESSAGES = with_schema(OBJECTS, {"minItems": 1, "items": _MESSAGE})
 
 TEMPLATE_FIELDS: Fields = {
@@ -41,6 +54,11 @@ TEMPLATE_FIELDS: Fields = {
         BOOLEAN, "End the prompt where an answer starts (default true)."
     ),
     "continue_final_message": Field(BOOLEAN, "Continue the last message instead of answering it."),
+    "reasoning_effort": Field(
+        EFFORT,
+        "How much the model reasons, for chat templates that take it; none also sets their "
+        "`enable_thinking` to false.",
+    ),
     "chat_template_kwargs": Field(OBJECT, "Further variables for the chat template."),
     "chat_template": unsupported(ANYTHING, instead="use option.chat_template"),
     "add_special_tokens": Field(
@@ -87,14 +105,31 @@ def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversatio
         add_generation_prompt=values.get("add_generation_prompt", not continues),
         continue_final_message=continues,
         add_special_tokens=values.get("add_special_tokens", False),
-        variables=values.get("chat_template_kwargs", {}),
+        variables={
+            **effort_variables(values.get("reasoning_effort", None)),
+            **values.get("chat_template_kwargs", cast(Mapping[str, object], {})),
+        },
     )
 
 
+def effort_variables(effort: str | None) -> Mapping[str, object]:
+    """Return the chat template's variables for an effort, under the names of several models."""
+    if effort is None:
+        return {}
+    thinks = effort != "none"
+    return {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
+
+
 def _message(message: Mapping[str, object], field: str) -> Mapping[str, object]:
-    """Check a message. Fields that are null are removed, as templates treat them as present."""
+    """Check a message. Fields that are null are removed, as templates treat them as present.
+
+    Templates know the reasoning of earlier answers by either of vLLM's names.
+    """
     given = {name: value for name, value in message.items() if value is not None}
     given = _in_current_format(given)
+    for name, other in (("reasoning", "reasoning_content"), ("reasoning_content", "reasoning")):
+        if name in given:
+            given.setdefault(other, given[name])
     if not isinstance(given.get("role"), str):
         raise RequestError(f"{field}.role", "expected a string such as user")
     if "content" in given:
@@ -151,7 +186,10 @@ def _tool_call(call: object, field: str) -> object:
     """Decode the arguments, a JSON string in OpenAI's format; chat templates expect an object."""
     match call:
         case {"function": {"name": str(name), "arguments": str(arguments)}}:
-            function = {"name": name, "arguments": _arguments(arguments, field)}
+            function = {
+                "name": name,
+                "arguments": read_arguments(arguments, f"{field}.function.arguments"),
+            }
             return {**cast(Mapping[str, object], call), "function": function}
         case {"function": {"name": str(), "arguments": dict()}}:
             return call
@@ -159,11 +197,12 @@ def _tool_call(call: object, field: str) -> object:
             raise RequestError(f"{field}.function", "expected an object with name and arguments")
 
 
-def _arguments(text: str, field: str) -> object:
+def read_arguments(text: str, field: str) -> object:
+    """Decode a call's arguments. Raises RequestError, naming `field`, for other than an object."""
     try:
-        arguments = decode_json(text.encode() or b"{}", f"{field}.function.arguments")
+        arguments = decode_json(text.encode() or b"{}", field)
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
-        raise RequestError(f"{field}.function.arguments", "expected a JSON object as a string")
+        raise RequestError(field, "expected a JSON object as a string")
     return cast(dict[str, object], arguments)

@@ -37,6 +37,11 @@ class Prompting:
         self._max_model_len = max_model_len
         self._helper = helper
 
+    @property
+    def template_text(self) -> str:
+        """The source of the chat template; '' if the model has none."""
+        return self._template.source.source if self._template else ""
+
     def check_length(self, text: str, field: str) -> None:
         """Raise RequestError, naming `field`, if the text is too long however it is tokenized."""
         max_model_len = self._max_model_len()

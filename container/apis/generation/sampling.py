@@ -70,6 +70,9 @@ SAMPLING_FIELDS: Fields = {
     "spaces_between_special_tokens": Field(
         BOOLEAN, "Put spaces between special tokens (default true)."
     ),
+    "detokenize": Field(
+        BOOLEAN, "false: return token ids without text, which is then empty (default true)."
+    ),
     "priority": Field(
         INTEGER, "Requests with lower values are admitted first and preempted last (default 0)."
     ),
@@ -102,6 +105,15 @@ SAMPLING_FIELDS: Fields = {
     ),
     **STRUCTURED_OUTPUT_FIELDS,
 }
+
+_ONLY_OF_CHOICES = {
+    "n", "num_return_sequences", "best_of", "num_beams", "use_beam_search", "length_penalty",
+    "early_stopping", "prompt_logprobs", "detokenize",
+}  # fmt: skip
+ONE_ANSWER_FIELDS: Fields = {
+    name: field for name, field in SAMPLING_FIELDS.items() if name not in _ONLY_OF_CHOICES
+}
+"""For APIs whose responses are one answer, and only its text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""The bytes of a stream: JSON lines or server-sent events."""
+"""The bytes of a stream: JSON lines or server-sent events.
+
+The events of `named_sse` have the `type` of their record as their name.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from container.apis.generation.response import ApiResponse, Record
 from container.http.deadline import ClientGoneError
 from container.http.failures import describe
 
-StreamFormat = Literal["jsonlines", "sse"]
+StreamFormat = Literal["jsonlines", "sse", "named_sse"]
 MIMETYPES: Mapping[StreamFormat, str] = {
     "jsonlines": "application/jsonlines",
     "sse": "text/event-stream",
+    "named_sse": "text/event-stream",
 }
 _DONE = b"data: [DONE]\n\n"
 
@@ -46,4 +50,7 @@ def _encode(record: Record | str, stream_format: StreamFormat) -> bytes:
     if isinstance(record, str):
         return record.rstrip("\n").encode() + (b"\n\n" if stream_format == "sse" else b"\n")
     data = msgspec.json.encode(record)
-    return b"data: " + data + b"\n\n" if stream_format == "sse" else data + b"\n"
+    if stream_format == "jsonlines":
+        return data + b"\n"
+    name = f"event: {record['type']}\n" if stream_format == "named_sse" else ""
+    return name.encode() + b"data: " + data + b"\n\n"

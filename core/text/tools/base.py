@@ -32,8 +32,11 @@ class ToolParser(Protocol):
     special_tokens: Sequence[str]
     """Special tokens of the format. Detokenization must keep them."""
 
-    def notation(self, special_tokens: Collection[str]) -> Notation:
-        """Return how a model writes calls whose vocabulary has these special tokens."""
+    def notation(self, special_tokens: Collection[str]) -> Notation | None:
+        """Return how a model writes calls whose vocabulary has these special tokens.
+
+        None if the format does not write arguments as JSON.
+        """
         ...
 
     def push(self, text: str) -> list[Piece]:
@@ -54,15 +57,19 @@ class SectionParser(ABC):
     """
 
     mark: str
+    other_marks: Sequence[str] = ()
+    """Marks of other versions of the format."""
     special_tokens: Sequence[str] = ()
 
     def __init__(self) -> None:
         self._held = ""
+        self._marks = (self.mark, *self.other_marks)
+        self._found = self.mark
         self._in_section = False
         self._has_called = False
 
     @abstractmethod
-    def notation(self, special_tokens: Collection[str]) -> Notation:
+    def notation(self, special_tokens: Collection[str]) -> Notation | None:
         """See `ToolParser.notation`."""
 
     @abstractmethod
@@ -90,11 +97,11 @@ class SectionParser(ABC):
                 pieces += self._text_before_mark()
             if not self._in_section:
                 return pieces
-            spaces, _, section = self._held.partition(self.mark)
+            spaces, _, section = self._held.partition(self._found)
             try:
                 taken = self.take(section, is_last=is_last)
             except ValueError:
-                pieces.append(spaces + self.mark)
+                pieces.append(spaces + self._found)
                 self._held = section
             else:
                 if taken is None:
@@ -106,11 +113,12 @@ class SectionParser(ABC):
 
     def _text_before_mark(self) -> list[Piece]:
         """Release what is certainly text. Holds back trailing spaces, which may precede a mark."""
-        at = self._held.find(self.mark)
-        self._in_section = at >= 0
-        end = at
-        if not self._in_section:
-            end = len(self._held) - partial_match_length(self._held, [self.mark])
+        found = [(at, mark) for mark in self._marks if (at := self._held.find(mark)) >= 0]
+        self._in_section = bool(found)
+        if found:
+            end, self._found = min(found)
+        else:
+            end = len(self._held) - partial_match_length(self._held, self._marks)
         text = self._held[:end].rstrip()
         self._held = self._held[len(text) :]
         return [text] if text else []

@@ -1,0 +1,149 @@
+"""The assistant's next turn of a conversation: what every API for conversations asks of the model.
+
+Chat completions, OpenAI's responses and Anthropic's messages turn their bodies into a `Turn` and
+format what `Assistant.start` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from container.apis.chat.tool_choice import ForcedCalls
+from container.apis.generation.conversation import Conversation
+from container.apis.generation.generation import Generation
+from container.apis.generation.sampling import Decoding
+from container.apis.generation.service import GenerationService
+from container.http.request_context import RequestContext
+from core.errors import RequestError
+from core.options import ReasoningParserName, ToolCallParser
+from core.text.answer_parser import AnswerParser
+from core.text.reasoning.base import ReasoningParser
+from core.text.reasoning.factory import find_reasoning_parser, make_reasoning_parser
+from core.text.tools.base import ToolParser
+from core.text.tools.factory import make_tool_parser
+
+DEFAULT_TOOL_PARSER: ToolCallParser = "llama3_json"
+"""For forced calls, which are plain JSON and nothing else without option.tool_call_parser, or if
+the model's own format does not write arguments as JSON."""
+_END_TOKENS = 16
+"""Tokens at the end of a prompt that hold the tags of the reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A conversation, and how the model is to continue it.
+
+    Raises RequestError if both a call and a format of the answer are forced.
+    """
+
+    conversation: Conversation
+    decoding: Decoding
+    forced_calls: ForcedCalls | None
+    """The calls that the answer must consist of; None if the model is free to choose."""
+    model: object
+    """The client's `model`, which may name an adapter."""
+    adapter: str | None = None
+    """The adapter that the body names, which goes before `model`."""
+
+    def __post_init__(self) -> None:
+        if self.forced_calls is not None and self.decoding.params.structured_outputs is not None:
+            raise RequestError(
+                "tool_choice", "a forced call cannot be combined with structured outputs"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class StartedTurn:
+    """A turn that the engine works on."""
+
+    generation: Generation
+    parsers: Sequence[AnswerParser]
+    """One for each answer."""
+    model: str
+    """The name of the adapter or the model, for the response."""
+
+
+class Assistant:
+    """Starts the turns of conversations."""
+
+    def __init__(self, service: GenerationService) -> None:
+        self._service = service
+        self._reasoning: ReasoningParserName | None = _reasoning_parser(service)
+
+    def start(self, context: RequestContext, turn: Turn) -> StartedTurn:
+        """Render and tokenize the conversation, and submit it to the engine.
+
+        Raises RequestError if the request asks for something that the model or the options do not
+        have, or is too long.
+        """
+        service, prompting = self._service, self._service.prompting
+        adapter = service.adapter(context, turn.adapter, turn.model)
+        tools = self._tool_parsers(turn)
+        prompt = prompting.encode_chat(turn.conversation, size=len(context.body))
+        marks = prompting.tokenizer.ids_of(tools[0].special_tokens) if tools[0] else {}
+        decoding = service.with_checked_grammar(self._decoding(turn, tools[0], marks))
+        decoding = service.with_tokenized_words(decoding)
+        reasoning = self._reasoning_parsers(turn, decoding, prompt)
+        tags = prompting.tokenizer.ids_of(reasoning[0].special_tokens) if reasoning[0] else {}
+        (generation,) = service.start(
+            context, [prompt], decoding, adapter=adapter, keep={*marks.values(), *tags.values()}
+        )
+        parsers = [AnswerParser(*pair) for pair in zip(reasoning, tools, strict=True)]
+        return StartedTurn(generation, parsers, adapter or service.model_name)
+
+    def _reasoning_parsers(
+        self, turn: Turn, decoding: Decoding, prompt: Sequence[int]
+    ) -> Sequence[ReasoningParser | None]:
+        """Return a parser for each answer.
+
+        They are None if answers cannot reason: if a format is set from their first token on, or if
+        they continue a message.
+        """
+        params, name = decoding.params, self._reasoning
+        is_bound = params.structured_outputs is not None or turn.conversation.continue_final_message
+        if name is None or is_bound:
+            return [None] * params.n
+        end = self._service.prompting.decode(prompt[-_END_TOKENS:])
+        return [make_reasoning_parser(name, end) for _ in range(params.n)]
+
+    def _tool_parsers(self, turn: Turn) -> Sequence[ToolParser | None]:
+        """Return a parser for each answer; None for each if the request has no tools."""
+        num_answers = turn.decoding.params.n
+        if not turn.conversation.tools:
+            return [None] * num_answers
+        name = self._service.options.tool_call_parser
+        if name is None and turn.forced_calls is None:
+            raise RequestError(
+                "tools",
+                "set option.tool_call_parser to the format in which the model writes tool calls",
+            )
+        name = name or DEFAULT_TOOL_PARSER
+        if turn.forced_calls is not None and make_tool_parser(name).notation(()) is None:
+            name = DEFAULT_TOOL_PARSER
+        return [make_tool_parser(name, turn.conversation.tools) for _ in range(num_answers)]
+
+    def _decoding(
+        self, turn: Turn, parser: ToolParser | None, marks: Mapping[str, int]
+    ) -> Decoding:
+        """Return the turn's decoding, with forced calls turned into structured outputs.
+
+        `marks` are the special tokens of the call format that the vocabulary has, with their ids.
+        """
+        calls = turn.forced_calls
+        if calls is None or parser is None:
+            return turn.decoding
+        is_special = self._service.prompting.tokenizer.is_special
+        special = {text: token_id for text, token_id in marks.items() if is_special(token_id)}
+        notation = parser.notation(marks)
+        assert notation is not None, "_tool_parsers chose a parser that has one"
+        form = notation.form(calls.functions, special, is_one=calls.is_one)
+        return turn.decoding.with_structured_outputs(form, "tools")
+
+
+def _reasoning_parser(service: GenerationService) -> ReasoningParserName | None:
+    """Return the model's reasoning parser; None if reasoning stays in the content."""
+    choice = service.options.reasoning_parser
+    if choice == "auto":
+        return find_reasoning_parser(service.prompting.template_text)
+    return None if choice == "none" else choice

@@ -1,0 +1,46 @@
+"""Anthropic's messages API: POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from flask import Flask, Response
+
+from container.apis.chat.turn import Assistant
+from container.apis.generation.service import GenerationService
+from container.apis.messages.response import MessagesResponse
+from container.apis.messages.schema import read_count_request, read_messages_request
+from container.http.request_context import request_context
+from container.http.service import json_response
+
+
+class MessagesRoutes:
+    """The routes of the messages API; clients use the `base_url` http://HOST:PORT."""
+
+    def __init__(self, service: GenerationService) -> None:
+        self._service = service
+        self._assistant = Assistant(service)
+
+    def add_to(self, app: Flask) -> None:
+        """Add the routes to the app."""
+        app.add_url_rule("/v1/messages", view_func=self.create_message, methods=["POST"])
+        app.add_url_rule("/v1/messages/count_tokens", view_func=self.count_tokens, methods=["POST"])
+
+    def create_message(self) -> Response:
+        """Handle POST /v1/messages."""
+        context = request_context()
+        body = context.json_fields()
+        request = context.checked(lambda: read_messages_request(body))
+        context.warn(request.warnings)
+        started = self._assistant.start(context, request.turn)
+        response = MessagesResponse(started, f"msg_{request.request_id or context.id}")
+        return self._service.send(
+            context, response, stream=request.stream, stream_format="named_sse"
+        )
+
+    def count_tokens(self) -> Response:
+        """Handle POST /v1/messages/count_tokens."""
+        context = request_context()
+        body = context.json_fields()
+        conversation, warnings = context.checked(lambda: read_count_request(body))
+        context.warn(warnings)
+        tokens = self._service.prompting.encode_chat(conversation, size=len(context.body))
+        return json_response({"input_tokens": len(tokens)})

@@ -1,0 +1,256 @@
+"""The request fields of Anthropic's messages API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from container.apis.chat.tool_choice import ForcedCalls, read_tools
+from container.apis.chat.turn import Turn
+from container.apis.generation.conversation import (
+    EFFORT,
+    TEMPLATE_FIELDS,
+    Conversation,
+    effort_variables,
+)
+from container.apis.generation.sampling import (
+    ONE_ANSWER_FIELDS,
+    Decoding,
+    Dialect,
+    read_decoding,
+)
+from container.apis.messages.content import read_messages
+from container.apis.openai import OPENAI_FIELDS, read_adapter, read_request_id
+from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
+from container.schema.kinds import (
+    ANYTHING,
+    BOOLEAN,
+    INTEGER,
+    OBJECT,
+    OBJECTS,
+    STRINGS,
+    Kind,
+    with_schema,
+)
+from core.errors import RequestError
+from core.limits import MESSAGES, TOOLS
+from core.structured_outputs import StructuredOutputsParams
+
+_DIALECT = Dialect(prompt="messages", names={"stop": "stop_sequences"})
+_CHOICES: Mapping[object, str] = {"auto": "auto", "any": "required", "none": "none"}
+"""Anthropic's tool choices, with the names that chat completions have for them."""
+_NAMED_TOOL = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "type": {"const": "custom"},
+        "input_schema": {"type": "object", "properties": {"type": {"const": "object"}}},
+    },
+    "required": ["name"],
+}
+_MESSAGE = {
+    "type": "object",
+    "properties": {"role": {"enum": ["user", "assistant"]}, "content": {"type": "string"}},
+    "required": ["role", "content"],
+}
+_SYSTEM = Kind(
+    "a string or a list of text blocks",
+    lambda value: isinstance(value, str | list),
+    {"type": "string"},
+)
+_THINKING_KINDS = ("enabled", "adaptive", "disabled")
+_THINKING: Fields = {
+    "type": Field(ANYTHING, "enabled, adaptive or disabled."),
+    "budget_tokens": ignored(),
+    "display": ignored(),
+}
+_OUTPUT: Fields = {
+    "effort": Field(EFFORT, "How much the model reasons."),
+    "format": Field(OBJECT, "json_schema: the format of the answer."),
+}
+
+COUNT_FIELDS: Fields = {
+    "model": OPENAI_FIELDS["model"],
+    "messages": Field(
+        with_schema(OBJECTS, {"minItems": 1, "items": _MESSAGE}),
+        "The conversation, oldest message first. If the last one is the assistant's, the answer "
+        "continues it.",
+        limit=MESSAGES,
+    ),
+    "system": Field(_SYSTEM, "The system message."),
+    "tools": Field(
+        with_schema(OBJECTS, {"items": _NAMED_TOOL}),
+        "Functions that the model may call.",
+        limit=TOOLS,
+    ),
+    "tool_choice": Field(
+        with_schema(OBJECT, {"properties": {"type": {"enum": ["auto", "none"]}}}),
+        "auto, any, none, or the tool to call.",
+    ),
+    "thinking": Field(
+        with_schema(OBJECT, {"properties": {"type": {"enum": list(_THINKING_KINDS)}}}),
+        "enabled, adaptive or disabled: whether the model reasons, if its chat template can say.",
+    ),
+    "output_config": Field(
+        with_schema(OBJECT, {"properties": {"effort": EFFORT.schema, "format": {"type": "null"}}}),
+        "effort: how much the model reasons; format: a JSON Schema for the answer.",
+    ),
+    "chat_template_kwargs": TEMPLATE_FIELDS["chat_template_kwargs"],
+    "cache_control": ignored("Equal prefixes always share their cache."),
+    "metadata": ignored(),
+    "service_tier": ignored(),
+    "inference_geo": ignored(),
+    "speed": ignored(),
+    "diagnostics": ignored(),
+    "container": unsupported(ANYTHING),
+    "context_management": unsupported(ANYTHING),
+    "mcp_servers": unsupported(ANYTHING, []),
+}
+_SHARED = (
+    "adapters", "truncate_prompt_tokens", "request_id", "ignore_eos", "logits_processors",
+    "vllm_xargs", "kv_transfer_params",
+)  # fmt: skip
+"""The fields of chat completions that messages have too."""
+
+MESSAGES_FIELDS: Fields = {
+    **ONE_ANSWER_FIELDS,
+    **COUNT_FIELDS,
+    **{name: OPENAI_FIELDS[name] for name in _SHARED},
+    "max_tokens": Field(
+        INTEGER, "Maximum number of generated tokens (default: the rest of the context)."
+    ),
+    "stop_sequences": Field(STRINGS, "Stop strings: they end the answer and are not part of it."),
+    "stream": Field(BOOLEAN, "Stream the message as named server-sent events."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesRequest:
+    """A validated request."""
+
+    turn: Turn
+    stream: bool
+    request_id: str | None
+    warnings: tuple[str, ...]
+
+
+def read_messages_request(body: Mapping[str, object]) -> MessagesRequest:
+    """Validate a request. Raises RequestError naming the first bad field."""
+    values = read_fields(body, MESSAGES_FIELDS)
+    conversation, forced, warnings = _conversation(values)
+    decoding = _decoding(values)
+    return MessagesRequest(
+        turn=Turn(conversation, decoding, forced, values.get("model", None), read_adapter(values)),
+        stream=values.get("stream", False),
+        request_id=read_request_id(values),
+        warnings=(*values.warnings, *warnings, *decoding.warnings),
+    )
+
+
+def read_count_request(body: Mapping[str, object]) -> tuple[Conversation, tuple[str, ...]]:
+    """Return the conversation to count and the warnings. Raises as `read_messages_request`."""
+    values = read_fields(body, COUNT_FIELDS)
+    conversation, _, warnings = _conversation(values)
+    return conversation, (*values.warnings, *warnings)
+
+
+def _conversation(values: Values) -> tuple[Conversation, ForcedCalls | None, tuple[str, ...]]:
+    """Return the conversation, the calls that are forced, and warnings."""
+    given: list[Mapping[str, Any]] = values.get("messages", [])
+    if not given:
+        raise RequestError("messages", "expected at least one message")
+    thinking = read_fields(values.get("thinking", {}), _THINKING, "thinking.")
+    output = read_fields(values.get("output_config", {}), _OUTPUT, "output_config.")
+    tools, forced = _tools(values)
+    continues = given[-1].get("role") == "assistant"
+    conversation = Conversation(
+        messages=read_messages(given, values.get("system", "")),
+        tools=tools,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        add_special_tokens=False,
+        variables={
+            **effort_variables(output.get("effort", None)),
+            **_thinking_variables(thinking),
+            **values.get("chat_template_kwargs", cast(Mapping[str, object], {})),
+        },
+    )
+    return conversation, forced, (*thinking.warnings, *output.warnings)
+
+
+def _thinking_variables(thinking: Values) -> Mapping[str, object]:
+    kind: object = thinking.get("type", None)
+    if kind is None:
+        return {}
+    if kind not in _THINKING_KINDS:
+        raise RequestError("thinking.type", f"expected one of {', '.join(_THINKING_KINDS)}")
+    return {"enable_thinking": kind != "disabled", "thinking": kind != "disabled"}
+
+
+def _tools(values: Values) -> tuple[tuple[Mapping[str, object], ...], ForcedCalls | None]:
+    """Return the tools in the form of chat completions, and the calls that are forced."""
+    tools: list[Mapping[str, Any]] = values.get("tools", [])
+    choice: Mapping[str, Any] = values.get("tool_choice", {"type": "auto"})
+    return read_tools(
+        [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
+        _choice(choice),
+        is_parallel=choice.get("disable_parallel_tool_use") is not True,
+    )
+
+
+def _tool(tool: Mapping[str, Any], field: str) -> Mapping[str, object]:
+    if tool.get("type", "custom") != "custom":
+        kind = tool["type"]
+        raise RequestError(f"{field}.type", f"{kind!s:.50} is not supported; only custom is")
+    if not isinstance(tool.get("name"), str):
+        raise RequestError(f"{field}.name", "expected a string")
+    if not isinstance(tool.get("input_schema"), dict | None):
+        raise RequestError(f"{field}.input_schema", "expected a JSON Schema of an object")
+    given = {
+        "name": tool["name"],
+        "description": tool.get("description"),
+        "parameters": tool.get("input_schema"),
+    }
+    function = {name: value for name, value in given.items() if value is not None}
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: Mapping[str, Any]) -> object:
+    """Return a tool choice in the form of chat completions."""
+    match choice:
+        case {"type": "tool", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "auto" | "any" | "none" as kind}:
+            return _CHOICES[kind]
+        case _:
+            raise RequestError(
+                "tool_choice",
+                'expected the type auto, any or none, or {"type": "tool", "name":...}',
+            )
+
+
+def _decoding(values: Values) -> Decoding:
+    decoding = read_decoding(
+        values,
+        _DIALECT,
+        max_tokens=values.get("max_tokens", None),
+        stop=tuple(values.get("stop_sequences", cast(list[str], []))),
+        temperature=values.get("temperature", 1.0),
+        ignore_eos=values.get("ignore_eos", False),
+        truncate_prompt_tokens=values.get("truncate_prompt_tokens", None),
+    )
+    output: Mapping[str, Any] = values.get("output_config", {})
+    match output.get("format"):
+        case None:
+            return decoding
+        case {"type": "json_schema", "schema": dict()}:
+            schema = msgspec.json.encode(output["format"]["schema"]).decode()
+        case _:
+            raise RequestError("output_config.format", "expected the type json_schema and a schema")
+    if decoding.params.structured_outputs is not None:
+        raise RequestError("output_config.format", "cannot be combined with structured outputs")
+    form = StructuredOutputsParams(json=schema)
+    return decoding.with_structured_outputs(form, "output_config.format")

@@ -1,0 +1,135 @@
+"""The `input` of a response: items, turned into the messages of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from container.apis.generation.conversation import read_arguments
+from container.schema.kinds import Kind, is_list
+from core.errors import RequestError
+
+INPUT = Kind(
+    "a string or a list of objects",
+    lambda value: (
+        isinstance(value, str) or (is_list(value) and all(isinstance(item, dict) for item in value))
+    ),
+    {
+        "anyOf": [
+            {"type": "string"},
+            {
+                "type": "array",
+                "minItems": 1,
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "type": {"const": "message"},
+                        "role": {"enum": ["user", "assistant", "system", "developer"]},
+                        "content": {"type": "string"},
+                    },
+                    "required": ["role", "content"],
+                },
+            },
+        ]
+    },
+)
+_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+
+
+def read_input(
+    given: str | Sequence[Mapping[str, Any]], instructions: str | None
+) -> tuple[Mapping[str, object], ...]:
+    """Return the messages. `instructions` and a first item of the system are one message.
+
+    Raises RequestError that names the first bad item.
+    """
+    conversation = _Messages()
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not items:
+        raise RequestError("input", "expected a string or at least one item")
+    for index, item in enumerate(items):
+        conversation.add(item, f"input[{index}]")
+    messages = conversation.messages
+    if instructions:
+        is_system = messages[0]["role"] == "system"
+        first = f"{instructions}\n\n{messages.pop(0)['content']}" if is_system else instructions
+        messages.insert(0, {"role": "system", "content": first})
+    return tuple(messages)
+
+
+class _Messages:
+    """Collects messages. Reasoning, text and calls of one turn become one message."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def add(self, item: Mapping[str, Any], field: str) -> None:
+        match item.get("type", "message"):
+            case "message":
+                self._message(item, field)
+            case "function_call":
+                self._call(item, field)
+            case "function_call_output":
+                call_id = _string(item, "call_id", field)
+                content = _text(item.get("output"), f"{field}.output")
+                self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+            case "reasoning":
+                name = "content" if item.get("content") else "summary"
+                reasoning = _text(item.get(name), f"{field}.{name}")
+                self.messages.append(
+                    {"role": "assistant", "reasoning": reasoning, "reasoning_content": reasoning,
+                     "content": ""}
+                )  # fmt: skip
+            case "item_reference":
+                raise RequestError(f"{field}.type", "nothing is stored; send the item itself")
+            case kind:
+                raise RequestError(f"{field}.type", f"{kind!s:.50} is not supported")
+
+    def _message(self, item: Mapping[str, Any], field: str) -> None:
+        role = _ROLES.get(_string(item, "role", field))
+        if role is None:
+            raise RequestError(f"{field}.role", f"expected one of {', '.join(_ROLES)}")
+        content = _text(item.get("content"), f"{field}.content")
+        last = self.messages[-1] if self.messages else {}
+        if role == "assistant" and "reasoning" in last and not last["content"]:
+            last["content"] = content
+        else:
+            self.messages.append({"role": role, "content": content})
+
+    def _call(self, item: Mapping[str, Any], field: str) -> None:
+        arguments = read_arguments(_string(item, "arguments", field), f"{field}.arguments")
+        function = {"name": _string(item, "name", field), "arguments": arguments}
+        id = _string(item, "call_id", field)
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": ""})
+        calls = self.messages[-1].setdefault("tool_calls", [])
+        calls.append({"id": id, "type": "function", "function": function})
+
+
+def _string(item: Mapping[str, Any], name: str, field: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise RequestError(f"{field}.{name}", "expected a string")
+    return value
+
+
+def _text(content: object, field: str) -> str:
+    """Return the text of a content, which is a string or a list of parts."""
+    if isinstance(content, str):
+        return content
+    if not is_list(content):
+        raise RequestError(field, "expected a string or a list of text parts")
+    return "\n".join(_part(part, f"{field}[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: object, field: str) -> str:
+    match part:
+        case {"type": "refusal", "refusal": str(text)}:
+            return text
+        case {"type": str(kind), "text": str(text)} if kind in _TEXT_PARTS:
+            return text
+        case {"type": str(kind)} if kind not in _TEXT_PARTS:
+            raise RequestError(f"{field}.type", f"{kind:.50} is not supported; only text is")
+        case _:
+            raise RequestError(field, 'expected a part such as {"type": "input_text", "text": ""}')

@@ -1,0 +1,180 @@
+"""Responses of OpenAI's responses API: one document, or the events of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from container.apis.chat.blocks import Block, BlockKind, Blocks
+from container.apis.chat.turn import StartedTurn
+from container.apis.generation.response import Record
+from container.apis.responses.schema import ResponsesRequest
+from container.http.failures import Failure
+from core.sampling import Finish
+
+_PARTS: Mapping[BlockKind, str] = {"text": "output_text", "reasoning": "reasoning_text"}
+"""The type of the only content part of an item, which also names its events."""
+_ITEM_PREFIXES: Mapping[BlockKind, str] = {"text": "msg", "reasoning": "rs", "call": "fc"}
+
+
+class ResponsesResponse:
+    """Formats the only answer of a turn: each block is an item of the output."""
+
+    ends_with_done = False
+
+    def __init__(
+        self, started: StartedTurn, request: ResponsesRequest, id: str, created_at: int
+    ) -> None:
+        """created_at: seconds since 1970."""
+        self._generation = started.generation
+        self._parser = started.parsers[0]
+        self._request = request
+        self._id = id
+        self._blocks = Blocks(self)
+        self._finish: Finish | None = None
+        self._num_events = 0
+        self._envelope: Record = {
+            "id": id, "object": "response", "created_at": created_at, "model": started.model,
+            **request.echo,
+        }  # fmt: skip
+
+    def full(self) -> object:
+        """Run the generation and return the `response` object."""
+        self._generation.run()
+        (answer,) = self._generation.answers
+        self._finish = answer.finish
+        self._blocks.push(self._parser.push(answer.tokens, is_last=True), is_last=True)
+        return self._ended()
+
+    def chunks(self) -> Iterator[list[Record]]:
+        """Yield the events: the response begins, its items come one by one, it is complete."""
+        has_begun = False
+        for delta in self._generation.deltas():
+            records = [] if has_begun else self._begin()
+            has_begun, is_last = True, delta.finish is not None
+            self._finish = delta.finish
+            pieces = self._parser.push(delta.tokens, is_last=is_last)
+            records += self._blocks.push(pieces, is_last=is_last)
+            if is_last:
+                response = self._ended()
+                records.append(self._event(f"response.{response['status']}", response=response))
+            yield records
+
+    def failure(self, failure: Failure) -> Record:
+        error = {"code": "server_error", "message": failure.message}
+        response = {**self._document("failed"), "error": error}
+        return self._event("response.failed", response=response)
+
+    def abort(self) -> None:
+        self._generation.abort()
+
+    def opened(self, block: Block) -> list[Record]:
+        """See `BlockEvents`."""
+        item = {**self._item(block, "in_progress"), **({} if block.kind == "call" else _EMPTY)}
+        added = self._event("response.output_item.added", output_index=block.index, item=item)
+        if block.kind == "call":
+            return [added]
+        return [added, self._of_part("response.content_part.added", block, part=_part(block))]
+
+    def grown(self, block: Block, text: str) -> list[Record]:
+        """See `BlockEvents`."""
+        if block.kind == "call":
+            return [self._of_item("response.function_call_arguments.delta", block, delta=text)]
+        name = f"response.{_PARTS[block.kind]}.delta"
+        return [self._of_part(name, block, delta=text, **_logprobs(block))]
+
+    def closed(self, block: Block) -> list[Record]:
+        """See `BlockEvents`."""
+        if block.kind == "call":
+            arguments = {"name": block.name, "arguments": block.text}
+            events = [self._of_item("response.function_call_arguments.done", block, **arguments)]
+        else:
+            name = f"response.{_PARTS[block.kind]}.done"
+            events = [
+                self._of_part(name, block, text=block.text, **_logprobs(block)),
+                self._of_part("response.content_part.done", block, part=_part(block)),
+            ]
+        item = self._item(block, self._item_status(block))
+        done = self._event("response.output_item.done", output_index=block.index, item=item)
+        return [*events, done]
+
+    def _begin(self) -> list[Record]:
+        names = ("response.created", "response.in_progress")
+        return [self._event(name, response=self._document("in_progress")) for name in names]
+
+    def _ended(self) -> Record:
+        """Return the document of an answer that has ended."""
+        if self._finish == Finish.LENGTH:
+            details = {"reason": "max_output_tokens"}
+            return {**self._document("incomplete"), "incomplete_details": details}
+        return self._document("completed")
+
+    def _document(self, status: str) -> Record:
+        """Return the document, with its items unless the answer has just begun."""
+        blocks = [] if status == "in_progress" else self._blocks.all
+        return {
+            **self._envelope,
+            "status": status,
+            "output": [self._item(block, self._item_status(block)) for block in blocks],
+            "usage": self._usage() if self._finish is not None else None,
+        }
+
+    def _usage(self) -> Record:
+        num_input = len(self._generation.prompt_token_ids)
+        num_output = self._generation.num_generated_tokens
+        return {
+            "input_tokens": num_input,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": num_output,
+            "output_tokens_details": {"reasoning_tokens": self._parser.num_reasoning_tokens},
+            "total_tokens": num_input + num_output,
+        }
+
+    def _item_status(self, block: Block) -> str:
+        """Return the status of an item that has ended; the last one of a cut answer is cut too."""
+        is_last = block.index == len(self._blocks.all) - 1
+        return "incomplete" if is_last and self._finish == Finish.LENGTH else "completed"
+
+    def _item(self, block: Block, status: str) -> Record:
+        """Return the output item of a block."""
+        item: Record = {"id": self._item_id(block), "status": status}
+        match block.kind:
+            case "reasoning":
+                return {**item, "type": "reasoning", "summary": [], "content": [_part(block)]}
+            case "text":
+                content = [_part(block)]
+                return {**item, "type": "message", "role": "assistant", "content": content}
+            case "call":
+                call_id = self._item_id(block).replace("fc", "call", 1)
+                return {
+                    **item, "type": "function_call", "call_id": call_id,
+                    "name": block.name, "arguments": block.text,
+                }  # fmt: skip
+
+    def _item_id(self, block: Block) -> str:
+        return f"{_ITEM_PREFIXES[block.kind]}_{self._id.removeprefix('resp_')}_{block.index}"
+
+    def _of_part(self, event: str, block: Block, /, **fields: object) -> Record:
+        return self._of_item(event, block, content_index=0, **fields)
+
+    def _of_item(self, event: str, block: Block, /, **fields: object) -> Record:
+        item_id = self._item_id(block)
+        return self._event(event, item_id=item_id, output_index=block.index, **fields)
+
+    def _event(self, event: str, /, **fields: object) -> Record:
+        number = self._num_events
+        self._num_events += 1
+        return {"type": event, "sequence_number": number, **fields}
+
+
+_EMPTY: Record = {"content": []}
+"""The content of an item before its first part."""
+
+
+def _part(block: Block) -> Record:
+    part: Record = {"type": _PARTS[block.kind], "text": block.text, **_logprobs(block)}
+    return {**part, "annotations": []} if block.kind == "text" else part
+
+
+def _logprobs(block: Block) -> Record:
+    """Return the field of OpenAI's text that clients expect to be there, always empty here."""
+    return {"logprobs": []} if block.kind == "text" else {}

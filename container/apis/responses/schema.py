@@ -1,0 +1,288 @@
+"""The request fields of OpenAI's responses API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from container.apis.chat.tool_choice import ForcedCalls, read_tools
+from container.apis.chat.turn import Turn
+from container.apis.generation.conversation import (
+    EFFORT,
+    TEMPLATE_FIELDS,
+    Conversation,
+    effort_variables,
+)
+from container.apis.generation.response import Record
+from container.apis.generation.sampling import (
+    ONE_ANSWER_FIELDS,
+    Decoding,
+    Dialect,
+    read_decoding,
+)
+from container.apis.openai import OPENAI_FIELDS, read_adapter, read_request_id
+from container.apis.responses.input import INPUT, read_input
+from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
+from container.schema.kinds import (
+    ANYTHING,
+    BOOLEAN,
+    INTEGER,
+    OBJECT,
+    OBJECTS,
+    STRING,
+    STRINGS,
+    Kind,
+    with_schema,
+)
+from core.errors import RequestError
+from core.limits import MESSAGES, TOOLS
+from core.structured_outputs import StructuredOutputsParams
+
+_DIALECT = Dialect(prompt="input", names={"max_tokens": "max_output_tokens"})
+_NOT_STORED = "send the whole conversation as input, since nothing is stored"
+_LOGPROBS = "message.output_text.logprobs"
+_TOOL_CHOICE = Kind(
+    "none, auto, required, a function or allowed_tools",
+    lambda value: isinstance(value, str | dict),
+    {
+        "anyOf": [
+            {"enum": ["none", "auto"]},
+            {
+                "type": "object",
+                "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
+                "required": ["type", "name"],
+            },
+        ]
+    },
+)
+_TOOLS = with_schema(
+    OBJECTS,
+    {
+        "items": {
+            "type": "object",
+            "properties": {
+                "type": {"const": "function"},
+                "name": {"type": "string"},
+                "parameters": {"type": "object"},
+            },
+            "required": ["type", "name"],
+        }
+    },
+)
+_TEXT: Fields = {
+    "format": Field(OBJECT, "text, json_object or json_schema: the format of the answer."),
+    "verbosity": ignored(),
+}
+_REASONING: Fields = {
+    "effort": Field(EFFORT, "How much the model reasons."),
+    **dict.fromkeys(("summary", "generate_summary", "context", "mode"), ignored()),
+}
+_SHARED = (
+    "stop", "ignore_eos", "model", "adapters", "truncate_prompt_tokens", "request_id",
+    "logits_processors", "vllm_xargs", "kv_transfer_params", "user", "service_tier",
+    "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "aws_region_name",
+)  # fmt: skip
+"""The fields of chat completions that responses have too."""
+
+RESPONSES_FIELDS: Fields = {
+    **ONE_ANSWER_FIELDS,
+    **{name: OPENAI_FIELDS[name] for name in _SHARED},
+    "chat_template_kwargs": TEMPLATE_FIELDS["chat_template_kwargs"],
+    "input": Field(INPUT, "The prompt, or the items of the conversation.", limit=MESSAGES),
+    "instructions": Field(STRING, "The system message."),
+    "max_output_tokens": Field(
+        INTEGER, "Maximum number of generated tokens (default: the rest of the context)."
+    ),
+    "stream": Field(BOOLEAN, "Stream the response as named server-sent events."),
+    "stream_options": ignored(),
+    "tools": Field(_TOOLS, "Functions that the model may call.", limit=TOOLS),
+    "tool_choice": Field(_TOOL_CHOICE, "none, auto, required, or the function to call."),
+    "parallel_tool_calls": Field(
+        BOOLEAN, "With tool_choice=required: allow several calls (default true)."
+    ),
+    "text": Field(
+        with_schema(OBJECT, {"properties": {"format": {"enum": [{"type": "text"}]}}}),
+        "`format`: text, json_object or json_schema.",
+    ),
+    "reasoning": Field(
+        with_schema(OBJECT, {"properties": {"effort": EFFORT.schema}}),
+        "`effort`: how much the model reasons.",
+    ),
+    "include": Field(
+        with_schema(STRINGS, {"items": {"enum": ["reasoning.encrypted_content"]}}),
+        "Has no effect here; logprobs are only in chat completions.",
+    ),
+    "top_logprobs": unsupported(INTEGER, 0, instead="use /v1/chat/completions"),
+    "metadata": Field(OBJECT, "Returned with the response."),
+    "truncation": unsupported(STRING, "disabled", instead="use truncate_prompt_tokens"),
+    "store": Field(BOOLEAN, "Nothing is stored, whatever it says; the response has false."),
+    "background": unsupported(BOOLEAN, False),
+    "previous_response_id": unsupported(STRING, instead=_NOT_STORED),
+    "conversation": unsupported(ANYTHING, instead=_NOT_STORED),
+    "prompt": unsupported(OBJECT, instead=_NOT_STORED),
+    "max_tool_calls": ignored("There are no built-in tools."),
+    "prompt_cache_options": ignored(),
+    "context_management": ignored(),
+    "moderation": unsupported(ANYTHING),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesRequest:
+    """A validated request."""
+
+    turn: Turn
+    stream: bool
+    request_id: str | None
+    echo: Record
+    """The fields of the request that the response repeats."""
+    warnings: tuple[str, ...]
+
+
+def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
+    """Validate a request. Raises RequestError naming the first bad field."""
+    values = read_fields(body, RESPONSES_FIELDS)
+    if "input" not in values:
+        raise RequestError("input", "expected a string or a list of items")
+    reasoning = read_fields(values.get("reasoning", {}), _REASONING, "reasoning.")
+    text = read_fields(values.get("text", {}), _TEXT, "text.")
+    tools, forced = _tools(values)
+    decoding = _decoding(values, text)
+    effort: str | None = reasoning.get("effort", None)
+    conversation = Conversation(
+        messages=read_input(
+            values.get("input", cast(str | list[dict[str, Any]], "")),
+            values.get("instructions", None),
+        ),
+        tools=tools,
+        add_generation_prompt=True,
+        continue_final_message=False,
+        add_special_tokens=False,
+        variables={
+            **effort_variables(effort),
+            **values.get("chat_template_kwargs", cast(Mapping[str, object], {})),
+        },
+    )
+    return ResponsesRequest(
+        turn=Turn(conversation, decoding, forced, values.get("model", None), read_adapter(values)),
+        stream=values.get("stream", False),
+        request_id=read_request_id(values),
+        echo=_echo(values, decoding, effort),
+        warnings=(
+            *values.warnings,
+            *reasoning.warnings,
+            *text.warnings,
+            *decoding.warnings,
+            *_ignored_fields(values),
+        ),
+    )
+
+
+def _decoding(values: Values, text: Values) -> Decoding:
+    stop: str | list[str] = values.get("stop", [])
+    decoding = read_decoding(
+        values,
+        _DIALECT,
+        max_tokens=values.get("max_output_tokens", None),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        temperature=values.get("temperature", 1.0),
+        ignore_eos=values.get("ignore_eos", False),
+        truncate_prompt_tokens=values.get("truncate_prompt_tokens", None),
+    )
+    form = _format(text.get("format", {"type": "text"}))
+    if form is not None:
+        if decoding.params.structured_outputs is not None:
+            raise RequestError("text.format", "cannot be combined with structured outputs")
+        decoding = decoding.with_structured_outputs(form, "text.format")
+    return decoding
+
+
+def _format(format: Mapping[str, Any]) -> StructuredOutputsParams | None:
+    match format:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return StructuredOutputsParams(json_object=True)
+        case {"type": "json_schema", "schema": dict()}:
+            return StructuredOutputsParams(json=msgspec.json.encode(format["schema"]).decode())
+        case _:
+            raise RequestError(
+                "text.format", "expected the type text, json_object or json_schema with a schema"
+            )
+
+
+def _tools(values: Values) -> tuple[tuple[Mapping[str, object], ...], ForcedCalls | None]:
+    """Return the tools in the form of chat completions, and the calls that are forced."""
+    given: list[dict[str, Any]] = values.get("tools", [])
+    return read_tools(
+        [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given)],
+        _choice(values.get("tool_choice", "auto")),
+        is_parallel=values.get("parallel_tool_calls", True),
+    )
+
+
+def _tool(tool: Mapping[str, Any], field: str) -> Mapping[str, object]:
+    match tool:
+        case {"type": "function", "name": str()}:
+            pass
+        case {"type": "function"}:
+            raise RequestError(f"{field}.name", "expected a string")
+        case _:
+            kind = tool.get("type")
+            raise RequestError(f"{field}.type", f"{kind!s:.50} is not supported; only function is")
+    if not isinstance(tool.get("parameters"), dict | None):
+        raise RequestError(f"{field}.parameters", "expected a JSON Schema of an object")
+    names = ("name", "description", "parameters")
+    function = {name: tool[name] for name in names if tool.get(name) is not None}
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: object) -> object:
+    """Return a tool choice in the form of chat completions, where functions are nested."""
+    match choice:
+        case str():
+            return choice
+        case {"type": "function", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "mode": str(mode), "tools": list()}:
+            tools = cast(Mapping[str, list[object]], choice)["tools"]
+            allowed = {"mode": mode, "tools": [_choice(tool) for tool in tools]}
+            return {"type": "allowed_tools", "allowed_tools": allowed}
+        case _:
+            raise RequestError(
+                "tool_choice",
+                'expected none, auto, required or {"type": "function", "name": ...}',
+            )
+
+
+def _echo(values: Values, decoding: Decoding, effort: str | None) -> Record:
+    return {
+        "error": None,
+        "incomplete_details": None,
+        "background": False,
+        "store": False,
+        "previous_response_id": None,
+        "instructions": values.get("instructions", None),
+        "max_output_tokens": values.get("max_output_tokens", None),
+        "metadata": values.get("metadata", {}),
+        "parallel_tool_calls": values.get("parallel_tool_calls", True),
+        "reasoning": {"effort": effort, "summary": None},
+        "temperature": decoding.params.temperature,
+        "text": values.get("text", {"format": {"type": "text"}}),
+        "tool_choice": values.get("tool_choice", "auto"),
+        "tools": values.get("tools", []),
+        "top_p": decoding.params.top_p,
+        "truncation": "disabled",
+    }
+
+
+def _ignored_fields(values: Values) -> tuple[str, ...]:
+    """Return warnings for values without effect. Raises RequestError if `include` has logprobs."""
+    include: list[str] = values.get("include", [])
+    if _LOGPROBS in include:
+        raise RequestError("include", f"{_LOGPROBS}: use /v1/chat/completions")
+    stored = ("store has no effect here: nothing is stored",) if values.get("store", False) else ()
+    return (*stored, *(f"include: {name:.50} has no effect here" for name in include))

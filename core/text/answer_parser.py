@@ -1,0 +1,53 @@
+"""Splits an answer of a chat into its pieces as tokens arrive: reasoning, content, tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from core.text.answer import TokenText
+from core.text.reasoning.base import Reasoning, ReasoningParser
+from core.text.tools.base import ToolCall, ToolParser
+
+AnswerPiece = Reasoning | str | ToolCall
+"""A str is content."""
+
+
+class AnswerParser:
+    """Parses one answer. What one of the parsers would find is content if the parser is None."""
+
+    def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None) -> None:
+        self._reasoning = reasoning
+        self._tools = tools
+        self.num_reasoning_tokens = 0
+        """Tokens so far after which the answer was inside its reasoning."""
+
+    def push(self, tokens: Sequence[TokenText], *, is_last: bool) -> list[AnswerPiece]:
+        """Add tokens and return the pieces that are certain by now; all of them if `is_last`."""
+        pieces: list[AnswerPiece] = []
+        for part in self._separated(tokens, is_last=is_last):
+            if isinstance(part, Reasoning) or self._tools is None:
+                pieces.append(part)
+            else:
+                pieces += self._tools.push(part)
+        return [*pieces, *self._tools.flush()] if is_last and self._tools else pieces
+
+    def _separated(self, tokens: Sequence[TokenText], *, is_last: bool) -> list[Reasoning | str]:
+        """Separate the reasoning from the rest. Adjacent parts of one kind are joined."""
+        parser = self._reasoning
+        if parser is None:
+            text = "".join(token.text for token in tokens)
+            return [text] if text else []
+        parts: list[Reasoning | str] = []
+        for token in tokens:
+            parts += parser.push(token.text)
+            self.num_reasoning_tokens += parser.is_inside
+        return _joined([*parts, *parser.flush()] if is_last else parts)
+
+
+def _joined(parts: Sequence[Reasoning | str]) -> list[Reasoning | str]:
+    joined: list[Reasoning | str] = []
+    for is_content, run in groupby(parts, key=lambda part: isinstance(part, str)):
+        text = "".join(part if isinstance(part, str) else part.text for part in run)
+        joined.append(text if is_content else Reasoning(text))
+    return joined

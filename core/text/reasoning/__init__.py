@@ -1,0 +1,1 @@
+"""Reasoning in answers: one parser for each format in which models write it."""

@@ -1,0 +1,34 @@
+"""The interface of the reasoning parsers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A part of the text in which the model reasons before it answers."""
+
+    text: str
+
+
+class ReasoningParser(Protocol):
+    """Separates one answer into reasoning and the rest while it streams.
+
+    The rest, as str, is content and tool calls, in the model's own format.
+    """
+
+    special_tokens: Sequence[str]
+    """Special tokens of the format. Detokenization must keep them."""
+    is_inside: bool
+    """Whether the text so far ends inside the reasoning."""
+
+    def push(self, text: str) -> list[Reasoning | str]:
+        """Add text and return the parts that are certain by now, in order."""
+        ...
+
+    def flush(self) -> list[Reasoning | str]:
+        """Return the rest at the end of the answer."""
+        ...

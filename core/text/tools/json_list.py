@@ -1,0 +1,30 @@
+"""Formats in which a list follows a mark: `MARK[{"name": ..., "arguments": {...}}, ...]`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import cast
+
+from core.text.tools.base import SectionParser, ToolCall, decode_json, tool_call
+from core.text.tools.notation import Notation, json_head
+
+
+class JsonListParser(SectionParser):
+    """Base class. A section ends with the end of its list."""
+
+    def notation(self, special_tokens: Collection[str]) -> Notation:
+        return Notation(json_head("arguments"), "}", ", ", opening=f"{self.mark}[", closing="]")
+
+    def take(self, section: str, *, is_last: bool) -> tuple[list[ToolCall], str] | None:
+        start = len(section) - len(section.lstrip())
+        if start < len(section) and section[start] != "[":
+            raise ValueError("not a list")
+        try:
+            value, end = decode_json(section, start)
+        except ValueError:
+            if is_last:
+                raise
+            return None  # the JSON may be incomplete
+        if not value:
+            raise ValueError("no calls")
+        return [tool_call(call) for call in cast(list[object], value)], section[end:]
