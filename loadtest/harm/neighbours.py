@@ -6,7 +6,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -47,9 +47,13 @@ class Neighbour:
             time.sleep(0.001)
         return [one for one in list(self.attempts) if one.end > begin and one.begin < end]
 
-    def stop(self) -> None:
-        """Stop after the running request."""
+    def leave(self) -> None:
+        """Send no more requests after the running one."""
         self._stop.set()
+
+    def stop(self) -> None:
+        """Leave, and wait until the running request has ended."""
+        self.leave()
         self._thread.join()
 
     def _run(self) -> None:
@@ -61,6 +65,14 @@ class Neighbour:
             self.begin = None
             pause_s = self._interval_s - (end - begin)
             self._stop.wait(max(pause_s, RETRY_S if failure else 0.0))
+
+
+def stop_all(neighbours: Sequence[Neighbour]) -> None:
+    """Stop them together, so that their last requests end at the same time."""
+    for neighbour in neighbours:
+        neighbour.leave()
+    for neighbour in neighbours:
+        neighbour.stop()
 
 
 def connect(url: str, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
