@@ -78,7 +78,7 @@ def classify(status: int, body: bytes) -> tuple[Kind, str]:
         return "told", str(last.get("error"))
     if "error_msg" in last.get("token", {}):
         return "told", last["token"]["error_msg"]
-    if "generated_text" in last:
+    if last.get("generated_text") is not None:
         return "answered", ""
     return "cut", "the last record does not end the answer"
 

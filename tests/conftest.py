@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,3 +21,10 @@ def pytest_collection_finish() -> None:
     """Freeze the objects of imported modules, so that garbage collections skip torch's objects."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A directory for Unix sockets, whose paths must be short; `tmp_path` is too long."""
+    with tempfile.TemporaryDirectory(prefix="ls-") as path:
+        yield Path(path)

@@ -12,7 +12,7 @@ import msgspec
 import psutil
 from tqdm import tqdm
 
-from loadtest.harm.neighbours import PING_INTERVAL_S, Attempt, Neighbour, ping, stream
+from loadtest.harm.neighbours import PING_INTERVAL_S, Attempt, Neighbour, ping, stop_all, stream
 from loadtest.harm.rows import CLOSED, HELD, Row, send
 
 WARM_UP_S = 2.0
@@ -79,8 +79,7 @@ class Harm:
 
     def stop(self) -> None:
         """End the ordinary clients."""
-        for neighbour in (self._ping, *self._streams):
-            neighbour.stop()
+        stop_all((self._ping, *self._streams))
 
     def measure(self, row: Row) -> Outcome:
         """Send a row and return what it did."""

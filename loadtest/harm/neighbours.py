@@ -6,7 +6,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -52,9 +52,13 @@ class Neighbour:
             time.sleep(0.001)
         return [one for one in list(self.attempts) if one.end > begin and one.begin < end]
 
-    def stop(self) -> None:
-        """Stop after the running request."""
+    def leave(self) -> None:
+        """Send no more requests after the running one."""
         self._stop.set()
+
+    def stop(self) -> None:
+        """Leave, and wait until the running request has ended."""
+        self.leave()
         self._thread.join()
 
     def _run(self) -> None:
@@ -73,6 +77,14 @@ class Neighbour:
 
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def stop_all(neighbours: Sequence[Neighbour]) -> None:
+    """Stop them together, so that their last requests end at the same time."""
+    for neighbour in neighbours:
+        neighbour.leave()
+    for neighbour in neighbours:
+        neighbour.stop()
 
 
 def connect(url: str, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import msgspec
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from tqdm import tqdm
 
 from loadtest.clients.transport import HttpTransport, SendError
-from loadtest.harm.neighbours import TIMEOUT_S, Neighbour, connect, ping, stream
+from loadtest.harm.findings import Findings, Usage, count_ends, grown
+from loadtest.harm.neighbours import TIMEOUT_S, Neighbour, connect, ping, stop_all, stream
 from loadtest.harm.rows import ROWS, send
 from loadtest.roles import Role, by_role
 from loadtest.server import Server
@@ -28,55 +28,14 @@ GARBAGE_S = 3.0
 UP_S = 4.0
 """Mean time for which the server is well between two kills."""
 NOTICE_S = 2.0
-"""Time in which the server notices that a process has died; /ping may answer 200 until then."""
+"""Least time until a dead process counts as noticed; /ping may answer 200 until then."""
 SETTLE_S = 60.0
 """Time for everything to be as before, after the clients have left."""
 MORTAL: Sequence[Role] = ("engine", "helper", "worker")
 """Roles that are restarted when they die."""
-MAX_GROWTH = 0.25
-MAX_GROWTH_BYTES = 48 * 2**20
-"""A process may have grown by this share and this much, since the quiet part at the start."""
-MAX_MORE_FILES = 8
-MAX_MORE_THREADS = 4
-"""Connections that the kernel still holds, and threads of pools that had not started all."""
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
 IDLE = ("vllm:num_requests_running", "vllm:num_requests_waiting", "longshore:kv_blocks_held")
 """Metrics that are 0 when nothing runs."""
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """What the processes of one role have together."""
-
-    processes: int
-    rss_bytes: int
-    threads: int
-    files: int
-
-
-class Findings(msgspec.Struct, kw_only=True):
-    """The end of a soak."""
-
-    seconds: float
-    requests: dict[str, int]
-    """Requests by kind of client."""
-    ends: dict[str, int]
-    """How the requests of ordinary clients ended: whole, or failed in the outage after a kill."""
-    kills: dict[str, int]
-    """By role."""
-    before: dict[str, Usage]
-    """By role, after a quiet part without kills."""
-    after: dict[str, Usage]
-    broken: list[str]
-
-    def text(self) -> str:
-        """Return the findings as lines for people."""
-        lines = [
-            f"{self.seconds:.0f} s; requests: {_listed(self.requests)}",
-            f"ordinary requests: {_listed(self.ends)}; kills: {_listed(self.kills)}",
-        ]
-        for role, usage in self.after.items():
-            lines.append(f"{role}: {_usage(self.before.get(role))} -> {_usage(usage)}")
-        return "\n".join([*lines, *(f"BROKEN: {what}" for what in self.broken)])
 
 
 class Soak:
@@ -100,18 +59,18 @@ class Soak:
         clients = self._clients()
         with tqdm(total=round(seconds), desc="soak", unit="s") as bar:
             self._wait(seconds / 4, bar, with_kills=False)
-            for neighbour in _all(clients):
-                neighbour.stop()
+            stop_all(_all(clients))
             broken += self._settle()
             before = self._usage()
             more = self._clients()
             self._wait(seconds * 3 / 4, bar, with_kills=True)
-        for neighbour in _all(more):
-            neighbour.stop()
+        stop_all(_all(more))
         broken += self._settle()
         after = self._usage()
-        ends = self._ends([*clients["ordinary"], *more["ordinary"]], broken)
-        broken += _grown(before, after)
+        ordinary = [*clients["ordinary"], *more["ordinary"]]
+        attempts = [attempt for client in ordinary for attempt in client.attempts]
+        ends, failures = count_ends(attempts, self._outages)
+        broken += [*failures, *grown(before, after)]
         return Findings(
             seconds=seconds,
             requests={
@@ -158,14 +117,25 @@ class Soak:
         processes = by_role(self._server.processes())
         alive: list[Role] = [role for role in MORTAL if processes[role]]
         role = self._random.choice(alive)
+        victim = self._random.choice(processes[role])
         begin = time.perf_counter()
         with contextlib.suppress(psutil.NoSuchProcess):
-            self._random.choice(processes[role]).kill()
+            victim.kill()
             self._kills[role] += 1
         time.sleep(NOTICE_S)
+        pids = {process.pid for process in processes[role]}
+        while not self._has_noticed(role, pids) and time.perf_counter() < begin + SETTLE_S:
+            time.sleep(0.1)
         while ping(self._url) and time.perf_counter() < begin + SETTLE_S:
             time.sleep(0.1)
         self._outages.append((begin, time.perf_counter()))
+
+    def _has_noticed(self, role: Role, pids: set[int]) -> bool:
+        """Whether the server knows that one of these is dead: a new one runs, or /ping fails."""
+        if role == "helper":
+            return True  # the next request that needs one finds out, and starts it
+        now = {process.pid for process in by_role(self._server.processes())[role]}
+        return bool(now - pids) or bool(ping(self._url))
 
     def _settle(self) -> list[str]:
         """Wait until nothing runs. Return what still does after SETTLE_S."""
@@ -195,21 +165,6 @@ class Soak:
         if values.keys() != set(IDLE):
             return f"/metrics lacks {', '.join(set(IDLE) - values.keys())}"
         return ", ".join(f"{name} is {value:g}" for name, value in values.items() if value)
-
-    def _ends(self, ordinary: list[Neighbour], broken: list[str]) -> dict[str, int]:
-        """Count how requests ended. One may fail only within an outage."""
-        ends: Counter[str] = Counter()
-        for attempt in (attempt for client in ordinary for attempt in client.attempts):
-            if not attempt.failure:
-                ends["whole"] += 1
-            elif any(attempt.begin < up and down < attempt.end for down, up in self._outages):
-                ends["failed in an outage"] += 1
-            else:
-                ends["failed"] += 1
-                broken.append(f"a request without a kill: {attempt.failure}")
-            if "reasons to finish" in attempt.failure and " 0 ends" not in attempt.failure:
-                broken.append(f"not one end: {attempt.failure}")
-        return dict(ends)
 
     def _usage(self) -> dict[str, Usage]:
         """Return what each role uses; helpers come and go as they are needed."""
@@ -277,34 +232,3 @@ def _hostile(garbage: list[bytes], url: str, chosen: random.Random) -> str:
 
 def _all(clients: dict[str, list[Neighbour]]) -> list[Neighbour]:
     return [one for several in clients.values() for one in several]
-
-
-def _grown(before: dict[str, Usage], after: dict[str, Usage]) -> list[str]:
-    """Return what is more than it was."""
-    broken = []
-    for role, was in before.items():
-        now = after.get(role)
-        if now is None or now.processes != was.processes:
-            broken.append(f"{role}: {_usage(was)} -> {_usage(now)}")
-            continue
-        limit = was.rss_bytes * (1 + MAX_GROWTH) + MAX_GROWTH_BYTES
-        if now.rss_bytes > limit:
-            broken.append(f"{role}: memory grew from {_usage(was)} to {_usage(now)}")
-        if now.files > was.files + MAX_MORE_FILES * was.processes:
-            broken.append(f"{role}: open files grew from {_usage(was)} to {_usage(now)}")
-        if now.threads > was.threads + MAX_MORE_THREADS * was.processes:
-            broken.append(f"{role}: threads grew from {_usage(was)} to {_usage(now)}")
-    return broken
-
-
-def _usage(usage: Usage | None) -> str:
-    if usage is None:
-        return "none"
-    return (
-        f"{usage.processes} processes, {usage.rss_bytes / 2**20:.0f} MiB, "
-        f"{usage.threads} threads, {usage.files} files"
-    )
-
-
-def _listed(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,10 +85,8 @@ def caller() -> Caller:
 
 
 @pytest.fixture
-def endpoint() -> Iterator[str]:
-    """An address short enough for a socket; pytest's own directories are too long."""
-    with tempfile.TemporaryDirectory(prefix="ls-") as path:
-        yield f"ipc://{path}/engine.sock"
+def endpoint(short_dir: Path) -> str:
+    return f"ipc://{short_dir}/engine.sock"
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,19 +22,12 @@ from core.errors import ConfigurationError, RateLimitError
 from core.messages import Launch
 from core.options import Options
 from core.text.tokenizer import Tokenizer
+from tests.clock import Clock
 from tests.container.fake_engine import FakeEngine, fails
 from tests.container.processes import running, wait_until
 
 BODY = {"inputs": "Q", "parameters": {"max_new_tokens": 2}}
 Guarded = Callable[[str], FlaskClient]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -188,18 +180,28 @@ def test_a_request_that_the_engine_refuses_costs_no_tokens(
 
 def test_forked_workers_share_the_limits(clock: Clock) -> None:
     """As gunicorn forks its workers, after the front end has created the limits."""
-    limits = RateLimits([ApiKey(b"", "a", requests_per_minute=200)], clock)
+    num_children, num_each = 4, 5000
+    limit = num_children * num_each + 1
+    limits = RateLimits([ApiKey(b"", "a", requests_per_minute=limit)], clock)
+    start, all_forked = os.pipe()
     children = []
-    for _ in range(4):
+    for _ in range(num_children):
         pid = os.fork()
         if pid == 0:
-            for _ in range(25):
-                limits.admit(0)
-            os._exit(0)
+            code = 1
+            try:
+                os.close(all_forked)
+                os.read(start, 1)  # until the parent closes its end
+                for _ in range(num_each):
+                    limits.admit(0)
+                code = 0
+            finally:
+                os._exit(code)
         children.append(pid)
-    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
-    for _ in range(100):
-        limits.admit(0)
+    os.close(start)
+    os.close(all_forked)
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * num_children
+    limits.admit(0)
     with pytest.raises(RateLimitError):
         limits.admit(0)
 
@@ -276,33 +278,32 @@ def ask(path: Path, method: str, target: str, **headers: str) -> tuple[int, byte
 
 
 def test_one_of_several_models_counts_for_itself_but_leaves_metrics_open(
-    tmp_path: Path, tokenizer_dir: Path, engine: FakeEngine, endpoint: str
+    tmp_path: Path, short_dir: Path, tokenizer_dir: Path, engine: FakeEngine, endpoint: str
 ) -> None:
     """The front of several models has checked the key for /metrics, and asks without one.
 
     Two workers, so that a limit that they did not share would admit a third request."""
     (tmp_path / "keys").write_text("the-only-key requests_per_minute=2\n")
     options = Options(http_workers=2, api_keys_file=str(tmp_path / "keys"))
-    with tempfile.TemporaryDirectory(prefix="ls-") as folder:
-        server = Path(folder) / "http.sock"
-        launch = Launch(
-            model_dir=str(tokenizer_dir),
-            endpoint=endpoint,
-            port=0,
-            socket=str(server),
-            options=options,
-        )
-        path = tmp_path / "launch.json"
-        path.write_bytes(msgspec.json.encode(launch))
-        with running(["-m", "container.front_end.start", str(path)]) as process:
-            wait_until(lambda: ask(server, "GET", "/ping")[0] == 200)
-            wait_until(lambda: ask(server, "GET", "/metrics")[0] == 200)
-            assert ask(server, "POST", "/invocations")[0] == 401
-            key = {"x-api-key": "the-only-key"}
-            statuses = [ask(server, "POST", "/invocations", **key)[0] for _ in range(6)]
-            assert statuses == [200, 200, 429, 429, 429, 429]
-            process.terminate()
-            output, errors = process.communicate(timeout=30)
+    server = short_dir / "http.sock"
+    launch = Launch(
+        model_dir=str(tokenizer_dir),
+        endpoint=endpoint,
+        port=0,
+        socket=str(server),
+        options=options,
+    )
+    path = tmp_path / "launch.json"
+    path.write_bytes(msgspec.json.encode(launch))
+    with running(["-m", "container.front_end.start", str(path)]) as process:
+        wait_until(lambda: ask(server, "GET", "/ping")[0] == 200)
+        wait_until(lambda: ask(server, "GET", "/metrics")[0] == 200)
+        assert ask(server, "POST", "/invocations")[0] == 401
+        key = {"x-api-key": "the-only-key"}
+        statuses = [ask(server, "POST", "/invocations", **key)[0] for _ in range(6)]
+        assert statuses == [200, 200, 429, 429, 429, 429]
+        process.terminate()
+        output, errors = process.communicate(timeout=30)
     assert "the-only-key" not in output + errors
 
 

@@ -14,17 +14,10 @@ from container.http.deadline import ArrivalTimeoutError, ClientGoneError
 from core.errors import RequestError
 from core.limits import CHUNKS
 from core.options import Options
+from tests.clock import Clock
 
 OPTIONS = Options(header_timeout=10, body_timeout=60, write_timeout=5)
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Client:

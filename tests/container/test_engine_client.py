@@ -16,20 +16,11 @@ from core.errors import (
 )
 from core.messages import Abort, Hello, Submit
 from core.sampling import Finish, SamplingParams
+from tests.clock import Clock
 from tests.container.conftest import eventually
 from tests.container.fake_engine import FakeEngine, fails, says, stalls
 
 PARAMS = SamplingParams(max_tokens=5)
-
-
-class Clock:
-    """A clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def failure_of(stream: TokenStream) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,13 +44,12 @@ def model_dir(tmp_path: Path) -> MakeModel:
 
 
 @pytest.fixture
-def serve_models(tmp_path: Path) -> Iterator[Front]:
+def serve_models(tmp_path: Path, short_dir: Path) -> Iterator[Front]:
     """A client of the application over fake models, which stop with the test."""
     opened: list[Models] = []
-    run_dir = Path(tempfile.mkdtemp(prefix="ls-"))
 
     def serve(*gpus: str, **variables: str) -> FlaskClient:
-        models = Models(run_dir, {"PYTHONPATH": ".", **variables}, FAKE, gpus=gpus)
+        models = Models(short_dir, {"PYTHONPATH": ".", **variables}, FAKE, gpus=gpus)
         models.initial_models_loaded = True
         opened.append(models)
         sources, origin = SourceRoots([tmp_path]), variables.get("SERVING_CORS_ALLOWED_ORIGIN")
@@ -63,8 +60,7 @@ def serve_models(tmp_path: Path) -> Iterator[Front]:
     haste.set()
     for models in opened:
         models.stop(haste)
-    assert list(run_dir.iterdir()) == [], "a socket file is left"
-    shutil.rmtree(run_dir)
+    assert list(short_dir.iterdir()) == [], "a socket file is left"
 
 
 @pytest.fixture

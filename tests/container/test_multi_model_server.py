@@ -9,8 +9,7 @@ import select
 import signal
 import socket
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -44,20 +43,13 @@ def model(tmp_path: Path) -> Model:
 
 
 @pytest.fixture
-def run_dirs() -> Iterator[Path]:
-    """The parent of the process's run directory; short enough for a socket path."""
-    with tempfile.TemporaryDirectory(prefix="ls-") as path:
-        yield Path(path)
-
-
-@pytest.fixture
-def start(caller: Caller, run_dirs: Path, tmp_path: Path) -> Start:
+def start(caller: Caller, short_dir: Path, tmp_path: Path) -> Start:
     """Start the server; all processes it started must have ended at the end."""
 
     def start(*stores: Path, **options: object) -> AbstractContextManager[subprocess.Popen[str]]:
         arguments = ["-m", "tests.container.run_models", str(caller.port), *map(str, stores)]
         variables = {f"OPTION_{name.upper()}": str(value) for name, value in options.items()}
-        return running_alone(arguments, run_dirs, OPTION_SOURCE_ROOTS=str(tmp_path), **variables)
+        return running_alone(arguments, short_dir, OPTION_SOURCE_ROOTS=str(tmp_path), **variables)
 
     return start
 
@@ -228,7 +220,7 @@ def test_a_stream_of_a_crashed_model_is_cut_off(start: Start, caller: Caller, mo
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_running_requests_may_finish(
-    start: Start, caller: Caller, model: Model, run_dirs: Path, signum: signal.Signals
+    start: Start, caller: Caller, model: Model, short_dir: Path, signum: signal.Signals
 ) -> None:
     path = model("a")
     with start() as process:
@@ -245,7 +237,7 @@ def test_running_requests_may_finish(
             read_until(connection, b"0\r\n\r\n")
             assert process.wait(10) == 0
         output, errors = process.communicate()
-    assert list(run_dirs.iterdir()) == []
+    assert list(short_dir.iterdir()) == []
     assert "Traceback" not in errors
     assert "stopping: running requests may finish" in output
 

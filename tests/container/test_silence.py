@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from container.wire.silence import MAX_PAUSE_S, Silence
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def test_silence_is_the_time_since_the_last_message() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -25,29 +24,20 @@ Start = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
 
 
 @pytest.fixture
-def run_dirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The parent of the supervisor's run directory, which must be empty at the end."""
-    path = Path("/tmp") / f"ls-test-{os.getpid()}"
-    path.mkdir()
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-def start(tokenizer_dir: Path, caller: Caller, run_dirs: Path) -> Start:
+def start(tokenizer_dir: Path, caller: Caller, short_dir: Path) -> Start:
     """Start a supervisor whose fake engine has this mode."""
 
     def start(mode: str, **variables: str) -> AbstractContextManager[subprocess.Popen[str]]:
         arguments = [str(tokenizer_dir), str(caller.port), mode]
         command = ["-m", "tests.container.run_supervisor", *arguments]
-        return running_alone(command, run_dirs, **variables)
+        return running_alone(command, short_dir, **variables)
 
     return start
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_the_supervisor_serves_until_it_is_stopped(
-    start: Start, caller: Caller, run_dirs: Path, signum: signal.Signals
+    start: Start, caller: Caller, short_dir: Path, signum: signal.Signals
 ) -> None:
     with start("well") as process:
         wait_until(caller.is_healthy)
@@ -58,7 +48,7 @@ def test_the_supervisor_serves_until_it_is_stopped(
         os.killpg(process.pid, signum)
         assert process.wait(10) == 0
         assert all(map(is_gone, pids))
-        assert list(run_dirs.iterdir()) == []
+        assert list(short_dir.iterdir()) == []
         output, errors = process.communicate()
     assert errors == ""
     assert f"Longshore on port {caller.port}" in output
@@ -68,12 +58,12 @@ def test_the_supervisor_serves_until_it_is_stopped(
     assert "note: a note" in output
 
 
-def test_an_engine_killed_while_loading_stops_the_supervisor(start: Start, run_dirs: Path) -> None:
+def test_an_engine_killed_while_loading_stops_the_supervisor(start: Start, short_dir: Path) -> None:
     with start("crash") as process:
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 3, "only the kernel kills a loading engine: out of memory"
     assert "engine was killed by SIGKILL" in errors
-    assert list(run_dirs.iterdir()) == []
+    assert list(short_dir.iterdir()) == []
 
 
 def test_a_dead_engine_is_restarted(start: Start) -> None:

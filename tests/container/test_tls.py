@@ -8,7 +8,6 @@ import json
 import socket
 import ssl
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -215,7 +214,7 @@ def test_the_certificate_files_are_checked(tmp_path: Path, files: tuple[str, str
 
 
 def test_several_models_behind_one_certificate_and_one_file_of_keys(
-    tmp_path: Path, caller: TlsCaller, files: tuple[str, str]
+    tmp_path: Path, short_dir: Path, caller: TlsCaller, files: tuple[str, str]
 ) -> None:
     """The front speaks TLS and checks the keys, whatever the path."""
     model = tmp_path / "models" / "a"
@@ -232,11 +231,7 @@ def test_several_models_behind_one_certificate_and_one_file_of_keys(
     key = {"Authorization": "Bearer the-only-key"}
     load = {"model_name": "a", "url": str(model)}
     command = ["-m", "tests.container.run_models", str(caller.port)]
-    # tmp_path would be too long for the sockets.
-    with (
-        tempfile.TemporaryDirectory(prefix="ls-") as run_dirs,
-        running_alone(command, Path(run_dirs), **variables) as process,
-    ):
+    with running_alone(command, short_dir, **variables) as process:
         wait_until(caller.is_healthy)
         assert caller.request("POST", "/models", load)[0] == 401
         assert caller.request("POST", "/models", load, **key)[0] == 200

@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -45,6 +46,21 @@ class Container:
     @property
     def log(self) -> str:
         return self._log.read_text()
+
+    @property
+    def engine(self) -> int:
+        """The process id of the engine."""
+        (pid,) = (pid for pid in descendants(self.process.pid) if _is_engine(pid))
+        return pid
+
+    def metric(self, *names: str) -> float:
+        """Return the sum of all samples of these metrics."""
+        status, data = self.request("GET", "/metrics")
+        assert status == 200
+        text = data.decode()
+        assert all(f"# TYPE {name} " in text for name in names), text
+        samples = re.findall(r"^([\w:]+)(?:{.*})? (\S+)$", text, re.MULTILINE)
+        return sum(float(value) for name, value in samples if name in names)
 
     def request(
         self, method: str, path: str, body: object = None, **headers: str
@@ -117,6 +133,11 @@ class Container:
             return self.process.pid
         programs = ((pid, Path(f"/proc/{pid}/exe").readlink().name) for pid in children)
         return next(pid for pid, program in programs if program.startswith("python"))
+
+
+def _is_engine(pid: int) -> bool:
+    arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return arguments[1:3] == [b"-m", b"engine"]
 
 
 def _read_events(lines: Iterable[bytes]) -> Iterator[tuple[str, dict]]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loadtest.harm.findings import Findings
 from loadtest.harm.harm import Outcome
-from loadtest.harm.soak import Findings
 from tests.e2e.serving import IMAGE, ROOT
 
 pytestmark = pytest.mark.skipif(IMAGE is not None, reason="the commands start the checkout's code")
@@ -44,7 +44,7 @@ def test_hostile_grammars_harm_nobody_else(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_short_soak(tmp_path: Path) -> None:
-    arguments = ["soak", "--seconds", "24", "--seed", "1"]
+    arguments = ["soak", "--seconds", "8", "--seed", "1"]
     findings = msgspec.json.decode(loadtest(tmp_path, *arguments), type=Findings)
     assert findings.ends["whole"] > 0
     assert sum(findings.kills.values()) > 0

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import wave
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -125,7 +124,7 @@ def test_images(tmp_path):
 
 
 @pytest.mark.parametrize("batching", ["none", "dynamic"])
-def test_custom_handler(tmp_path, batching):
+def test_custom_handler(tmp_path, short_dir, batching):
     """With a required package, from a read-only directory."""
     directory = tmp_path / "model"
     directory.mkdir()
@@ -134,10 +133,7 @@ def test_custom_handler(tmp_path, batching):
     (directory / "requirements.txt").write_text("--no-index\n--find-links .\ntiny_package\n")
     directory.chmod(0o555)
     options = f"option.batching={batching}\nbatch_size=4\nmax_batch_delay=200\n"
-    with (
-        TemporaryDirectory() as temporary,  # short enough for a socket's path
-        serve(tmp_path, options, model=directory, TMPDIR=temporary) as it,
-    ):
+    with serve(tmp_path, options, model=directory, TMPDIR=str(short_dir)) as it:
         bodies = [{"number": 4}, {"numbr": 5}, {"number": 6}]
         answers = at_once(lambda body: it.request("POST", "/invocations", body), bodies)
         assert [status for status, _ in answers] == [200, 424, 200]

@@ -17,22 +17,11 @@ from engine.serve.watchers import (
     Watchers,
     take_snapshot,
 )
+from tests.clock import Clock
 from tests.strategies.fakes import Arrival, FakeExecutor, request_of, strategy_of
 
 ENDLESS = {"ignore_eos": True}
 STRATEGIES = ("none", "dynamic", "continuous", "paged")
-
-
-class Clock:
-    """A clock that the test advances; each reading takes `step` seconds."""
-
-    def __init__(self):
-        self.now = 100.0
-        self.step = 0.0
-
-    def __call__(self):
-        self.now += self.step
-        return self.now
 
 
 class Outbox:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
+import signal
 import socket
 import threading
 import time
@@ -15,14 +16,26 @@ import msgspec
 import pytest
 
 from loadtest.__main__ import main
+from loadtest.harm.findings import Usage, count_ends, grown
 from loadtest.harm.harm import Outcome
-from loadtest.harm.neighbours import Neighbour, why_wrong
+from loadtest.harm.neighbours import Attempt, Neighbour, why_wrong
 from loadtest.harm.rows import CLOSED, HELD, ROWS, send
 
+USAGE = Usage(processes=2, rss_bytes=2**29, threads=6, files=40)
 FINISH = b'data: {"choices":[{"finish_reason":"length"}]}'
 DONE = b"data: [DONE]"
 ANSWER = b"HTTP/1.1 %d X\r\nConnection: close\r\n\r\n"
 STREAM = (ANSWER % 200) + FINISH + b"\n\n" + DONE + b"\n\n"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The stub needs no time to warm up; and pytest's handler returns after the commands' own."""
+    monkeypatch.setattr("loadtest.harm.harm.WARM_UP_S", 0.1)
+    monkeypatch.setattr("loadtest.harm.harm.ALONE_S", 0.2)
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
 class Stub:
@@ -157,3 +170,47 @@ def test_a_stream_has_one_end(lines: list[bytes], why: str) -> None:
     found = why_wrong(lines)
     assert why in found
     assert bool(found) == bool(why)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({}, None),
+        ({"rss_bytes": 2**30}, "engine: memory grew from 2 processes, 512 MiB"),
+        ({"rss_bytes": 2**29 + 2**26}, None),
+        ({"files": 57}, "engine: open files grew"),
+        ({"threads": 15}, "engine: threads grew"),
+        ({"processes": 1}, "engine: 2 processes, 512 MiB, 6 threads, 40 files -> 1 processes"),
+    ],
+)
+def test_a_soak_finds_what_has_grown(change: dict[str, int], found: str | None) -> None:
+    broken = grown({"engine": USAGE}, {"engine": msgspec.structs.replace(USAGE, **change)})
+    assert len(broken) == (found is not None)
+    assert "".join(broken).startswith(found or "")
+
+
+def test_a_soak_finds_a_role_that_is_missing() -> None:
+    (broken,) = grown({"worker": USAGE}, {"engine": USAGE})
+    assert broken.startswith("worker: 2 processes")
+    assert broken.endswith("-> none")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "ends", "broken"),
+    [
+        (Attempt(1.0, 2.0, ""), {"whole": 1}, []),
+        (Attempt(1.0, 5.5, "gone"), {"failed in an outage": 1}, []),
+        (Attempt(6.5, 9.0, "gone"), {"failed in an outage": 1}, []),
+        (Attempt(1.0, 4.5, "gone"), {"failed": 1}, ["a request without a kill: gone"]),
+        (Attempt(7.5, 9.0, "gone"), {"failed": 1}, ["a request without a kill: gone"]),
+        (
+            Attempt(5.0, 6.0, "2 reasons to finish and 1 ends in 9 records"),
+            {"failed in an outage": 1},
+            ["not one end: 2 reasons to finish and 1 ends in 9 records"],
+        ),
+    ],
+)
+def test_a_request_may_fail_only_in_an_outage(
+    attempt: Attempt, ends: dict[str, int], broken: list[str]
+) -> None:
+    assert count_ends([attempt], [(5.0, 7.0)]) == (ends, broken)

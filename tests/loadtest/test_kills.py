@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +13,7 @@ from loadtest.endings import Clients, Ending, classify, count
 from loadtest.kills import Kill, report_lines
 from tests.loadtest.stub import Stub, lmi
 
-TOKEN = b'{"token":{"id":1,"text":"a"}}\n'
+TOKEN = b'{"index":0,"generated_text":null,"details":null,"token":{"id":1,"text":"a"}}\n'
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,15 @@ def test_clients_send_all_requests_and_report_each_end(stub: Stub) -> None:
 
 def test_a_request_that_never_ends_is_an_error(stub: Stub) -> None:
     def script(path: str, body: dict[str, Any]) -> Iterator[bytes | float]:
-        time.sleep(0.3)
+        let_go.wait(10.0)
         yield json.dumps({"generated_text": "late"}).encode()
 
+    let_go = threading.Event()
     stub.script = script
     clients = Clients(stub.server_address[1], num_streams=0, num_whole=1, max_new_tokens=4)
     with pytest.raises(TimeoutError, match="1 requests are still open"):
         clients.wait(0.01)
+    let_go.set()
     assert count(clients.wait(10.0)) == {"answered": 1}
 
 
