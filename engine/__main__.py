@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from engine.serve.emf import EmfReporter
     from engine.tasks.engine import TaskEngine
 
-logger = logging.getLogger("engine")
+logger = logging.getLogger(__package__)
 
 
 _REFUSALS = {"503": OverloadedError, "429": TooManyRequestsError}

@@ -21,7 +21,7 @@ import psutil
 
 from loadtest.clients.transport import HttpTransport, SendError
 from loadtest.endings import Clients, Ending, count
-from loadtest.server import Server
+from loadtest.server import PACKAGE_PREFIX, Server
 
 TARGETS = ("engine", "worker", "supervisor")
 PROPERTIES: Mapping[str, str] = {"retry_threshold": "1000", "option.http_workers": "1"}
@@ -122,7 +122,7 @@ def find_process(processes: Sequence[psutil.Process], target: str) -> psutil.Pro
     if target == "supervisor":
         return processes[0]
     module = "engine" if target == "engine" else "container.front_end.start"
-    found = [process for process in processes if module in _command(process)]
+    found = [process for process in processes if PACKAGE_PREFIX + module in _command(process)]
     return found[-1]  # gunicorn's worker has the command line of its parent, which comes first
 
 
