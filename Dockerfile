@@ -30,13 +30,19 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
 COPY image/cut.py ./
 RUN /opt/longshore/bin/python cut.py "${DEVICE}"
 
-COPY README.md ./
+COPY README.md LICENSE ./
+COPY distribution distribution
+COPY longshore longshore
 COPY core core
 COPY strategies strategies
 COPY kernels kernels
 COPY engine engine
 COPY container container
 COPY djl_python djl_python
+COPY loadtest loadtest
+COPY benchmarks benchmarks
+COPY deploy deploy
+COPY models/demo models/demo
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     /opt/longshore/bin/pip install --no-cache-dir --no-compile --no-deps .
 
@@ -47,14 +53,15 @@ ENV TRITON_CACHE_DIR=/opt/longshore/triton TRITON_STORE_BINARY_ONLY=1 \
     LONGSHORE_CACHE=/opt/longshore/kernels
 RUN mkdir --mode=1777 "${TRITON_CACHE_DIR}" \
  && case "${DEVICE}" in \
-        cuda) /opt/longshore/bin/python -m kernels.precompile ;; \
-        cpu) /opt/longshore/bin/python -m kernels.cpu ;; \
+        cuda) /opt/longshore/bin/python -m longshore.kernels.precompile ;; \
+        cpu) /opt/longshore/bin/python -m longshore.kernels.cpu ;; \
     esac
 
 # Start once, to cache the bytecode of exactly those modules that a start imports.
-COPY models/demo /demo
-RUN /opt/longshore/bin/python -c "import container.front_end.app, container.front_end.start, container.launch.supervisor, container.multi_model.server; \
-from engine import LLM; print(LLM('/demo').generate(['ROMEO:'])[0].outputs[0].text)"
+RUN /opt/longshore/bin/python -c "from longshore.container.front_end import app, start; \
+from longshore.container.launch import supervisor; from longshore.container.multi_model import server; \
+from longshore.container.models.directory import default_model_dir; from longshore import LLM; \
+print(LLM(str(default_model_dir())).generate(['ROMEO:'])[0].outputs[0].text)"
 
 FROM ${BASE}
 # hadolint ignore=DL3008
@@ -77,5 +84,5 @@ LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true \
 # A number, so that Kubernetes' runAsNonRoot accepts it. Only /tmp and /dev/shm are written.
 USER 1000
 EXPOSE 8080
-ENTRYPOINT ["python", "-m", "container"]
+ENTRYPOINT ["longshore"]
 CMD ["serve"]

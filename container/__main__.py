@@ -12,7 +12,9 @@ from container.capacity.decoder import decoder_from_directory, decoder_from_hub
 from container.capacity.instances import find_instance
 from container.capacity.plan import Request, plan_lines
 from container.configuration.environment import sets_model_id
-from container.configuration.report import explain_lines, help_lines, report_error
+from container.configuration.flags import add_flags, read_flags
+from container.configuration.properties import Setting
+from container.configuration.report import explain_lines, report_error
 from container.configuration.resolve import Configuration, load_configuration
 from container.launch.ports import require_free_port
 from container.launch.preparation import expected_task, prepare
@@ -26,19 +28,39 @@ from container.models.directory import (
 from container.multi_model.store import store_entries
 from core.errors import ConfigurationError
 
+EXAMPLES = {
+    "serve": (
+        "                                    # /opt/ml/model if it exists, else the demo model",
+        " DIR --port 8081                    # with the serving.properties in it",
+        " org/name --batching continuous     # from the Hugging Face hub",
+        " --properties FILE                  # the model is FILE's option.model_id",
+    ),
+    "batch": (
+        " --input requests.jsonl --output answers.jsonl",
+        " DIR --input requests.jsonl --output answers.jsonl --batching continuous",
+    ),
+    "explain": (" DIR", " --properties FILE --batching dynamic"),
+    "plan": (
+        " org/name --instance-type ml.g5.2xlarge",
+        " DIR --instance-type ml.g6e.xlarge --prompt-tokens 2000 --batching paged",
+    ),
+}
+"""Arguments to show in each command's help."""
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return the exit code."""
-    parsed = _parser().parse_args(arguments)
+
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m container") -> int:
+    """Run a command line and return the exit code. prog: the program's name in its help."""
+    parsed = _parser(prog).parse_args(arguments)
     try:
+        flags = [*_model_flag(parsed), *read_flags(parsed)]
         if parsed.command == "batch":
-            return _batch(parsed)
-        models = _initial_models(parsed)
+            return _batch(parsed, flags)
+        models = _initial_models(parsed, flags)
         if models is not None and parsed.command != "plan":
-            return _run_multi_model(parsed, models)
-        model_dir = open_model_dir(parsed.model_dir or default_model_dir())
+            return _run_multi_model(parsed, models, flags)
+        model_dir = open_model_dir(_model_dir(parsed) or default_model_dir())
         path = parsed.properties or find_properties(model_dir)
-        configuration = load_configuration(path, os.environ)
+        configuration = load_configuration(path, os.environ, flags)
         if parsed.command == "explain":
             return _explain(configuration, model_dir)
         if parsed.command == "plan":
@@ -48,15 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return report_error(error)
 
 
-def serve() -> int:
-    """Run `serve` with the arguments of this process: the console script `serve`."""
-    return main(["serve", *sys.argv[1:]])
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m container", description="Serves a language model over HTTP."
-    )
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description="Serves a language model over HTTP.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("serve", "start the container"),
@@ -67,24 +82,29 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(
             name,
             help=text,
+            usage="%(prog)s [MODEL] [--option VALUE ...]",
             description=text,
-            epilog=_option_help(),
+            epilog="\n".join(["examples:", *(f"  %(prog)s{line}" for line in EXAMPLES[name])]),
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
         )
         _add_options(command)
         if name == "plan":
             _add_plan_options(command)
         if name == "batch":
             _add_batch_options(command)
+        add_flags(command)
     return parser
 
 
-def _option_help() -> str:
-    # argparse expands % in the epilog.
-    return "\n".join(["keys in serving.properties:", *help_lines()]).replace("%", "%%")
-
-
 def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="directory or archive, id on the Hugging Face hub, or s3:// address; beats the "
+        "environment and serving.properties, as all flags do",
+    )
     parser.add_argument(
         "--port", type=int, help="TCP port (default: SAGEMAKER_BIND_TO_PORT, else 8080)"
     )
@@ -98,16 +118,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--model-dir",
         type=Path,
         metavar="DIR",
-        help="model directory or archive (default: /opt/ml/model, else the demo model)",
+        help="model directory or archive, unless option.model_id is set (default: /opt/ml/model, "
+        "else the demo model)",
     )
 
 
 def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--instance-type", required=True, metavar="TYPE", help="such as ml.g5.2xlarge"
-    )
-    parser.add_argument(
-        "--model-id", metavar="ID", help="model on the Hugging Face hub, instead of a directory"
     )
     parser.add_argument(
         "--prompt-tokens", type=int, default=512, help="prompt length of a typical request"
@@ -135,24 +153,54 @@ def _add_batch_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _batch(parsed: argparse.Namespace) -> int:
+def _batch(parsed: argparse.Namespace, flags: Sequence[Setting]) -> int:
     from container.batch.batch import batch  # lazy: only a batch needs gevent here
 
     return batch(
-        parsed.input, parsed.output, parsed.model_dir, parsed.properties, parsed.concurrency
+        parsed.input,
+        parsed.output,
+        _model_dir(parsed),
+        parsed.properties,
+        flags,
+        parsed.concurrency,
     )
 
 
-def _initial_models(parsed: argparse.Namespace) -> Mapping[str, Path] | None:
+def _model_dir(parsed: argparse.Namespace) -> Path | None:
+    """Return the local model that the command line names, if it does."""
+    if parsed.model is not None and Path(parsed.model).expanduser().exists():
+        return Path(parsed.model).expanduser()
+    return parsed.model_dir
+
+
+def _model_flag(parsed: argparse.Namespace) -> list[Setting]:
+    """Return option.model_id for MODEL, unless it is enough to look into its directory."""
+    path = _model_dir(parsed)
+    if parsed.model is None:
+        return []
+    if path is None or path == parsed.model_dir:
+        return [Setting("option.model_id", parsed.model, "MODEL")]
+    if parsed.properties is None and not sets_model_id(os.environ):
+        return []
+    return [Setting("option.model_id", str(path.resolve()), "MODEL")]
+
+
+def _initial_models(
+    parsed: argparse.Namespace, flags: Sequence[Setting]
+) -> Mapping[str, Path] | None:
     """Return the models that a multi-model container loads at start; None for a single model."""
     is_endpoint = os.environ.get("SAGEMAKER_MULTI_MODEL", "").strip().lower() == "true"
-    names_model = parsed.properties is not None or sets_model_id(os.environ)
+    names_model = (
+        parsed.properties is not None
+        or sets_model_id(os.environ)
+        or any(flag.key == "option.model_id" for flag in flags)
+    )
     if is_endpoint and names_model:
         raise ConfigurationError(
             "SAGEMAKER_MULTI_MODEL=true serves the models that POST /models loads, each with its "
-            "own serving.properties; do not set HF_MODEL_ID, OPTION_MODEL_ID or --properties"
+            "own serving.properties; do not set HF_MODEL_ID, OPTION_MODEL_ID, MODEL or --properties"
         )
-    directory = parsed.model_dir or (None if is_endpoint else default_model_dir())
+    directory = _model_dir(parsed) or (None if is_endpoint else default_model_dir())
     models: Mapping[str, Path] = {}
     if directory is not None and not names_model:
         models = store_entries(directory)
@@ -182,8 +230,8 @@ def _explain(configuration: Configuration, model_dir: Path) -> int:
 def _plan(parsed: argparse.Namespace, configuration: Configuration, model_dir: Path) -> int:
     instance = find_instance(parsed.instance_type)
     directory = open_model_dir(configured_model_path(configuration, model_dir))
-    model_id = parsed.model_id or configuration.options.model_id
-    if model_id and (parsed.model_id or not directory.is_dir()):
+    model_id = configuration.options.model_id
+    if model_id and not directory.is_dir():
         decoder = decoder_from_hub(model_id, configuration.options)
     else:
         decoder = decoder_from_directory(directory, configuration.options)
@@ -200,8 +248,15 @@ def serve_model(configuration: Configuration, model_dir: Path, port: int) -> int
     return supervise(configuration, prepare(configuration, model_dir), port)
 
 
-def _run_multi_model(parsed: argparse.Namespace, models: Mapping[str, Path]) -> int:
+def _run_multi_model(
+    parsed: argparse.Namespace, models: Mapping[str, Path], flags: Sequence[Setting]
+) -> int:
     """Run `serve` or `explain` for several models."""
+    if flags:
+        raise ConfigurationError(
+            f"{flags[0].source} is for one model; with several, set {flags[0].key} in each "
+            "model's serving.properties"
+        )
     for warning in load_configuration(None, os.environ).warnings:
         print(f"warning: {warning}")
     if parsed.command == "serve":

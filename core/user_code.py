@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import pkgutil
 import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
 
 from core.errors import ConfigurationError
+from core.names import full_name
 
 _MODULE = "model"
+_DJL_PYTHON = "djl_python"
 
 
 def run_file(path: Path) -> ModuleType:
@@ -18,6 +22,7 @@ def run_file(path: Path) -> ModuleType:
 
     The file may import modules from its own directory.
     """
+    _provide_djl_python()
     directory = str(path.parent)
     if directory not in sys.path:
         sys.path.insert(0, directory)
@@ -28,6 +33,19 @@ def run_file(path: Path) -> ModuleType:
     sys.modules[_MODULE] = module  # pickle, for example, looks up classes here
     spec.loader.exec_module(module)
     return module
+
+
+def _provide_djl_python() -> None:
+    """Have `import djl_python` find ours in this process, also where its full name is longer.
+
+    Modules that user code imports must be the same objects as ours, since `isinstance` decides
+    what an answer is.
+    """
+    ours = importlib.import_module(full_name(_DJL_PYTHON))
+    for info in pkgutil.iter_modules(ours.__path__):
+        module = importlib.import_module(f"{ours.__name__}.{info.name}")
+        sys.modules.setdefault(f"{_DJL_PYTHON}.{info.name}", module)
+    sys.modules.setdefault(_DJL_PYTHON, ours)
 
 
 def start_error(error: BaseException, path: Path) -> ConfigurationError:

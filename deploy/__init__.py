@@ -1,4 +1,4 @@
-"""Deploy this container to SageMaker endpoints with boto3: `python -m deploy --help`.
+"""Deploy this container to SageMaker endpoints with boto3: `longshore deploy --help`.
 
 Imports nothing from the server.
 """

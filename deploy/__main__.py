@@ -28,9 +28,9 @@ _EXIT_FAILED = 1
 _EXIT_INTERRUPTED = 130
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return the exit code."""
-    parsed = make_parser().parse_args(arguments)
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m deploy") -> int:
+    """Run a command line and return the exit code. prog: the program's name in its help."""
+    parsed = make_parser(prog).parse_args(arguments)
     try:
         _COMMANDS[parsed.command](parsed)
     except (DeployError, ClientError, BotoCoreError) as error:
@@ -48,7 +48,7 @@ def _up(parsed: argparse.Namespace) -> None:
     except BaseException:
         _print_remaining(aws, parsed)
         raise
-    aws.say(f"python -m deploy stream --name {parsed.name} 'Once upon a time'")
+    aws.say(f"longshore deploy stream --name {parsed.name} 'Once upon a time'")
 
 
 def _bring_up(
@@ -81,7 +81,7 @@ def _print_remaining(aws: Aws, parsed: argparse.Namespace) -> None:
 
 def _down_command(aws: Aws, parsed: argparse.Namespace, name: str) -> str:
     bucket = f" --bucket {parsed.bucket}" if parsed.bucket else ""
-    return f"python -m deploy down --name {name} --region {aws.region}{bucket}"
+    return f"longshore deploy down --name {name} --region {aws.region}{bucket}"
 
 
 def _compare(parsed: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""The commands and options of `python -m deploy`."""
+"""The commands and options of `longshore deploy`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from pathlib import Path
 
 from deploy.deployment import GPU_AMI, Deployment
 
+_EXAMPLES = """examples:
+  %(prog)s up --name demo --model-id org/name --instance-type ml.g5.2xlarge --role ARN --image URI
+  %(prog)s stream --name demo 'Once upon a time'
+  %(prog)s down --name demo
+"""
 STRATEGIES = ("none", "dynamic", "continuous", "paged")
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser. prog: the program's name in its help."""
     parser = argparse.ArgumentParser(
-        prog="python -m deploy", description="Deploy this container to SageMaker endpoints."
+        prog=prog,
+        description="Deploy this container to SageMaker endpoints.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     add = commands.add_parser
@@ -161,5 +170,5 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
         nargs=argparse.REMAINDER,
         default=[],
         metavar="ARGUMENT",
-        help="all following arguments go to python -m loadtest",
+        help="all following arguments go to `longshore compare`",
     )

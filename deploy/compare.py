@@ -14,6 +14,8 @@ from deploy.aws import Aws
 from deploy.errors import DeployError
 
 _INTERRUPTED = 130
+_LOADTEST = __name__.replace("deploy.compare", "loadtest")
+"""`longshore.loadtest` if this is an installed wheel."""
 
 
 class LoadTester(Protocol):
@@ -56,7 +58,7 @@ def compare(
 
 
 class LoadTest:
-    """Runs `python -m loadtest` in a process of its own."""
+    """Runs the load test in a process of its own."""
 
     def __init__(self, aws: Aws, arguments: Sequence[str]) -> None:
         self._aws = aws
@@ -72,7 +74,7 @@ class LoadTest:
         self._run(["report", *map(str, folders), "--out", str(out)], "load test report")
 
     def _run(self, arguments: Sequence[str], purpose: str) -> None:
-        command = ["-m", "loadtest", *arguments]
+        command = ["-m", _LOADTEST, *arguments]
         if self._aws.is_dry_run:
             print("python", *command)
             return

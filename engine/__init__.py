@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from core.names import full_name
+
 if TYPE_CHECKING:
     from core.sampling import SamplingParams
     from core.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
@@ -37,5 +39,5 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
-        raise AttributeError(f"module 'engine' has no attribute '{name}'")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+        raise AttributeError(f"module {__name__!r} has no attribute '{name}'")
+    return getattr(importlib.import_module(full_name(_MODULES[name])), name)

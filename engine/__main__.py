@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from engine.serve.emf import EmfReporter
     from engine.tasks.engine import TaskEngine
 
-logger = logging.getLogger("engine")
+logger = logging.getLogger(__package__)
 
 
 class _Stopped(BaseException):

@@ -25,10 +25,10 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return the exit code."""
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m loadtest") -> int:
+    """Run a command line and return the exit code. prog: the program's name in its help."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    parser = make_parser()
+    parser = make_parser(prog)
     parsed = parser.parse_args(arguments)
     if parsed.command == "report":
         return _report(parsed)
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from loadtest.harm import command
 
         return command.run(parser, parsed)
-    return _measure(parser, parsed, f"python -m loadtest {shlex.join(arguments)}")
+    return _measure(parser, parsed, f"{prog} {shlex.join(arguments)}")
 
 
 def _measure(parser: argparse.ArgumentParser, parsed: argparse.Namespace, command: str) -> int:
@@ -133,7 +133,7 @@ def _run(
 def _subjects(parser: argparse.ArgumentParser, parsed: argparse.Namespace):
     from loadtest.endpoint import Endpoint
     from loadtest.machine import has_gpu
-    from loadtest.server import read_properties
+    from loadtest.server import given_properties
     from loadtest.subjects import Strategies, Target
 
     if parsed.target or parsed.sagemaker:
@@ -145,9 +145,10 @@ def _subjects(parser: argparse.ArgumentParser, parsed: argparse.Namespace):
             timeout_s=parsed.timeout,
         )
         return Target(endpoint=endpoint)
-    if not parsed.properties.is_file():
-        parser.error(f"{parsed.properties} is not a file; set --properties")
-    properties = read_properties(parsed.properties)
+    try:
+        properties = given_properties(parsed.properties)
+    except ValueError as error:
+        parser.error(str(error))
     return Strategies(
         names=parsed.strategies,
         properties=properties,

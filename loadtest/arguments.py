@@ -7,11 +7,24 @@ from pathlib import Path
 
 from loadtest.workloads import WORKLOADS, Workload
 
+EXAMPLES = {
+    "compare": (
+        "--users 8 --requests 40 --rounds 1            # a quick look, with the demo model",
+        "--model-dir DIR --workload chat,shared-prefix",
+        "--target http://host:8000 --schema openai     # a running server",
+    ),
+    "sweep": ("--strategies continuous,paged --slo ttft_p99=2s,itl_p99=200ms",),
+}
+"""Arguments to show in the help of commands that send workloads."""
+_DEFAULT_PROPERTIES = (
+    "(default: serving.properties in this folder, or none: the model of `longshore serve`)"
+)
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the whole command line. prog: the program's name in its help."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest", description="Load-test serving containers over HTTP."
+        prog=prog, description="Load-test serving containers over HTTP."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     compare = _command(
@@ -93,7 +106,7 @@ def make_parser() -> argparse.ArgumentParser:
         commands, "kills", "kill a container's processes under load; count how requests end"
     )
     kills.add_argument("--times", type=_count, default=12, help="kills in total (default: 12)")
-    _add_properties(kills, "properties of the container (default: none)", None)
+    _add_properties(kills, "properties of the container (default: none)")
     kills.add_argument(
         "--model-dir", type=Path, metavar="DIR", help="passed to the container as --model-dir"
     )
@@ -119,9 +132,9 @@ def _add_harm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "/ping is asked every 25 ms and ordinary streams run. The exit code is 1 if one of them "
         "broke a limit.",
         epilog="examples:\n"
-        "  python -m loadtest harm                        # starts a server with the demo model\n"
-        "  python -m loadtest harm --url http://host:8080 --json harm.json\n"
-        "  python -m loadtest harm --rows grammar,schema  # rows whose name has one of these words",
+        "  %(prog)s                        # starts a server with the demo model\n"
+        "  %(prog)s --url http://host:8080 --json harm.json\n"
+        "  %(prog)s --rows grammar,schema  # rows whose name has one of these words",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     harm.add_argument("--url", help="a running server (default: start one)")
@@ -147,8 +160,8 @@ def _add_harm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "had one end, and that KV memory, processes, memory, threads and open files are as before. "
         "The exit code is 1 if they are not.",
         epilog="examples:\n"
-        "  python -m loadtest soak --seconds 600\n"
-        "  python -m loadtest soak --seconds 60 --seed 7 --json soak.json",
+        "  %(prog)s --seconds 600\n"
+        "  %(prog)s --seconds 60 --seed 7 --json soak.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_own_server(soak)
@@ -158,7 +171,7 @@ def _add_harm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _add_own_server(parser: argparse.ArgumentParser) -> None:
-    _add_properties(parser, "properties of the server that is started (default: %(default)s)")
+    _add_properties(parser, f"properties of the server that is started {_DEFAULT_PROPERTIES}")
     parser.add_argument(
         "--log",
         type=Path,
@@ -168,21 +181,21 @@ def _add_own_server(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_properties(
-    parser: argparse._ActionsContainer, text: str, default: Path | None = Path("serving.properties")
-) -> None:
-    parser.add_argument("--properties", type=Path, default=default, metavar="FILE", help=text)
+def _add_properties(parser: argparse._ActionsContainer, text: str) -> None:
+    parser.add_argument("--properties", type=Path, metavar="FILE", help=text)
 
 
 def _command(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
 ) -> argparse.ArgumentParser:
     names = "\n".join(f"  {workload.name:27}{workload.doc}" for workload in WORKLOADS.values())
+    examples = "\n".join(f"  %(prog)s {arguments}" for arguments in EXAMPLES.get(name, ()))
+    shown = f"examples:\n{examples}\n\nworkloads:\n{names}"
     return commands.add_parser(
         name,
         help=text,
         description=text,
-        epilog=f"workloads:\n{names}" if name in ("compare", "sweep") else None,
+        epilog=shown if name in EXAMPLES else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
@@ -197,7 +210,8 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
         help="strategies of our container, each in a process of its own (default: all four)",
     )
     _add_properties(
-        group, "properties of every server, apart from option.batching (default: %(default)s)"
+        group,
+        f"properties of every server, apart from option.batching {_DEFAULT_PROPERTIES}",
     )
     group.add_argument(
         "--model-dir", type=Path, metavar="DIR", help="passed to the container as --model-dir"
@@ -267,7 +281,11 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         help="warm-up requests before each run, not counted (default: 16)",
     )
     group.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="folder for the results"
+        "--out",
+        type=Path,
+        default=Path("build/loadtest"),
+        metavar="DIR",
+        help="folder for the results (default: %(default)s)",
     )
 
 

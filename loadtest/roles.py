@@ -8,6 +8,8 @@ from typing import Literal
 
 import psutil
 
+from loadtest.server import PACKAGE_PREFIX
+
 Role = Literal["supervisor", "engine", "gunicorn", "worker", "helper"]
 
 
@@ -33,10 +35,12 @@ def by_role(processes: Sequence[psutil.Process]) -> Mapping[Role, list[psutil.Pr
 
 def _role(process: psutil.Process, gunicorn: Sequence[psutil.Process]) -> Role | None:
     command = process.cmdline()
-    if "engine" in command:
+    if PACKAGE_PREFIX + "engine" in command:
         return "engine"
-    if "container.isolation.process" in command:
+    if PACKAGE_PREFIX + "container.isolation.process" in command:
         return "helper"
-    if "container.front_end.start" in command:  # a worker has the command line of its parent
+    if (
+        PACKAGE_PREFIX + "container.front_end.start" in command
+    ):  # a worker has the command line of its parent
         return "worker" if process.parent() in gunicorn else "gunicorn"
     return None

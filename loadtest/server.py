@@ -20,6 +20,9 @@ from loadtest.clients.transport import HttpTransport, SendError
 START_S = 1800.0
 STOP_S = 60.0
 POLL_S = 0.1
+_DEFAULT = Path("serving.properties")
+PACKAGE_PREFIX = __name__.removesuffix("loadtest.server")
+"""What precedes the names of our packages: `longshore.` if this is an installed wheel."""
 
 
 class ServerError(Exception):
@@ -59,7 +62,14 @@ class Server:
         file = Path(self._folder.name, "serving.properties")
         with file.open("w", encoding="latin-1") as out:
             javaproperties.dump(dict(self._properties), out, timestamp=False)
-        command = [sys.executable, "-m", "container", "serve", "--port", str(self.port)]
+        command = [
+            sys.executable,
+            "-m",
+            f"{PACKAGE_PREFIX}container",
+            "serve",
+            "--port",
+            str(self.port),
+        ]
         command += ["--properties", str(file)]
         if self._model_dir is not None:
             command += ["--model-dir", str(self._model_dir)]
@@ -120,6 +130,19 @@ class Server:
 
     def _last_lines(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-10:])
+
+
+def given_properties(path: Path | None) -> dict[str, str]:
+    """Read the file that --properties names.
+
+    None stands for `serving.properties` in the current folder, or no properties if there is none.
+    Raises ValueError if the path is not that of a file.
+    """
+    if path is None:
+        return read_properties(_DEFAULT) if _DEFAULT.is_file() else {}
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file; set --properties")
+    return read_properties(path)
 
 
 def read_properties(path: Path) -> dict[str, str]:

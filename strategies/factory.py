@@ -27,8 +27,8 @@ class StrategySettings:
 
 
 def make_strategy(settings: StrategySettings) -> Strategy:
-    """Call `make(settings)` of the module `strategies.<settings.batching>`.
+    """Call `make(settings)` of the module that has the strategy's name.
 
-    The module is found by the name of the strategy, so a new strategy changes nothing here.
+    So a new strategy changes nothing here.
     """
-    return import_module(f"strategies.{settings.batching}").make(settings)
+    return import_module(f".{settings.batching}", __package__).make(settings)

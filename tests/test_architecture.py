@@ -25,6 +25,8 @@ MAY_IMPORT = {
     "deploy": set(),  # runs the load test as a command
     "examples": {"deploy"},  # parses SageMaker's streams
     "image": set(),
+    "longshore": {"benchmarks", "container", "deploy", "engine", "loadtest"},  # runs the commands
+    "distribution": set(),
 }
 PARTS = {
     "engine": (

@@ -41,8 +41,8 @@ PAPER_SETUPS = (
 )
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = make_parser(__doc__ or "")
+def main(arguments: list[str] | None = None, prog: str = "python -m benchmarks.simulate") -> None:
+    parser = make_parser(__doc__ or "", prog)
     options = parser.parse_args(arguments)
     try:
         results = [_run(hardware, options) for hardware in _hardware(options)]

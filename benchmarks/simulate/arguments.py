@@ -11,14 +11,20 @@ from benchmarks.simulate.router import ROUTERS
 from benchmarks.simulate.system import SYSTEMS
 
 MEANS = {"sharegpt": SHAREGPT, "alpaca": ALPACA}
+EXAMPLES = """examples:
+  %(prog)s                                    # OPT-13B on an A100-40GB, ShareGPT-like lengths
+  %(prog)s --model opt-66b --gpus 4           # tensor parallel
+  %(prog)s --rate 1.5 --duration 600          # one request rate, instead of the highest
+"""
 DEFAULT_SYSTEMS = [name for name in SYSTEMS if name != "none"]
 
 
-def make_parser(description: str) -> argparse.ArgumentParser:
+def make_parser(description: str, prog: str) -> argparse.ArgumentParser:
     assumed = Efficiency()
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.simulate",
+        prog=prog,
         description=description,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     machine = parser.add_argument_group("machines")

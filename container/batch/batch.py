@@ -29,10 +29,12 @@ from container.batch.lines import (
     read_numbered,
     read_outcomes,
 )
+from container.configuration.properties import Setting
 from container.multi_model.model_container import ModelContainer, UnixConnection
 from core.errors import ConfigurationError
+from core.names import python_command
 
-COMMAND = (sys.executable, "-m", "container.batch.child")
+COMMAND = python_command("container.batch.child")
 STOP_S = 30.0
 _RETRY_S = 1.0
 _MAX_ATTEMPTS = 3
@@ -50,6 +52,7 @@ def run_batch(
     *,
     model_dir: Path | None = None,
     properties: Path | None = None,
+    flags: Sequence[Setting] = (),
     num_workers: int = 256,
     command: Sequence[str] = COMMAND,
 ) -> Counter[str]:
@@ -70,7 +73,11 @@ def run_batch(
         return counts
     run_dir = Path(tempfile.mkdtemp(prefix="longshore-"))
     arguments = [str(model_dir or ""), str(properties or "")]
-    arguments += [str(run_dir / "batch.sock"), str(num_workers)]
+    arguments += [
+        str(run_dir / "batch.sock"),
+        str(num_workers),
+        msgspec.json.encode(flags).decode(),
+    ]
     container = ModelContainer("server", run_dir / "batch.sock", [*command, *arguments], os.environ)
     try:
         if not container.wait_until_ready():
@@ -195,6 +202,7 @@ def batch(
     output: Path,
     model_dir: Path | None,
     properties: Path | None,
+    flags: Sequence[Setting],
     num_workers: int,
 ) -> int:
     """Run a batch and return the exit code."""
@@ -205,6 +213,7 @@ def batch(
             output,
             model_dir=model_dir,
             properties=properties,
+            flags=flags,
             num_workers=num_workers,
         )
     except (BatchStoppedError, KeyboardInterrupt) as error:

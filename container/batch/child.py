@@ -1,6 +1,7 @@
 """Runs the container that answers a batch, on a Unix socket.
 
-`python -m container.batch.child MODEL_DIR PROPERTIES SOCKET NUM_WORKERS`; '' for a default.
+`python -m container.batch.child MODEL_DIR PROPERTIES SOCKET NUM_WORKERS FLAGS`: '' for a default;
+the flags of the command line as JSON.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
+
+from container.configuration.properties import Setting
 from container.configuration.report import report_error
 from container.configuration.resolve import Configuration, load_configuration
 from container.launch.preparation import prepare
@@ -21,13 +25,16 @@ from core.processes import die_with_parent
 NO_TIMEOUT_S = 10**8
 
 
-def main(model_dir: str, properties: str, socket: str, num_workers: str) -> int:
+def main(model_dir: str, properties: str, socket: str, num_workers: str, flags: str) -> int:
     """Serve until SIGTERM and return the exit code, as `serve` does."""
     die_with_parent()
     try:
         opened = open_model_dir(Path(model_dir) if model_dir else default_model_dir())
         path = Path(properties) if properties else find_properties(opened)
-        configuration = for_batch(load_configuration(path, os.environ), int(num_workers))
+        configuration = for_batch(
+            load_configuration(path, os.environ, msgspec.json.decode(flags, type=list[Setting])),
+            int(num_workers),
+        )
         return supervise(configuration, prepare(configuration, opened), 0, socket=Path(socket))
     except ConfigurationError as error:
         return report_error(error)

@@ -1,8 +1,8 @@
 """Environment variables that set options, with the precedence that LMI gives them.
 
 ```
-SAGEMAKER_*  >  serving.properties  >  OPTION_*  >  HF_*, TENSOR_PARALLEL_DEGREE, ...
-             >  SERVING_*  >  SM_VLLM_*  >  names from text-generation-inference (TGI)
+flags  >  SAGEMAKER_*  >  serving.properties  >  OPTION_*  >  HF_*, TENSOR_PARALLEL_DEGREE, ...
+       >  SERVING_*  >  SM_VLLM_*  >  names from text-generation-inference (TGI)
 ```
 """
 

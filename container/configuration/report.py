@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,15 +17,8 @@ ERROR_PREFIX = "longshore: "
 """Starts every line of a configuration error on stderr."""
 
 
-def help_lines() -> Iterator[str]:
-    """Yield every option with its type, default and description."""
-    for option in option_table().values():
-        yield f"  {option.key} ({option.kind_text}; default {format_value(option.default)})"
-        yield from textwrap.wrap(option.doc, 90, initial_indent=" " * 6, subsequent_indent=" " * 6)
-
-
 def explain_lines(configuration: Configuration, model: str, task: Task | None) -> Iterator[str]:
-    """Yield the task, the strategy, the warnings, and all effective options with their sources."""
+    """Yield the strategy, the task, the warnings, and all effective options with their sources."""
     yield from _strategy_lines(configuration, model, task)
     yield from _option_lines(configuration, list(option_table().values()))
 
@@ -132,10 +124,10 @@ def _option_lines(configuration: Configuration, options: list[Option]) -> Iterat
 
 
 def _strategy_lines(configuration: Configuration, model: str, task: Task | None) -> Iterator[str]:
-    if task is not None:
-        yield f"  task: {task.name} ({task.reason})"
     choice = choose_batching_of(task or Task(), configuration.options)
     yield f"  batching: {choice.name or 'chosen once the model is known'} ({choice.reason})"
+    if task is not None:
+        yield f"  task: {task.name} ({task.reason})"
     yield f"  model: {model}"
     yield from (f"  warning: {warning}" for warning in configuration.warnings)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,15 +34,18 @@ class Configuration:
     """Options that only the user's handler knows, as written in the file."""
 
 
-def load_configuration(path: Path | None, variables: Mapping[str, str]) -> Configuration:
-    """Read the properties file, if `path` is not None, and the environment variables.
+def load_configuration(
+    path: Path | None, variables: Mapping[str, str], flags: Sequence[Setting] = ()
+) -> Configuration:
+    """Read the flags, the properties file, if `path` is not None, and the environment variables.
 
     If there is a handler beside the file, the file's unknown options are passed to it. Raises
-    ConfigurationError, listing all errors in both sources.
+    ConfigurationError, listing all errors in all sources.
     """
     settings = read_properties(path) if path else ()
     environment = read_environment(variables)
     collector = _SettingCollector(list(environment.errors), list(environment.warnings))
+    collector.add(flags)
     collector.add(environment.above_file)
     collector.add_file(settings)
     collector.add(environment.below_file)

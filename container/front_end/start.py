@@ -25,6 +25,7 @@ from container.security.tls import tls_context
 from core.errors import ConfigurationError
 from core.limits import HEADER_BYTES, HEADERS, REQUEST_LINE
 from core.messages import Launch
+from core.names import full_name
 from core.options import Options
 from core.processes import die_with_parent
 
@@ -117,7 +118,7 @@ def gunicorn_settings(launch: Launch) -> dict[str, Any]:
             else {"certfile": options.ssl_certfile, "keyfile": options.ssl_keyfile}
         ),
         "ssl_context": make_tls_context,
-        "worker_class": "container.front_end.worker.DrainingWorker",
+        "worker_class": full_name("container.front_end.worker.DrainingWorker"),
         "workers": options.http_workers or max(1, (cores or 1) // 4),
         "worker_connections": options.max_connections,
         "limit_request_line": REQUEST_LINE.maximum,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import signal
 import subprocess
-import sys
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -30,6 +29,7 @@ from container.isolation.jobs import (
 )
 from core.errors import LongshoreError, OverloadedError, RequestError
 from core.limits import GRAMMAR
+from core.names import python_command
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplateSource
 from core.text.grammar import FIELD
@@ -128,7 +128,7 @@ class _Process:
         self._socket, theirs = gevent.socket.socketpair()
         with theirs:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "container.isolation.process"],
+                python_command("container.isolation.process"),
                 stdin=theirs.fileno(),
                 start_new_session=True,
             )

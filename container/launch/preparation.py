@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from container.models.s3 import download_from_s3
 from container.security.authentication import open_gate
 from container.security.tls import tls_context
 from core.errors import ConfigurationError
+from core.names import python_command
 from core.task import Task, check_options, choose_task
 from core.text.template_files import load_chat_template
 from core.text.tokenizer import tokenizer_file
@@ -65,9 +65,7 @@ def _with_formatters(
     library_dir = _library_dir(configuration, path)
     # Check the file in another process, because this one must not run user code.
     command = [
-        sys.executable,
-        "-m",
-        "container.apis.generation.formatters",
+        *python_command("container.apis.generation.formatters"),
         str(path),
         str(library_dir or ""),
     ]

@@ -26,6 +26,7 @@ from container.launch.preparation import PreparedModel
 from container.launch.readiness import ReadinessWatch
 from core.errors import ConfigurationError, InsufficientMemoryError
 from core.messages import Launch
+from core.names import python_command
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,8 @@ _FINAL_EXIT_CODES = (ConfigurationError.exit_code, InsufficientMemoryError.exit_
 class Commands:
     """The commands of the two child processes. The launch file's path is appended to each."""
 
-    engine: Sequence[str] = (sys.executable, "-m", "engine")
-    front_end: Sequence[str] = (sys.executable, "-m", "container.front_end.start")
+    engine: Sequence[str] = python_command("engine")
+    front_end: Sequence[str] = python_command("container.front_end.start")
 
 
 class Supervisor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -17,8 +16,9 @@ from gevent.fileobject import FileObjectPosix
 
 from container.configuration.report import ERROR_PREFIX
 from container.launch.children import Child
+from core.names import python_command
 
-COMMAND = (sys.executable, "-m", "container.multi_model.child")
+COMMAND = python_command("container.multi_model.child")
 _POLL_INTERVAL_S = 0.05
 _NUM_KEPT_LINES = 40
 _METRICS_LINE = '{"_aws":'

@@ -14,7 +14,7 @@ import msgspec
 from loadtest.harm.harm import Bounds, Harm, measure_all, table
 from loadtest.harm.rows import ROWS
 from loadtest.harm.soak import Soak
-from loadtest.server import Server, ServerError, read_properties
+from loadtest.server import Server, ServerError, given_properties
 
 EXIT_BROKEN = 1
 EXIT_INTERRUPTED = 130
@@ -68,9 +68,10 @@ def _server(
     if url is not None:
         yield url, None
         return
-    if not parsed.properties.is_file():
-        parser.error(f"{parsed.properties} is not a file; set --properties")
-    properties = {**read_properties(parsed.properties), **changes}
+    try:
+        properties = {**given_properties(parsed.properties), **changes}
+    except ValueError as error:
+        parser.error(str(error))
     parsed.log.parent.mkdir(parents=True, exist_ok=True)
     with Server(properties, parsed.log) as server:
         yield server.url, server

@@ -126,7 +126,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def main(url: str, name: str, socket: str, share: str) -> None:
+def main(url: str, name: str, socket: str, share: str, *_: str) -> None:
     die_with_parent()
     path = Path(url)
     mode = (path / "mode").read_text() if (path / "mode").exists() else "well"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from fnmatch import fnmatch
 from pathlib import Path
@@ -224,9 +225,39 @@ def test_a_configuration_error_ends_the_command(
 def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
-    assert "option.max_rolling_batch_prefill_tokens (integer; default unset)" in (
-        capsys.readouterr().out
-    )
+    shown = capsys.readouterr().out
+    assert "--max-rolling-batch-prefill-tokens VALUE" in shown
+    assert "longshore serve" not in shown, "the program is the one that was started"
+    assert "python -m container serve DIR --port 8081" in shown
+
+
+def test_flags_beat_the_file_and_the_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "serving.properties").write_text("option.batching=none\nbatch_size=3\n")
+    monkeypatch.setenv("OPTION_BATCHING", "dynamic")
+    monkeypatch.setenv("OPTION_DTYPE", "fp32")
+    command = ["explain", str(tmp_path), "--batching", "paged", "--dtype", "bf16"]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "  batching: paged (option.batching=paged)"
+    assert any(re.fullmatch(r"  option.batching=paged +--batching", line) for line in lines)
+    assert any(re.fullmatch(r"  option.dtype=bf16 +--dtype", line) for line in lines)
+    assert any(line.endswith("serving.properties:2") for line in lines)
+    assert main([*command, "--batch-size", "many"]) == 2
+    assert "--batch-size: batch_size=many" in capsys.readouterr().err
+
+
+def test_the_model_on_the_command_line_beats_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_MODEL_ID", "org/other")
+    for model, shown in (
+        ("org/name", "model: org/name (not a local directory)"),
+        (str(tmp_path), f"model: {tmp_path} (no model: config.json is missing)"),
+    ):
+        assert main(["explain", model]) == 0
+        assert shown in capsys.readouterr().out
 
 
 def test_explain_names_the_model_and_missing_files(

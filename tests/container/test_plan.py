@@ -175,7 +175,7 @@ def test_hub_model(
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     monkeypatch.setattr("huggingface_hub.get_safetensors_metadata", lambda *_, **__: metadata)
-    command = ["plan", "--model-id", "org/model", "--instance-type", "ml.g6e.xlarge"]
+    command = ["plan", "org/model", "--instance-type", "ml.g6e.xlarge"]
     assert main(command) == 0
     text = capsys.readouterr().out
     assert "org/model on ml.g6e.xlarge: L40S" in text

@@ -106,7 +106,7 @@ def test_a_denied_removal_says_how_to_continue(
     assert main(["down", "--name", "demo"]) == 1
     printed = capsys.readouterr()
     assert (
-        "demo is not completely removed; run again: python -m deploy down --name demo --region"
+        "demo is not completely removed; run again: longshore deploy down --name demo --region"
         in printed.out
     )
     assert "DeleteEndpointConfig: AccessDeniedException: no" in printed.err

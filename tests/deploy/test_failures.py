@@ -20,7 +20,7 @@ from tests.deploy.conftest import CREATING, FAILED, IMAGE, ROLE, Clock, Failure,
 
 Capture = pytest.CaptureFixture[str]
 Peek = Callable[[str], Any]
-CURE = "python -m deploy down --name demo --region eu-west-1"
+CURE = "longshore deploy down --name demo --region eu-west-1"
 ABSENT = Failure("ValidationException", 'Could not find endpoint "demo".')
 
 

@@ -132,7 +132,7 @@ def test_running_the_locustfile_by_hand(stub: Stub) -> None:
         (["sweep", "--slo", "ttft=1", "--out", "x"], "invalid bound 'ttft=1'"),
         (["compare", "--properties", "nowhere", "--out", "x"], "nowhere is not a file"),
         (["compare", "--rate", "0", "--out", "x"], "0 is not greater than 0"),
-        (["compare"], "--out"),
+        (["report", "x"], "--out"),
     ],
 )
 def test_wrong_command_lines(arguments: list[str], part: str) -> None:

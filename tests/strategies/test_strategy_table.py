@@ -34,7 +34,7 @@ def test_rows_limit_concurrent_sequences(name, default, limited):
 
 
 def test_programs_beside_the_container_list_every_strategy():
-    arguments = make_parser().parse_args(["compare", "--out", "results"])
+    arguments = make_parser("loadtest").parse_args(["compare", "--out", "results"])
     assert tuple(arguments.strategies) == BATCHING_NAMES
     assert tuple(COLOURS) == BATCHING_NAMES
     assert DEPLOYED == BATCHING_NAMES

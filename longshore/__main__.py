@@ -1,0 +1,125 @@
+"""The command `longshore`: a table of commands, each with a parser and help of its own."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+NAME = "longshore"
+EXIT_USAGE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A row of the table."""
+
+    doc: str
+    run: Callable[[list[str]], int | None]
+    """Takes the arguments after `longshore`, of which the first is the command's name."""
+    extra: str = ""
+    """What to install for it: the name of an extra of this distribution."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    match given:
+        case ["-h" | "--help", *_]:
+            print(*_help_lines(), sep="\n")
+        case ["--version", *_]:
+            print(NAME, importlib.metadata.version(NAME))
+        case [name, *_] if name in COMMANDS:
+            return _run(COMMANDS[name], given)
+        case _:
+            print(*_help_lines(), sep="\n", file=sys.stderr)
+            if given:
+                print(f"\n{NAME}: no command {given[0]!r}", file=sys.stderr)
+            return EXIT_USAGE
+    return 0
+
+
+def serve() -> int:
+    """Run `longshore serve`: the console script `serve`, which SageMaker's images have."""
+    return main(["serve", *sys.argv[1:]])
+
+
+def _run(command: Command, arguments: list[str]) -> int:
+    try:
+        return command.run(arguments) or 0
+    except ModuleNotFoundError as error:
+        if not command.extra:
+            raise
+        print(
+            f"{NAME} {arguments[0]}: {error.name} is not installed; run: "
+            f"pip install '{NAME}[{command.extra}]'",
+            file=sys.stderr,
+        )
+        return 1
+
+
+# Each imports its command when it is called: `longshore --help` must not wait for the others.
+def _container(arguments: list[str]) -> int:
+    from container.__main__ import main as run
+
+    return run(arguments, NAME)
+
+
+def _compare(arguments: list[str]) -> int:
+    from loadtest.__main__ import main as run
+
+    return run(arguments, NAME)
+
+
+def _load(arguments: list[str]) -> int:
+    from loadtest.__main__ import main as run
+
+    return run(arguments[1:], f"{NAME} load")
+
+
+def _simulate(arguments: list[str]) -> None:
+    from benchmarks.simulate.__main__ import main as run
+
+    run(arguments[1:], f"{NAME} simulate")
+
+
+def _deploy(arguments: list[str]) -> int:
+    from deploy.__main__ import main as run
+
+    return run(arguments[1:], f"{NAME} deploy")
+
+
+COMMANDS = {
+    "serve": Command("serve a model over HTTP", _container),
+    "explain": Command("show the strategy and every option, with where it was set", _container),
+    "batch": Command("answer all requests of a file", _container),
+    "plan": Command("estimate how many requests fit into an instance's GPU memory", _container),
+    "compare": Command("load-test all four strategies and report", _compare, "loadtest"),
+    "load": Command("load-test any server, or its endurance and defences", _load, "loadtest"),
+    "simulate": Command("simulate the strategies on GPUs that you do not have", _simulate),
+    "deploy": Command("deploy to SageMaker, and remove everything again", _deploy, "aws"),
+}
+
+
+def _help_lines() -> list[str]:
+    return [
+        f"usage: {NAME} COMMAND ...",
+        "",
+        "A serving container for language models in which the batching strategy is an option.",
+        "",
+        "commands:",
+        *(f"  {name:10}{command.doc}" for name, command in COMMANDS.items()),
+        "",
+        "examples:",
+        f"  {NAME} serve                                   # the demo model, on port 8080",
+        f"  {NAME} serve DIR --batching continuous         # a model from a directory",
+        f"  {NAME} explain DIR                             # what `serve` would do",
+        f"  {NAME} compare --users 8 --requests 40         # all strategies, with the demo model",
+        "",
+        f"{NAME} COMMAND --help shows the options of a command, {NAME} --version the version.",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
