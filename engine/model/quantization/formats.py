@@ -1,0 +1,160 @@
+"""Formats of `Linear` for quantized weights.
+
+`make_format` chooses one. To add a kernel, write a format and choose it in `quantized_format`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.model.linear import Format, choose_format
+from engine.model.quantized import (
+    Float4Weight,
+    Float8Weight,
+    IntegerWeight,
+    PermutedWeight,
+    Quantized,
+    Stored,
+    joined,
+    num_bytes,
+)
+
+MAX_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
+
+
+class Dequantizing:
+    """Dequantizes the weight for each product: slow, exact, for every device.
+
+    The reference of the kernels, and the format where there is none.
+    """
+
+    def __init__(self, weight: Quantized) -> None:
+        self.weight = weight
+        self.num_bytes = num_bytes(weight)
+
+    def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        weight = self.weight.dequantized().to(rows.dtype)
+        return F.linear(rows, weight, None if bias is None else bias.to(rows.dtype))
+
+
+class TritonCodes:
+    """Codes for `kernels.quantized_linear`, for rows in fp16 or bf16 on CUDA."""
+
+    def __init__(self, weight: IntegerWeight | Float8Weight) -> None:
+        """Raises ValueError if the kernel has no blocks for the weight's groups."""
+        # Imported only here, so that CPUs do not need Triton.
+        from kernels.quantized_linear import block_size, pack_int4, quantized_linear
+
+        self._multiply = quantized_linear
+        self._kind, codes, self._zeros = "fp8", weight.codes.view(torch.uint8), None
+        if isinstance(weight, IntegerWeight):
+            self._kind, self._zeros = f"int{weight.bits}", weight.zeros.T.contiguous()
+        self._group_size = weight.group_size
+        num_inputs = codes.shape[1]
+        if num_inputs % self._group_size or not block_size(
+            self._kind, num_inputs, self._group_size
+        ):
+            raise ValueError(f"no kernel for groups of {self._group_size} of {num_inputs} inputs")
+        self._codes = pack_int4(codes, self._group_size) if self._kind == "int4" else codes
+        self._scales = weight.scales.T.contiguous()
+        self.num_bytes = self._codes.nbytes + self._scales.nbytes
+        self.num_bytes += 0 if self._zeros is None else self._zeros.nbytes
+
+    def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        return self._multiply(
+            rows, self._codes, self._scales, self._zeros, bias, self._kind, self._group_size
+        )
+
+
+class ScaledFloat8:
+    """FP8 rows times FP8 weights with one scale for each output (`torch._scaled_mm`).
+
+    A row is scaled so that its largest value becomes the largest of e4m3, and rounded.
+    """
+
+    def __init__(self, weight: Float8Weight) -> None:
+        self._codes, self._scales = weight.codes.T, weight.scales.T.contiguous()
+        self.num_bytes = num_bytes(weight)
+
+    @staticmethod
+    def supports(weight: Quantized, dtype: torch.dtype) -> bool:
+        """Whether torch multiplies rows of this dtype by the weight, on a device with FP8."""
+        sizes = weight.shape
+        is_scaled_by_output = isinstance(weight, Float8Weight) and weight.group_size == sizes[1]
+        return is_scaled_by_output and dtype == torch.bfloat16 and not any(n % 16 for n in sizes)
+
+    def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        scales = rows.abs().amax(1, keepdim=True).float().clamp(min=1e-12) / MAX_FLOAT8
+        codes = (rows / scales).clamp(-MAX_FLOAT8, MAX_FLOAT8).to(torch.float8_e4m3fn)
+        return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+            codes, self._codes, scales, self._scales, bias=bias, out_dtype=rows.dtype
+        )
+
+
+class PermutedInputs:
+    """A format whose weight has its columns in another order than the inputs."""
+
+    def __init__(self, format: Format, order: Tensor) -> None:
+        """order: [in] int64, the input of each column."""
+        self._format, self._order = format, order
+        self.num_bytes = format.num_bytes + order.nbytes
+
+    def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        return self._format.multiply(rows.index_select(1, self._order), bias)
+
+
+class SideBySide:
+    """Layers with the same input that cannot be stored as one weight."""
+
+    def __init__(self, formats: Sequence[Format], sizes: Sequence[int]) -> None:
+        """sizes: the outputs of each format."""
+        self._formats, self._sizes = formats, sizes
+        self.num_bytes = sum(format.num_bytes for format in formats)
+
+    def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        biases = [None] * len(self._sizes) if bias is None else bias.split_with_sizes(self._sizes)
+        products = [
+            format.multiply(rows, part) for format, part in zip(self._formats, biases, strict=True)
+        ]
+        return torch.cat(products, 1)
+
+
+def make_format(parts: Sequence[Stored], device: torch.device, dtype: torch.dtype) -> Format:
+    """Concatenate parts [out_i, in] into one weight, in the fastest format for the device.
+
+    dtype: dtype of the rows.
+    """
+    dense = [part for part in parts if isinstance(part, Tensor)]
+    if len(dense) == len(parts):
+        return choose_format(device, dtype)(dense)
+    if dense:
+        formats = [make_format([part], device, dtype) for part in parts]
+        return SideBySide(formats, [part.shape[0] for part in parts])
+    weights = joined([part for part in parts if not isinstance(part, Tensor)], device)
+    if len(weights) == 1:
+        return quantized_format(weights[0], device, dtype)
+    formats = [quantized_format(weight, device, dtype) for weight in weights]
+    return SideBySide(formats, [weight.shape[0] for weight in weights])
+
+
+def quantized_format(weight: Quantized, device: torch.device, dtype: torch.dtype) -> Format:
+    """Return the fastest format for a device that the weight is already on.
+
+    dtype: dtype of the rows.
+    """
+    if isinstance(weight, PermutedWeight):
+        format = quantized_format(weight.weight, device, dtype)
+        return PermutedInputs(format, weight.order)
+    if device.type != "cuda" or dtype == torch.float32 or isinstance(weight, Float4Weight):
+        return Dequantizing(weight)
+    has_fp8 = torch.cuda.get_device_capability(device) >= (8, 9)
+    if has_fp8 and isinstance(weight, Float8Weight) and ScaledFloat8.supports(weight, dtype):
+        return ScaledFloat8(weight)
+    try:
+        return TritonCodes(weight)
+    except ValueError:
+        return Dequantizing(weight)
