@@ -17,7 +17,7 @@ _FORMAT = "the request's fields choose its schema; option.output_formatter sets 
 _HANDLERS = "set option.entryPoint to your handler's file"
 _QUANTIZED = "quantization is not supported; option.dtype sets the precision"
 _SPECULATIVE = "speculative decoding is not supported; leave it out"
-_FIXED_CODES = "status codes are fixed: 400, 404, 413, 424 and 503"
+_FIXED_CODES = "status codes are fixed; only that of a full queue is set by option.overload_status"
 
 ADVICE: Mapping[str, str] = {
     **{f"option.{name}": advice for name, advice in REMOVED_OPTIONS.items()},
