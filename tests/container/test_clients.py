@@ -45,8 +45,9 @@ def test_custom_attributes_choose_the_route(serve: Serve) -> None:
         answer = client.invoke_endpoint(**JSON, Body=prompt, CustomAttributes="route=/tokenize")
         assert json.load(answer["Body"])["count"] == 1
         assert answer["CustomAttributes"] == "route=/tokenize"
-        same = client.invoke_endpoint(**JSON, Body=prompt, CustomAttributes="route=/invocations")
-        assert json.load(same["Body"])["object"] == "text_completion"
+        for other in ("route=/invocations", "my-route=/tokenize"):
+            same = client.invoke_endpoint(**JSON, Body=prompt, CustomAttributes=other)
+            assert json.load(same["Body"])["object"] == "text_completion"
         streamed = client.invoke_endpoint_with_response_stream(
             **JSON, Body=chat, CustomAttributes="trace=1,route=/v1/chat/completions"
         )
