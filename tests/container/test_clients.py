@@ -295,8 +295,10 @@ def test_allowed_tools(
                     "allowed_tools": {"mode": mode, "tools": functions},
                 },
             )
-    for wrong in ({}, {"mode": "none", "tools": []}, {"mode": "auto"}):
-        response = ask(http, tools=functions, tool_choice={**choice, "allowed_tools": wrong})
+    nameless = {"mode": mode, "tools": [{"type": "function", "function": {}}]}
+    for wrong in ({}, {"mode": "none", "tools": []}, {"mode": "auto"}, nameless):
+        tools = [*functions, {"type": "function", "function": {}}]
+        response = ask(http, tools=tools, tool_choice={**choice, "allowed_tools": wrong})
         assert response.get_json()["error"]["param"].startswith("tool_choice.allowed_tools")
 
 
