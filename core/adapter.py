@@ -1,8 +1,10 @@
-"""The description of a loaded LoRA adapter, without its weights."""
+"""The description of a loaded LoRA adapter, without its weights, and the error without LoRA."""
 
 from __future__ import annotations
 
 import msgspec
+
+from core.errors import RequestError
 
 
 class Adapter(msgspec.Struct, frozen=True):
@@ -17,3 +19,8 @@ class Adapter(msgspec.Struct, frozen=True):
     """The index of its slot in device memory."""
     generation: int
     """Counts the loads of this process, from 1. No two adapters have the same generation."""
+
+
+def lora_disabled(field: str = "adapters") -> RequestError:
+    """Return the error of a request for an adapter where adapters are not enabled."""
+    return RequestError(field, "needs option.enable_lora=true")

@@ -280,7 +280,7 @@ class Options:
         None,
         "How the model writes tool calls, by vLLM's names. hermes: Hermes, Qwen; llama3_json: "
         "Llama 3; pythonic: Llama 3.2 and 4; openai: gpt-oss. If not set, requests with tools are "
-        "rejected.",
+        "rejected, unless tool_choice is none or forces a call.",
     )
     reasoning_parser: ReasoningParserChoice = _option(
         "auto",
@@ -288,12 +288,15 @@ class Options:
         "its chat template shows; none: reasoning stays in the content; others: vLLM's names.",
     )
     job_queue_size: int = _option(
-        1000, "Requests that may wait. More get status 503.", key="job_queue_size", minimum=1
+        1000,
+        "Requests that may wait. More get the status of option.overload_status.",
+        key="job_queue_size",
+        minimum=1,
     )
     job_queue_tokens: int = _option(
         2**22,
-        "Prompt tokens that may wait, each counted once per answer. Requests beyond that get "
-        "status 503, unless no other request waits.",
+        "Prompt tokens that may wait, each counted once per answer. Requests beyond that are "
+        "refused like those beyond job_queue_size, unless no other request waits.",
         minimum=1,
     )
     overload_status: OverloadStatus = _option(
@@ -355,8 +358,9 @@ class Options:
     api_keys_file: str | None = _option(
         None,
         "File with API keys, one a line: KEY [name=NAME] [requests_per_minute=N] "
-        "[tokens_per_minute=N]. Requests without one of them get status 401, except to /ping and "
-        "/health. A relative path starts at the working directory.",
+        "[tokens_per_minute=N]. Requests without one of them get status 401, except for the "
+        "health, OPTIONS and the files of the live page. A relative path starts at the working "
+        "directory.",
     )
     ssl_certfile: str | None = _option(
         None,
@@ -378,7 +382,7 @@ class Options:
     ui: Literal["auto", "true", "false"] = _option(
         "auto",
         "Serve a live page of the batch and the KV blocks at / (text generation). auto: only for "
-        "clients on the same machine.",
+        "clients on the same machine that ask for localhost or a loopback address.",
     )
     http_workers: int | None = _option(
         None, "Front-end processes. Default: one per four cores, at least one.", minimum=1

@@ -19,7 +19,7 @@ from collections.abc import Sequence as Tokens
 
 import msgspec
 
-from core.adapter import Adapter
+from core.adapter import Adapter, lora_disabled
 from core.errors import RequestError
 from core.messages import Facts
 from core.output import Output
@@ -186,7 +186,7 @@ class Engine:
 
     def _find_adapter(self, name: str) -> Adapter:
         if self.adapters is None:
-            raise RequestError("adapters", "needs option.enable_lora=true")
+            raise lora_disabled()
         return self.adapters.find(name)
 
     def _resolved(self, params: SamplingParams, num_prompt: int) -> SamplingParams:

@@ -7,14 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flask import Flask, Response, abort, request
+from flask import Flask, Response, request
 
 from container.http.request_context import RequestContext, request_context
 from container.http.service import Service, json_response
-from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
+from container.schema.fields import (
+    MODEL_IGNORED,
+    Field,
+    Fields,
+    Values,
+    ignored,
+    read_fields,
+    unsupported,
+)
 from container.schema.kinds import BOOLEAN, STRING, with_schema
 from container.security.source_roots import source_roots
-from core.adapter import Adapter
+from core.adapter import Adapter, lora_disabled
 from core.errors import NotFoundError, RequestError
 
 MAX_NAME = 256
@@ -38,7 +46,7 @@ UPDATE_FIELDS: Fields = {
 VLLM_LOAD_FIELDS: Fields = {
     "lora_name": ADAPTER_FIELDS["name"],
     "lora_path": ADAPTER_FIELDS["src"],
-    "base_model_name": ignored("Only one model is served."),
+    "base_model_name": MODEL_IGNORED,
     "load_inplace": unsupported(BOOLEAN, False, instead="unload the adapter first"),
 }
 VLLM_UNLOAD_FIELDS: Fields = {
@@ -177,11 +185,10 @@ class AdapterRoutes:
 
     def _require_lora(self, model: str | None = None) -> None:
         """Check that there are adapters, and that `model` names this container's model."""
-        own = self._service.model_name
-        if model not in (None, own):
-            abort(404, f"no model '{model}'; this container serves '{own}'")
+        if model is not None:
+            self._service.require_model(model)
         if not self._service.options.enable_lora:
-            raise RequestError("adapters", "needs option.enable_lora=true")
+            raise lora_disabled()
 
 
 def _fields(context: RequestContext) -> Mapping[str, object]:

@@ -6,17 +6,16 @@ import base64
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import msgspec
 from flask import Flask, Response
 
-from container.apis.completions.schema import PROMPT
 from container.http.off_loop import LONG_BODY_BYTES, in_thread_if_long
 from container.http.request_context import RequestContext, request_context
 from container.http.service import Service, json_response
-from container.schema.fields import Field, Fields, Values, ignored, read_fields
-from container.schema.kinds import BOOLEAN, INTEGER, OBJECT, STRING, is_integers, with_schema
+from container.schema.fields import MODEL_IGNORED, Field, Fields, Values, ignored, read_fields
+from container.schema.kinds import BOOLEAN, INTEGER, OBJECT, STRING, with_schema
+from container.schema.prompts import PROMPT, read_prompts
 from core.errors import RequestError
 from core.limits import EMBEDDINGS
 from core.task_bodies import EmbeddingAnswer, EmbeddingBody
@@ -38,7 +37,7 @@ EMBEDDING_FIELDS: Fields = {
     "truncate_prompt_tokens": Field(
         INTEGER, "Truncate inputs to this many tokens; -1: to as many as the model takes."
     ),
-    "model": ignored("Only one model is served, whatever name is sent."),
+    "model": MODEL_IGNORED,
     "user": ignored(),
 }
 _PARAMETERS: Fields = {
@@ -50,7 +49,7 @@ INPUTS_FIELDS: Fields = {
     "parameters": Field(
         OBJECT, "`truncate`: truncate inputs to as many tokens as the model takes."
     ),
-    "model": ignored("Only one model is served."),
+    "model": MODEL_IGNORED,
 }
 
 
@@ -73,7 +72,7 @@ def read_embedding_request(body: Mapping[str, object]) -> EmbeddingRequest:
     if values.get("truncate_prompt_tokens", 0) != -1:
         max_tokens = _positive(values, "truncate_prompt_tokens")
     task_body = EmbeddingBody(
-        inputs=_inputs(values, "input"),
+        inputs=read_prompts("input", values.get("input", ""), EMBEDDINGS),
         field="input",
         max_tokens=max_tokens,
         dimensions=_positive(values, "dimensions"),
@@ -87,20 +86,9 @@ def read_inputs_request(body: Mapping[str, object]) -> EmbeddingRequest:
     parameter_body: Mapping[str, object] = values.get("parameters", {})
     parameters = read_fields(parameter_body, _PARAMETERS, "parameters.")
     max_tokens = MAX_TOKENS if values.get("truncate", parameters.get("truncate", False)) else None
-    task_body = EmbeddingBody(_inputs(values, "inputs"), "inputs", max_tokens)
+    inputs = read_prompts("inputs", values.get("inputs", ""), EMBEDDINGS)
+    task_body = EmbeddingBody(inputs, "inputs", max_tokens)
     return EmbeddingRequest(task_body, False, values.warnings)
-
-
-def _inputs(values: Values, field: str) -> list[str | list[int]]:
-    value = cast(object, values.get(field, ""))
-    if isinstance(value, str) or is_integers(value):
-        inputs: list[str | list[int]] = [value]
-    else:
-        inputs = cast(list[str | list[int]], value)
-    if not inputs or not all(inputs):
-        raise RequestError(field, "expected a non-empty string or non-empty token ids")
-    EMBEDDINGS.check(field, len(inputs))
-    return inputs
 
 
 def _positive(values: Values, field: str) -> int | None:

@@ -144,8 +144,7 @@ class ModelRoutes:
 
     def describe(self, name: str) -> Response:
         """Describe the model in DJL Serving's format."""
-        if name != self._service.model_name:
-            abort(404, f"no model '{name}'; this server has '{self._service.model_name}'")
+        self._service.require_model(name)
         return json_response(self._status().whole())
 
     def refuse(self, name: str = "") -> NoReturn:

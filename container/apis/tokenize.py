@@ -16,12 +16,12 @@ from container.apis.generation.service import GenerationService
 from container.http.off_loop import in_thread_if_long
 from container.http.request_context import request_context
 from container.http.service import json_response
-from container.schema.fields import Field, Fields, ignored, read_fields
+from container.schema.fields import MODEL_IGNORED, Field, Fields, read_fields
 from container.schema.kinds import BOOLEAN, INTEGERS, STRING
 from core.errors import RequestError
 from core.limits import TOKEN_IDS
 
-_MODEL: Fields = {"model": ignored("Only one model is served, whatever name is sent.")}
+_MODEL: Fields = {"model": MODEL_IGNORED}
 
 TOKENIZE_FIELDS: Fields = {
     **_MODEL,

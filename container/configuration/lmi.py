@@ -19,7 +19,7 @@ _ONE_COPY = "one engine process runs one copy of the model; scale out with more 
 _FORMAT = "the request's fields choose its schema; option.output_formatter sets the stream format"
 _HANDLERS = "set option.entryPoint to your handler's file"
 _SPECULATIVE = "speculative decoding is not supported; leave it out"
-_FIXED_CODES = "status codes are fixed: 400, 404, 413, 424 and 503"
+_FIXED_CODES = "status codes are fixed; only that of a full queue is set by option.overload_status"
 
 ADVICE: Mapping[str, str] = {
     **{f"option.{name}": advice for name, advice in REMOVED_OPTIONS.items()},

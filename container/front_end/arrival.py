@@ -172,7 +172,7 @@ class Arrival:
 def _refuse_other_protocols(data: bytes) -> None:
     """Raise RequestError if these bytes cannot begin an HTTP request, such as those of TLS."""
     if data[0] >= 0x7F or (data[0] < 0x20 and data[0] not in b"\r\n"):
-        raise RequestError("request", "is not HTTP; this port does not speak TLS")
+        raise RequestError("request", "is not HTTP")
 
 
 class ArrivingBody(Body):

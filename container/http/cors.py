@@ -6,7 +6,9 @@ from flask import Flask, Response, request
 
 
 def register_cors(app: Flask, origin: str) -> None:
-    """Allow pages of this origin, or of all with `*`, to call every route and read its headers.
+    """Allow pages of this origin, or of all with `*`, to call every route.
+
+    They may read the response's body and the headers listed here.
 
     Flask itself answers the OPTIONS request that a browser sends before such a call.
     """

@@ -7,7 +7,7 @@ import uuid
 
 from flask import Flask, Response, g, request
 
-_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 
 
 def register_headers(app: Flask) -> None:
@@ -31,7 +31,7 @@ def _ignore(num_tokens: int) -> None:
 def _add(response: Response) -> Response:
     response.headers.setdefault("X-Request-Id", g.request_id)
     response.headers.update(g.headers)
-    attributes = request.headers.get(_ATTRIBUTES, "")
+    attributes = request.headers.get(CUSTOM_ATTRIBUTES, "")
     if re.fullmatch(r"[ -~]{1,1024}", attributes):  # the characters that SageMaker allows
-        response.headers[_ATTRIBUTES] = attributes
+        response.headers[CUSTOM_ATTRIBUTES] = attributes
     return response

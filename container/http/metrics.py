@@ -64,15 +64,13 @@ class _EngineCollector(Collector):
         ):
             if "kv_" in name and not facts.num_kv_blocks:
                 continue  # the task has no KV cache
-            family = GaugeMetricFamily(name, doc, labels=tuple(self._labels))
-            family.add_metric(tuple(self._labels.values()), value)
-            yield family
+            yield self._gauge(name, doc, value)
 
     def _infos(self) -> Iterator[Metric]:
         """Yield the gauges whose labels hold the information."""
         facts, options, stats = self._facts, self._options, self._stats
         if facts.num_kv_blocks:
-            yield self._info(
+            yield self._gauge(
                 "vllm:cache_config_info",
                 "The KV cache, in the labels.",
                 1.0,
@@ -84,7 +82,7 @@ class _EngineCollector(Collector):
                 gpu_memory_utilization=options.gpu_memory_utilization,
             )
         if options.enable_lora:
-            yield self._info(
+            yield self._gauge(
                 "vllm:lora_requests_info",
                 "The adapters of running and waiting requests, in the labels; the time as value.",
                 time.time(),
@@ -93,7 +91,7 @@ class _EngineCollector(Collector):
                 waiting_lora_adapters=",".join(stats.waiting_adapters),
             )
 
-    def _info(self, name: str, doc: str, value: float, **labels: object) -> Metric:
+    def _gauge(self, name: str, doc: str, value: float, **labels: object) -> Metric:
         family = GaugeMetricFamily(name, doc, labels=(*self._labels, *labels))
         family.add_metric((*self._labels.values(), *map(str, labels.values())), value)
         return family

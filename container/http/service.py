@@ -11,7 +11,7 @@ from container.http.deadline import Deadline
 from container.http.request_context import RequestContext
 from container.wire.engine_client import EngineClient
 from container.wire.task_reply import TaskReply
-from core.errors import GenerationError
+from core.errors import GenerationError, NotFoundError
 from core.messages import Performed
 from core.options import Options
 
@@ -23,6 +23,11 @@ class Service:
         self.client = client
         self.options = options
         self.model_name = model_name
+
+    def require_model(self, name: str) -> None:
+        """Raise NotFoundError unless this is the model's name."""
+        if name != self.model_name:
+            raise NotFoundError(f"no model '{name}'; this container serves '{self.model_name}'")
 
     def wait_for(self, context: RequestContext, reply: TaskReply) -> Performed:
         """Return the only part of a reply. Raises what `parts_of` raises."""

@@ -49,6 +49,9 @@ def ignored(why: str = "Has no effect here and is ignored.") -> Field:
     return Field(ANYTHING, why, "ignored")
 
 
+MODEL_IGNORED = ignored("Only one model is served, whatever name is sent.")
+
+
 @dataclass(frozen=True, slots=True)
 class Values:
     """The supported fields of a request, by canonical name; fields that are null are left out."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from core.adapter import Adapter
-from core.errors import LongshoreError, RequestError
+from core.adapter import Adapter, lora_disabled
+from core.errors import LongshoreError
 from core.messages import Adapters as LoadedAdapters
 from core.messages import LoadAdapter, Performed, UnloadAdapter
 from engine.engine import Engine
@@ -33,7 +33,7 @@ class AdapterService:
         """Answer with Performed or Failed; a load is answered once its files are read."""
         try:
             if not isinstance(self._engine, Engine) or self._engine.adapters is None:
-                raise RequestError("adapters", "needs option.enable_lora=true")
+                raise lora_disabled()
             adapters = self._engine.adapters
             match message:
                 case LoadAdapter():

@@ -45,8 +45,9 @@ def test_custom_attributes_choose_the_route(serve: Serve) -> None:
         answer = client.invoke_endpoint(**JSON, Body=prompt, CustomAttributes="route=/tokenize")
         assert json.load(answer["Body"])["count"] == 1
         assert answer["CustomAttributes"] == "route=/tokenize"
-        same = client.invoke_endpoint(**JSON, Body=prompt, CustomAttributes="route=/invocations")
-        assert json.load(same["Body"])["object"] == "text_completion"
+        for other in ("route=/invocations", "my-route=/tokenize"):
+            same = client.invoke_endpoint(**JSON, Body=prompt, CustomAttributes=other)
+            assert json.load(same["Body"])["object"] == "text_completion"
         streamed = client.invoke_endpoint_with_response_stream(
             **JSON, Body=chat, CustomAttributes="trace=1,route=/v1/chat/completions"
         )
@@ -309,8 +310,10 @@ def test_allowed_tools(
                     "allowed_tools": {"mode": mode, "tools": functions},
                 },
             )
-    for wrong in ({}, {"mode": "none", "tools": []}, {"mode": "auto"}):
-        response = ask(http, tools=functions, tool_choice={**choice, "allowed_tools": wrong})
+    nameless = {"mode": mode, "tools": [{"type": "function", "function": {}}]}
+    for wrong in ({}, {"mode": "none", "tools": []}, {"mode": "auto"}, nameless):
+        tools = [*functions, {"type": "function", "function": {}}]
+        response = ask(http, tools=tools, tool_choice={**choice, "allowed_tools": wrong})
         assert response.get_json()["error"]["param"].startswith("tool_choice.allowed_tools")
 
 

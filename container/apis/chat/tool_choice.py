@@ -79,10 +79,8 @@ def with_functions_as_tools(values: Values) -> Values:
     given["tools"] = [{"type": "function", "function": function} for function in functions]
     if call is not None:
         name = _called(call)
-        is_named = name is not None
-        given["tool_choice"] = (
-            {"type": "function", "function": {"name": name}} if is_named else call
-        )
+        named = {"type": "function", "function": {"name": name}}
+        given["tool_choice"] = call if name is None else named
     return replace(values, given=given)
 
 
@@ -115,6 +113,8 @@ def with_allowed_tools(values: Values) -> Values:
     allowed = [_named(tool) for tool in choice["allowed_tools"]["tools"]]
     tools: list[Mapping[str, Any]] = values.get("tools", [])
     for name in allowed:
+        if name is None:
+            raise RequestError("tool_choice.allowed_tools.tools", "expected functions with a name")
         if name not in map(_named, tools):
             raise RequestError(
                 "tool_choice.allowed_tools.tools", f"tools have no function '{name}'"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
 
 from container.apis.generation.sampling import Decoding, Dialect
 from container.apis.openai import (
@@ -17,7 +16,8 @@ from container.apis.openai import (
     read_stream_usage,
 )
 from container.schema.fields import Field, Fields, Values, read_fields, unsupported
-from container.schema.kinds import ANYTHING, BOOLEAN, INTEGER, Kind, Schema, is_integers, is_list
+from container.schema.kinds import ANYTHING, BOOLEAN, INTEGER
+from container.schema.prompts import PROMPT, read_prompts
 from core.errors import RequestError
 from core.limits import INPUTS
 
@@ -27,18 +27,6 @@ Prompt = str | tuple[int, ...]
 
 _DIALECT = Dialect(prompt="prompt")
 
-
-def _list_of(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-_STRING: Schema = {"type": "string"}
-_TOKENS = _list_of({"type": "integer", "minimum": 0})
-PROMPT = Kind(
-    "a string, a list of strings, a list of token ids or a list of lists of token ids",
-    lambda value: isinstance(value, str) or (is_list(value) and _is_prompts(value)),
-    {"anyOf": [_STRING, _list_of(_STRING), _TOKENS, _list_of(_TOKENS)]},
-)
 
 COMPLETION_FIELDS: Fields = {
     **OPENAI_FIELDS,
@@ -114,26 +102,9 @@ def read_completion_request(body: Mapping[str, object]) -> CompletionRequest:
     )
 
 
-def _is_prompts(value: list[object]) -> bool:
-    return (
-        all(isinstance(prompt, str) for prompt in value)
-        or is_integers(value)
-        or all(map(is_integers, value))
-    )
-
-
-def _prompts(prompt: object) -> tuple[Prompt, ...]:
-    if isinstance(prompt, str):
-        prompts: tuple[Prompt, ...] = (prompt,)
-    elif is_integers(prompt):
-        prompts = (tuple(prompt),)
-    else:
-        items = cast(list[str | list[int]], prompt)
-        prompts = tuple(item if isinstance(item, str) else tuple(item) for item in items)
-    if not all(prompts):
-        raise RequestError("prompt", "expected a non-empty string or non-empty token ids")
-    INPUTS.check("prompt", len(prompts))
-    return prompts
+def _prompts(value: object) -> tuple[Prompt, ...]:
+    prompts = read_prompts("prompt", value, INPUTS)
+    return tuple(prompt if isinstance(prompt, str) else tuple(prompt) for prompt in prompts)
 
 
 def _decoding(values: Values) -> Decoding:

@@ -21,6 +21,7 @@ from container.http.request_context import RequestContext
 from container.http.service import Service, json_response
 from container.isolation.helper import Helper
 from container.wire.engine_client import EngineClient
+from core.adapter import lora_disabled
 from core.errors import RequestError
 from core.limits import BAD_WORDS_CHARACTERS, PROMPT_LOGPROBS
 from core.options import Options
@@ -68,7 +69,7 @@ class GenerationService(Service):
         if not self.options.enable_lora:
             for field, name in (("adapters", from_body), (ADAPTER_HEADER, from_header)):
                 if name:
-                    raise RequestError(field, "needs option.enable_lora=true")
+                    raise lora_disabled(field)
             return ""
         if from_body is not None:
             return from_body

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from flask import Flask, Response, abort
+from flask import Flask, Response
 
 from container.apis.invocations.routing import routed_answer
 from container.apis.invocations.sessions import SessionRequests
@@ -64,8 +64,7 @@ class Invocations:
 
     def predict(self, model: str) -> Response:
         """Answer a request on one of DJL Serving's paths, which name the model."""
-        if model != self._service.model_name:
-            abort(404, f"no model '{model}'; this container serves '{self._service.model_name}'")
+        self._service.require_model(model)
         return self.answer(request_context())
 
     def invoke(self) -> Response:

@@ -11,7 +11,7 @@ import re
 from flask import Response, current_app, request
 from werkzeug.datastructures import Headers
 
-HEADER = "X-Amzn-SageMaker-Custom-Attributes"
+from container.http.headers import CUSTOM_ATTRIBUTES
 
 
 def routed_answer(headers: Headers) -> Response | None:
@@ -19,7 +19,7 @@ def routed_answer(headers: Headers) -> Response | None:
 
     Raises NotFound or MethodNotAllowed if no POST route has the path.
     """
-    named = re.search(r"\broute=(/[^\s,;]+)", headers.get(HEADER, ""))
+    named = re.search(r"(?:^|[\s,;])route=(/[^\s,;]+)", headers.get(CUSTOM_ATTRIBUTES, ""))
     path = named and named[1]
     if path is None or path == request.path:
         return None

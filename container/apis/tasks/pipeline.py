@@ -17,7 +17,7 @@ from container.apis.tasks.pipeline_inputs import read_input
 from container.apis.tasks.rerank import RerankApi
 from container.http.request_context import RequestContext
 from container.http.service import Service
-from container.schema.fields import Field, Fields, ignored, read_fields
+from container.schema.fields import MODEL_IGNORED, Field, Fields, ignored, read_fields
 from container.schema.kinds import OBJECT, Kind, is_integer, is_list
 from core.errors import RequestError
 from core.limits import INPUTS
@@ -47,7 +47,7 @@ PIPELINE_FIELDS: Fields = {
     ),
     "parameters": Field(OBJECT, "The parameters of transformers' pipeline for the task."),
     "options": ignored("Options of Hugging Face's hosted API."),
-    "model": ignored("Only one model is served."),
+    "model": MODEL_IGNORED,
 }  # fmt: skip
 
 _GENERATION = ("max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p",

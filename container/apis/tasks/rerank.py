@@ -15,7 +15,7 @@ from flask import Flask, Response
 
 from container.http.request_context import RequestContext, request_context
 from container.http.service import Service, json_response
-from container.schema.fields import Field, Fields, Values, ignored, read_fields
+from container.schema.fields import MODEL_IGNORED, Field, Fields, Values, ignored, read_fields
 from container.schema.kinds import (
     BOOLEAN,
     INTEGER,
@@ -41,7 +41,7 @@ _DOCUMENTS = Kind(
 )
 _COMMON: Fields = {
     "truncate": Field(BOOLEAN, "Cut pairs that are too long for the model (default false)."),
-    "model": ignored("Only one model is served, whatever name is sent."),
+    "model": MODEL_IGNORED,
     "user": ignored(),
 }
 RERANK_FIELDS: Fields = {

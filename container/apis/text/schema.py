@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 
 from container.apis.generation.sampling import SAMPLING_FIELDS, Decoding, Dialect, read_decoding
 from container.apis.generation.structured_outputs import TGI_GRAMMAR
-from container.schema.fields import Field, Fields, Values, alias, ignored, read_fields, unsupported
+from container.schema.fields import (
+    MODEL_IGNORED,
+    Field,
+    Fields,
+    Values,
+    alias,
+    ignored,
+    read_fields,
+    unsupported,
+)
 from container.schema.kinds import (
     ANYTHING,
     BOOLEAN,
@@ -112,7 +121,7 @@ TEXT_FIELDS: Fields = {
         "The LoRA adapter to use, or one for each of a batch's inputs; '' for none.",
     ),
     "options": ignored("Options of Hugging Face's hosted API."),
-    "model": ignored("Only one model is served."),
+    "model": MODEL_IGNORED,
 }
 
 
