@@ -37,7 +37,7 @@ soak: setup  ## Ten minutes of good, bad and leaving clients and of kills (ARGS=
 	OMP_NUM_THREADS=1 $(BIN)/python -m loadtest soak --seconds 600 --json build/soak.json $(ARGS)
 
 test: setup  ## Run all tests (ARGS='tests/core -k stop' for some)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: setup  ## Check lint, formatting and types
 	$(BIN)/ruff check .

@@ -13,7 +13,7 @@ from engine.sampling.allowed import Allowed
 from engine.sampling.edits import Edits
 from engine.sampling.grammar import Grammar, GrammarMask
 from engine.sampling.grammars import Grammars
-from engine.sampling.kernels import make_sampling_kernels
+from engine.sampling.kernels import SamplingKernels, make_sampling_kernels
 from engine.sampling.ngrams import Ngrams
 from engine.sampling.penalties import Penalties
 from engine.sampling.ranking import Ranking, plan_ranking
@@ -77,14 +77,18 @@ class Sampler:
         grammars: Grammars | None = None,
         *,
         with_prompt: bool = True,
+        kernels: SamplingKernels | None = None,
     ) -> None:
-        """with_prompt: `no_repeat_ngram_size` also covers the prompt; False for an encoder's."""
+        """with_prompt: `no_repeat_ngram_size` also covers the prompt; False for an encoder's.
+
+        kernels: by default those of the device.
+        """
         self._staging = staging
         self._allowed = Allowed()
         self._edits = Edits(Ngrams(with_prompt=with_prompt))
         self._penalties = Penalties()
         self._grammar = Grammar(grammars)
-        self._kernels = make_sampling_kernels(staging.device)
+        self._kernels = kernels or make_sampling_kernels(staging.device)
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[Row], newest: Tensor) -> Choices:

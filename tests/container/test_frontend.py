@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import signal
@@ -12,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,12 +28,14 @@ from tests.container.processes import Caller, descendants, free_port, is_gone, r
 STREAM = {"inputs": "Q", "stream": True}
 
 
-def write_launch(directory: Path, tokenizer_dir: Path, endpoint: str, port: int) -> Path:
+def write_launch(
+    directory: Path, tokenizer_dir: Path, endpoint: str, port: int, **options: Any
+) -> Path:
     launch = Launch(
         model_dir=str(tokenizer_dir),
         endpoint=endpoint,
         port=port,
-        options=Options(http_workers=1, max_connections=16),
+        options=Options(http_workers=1, **options),
     )
     path = directory / "launch.json"
     path.write_bytes(msgspec.json.encode(launch))
@@ -46,7 +51,7 @@ def caller() -> Caller:
 def front_end(
     tmp_path: Path, tokenizer_dir: Path, engine: FakeEngine, endpoint: str, caller: Caller
 ) -> Iterator[subprocess.Popen[str]]:
-    launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port)
+    launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port, max_connections=16)
     with running(["-m", "container.front_end.start", str(launch)]) as process:
         wait_until(caller.is_healthy)
         yield process
@@ -166,6 +171,30 @@ def test_requests_that_do_not_finish_get_an_error(
     last = json.loads(streamed.splitlines()[-1])
     assert last["token"]["error_msg"] == "the server is stopping"
     assert (status, json.loads(body)["error"]) == (424, "the server is stopping")
+
+
+def test_connections_over_the_maximum_are_refused_if_none_is_idle(
+    tmp_path: Path, tokenizer_dir: Path, engine: FakeEngine, endpoint: str, caller: Caller
+) -> None:
+    engine.script = stalls(after=[65])
+    launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port, max_connections=8)
+    with (
+        running(["-m", "container.front_end.start", str(launch)]),
+        contextlib.ExitStack() as streams,
+    ):
+        wait_until(caller.is_healthy)
+        for _ in range(8):
+            streams.enter_context(caller.open(STREAM))
+        wait_until(lambda: len(engine.of_type(Submit)) == 8)
+        with caller.open(STREAM) as ninth:
+            response = http.client.HTTPResponse(ninth)
+            response.begin()
+            body = json.loads(response.read())
+        assert (response.status, body["code"]) == (503, 503)
+        assert "8 connections are open (option.max_connections)" in body["error"]
+        assert response.headers["Retry-After"]
+        assert caller.ping() == 200
+        assert len(engine.of_type(Submit)) == 8
 
 
 def test_port_in_use(

@@ -44,12 +44,17 @@ class Imitation:
 def with_graphs(path, *, max_rows=4, prompt_sizes=(), **options):
     """Return an LLM with graphs of up to `max_rows` sequences, and their recorder."""
     llm = LLM(path, block_size=4, **{"dtype": "fp32"} | options)
+    return llm, add_graphs(llm, max_rows=max_rows, prompt_sizes=prompt_sizes)
+
+
+def add_graphs(llm, *, max_rows=4, prompt_sizes=()):
+    """Let an LLM's steps of up to `max_rows` sequences be graphs. Return their recorder."""
     executor, recorder = llm.llm_engine.executor, Imitation()
     parts = executor.model, executor.cache, executor.backend
     sizes = graph_sizes(max_rows, llm.facts.max_step_tokens, prompt_sizes)
     graphs = StepGraphs(*parts, recorder, sizes, max_model_len=llm.facts.max_model_len)
     llm.llm_engine.executor = PackedExecutor(*parts, graphs)
-    return llm, recorder
+    return recorder
 
 
 def decode_plan(count, num_tokens=5):

@@ -43,12 +43,12 @@ class Client:
     def send(self, message):
         self.socket.send(msgspec.msgpack.encode(message))
 
-    def receive(self, kind):
+    def receive(self, kind, timeout_s=10):
         """Return the next message of this kind, skipping others."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + timeout_s
         while True:
             assert time.monotonic() < deadline, f"no {kind} came"
-            assert self.socket.poll(5000), "no message came at all"
+            assert self.socket.poll(1000 * timeout_s), "no message came at all"
             message = self.decoder.decode(self.socket.recv())
             if isinstance(message, kind):
                 return message

@@ -9,10 +9,7 @@ from container.capacity.decoder import decoder_from_directory
 from container.capacity.plan import adapter_bytes
 from core.errors import ConfigurationError, ConflictError, NoRoomError, NotFoundError, RequestError
 from core.options import Options
-from core.step_size import graph_sizes
 from engine import LLM, LoRARequest, SamplingParams
-from engine.step.packed_executor import PackedExecutor
-from engine.step.step_graphs import StepGraphs
 from tests.e2e.serving import DEMO
 from tests.engine.adapters import (
     TARGETS,
@@ -22,7 +19,7 @@ from tests.engine.adapters import (
     write_adapter,
     write_files,
 )
-from tests.engine.graphs import Imitation
+from tests.engine.graphs import add_graphs
 from tests.engine.test_equality import NUM_NEW, STRATEGIES, generate, prompts, tokens
 
 KINDS = ("a", "b", None)
@@ -139,12 +136,8 @@ def test_adapters_with_cuda_graphs(adapted, overlaps):
         max_rolling_batch_prefill_tokens=10,
         async_scheduling=overlaps,
     )
-    executor, recorder = llm.llm_engine.executor, Imitation()
-    parts = executor.model, executor.cache, executor.backend
-    sizes = graph_sizes(max_sequences=4, max_step_tokens=10, prompt_sizes=(10,))
-    graphs = StepGraphs(*parts, recorder, sizes, max_model_len=llm.facts.max_model_len)
-    llm.llm_engine.executor = PackedExecutor(*parts, graphs)
-    assert recorder.num_recorded == len(graphs) == 2 * 5
+    recorder = add_graphs(llm, prompt_sizes=(10,))
+    assert recorder.num_recorded == 2 * 5
     for names in [*mixtures(), [None] * len(prompts())]:
         num_replays, num_steps = recorder.num_replays, llm.llm_engine.num_steps
         assert greedy(llm, folders, names) == each_with(names, answers)

@@ -30,7 +30,11 @@ fuzz = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64) | st.floats() | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=6,
 )
@@ -56,7 +60,7 @@ class Peer:
 
 @pytest.fixture(scope="module")
 def peer() -> Iterator[Peer]:
-    with tempfile.TemporaryDirectory(prefix="ls-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ls-") as folder:  # `short_dir` lives for one test
         endpoint = f"ipc://{folder}/engine.sock"
         context = zmq.Context()
         with Connection(endpoint) as connection, context.socket(zmq.DEALER) as socket:
@@ -77,7 +81,7 @@ def test_arbitrary_frames(peer: Peer, frames: list[bytes]) -> None:
 @fuzz
 @given(
     params=st.dictionaries(st.sampled_from(SamplingParams.__struct_fields__), VALUES, max_size=3),
-    prompt=VALUES,
+    prompt=st.just([1]) | VALUES,
 )
 @example({"temperature": -1.0}, [1])
 @example({"structured_outputs": {}}, [1])
@@ -93,33 +97,56 @@ def test_damaged_messages(peer: Peer, at: int, byte: int, cut: int) -> None:
     peer.survives(bytes(message[: len(message) - cut]))
 
 
-TENSOR = st.fixed_dictionaries(
-    {},
-    optional={
-        "dtype": st.sampled_from(["F32", "BF16", "I64", "X"]) | VALUES,
-        "shape": st.lists(st.integers(0, 4), max_size=3) | VALUES,
-        "data_offsets": st.lists(st.integers(0, 40), min_size=2, max_size=2) | VALUES,
-    },
-)
-NAMES = st.sampled_from(
-    [
-        "base_model.model.layer.lora_A.weight",
-        "base_model.model.layer.lora_B.weight",
-        "model.embed_tokens.weight",
-        "__metadata__",
-    ]
-)
-HEADERS = st.dictionaries(NAMES, TENSOR | VALUES, max_size=3).map(msgspec.json.encode)
-FILES = st.binary(max_size=40) | st.builds(
-    lambda header, length, data: struct.pack("<Q", length or len(header)) + header + data,
-    HEADERS,
-    st.sampled_from([0, 0, 0, 2**63, 7]),
-    st.binary(max_size=48),
+NUM_BYTES = 16
+"""Of a tensor [2, 2] in fp32."""
+FIELDS = {
+    "dtype": st.sampled_from(["F32", "BF16", "I32", "X"]) | VALUES,
+    "shape": st.lists(st.integers(0, 4), max_size=3) | VALUES,
+    "data_offsets": st.lists(st.integers(0, 40), min_size=2, max_size=2) | VALUES,
+}
+
+
+@st.composite
+def safetensors(draw: st.DrawFn, *names: str) -> bytes:
+    """Draw a file of tensors [2, 2], half of them with one thing wrong."""
+    header: dict[str, object] = {
+        name: {"dtype": "F32", "shape": [2, 2], "data_offsets": [begin, begin + NUM_BYTES]}
+        for begin, name in zip(range(0, 99, NUM_BYTES), names, strict=False)
+    }
+    num_bytes, length = NUM_BYTES * len(names), None
+    data = draw(st.binary(min_size=num_bytes, max_size=num_bytes))
+    name = draw(st.sampled_from(names))
+    wrong = st.sampled_from([*FIELDS, "tensor", "name", "length", "data", "all"])
+    match draw(wrong) if draw(st.booleans()) else None:
+        case "tensor":
+            header[name] = draw(VALUES)
+        case "name":
+            header[draw(st.sampled_from(["model.layer.lora_C.weight", "x", ""]))] = header.pop(name)
+        case "length":
+            length = draw(st.sampled_from([2**63, 7, 0]))
+        case "data":
+            data = draw(st.binary(max_size=3 * NUM_BYTES))
+        case "all":
+            return draw(st.binary(max_size=40))
+        case str(field) if field in FIELDS:
+            header[name] = {**header[name], field: draw(FIELDS[field])}
+        case _:
+            pass
+    encoded = msgspec.json.encode(header)
+    return struct.pack("<Q", len(encoded) if length is None else length) + encoded + data
+
+
+LORA = [f"base_model.model.layer.lora_{side}.weight" for side in "AB"]
+CONFIG = {"peft_type": "LORA", "lora_alpha": 1.0, "r": 2, "bias": "none", "use_rslora": False}
+WRONG_CONFIGS = st.binary(max_size=30) | st.builds(
+    lambda name, value: msgspec.json.encode({**CONFIG, name: value}),
+    st.sampled_from([*CONFIG]),
+    VALUES,
 )
 
 
 @fuzz
-@given(data=FILES)
+@given(data=safetensors("model.embed_tokens.weight"))
 def test_safetensors_files(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
     with suppress(ConfigurationError):
@@ -140,11 +167,10 @@ def test_indices_of_safetensors_files(tmp_path: Path, index: bytes) -> None:
 
 @fuzz
 @given(
-    data=FILES,
-    config=st.binary(max_size=30)
-    | st.dictionaries(
-        st.sampled_from(["peft_type", "r", "lora_alpha", "bias", "use_rslora"]), VALUES
-    ).map(lambda entries: msgspec.json.encode({"peft_type": "LORA", "lora_alpha": 1.0, **entries})),
+    data=safetensors(*LORA),
+    config=st.booleans().flatmap(
+        lambda is_wrong: WRONG_CONFIGS if is_wrong else st.just(msgspec.json.encode(CONFIG))
+    ),
 )
 @example(b"", b"[" * 100_000)
 def test_adapters(tmp_path: Path, data: bytes, config: bytes) -> None:

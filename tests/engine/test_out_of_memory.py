@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 
@@ -115,6 +116,31 @@ def test_any_other_error_ends_all_requests_of_the_step():
     ids = [engine.add(prompt, PARAMS, 0.0) for prompt in (SHORT, LONG, SHORT)]
     _, finish = run(engine)
     assert [finish[id] for id in ids] == [(Finish.ERROR, "ValueError: no memory left")] * 3
+    later = engine.add(SHORT, PARAMS, 0.0)
+    assert run(engine)[0][later] == expected(later, SHORT)
+
+
+class NoMoves(Limited):
+    """An executor that runs out of memory in the first step that moves blocks."""
+
+    def submit(self, plan, between_tokens):
+        if plan.moves and not self.num_failures:
+            self.num_failures += 1
+            raise torch.OutOfMemoryError("no memory left")
+        return super().submit(plan, between_tokens)
+
+
+def test_a_step_that_moves_blocks_ends_all_of_its_requests():
+    """Nobody knows which of the moves have happened; here, copies for second samples."""
+    executor = NoMoves(FakeExecutor(4), limit=99)
+    engine = Engine(strategy_of("paged"), executor, FACTS)
+    params = msgspec.structs.replace(PARAMS, n=2)
+    ids = [engine.add([at + 1] * 6, params, 0.0) for at in range(2)]
+    _, finish = run(engine)
+    assert executor.num_failures == 1
+    assert [finish[id][0] for id in ids] == [Finish.ERROR] * 2
+    assert all(finish[id][1].startswith("out of memory in a step of") for id in ids)
+    assert engine.strategy.memory.num_held_blocks == 0
     later = engine.add(SHORT, PARAMS, 0.0)
     assert run(engine)[0][later] == expected(later, SHORT)
 

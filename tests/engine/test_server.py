@@ -12,6 +12,7 @@ from core.messages import (
     Abort,
     Dead,
     Failed,
+    Heartbeat,
     Hello,
     Ready,
     Step,
@@ -133,6 +134,7 @@ def test_requests_of_a_lost_client_are_aborted(endpoint, engine, gate, connectio
     until(lambda: not connection.inbox.empty())  # a heartbeat noticed it
     gate.open.set()
     until(lambda: not engine.has_work())
+    until(lambda: client.receive(Heartbeat).stats.aborted == {"worker_lost": 1})
     assert gate.executor.num_steps < 10, "the lost client's request continued"
     assert engine.strategy.memory.num_held_blocks == 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import pytest
 
 from core.messages import (
     Abort,
@@ -17,6 +17,7 @@ from core.messages import (
     Watched,
 )
 from core.sampling import Finish, SamplingParams
+from engine.serve.stillness import Stillness
 from tests.engine.serving import (  # noqa: F401
     FACTS,
     Client,
@@ -43,6 +44,19 @@ def test_heartbeats_show_a_stuck_step_loop(client, gate):
     gate.open.set()
 
 
+@pytest.fixture
+def sleeping(monkeypatch):
+    """As if no thread of the process ever ran."""
+    monkeypatch.setattr("engine.serve.connection.Stillness", lambda: Stillness(lambda: False))
+
+
+def test_heartbeats_show_a_step_that_stands_still(sleeping, client, gate):
+    gate.open.clear()
+    client.send(Submit("a", [1], greedy()))
+    until(lambda: client.receive(Heartbeat).still_s > 0)
+    gate.open.set()
+
+
 def test_answers_have_timings_and_heartbeats_count_them(client):
     client.send(Submit("a", [1, 2, 3], greedy(2)))
     first = client.receive(Step).outputs[0][1]
@@ -50,18 +64,28 @@ def test_answers_have_timings_and_heartbeats_count_them(client):
     assert (first.timing, last.finish) == (None, Finish.LENGTH)
     timing = last.timing
     assert timing.arrived <= timing.admitted <= timing.first_token <= timing.finished
-    while (stats := client.receive(Heartbeat).stats).num_running or not stats.finished:
-        pass
+    stats = stats_when(client, lambda stats: stats.finished and not stats.num_running)
     assert (stats.num_prompt_tokens, stats.num_generated_tokens) == (3, 2)
     assert (stats.num_steps, stats.finished) == (2, {"length": 1})
 
 
-def test_an_engine_that_becomes_idle_says_so_at_once(client, engine):
+def stats_when(client, condition):
+    """Return the statistics of the first heartbeat for which the condition is true."""
+    seen = []
+    until(lambda: seen.append(client.receive(Heartbeat).stats) or condition(seen[-1]))
+    return seen[-1]
+
+
+@pytest.fixture
+def rare_heartbeats(monkeypatch):
+    monkeypatch.setattr("engine.serve.connection.HEARTBEAT_INTERVAL_S", 60.0)
+
+
+def test_an_engine_that_becomes_idle_says_so_at_once(rare_heartbeats, client):
     """Not only when the loop, which now waits for messages, next wakes up."""
     client.send(Submit("a", [1, 2, 3], SamplingParams(max_tokens=3, ignore_eos=True)))
     client.answer("a")
-    client.receive(Heartbeat)  # may have been on its way already
-    stats = client.receive(Heartbeat).stats
+    stats = stats_when(client, lambda stats: stats.finished)
     assert (stats.num_running, stats.num_held_blocks) == (0, 0)
     assert stats.finished == {"length": 1}
 
@@ -71,18 +95,15 @@ def test_aborts_are_counted_by_their_reason(client, engine, gate, connection):
     gate.open.clear()
     for id in ("a", "b", "c"):
         client.send(Submit(id, [1, 2, 3], params))
-    while not engine.strategy.running:
-        time.sleep(0.001)
+    until(lambda: engine.strategy.running)
     for id, reason in (("a", "disconnect"), ("b", "timeout"), ("c", "stop_string")):
         client.send(Abort(id, None, reason))
         client.send(Abort(id, None, reason))
     client.send(Refused({"invalid": 2}))
     strategy = engine.strategy
-    while connection.inbox.qsize() + len(strategy.running) + len(strategy.waiting) < 3 + 7:
-        time.sleep(0.001)
+    until(lambda: connection.inbox.qsize() + len(strategy.running) + len(strategy.waiting) == 3 + 7)
     gate.open.set()
-    while not (stats := client.receive(Heartbeat).stats).refused:
-        pass
+    stats = stats_when(client, lambda stats: stats.refused)
     assert stats.aborted == {"disconnect": 1, "timeout": 1}
     assert stats.finished == {"abort": 2, "stop": 1}
     assert stats.refused == {"invalid": 2}

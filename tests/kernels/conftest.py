@@ -2,7 +2,7 @@
 
 - interpreted/test_*.py run the kernels on CPU tensors through Triton's interpreter. They are
   collected only where TRITON_INTERPRET=1, with the interpreter repaired before they are imported;
-  test_interpreted.py runs each such file in a process of its own. To run one by hand:
+  test_interpreted.py runs them in a process of their own. To run a file by hand:
   `TRITON_INTERPRET=1 pytest tests/kernels/interpreted/test_cache_write.py`.
 - dry_run.py compiles what the wrappers would launch, for any GPU, and launches nothing:
   `with dry_run.target(90) as launches: wrapper(cpu tensors)`; static_check.py reads the result.

@@ -21,6 +21,7 @@ from tests.kernels.caches import make_cache
 from tests.kernels.static_check import facts, faults
 from tests.kernels.variants import covering, parameter
 
+pytestmark = pytest.mark.timeout(1800)
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 PARAMETERS = (

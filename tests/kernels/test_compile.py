@@ -20,6 +20,7 @@ from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
 from tests.kernels import variants
 from tests.kernels.static_check import Pipeline, facts, faults, pipeline
 
+pytestmark = pytest.mark.timeout(1800)
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
 SELECTED = variants.matrix if ALL else variants.representative
 CASES = [(arch, variant) for arch in dry_run.ARCHS for variant in SELECTED(arch)]

@@ -115,30 +115,29 @@ SAMPLING = {
     ],
     ids=lambda batch: f"{len(batch)}-{batch[0]}",
 )
-def test_launches_of_the_sampler(batch, dtype, monkeypatch):
+def test_launches_of_the_sampler(batch, dtype):
     """Also counts the copy of the parameters. As many for any mix of filters and any batch."""
-    launched, torch_own = launches_of_sampling(batch, dtype, monkeypatch)
+    launched, torch_own = launches_of_sampling(batch, dtype)
     assert launched == SAMPLING
     assert sum(launched.values()) + sum(torch_own.values()) <= 11, torch_own
 
 
-def test_greedy_rows_launch_no_draw(monkeypatch):
-    launched, torch_own = launches_of_sampling([GREEDY] * 3, torch.float32, monkeypatch)
+def test_greedy_rows_launch_no_draw():
+    launched, torch_own = launches_of_sampling([GREEDY] * 3, torch.float32)
     assert launched == {"best_of_chunk_kernel": 1, "best_of_row_kernel": 1}
     assert sum(torch_own.values()) <= 3, torch_own
 
 
-def launches_of_sampling(batch, dtype, monkeypatch):
+def launches_of_sampling(batch, dtype):
     """Triton kernels and torch kernels of a step that samples a row for each set of parameters."""
     triton = make_sampling_kernels(torch.device("cuda"))
-    monkeypatch.setattr("engine.sampling.sampler.make_sampling_kernels", lambda _: triton)
     rows = [
         Row(Sequence(id, [1, 2], SamplingParams(seed=id, **changes)), 2)
         for id, changes in enumerate(batch)
     ]
     logits = torch.empty(len(rows), 32000, dtype=dtype, device=META)
     newest = torch.empty(len(rows), dtype=torch.int64, device=META)
-    sampler = Sampler(Staging(META))
+    sampler = Sampler(Staging(META), kernels=triton)
     with dry_run.target(host_step.ARCH) as recorded, Operations() as operations:
         sampler.sample(logits, rows, newest)
     return Counter(launch.name for launch in recorded), operations.launched

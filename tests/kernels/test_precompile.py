@@ -85,16 +85,15 @@ def test_all_block_moves_of_the_engine_are_precompiled():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("num_rows", [1, 5])
-def test_all_sampling_kernels_of_the_engine_are_precompiled(num_rows, dtype, monkeypatch):
+def test_all_sampling_kernels_of_the_engine_are_precompiled(num_rows, dtype):
     triton = make_sampling_kernels(torch.device("cuda"))
-    monkeypatch.setattr("engine.sampling.sampler.make_sampling_kernels", lambda _: triton)
     meta, vocab_size = torch.device("meta"), precompile.VOCAB_SIZES[1]
     params = SamplingParams(top_p=0.9, seed=1)
     rows = [Row(Sequence(id, [1], params), 1) for id in range(num_rows)]
     logits = torch.empty(num_rows, vocab_size, dtype=dtype, device=meta)
     newest = torch.empty(num_rows, dtype=torch.int64, device=meta)
     with dry_run.target(ARCH) as launched:
-        Sampler(Staging(meta)).sample(logits, rows, newest)
+        Sampler(Staging(meta), kernels=triton).sample(logits, rows, newest)
     assert len(launched) == 6
     compiled = {launch.kernel.hash for launch in precompile.compile_sampling(ARCH, vocab_size)}
     assert {launch.kernel.hash for launch in launched} <= compiled

@@ -63,10 +63,18 @@ def test_the_largest_step_samples_a_token_per_sequence(llama):
         ({}, StepSize(6, 7, 20)),
     ],
 )
-def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(llama, options, graph):
+def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(
+    llama, options, graph, monkeypatch
+):
     """graph: the largest one for 7 sequences and steps of 20 tokens."""
     model = LLM(llama, dtype="fp32").llm_engine.executor.model
-    measured = []
+    measured, num_tokens, forward = [], [], model.forward
+
+    def counted(inputs, step):
+        num_tokens.append(inputs.tokens.shape[1])
+        return forward(inputs, step)
+
+    monkeypatch.setattr(model, "forward", counted)
 
     def measure(work, device):
         measured.append(work)
@@ -78,8 +86,8 @@ def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(llama, optio
         assert (len(measured), total) == (1, 1000)
     else:
         vocab_size, num_rows = model.config.vocab_size, graph.num_sequences
-        assert measured[1].args[1:] == (graph.num_tokens, num_rows)
         assert measured[1]().shape == (num_rows, vocab_size), "logits, nothing sampled"
+        assert num_tokens == [20, graph.num_tokens]
         assert total == 1000 + 2000 + num_rows * vocab_size * 4
 
 

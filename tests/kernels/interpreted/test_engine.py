@@ -6,14 +6,11 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from core.step_size import graph_sizes
 from engine import LLM, SamplingParams
 from engine.attention.backends import TritonBackend
 from engine.model.elementwise import make_elementwise
 from engine.sampling.kernels import make_sampling_kernels
-from engine.step.packed_executor import PackedExecutor
-from engine.step.step_graphs import StepGraphs
-from tests.engine.graphs import Imitation
+from tests.engine.graphs import add_graphs
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # overflow of e^-gate, as on a GPU
 SMALL = {"vocab_size": 61, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -72,10 +69,7 @@ def answers(path, decoder="transformers", *, with_graphs=False):
     llm = LLM(path, dtype="fp32", decoder=decoder, **limits)
     assert llm.facts.executor == "packed"
     if with_graphs:
-        executor = llm.llm_engine.executor
-        parts, sizes = (executor.model, executor.cache, executor.backend), graph_sizes(3, 16, (16,))
-        graphs = StepGraphs(*parts, Imitation(), sizes, max_model_len=llm.facts.max_model_len)
-        llm.llm_engine.executor = PackedExecutor(*parts, graphs)
+        add_graphs(llm, max_rows=3, prompt_sizes=(16,))
     assert llm.facts.decoder.startswith(decoder)
     greedy = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     drawn = SamplingParams(top_p=0.8, seed=3, max_tokens=5, ignore_eos=True)

@@ -100,17 +100,14 @@ def rows_of(of):
 
 def sample(logits, of, device):
     """Sample with the kernels of a device."""
-    with pytest.MonkeyPatch.context() as patch:
-        kernels = make_sampling_kernels(device)
-        patch.setattr("engine.sampling.sampler.make_sampling_kernels", lambda _: kernels)
-        sampler = Sampler(Staging(CPU))
+    sampler = Sampler(Staging(CPU), kernels=make_sampling_kernels(device))
     newest = torch.tensor([sequence.token_ids[-1] for sequence in of])
     return sampler.sample(logits, rows_of(of), newest)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype):
-    mixed = sequences()
+    mixed = sequences(FILTERS[::3])
     logits = KINDS["spread"](len(mixed), WIDTH).to(dtype)
     check_sampling(logits, mixed)
 
@@ -164,25 +161,24 @@ def kept_by_triton(logits, of):
     return kept & ((distances.view(torch.int32) & 0x7FFFFFFF) <= limits.distance_key[:, None])
 
 
-@pytest.mark.parametrize("width", [7, WIDTH])
 @pytest.mark.parametrize("kind", KINDS)
-def test_keeps_and_draws_the_tokens_of_torch(kind, width):
+def test_keeps_and_draws_the_tokens_of_torch(kind):
     mixed = sequences()
-    logits = KINDS[kind](len(mixed), width)
+    logits = KINDS[kind](len(mixed), WIDTH)
     expected, got = kept_by_torch(logits, mixed), kept_by_triton(logits, mixed)
     differs = (expected != got).any(1).nonzero()[:, 0].tolist()
     assert not differs, [mixed[row].params for row in differs]
-    assert width < WIDTH or kind in ("one left", "equal") or len({*expected.sum(1).tolist()}) > 1
+    assert kind in ("one left", "equal") or len({*expected.sum(1).tolist()}) > 1
     check_sampling(logits, mixed)
 
 
-@pytest.mark.parametrize("width", [1, CHUNK - 1, CHUNK])
+@pytest.mark.parametrize("width", [1, 7, CHUNK - 1, CHUNK])
 def test_other_widths(width):
     mixed = sequences(FILTERS[::4])
     check_sampling(KINDS["ties"](len(mixed), width), mixed)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_parameters_and_logits(seed):
     rng = np.random.default_rng(seed)
     width = int(rng.integers(2, WIDTH))
@@ -202,7 +198,7 @@ def test_random_parameters_and_logits(seed):
     check_sampling(logits, mixed)
 
 
-@pytest.mark.parametrize("uniform", [0.0, 0.25, 0.5, 1 - 2**-53, 1.0])
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53, 1.0])
 def test_the_ends_of_the_uniform_range(uniform, monkeypatch):
     for module in (draw, triton_draw):
         monkeypatch.setattr(module, "uniforms", lambda rows: np.full(len(rows), uniform))

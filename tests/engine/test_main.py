@@ -1,0 +1,66 @@
+"""The engine's process, `python -m engine`, with the settings that it passes on."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import msgspec
+import pytest
+
+from core.messages import Heartbeat, Hello, Launch, Perform, Performed, Ready
+from core.options import Options
+from core.task import Task
+from tests.container.processes import running
+from tests.engine.serving import Client
+
+START_S = 60
+SLEEPER = """
+import time
+
+def handle(inputs):
+    if not inputs.is_empty():
+        time.sleep(2.0)
+        return b"awake"
+"""
+
+
+@pytest.fixture
+def clients():
+    """Connects clients, which are closed at the end."""
+    with ExitStack() as stack:
+
+        def connect(endpoint):
+            client = Client(endpoint)
+            stack.callback(client.close)
+            return client
+
+        yield connect
+
+
+def test_a_handler_may_sleep_and_metrics_are_written_for_cloudwatch(tmp_path, short_dir, clients):
+    """A step of a model's own code that sleeps would count as hanging."""
+    (tmp_path / "model.py").write_text(SLEEPER)
+    launch = Launch(
+        model_dir=str(tmp_path),
+        endpoint=f"ipc://{short_dir}/engine.sock",
+        port=0,
+        options=Options(cloudwatch_metrics_period=1),
+        task=Task(kind="handler", name=str(tmp_path / "model.py")),
+    )
+    path = tmp_path / "launch.json"
+    path.write_bytes(msgspec.json.encode(launch))
+    with running(["-m", "engine", str(path)]) as process:
+        client = clients(launch.endpoint)
+        client.send(Hello())
+        client.receive(Ready, START_S)
+        client.send(Perform("a", b"1"))
+        beats = []
+        while isinstance(message := client.receive(Heartbeat | Performed), Heartbeat):
+            beats.append(message)
+        line = process.stdout.readline()
+        process.terminate()
+        assert process.wait(30) == 0
+    assert message.body == b"awake"
+    assert max(beat.step_age_s for beat in beats) > 1
+    assert {beat.still_s for beat in beats} == {0.0}
+    assert line.startswith('{"_aws":')
