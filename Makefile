@@ -70,9 +70,10 @@ format: setup  ## Format the code and apply ruff's fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: setup  ## Write docs/configuration.md from the option table and docs/limits.md from the limits
+docs: setup  ## Write docs/configuration.md, limits.md and contract.md from the tables of the code
 	$(BIN)/python -c "from container.configuration.report import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/configuration.md
 	$(BIN)/python -c "from core.limits import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/limits.md
+	$(BIN)/python -c "from container.front_end.contract import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/contract.md
 
 clean:  ## Remove .venv and caches
 	rm -rf .venv .triton-$(TRITON_FLOOR) .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from container.configuration.report import markdown_lines
+from container.front_end import contract
 from core import limits
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -20,3 +21,8 @@ def test_limits_md_equals_the_table_which_has_every_limit() -> None:
     assert path.read_text() == "\n".join([*limits.markdown_lines(), ""]), "run `make docs`"
     defined = [value for value in vars(limits).values() if isinstance(value, limits.Limit)]
     assert [limit for limit in defined if limit not in limits.LIMITS] == []
+
+
+def test_contract_md_equals_the_tables_of_fields_and_routes() -> None:
+    path = DOCS / "contract.md"
+    assert path.read_text() == "\n".join([*contract.markdown_lines(), ""]), "run `make docs`"
