@@ -18,8 +18,8 @@ from kernels.cpu.prepared import PreparedLinear
 class Integers:
     """A format for the C++ kernels of `kernels.cpu.integers`.
 
-    `is_rounded` rounds rows to 8 bits, with a scale for each row and up to 128 inputs: a product
-    of normally distributed rows changes by 0.7 % of its root mean square. Otherwise a product is
+    `is_rounded` rounds rows to 8 bits, with a scale for each row and up to 64 inputs: a product
+    of normally distributed rows changes by 0.6 % of its root mean square. Otherwise a product is
     that of `IntegerWeight.dequantized` in fp32.
     """
 

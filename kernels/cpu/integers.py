@@ -13,7 +13,7 @@ from kernels.cpu.linear import Linear, panel_columns
 from kernels.cpu.shared_library import SUFFIXES, function, load_library
 
 WORD_BYTES = 4
-ROW_GROUP = 128
+ROW_GROUP = 64
 """As in rounded.cpp: rounded rows have a scale for at most this many inputs."""
 
 
@@ -109,7 +109,7 @@ def integer_linear(
 ) -> Tensor:
     """Return [..., num_columns] in the dtype of rows [..., depth], fp32 or bf16, summed in fp32.
 
-    rounded: first round the rows to 8 bits, with a scale for each row and group of inputs (of 128,
+    rounded: first round the rows to 8 bits, with a scale for each row and group of inputs (of 64,
     or a common divisor with the weight's group). No number changes by more than 1/254 of the
     largest magnitude of its group. Needs `rounds_rows`. A row's result is bitwise independent of
     the other rows. bias: fp32 [num_columns]. Raises ValueError for other inputs.

@@ -13,7 +13,7 @@ from kernels.cpu.linear import panel_columns
 from kernels.cpu.shared_library import TARGETS, load_library
 
 CPU = set(Path("/proc/cpuinfo").read_text().split())
-BLOCK_ROWS, BLOCK_DEPTH, ROW_GROUP = 96, 256, 128
+BLOCK_ROWS, BLOCK_DEPTH, ROW_GROUP = 96, 256, 64
 """As in integers.cpp and rounded.cpp."""
 BITS = [4, 8]
 SHAPES = [(1, 40, 50), (5, 33, 100), (7, 31, 72), (13, 65, 800), (50, 16, 768), (200, 130, 264)]
