@@ -140,6 +140,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int = 0
     num_swap_blocks: int = 0
     weights_bytes: int
+    num_weights: int = 0
+    """Elements of the weights; 0 if transformers' code computes the layers."""
+    quantization: str = ""
+    """How the weights are quantized: option.quantize, or the checkpoint's quant_method."""
     kv_bytes: int = 0
     activation_bytes: int = 0
     """Device memory kept free for the largest step, if it was measured."""

@@ -30,6 +30,7 @@ PreemptionMode = Literal["auto", "swap", "recompute"]
 KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy"]
 DecoderChoice = Literal["auto", "own", "transformers"]
+Quantize = Literal["fp8", "int8", "int4", "awq", "gptq", "compressed-tensors"]
 DType = Literal["auto", "fp32", "fp16", "bf16", "float32", "float16", "bfloat16"]
 Pooling = Literal["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 OverloadStatus = Literal["503", "429"]
@@ -216,6 +217,13 @@ class Options:
         "auto",
         "Type of the weights. auto: on CUDA fp16 for an fp16 checkpoint, else bf16; on the CPU "
         "bf16 if the hardware has it, else fp32.",
+    )
+    quantize: Quantize | None = _option(
+        None,
+        "packed: quantize linear layers and experts while they are loaded; embeddings, head, "
+        "router and norms keep option.dtype. fp8, int8: a scale for each output; int4: groups of "
+        "128 inputs. awq, gptq, compressed-tensors: LMI's way to say what config.json says of a "
+        "quantized checkpoint; never needed, and an error for another checkpoint.",
     )
     device: Literal["auto", "cpu", "cuda"] = _option("auto", "auto: CUDA if available.")
     enforce_eager: bool = _option(False, "packed, CUDA: run all steps without CUDA graphs.")

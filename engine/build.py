@@ -40,6 +40,7 @@ from engine.engine import Engine
 from engine.executor import Executor
 from engine.loading.model_source import ModelSource
 from engine.loading.packed_model import PackedModel, load_packed_model
+from engine.loading.precision import choose_precision
 from engine.memory.sizing import Sizes, choose_sizes, max_model_len
 from engine.phases import Phases
 from engine.sampling.grammars import Grammars
@@ -75,6 +76,7 @@ def build_engine(model_dir: Path, options: Options, phases: Phases | None = None
         is_dummy=options.load_format == "dummy",
         trust_remote_code=options.trust_remote_code,
         allow_pickle=options.allow_pickle_weights,
+        precision=choose_precision(options.quantize, config),
     )
     model, executor_reason = _load(source, options, phases)
     batching, batching_reason = _batching(options, model, executor_reason)
@@ -104,6 +106,8 @@ def build_engine(model_dir: Path, options: Options, phases: Phases | None = None
         num_kv_blocks=sizes.num_blocks,
         num_swap_blocks=sizes.num_swap_blocks,
         weights_bytes=model.weights_bytes,
+        num_weights=model.num_weights if isinstance(model, PackedModel) else 0,
+        quantization=model.quantization if isinstance(model, PackedModel) else "",
         kv_bytes=kv_bytes,
         activation_bytes=sizes.activation_bytes,
         vocab_size=config.get_text_config().vocab_size,
@@ -183,6 +187,7 @@ def _load(
             return model, "a decoder whose paged logits match those of transformers"
     if options.decoder == "own":
         raise ConfigurationError(f"option.decoder=own: {reason}; set option.decoder=auto")
+    source.require_no_precision(reason)
     try:
         library = load_library_model(source)
     except Exception as error:  # loading weights may raise anything

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from container.configuration.lmi import ADVICE, VARIABLE_ADVICE
+from container.configuration.lmi import ADVICE, ALIASES, VARIABLE_ADVICE
 from container.configuration.properties import Setting
 from core.options import option_table
 from core.suggest import did_you_mean
@@ -43,11 +43,13 @@ _VLLM_NAMES = {
     "max_num_batched_tokens": "max_rolling_batch_prefill_tokens",
     "tensor_parallel_size": "tensor_parallel_degree",
     "swap_space": "swap_space_gib",
+    "quantization": "quantize",
 }
 """vLLM's arguments that are options here under another name."""
 _TGI = {
     "SM_NUM_GPUS": "option.tensor_parallel_degree",
     "HF_MODEL_TRUST_REMOTE_CODE": "option.trust_remote_code",
+    "HF_MODEL_QUANTIZE": "option.quantize",
     "MAX_CONCURRENT_REQUESTS": "job_queue_size",
     "MAX_BATCH_PREFILL_TOKENS": "option.max_rolling_batch_prefill_tokens",
     "MAX_BATCH_SIZE": "option.max_rolling_batch_size",
@@ -119,7 +121,9 @@ def _bad_payload_limit(given: Mapping[str, str]) -> Iterator[str]:
 
 def _option_variables() -> dict[str, str]:
     keys = [option.key for option in option_table().values() if option.key.startswith("option.")]
-    return {_option_variable(key): key for key in ["engine", *keys]}
+    aliases = {name: key for name, key in ALIASES.items() if name.startswith("option.")}
+    names = {key: key for key in ["engine", *keys]} | aliases
+    return {_option_variable(name): key for name, key in names.items()}
 
 
 def _option_variable(key: str) -> str:

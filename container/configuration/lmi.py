@@ -10,12 +10,14 @@ from collections.abc import Mapping
 
 from core.options import REMOVED_OPTIONS
 
-ALIASES: Mapping[str, str] = {"max_dynamic_batch_size": "batch_size"}
+ALIASES: Mapping[str, str] = {
+    "max_dynamic_batch_size": "batch_size",
+    "option.quantization": "option.quantize",
+}
 
 _ONE_COPY = "one engine process runs one copy of the model; scale out with more containers"
 _FORMAT = "the request's fields choose its schema; option.output_formatter sets the stream format"
 _HANDLERS = "set option.entryPoint to your handler's file"
-_QUANTIZED = "quantization is not supported; option.dtype sets the precision"
 _SPECULATIVE = "speculative decoding is not supported; leave it out"
 _FIXED_CODES = "status codes are fixed: 400, 404, 413, 424 and 503"
 
@@ -47,10 +49,8 @@ ADVICE: Mapping[str, str] = {
     "option.mpi_mode": "the model runs in one process; leave it out",
     "option.pipeline_parallel_degree": "the model runs on one device; leave it out",
     "option.parallel_loading": _ONE_COPY,
-    "option.quantize": _QUANTIZED,
-    "option.quantization": _QUANTIZED,
-    "option.load_in_8bit": _QUANTIZED,
-    "option.load_in_4bit": _QUANTIZED,
+    "option.load_in_8bit": "use option.quantize=int8",
+    "option.load_in_4bit": "use option.quantize=int4",
     "option.enable_streaming": 'a request streams if it sets "stream": true',
     "option.input_formatter": _FORMAT,
     "option.max_output_size": "set parameters.max_new_tokens in the request",
@@ -87,6 +87,9 @@ VALUE_ALIASES: Mapping[tuple[str, str], str] = {
     ("option.output_formatter", "json_chat"): "json",
     ("option.output_formatter", "jsonlines_chat"): "jsonlines",
     ("option.output_formatter", "sse_chat"): "sse",
+    ("option.quantize", "bitsandbytes8"): "int8",
+    ("option.quantize", "awq_marlin"): "awq",
+    ("option.quantize", "gptq_marlin"): "gptq",
     ("option.dtype", "half"): "fp16",
     ("option.dtype", "float"): "fp32",
 }
@@ -96,7 +99,6 @@ VARIABLE_ADVICE: Mapping[str, str] = {
     "SAGEMAKER_NUM_MODEL_WORKERS": _ONE_COPY,
     "SAGEMAKER_MODEL_SERVER_WORKERS": "use option.http_workers",
     "SAGEMAKER_PROGRAM": _HANDLERS,
-    "HF_MODEL_QUANTIZE": _QUANTIZED,
     "PIPELINE_PARALLEL_DEGREE": ADVICE["option.pipeline_parallel_degree"],
     "PYTHON_EXECUTABLE": ADVICE["option.pythonExecutable"],
     "ENABLE_CUDA_GRAPHS": "use option.enforce_eager",
@@ -105,6 +107,7 @@ VARIABLE_ADVICE: Mapping[str, str] = {
 
 _USE_AUTO = "use option.rolling_batch=auto, or option.batching"
 _USE_PYTHON = "use engine=Python"
+_USE_INT4 = "use option.quantize=int4, which has the same number of bits"
 _USE_AUTO_FORMAT = "use option.load_format=auto, which detects the format of the weights"
 
 REMOVED_VALUES: Mapping[tuple[str, str], str] = {
@@ -115,6 +118,9 @@ REMOVED_VALUES: Mapping[tuple[str, str], str] = {
     ("option.load_format", "safetensors"): _USE_AUTO_FORMAT,
     ("option.load_format", "pt"): _USE_AUTO_FORMAT,
     ("option.load_format", "npcache"): _USE_AUTO_FORMAT,
+    ("option.quantize", "bitsandbytes"): _USE_INT4,
+    ("option.quantize", "bitsandbytes4"): _USE_INT4,
+    ("option.quantize", "smoothquant"): "use option.quantize=int8",
     ("engine", "DeepSpeed"): _USE_PYTHON,
     ("engine", "FasterTransformer"): _USE_PYTHON,
 }

@@ -72,6 +72,9 @@ def _limit_lines(facts: Facts) -> Iterator[str]:
         f"  limits: {facts.max_model_len} tokens per sequence, batches of {facts.max_sequences}"
     )
     memory = f"  memory: weights {_mebibytes(facts.weights_bytes)}"
+    if facts.quantization:
+        per_weight = facts.weights_bytes / facts.num_weights
+        memory += f" in {facts.quantization} ({per_weight:.2f} bytes per weight)"
     if facts.activation_bytes:
         memory += f", steps {_mebibytes(facts.activation_bytes)}"
     if facts.executor == "library":

@@ -7,7 +7,7 @@ transformers' layers and eager attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -101,15 +101,18 @@ def mismatch_error(error: float) -> UnsupportedModelError:
     )
 
 
-def load_reference(source: ModelSource, attention: str = "eager") -> Any:
+def load_reference(
+    source: ModelSource, attention: str = "eager", state: Mapping[str, Tensor] | None = None
+) -> Any:
     """Load a transformers model on the source's device.
 
+    state: its tensors by the names of files, to take instead of the files.
     Raises UnsupportedModelError if transformers cannot load it with this attention implementation,
     ConfigurationError if its files cannot be read.
     """
     try:
         with _quietly():
-            model, missing = source.load_with_missing(AutoModelForCausalLM, attention)
+            model, missing = source.load_with_missing(AutoModelForCausalLM, attention, state)
     except KeyError as error:  # from a table of attention classes by name
         raise UnsupportedModelError("it has custom attention classes") from error
     except ValueError as error:

@@ -6,12 +6,14 @@ the values of the weights.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig
 
 from core.errors import ConfigurationError
@@ -38,6 +40,8 @@ class ModelSource:
     trust_remote_code: bool = False
     allow_pickle: bool = False
     """Also load *.bin files."""
+    precision: str | None = None
+    """Quantize linear layers to this while they are loaded; see `quantization.at_load`."""
 
     def __post_init__(self) -> None:
         if self.is_dummy or any(self.model_dir.glob("*.safetensors")):
@@ -56,15 +60,39 @@ class ModelSource:
         random = "the weights are random, and so are the answers: option.load_format=dummy"
         return (random,) if self.is_dummy else ()
 
+    def require_no_precision(self, reason: str) -> None:
+        """Raise ConfigurationError if option.quantize is set.
+
+        reason: why transformers' code runs.
+        """
+        if self.precision is not None:
+            raise ConfigurationError(
+                f"option.quantize={self.precision} needs Longshore's own decoder, but {reason}; "
+                "leave the option out"
+            )
+
     def with_config(self, config: PreTrainedConfig) -> ModelSource:
         return replace(self, config=config)
 
     def in_fp32(self) -> ModelSource:
         return replace(self, dtype=torch.float32)
 
-    def load_with_missing(self, kind: Any, attention: str) -> tuple[Any, list[str]]:
-        """Load a model as `load` does; return it and the names of parameters that no file has."""
+    def without_quantization(self) -> ModelSource:
+        """Return a source whose config says nothing of quantized weights."""
+        config: Any = deepcopy(self.config)
+        del config.quantization_config
+        return self.with_config(config)
+
+    def load_with_missing(
+        self, kind: Any, attention: str, state: Mapping[str, Tensor] | None = None
+    ) -> tuple[Any, list[str]]:
+        """Load a model as `load` does; return it and the names of parameters that no file has.
+
+        state: tensors to take instead of the files.
+        """
         keywords: dict[str, object] = {"attn_implementation": attention}
+        if state is not None:
+            keywords["state_dict"] = dict(state)
         if self.is_dummy:
             return self.load(kind, **keywords), []
         model, info = self.load(kind, output_loading_info=True, **keywords)
@@ -81,6 +109,9 @@ class ModelSource:
             keywords |= {"config": deepcopy(self.config), "weights_only": True}
             # Without it, transformers takes *.bin files where it finds no others.
             keywords |= {} if self.allow_pickle else {"use_safetensors": True}
+            if "state_dict" in keywords:  # only the model's own class loads without a directory
+                own = kind._model_mapping[type(self.config)]
+                return own.from_pretrained(None, **keywords)
             return kind.from_pretrained(self.model_dir, **keywords)
         cuda = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(cuda), self.device:

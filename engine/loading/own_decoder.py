@@ -8,8 +8,10 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from core.errors import ConfigurationError
 from engine.attention.backends import AttentionBackend, sdpa_backend
 from engine.attention.call import UnsupportedModelError
+from engine.loading.dequantized import load_dequantized, round_weights
 from engine.loading.gate import (
     MAX_KERNEL_ERROR,
     MAX_RELATIVE_ERROR,
@@ -24,6 +26,7 @@ from engine.model.checkpoint import Checkpoint, checkpoint_from_tensors, open_ch
 from engine.model.decoder import Decoder
 from engine.model.loader import Loader
 from engine.model.native import NativeLayers
+from engine.model.quantization.schemes import quantization_method, read_scheme
 from engine.model.spec import DecoderSpec, read_spec
 from engine.phases import Phases
 from kernels.cpu.prepared import NoKernelError
@@ -39,6 +42,12 @@ def load_own_decoder(source: ModelSource, max_length: int, phases: Phases) -> De
     ConfigurationError if a tensor is missing, unused, of the wrong shape or unreadable.
     """
     spec = read_spec(source.config, max_length)
+    method = quantization_method(source.config)
+    if source.is_dummy and method is not None:
+        raise ConfigurationError(
+            f"option.load_format=dummy: random weights cannot be of quant_method={method}; take a "
+            "config.json without quantization_config, and option.quantize"
+        )
     try:
         _check(source, spec)
     finally:
@@ -81,7 +90,9 @@ def _trial(
     else:  # our layers are freed before transformers' are loaded
         checkpoint = open_checkpoint(source.model_dir, spec.family)
         logits = _logits(checkpoint, source, spec, backend)
-        reference = load_reference(first)
+        reference = load_dequantized(first, spec)
+    if source.precision is not None:
+        round_weights(reference, spec.family.experts, source.precision)
     try:
         return relative_error(logits, eager_logits(reference, spec.vocab_size))
     except Exception as error:  # model code may raise anything on an unexpected config
@@ -116,8 +127,17 @@ def _decoder(
     *,
     show_progress: bool = False,
 ) -> Decoder:
-    is_transposed = spec.family.is_transposed
-    loader = Loader(checkpoint, source.device, source.dtype, is_transposed=is_transposed)
+    scheme = read_scheme(source.config)
+    if scheme is not None:
+        checkpoint.drop(scheme.unused)
+    loader = Loader(
+        checkpoint,
+        source.device,
+        source.dtype,
+        is_transposed=spec.family.is_transposed,
+        scheme=scheme,
+        precision=source.precision,
+    )
     decoder = Decoder(loader, spec, num_layers, show_progress=show_progress)
     with suppress(NoKernelError):
         decoder.native = NativeLayers(decoder)

@@ -15,6 +15,7 @@ from engine.loading.own_decoder import load_own_decoder
 from engine.loading.transformers_decoder import TransformersDecoder, load_transformers_decoder
 from engine.lora.memory import AdapterMemory
 from engine.model.decoder import Decoder
+from engine.model.quantization.schemes import quantization_method
 from engine.phases import Phases
 
 
@@ -29,6 +30,10 @@ class PackedModel:
         self.config: PreTrainedConfig = source.config
         self.device, self.dtype = source.device, source.dtype
         self.shapes = decoder.shapes
+        self.quantization = ""
+        """How the weights are quantized: option.quantize, or the checkpoint's quant_method."""
+        if isinstance(decoder, Decoder):
+            self.quantization = source.precision or quantization_method(source.config) or ""
         self.adapter_memory: AdapterMemory | None = None
         """Set by `enable_adapters`."""
         self._decoder = decoder
@@ -36,6 +41,11 @@ class PackedModel:
     @property
     def weights_bytes(self) -> int:
         return self._decoder.num_bytes
+
+    @property
+    def num_weights(self) -> int:
+        """Elements of the weights of Longshore's own layers; 0 for transformers' code."""
+        return self._decoder.num_weights if isinstance(self._decoder, Decoder) else 0
 
     @torch.inference_mode()
     def enable_adapters(self, num_slots: int, max_rank: int) -> AdapterMemory:
@@ -85,6 +95,7 @@ def load_packed_model(
             raise ConfigurationError(
                 f"option.decoder=own: {model_type} has none: {reason}; use option.decoder=auto"
             )
+    source.require_no_precision(reason)
     decoder = load_transformers_decoder(source, max_length, phases)
     return _packed(decoder, source, f"transformers' code ({model_type}): {reason}")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -49,28 +50,48 @@ class Checkpoint:
     def take(self, name: str, *shape: int) -> Tensor:
         """Remove and return a tensor, often a view of a mapped file.
 
-        Raises ConfigurationError if it is missing, unreadable, of another shape or not a float.
+        Raises ConfigurationError if it is missing, unreadable, of another shape or not a float of
+        at least 16 bits.
         """
-        if name not in self._tensors:
-            raise ConfigurationError(f"{self._origin} has no tensor '{name}': {INCOMPLETE}")
-        file, read = self._tensors.pop(name)
-        try:
-            tensor = read()
-        except (SafetensorError, OSError, ValueError) as error:
-            raise ConfigurationError(
-                f"cannot read '{name}' in {file}: {error}; {BROKEN}"
-            ) from error
+        file, tensor = self._pop(name)
         if tensor.shape != shape:
             raise ConfigurationError(
                 f"{file}: tensor '{name}' has shape {list(tensor.shape)}, but config.json implies "
                 f"{list(shape)}; {CURE}"
             )
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or tensor.itemsize == 1:
             raise ConfigurationError(
-                f"{file}: tensor '{name}' is {tensor.dtype}, not a float; quantized weights "
-                "need a quantization_config in config.json"
+                f"{file}: tensor '{name}' is {tensor.dtype}, not a float of 16 or 32 bits; "
+                "quantized weights need scales, and a quantization_config in config.json"
             )
         return tensor
+
+    def take_stored(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """Remove and return a tensor of any shape, often a view of a mapped file.
+
+        dtype: the required one; None: any. Raises ConfigurationError if the tensor is missing,
+        unreadable or of another dtype.
+        """
+        file, tensor = self._pop(name)
+        if dtype is not None and tensor.dtype != dtype:
+            raise ConfigurationError(
+                f"{file}: tensor '{name}' is {tensor.dtype}, but quantization_config in "
+                f"config.json implies {dtype}; {BROKEN}"
+            )
+        return tensor
+
+    def error(self, name: str, problem: str) -> ConfigurationError:
+        """Return an error about a tensor that does not fit. problem: such as "has shape [3]"."""
+        return ConfigurationError(f"{self._origin}: tensor '{name}' {problem}; {BROKEN}")
+
+    def names(self) -> list[str]:
+        """Return the names of the tensors that are still to be taken."""
+        return list(self._tensors)
+
+    def drop(self, suffixes: tuple[str, ...]) -> None:
+        """Remove the tensors whose names end so; they count as taken."""
+        for name in [name for name in self._tensors if name.endswith(suffixes)]:
+            del self._tensors[name]
 
     def require_all_taken(self, *, except_for: str) -> None:
         """Raise ConfigurationError if a tensor other than `except_for` was never taken."""
@@ -80,6 +101,18 @@ class Checkpoint:
                     f"{file}: tensor '{name}' belongs to no layer of this model; {CURE}"
                 )
 
+    def _pop(self, name: str) -> tuple[str, Tensor]:
+        """Remove a tensor; return its file and the tensor."""
+        if name not in self._tensors:
+            raise ConfigurationError(f"{self._origin} has no tensor '{name}': {INCOMPLETE}")
+        file, read = self._tensors.pop(name)
+        try:
+            return file, read()
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"cannot read '{name}' in {file}: {error}; {BROKEN}"
+            ) from error
+
 
 def open_checkpoint(model_dir: Path, family: Family) -> Checkpoint:
     """Open the safetensors files of a model directory, the ones that transformers would read.
@@ -87,15 +120,12 @@ def open_checkpoint(model_dir: Path, family: Family) -> Checkpoint:
     Raises UnsupportedModelError if the weights are in another format, ConfigurationError if a file
     is missing or broken.
     """
-    tensors: dict[str, Entry] = {}
-    for path in _files(model_dir):
-        try:
-            file = safe_open(path, "pt")
-        except (SafetensorError, OSError) as error:
-            raise ConfigurationError(f"cannot read {path}: {error}; {BROKEN}") from error
-        for name in file.keys():  # noqa: SIM118 - not a mapping
-            tensors[name] = str(path), partial(file.get_tensor, name)
-    return Checkpoint(_renamed(tensors, family), str(model_dir))
+    return Checkpoint(_renamed(_entries(model_dir), family), str(model_dir))
+
+
+def open_published(model_dir: Path) -> Checkpoint:
+    """As `open_checkpoint`, but with the names of the files."""
+    return Checkpoint(_entries(model_dir), str(model_dir))
 
 
 def checkpoint_from_tensors(state: Mapping[str, Tensor], family: Family, origin: str) -> Checkpoint:
@@ -108,6 +138,18 @@ def checkpoint_from_tensors(state: Mapping[str, Tensor], family: Family, origin:
     return Checkpoint(
         _renamed({name: (origin, reader(tensor)) for name, tensor in state.items()}, family), origin
     )
+
+
+def _entries(model_dir: Path) -> dict[str, Entry]:
+    tensors: dict[str, Entry] = {}
+    for path in _files(model_dir):
+        try:
+            file = safe_open(path, "pt")
+        except (SafetensorError, OSError) as error:
+            raise ConfigurationError(f"cannot read {path}: {error}; {BROKEN}") from error
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            tensors[name] = str(path), partial(file.get_tensor, name)
+    return tensors
 
 
 def _files(model_dir: Path) -> list[Path]:

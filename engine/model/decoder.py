@@ -65,7 +65,7 @@ class Decoder:
         )
         self.head = loader.head(family.head, spec.vocab_size, self.embedding, is_tied=spec.is_tied)
         self.linears = loader.linears
-        self.num_bytes = loader.num_bytes
+        self.num_bytes, self.num_weights = loader.num_bytes, loader.num_weights
         self.native: LayerRunner | None = None
         """Runs the layers instead of `layers`, in steps that it supports; None if there is none."""
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=loader.dtype).item()
@@ -263,7 +263,8 @@ class SharedExperts:
         self._shared = MLP(
             loader, spec, f"{block}.{names.shared}", config.shared_expert_intermediate_size
         )
-        self._gate = loader.linear([Source(f"{block}.{names.shared}_gate", 1)], spec.hidden_size)
+        gate = [Source(f"{block}.{names.shared}_gate", 1)]
+        self._gate = loader.linear(gate, spec.hidden_size, may_quantize=False)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self._experts(hidden) + torch.sigmoid(self._gate(hidden)) * self._shared(hidden)

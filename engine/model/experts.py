@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from core.errors import ConfigurationError
 from engine.model.activations import make_gated
 from engine.model.families import ExpertNames
 from engine.model.loader import Loader, Source
+from engine.model.quantized import (
+    Quantized,
+    Stored,
+    joined,
+    num_bytes,
+    select_rows,
+    split_rows,
+)
 from engine.model.spec import DecoderSpec
 
+ROWS_AT_ONCE = 4096
+"""Rows that are dequantized in fp32 at a time, to save memory."""
 Grouped = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(rows [M, K] sorted by expert, weights [E, N, K], ends [E] int32) -> [M, N]. ends[e] is the index
 after the last row of expert e."""
@@ -35,7 +46,10 @@ class Experts:
         self._names = names
         self._normalizes = names.always_normalizes or getattr(config, "norm_topk_prob", False)
         self._router = loader.linear(
-            [Source(f"{block}.{names.router}", count)], hidden, is_adaptable=False
+            [Source(f"{block}.{names.router}", count)],
+            hidden,
+            is_adaptable=False,
+            may_quantize=False,
         )
         self._grouped = choose_grouped(loader.device, loader.dtype)
         self._ids = torch.arange(count, device=loader.device)
@@ -54,10 +68,10 @@ class Experts:
         by_expert, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(by_expert, self._ids, right=True, out_int32=True)
         gathered = rows.index_select(0, order // self._top_k)
-        gate_up = self._grouped(gathered, self.gate_up, ends)
+        gate_up = self._grouped(gathered, _dense(self.gate_up), ends)
         if self._gate_up_bias is not None:
             gate_up = gate_up + self._gate_up_bias[by_expert]
-        outputs = self._grouped(self.activate(gate_up), self.down, ends)
+        outputs = self._grouped(self.activate(gate_up), _dense(self.down), ends)
         if self._down_bias is not None:
             outputs = outputs + self._down_bias[by_expert]
         outputs = outputs * scores.flatten().index_select(0, order)[:, None]
@@ -81,6 +95,25 @@ class Experts:
         return (up + 1) * gate * torch.sigmoid(gate * self._alpha)
 
 
+class QuantizedExperts:
+    """The weights of all experts in one projection, dequantized for each product: slow, exact, for
+    every device."""
+
+    def __init__(self, weights: Sequence[Quantized], num_experts: int, dtype: torch.dtype) -> None:
+        """weights: on their device; together [experts * out, in], expert by expert."""
+        self._weights, self._num_experts, self._dtype = weights, num_experts, dtype
+        self.num_bytes = sum(map(num_bytes, weights))
+
+    def dense(self) -> Tensor:
+        """Return the weights, [experts, out, in] in the dtype of the rows."""
+        rows = [
+            part.dequantized().to(self._dtype)
+            for weight in self._weights
+            for part in split_rows(weight, ROWS_AT_ONCE)
+        ]
+        return torch.cat(rows).unflatten(0, (self._num_experts, -1))
+
+
 class _Weights:
     """Weights of all experts: gate_up [experts, 2 * width, hidden] with gates first, and down
     [experts, hidden, width]."""
@@ -92,31 +125,74 @@ class _Weights:
         self.down_bias: Tensor | None = None
         gate_up, down = (f"{block}.{name}" for name in names.merged)
         if names.interleaved:
-            weight = loader.checkpoint.take(gate_up, count, hidden, 2 * width)
-            self.gate_up = loader.place(_gates_first(weight).transpose(1, 2))
-            weight = loader.checkpoint.take(down, count, width, hidden)
-            self.down = loader.place(weight.transpose(1, 2))
+            gates_first = torch.cat([torch.arange(0, 2 * width, 2), torch.arange(1, 2 * width, 2)])
+            gate_up_parts = _transposed(loader, gate_up, count, hidden, gates_first)
+            down_parts = _transposed(loader, down, count, width, torch.arange(hidden))
             bias = loader.checkpoint.take(f"{gate_up}_bias", count, 2 * width)
-            self.gate_up_bias = loader.place(_gates_first(bias))
+            self.gate_up_bias = loader.place(bias[:, gates_first])
             self.down_bias = loader.tensor(f"{down}_bias", count, hidden)
         elif gate_up in loader.checkpoint:
-            self.gate_up = loader.tensor(gate_up, count, 2 * width, hidden)
-            self.down = loader.tensor(down, count, hidden, width)
+            gate_up_parts = iter(loader.checkpoint.take(gate_up, count, 2 * width, hidden))
+            down_parts = iter(loader.checkpoint.take(down, count, hidden, width))
         else:
-            self.gate_up, self.down = (
-                torch.empty(count, *shape, device=loader.device, dtype=loader.dtype)
-                for shape in ((2 * width, hidden), (hidden, width))
+            experts = [f"{block}.experts.{index}" for index in range(count)]
+            gate_up_parts = (
+                loader.stored(f"{expert}.{name}", width, hidden)
+                for expert in experts
+                for name in (names.gate, names.up)
             )
-            loader.num_bytes += self.gate_up.nbytes + self.down.nbytes
-            for index in range(count):
-                places = {
-                    names.gate: self.gate_up[index, :width],
-                    names.up: self.gate_up[index, width:],
-                    names.down: self.down[index],
-                }
-                for name, place in places.items():
-                    full_name = f"{block}.experts.{index}.{name}.weight"
-                    place.copy_(loader.checkpoint.take(full_name, *place.shape))
+            down_parts = (
+                loader.stored(f"{expert}.{names.down}", hidden, width) for expert in experts
+            )
+        self.gate_up = _load(loader, gate_up_parts, count, 2 * width, hidden)
+        self.down = _load(loader, down_parts, count, hidden, width)
+
+
+def _transposed(
+    loader: Loader, name: str, count: int, in_features: int, order: Tensor
+) -> Iterator[Stored]:
+    """Yield the weights [out, in] of a merged tensor [experts, in, out], or of its MXFP4 form.
+
+    order: [out] int64, for each output, its place in the checkpoint.
+    """
+    if loader.is_quantized(name):
+        starts = len(order) * torch.arange(count)
+        weight = loader.stored(name, count * len(order), in_features)
+        yield select_rows(weight, (starts[:, None] + order).flatten())
+    else:
+        for weight in loader.checkpoint.take(name, count, in_features, len(order)):
+            yield select_rows(weight.T, order)
+
+
+def _load(
+    loader: Loader, parts: Iterator[Stored], count: int, out_features: int, in_features: int
+) -> Tensor | QuantizedExperts:
+    """Load parts, together [count * out, in]. Unquantized ones are copied once, to their place."""
+    quantized: list[Quantized] = []
+    place: Tensor | None = None
+    start = 0
+    for part in map(loader.quantized, parts):
+        if isinstance(part, Tensor):
+            if place is None:
+                size = count * out_features, in_features
+                place = torch.empty(size, device=loader.device, dtype=loader.dtype)
+            place[start : start + len(part)].copy_(part)
+            start += len(part)
+        else:
+            quantized.append(part)
+    if place is not None and quantized:
+        raise ConfigurationError("some experts of a layer are quantized and others are not")
+    num_weights = count * out_features * in_features
+    if place is not None:
+        loader.count(place.nbytes, num_weights)
+        return place.view(count, out_features, in_features)
+    weight = QuantizedExperts(joined(quantized, loader.device), count, loader.dtype)
+    loader.count(weight.num_bytes, num_weights)
+    return weight
+
+
+def _dense(weight: Tensor | QuantizedExperts) -> Tensor:
+    return weight if isinstance(weight, Tensor) else weight.dense()
 
 
 def choose_grouped(device: torch.device, dtype: torch.dtype) -> Grouped:
@@ -137,8 +213,3 @@ def choose_grouped(device: torch.device, dtype: torch.dtype) -> Grouped:
 
 def _torch_grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
-
-
-def _gates_first(pairs: Tensor) -> Tensor:
-    """Reorder the last dim, 2 * width, from alternating gate and up to all gates, then all ups."""
-    return torch.cat([pairs[..., ::2], pairs[..., 1::2]], -1)

@@ -11,8 +11,12 @@ from torch import Tensor
 from engine.model.checkpoint import Checkpoint
 from engine.model.elementwise import Elementwise, make_elementwise
 from engine.model.families import NormKind
-from engine.model.linear import Dense, Linear, Panels, Part, choose_format, uses_panels
+from engine.model.linear import Dense, Linear, Panels, Part, uses_panels
 from engine.model.norms import LayerNorm, Norm, RMSNorm
+from engine.model.quantization.at_load import quantize_weight
+from engine.model.quantization.formats import make_format
+from engine.model.quantization.schemes import Scheme, is_quantized
+from engine.model.quantized import Stored, select_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,11 @@ class Loader:
         dtype: torch.dtype,
         *,
         is_transposed: bool = False,
+        scheme: Scheme | None = None,
+        precision: str | None = None,
     ) -> None:
-        """is_transposed: whether the checkpoint stores linear weights as [in, out]."""
+        """is_transposed: whether the checkpoint stores linear weights as [in, out]. scheme: how it
+        is quantized, if it is. precision: quantize linear layers to it (option.quantize)."""
         self.checkpoint = checkpoint
         self.device, self.dtype = device, dtype
         self.elementwise: Elementwise = make_elementwise(device)
@@ -45,8 +52,10 @@ class Loader:
         """Linear layers that see each token once and so can take adapters."""
         self.num_bytes = 0
         """Bytes of everything loaded so far."""
+        self.num_weights = 0
+        """Elements of everything loaded so far."""
         self._is_transposed = is_transposed
-        self._format = choose_format(device, dtype)
+        self._scheme, self._precision = scheme, precision
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         return self.place(self.checkpoint.take(name, *shape))
@@ -57,24 +66,36 @@ class Loader:
     def place(self, tensor: Tensor) -> Tensor:
         """Return a copy of the tensor on the device, never a view of a mapped file."""
         placed = torch.empty(tensor.shape, device=self.device, dtype=self.dtype).copy_(tensor)
-        self.num_bytes += placed.nbytes
+        self.count(placed.nbytes, placed.numel())
         return placed
 
+    def count(self, num_bytes: int, num_weights: int) -> None:
+        """Add to the bytes and elements loaded so far."""
+        self.num_bytes += num_bytes
+        self.num_weights += num_weights
+
     def linear(
-        self, sources: Sequence[Source], in_features: int, *, is_adaptable: bool = True
+        self,
+        sources: Sequence[Source],
+        in_features: int,
+        *,
+        is_adaptable: bool = True,
+        may_quantize: bool = True,
     ) -> Linear:
         """Merge linear layers that have the same input into one `Linear`.
 
-        is_adaptable: whether adapters may add to its outputs.
+        is_adaptable: whether adapters may add to its outputs. may_quantize: whether option.quantize
+        applies to it.
         """
         weights, biases, parts, start = [], [], {}, 0
         for source in sources:
-            weights.append(self._weight(source, in_features))
+            weight = self._weight(source, in_features)
+            weights.append(self.quantized(weight) if may_quantize else weight)
             biases.append(self._bias(source))
             parts[source.name] = Part(slice(start, start + source.size), source.order)
             start += source.size
-        format = self._format(weights)
-        self.num_bytes += format.num_bytes
+        format = make_format(weights, self.device, self.dtype)
+        self.count(format.num_bytes, start * in_features)
         linear = Linear(format, self._joined(sources, biases), parts, in_features, self.dtype)
         if is_adaptable:
             self.linears.append(linear)
@@ -89,15 +110,16 @@ class Loader:
         width = embedding.shape[1]
         if not is_tied:
             # [out, in] even where other linear weights are transposed (GPT-2).
-            format = self._format([self.checkpoint.take(f"{name}.weight", vocab_size, width)])
-            self.num_bytes += format.num_bytes
+            weight = self.stored(name, vocab_size, width)
+            format = make_format([weight], self.device, self.dtype)
+            self.count(format.num_bytes, vocab_size * width)
         else:
             format = Dense(embedding)
             if uses_panels(self.device, self.dtype):
                 panels = Panels.of([embedding], self.dtype)
                 if panels.panels.dtype == torch.bfloat16:
                     format = panels
-                    self.num_bytes += format.num_bytes
+                    self.count(format.num_bytes, 0)
         return Linear(format, self._bias(Source(name, vocab_size)), {}, width, self.dtype)
 
     def norm(
@@ -116,13 +138,34 @@ class Loader:
             return LayerNorm(weight + kind.offset, self.optional(f"{name}.bias", *shape), eps)
         return RMSNorm(weight, eps, kind, self.elementwise)
 
-    def _weight(self, source: Source, in_features: int) -> Tensor:
-        name = f"{source.name}.weight"
-        if self._is_transposed:
-            weight = self.checkpoint.take(name, in_features, source.size).T
+    def is_quantized(self, name: str) -> bool:
+        """Whether the checkpoint's layer `name` is quantized."""
+        return self._scheme is not None and is_quantized(self._scheme, self.checkpoint, name)
+
+    def stored(self, name: str, size: int, in_features: int) -> Stored:
+        """Take the weight [size, in_features] of the linear layer `name`, quantized or not."""
+        if self._scheme is None or not self.is_quantized(name):
+            return self.checkpoint.take(f"{name}.weight", size, in_features)
+        weight = self._scheme.read(self.checkpoint, name)
+        if weight.shape != (size, in_features):
+            raise self.checkpoint.error(
+                name, f"has shape {list(weight.shape)}, not {[size, in_features]}"
+            )
+        return weight
+
+    def quantized(self, weight: Stored) -> Stored:
+        """Quantize a weight [out, in] if option.quantize is set."""
+        if self._precision is None or not isinstance(weight, Tensor):
+            return weight
+        return quantize_weight(weight, self._precision, self.device)
+
+    def _weight(self, source: Source, in_features: int) -> Stored:
+        name, size = source.name, source.size
+        if self._is_transposed and f"{name}.weight" in self.checkpoint:
+            weight = self.checkpoint.take(f"{name}.weight", in_features, size).T
         else:
-            weight = self.checkpoint.take(name, source.size, in_features)
-        return weight if source.order is None else weight[source.order.to(weight.device)]
+            weight = self.stored(name, size, in_features)
+        return weight if source.order is None else select_rows(weight, source.order)
 
     def _bias(self, source: Source) -> Tensor | None:
         if f"{source.name}.bias" not in self.checkpoint:
@@ -142,5 +185,5 @@ class Loader:
                 for source, bias in zip(sources, biases, strict=True)
             ]
         )
-        self.num_bytes += joined.nbytes
+        self.count(joined.nbytes, joined.numel())
         return joined

@@ -1,9 +1,11 @@
-"""Integer weights: codes, with a scale and a zero for each group of inputs of each output."""
+"""Quantized weights as they are read, before a format lays them out for a device."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 
@@ -26,7 +28,168 @@ class IntegerWeight:
     group_size: int
     """Inputs that share a scale; all of them if each row has one scale (per channel)."""
 
+    @property
+    def shape(self) -> torch.Size:
+        return self.codes.shape
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal kinds can be joined row by row."""
+        return IntegerWeight, self.bits, self.group_size
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Its tensors; each has a row for every output."""
+        return self.codes, self.scales, self.zeros
+
+    def with_tensors(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> IntegerWeight:
+        return replace(self, codes=codes, scales=scales, zeros=zeros)
+
     def dequantized(self) -> Tensor:
         """Return the weight, [out, in] fp32."""
         grouped = self.codes.unflatten(1, (-1, self.group_size)).float()
         return ((grouped - self.zeros[..., None].float()) * self.scales[..., None]).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Float8Weight:
+    """A weight [out, in]: `codes * scales`, group by group of inputs."""
+
+    codes: Tensor
+    """[out, in] float8_e4m3fn."""
+    scales: Tensor
+    """[out, ceil(in / group_size)] fp32. Blocks of outputs repeat theirs for each output, so that
+    layers whose sizes are no multiple of the block can be joined."""
+    group_size: int
+    """Inputs that share a scale; the last group may be shorter."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.codes.shape
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        return Float8Weight, self.group_size
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.codes, self.scales
+
+    def with_tensors(self, codes: Tensor, scales: Tensor) -> Float8Weight:
+        return replace(self, codes=codes, scales=scales)
+
+    def dequantized(self) -> Tensor:
+        """Return the weight, [out, in] fp32."""
+        scales = self.scales.repeat_interleave(self.group_size, 1)[:, : self.codes.shape[1]]
+        return self.codes.float() * scales
+
+
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The magnitudes of e2m1, by the lower three bits of a code; the fourth is the sign."""
+
+
+@dataclass(frozen=True, slots=True)
+class Float4Weight:
+    """A weight [out, in] in MXFP4: e2m1 codes, with a power of two for each 32 inputs.
+
+    Source: OCP Microscaling Formats (MX) specification, version 1.0.
+    """
+
+    codes: Tensor
+    """[out, in / 2] uint8: two codes a byte, the earlier input in the lower half."""
+    exponents: Tensor
+    """[out, in / 32] uint8, with a bias of 127."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.codes.shape[0], 2 * self.codes.shape[1]))
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        return (Float4Weight,)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.codes, self.exponents
+
+    def with_tensors(self, codes: Tensor, exponents: Tensor) -> Float4Weight:
+        return Float4Weight(codes, exponents)
+
+    def dequantized(self) -> Tensor:
+        """Return the weight, [out, in] fp32."""
+        signed = FP4_VALUES + tuple(-value for value in FP4_VALUES)
+        values = torch.tensor(signed, device=self.codes.device)
+        halves = torch.stack([self.codes & 15, self.codes >> 4], -1).flatten(1)
+        groups = values[halves.int()].unflatten(1, (-1, 32))
+        return torch.ldexp(groups, self.exponents[..., None].int() - 127).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class PermutedWeight:
+    """A weight whose columns are sorted by group: GPTQ's act-order."""
+
+    weight: IntegerWeight
+    order: Tensor
+    """[in] int64: column c of `weight` belongs to input order[c]."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.weight.shape
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        return PermutedWeight, id(self)  # each has an order of its own
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.weight.tensors
+
+    def with_tensors(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> PermutedWeight:
+        order = self.order.to(codes.device)
+        return PermutedWeight(self.weight.with_tensors(codes, scales, zeros), order)
+
+    def dequantized(self) -> Tensor:
+        """Return the weight, [out, in] fp32, with its columns in the order of the inputs."""
+        sorted_columns = self.weight.dequantized()
+        return torch.empty_like(sorted_columns).index_copy_(1, self.order, sorted_columns)
+
+
+Quantized = IntegerWeight | Float8Weight | Float4Weight | PermutedWeight
+Stored = Tensor | Quantized
+"""A weight [out, in] as a checkpoint stores it."""
+
+
+def select_rows(weight: Stored, rows: Tensor) -> Stored:
+    """Return the weight of the outputs at `rows`, [n] int64."""
+    if isinstance(weight, Tensor):
+        return weight[rows.to(weight.device)]
+    return weight.with_tensors(*(tensor[rows.to(tensor.device)] for tensor in weight.tensors))
+
+
+def split_rows(weight: Quantized, size: int) -> Iterator[Quantized]:
+    """Yield the weights of `size` outputs at a time, as views."""
+    for start in range(0, weight.shape[0], size):
+        yield weight.with_tensors(*(tensor[start : start + size] for tensor in weight.tensors))
+
+
+def num_bytes(weight: Quantized) -> int:
+    return sum(tensor.nbytes for tensor in weight.tensors)
+
+
+def joined(weights: Sequence[Quantized], device: torch.device) -> list[Quantized]:
+    """Copy weights to the device, as one weight if they are of one kind.
+
+    The copies are never views of mapped files.
+    """
+    groups = [weights]
+    if len({weight.kind for weight in weights}) > 1:
+        groups = [[weight] for weight in weights]
+    return [
+        group[0].with_tensors(
+            *(
+                torch.cat([part.to(device) for part in parts])
+                for parts in zip(*(weight.tensors for weight in group), strict=True)
+            )
+        )
+        for group in groups
+    ]

@@ -156,9 +156,7 @@ def read_spec(config: PreTrainedConfig, max_length: int) -> DecoderSpec:
 
 def _check_supported(config: Any) -> None:
     """Raise UnsupportedModelError for settings that only rare members of a family use."""
-    method = _quantization_method(config)
     unsupported = {
-        f"its weights are quantized ({method})": method,
         "its norms come after the residual adds": not getattr(config, "do_layer_norm_before", True),
         "its embedding is projected": (
             getattr(config, "word_embed_proj_dim", config.hidden_size) != config.hidden_size
@@ -174,14 +172,6 @@ def _check_supported(config: Any) -> None:
     for reason, applies in unsupported.items():
         if applies:
             raise UnsupportedModelError(reason)
-
-
-def _quantization_method(config: Any) -> str | None:
-    quantization = getattr(config, "quantization_config", None)
-    if quantization is None:
-        return None
-    given = quantization if isinstance(quantization, dict) else quantization.to_dict()
-    return str(given.get("quant_method", "unknown method"))
 
 
 def _layer(config: Any, family: Family, head_dim: int, index: int) -> LayerSpec:

@@ -54,6 +54,7 @@ VLLM_NAMES: Mapping[str, str] = {
     "max_num_batched_tokens": "max_rolling_batch_prefill_tokens",
     "num_gpu_blocks_override": "num_kv_blocks",
     "swap_space": "swap_space_gib",
+    "quantization": "quantize",
 }
 """Our names, which are LMI's, by vLLM's names."""
 Message = Mapping[str, object]

@@ -21,6 +21,7 @@ from engine.device import (
     use_expandable_segments,
 )
 from engine.loading.model_source import ModelSource
+from engine.loading.precision import choose_precision
 from engine.tasks.embedding.embedder import Embedder
 from engine.tasks.engine import TaskEngine
 from engine.tasks.handlers.handler import load_handler
@@ -96,7 +97,9 @@ def _load_performer(
         is_dummy=options.load_format == "dummy",
         trust_remote_code=options.trust_remote_code,
         allow_pickle=options.allow_pickle_weights,
+        precision=choose_precision(options.quantize, config),
     )
+    source.require_no_precision(f"transformers' code computes {task.name}")
     if task.kind == "embedding":
         return Embedder(source, options)
     return PipelinePerformer(task.name, source)

@@ -110,7 +110,7 @@ def test_all_errors_are_reported_at_once(load: Load) -> None:
         ("minWorkers=2", "one copy of the model"),
         ("load_on_devices=0", "use option.device"),
         ("option.mpi_mode=true", "one process"),
-        ("option.quantize=awq", "option.dtype"),
+        ("option.load_in_4bit=true", "option.quantize=int4"),
         ("option.enable_streaming=true", '"stream": true'),
         ("chunked_read_timeout=60", "option.predict_timeout"),
     ],
@@ -119,6 +119,24 @@ def test_lmi_keys_without_effect_give_warnings(load: Load, line: str, advice: st
     (warning,) = load(line).warnings
     assert "serving.properties:1: " in warning
     assert advice in warning
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("option.quantize=int8", "int8"),
+        ("option.quantize=bitsandbytes8", "int8"),
+        ("option.quantization=awq", "awq"),
+        ("option.quantize=gptq_marlin", "gptq"),
+    ],
+)
+def test_names_of_quantization(load: Load, line: str, expected: str) -> None:
+    assert load(line).options.quantize == expected
+
+
+@pytest.mark.parametrize("name", ["OPTION_QUANTIZE", "OPTION_QUANTIZATION", "HF_MODEL_QUANTIZE"])
+def test_variables_of_quantization(load: Load, name: str) -> None:
+    assert load("", {name: "fp8"}).options.quantize == "fp8"
 
 
 def test_the_last_of_repeated_keys_wins(load: Load) -> None:

@@ -95,7 +95,7 @@ def test_the_variables_of_awss_vllm_image(load: Load) -> None:
         "SM_VLLM_TENSOR_PARALLEL_SIZE": "1",
         "SM_VLLM_BLOCK_SIZE": "8",
         "OPTION_BLOCK_SIZE": "32",
-        "SM_VLLM_QUANTIZATION": "awq",
+        "SM_VLLM_QUANTIZATION": "awq_marlin",
         "SM_VLLM_SERVED_MODEL_NAME": "x",
         "SM_VLLM_MAX_MODEL_LENGTH": "1",
     }
@@ -107,16 +107,16 @@ def test_the_variables_of_awss_vllm_image(load: Load) -> None:
     assert (options.tensor_parallel_degree, options.block_size) == ("1", 32)
     assert configuration.sources["enable_lora"] == "environment variable SM_VLLM_ENABLE_LORA"
     text = "\n".join(configuration.warnings)
-    assert "SM_VLLM_QUANTIZATION has no effect here: quantization" in text
+    assert options.quantize == "awq"
     assert "SM_VLLM_SERVED_MODEL_NAME has no effect here" in text
     assert "did you mean 'SM_VLLM_MAX_MODEL_LEN'?" in text
     assert "expected an integer" in refusal(load, "", {"SM_VLLM_MAX_MODEL_LEN": "2k"})
 
 
 def test_variables_without_effect_give_warnings(load: Load) -> None:
-    variables = {"SERVING_BATCHSIZE": "4", "OPTION_QUANTIZE": "awq"}
+    variables = {"SERVING_BATCHSIZE": "4", "OPTION_LOAD_IN_8BIT": "true"}
     quantize, batch_size = load("", variables).warnings
-    assert "OPTION_QUANTIZE has no effect here" in quantize
+    assert "OPTION_LOAD_IN_8BIT has no effect here: use option.quantize=int8" in quantize
     assert "did you mean 'SERVING_BATCH_SIZE'?" in batch_size
 
 

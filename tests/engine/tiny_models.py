@@ -72,7 +72,7 @@ OWN: dict[str, dict[str, object]] = {
     "qwen3_moe": SMALL | EXPERTS | {"norm_topk_prob": True},
     "olmoe": SMALL | {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 1.0},
     "granitemoe": SMALL | LOCAL_EXPERTS | MULTIPLIERS,
-    "gpt_oss": SMALL | WINDOW | LOCAL_EXPERTS,
+    "gpt_oss": SMALL | WINDOW | LOCAL_EXPERTS | {"intermediate_size": 64},
 }  # fmt: skip
 """A tiny model of every family of `engine.model.families`, with its optional features."""
 

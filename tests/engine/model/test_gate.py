@@ -10,7 +10,7 @@ import torch
 from core.errors import ConfigurationError
 from engine import LLM
 from engine.loading import own_decoder
-from engine.loading.gate import load_reference
+from engine.loading.dequantized import load_dequantized
 from engine.model.decoder import MLP, Decoder
 from engine.model.families import FAMILIES
 from engine.model.spec import read_spec
@@ -47,7 +47,6 @@ def test_the_reason_names_a_missing_family(tiny_model, architecture):
     [
         ("opt", {"do_layer_norm_before": False}, "norms come after the residual adds"),
         ("stablelm", {"qk_layernorm": True}, "separate weights for each head"),
-        ("llama", {"quantization_config": {"quant_method": "gptq"}}, r"quantized \(gptq\)"),
     ],
 )
 def test_unsupported_settings_are_rejected(tiny_model, source, architecture, setting, reason):
@@ -98,11 +97,11 @@ def test_random_weights_have_the_names_of_files(tiny_model, load, architecture):
 def test_fp32_has_a_tight_limit_and_low_precision_a_loose_one(tiny_model, monkeypatch):
     tried = []
 
-    def watch(source):
+    def watch(source, spec):
         tried.append(source.dtype)
-        return load_reference(source)
+        return load_dequantized(source, spec)
 
-    monkeypatch.setattr(own_decoder, "load_reference", watch)
+    monkeypatch.setattr(own_decoder, "load_dequantized", watch)
     assert LLM(tiny_model("llama"), dtype="bf16").facts.decoder == "own (llama)"
     assert tried == [torch.float32, torch.bfloat16]
     for name, limits in (("MAX_RELATIVE_ERROR", {torch.float32: -1.0}), ("MAX_KERNEL_ERROR", -1.0)):

@@ -1,0 +1,79 @@
+"""transformers' model with the weights that a quantized model stands for: the gate's reference."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from engine.loading.gate import load_reference
+from engine.loading.model_source import ModelSource
+from engine.model.checkpoint import Checkpoint, open_published
+from engine.model.families import ExpertNames
+from engine.model.quantization.at_load import quantize_weight
+from engine.model.quantization.schemes import Scheme, read_scheme
+from engine.model.quantized import Float4Weight
+from engine.model.spec import DecoderSpec
+
+
+def load_dequantized(source: ModelSource, spec: DecoderSpec) -> Any:
+    """Load transformers' model with dequantized weights, as many layers as the source's config has.
+
+    Raises as `load_reference` does.
+    """
+    scheme = read_scheme(source.config)
+    if scheme is None:
+        return load_reference(source)
+    config: Any = source.config
+    checkpoint = open_published(source.model_dir)
+    layer = re.compile(rf"(?:^|\.){spec.family.layers}\.(\d+)\.")
+    checkpoint.drop(scheme.unused)
+    for name in checkpoint.names():
+        found = layer.search(name)
+        if found is not None and int(found[1]) >= config.num_hidden_layers:
+            checkpoint.drop((name,))
+    state = _dequantized(checkpoint, scheme, getattr(config, "num_local_experts", 1))
+    return load_reference(source.without_quantization(), state=state)
+
+
+def _dequantized(checkpoint: Checkpoint, scheme: Scheme, num_experts: int) -> dict[str, Tensor]:
+    """Take all tensors, by their published names; of quantized layers, the dequantized weights."""
+    state: dict[str, Tensor] = {}
+    for name in checkpoint.names():
+        marker = next((marker for marker in scheme.markers if name.endswith(marker)), None)
+        if marker is None:
+            continue
+        layer = name.removesuffix(marker)
+        weight = scheme.read(checkpoint, layer)
+        if isinstance(weight, Float4Weight):  # merged experts, in the model [experts, in, out]
+            experts = weight.dequantized().unflatten(0, (num_experts, -1))
+            state[layer] = experts.transpose(1, 2).contiguous()
+        else:
+            state[f"{layer}.weight"] = weight.dequantized()
+    return state | {name: checkpoint.take_stored(name) for name in checkpoint.names()}
+
+
+@torch.no_grad()
+def round_weights(model: Any, names: ExpertNames | None, precision: str) -> None:
+    """Round the linear layers and experts of transformers' model as option.quantize does.
+
+    names: the family's. precision: the option's value.
+    """
+    kept = (f".{names.router}", f".{names.router}.layer", f"{names.shared}_gate") if names else ()
+    for name, module in model.named_modules():
+        is_linear = isinstance(module, nn.Linear | Conv1D) and not name.endswith(kept)
+        if is_linear and module is not model.get_output_embeddings():
+            weight = module.weight.T if isinstance(module, Conv1D) else module.weight
+            weight.copy_(_rounded(weight, precision))
+    for parameter in model.parameters():
+        if parameter.dim() == 3:
+            is_transposed = names is not None and names.interleaved
+            weight = parameter.transpose(1, 2) if is_transposed else parameter
+            weight.copy_(_rounded(weight.flatten(0, 1), precision).view(weight.shape))
+
+
+def _rounded(weight: Tensor, precision: str) -> Tensor:
+    return quantize_weight(weight, precision, weight.device).dequantized()

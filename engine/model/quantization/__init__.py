@@ -1,0 +1,1 @@
+"""Quantized checkpoints, quantization at load, and the formats that multiply by such weights."""

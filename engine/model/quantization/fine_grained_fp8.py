@@ -1,0 +1,58 @@
+"""FP8 as DeepSeek and Qwen publish it: e4m3 weights with a scale for each block of 128 × 128."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.model.checkpoint import Checkpoint
+from engine.model.quantized import Float8Weight
+
+DEFAULT_BLOCK = (128, 128)
+"""Outputs and inputs that share a scale."""
+
+
+class FineGrainedFp8:
+    """`quant_method: fp8`: blocks, or one scale for a whole layer."""
+
+    markers: tuple[str, ...] = (".weight_scale_inv", ".weight_scale")
+    # Activations are scaled row by row as they come, which is more exact than a static scale.
+    unused: tuple[str, ...] = (".input_scale", ".activation_scale", ".k_scale", ".v_scale")
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """Raises ValueError for other scales than floats and other experts than FP8."""
+        for key, readable in (("scale_fmt", "float"), ("expert_dtype", "fp8")):
+            if config.get(key) not in (None, readable):
+                raise ValueError(f"{key}={config[key]}")
+        self._block = tuple(config.get("weight_block_size") or DEFAULT_BLOCK)
+
+    def read(self, checkpoint: Checkpoint, name: str) -> Float8Weight:
+        codes = checkpoint.take_stored(f"{name}.weight", torch.float8_e4m3fn)
+        scale = next(
+            f"{name}{marker}" for marker in self.markers if f"{name}{marker}" in checkpoint
+        )
+        try:
+            return float8_weight(codes, checkpoint.take_stored(scale), self._block)
+        except ValueError as error:
+            raise checkpoint.error(scale, str(error)) from error
+
+
+def float8_weight(codes: Tensor, scales: Tensor, block: tuple[int, ...]) -> Float8Weight:
+    """Make a weight of codes [out, in] and scales for the layer, for each output, or for blocks.
+
+    block: numbers of outputs and of inputs. Raises ValueError for other scales.
+    """
+    rows, columns = codes.shape
+    scales = scales.float()
+    if scales.numel() == 1:
+        return Float8Weight(codes, scales.reshape(1, 1).expand(rows, 1), columns)
+    if scales.shape in ((rows,), (rows, 1)):
+        return Float8Weight(codes, scales.reshape(rows, 1), columns)
+    if scales.shape != (-(-rows // block[0]), -(-columns // block[1])):
+        raise ValueError(
+            f"has shape {list(scales.shape)}, which fits no layer of {rows} x {columns}"
+        )
+    return Float8Weight(codes, scales.repeat_interleave(block[0], 0)[:rows], block[1])

@@ -1,0 +1,71 @@
+"""GPTQ: int4 or int8 with groups of inputs, in the layouts of AutoGPTQ and GPTQModel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from engine.model.checkpoint import Checkpoint
+from engine.model.quantization.packing import sort_groups, unpack_columns, unpack_rows
+from engine.model.quantized import IntegerWeight, PermutedWeight
+
+ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
+"""What to add to the stored zeros, by `checkpoint_format`: the first one stores them minus 1."""
+
+
+class Gptq:
+    """`quant_method: gptq`: qweight [in * bits / 32, out], qzeros [groups, out * bits / 32], scales
+    [groups, out], g_idx [in].
+
+    A layer's bits and group size follow from its shapes, because the config's `dynamic` may set
+    other ones for some layers.
+    """
+
+    markers: tuple[str, ...] = (".qweight",)
+    unused: tuple[str, ...] = ()
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """Raises ValueError for other layouts, and other bits than 4 and 8."""
+        if config.get("bits") not in (4, 8):
+            raise ValueError(f"bits={config.get('bits')}")
+        layout = config.get("checkpoint_format") or "gptq"
+        if layout not in ZERO_OFFSETS:
+            raise ValueError(f"checkpoint_format={layout}")
+        self._zero_offset = ZERO_OFFSETS[layout]
+
+    def read(self, checkpoint: Checkpoint, name: str) -> IntegerWeight | PermutedWeight:
+        packed = checkpoint.take_stored(f"{name}.qweight", torch.int32)
+        packed_zeros = checkpoint.take_stored(f"{name}.qzeros", torch.int32)
+        scales = checkpoint.take_stored(f"{name}.scales").float()
+        groups, outputs = scales.shape
+        bits = 32 * packed_zeros.shape[1] // outputs
+        if bits not in (4, 8) or packed_zeros.shape[0] != groups or packed.shape[1] != outputs:
+            raise checkpoint.error(f"{name}.scales", f"does not fit {list(packed.shape)} codes")
+        codes = unpack_rows(packed, bits).T.contiguous()
+        group_size, rest = divmod(codes.shape[1], groups)
+        if rest:
+            raise checkpoint.error(f"{name}.scales", f"has {groups} groups for {len(packed)} rows")
+        zeros = (unpack_columns(packed_zeros, bits) + self._zero_offset) & (2**bits - 1)
+        weight = IntegerWeight(codes, scales.T.contiguous(), zeros.T.contiguous(), bits, group_size)
+        return sorted_by_group(weight, checkpoint, f"{name}.g_idx")
+
+
+def sorted_by_group(
+    weight: IntegerWeight, checkpoint: Checkpoint, name: str
+) -> IntegerWeight | PermutedWeight:
+    """Sort the columns by the groups of inputs in the tensor `name`, if there is one.
+
+    Raises ConfigurationError if they are not groups of the weight's size.
+    """
+    if name not in checkpoint:
+        return weight
+    try:
+        order = sort_groups(checkpoint.take_stored(name), weight.group_size)
+    except ValueError as error:
+        raise checkpoint.error(name, str(error)) from error
+    if order is None:
+        return weight
+    codes = weight.codes[:, order]
+    return PermutedWeight(weight.with_tensors(codes, weight.scales, weight.zeros), order)
