@@ -7,6 +7,7 @@ from torch import Tensor
 
 from engine.model.quantized import IntegerWeight
 from kernels.cpu.integers import (
+    GROUP_STEP,
     IntegerPanels,
     integer_linear,
     rounds_rows,
@@ -27,11 +28,16 @@ class Integers:
         self.panels, self.is_rounded = panels, is_rounded
         self.num_bytes = panels.nbytes
 
+    @staticmethod
+    def supports(weight: IntegerWeight) -> bool:
+        """Whether the kernels take groups of this size."""
+        return weight.group_size % GROUP_STEP == 0 or weight.group_size == weight.shape[1]
+
     @classmethod
     def of(cls, weight: IntegerWeight, *, is_exact: bool = False) -> Integers:
         """Pack a weight. Rows are rounded where that is faster, unless `is_exact`.
 
-        Raises ValueError if groups are neither whole rows nor a multiple of 8.
+        Raises ValueError if `supports` is false.
         """
         panels = to_integer_panels(
             weight.codes, weight.scales, weight.zeros, weight.bits, weight.group_size

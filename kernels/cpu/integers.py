@@ -13,6 +13,8 @@ from kernels.cpu.linear import Linear, panel_columns
 from kernels.cpu.shared_library import SUFFIXES, function, load_library
 
 WORD_BYTES = 4
+GROUP_STEP = 8
+"""Inputs that share a scale are a multiple of this many, or all of an output's."""
 ROW_GROUP = 64
 """As in rounded.cpp: rounded rows have a scale for at most this many inputs."""
 
@@ -68,14 +70,14 @@ def to_integer_panels(
 
     scales: fp32 [out, groups], each for group_size inputs, the last one perhaps for fewer. zeros:
     uint8 [out, groups]. Raises ValueError if they do not match, or if group_size is neither all
-    inputs nor a multiple of 8.
+    inputs nor a multiple of GROUP_STEP.
     """
     (num_columns, depth), groups = codes.shape, (len(codes), -(-codes.shape[1] // group_size))
     if (
         (codes.dtype, scales.dtype, zeros.dtype) != (torch.uint8, torch.float32, torch.uint8)
         or (scales.shape, zeros.shape) != (groups, groups)
         or bits not in (4, 8)
-        or (group_size % 8 and group_size < depth)
+        or (group_size % GROUP_STEP and group_size < depth)
         or (bits == 4 and bool((codes >= 16).any()))
     ):
         raise ValueError(

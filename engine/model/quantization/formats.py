@@ -11,8 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.model.linear import Format, choose_format
-from engine.model.quantized import PermutedWeight, Quantized, Stored, joined, num_bytes
+from engine.model.integers import Integers
+from engine.model.linear import Format, choose_format, uses_panels
+from engine.model.quantized import (
+    IntegerWeight,
+    PermutedWeight,
+    Quantized,
+    Stored,
+    joined,
+    num_bytes,
+)
 
 
 class Dequantizing:
@@ -58,26 +66,36 @@ class SideBySide:
         return torch.cat(products, 1)
 
 
-def make_format(parts: Sequence[Stored], device: torch.device, dtype: torch.dtype) -> Format:
+def make_format(
+    parts: Sequence[Stored], device: torch.device, dtype: torch.dtype, *, is_exact: bool = False
+) -> Format:
     """Concatenate parts [out_i, in] into one weight, in the fastest format for the device.
 
-    dtype: dtype of the rows.
+    dtype: dtype of the rows. is_exact: rows are not to be rounded further for a product.
     """
     dense = [part for part in parts if isinstance(part, Tensor)]
     if len(dense) == len(parts):
         return choose_format(device, dtype)(dense)
     if dense:
-        formats = [make_format([part], device, dtype) for part in parts]
+        formats = [make_format([part], device, dtype, is_exact=is_exact) for part in parts]
         return SideBySide(formats, [part.shape[0] for part in parts])
     weights = joined([part for part in parts if not isinstance(part, Tensor)], device)
     if len(weights) == 1:
-        return _quantized(weights[0], dtype)
-    formats = [_quantized(weight, dtype) for weight in weights]
+        return _quantized(weights[0], device, dtype, is_exact)
+    formats = [_quantized(weight, device, dtype, is_exact) for weight in weights]
     return SideBySide(formats, [weight.shape[0] for weight in weights])
 
 
-def _quantized(weight: Quantized, dtype: torch.dtype) -> Format:
+def _quantized(
+    weight: Quantized, device: torch.device, dtype: torch.dtype, is_exact: bool
+) -> Format:
     """Return the fastest format of a weight that is on its device."""
     if isinstance(weight, PermutedWeight):
-        return PermutedInputs(_quantized(weight.weight, dtype), weight.order)
+        return PermutedInputs(_quantized(weight.weight, device, dtype, is_exact), weight.order)
+    if (
+        isinstance(weight, IntegerWeight)
+        and uses_panels(device, dtype)
+        and Integers.supports(weight)
+    ):
+        return Integers.of(weight, is_exact=is_exact)
     return Dequantizing(weight)
