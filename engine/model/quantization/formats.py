@@ -1,6 +1,6 @@
 """Formats of `Linear` for quantized weights.
 
-`make_format` chooses one. To add a kernel, write a format and choose it in `_quantized`.
+`make_format` chooses one. To add a kernel, write a format and choose it in `quantized_format`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from torch import Tensor
 from engine.model.integers import Integers
 from engine.model.linear import Format, choose_format, uses_panels
 from engine.model.quantized import (
+    Float4Weight,
+    Float8Weight,
     IntegerWeight,
     PermutedWeight,
     Quantized,
@@ -21,6 +23,8 @@ from engine.model.quantized import (
     joined,
     num_bytes,
 )
+
+MAX_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
 
 
 class Dequantizing:
@@ -36,6 +40,60 @@ class Dequantizing:
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         weight = self.weight.dequantized().to(rows.dtype)
         return F.linear(rows, weight, None if bias is None else bias.to(rows.dtype))
+
+
+class TritonCodes:
+    """Codes for `kernels.quantized_linear`, for rows in fp16 or bf16 on CUDA."""
+
+    def __init__(self, weight: IntegerWeight | Float8Weight) -> None:
+        """Raises ValueError if the kernel has no blocks for the weight's groups."""
+        # Imported only here, so that CPUs do not need Triton.
+        from kernels.quantized_linear import block_size, pack_int4, quantized_linear
+
+        self._multiply = quantized_linear
+        self._kind, codes, self._zeros = "fp8", weight.codes.view(torch.uint8), None
+        if isinstance(weight, IntegerWeight):
+            self._kind, self._zeros = f"int{weight.bits}", weight.zeros.T.contiguous()
+        self._group_size = weight.group_size
+        num_inputs = codes.shape[1]
+        if num_inputs % self._group_size or not block_size(
+            self._kind, num_inputs, self._group_size
+        ):
+            raise ValueError(f"no kernel for groups of {self._group_size} of {num_inputs} inputs")
+        self._codes = pack_int4(codes, self._group_size) if self._kind == "int4" else codes
+        self._scales = weight.scales.T.contiguous()
+        self.num_bytes = self._codes.nbytes + self._scales.nbytes
+        self.num_bytes += 0 if self._zeros is None else self._zeros.nbytes
+
+    def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        return self._multiply(
+            rows, self._codes, self._scales, self._zeros, bias, self._kind, self._group_size
+        )
+
+
+class ScaledFloat8:
+    """FP8 rows times FP8 weights with one scale for each output (`torch._scaled_mm`).
+
+    A row is scaled so that its largest value becomes the largest of e4m3, and rounded.
+    """
+
+    def __init__(self, weight: Float8Weight) -> None:
+        self._codes, self._scales = weight.codes.T, weight.scales.T.contiguous()
+        self.num_bytes = num_bytes(weight)
+
+    @staticmethod
+    def supports(weight: Quantized, dtype: torch.dtype) -> bool:
+        """Whether torch multiplies rows of this dtype by the weight, on a device with FP8."""
+        sizes = weight.shape
+        is_scaled_by_output = isinstance(weight, Float8Weight) and weight.group_size == sizes[1]
+        return is_scaled_by_output and dtype == torch.bfloat16 and not any(n % 16 for n in sizes)
+
+    def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        scales = rows.abs().amax(1, keepdim=True).float().clamp(min=1e-12) / MAX_FLOAT8
+        codes = (rows / scales).clamp(-MAX_FLOAT8, MAX_FLOAT8).to(torch.float8_e4m3fn)
+        return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+            codes, self._codes, scales, self._scales, bias=bias, out_dtype=rows.dtype
+        )
 
 
 class PermutedInputs:
@@ -81,21 +139,30 @@ def make_format(
         return SideBySide(formats, [part.shape[0] for part in parts])
     weights = joined([part for part in parts if not isinstance(part, Tensor)], device)
     if len(weights) == 1:
-        return _quantized(weights[0], device, dtype, is_exact)
-    formats = [_quantized(weight, device, dtype, is_exact) for weight in weights]
+        return quantized_format(weights[0], device, dtype, is_exact=is_exact)
+    formats = [quantized_format(weight, device, dtype, is_exact=is_exact) for weight in weights]
     return SideBySide(formats, [weight.shape[0] for weight in weights])
 
 
-def _quantized(
-    weight: Quantized, device: torch.device, dtype: torch.dtype, is_exact: bool
+def quantized_format(
+    weight: Quantized, device: torch.device, dtype: torch.dtype, *, is_exact: bool = False
 ) -> Format:
-    """Return the fastest format of a weight that is on its device."""
+    """Return the fastest format for a device that the weight is already on.
+
+    dtype, is_exact: as in `make_format`.
+    """
     if isinstance(weight, PermutedWeight):
-        return PermutedInputs(_quantized(weight.weight, device, dtype, is_exact), weight.order)
-    if (
-        isinstance(weight, IntegerWeight)
-        and uses_panels(device, dtype)
-        and Integers.supports(weight)
-    ):
+        format = quantized_format(weight.weight, device, dtype, is_exact=is_exact)
+        return PermutedInputs(format, weight.order)
+    is_integer = isinstance(weight, IntegerWeight)
+    if is_integer and uses_panels(device, dtype) and Integers.supports(weight):
         return Integers.of(weight, is_exact=is_exact)
-    return Dequantizing(weight)
+    if device.type != "cuda" or dtype == torch.float32 or isinstance(weight, Float4Weight):
+        return Dequantizing(weight)
+    has_fp8 = torch.cuda.get_device_capability(device) >= (8, 9)
+    if has_fp8 and isinstance(weight, Float8Weight) and ScaledFloat8.supports(weight, dtype):
+        return ScaledFloat8(weight)
+    try:
+        return TritonCodes(weight)
+    except ValueError:
+        return Dequantizing(weight)

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from engine.model.integers import Integers
+from engine.model.quantization.formats import Dequantizing, quantized_format
 from engine.model.quantized import IntegerWeight
 from kernels.cpu.integers import rounds_rows
 from kernels.cpu.shared_library import unavailable_reason
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +41,18 @@ def test_products_are_those_of_the_dequantized_weight(bits, group_size):
     fast = Integers.of(weight)
     assert fast.is_rounded == rounds_rows()
     assert (fast.multiply(rows, bias) - expected).norm() < 0.012 * expected.norm()
+
+
+def test_where_it_is_used(monkeypatch):
+    codes, zeros = (torch.zeros(size, dtype=torch.uint8) for size in ((8, 24), (8, 2)))
+    odd = IntegerWeight(codes, torch.ones(8, 2), zeros, bits=4, group_size=12)
+    for is_fast in (True, False):
+        monkeypatch.setattr("kernels.cpu.linear.is_faster", lambda is_fast=is_fast: is_fast)
+        kind = Integers if is_fast else Dequantizing
+        for dtype in (torch.float32, torch.bfloat16):
+            assert type(quantized_format(make_weight(4, 64), CPU, dtype)) is kind
+        assert type(quantized_format(make_weight(4, 64), CPU, torch.float16)) is Dequantizing
+        assert type(quantized_format(odd, CPU, torch.float32)) is Dequantizing
 
 
 def test_bytes_per_weight():

@@ -1,0 +1,195 @@
+"""A linear layer with int4, int8 or fp8 weights and 16-bit rows.
+
+Codes become numbers of the rows' type in registers, which is exact: an integer minus its zero has
+at most 8 bits, and e4m3 has 4. The scale of a group multiplies the group's sum of products in fp32.
+So weights are read in their stored size, and nothing is rounded but the result.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.fp8 import e4m3_decode
+from kernels.paged_arguments import stride
+from kernels.plan import Plan, planned
+
+DTYPES = (torch.bfloat16, torch.float16)
+GROUP = 8
+"""Row tiles that use a tile of weights before the next one is used, so that both stay in L2."""
+
+
+@triton.jit
+def partial_sums(
+    sums, rows, codes, scale_ptr, zero_ptr, group, output, is_output, num_outputs,
+    KIND: tl.constexpr,
+):  # fmt: skip
+    """Add to sums [M, N] the products of rows [M, K] and codes [N, K], all of one group."""
+    place = group * num_outputs + output
+    scale = tl.load(scale_ptr + place, mask=is_output, other=0.0)
+    if KIND == "fp8":
+        weights = e4m3_decode(codes, rows.dtype)
+    else:
+        zero = tl.load(zero_ptr + place, mask=is_output, other=0)
+        weights = (codes.to(tl.int16) - zero.to(tl.int16)[:, None]).to(rows.dtype)
+    return sums + tl.dot(rows, weights.T) * scale[None, :]
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def quantized_linear_kernel(
+    out_ptr, rows_ptr, codes_ptr, scale_ptr, zero_ptr, bias_ptr,
+    num_rows, num_outputs, num_inputs, group_size, row_stride, code_stride,
+    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Compute one output tile; grid (row tiles * output tiles,).
+
+    KIND: "int4", "int8" or "fp8". BLOCK_K divides group_size and num_inputs; for int4, twice
+    BLOCK_K divides num_inputs.
+    """
+    num_output_tiles = tl.cdiv(num_outputs, BLOCK_N)
+    row_tile, output_tile = tl.swizzle2d(
+        tl.program_id(0) // num_output_tiles, tl.program_id(0) % num_output_tiles,
+        tl.cdiv(num_rows, BLOCK_M), num_output_tiles, GROUP,
+    )  # fmt: skip
+    row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = (row < num_rows)[:, None]
+    output = output_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_output = output < num_outputs
+    inputs = tl.arange(0, BLOCK_K)[None, :]
+    row_ptrs = rows_ptr + row.to(tl.int64)[:, None] * row_stride + inputs
+    PER_BYTE: tl.constexpr = 2 if KIND == "int4" else 1
+    code_ptrs = codes_ptr + output.to(tl.int64)[:, None] * code_stride + inputs
+    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, num_inputs, BLOCK_K * PER_BYTE):
+        rows = tl.load(row_ptrs + first, mask=is_row, other=0.0)
+        codes = tl.load(code_ptrs + first // PER_BYTE, mask=is_output[:, None], other=0)
+        if KIND == "int4":  # the second half of the inputs is in the upper halves of the bytes
+            sums = partial_sums(
+                sums, rows, codes & 15, scale_ptr, zero_ptr, first // group_size, output,
+                is_output, num_outputs, KIND,
+            )  # fmt: skip
+            rows = tl.load(row_ptrs + first + BLOCK_K, mask=is_row, other=0.0)
+            sums = partial_sums(
+                sums, rows, codes >> 4, scale_ptr, zero_ptr, (first + BLOCK_K) // group_size,
+                output, is_output, num_outputs, KIND,
+            )  # fmt: skip
+        else:
+            sums = partial_sums(
+                sums, rows, codes, scale_ptr, zero_ptr, first // group_size, output,
+                is_output, num_outputs, KIND,
+            )  # fmt: skip
+    if HAS_BIAS:
+        sums += tl.load(bias_ptr + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    tl.store(
+        out_ptr + row.to(tl.int64)[:, None] * num_outputs + output[None, :],
+        sums.to(out_ptr.dtype.element_ty),
+        mask=is_row & is_output[None, :],
+    )
+
+
+def pack_int4(codes: Tensor, group_size: int) -> Tensor:
+    """Pack codes [N, K] uint8, each 0 to 15, two a byte: [N, K / 2] as `quantized_linear` reads it.
+
+    Of each 2 * block inputs, a byte holds one of the first half in its lower half, and the one
+    `block` later in its upper half; block: `block_size("int4", K, group_size)`.
+    """
+    block = block_size("int4", codes.shape[1], group_size)
+    if block is None:
+        raise ValueError(f"no kernel for int4 codes {list(codes.shape)} in groups of {group_size}")
+    low, high = codes.unflatten(1, (-1, 2, block)).unbind(2)
+    return (low | high << 4).flatten(1)
+
+
+def block_size(kind: str, num_inputs: int, group_size: int) -> int | None:
+    """Return how many inputs the kernel takes at a time: 64, 32, or None if neither fits.
+
+    kind: "int4", "int8" or "fp8". A block is of one group; int4 takes two blocks at a time.
+    """
+    step = 2 if kind == "int4" else 1
+    sizes = (64, 32)
+    return next(
+        (size for size in sizes if not group_size % size and not num_inputs % (step * size)), None
+    )
+
+
+def quantized_linear(
+    rows: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    bias: Tensor | None,
+    kind: str,
+    group_size: int,
+) -> Tensor:
+    """Return `rows @ weight.T + bias`, [M, N] of the rows' type, summed in fp32.
+
+    rows: [M, K] in fp16 or bf16, K contiguous. codes: uint8, contiguous: [N, K] (kind "int8", or
+    "fp8", the bytes of e4m3) or from `pack_int4` (kind "int4"). scales: fp32 [groups, N]; zeros:
+    uint8 [groups, N], None for fp8. bias: [N]. Raises ValueError for other shapes, strides and
+    types, and for groups that `block_size` has no size for.
+    """
+    plan = _plan(rows, codes, scales, zeros, bias, kind, group_size)
+    out = rows.new_empty((rows.shape[0], codes.shape[0]))
+    if plan.grid[0]:
+        quantized_linear_kernel[plan.grid](
+            out, rows, codes, scales, zeros, bias, *plan.numbers, **plan.options
+        )
+    return out
+
+
+@planned
+def _plan(
+    rows: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    bias: Tensor | None,
+    kind: str,
+    group_size: int,
+) -> Plan:
+    (num_rows, num_inputs), num_outputs = rows.shape, codes.shape[0]
+    block_k = block_size(kind, num_inputs, group_size)
+    if block_k is None:
+        raise ValueError(f"no kernel for {kind} with {num_inputs} inputs in groups of {group_size}")
+    _check(rows, codes, scales, zeros, kind, group_size)
+    block_m = min(max(16, triton.next_power_of_2(num_rows)), 64)
+    block_n = 32 if block_m == 16 else 64
+    return Plan(
+        (triton.cdiv(num_rows, block_m) * triton.cdiv(num_outputs, block_n),),
+        (num_rows, num_outputs, num_inputs, group_size, stride(rows, 0), stride(codes, 0)),
+        {
+            "KIND": kind,
+            "HAS_BIAS": bias is not None,
+            "GROUP": GROUP,
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_n,
+            "BLOCK_K": block_k,
+            "num_warps": 4,
+            "num_stages": 4 if block_m == 16 else 3,
+        },
+    )
+
+
+def _check(
+    rows: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None, kind: str, group_size: int
+) -> None:
+    num_inputs, num_outputs = rows.shape[1], codes.shape[0]
+    columns = num_inputs // 2 if kind == "int4" else num_inputs
+    groups = num_inputs // group_size, num_outputs
+    if codes.shape != (num_outputs, columns) or scales.shape != groups:
+        raise ValueError(
+            f"codes {list(codes.shape)} and scales {list(scales.shape)} do not fit rows "
+            f"{list(rows.shape)} and groups of {group_size}"
+        )
+    if (zeros is None) != (kind == "fp8") or (zeros is not None and zeros.shape != groups):
+        raise ValueError("zeros must have the shape of scales, and be None for fp8")
+    if rows.dtype not in DTYPES or codes.dtype != torch.uint8 or scales.dtype != torch.float32:
+        raise ValueError(
+            f"rows are {rows.dtype}, codes {codes.dtype} and scales {scales.dtype}; they must be "
+            "fp16 or bf16, uint8 and fp32"
+        )
+    if rows.stride(-1) != 1 or not codes.is_contiguous() or not scales.is_contiguous():
+        raise ValueError("codes and scales must be contiguous, and rows in their last dimension")

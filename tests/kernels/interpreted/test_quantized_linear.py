@@ -1,0 +1,115 @@
+"""quantized_linear in Triton's interpreter, against the dequantized weight in fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.model.quantization.at_load import quantize_weight
+from engine.model.quantization.formats import Dequantizing, TritonCodes
+from engine.model.quantized import Float8Weight, IntegerWeight
+from kernels.quantized_linear import block_size, pack_int4, quantized_linear
+from tests.kernels.elementwise_inputs import strided
+
+TOLERANCE = {torch.float16: 2**-10, torch.bfloat16: 2**-7}
+KINDS = ["int4", "int8", "fp8"]
+
+
+def make(kind, num_outputs, num_inputs, group_size):
+    """Return codes, scales, zeros and the dequantized weight in fp64."""
+    generator = torch.Generator().manual_seed(num_inputs + num_outputs)
+    groups = num_inputs // group_size
+    scales = torch.rand(groups, num_outputs, generator=generator) + 0.5
+    if kind == "fp8":
+        codes = torch.randn(num_outputs, num_inputs, generator=generator).to(torch.float8_e4m3fn)
+        stored, zeros, whole = codes.view(torch.uint8), None, codes.double()
+    else:
+        top = 16 if kind == "int4" else 256
+        size = num_outputs, num_inputs
+        codes = torch.randint(top, size, generator=generator).to(torch.uint8)
+        zeros = torch.randint(top, (groups, num_outputs), generator=generator).to(torch.uint8)
+        stored = pack_int4(codes, group_size) if kind == "int4" else codes
+        whole = codes.double() - zeros.T.repeat_interleave(group_size, 1)
+    return stored, scales, zeros, whole * scales.T.repeat_interleave(group_size, 1)
+
+
+def check(rows, made, kind, group_size, bias=None):
+    codes, scales, zeros, weight = made
+    got = quantized_linear(rows, codes, scales, zeros, bias, kind, group_size)
+    assert got.dtype == rows.dtype
+    exact = rows.double() @ weight.T
+    if bias is not None:
+        exact += bias.double()
+    magnitude = rows.double().abs() @ weight.abs().T
+    limit = TOLERANCE[rows.dtype] * exact.abs() + 2**-20 * magnitude + 1e-7
+    assert got.isfinite().all()
+    assert ((got.double() - exact).abs() <= limit).all()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("num_inputs", "group_size"), [(64, 32), (192, 192), (128, 64), (256, 128), (256, 256)]
+)
+def test_groups(kind, dtype, num_inputs, group_size):
+    """Groups of one block and of several, blocks of 64 and 32 inputs, and whole rows."""
+    rows = strided(5, num_inputs, dtype=dtype, seed=1)
+    check(rows, make(kind, 40, num_inputs, group_size), kind, group_size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_rows", [1, 16, 17, 33, 70])
+def test_tiles_of_rows(kind, num_rows):
+    rows = strided(num_rows, 128, dtype=torch.bfloat16, seed=2)
+    check(rows, make(kind, 100, 128, 64), kind, 64)
+
+
+@pytest.mark.parametrize("bias_dtype", [torch.float32, torch.bfloat16])
+def test_a_bias_is_added_before_rounding(bias_dtype):
+    rows = strided(3, 128, dtype=torch.bfloat16, seed=3)
+    check(rows, make("int4", 48, 128, 32), "int4", 32, torch.randn(48).to(bias_dtype))
+
+
+def test_no_rows():
+    codes, scales, zeros, _ = make("int8", 8, 64, 64)
+    rows = torch.empty(0, 64, dtype=torch.bfloat16)
+    assert quantized_linear(rows, codes, scales, zeros, None, "int8", 64).shape == (0, 8)
+
+
+def test_block_sizes():
+    assert [block_size("int4", 256, group) for group in (16, 32, 64, 128, 256)] == [
+        None, 32, 64, 64, 64,
+    ]  # fmt: skip
+    assert block_size("int4", 96, 96) is None, "int4 takes two blocks at a time"
+    assert block_size("int8", 96, 96) == 32
+    with pytest.raises(ValueError, match="no kernel for int4"):
+        pack_int4(torch.zeros(4, 32, dtype=torch.uint8), 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": torch.zeros(2, 64)}, "rows are torch.float32"),
+        ({"rows": torch.zeros(64, 2).half().T}, "contiguous"),
+        ({"rows": torch.zeros(2, 128).half()}, "do not fit"),
+        ({"scales": torch.zeros(2, 8)}, "do not fit"),
+        ({"zeros": None}, "zeros must have the shape"),
+        ({"group_size": 16}, "no kernel for int8 with 64 inputs in groups of 16"),
+    ],
+)
+def test_invalid_inputs(change, message):
+    codes, scales, zeros, _ = make("int8", 8, 64, 64)
+    given = {"rows": torch.zeros(2, 64).half(), "codes": codes, "scales": scales, "zeros": zeros,
+             "bias": None, "kind": "int8", "group_size": 64} | change  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        quantized_linear(**given)
+
+
+@pytest.mark.parametrize("precision", KINDS)
+def test_the_format_equals_the_reference(precision):
+    weight = quantize_weight(torch.randn(40, 256), precision, torch.device("cpu"))
+    assert isinstance(weight, IntegerWeight | Float8Weight)
+    rows, bias = torch.randn(7, 256).half(), torch.randn(40).half()
+    expected = Dequantizing(weight).multiply(rows.float(), bias.float())
+    got = TritonCodes(weight).multiply(rows, bias)
+    torch.testing.assert_close(got.float(), expected, atol=2e-2, rtol=2e-3)
