@@ -30,9 +30,10 @@ SECTIONS = {
     "moves": Section("Cache write, block copy, swap", "moves", 13),
     "elementwise": Section("Norms, gated activation, rotary embedding", "elementwise", 10),
     "sampling": Section("Sampling of 128k logits", "sampling", 6),
-    "flex": Section("FlexAttention with pages of 128 tokens", "flex", 35),
+    "quantized": Section("Linear layers with quantized weights", "quantized", 12),
+    "flex": Section("FlexAttention with pages of 128 tokens", "flex", 30),
     "splits": Section("Decode by number of splits", "splits", 13),
-    "sweep": Section("Tile configurations", "sweep", 35),
+    "sweep": Section("Tile configurations", "sweep", 30),
     "serve": Section(
         "End to end with 50 concurrent clients",
         "serve",

@@ -34,6 +34,7 @@ from kernels.filter_limits import filter_limits
 from kernels.gated_activation import gated_activation
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
+from kernels.quantized_linear import quantized_linear
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary_cache_write import rotary_write_kv
 from kernels.swap import gather_blocks, scatter_blocks
@@ -111,6 +112,23 @@ def compile_sampling(arch: int, vocab_size: int) -> list[dry_run.Launch]:
     return launches
 
 
+def compile_quantized(arch: int, num_rows: Sequence[int] = (1, 32, 64)) -> list[dry_run.Launch]:
+    """Compile linear layers with quantized weights, for rows in bf16; their sizes do not matter.
+
+    num_rows: one number for each tile height.
+    """
+    inputs, outputs = 256, 64
+    scales, bias = torch.empty(2, outputs), torch.empty(outputs, dtype=torch.bfloat16)
+    with dry_run.target(arch) as launches:
+        for kind, rows, added in product(("int4", "int8", "fp8"), num_rows, (None, bias)):
+            columns = inputs // 2 if kind == "int4" else inputs
+            codes = torch.empty(outputs, columns, dtype=torch.uint8)
+            zeros = None if kind == "fp8" else torch.empty(2, outputs, dtype=torch.uint8)
+            hidden = torch.empty(rows, inputs, dtype=torch.bfloat16)
+            quantized_linear(hidden, codes, scales, zeros, added, kind, inputs // 2)
+    return launches
+
+
 def compile_driver_module() -> Path:
     """Build Triton's module of driver calls, which needs a C compiler but no driver.
 
@@ -174,7 +192,7 @@ def _compile_job(job: tuple[int, Shape | int | None]) -> int:
     """Compile for an arch the kernels of a shape, of a vocabulary, or those of neither."""
     arch, what = job
     if what is None:
-        return len(compile_block_moves(arch))
+        return len(compile_block_moves(arch)) + len(compile_quantized(arch))
     if isinstance(what, int):
         return len(compile_sampling(arch, what))
     return len(compile_shape(arch, what))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,11 @@ from core.options import Options
 from core.sizing import LENGTH_NAMES, LayerShape
 
 DTYPE_BYTES = {"fp32": 4, "float32": 4, "fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2}
+BYTES_PER_WEIGHT = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 5 / 128}
+"""By the value of option.quantize. int4 has a scale of 4 bytes and a zero of 1 byte for each 128
+weights; fp8 and int8 have them for each output, which is next to nothing."""
+FILE_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
+"""By the dtypes of safetensors; all others have one byte."""
 _KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
@@ -34,13 +39,25 @@ class Decoder:
     max_length: int | None
     dtype: str
     num_parameters: int
+    weights_bytes: int
+    weights_format: str
+    """How the weights are stored: the dtype, option.quantize, or the checkpoint's quant_method."""
     is_counted: bool
-    """True if num_parameters was read from the weights' headers. Otherwise it was computed from the
+    """True if weights_bytes follows from the weights' headers. Otherwise it was computed from the
     config, assuming Llama's architecture."""
 
     @property
     def shapes(self) -> list[LayerShape]:
         return [LayerShape(self.num_kv_heads, self.head_dim, self.head_dim)] * self.num_layers
+
+
+@dataclass(frozen=True, slots=True)
+class _Headers:
+    """What the headers of the weights' files say."""
+
+    num_elements: int
+    """Packed elements count once."""
+    num_bytes: int
 
 
 def decoder_from_directory(directory: Path, options: Options) -> Decoder:
@@ -52,7 +69,7 @@ def decoder_from_directory(directory: Path, options: Options) -> Decoder:
     if not path.is_file():
         raise ConfigurationError(f"{directory} holds no model (config.json is missing)")
     files = sorted(directory.glob("*.safetensors"))
-    counted = sum(map(_count_parameters, files)) if files else None
+    counted = _read_headers(files) if files else None
     return _decoder(str(directory), json.loads(path.read_text("utf-8")), counted, options)
 
 
@@ -73,24 +90,33 @@ def decoder_from_hub(model_id: str, options: Options) -> Decoder:
         )
         with suppress(NotASafetensorsRepoError):
             metadata = huggingface_hub.get_safetensors_metadata(model_id, revision=revision)
-            counted = sum(metadata.parameter_count.values())
+            counts = metadata.parameter_count
+            counted = _Headers(
+                sum(counts.values()),
+                sum(count * FILE_BYTES.get(dtype, 1) for dtype, count in counts.items()),
+            )
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigurationError(f"{model_id}: cannot be read from the hub: {reason}") from error
     return _decoder(model_id, json.loads(path.read_text("utf-8")), counted, options)
 
 
-def _count_parameters(path: Path) -> int:
-    """Count the parameters in a safetensors file from the shapes in its header."""
-    with path.open("rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        header: dict[str, Any] = json.loads(file.read(size))
-    header.pop("__metadata__", None)
-    return sum(math.prod(entry["shape"]) for entry in header.values())
+def _read_headers(paths: Sequence[Path]) -> _Headers:
+    """Count the elements and bytes of safetensors files from the shapes in their headers."""
+    num_elements = num_bytes = 0
+    for path in paths:
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            header: dict[str, Any] = json.loads(file.read(size))
+        header.pop("__metadata__", None)
+        for entry in header.values():
+            num_elements += math.prod(entry["shape"])
+            num_bytes += math.prod(entry["shape"]) * FILE_BYTES.get(entry["dtype"], 1)
+    return _Headers(num_elements, num_bytes)
 
 
 def _decoder(
-    name: str, config: Mapping[str, Any], counted: int | None, options: Options
+    name: str, config: Mapping[str, Any], counted: _Headers | None, options: Options
 ) -> Decoder:
     text = config.get("text_config") or config
     other_layers = set(text.get("layer_types") or ()) - _KNOWN_LAYERS
@@ -115,12 +141,27 @@ def _decoder(
         "intermediate_size": int(text.get("intermediate_size") or 4 * hidden_size),
         "vocab_size": size("vocab_size"),
     }
+    dtype = _dtype(text, options)
+    num_parameters = _llama_parameters(sizes, config)
+    quantization = config.get("quantization_config") or text.get("quantization_config")
+    if quantization is not None:
+        weights_format = str(quantization.get("quant_method", "quantized"))
+        weights_bytes = _quantized_bytes(num_parameters, sizes, config, dtype, _bits(quantization))
+        if counted is not None:
+            weights_bytes = counted.num_bytes
+    else:
+        num_parameters = num_parameters if counted is None else counted.num_elements
+        precision = options.quantize if options.quantize in BYTES_PER_WEIGHT else None
+        weights_format = precision or dtype
+        weights_bytes = _quantized_bytes(num_parameters, sizes, config, dtype, precision)
     return Decoder(
         name=name,
         **sizes,
         max_length=next((int(text[key]) for key in LENGTH_NAMES if text.get(key)), None),
-        dtype=_dtype(text, options),
-        num_parameters=counted or _llama_parameters(sizes, config),
+        dtype=dtype,
+        num_parameters=num_parameters,
+        weights_bytes=weights_bytes,
+        weights_format=weights_format,
         is_counted=counted is not None,
     )
 
@@ -137,5 +178,37 @@ def _llama_parameters(sizes: Mapping[str, int], config: Mapping[str, Any]) -> in
     """Compute the number of parameters: embeddings, attention without biases, gated MLPs, norms."""
     hidden, rows = sizes["hidden_size"], 2 * (sizes["num_heads"] + sizes["num_kv_heads"])
     layer = rows * sizes["head_dim"] * hidden + 3 * hidden * sizes["intermediate_size"] + 2 * hidden
-    embeddings = 1 if config.get("tie_word_embeddings") else 2
-    return embeddings * sizes["vocab_size"] * hidden + sizes["num_layers"] * layer + hidden
+    return _embedding_parameters(sizes, config) + sizes["num_layers"] * layer + hidden
+
+
+def _embedding_parameters(sizes: Mapping[str, int], config: Mapping[str, Any]) -> int:
+    """Return the number of parameters of the embedding and the head, which may be the same."""
+    count = 1 if config.get("tie_word_embeddings") else 2
+    return count * sizes["vocab_size"] * sizes["hidden_size"]
+
+
+def _quantized_bytes(
+    num_parameters: int,
+    sizes: Mapping[str, int],
+    config: Mapping[str, Any],
+    dtype: str,
+    precision: str | None,
+) -> int:
+    """Return the bytes of the weights if all but embeddings and head are quantized.
+
+    precision: a key of BYTES_PER_WEIGHT, or None if nothing is.
+    """
+    if precision is None:
+        return num_parameters * DTYPE_BYTES[dtype]
+    kept = _embedding_parameters(sizes, config)
+    return kept * DTYPE_BYTES[dtype] + int((num_parameters - kept) * BYTES_PER_WEIGHT[precision])
+
+
+def _bits(quantization: Mapping[str, Any]) -> str:
+    """Return the key of BYTES_PER_WEIGHT for a quantized checkpoint whose files are not there."""
+    groups: Mapping[str, Any] = quantization.get("config_groups") or {}
+    bits: int | None = quantization.get("bits") or quantization.get("w_bit")
+    for group in groups.values():
+        bits = group["weights"]["num_bits"]
+    is_int4 = bits == 4 or quantization.get("quant_method") in ("awq", "mxfp4")
+    return "int4" if is_int4 else "int8"

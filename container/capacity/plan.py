@@ -70,13 +70,13 @@ def make_plan(
         largest = graph_sizes(max_sequences, budget_tokens, options.graph_prompt_sizes)[-1]
         activations += _graph_bytes(decoder, largest)
     block_bytes = bytes_per_block(decoder.shapes, options.block_size, kv_itemsize(decoder, options))
-    used = weights_bytes(decoder) + adapter_bytes(decoder, options) + CONTEXT_BYTES
+    used = decoder.weights_bytes + adapter_bytes(decoder, options) + CONTEXT_BYTES
     budget = gpu_kv_budget(options, instance.gpu_mib * 2**20, used, activations)
     usable = max_sequences * blocks_for(max_len, options.block_size)
     num_blocks = options.num_kv_blocks or min(usable, budget // block_bytes)
     if num_blocks == 0:
         raise ConfigurationError(
-            f"{decoder.name} does not fit: the weights ({_size(weights_bytes(decoder))}), steps "
+            f"{decoder.name} does not fit: the weights ({_size(decoder.weights_bytes)}), steps "
             f"and CUDA use up {options.gpu_memory_utilization:.0%} of the {instance.gpu}'s "
             f"{_size(instance.gpu_mib * 2**20)}"
         )
@@ -102,8 +102,8 @@ def plan_lines(
     yield f"{decoder.name} on {instance.name}: {count}{instance.gpu}{used}"
     how = "" if decoder.is_counted else ", computed from config.json"
     yield (
-        f"  weights: {_size(weights_bytes(decoder))}, "
-        f"{decoder.num_parameters / 1e6:,.0f} million parameters in {decoder.dtype}{how}"
+        f"  weights: {_size(decoder.weights_bytes)}, "
+        f"{decoder.num_parameters / 1e6:,.0f} million parameters in {decoder.weights_format}{how}"
     )
     if options.enable_lora:
         yield f"  adapters: {_size(adapter_bytes(decoder, options))} for option.max_loras"
@@ -122,10 +122,6 @@ def plan_lines(
         memory = f"{plan.num_blocks} blocks, {_size(plan.num_blocks * plan.block_bytes)}"
         yield f"    {plan.batching:<10}  {plan.max_concurrent:>4}  ({memory})"
     yield from (f"  note: {note}" for note in paged.notes)
-
-
-def weights_bytes(decoder: Decoder) -> int:
-    return decoder.num_parameters * DTYPE_BYTES[decoder.dtype]
 
 
 def adapter_bytes(decoder: Decoder, options: Options) -> int:

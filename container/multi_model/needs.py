@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from container.capacity.decoder import Decoder, decoder_from_directory
-from container.capacity.plan import adapter_bytes, kv_itemsize, weights_bytes
+from container.capacity.plan import adapter_bytes, kv_itemsize
 from container.configuration.resolve import load_configuration
 from container.models.directory import configured_model_path, find_properties, open_model_dir
 from core.errors import ConfigurationError
@@ -37,7 +37,7 @@ def estimate_needs(url: Path, variables: Mapping[str, str]) -> Needs:
         decoder = decoder_from_directory(
             open_model_dir(configured_model_path(configuration, model_dir)), options
         )
-        min_bytes = weights_bytes(decoder) + _fixed_kv_bytes(decoder, options)
+        min_bytes = decoder.weights_bytes + _fixed_kv_bytes(decoder, options)
         min_bytes += adapter_bytes(decoder, options)
     return Needs(options.gpu_memory_utilization, options.device != "cpu", min_bytes)
 

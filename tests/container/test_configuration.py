@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import javaproperties
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,11 +15,13 @@ from hypothesis import strategies as st
 from container.__main__ import main
 from container.configuration.lmi import ADVICE
 from container.configuration.properties import parse_properties
+from container.configuration.report import facts_lines
 from container.models.directory import resolve_model_dir
 from core.batching import choose_batching
 from core.errors import ConfigurationError
 from core.options import option_table
 from tests.container.configurations import Load, load, refusal  # noqa: F401
+from tests.container.fake_engine import FACTS
 
 AWS_FILES = {
     "dynamic": """engine=Python
@@ -271,3 +274,10 @@ def test_explain_rejects_what_serve_would_reject(
 def test_no_option_is_listed_as_without_effect():
     """A key that becomes an option must be removed from the table of LMI keys without effect."""
     assert not ADVICE.keys() & {row.key for row in option_table().values()}
+
+
+def test_the_start_says_how_many_bytes_a_weight_takes() -> None:
+    assert "weights 1.0 MiB, KV" in "\n".join(facts_lines(FACTS))
+    facts = msgspec.structs.replace(FACTS, quantization="int4", num_weights=2**21)
+    text = "\n".join(facts_lines(facts))
+    assert "weights 1.0 MiB in int4 (0.50 bytes per weight), KV" in text

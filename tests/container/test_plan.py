@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import struct
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from container.__main__ import main
 from container.capacity.decoder import decoder_from_directory
 from container.capacity.instances import find_instance, instances
-from container.capacity.plan import CONTEXT_BYTES, Plan, Request, make_plan, weights_bytes
+from container.capacity.plan import CONTEXT_BYTES, Plan, Request, make_plan
 from core.errors import ConfigurationError
 from core.options import Options
 from core.strategy_table import Batching
@@ -68,7 +69,63 @@ def test_parameters_are_counted_or_computed(model: Path) -> None:
     counted = decoder_from_directory(demo, Options())
     assert counted.is_counted
     data_bytes = (demo / "model.safetensors").stat().st_size
-    assert 0 < data_bytes - weights_bytes(counted) < 20_000, "the header is not counted"
+    assert 0 < data_bytes - counted.weights_bytes < 20_000, "the header is not counted"
+
+
+LLAMA_70B = {"num_hidden_layers": 80, "num_attention_heads": 64, "hidden_size": 8192,
+             "intermediate_size": 28672}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("precision", "bytes_per_weight"),
+    [(None, 2), ("fp8", 1), ("int8", 1), ("int4", 0.5 + 5 / 128)],
+)
+def test_what_a_70b_needs(model: Path, precision: str | None, bytes_per_weight: float) -> None:
+    """Embeddings and head stay in 16 bits. Quantized, it fits into one H100."""
+    (model / "config.json").write_text(json.dumps({**LLAMA_8B, **LLAMA_70B}))
+    decoder = decoder_from_directory(model, Options(quantize=cast(Any, precision)))
+    assert decoder.num_parameters == 70_553_706_496
+    kept = 2 * 128256 * 8192
+    assert decoder.weights_bytes == 2 * kept + int((70_553_706_496 - kept) * bytes_per_weight)
+    assert decoder.weights_format == (precision or "bf16")
+    if precision is None:
+        with pytest.raises(ConfigurationError, match="does not fit"):
+            planned(model, "paged", "ml.p5.4xlarge")
+    else:
+        assert planned(model, "paged", "ml.p5.4xlarge", quantize=precision).max_concurrent > 5
+
+
+@pytest.mark.parametrize(
+    ("quantization", "bytes_per_weight"),
+    [
+        ({"quant_method": "awq"}, 0.5 + 5 / 128),
+        ({"quant_method": "gptq", "bits": 8}, 1),
+        ({"quant_method": "fp8"}, 1),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4}}},
+            },
+            0.5 + 5 / 128,
+        ),
+    ],
+)
+def test_quantized_checkpoints(
+    model: Path, quantization: dict[str, Any], bytes_per_weight: float
+) -> None:
+    """By the config, or by the bytes of the files."""
+    (model / "config.json").write_text(
+        json.dumps({**LLAMA_8B, "quantization_config": quantization})
+    )
+    decoder = decoder_from_directory(model, Options())
+    kept = 2 * 128256 * 4096
+    linear = int((8_030_261_248 - kept) * bytes_per_weight)
+    assert decoder.weights_bytes == 2 * kept + linear
+    assert decoder.weights_format == quantization["quant_method"]
+    header = {"w": {"dtype": "I32", "shape": [10, 3]}, "s": {"dtype": "F8_E4M3", "shape": [5]}}
+    data = json.dumps(header).encode()
+    (model / "model.safetensors").write_bytes(struct.pack("<Q", len(data)) + data)
+    assert decoder_from_directory(model, Options()).weights_bytes == 125
 
 
 def test_the_computed_parameter_count_matches_llama(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.inputs import InputBuilder
 from engine.model.elementwise import make_elementwise
+from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
+from engine.model.quantization.formats import TritonCodes
+from engine.model.quantized import Float8Weight, IntegerWeight
 from engine.sampling.kernels import make_sampling_kernels
 from engine.sampling.sampler import Row, Sampler
 from engine.staging import Staging
@@ -97,6 +100,20 @@ def test_all_sampling_kernels_of_the_engine_are_precompiled(num_rows, dtype, mon
         Sampler(Staging(meta)).sample(logits, rows, newest)
     assert len(launched) == 6
     compiled = {launch.kernel.hash for launch in precompile.compile_sampling(ARCH, vocab_size)}
+    assert {launch.kernel.hash for launch in launched} <= compiled
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("precision", QUANTIZERS)
+def test_quantized_layers_are_precompiled(precision):
+    """Of any size, for any number of rows, with scales of groups or of outputs."""
+    weight = quantize_weight(torch.randn(512, 1024), precision, torch.device("cpu"))
+    assert isinstance(weight, IntegerWeight | Float8Weight)
+    format = TritonCodes(weight)
+    with dry_run.target(ARCH) as launched:
+        for num_rows in (1, 7):
+            format.multiply(torch.empty(num_rows, 1024, dtype=BF16), None)
+    compiled = {launch.kernel.hash for launch in precompile.compile_quantized(ARCH, (1,))}
     assert {launch.kernel.hash for launch in launched} <= compiled
 
 

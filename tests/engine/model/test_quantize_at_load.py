@@ -118,6 +118,12 @@ def test_layers_that_transformers_computes_cannot_be_quantized(tiny_model, monke
         LLM(tiny_model("llama"), dtype="fp32", quantize="int8")
 
 
+def test_models_for_other_tasks_cannot_be_quantized(tiny_model):
+    message = r"quantize=int8 needs .* transformers' code computes text-embedding"
+    with pytest.raises(ConfigurationError, match=message):
+        LLM(tiny_model("llama"), task="text-embedding", quantize="int8")
+
+
 def test_names_of_checkpoints_are_an_error_without_such_a_checkpoint(tiny_model):
     with pytest.raises(ConfigurationError, match=r"option\.quantize=awq: the checkpoint is not"):
         LLM(tiny_model("llama"), dtype="fp32", quantize="awq")

@@ -10,12 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from core.errors import ConfigurationError
-from engine import LLM
+from engine import LLM, LoRARequest, SamplingParams
 from engine.model.checkpoint import open_published
 from engine.model.quantization.gptq import Gptq
+from tests.engine.adapters import adapted_llm, merged, write_adapter
 from tests.engine.model.conftest import expected_logits, logits
 from tests.engine.quantized_checkpoints import FILE, FORMATS, MXFP4, gptq, write_quantized
-from tests.engine.test_equality import STRATEGIES, generate, tokens
+from tests.engine.test_equality import NUM_NEW, STRATEGIES, generate, prompts, tokens
 
 pytestmark = pytest.mark.usefixtures("exact_rows")
 
@@ -190,6 +191,20 @@ def test_the_option_may_name_the_checkpoints_method(written):
 def test_random_weights_cannot_be_of_a_checkpoints_format(written):
     with pytest.raises(ConfigurationError, match="random weights cannot be of quant_method=awq"):
         LLM(written("awq")[0], dtype="fp32", load_format="dummy")
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq act-order", "fp8 blocks"])
+def test_adapters_add_to_quantized_layers(written, tmp_path, name):
+    """As to the dequantized weights."""
+    quantized, dequantized = written(name)
+    adapter = write_adapter(dequantized, tmp_path / "adapter")
+    expected = generate(merged(dequantized, adapter, tmp_path / "merged"))
+    llm = adapted_llm(quantized)
+    params = SamplingParams(temperature=0, max_tokens=NUM_NEW)
+    lora = LoRARequest("a", 1, str(adapter))
+    answers = llm.generate(prompts(), params, use_tqdm=False, lora_request=lora)
+    assert [answer.outputs[0].token_ids for answer in answers] == expected
+    assert expected != generate(dequantized)
 
 
 def test_bf16_activations(written):
