@@ -19,7 +19,7 @@ from benchmarks.cpu.http_server import ROOT, MeasurementError
 from benchmarks.cpu.machine import busy_cores, describe_machine
 from benchmarks.cpu.peer_python import PACKAGES, make_peer, versions
 from benchmarks.cpu.shapes import SHAPES
-from benchmarks.cpu.systems import OURS, PEERS, make_systems
+from benchmarks.cpu.systems import OURS, PEERS, QUANTIZING, make_systems
 from benchmarks.cpu.table import table
 from benchmarks.cpu.work import DTYPES, Result, Work
 
@@ -35,6 +35,7 @@ def main() -> int:
         requests=options.requests,
         requests_of_one=1 if options.dry else 6,
         dtype=options.dtype,
+        quantize=options.quantize,
         seed=options.seed,
     )
     model = options.out / f"model-{options.shape}"
@@ -69,7 +70,9 @@ def main() -> int:
         print(f"benchmarks.cpu: {error}", file=sys.stderr)
         return 1
     print(*table(runs), sep="\n")
-    notes = [options.shape, options.dtype, found["machine"], found["date"], *found["disturbed"]]
+    precision = [options.quantize] if options.quantize else []
+    notes = [options.shape, options.dtype, *precision, found["machine"], found["date"]]
+    notes += found["disturbed"]
     print("; ".join(notes))
     return 0
 
@@ -103,6 +106,11 @@ def _parse() -> argparse.Namespace:
         "--dtype", choices=DTYPES, default="fp32", help="compute dtype (default: %(default)s)"
     )
     parser.add_argument(
+        "--quantize",
+        choices=("int8", "int4"),
+        help=f"precision of the weights, for ours and {', '.join(QUANTIZING)} (default: bf16)",
+    )
+    parser.add_argument(
         "--users", type=int, default=50, help="concurrent users (default: %(default)s)"
     )
     parser.add_argument(
@@ -132,6 +140,8 @@ def _parse() -> argparse.Namespace:
     options = parser.parse_args()
     if options.peer_python and len(set(options.vs) & PACKAGES.keys()) != 1:
         parser.error("--peer-python is for one system: use it with --vs vllm or --vs openvino")
+    if options.quantize and not set(options.vs) <= set(QUANTIZING):
+        parser.error(f"--quantize is for {', '.join(QUANTIZING)} of --vs")
     if options.dry:
         options.shape, options.users, options.requests, options.rounds = "dry", 3, 4, 1
     options.out = options.out.resolve()

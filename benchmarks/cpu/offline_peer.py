@@ -24,6 +24,7 @@ def main(model_dir: str, work_file: str) -> None:
     options = {
         "batching": "paged",
         "dtype": work["dtype"],
+        "quantize": work["quantize"],
         "max_model_len": MAX_LENGTH,
         "max_num_seqs": work["users"],
         "kv_cache_memory_bytes": KV_GIB * 2**30,

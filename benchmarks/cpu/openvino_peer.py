@@ -20,12 +20,14 @@ import openvino_genai as genai  # pyright: ignore[reportMissingImports]
 
 CACHE_GIB = 4
 TYPES = {"float32": ("fp32", "f32"), "bfloat16": ("fp16", "bf16")}
-"""Weight format of the conversion and inference precision, by dtype."""
+"""Weight format of the conversion, unless weights are quantized, and inference precision, by dtype.
+Quantized weights are in optimum-intel's default form, products in OpenVINO's."""
 
 
 def main(model_dir: str, work_file: str) -> None:
     work = json.loads(Path(work_file).read_text())
     weights, precision = TYPES[work["dtype"]]
+    weights = work["quantize"] or weights
     converted = Path(f"{model_dir}-openvino-{weights}")
     if not (converted / "openvino_model.xml").exists():
         _convert(model_dir, converted, weights)

@@ -22,6 +22,8 @@ folder for the files of the run. Raises MeasurementError.
 """
 OURS = "paged"
 PEERS = ("vllm", "openvino", "transformers", "offline")
+QUANTIZING = ("openvino", "offline")
+"""The peers that this benchmark also runs with quantized weights."""
 TITLES = {
     OURS: "paged, over HTTP",
     "vllm": "vLLM's CPU build, over HTTP",
@@ -50,6 +52,8 @@ def _ours(model: Path, work: Work, sent: Sequence[Sent], folder: Path) -> Result
         "OPTION_MAX_ROLLING_BATCH_SIZE": str(MAX_SEQUENCES),
         "OPTION_KV_CACHE_MEMORY_BYTES": str(KV_GIB * 2**30),
     }
+    if work.quantize:
+        settings["OPTION_QUANTIZE"] = work.quantize
     command = [sys.executable, "-m", "container", "serve", "--port", "{port}"]
     return measure_server([*command, "--model-dir", str(model)], settings, "/ping", work, folder)
 
@@ -85,6 +89,7 @@ def _offline(python: Path, module: str) -> Measure:
             "users": work.users,
             "requests_of_one": work.requests_of_one,
             "dtype": DTYPES[work.dtype],
+            "quantize": work.quantize,
         }
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "work.json"

@@ -21,6 +21,8 @@ class Work:
     requests_of_one: int
     """Requests that a single user sends one after another."""
     dtype: str
+    quantize: str | None
+    """Precision of the weights (option.quantize); None: that of the model's files."""
     seed: int
 
 

@@ -42,6 +42,8 @@ class ModelSource:
     """Also load *.bin files."""
     precision: str | None = None
     """Quantize linear layers to this while they are loaded; see `quantization.at_load`."""
+    is_exact: bool = False
+    """Multiply rows as they are, even where rounding them first is faster."""
 
     def __post_init__(self) -> None:
         if self.is_dummy or any(self.model_dir.glob("*.safetensors")):
@@ -74,8 +76,9 @@ class ModelSource:
     def with_config(self, config: PreTrainedConfig) -> ModelSource:
         return replace(self, config=config)
 
-    def in_fp32(self) -> ModelSource:
-        return replace(self, dtype=torch.float32)
+    def for_comparison(self) -> ModelSource:
+        """Return a source whose model is as exact as it can be."""
+        return replace(self, dtype=torch.float32, is_exact=True)
 
     def without_quantization(self) -> ModelSource:
         """Return a source whose config says nothing of quantized weights."""

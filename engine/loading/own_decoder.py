@@ -62,17 +62,19 @@ def load_own_decoder(source: ModelSource, max_length: int, phases: Phases) -> De
 def _check(source: ModelSource, spec: DecoderSpec) -> None:
     """Raise UnsupportedModelError unless the first layers compute the same as transformers'.
 
-    They are compared in fp32. The low-precision run uses a loose limit, because a router's near
-    ties may go either way; it only catches kernels that are plainly wrong.
+    They are compared in fp32. The run in low precision, or with rounded rows of quantized layers,
+    uses a loose limit, because a router's near ties may go either way; it only catches kernels that
+    are plainly wrong.
     """
     is_low = source.dtype != torch.float32
+    is_quantized = source.precision is not None or quantization_method(source.config) is not None
     # On CUDA, fp32 is only used for this check, so it does not need the fast attention kernels.
     is_cuda = source.device.type == "cuda"
     backend = sdpa_backend(source.device) if is_low and is_cuda else None
-    error = _trial(source.in_fp32(), spec, backend)
+    error = _trial(source.for_comparison(), spec, backend)
     if error > MAX_RELATIVE_ERROR[torch.float32]:
         raise mismatch_error(error)
-    if is_low:
+    if is_low or is_quantized:
         error = _trial(source, spec)
         if error > MAX_KERNEL_ERROR:
             raise mismatch_error(error)
@@ -137,6 +139,7 @@ def _decoder(
         is_transposed=spec.family.is_transposed,
         scheme=scheme,
         precision=source.precision,
+        is_exact=source.is_exact,
     )
     decoder = Decoder(loader, spec, num_layers, show_progress=show_progress)
     with suppress(NoKernelError):

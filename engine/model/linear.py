@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.cpu import linear as cpu_linear
+from kernels.cpu.prepared import PreparedLinear
 from kernels.cpu.shared_library import SUFFIXES
 
 Add = Callable[[Tensor, Tensor], None]
@@ -79,6 +80,11 @@ class Panels:
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         return cpu_linear.linear(rows, self.panels, self.num_columns, bias)
+
+    def prepared(self, bias: Tensor | None, dtype: torch.dtype) -> PreparedLinear:
+        """Return the product for `kernels.cpu.prepared_layers`. Its dtype may not be `dtype`, that
+        of the rows. bias: [out] fp32."""
+        return PreparedLinear.of(self.panels, self.num_columns, bias)
 
 
 def choose_format(device: torch.device, dtype: torch.dtype) -> MakeFormat:

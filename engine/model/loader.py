@@ -42,9 +42,11 @@ class Loader:
         is_transposed: bool = False,
         scheme: Scheme | None = None,
         precision: str | None = None,
+        is_exact: bool = False,
     ) -> None:
         """is_transposed: whether the checkpoint stores linear weights as [in, out]. scheme: how it
-        is quantized, if it is. precision: quantize linear layers to it (option.quantize)."""
+        is quantized, if it is. precision: quantize linear layers to it (option.quantize). is_exact:
+        linear layers must not round rows further."""
         self.checkpoint = checkpoint
         self.device, self.dtype = device, dtype
         self.elementwise: Elementwise = make_elementwise(device)
@@ -55,7 +57,7 @@ class Loader:
         self.num_weights = 0
         """Elements of everything loaded so far."""
         self._is_transposed = is_transposed
-        self._scheme, self._precision = scheme, precision
+        self._scheme, self._precision, self._is_exact = scheme, precision, is_exact
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         return self.place(self.checkpoint.take(name, *shape))
@@ -94,7 +96,7 @@ class Loader:
             biases.append(self._bias(source))
             parts[source.name] = Part(slice(start, start + source.size), source.order)
             start += source.size
-        format = make_format(weights, self.device, self.dtype)
+        format = make_format(weights, self.device, self.dtype, is_exact=self._is_exact)
         self.count(format.num_bytes, start * in_features)
         linear = Linear(format, self._joined(sources, biases), parts, in_features, self.dtype)
         if is_adaptable:
@@ -111,7 +113,7 @@ class Loader:
         if not is_tied:
             # [out, in] even where other linear weights are transposed (GPT-2).
             weight = self.stored(name, vocab_size, width)
-            format = make_format([weight], self.device, self.dtype)
+            format = make_format([weight], self.device, self.dtype, is_exact=self._is_exact)
             self.count(format.num_bytes, vocab_size * width)
         else:
             format = Dense(embedding)

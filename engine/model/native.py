@@ -8,6 +8,7 @@ from engine.attention.backends import CpuBackend
 from engine.attention.paged_step import PagedStep
 from engine.model.activations import FUSED
 from engine.model.decoder import MLP, AnglesByRope, Attention, Decoder, Layer
+from engine.model.integers import Integers
 from engine.model.linear import Linear, Panels
 from engine.model.norms import Norm, RMSNorm
 from kernels.cpu.prepared import NoKernelError, PreparedLinear, PreparedMLP, PreparedNorm
@@ -98,9 +99,9 @@ def _attention(attention: Attention) -> PreparedAttention:
 
 def _prepared(linear: Linear) -> PreparedLinear:
     format = linear.format
-    if not isinstance(format, Panels):
+    if not isinstance(format, Panels | Integers):
         raise NoKernelError("its weights are not in panels")
-    prepared = PreparedLinear(format.panels, format.num_columns, linear.bias)
+    prepared = format.prepared(linear.bias, linear.dtype)
     if prepared.dtype != linear.dtype:
         raise NoKernelError(f"its {linear.dtype} rows must be cast to {prepared.dtype}")
     return prepared

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.cpu.shared_library import SUFFIXES, LibraryError, host_target, load_library
 
-FASTER_ON = ("avx512bf16", "avx512", "avx2")
+FASTER_ON = ("avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2")
 """Targets on which it measured faster than torch's own matmul (docs/benchmarks.md)."""
 
 

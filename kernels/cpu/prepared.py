@@ -8,6 +8,7 @@ point to rows of the part's `dtype`, dense unless strides are passed.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Literal
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from kernels.cpu.calls import Kernel
 from kernels.cpu.elementwise import Activation, Norm
+from kernels.cpu.integers import IntegerPanels, integer_function
 from kernels.cpu.linear import Linear, product_function
 from kernels.cpu.shared_library import SUFFIXES, WIDTH, function
 
@@ -24,24 +26,50 @@ class NoKernelError(Exception):
 
 
 class PreparedLinear:
-    """A linear layer with its weight in panels, as in `kernels.cpu.linear.linear`."""
+    """A linear layer with its weight in panels.
 
-    def __init__(self, panels: Tensor, num_columns: int, bias: Tensor | None) -> None:
-        """bias: fp32 [num_columns], dense."""
-        self.num_columns = num_columns
-        self.dtype = panels.dtype if panels.dim() == 4 else torch.float32
+    Make it with `of`, for `kernels.cpu.linear.linear`, or with `of_integers`, for
+    `kernels.cpu.integers.integer_linear`.
+    """
+
+    def __init__(
+        self,
+        kernel: ctypes._NamedFuncPointer,
+        arguments: Linear,
+        dtype: torch.dtype,
+        depth: int,
+        kept: tuple[object, ...],
+    ) -> None:
+        """arguments: what a step does not change. kept: owners of the memory they point to."""
+        self.num_columns: int = arguments.num_columns
+        self.dtype = dtype
         """Dtype of rows and outputs."""
-        self._at_once = panels[0, 0, 0].numel()
-        self.depth = panels.shape[1] * self._at_once
+        self.depth = depth
         """Elements of a row."""
-        self._panels, self._bias = panels, bias  # keeps alive what the arguments point to
-        self._arguments = Linear(
+        self._arguments, self._kept = arguments, kept
+        self._at_once = depth // arguments.depth
+        self.kernel = Kernel(kernel, arguments)
+
+    @classmethod
+    def of(cls, panels: Tensor, num_columns: int, bias: Tensor | None) -> PreparedLinear:
+        """bias: fp32 [num_columns], dense."""
+        arguments = Linear(
             panels=panels.data_ptr(),
             bias=None if bias is None else bias.data_ptr(),
             num_columns=num_columns,
             depth=panels.shape[1],
         )
-        self.kernel = Kernel(product_function(panels), self._arguments)
+        dtype = panels.dtype if panels.dim() == 4 else torch.float32
+        depth = panels.shape[1] * panels[0, 0, 0].numel()
+        return cls(product_function(panels), arguments, dtype, depth, (panels, bias))
+
+    @classmethod
+    def of_integers(
+        cls, panels: IntegerPanels, bias: Tensor | None, dtype: torch.dtype, *, rounded: bool
+    ) -> PreparedLinear:
+        """bias: fp32 [num_columns], dense. dtype: of rows and outputs."""
+        kernel = integer_function(dtype, rounded=rounded)
+        return cls(kernel, panels.arguments(bias), dtype, panels.depth, (panels, bias))
 
     def bind(
         self,

@@ -18,7 +18,15 @@ from pathlib import Path
 
 import torch
 
-SOURCES = ("attention.cpp", "calls.cpp", "elementwise.cpp", "linear.cpp", "logits.cpp")
+SOURCES = (
+    "attention.cpp",
+    "calls.cpp",
+    "elementwise.cpp",
+    "integers.cpp",
+    "linear.cpp",
+    "logits.cpp",
+    "rounded.cpp",
+)
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fopenmp", "-fPIC")
 COMPILE_SECONDS = 120
 WIDTH = 16
@@ -43,9 +51,16 @@ class Target:
 
 AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
 AVX2 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+VNNI = "-mavx512vnni"
 TARGETS = (
-    Target("avx512bf16", AVX512 | {"avx512_bf16"}, ("-march=x86-64-v4", "-mavx512bf16")),
+    Target(
+        "avx512bf16",
+        AVX512 | {"avx512_vnni", "avx512_bf16"},
+        ("-march=x86-64-v4", VNNI, "-mavx512bf16"),
+    ),
+    Target("avx512vnni", AVX512 | {"avx512_vnni"}, ("-march=x86-64-v4", VNNI)),
     Target("avx512", AVX512, ("-march=x86-64-v4",)),
+    Target("avxvnni", AVX2 | {"avx_vnni"}, ("-march=x86-64-v3", "-mavxvnni")),
     Target("avx2", AVX2, ("-march=x86-64-v3",)),
     Target("neon", frozenset({"asimd"}), ("-march=armv8-a",)),
 )

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__AVXVNNI__)
 #include <immintrin.h>
 #endif
 
@@ -20,6 +20,7 @@ typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 typedef float EightFloats __attribute__((vector_size(32)));
 
 struct BFloat16 {
@@ -42,6 +43,22 @@ inline Floats load(const BFloat16* from) {
 #endif
 }
 
+inline Words load(const uint32_t* from) {
+    Words words;
+    std::memcpy(&words, from, sizeof words);
+    return words;
+}
+
+inline Ints load(const uint8_t* from) {
+    Bytes bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+#if defined(__AVX512F__)  // GCC 12 would take the bytes apart one by one
+    return (Ints)_mm512_cvtepu8_epi32((__m128i)bytes);
+#else
+    return __builtin_convertvector(bytes, Ints);
+#endif
+}
+
 inline void store(float* to, Floats numbers) { std::memcpy(to, &numbers, sizeof numbers); }
 
 inline void store(BFloat16* to, Floats numbers) {  // rounds to nearest, ties to even, as torch does
@@ -61,6 +78,18 @@ inline Floats rounded(Floats numbers) {
     T rounded[LANES];
     store(rounded, numbers);
     return load(rounded);
+}
+
+// Widens `count` numbers to fp32.
+template <class T>
+inline void widen(const T* from, int64_t count, float* to) {
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) store(to + i, load(from + i));
+    T rest[LANES] = {};
+    std::memcpy(rest, from + i, (count - i) * sizeof(T));
+    float widened[LANES];
+    store(widened, load(rest));
+    std::memcpy(to + i, widened, (count - i) * sizeof(float));
 }
 
 inline Floats multiplied_and_added(float number, Floats vector, Floats sum) { return sum + number * vector; }
@@ -95,6 +124,18 @@ inline Words load(const Pair* from) {
 // Adds both products of `pair` and each of `pairs` to the lanes of `sum`.
 inline Floats multiplied_and_added(Pair pair, Words pairs, Floats sum) {
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair.bits), (__m512bh)pairs);
+}
+#endif
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define HAS_VNNI
+// Adds the products of the four signed bytes of `four` and the unsigned bytes of each lane to the lane's sum.
+inline Ints multiplied_and_added(uint32_t four, Words bytes, Ints sum) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)bytes, _mm512_set1_epi32(four));
+#else
+    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)bytes, _mm256_set1_epi32(four));
+#endif
 }
 #endif
 

@@ -18,7 +18,7 @@ from benchmarks.cpu.table import table
 from benchmarks.cpu.work import Result, Sent, Work
 
 ROOT = Path(__file__).resolve().parents[2]
-WORK = Work(users=2, requests=3, requests_of_one=1, dtype="fp32", seed=0)
+WORK = Work(users=2, requests=3, requests_of_one=1, dtype="fp32", quantize="int4", seed=0)
 
 
 def run(*arguments):
@@ -83,6 +83,7 @@ def test_offline_systems_get_requests_of_the_same_sizes_as_ours(tmp_path, monkey
     assert (len(first), first_answer, len(second), second_answer) == (3, 9, 2, 4)
     assert set(first + second) <= set(range(7))
     assert (sent_requests[0]["dtype"], sent_requests[0]["users"]) == ("float32", 2)
+    assert sent_requests[0]["quantize"] == "int4"
 
 
 def test_a_server_that_does_not_start_is_reported_with_its_last_output(tmp_path):
@@ -96,6 +97,7 @@ def test_a_server_that_does_not_start_is_reported_with_its_last_output(tmp_path)
     [
         (["--vs", "vlm"], "unknown system vlm; choose from vllm, openvino, transformers, offline"),
         (["--vs", "transformers", "--peer-python", "x"], "--peer-python is for one system"),
+        (["--vs", "transformers", "--quantize", "int8"], "--quantize is for openvino, offline"),
     ],
 )
 def test_invalid_arguments_are_rejected(arguments, message):
@@ -120,3 +122,12 @@ def test_the_comparison_runs(tmp_path):
         assert min(outputs["tokens_per_s"], outputs["tokens_per_s_of_one"]) > 0
     assert "torch" in found["versions"]["paged"]
     assert len(done.stdout.splitlines()) == 6, "a table of three systems and the machine"
+
+
+@pytest.mark.timeout(300)  # starts a server
+def test_quantized_weights(tmp_path):
+    done = run("--dry", "--vs", "offline", "--quantize", "int8", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "cpu.json").read_text())["work"]["quantize"] == "int8"
+    assert "in int8" in (tmp_path / "round-1-paged" / "server.log").read_text()
+    assert "; int8; " in done.stdout.splitlines()[-1]

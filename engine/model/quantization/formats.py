@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.model.linear import Format, choose_format
+from engine.model.integers import Integers
+from engine.model.linear import Format, choose_format, uses_panels
 from engine.model.quantized import (
     Float4Weight,
     Float8Weight,
@@ -123,32 +124,39 @@ class SideBySide:
         return torch.cat(products, 1)
 
 
-def make_format(parts: Sequence[Stored], device: torch.device, dtype: torch.dtype) -> Format:
+def make_format(
+    parts: Sequence[Stored], device: torch.device, dtype: torch.dtype, *, is_exact: bool = False
+) -> Format:
     """Concatenate parts [out_i, in] into one weight, in the fastest format for the device.
 
-    dtype: dtype of the rows.
+    dtype: dtype of the rows. is_exact: rows are not to be rounded further for a product.
     """
     dense = [part for part in parts if isinstance(part, Tensor)]
     if len(dense) == len(parts):
         return choose_format(device, dtype)(dense)
     if dense:
-        formats = [make_format([part], device, dtype) for part in parts]
+        formats = [make_format([part], device, dtype, is_exact=is_exact) for part in parts]
         return SideBySide(formats, [part.shape[0] for part in parts])
     weights = joined([part for part in parts if not isinstance(part, Tensor)], device)
     if len(weights) == 1:
-        return quantized_format(weights[0], device, dtype)
-    formats = [quantized_format(weight, device, dtype) for weight in weights]
+        return quantized_format(weights[0], device, dtype, is_exact=is_exact)
+    formats = [quantized_format(weight, device, dtype, is_exact=is_exact) for weight in weights]
     return SideBySide(formats, [weight.shape[0] for weight in weights])
 
 
-def quantized_format(weight: Quantized, device: torch.device, dtype: torch.dtype) -> Format:
+def quantized_format(
+    weight: Quantized, device: torch.device, dtype: torch.dtype, *, is_exact: bool = False
+) -> Format:
     """Return the fastest format for a device that the weight is already on.
 
-    dtype: dtype of the rows.
+    dtype, is_exact: as in `make_format`.
     """
     if isinstance(weight, PermutedWeight):
-        format = quantized_format(weight.weight, device, dtype)
+        format = quantized_format(weight.weight, device, dtype, is_exact=is_exact)
         return PermutedInputs(format, weight.order)
+    is_integer = isinstance(weight, IntegerWeight)
+    if is_integer and uses_panels(device, dtype) and Integers.supports(weight):
+        return Integers.of(weight, is_exact=is_exact)
     if device.type != "cuda" or dtype == torch.float32 or isinstance(weight, Float4Weight):
         return Dequantizing(weight)
     has_fp8 = torch.cuda.get_device_capability(device) >= (8, 9)

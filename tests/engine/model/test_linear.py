@@ -68,7 +68,8 @@ def test_the_format_depends_on_device_and_dtype(monkeypatch):
 
 
 def test_panels_are_used_on_cpus_where_they_are_faster(monkeypatch):
-    for name, expected in (("avx512bf16", True), ("avx512", True), ("avx2", True), ("neon", False)):
+    fast = ("avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2")
+    for name, expected in (*((name, True) for name in fast), ("neon", False)):
         target = Target(name, (), ())
         monkeypatch.setattr("kernels.cpu.linear.load_library", lambda: None)
         monkeypatch.setattr("kernels.cpu.linear.host_target", lambda target=target: target)

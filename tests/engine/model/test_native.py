@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.loading.gate import relative_error
 from engine.model.native import NativeLayers
 from kernels.cpu.linear import has_pairs
 from kernels.cpu.prepared import NoKernelError, PreparedMLP
@@ -65,6 +66,22 @@ def test_native_layers_in_bf16(tiny_model, load, runs):
     decoder.native = None
     error = (logits(decoder, torch.bfloat16) - native).abs().max() / native.abs().max()
     assert error < 0.05
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_integer_weights(tiny_model, load, runs, dtype, precision):
+    """All layers in one call give the logits of layer by layer; rounded rows give similar ones."""
+    folder = tiny_model("llama", is_wide=True)
+    decoder = load(folder, precision=precision, dtype=dtype, is_exact=True)
+    runs.clear()
+    native = logits(decoder, dtype)
+    assert runs
+    decoder.native = None
+    tolerance = 1e-4 if dtype == torch.float32 else 0.05
+    assert relative_error(logits(decoder, dtype), native) < tolerance
+    rounded = logits(load(folder, precision=precision, dtype=dtype), dtype)
+    assert relative_error(rounded, native) < 0.2, "a wrong layer changes them by about 1"
 
 
 def test_the_last_layer_only_computes_rows_with_logits(tiny_model, load, runs):

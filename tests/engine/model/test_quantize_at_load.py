@@ -14,6 +14,7 @@ from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
 from tests.engine.model.conftest import logits
 from tests.engine.test_equality import STRATEGIES, prompts, tokens
 
+pytestmark = pytest.mark.usefixtures("exact_rows")
 CPU = torch.device("cpu")
 MAX_ERRORS = {"fp8": 0.04, "int8": 0.01, "int4": 0.12}
 """Limits of the norm of the error, relative to that of a weight of normal random values."""

@@ -18,6 +18,8 @@ from tests.engine.model.conftest import expected_logits, logits
 from tests.engine.quantized_checkpoints import FILE, FORMATS, MXFP4, gptq, write_quantized
 from tests.engine.test_equality import NUM_NEW, STRATEGIES, generate, prompts, tokens
 
+pytestmark = pytest.mark.usefixtures("exact_rows")
+
 
 @pytest.fixture(scope="module")
 def written(tiny_model, tmp_path_factory):

@@ -12,6 +12,7 @@ from kernels.cpu.attention import paged_attention
 from kernels.cpu.cache import write_kv
 from kernels.cpu.calls import Calls
 from kernels.cpu.elementwise import gated_activation, rms_norm, rotary
+from kernels.cpu.integers import integer_linear, rounds_rows, to_integer_panels
 from kernels.cpu.linear import has_pairs, linear, to_pairs, to_panels
 from kernels.cpu.prepared import NoKernelError, PreparedLinear, PreparedMLP, PreparedNorm
 from kernels.cpu.prepared_layers import (
@@ -44,7 +45,7 @@ def make(dtype):
         panels = (to_panels if dtype == torch.float32 else to_pairs)(weight.to(dtype))
         bias = torch.randn(num_columns, generator=generator)
         return (
-            PreparedLinear(panels, num_columns, bias),
+            PreparedLinear.of(panels, num_columns, bias),
             partial(linear, panels=panels, num_columns=num_columns, bias=bias),
         )
 
@@ -107,6 +108,23 @@ def test_a_residual_is_added_after_rounding(make, dtype, num_columns):
         expected = own(x) + residual
         run()
         assert torch.equal(residual, expected)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_integer_weights(dtype, bits):
+    codes = torch.randint(2**bits, (40, HIDDEN), dtype=torch.uint8)
+    scales, zeros = torch.rand(40, 3), torch.full((40, 3), 7, dtype=torch.uint8)
+    panels, bias = to_integer_panels(codes, scales, zeros, bits, 16), torch.randn(40)
+    for rounded in {False, rounds_rows()}:
+        prepared = PreparedLinear.of_integers(panels, bias, dtype, rounded=rounded)
+        assert (prepared.dtype, prepared.depth, prepared.num_columns) == (dtype, HIDDEN, 40)
+        for size in SIZES:
+            x, out = rows(size, 3 * HIDDEN, dtype), rows(size, 40, dtype)
+            expected = integer_linear(x[:, :HIDDEN], panels, bias, rounded=rounded) + out
+            prepared.bind(x.data_ptr(), size, out.data_ptr(), out.data_ptr(), stride=3 * HIDDEN)
+            Calls([prepared.kernel])()
+            assert torch.equal(out, expected)
 
 
 def test_strided_rows(make, dtype):

@@ -56,12 +56,18 @@ def test_compiler_errors_are_quoted(tmp_path, monkeypatch):
     assert not list((tmp_path / "cache").iterdir())
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A cache for the tests that compile for every target."""
+    return tmp_path_factory.mktemp("targets")
+
+
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_compiles_for_every_target_of_this_architecture(target, tmp_path):
+def test_compiles_for_every_target_of_this_architecture(target, folder):
     probe = [find_compiler(), *target.flags, "-E", "-x", "c++", "/dev/null"]
     if subprocess.run(probe, capture_output=True).returncode:
         pytest.skip(f"the compiler does not know {target.name}")
-    assert build(target, tmp_path).stat().st_size > 10_000
+    assert build(target, folder).stat().st_size > 10_000
 
 
 def test_an_unsupported_cpu(monkeypatch):
@@ -81,11 +87,11 @@ def test_the_library_uses_torchs_openmp():
     assert "undefined symbol" in needed.stderr, "without torch there is no OpenMP runtime"
 
 
-def test_an_image_is_built_for_every_cpu(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("LONGSHORE_CACHE", str(tmp_path))
+def test_an_image_is_built_for_every_cpu(folder, monkeypatch, capsys):
+    monkeypatch.setenv("LONGSHORE_CACHE", str(folder))
     assert main() == 0
     lines = capsys.readouterr()
-    built = {path.name.split("-")[1] for path in tmp_path.iterdir()}
+    built = {path.name.split("-")[1] for path in folder.iterdir()}
     assert host_target().name in built
     assert len(built) + lines.err.count("skipped ") == len(TARGETS)
     monkeypatch.setenv("CXX", "/bin/false")

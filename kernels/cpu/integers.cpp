@@ -1,0 +1,76 @@
+// Multiplies rows by integer weights that become fp32 as they are read, for up to BLOCK_ROWS rows at a
+// time. The weights are bitwise (code - zero) * scale, and sums are fp32.
+
+#include "integers.h"
+
+namespace {
+
+constexpr int64_t BLOCK_DEPTH = 256;               // its weights fit into L1; a multiple of a word's codes
+constexpr int64_t COPY_STRIDE = BLOCK_DEPTH + 16;  // one cache line more, so that rows use different L1 sets
+constexpr int64_t AHEAD_BYTES = 4096;              // prefetch distance
+
+// Stores the weights of inputs [first, end), and of those that share their last word, in `to` [inputs, PANEL].
+// Codes become floats as the last bits of 2^23, which is subtracted with the zero.
+template <int BITS>
+void dequantize(const IntegerPanel<BITS>& panel, int64_t group, int64_t first, int64_t end, float* to) {
+    constexpr int64_t PER_WORD = IntegerPanel<BITS>::PER_WORD;
+    constexpr uint32_t MASK = (1 << BITS) - 1, EXPONENT = 0x4b000000;
+    for (int64_t k = first; k < end;) {
+        const int64_t place = k / group * PANEL, group_end = std::min((k / group + 1) * group, end);
+        Floats scales[2], zeros[2];
+        for (int half = 0; half < 2; half++) {
+            scales[half] = load(panel.scales + place + half * LANES);
+            const Ints zero = load(panel.zeros + place + half * LANES);
+            zeros[half] = __builtin_convertvector(zero, Floats) + 8388608.0f;
+        }
+        for (; k < group_end; k += PER_WORD) {
+            const uint32_t* from = panel.words + k / PER_WORD * PANEL;
+            for (int half = 0; half < 2; half++) {
+                __builtin_prefetch((const char*)(from + half * LANES) + AHEAD_BYTES);
+                const Words words = load(from + half * LANES);
+                for (uint32_t i = 0; i < PER_WORD; i++) {
+                    const uint32_t shift = i % 4 * 8 + i / 4 * 4;
+                    const Floats code = (Floats)(words >> shift & MASK | EXPONENT);
+                    store(to + (k - first + i) * PANEL + half * LANES, (code - zeros[half]) * scales[half]);
+                }
+            }
+        }
+    }
+}
+
+template <class Row, int BITS>
+void multiply_block_of_rows(const IntegerLinear& a, int64_t row, int64_t num_rows, int64_t portion, int64_t end) {
+    alignas(64) float sums[PORTION][BLOCK_ROWS * PANEL];
+    alignas(64) float rows[BLOCK_ROWS * COPY_STRIDE], weights[BLOCK_DEPTH * PANEL];
+    for (int64_t first = 0; first < a.depth; first += BLOCK_DEPTH) {
+        const int64_t depth = std::min(BLOCK_DEPTH, a.depth - first);
+        for (int64_t r = 0; r < num_rows; r++)
+            widen((const Row*)a.rows + (row + r) * a.row_stride + first, depth, rows + r * COPY_STRIDE);
+        for (int64_t panel = portion; panel < end; panel++) {
+            dequantize(IntegerPanel<BITS>(a, panel), a.group, first, first + depth, weights);
+            multiply(Product<float, float>{sums[panel - portion], rows, weights, num_rows, depth, PANEL,
+                                           COPY_STRIDE, first > 0});
+        }
+    }
+    for (int64_t panel = portion; panel < end; panel++) write<Row>(a, row, num_rows, panel, sums[panel - portion]);
+}
+
+template <class Row, int BITS>
+void multiply_bits(const IntegerLinear& a) {
+    const int64_t num_panels = (a.num_columns + PANEL - 1) / PANEL;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t portion = 0; portion < num_panels; portion += PORTION)
+        for (int64_t row = 0; row < a.num_rows; row += BLOCK_ROWS)
+            multiply_block_of_rows<Row, BITS>(a, row, std::min(BLOCK_ROWS, a.num_rows - row), portion,
+                                              std::min(portion + PORTION, num_panels));
+}
+
+template <class Row>
+void multiply_all(const IntegerLinear& a) {
+    a.bits == 8 ? multiply_bits<Row, 8>(a) : multiply_bits<Row, 4>(a);
+}
+
+}  // namespace
+
+extern "C" void integers_fp32(const IntegerLinear* arguments) { multiply_all<float>(*arguments); }
+extern "C" void integers_bf16(const IntegerLinear* arguments) { multiply_all<BFloat16>(*arguments); }

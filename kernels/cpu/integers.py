@@ -1,0 +1,151 @@
+"""Linear layers with integer weights, (code - zero) * scale, of 4 or 8 bits, packed into panels."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.cpu.linear import Linear, panel_columns
+from kernels.cpu.shared_library import SUFFIXES, function, load_library
+
+WORD_BYTES = 4
+GROUP_STEP = 8
+"""Inputs that share a scale are a multiple of this many, or all of an output's."""
+ROW_GROUP = 64
+"""As in rounded.cpp: rounded rows have a scale for at most this many inputs."""
+
+
+class IntegerLinear(Linear):
+    """Mirrors `struct IntegerLinear` in integers.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("scales", "zeros")),
+        *((name, ctypes.c_int64) for name in ("bits", "group", "num_groups")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerPanels:
+    """A weight [num_columns, depth]; a column of a panel is an output, as in `to_panels`."""
+
+    codes: Tensor
+    """uint8 [panels, words, panel_columns(), 4]: the codes of four or eight inputs per column."""
+    scales: Tensor
+    """fp32 [panels, groups, panel_columns()]."""
+    zeros: Tensor
+    """uint8, like `scales`."""
+    bits: int
+    group_size: int
+    """Inputs that share a scale."""
+    num_columns: int
+    depth: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes + self.zeros.nbytes
+
+    def arguments(self, bias: Tensor | None) -> IntegerLinear:
+        """Return the arguments of a product, without rows and outputs."""
+        return IntegerLinear(
+            panels=self.codes.data_ptr(),
+            scales=self.scales.data_ptr(),
+            zeros=self.zeros.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            num_columns=self.num_columns,
+            depth=self.depth,
+            bits=self.bits,
+            group=self.group_size,
+            num_groups=self.scales.shape[1],
+        )
+
+
+def to_integer_panels(
+    codes: Tensor, scales: Tensor, zeros: Tensor, bits: int, group_size: int
+) -> IntegerPanels:
+    """Pack codes, uint8 [out, in], each below 2**bits.
+
+    scales: fp32 [out, groups], each for group_size inputs, the last one perhaps for fewer. zeros:
+    uint8 [out, groups]. Raises ValueError if they do not match, or if group_size is neither all
+    inputs nor a multiple of GROUP_STEP.
+    """
+    (num_columns, depth), groups = codes.shape, (len(codes), -(-codes.shape[1] // group_size))
+    if (
+        (codes.dtype, scales.dtype, zeros.dtype) != (torch.uint8, torch.float32, torch.uint8)
+        or (scales.shape, zeros.shape) != (groups, groups)
+        or bits not in (4, 8)
+        or (group_size % GROUP_STEP and group_size < depth)
+        or (bits == 4 and bool((codes >= 16).any()))
+    ):
+        raise ValueError(
+            f"codes {list(codes.shape)}, scales {list(scales.shape)}, zeros {list(zeros.shape)}, "
+            f"{bits} bits and groups of {group_size} do not match, or a dtype is wrong"
+        )
+    per_word = 8 * WORD_BYTES // bits
+    by_word = _by_panel(F.pad(codes, (0, -depth % per_word))).unflatten(1, (-1, per_word))
+    words = by_word.transpose(2, 3)
+    if bits == 4:
+        words = words[..., :WORD_BYTES] | words[..., WORD_BYTES:] << 4
+    return IntegerPanels(
+        codes=words.contiguous(),
+        scales=_by_panel(scales).contiguous(),
+        zeros=_by_panel(zeros).contiguous(),
+        bits=bits,
+        # A group of all inputs may end after the last one, so that groups of a row divide it.
+        group_size=group_size if group_size < depth else -(-depth // ROW_GROUP) * ROW_GROUP,
+        num_columns=num_columns,
+        depth=depth,
+    )
+
+
+def rounds_rows() -> bool:
+    """Whether the CPU multiplies bytes (VNNI). Raises LibraryError if there is no library."""
+    return hasattr(load_library(), "rounded_fp32")
+
+
+def integer_linear(
+    rows: Tensor, panels: IntegerPanels, bias: Tensor | None = None, *, rounded: bool = False
+) -> Tensor:
+    """Return [..., num_columns] in the dtype of rows [..., depth], fp32 or bf16, summed in fp32.
+
+    rounded: first round the rows to 8 bits, with a scale for each row and group of inputs (of 64,
+    or a common divisor with the weight's group). No number changes by more than 1/254 of the
+    largest magnitude of its group. Needs `rounds_rows`. A row's result is bitwise independent of
+    the other rows. bias: fp32 [num_columns]. Raises ValueError for other inputs.
+    """
+    if (
+        rows.shape[-1] != panels.depth
+        or rows.dtype not in SUFFIXES
+        or (bias is not None and (bias.shape != (panels.num_columns,) or not bias.is_contiguous()))
+        or (bias is not None and bias.dtype != torch.float32)
+    ):
+        raise ValueError(
+            f"rows {list(rows.shape)} in {rows.dtype} do not match a weight "
+            f"[{panels.num_columns}, {panels.depth}], or the bias does not"
+        )
+    if rounded and not rounds_rows():
+        raise ValueError("this CPU has no products of bytes (VNNI): leave the rows as they are")
+    flat = rows.reshape(-1, panels.depth)
+    if flat.stride(-1) != 1:
+        flat = flat.contiguous()
+    out = rows.new_empty(*rows.shape[:-1], panels.num_columns)
+    arguments = panels.arguments(bias)
+    arguments.out, arguments.rows = out.data_ptr(), flat.data_ptr()
+    arguments.num_rows, arguments.row_stride = flat.shape[0], flat.stride(0)
+    integer_function(rows.dtype, rounded=rounded)(ctypes.byref(arguments))
+    return out
+
+
+def integer_function(dtype: torch.dtype, *, rounded: bool) -> ctypes._NamedFuncPointer:
+    """Return the library's function for rows of a dtype. It takes an `IntegerLinear`."""
+    return function("rounded" if rounded else "integers", dtype)
+
+
+def _by_panel(rows: Tensor) -> Tensor:
+    """View rows [out, n], padded with zeros, as [panels, n, panel_columns()]."""
+    columns = panel_columns()
+    padded = F.pad(rows, (0, 0, 0, -len(rows) % columns))
+    return padded.unflatten(0, (-1, columns)).transpose(1, 2)

@@ -1,0 +1,173 @@
+// Multiplies rows that are rounded to 8 bits by integer weights with VNNI, which adds four products of
+// bytes in one lane of one instruction.
+//
+// Rows are rounded in groups of inputs, each with its own scale: the largest magnitude becomes 127. Sums
+// within a group are exact, and floats add up groups in order. So a row's result is bitwise independent
+// of the other rows.
+
+#include <cfloat>
+#include <memory>
+#include <numeric>
+
+#include "integers.h"
+
+#if defined(HAS_VNNI)
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int TILE_ROWS_OF_BYTES = 6;  // of 32 registers: 12 sums of integers and 12 of floats, 4 vectors of codes
+#else
+constexpr int TILE_ROWS_OF_BYTES = 2;  // of AVX2's 16 registers: 4 and 4, 4 vectors
+#endif
+constexpr int64_t ROW_GROUP = 64;  // inputs per scale of a row, at most
+constexpr int64_t AHEAD_BYTES = 4096;  // prefetch distance
+
+
+struct RoundedRows {
+    int64_t group, num_groups, stride;
+    std::unique_ptr<uint8_t[]> bytes;  // [rows, stride], signed; zeros after the last input
+    std::unique_ptr<float[]> scales;   // [rows, groups]
+    std::unique_ptr<int32_t[]> sums;   // [rows, groups], of bytes
+
+    RoundedRows(const IntegerLinear& a) {
+        group = std::gcd(a.group, ROW_GROUP);
+        num_groups = (a.depth + group - 1) / group;
+        stride = num_groups * group + LANES;
+        bytes.reset(new uint8_t[a.num_rows * stride]);
+        scales.reset(new float[a.num_rows * num_groups]);
+        sums.reset(new int32_t[a.num_rows * num_groups]);
+    }
+};
+
+// Rounds `count` numbers. Writes zeros after them, up to a whole vector. The scale of NaN and infinity is NaN.
+template <class Row>
+void round_group(const Row* from, int64_t count, uint8_t* to, float& scale, int32_t& total) {
+    alignas(64) float numbers[ROW_GROUP + LANES] = {};
+    widen(from, count, numbers);
+    Floats most = {}, invalid = {};
+    for (int64_t i = 0; i < count; i += LANES) {
+        const Floats x = load(numbers + i);
+        most = maximum(most, maximum(x, -x));
+        invalid += x * 0.0f;
+    }
+    scale = largest(most) / 127 + sum(invalid);
+    const float inverse = scale >= FLT_MIN ? 1 / scale : 0;
+    Words totals = {};
+    for (int64_t i = 0; i < count; i += LANES) {
+        const Floats shifted = load(numbers + i) * inverse + 12582912.0f;  // rounds, as in exponential()
+        const Words integers = (Words)shifted - 0x4b400000;
+        totals += integers;
+        const Bytes bytes = __builtin_convertvector(integers, Bytes);
+        std::memcpy(to + i, &bytes, sizeof bytes);
+    }
+    total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += (int32_t)totals[lane];
+}
+
+template <class Row>
+RoundedRows round_rows(const IntegerLinear& a) {
+    RoundedRows to(a);
+#pragma omp parallel for if (a.num_rows > 1)
+    for (int64_t row = 0; row < a.num_rows; row++)
+        for (int64_t g = 0; g < to.num_groups; g++) {
+            const int64_t first = g * to.group, place = row * to.num_groups + g;
+            round_group((const Row*)a.rows + row * a.row_stride + first, std::min(to.group, a.depth - first),
+                        to.bytes.get() + row * to.stride + first, to.scales[place], to.sums[place]);
+        }
+    return to;
+}
+
+template <int BITS>
+struct RoundedTile {
+    const IntegerPanel<BITS>& panel;
+    const RoundedRows& rows;
+    int64_t depth, group;  // of the weight
+    int64_t first_row;
+    float* sums;  // [rows, PANEL]
+};
+
+inline uint32_t four_bytes(const uint8_t* from) {
+    uint32_t four;
+    std::memcpy(&four, from, sizeof four);
+    return four;
+}
+
+template <int BITS, int R>
+void multiply_tile(const RoundedTile<BITS>& t) {
+    constexpr int64_t PER_WORD = IntegerPanel<BITS>::PER_WORD;
+    const RoundedRows& rows = t.rows;
+    const uint8_t* bytes = rows.bytes.get() + t.first_row * rows.stride;
+    const float* row_scales = rows.scales.get() + t.first_row * rows.num_groups;
+    const int32_t* row_sums = rows.sums.get() + t.first_row * rows.num_groups;
+    Floats totals[R][2] = {};
+    for (int64_t g = 0; g < rows.num_groups; g++) {
+        const int64_t first = g * rows.group, end = std::min(first + rows.group, t.depth);
+        const int64_t place = first / t.group * PANEL;
+        Ints sums[R][2];
+        for (int half = 0; half < 2; half++) {
+            const Ints zeros = load(t.panel.zeros + place + half * LANES);
+            for (int r = 0; r < R; r++) sums[r][half] = zeros * -row_sums[r * rows.num_groups + g];
+        }
+        for (int64_t k = first; k < end; k += PER_WORD) {
+            const uint32_t* from = t.panel.words + k / PER_WORD * PANEL;
+            for (int half = 0; half < 2; half++) __builtin_prefetch((const char*)(from + half * LANES) + AHEAD_BYTES);
+            const Words words[2] = {load(from), load(from + LANES)};
+            for (int part = 0; part < 8 / BITS; part++)
+                for (int r = 0; r < R; r++) {
+                    const uint32_t four = four_bytes(bytes + r * rows.stride + k + part * 4);
+                    for (int half = 0; half < 2; half++) {
+                        const Words codes = BITS == 8 ? words[half] : words[half] >> (part * 4) & 0x0f0f0f0f;
+                        sums[r][half] = multiplied_and_added(four, codes, sums[r][half]);
+                    }
+                }
+        }
+        for (int half = 0; half < 2; half++) {
+            const Floats scales = load(t.panel.scales + place + half * LANES);
+            for (int r = 0; r < R; r++)
+                totals[r][half] +=
+                    __builtin_convertvector(sums[r][half], Floats) * scales * row_scales[r * rows.num_groups + g];
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int half = 0; half < 2; half++) store(t.sums + r * PANEL + half * LANES, totals[r][half]);
+}
+
+template <int BITS, int... R>
+void multiply_tile_of(int64_t num_rows, const RoundedTile<BITS>& t, std::integer_sequence<int, R...>) {
+    constexpr void (*TABLE[])(const RoundedTile<BITS>&) = {multiply_tile<BITS, R + 1>...};
+    TABLE[num_rows - 1](t);
+}
+
+template <class Row, int BITS>
+void multiply_bits(const IntegerLinear& a) {
+    const int64_t num_panels = (a.num_columns + PANEL - 1) / PANEL;
+    const RoundedRows rows = round_rows<Row>(a);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t portion = 0; portion < num_panels; portion += PORTION)
+        for (int64_t block = 0; block < a.num_rows; block += BLOCK_ROWS)
+            for (int64_t number = portion; number < std::min(portion + PORTION, num_panels); number++) {
+                alignas(64) float sums[BLOCK_ROWS * PANEL];
+                const IntegerPanel<BITS> panel(a, number);
+                const int64_t num_rows = std::min(BLOCK_ROWS, a.num_rows - block);
+                const int64_t count = (num_rows + TILE_ROWS_OF_BYTES - 1) / TILE_ROWS_OF_BYTES;
+                for (int64_t i = 0; i < count; i++) {  // tiles of nearly equal size
+                    const int64_t first = num_rows * i / count, end = num_rows * (i + 1) / count;
+                    multiply_tile_of(end - first,
+                                     RoundedTile<BITS>{panel, rows, a.depth, a.group, block + first, sums + first * PANEL},
+                                     std::make_integer_sequence<int, TILE_ROWS_OF_BYTES>());
+                }
+                write<Row>(a, block, num_rows, number, sums);
+            }
+}
+
+template <class Row>
+void multiply_all(const IntegerLinear& a) {
+    a.bits == 8 ? multiply_bits<Row, 8>(a) : multiply_bits<Row, 4>(a);
+}
+
+}  // namespace
+
+extern "C" void rounded_fp32(const IntegerLinear* arguments) { multiply_all<float>(*arguments); }
+extern "C" void rounded_bf16(const IntegerLinear* arguments) { multiply_all<BFloat16>(*arguments); }
+#endif
