@@ -203,7 +203,8 @@ class Options:
     kv_cache_memory_bytes: int | None = _option(
         None,
         "Memory budget for KV blocks. Default: on CUDA from gpu_memory_utilization, "
-        "on the CPU a quarter of the available memory, but at most 4 GiB.",
+        "on the CPU a quarter of the available memory, but at most 4 GiB, and at most "
+        "16 times the weights or 128 MiB, whichever is more.",
         minimum=1,
     )
     kv_cache_dtype: KVCacheDType = _option(
