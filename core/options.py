@@ -17,6 +17,7 @@ from functools import cache
 from typing import Literal, TypeVar
 
 from core.errors import ConfigurationError
+from core.logs import LogFormat, LogLevel
 from core.step_size import DEFAULT_PROMPT_SIZES
 from core.strategy_table import Batching
 from core.suggest import did_you_mean
@@ -361,6 +362,18 @@ class Options:
     )
     http_workers: int | None = _option(
         None, "Front-end processes. Default: one per four cores, at least one.", minimum=1
+    )
+    log_format: LogFormat = _option(
+        "text", "Format of the log lines. json: one object a line, also for the lines of the start."
+    )
+    log_level: LogLevel = _option(
+        "info", "The least important messages that are logged. The lines of requests are info."
+    )
+    log_requests: Literal["false", "true", "bodies"] = _option(
+        "false",
+        "Log a line for each request: id, status, tokens, and seconds in the queue, until the "
+        "first token and in total. bodies: also the first 2,000 characters of its body, with the "
+        "prompt.",
     )
 
     def __post_init__(self) -> None:

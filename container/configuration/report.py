@@ -9,7 +9,7 @@ from pathlib import Path
 from container.configuration.lmi import ADVICE
 from container.configuration.resolve import Configuration
 from core.errors import ConfigurationError
-from core.messages import Facts
+from core.messages import Facts, Launch
 from core.options import Option, Value, option_table
 from core.task import Task, choose_batching_of
 
@@ -36,9 +36,6 @@ def banner_lines(
 def facts_lines(facts: Facts) -> Iterator[str]:
     """Yield what the engine resolved: the layout, the limits and the memory budget."""
     yield f"ready: {facts.model} ({facts.architecture}) loaded in {facts.load_seconds:.1f} s"
-    if facts.phases:
-        phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in facts.phases.items())
-        yield f"  start-up: {phases}"
     yield f"  layout: 1 copy x 1 rank on {facts.device}{facts.dtype and ', '}{facts.dtype}"
     yield f"  batching: {facts.batching} ({facts.batching_reason})"
     if facts.executor == "task":
@@ -50,6 +47,14 @@ def facts_lines(facts: Facts) -> Iterator[str]:
             yield f"  decoder: {facts.decoder}"
         yield from _limit_lines(facts)
     yield from (f"  note: {note}" for note in facts.notes)
+
+
+def listening_line(launch: Launch) -> str:
+    """Return the last line of a start: where to send requests."""
+    if launch.socket:
+        return f"listening on {launch.socket}"
+    scheme = "https" if launch.options.ssl_certfile else "http"
+    return f"listening on {scheme}://localhost:{launch.port}"
 
 
 def _task_limit_lines(facts: Facts) -> Iterator[str]:

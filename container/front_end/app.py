@@ -22,6 +22,7 @@ from container.front_end.openapi import openapi_document
 from container.http.cors import register_cors
 from container.http.failures import count_refusals, register_failures
 from container.http.headers import register_headers
+from container.http.request_log import register_request_log
 from container.http.service import Service, json_response
 from container.isolation.helper import Helper
 from container.security.authentication import Gate
@@ -110,6 +111,8 @@ def _create(service: Service, api: Api, kind: Kind, gate: Gate | None) -> Flask:
     if gate is not None:
         gate.add_to(app, KEYLESS_ENDPOINTS)
     register_failures(app)
+    if options.log_requests != "false":
+        register_request_log(app, with_bodies=options.log_requests == "bodies")
     count_refusals(app, service.client.count_refusal)
     return app
 

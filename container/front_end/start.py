@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import sys
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from flask import Flask
 from gunicorn.app.base import BaseApplication
+from gunicorn.config import Config
+from gunicorn.glogging import Logger
 
 from container.configuration.report import report_error
 from container.http.failures import HEALTH_PATHS
@@ -22,6 +23,7 @@ from container.launch.ports import require_free_port
 from container.security.authentication import open_gate
 from core.errors import ConfigurationError
 from core.limits import HEADER_BYTES, HEADERS, REQUEST_LINE
+from core.logs import configure_logs
 from core.messages import Launch
 from core.names import full_name
 from core.options import Options
@@ -39,6 +41,14 @@ NICENESS = 10
 """The front end runs at a lower priority than the engine, with which it shares cores on a CPU. When
 a thread of the engine is interrupted in a matmul, all its other threads wait. The front end
 still gets time between matmuls, and when it is late it sends several tokens at once."""
+
+
+class PropagatingLogger(Logger):
+    """Leaves gunicorn's own messages to the log of this process."""
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.error_log.propagate = True
 
 
 class FrontEnd(BaseApplication):
@@ -124,8 +134,9 @@ def gunicorn_settings(launch: Launch) -> dict[str, Any]:
         "keepalive": KEEPALIVE_S,
         "control_socket_disable": True,
         "accesslog": None,
-        "errorlog": "-",
+        "errorlog": None,
         "loglevel": "warning",
+        "logger_class": PropagatingLogger,
         "proc_name": "longshore",
     }
 
@@ -140,11 +151,7 @@ def main(launch_path: str) -> int:
     die_with_parent()
     os.nice(NICENESS)
     launch = read_launch(Path(launch_path))
-    logging.basicConfig(
-        level="INFO",
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    configure_logs(launch.options.log_format, launch.options.log_level, launch.name)
     # Texts are tokenized one at a time, so the tokenizer's threads would have nothing to share.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _allow_many_connections()
