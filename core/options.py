@@ -70,6 +70,11 @@ class Options:
         "Default: the model directory.",
     )
     revision: str | None = _option(None, "Revision of a Hugging Face id.")
+    served_model_name: str | None = _option(
+        None,
+        "The model's name in responses, in /v1/models and in metrics. Default: the last part of "
+        "its path or id. A model among several has the name that it was loaded by.",
+    )
     trust_remote_code: bool = _option(False, "Run Python code from the model's directory.")
     allow_pickle_weights: bool = _option(
         False,
