@@ -4,6 +4,7 @@ PORT ?= 8080
 PROPERTIES ?= serving.properties
 OUT ?= build/compare
 BIN := .venv/bin
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 GPU_PYTHON ?= $(BIN)/python
 TRITON_FLOOR := 3.6.0
 COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties examples/compare/cpu.properties --requests 60
@@ -17,11 +18,18 @@ help:  ## Show the targets
 setup: .venv/installed  ## Create .venv with the versions pinned in constraints.txt
 
 .venv/installed: pyproject.toml constraints.txt
+	@echo "Installing everything for development into .venv: 2.5 GB, more if torch is a CUDA build; some minutes"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
+	touch $@ .venv/serving
+
+.venv/serving: pyproject.toml constraints.txt
+	@echo "Installing what serving needs into .venv: 1.2 GB, more if torch is a CUDA build; some minutes"
+	$(PYTHON) -m venv .venv
+	$(INSTALL) --editable .
 	touch $@
 
-serve: setup  ## Serve the demo model (PORT=8080 PROPERTIES=serving.properties)
+serve: .venv/serving  ## Serve the demo model (PORT=8080 PROPERTIES=serving.properties)
 	exec $(BIN)/python -m container serve --port $(PORT) --properties $(PROPERTIES)
 
 compare: setup  ## Load-test every strategy with the demo model on this machine; report in OUT=build/compare

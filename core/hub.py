@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from core.errors import ConfigurationError
 from core.options import Options
@@ -13,6 +16,18 @@ PICKLE_CURE = (
     "option.allow_pickle_weights=true if you trust them"
 )
 _NOT_NEEDED = ("*.gguf", "*.onnx", "onnx/*", "*.msgpack", "*.h5", "*.ot", "*.pth", "original/*")
+
+
+def require_network() -> None:
+    """Raise OSError if the hub's name has no address. Names behind a proxy are not looked up."""
+    import huggingface_hub.constants
+
+    host = urlsplit(huggingface_hub.constants.ENDPOINT).hostname
+    if "https" not in getproxies():
+        try:
+            socket.getaddrinfo(host, None)
+        except socket.gaierror as error:
+            raise OSError(f"{host} has no address; is there a network?") from error
 
 
 def from_hub(model_id: str, options: Options, *, given_as: str, local: Path) -> Path:

@@ -252,4 +252,5 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def model_name(self) -> str:
         """The model's name for clients and in metrics."""
-        return self.name or PurePath(self.options.model_id or self.model_dir).name
+        path = PurePath(self.options.model_id or self.model_dir)
+        return self.name or self.options.served_model_name or path.name

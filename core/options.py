@@ -17,6 +17,7 @@ from functools import cache
 from typing import Literal, TypeVar
 
 from core.errors import ConfigurationError
+from core.logs import LogFormat, LogLevel
 from core.step_size import DEFAULT_PROMPT_SIZES
 from core.strategy_table import Batching
 from core.suggest import did_you_mean
@@ -78,6 +79,11 @@ class Options:
         "Default: the model directory.",
     )
     revision: str | None = _option(None, "Revision of a Hugging Face id.")
+    served_model_name: str | None = _option(
+        None,
+        "The model's name in responses, in /v1/models and in metrics. Default: the last part of "
+        "its path or id. A model among several has the name that it was loaded by.",
+    )
     trust_remote_code: bool = _option(False, "Run Python code from the model's directory.")
     allow_pickle_weights: bool = _option(
         False,
@@ -212,7 +218,8 @@ class Options:
     kv_cache_memory_bytes: int | None = _option(
         None,
         "Memory budget for KV blocks. Default: on CUDA from gpu_memory_utilization, "
-        "on the CPU a quarter of the available memory, but at most 4 GiB.",
+        "on the CPU a quarter of the available memory, but at most 4 GiB, and at most "
+        "16 times the weights or 128 MiB, whichever is more.",
         minimum=1,
     )
     kv_cache_dtype: KVCacheDType = _option(
@@ -386,6 +393,18 @@ class Options:
     )
     http_workers: int | None = _option(
         None, "Front-end processes. Default: one per four cores, at least one.", minimum=1
+    )
+    log_format: LogFormat = _option(
+        "text", "Format of the log lines. json: one object a line, also for the lines of the start."
+    )
+    log_level: LogLevel = _option(
+        "info", "The least important messages that are logged. The lines of requests are info."
+    )
+    log_requests: Literal["false", "true", "bodies"] = _option(
+        "false",
+        "Log a line for each request: id, status, tokens, and seconds in the queue, until the "
+        "first token and in total. bodies: also the first 2,000 characters of its body, with the "
+        "prompt.",
     )
 
     def __post_init__(self) -> None:

@@ -7,19 +7,16 @@ import tomllib
 from itertools import chain
 from pathlib import Path
 
-CUDA_ONLY = ("triton",)
-EXTRAS = ("aws", "images")
+EXTRAS = {"cpu": ("aws", "images"), "cuda": ("aws", "images", "cuda")}
 
 
 def main(device: str) -> None:
     """Print the requirements for `device`, cuda or cpu."""
-    if device not in ("cuda", "cpu"):
+    if device not in EXTRAS:
         sys.exit(f"DEVICE={device}: expected cuda or cpu")
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-    extras = (project["optional-dependencies"][name] for name in EXTRAS)
-    for requirement in chain(project["dependencies"], *extras):
-        if device == "cuda" or not requirement.startswith(CUDA_ONLY):
-            print(requirement)
+    extras = (project["optional-dependencies"][name] for name in EXTRAS[device])
+    print(*chain(project["dependencies"], *extras), sep="\n")
 
 
 if __name__ == "__main__":

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 NAME = "longshore"
 EXIT_USAGE = 2
+EXIT_BROKEN_PIPE = 141
+"""As if SIGPIPE had ended the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,12 @@ def serve() -> int:
 
 def _run(command: Command, arguments: list[str]) -> int:
     try:
-        return command.run(arguments) or 0
+        code = command.run(arguments) or 0
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # such as `longshore explain | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
     except ModuleNotFoundError as error:
         if not command.extra:
             raise

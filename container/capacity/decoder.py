@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ConfigurationError
+from core.hub import require_network
 from core.options import Options
 from core.sizing import LENGTH_NAMES, LayerShape
 
@@ -83,6 +84,7 @@ def decoder_from_hub(model_id: str, options: Options) -> Decoder:
 
     revision, counted = options.revision, None
     try:
+        require_network()  # or the library would try again for half a minute
         path = Path(
             huggingface_hub.hf_hub_download(  # pyright: ignore[reportUnknownMemberType]
                 model_id, "config.json", revision=revision

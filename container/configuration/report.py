@@ -8,9 +8,11 @@ from pathlib import Path
 
 from container.configuration.lmi import ADVICE
 from container.configuration.resolve import Configuration
+from core.batching import Choice
 from core.errors import ConfigurationError
-from core.messages import Facts
+from core.messages import Facts, Launch
 from core.options import Option, Value, option_table
+from core.strategy_table import STRATEGIES
 from core.task import Task, choose_batching_of
 
 ERROR_PREFIX = "longshore: "
@@ -36,9 +38,6 @@ def banner_lines(
 def facts_lines(facts: Facts) -> Iterator[str]:
     """Yield what the engine resolved: the layout, the limits and the memory budget."""
     yield f"ready: {facts.model} ({facts.architecture}) loaded in {facts.load_seconds:.1f} s"
-    if facts.phases:
-        phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in facts.phases.items())
-        yield f"  start-up: {phases}"
     yield f"  layout: 1 copy x 1 rank on {facts.device}{facts.dtype and ', '}{facts.dtype}"
     yield f"  batching: {facts.batching} ({facts.batching_reason})"
     if facts.executor == "task":
@@ -50,6 +49,14 @@ def facts_lines(facts: Facts) -> Iterator[str]:
             yield f"  decoder: {facts.decoder}"
         yield from _limit_lines(facts)
     yield from (f"  note: {note}" for note in facts.notes)
+
+
+def listening_line(launch: Launch) -> str:
+    """Return the last line of a start: where to send requests."""
+    if launch.socket:
+        return f"listening on {launch.socket}"
+    scheme = "https" if launch.options.ssl_certfile else "http"
+    return f"listening on {scheme}://localhost:{launch.port}"
 
 
 def _task_limit_lines(facts: Facts) -> Iterator[str]:
@@ -132,7 +139,23 @@ def _strategy_lines(configuration: Configuration, model: str, task: Task | None)
     if task is not None:
         yield f"  task: {task.name} ({task.reason})"
     yield f"  model: {model}"
-    yield from (f"  warning: {warning}" for warning in configuration.warnings)
+    warnings = (*configuration.warnings, *_ineffective_limits(configuration, choice))
+    yield from (f"  warning: {warning}" for warning in warnings)
+
+
+def _ineffective_limits(configuration: Configuration, choice: Choice) -> Iterator[str]:
+    """Yield a warning for a limit of the batch that the strategy does not read."""
+    if choice.name is None:
+        return
+    used = STRATEGIES[choice.name].limit_option
+    options = configuration.options
+    for name, is_set in (
+        ("batch_size", options.batch_size is not None and options.batch_size > 1),
+        ("max_rolling_batch_size", "max_rolling_batch_size" in configuration.sources),
+    ):
+        if is_set and name != used:
+            instead = f"; its limit is {option_table()[used].key}" if used else ""
+            yield f"{option_table()[name].key} has no effect with {choice.name}{instead}"
 
 
 def _properties_source(configuration: Configuration) -> str:

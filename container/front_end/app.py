@@ -24,6 +24,7 @@ from container.front_end.openapi import openapi_document
 from container.http.cors import register_cors
 from container.http.failures import register_failures
 from container.http.headers import register_headers
+from container.http.request_log import register_request_log
 from container.http.service import Service, json_response
 from container.isolation.helper import Helper
 from container.security.authentication import Gate
@@ -118,6 +119,8 @@ def _create(service: Service, api: Api, kind: Kind, gate: Gate | None) -> Flask:
         overload_status=int(options.overload_status),
         count_refusal=service.client.count_refusal,
     )
+    if options.log_requests != "false":
+        register_request_log(app, with_bodies=options.log_requests == "bodies")
     return app
 
 

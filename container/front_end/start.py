@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from pathlib import Path
@@ -15,6 +14,8 @@ import msgspec
 from flask import Flask
 from gevent.ssl import SSLContext
 from gunicorn.app.base import BaseApplication
+from gunicorn.config import Config
+from gunicorn.glogging import Logger
 
 from container.configuration.report import report_error
 from container.front_end.connections import KEEPALIVE_S, allow_many_connections
@@ -24,6 +25,7 @@ from container.security.authentication import open_gate
 from container.security.tls import tls_context
 from core.errors import ConfigurationError
 from core.limits import HEADER_BYTES, HEADERS, REQUEST_LINE
+from core.logs import configure_logs
 from core.messages import Launch
 from core.names import full_name
 from core.options import Options
@@ -39,6 +41,14 @@ NICENESS = 10
 """The front end runs at a lower priority than the engine, with which it shares cores on a CPU. When
 a thread of the engine is interrupted in a matmul, all its other threads wait. The front end
 still gets time between matmuls, and when it is late it sends several tokens at once."""
+
+
+class PropagatingLogger(Logger):
+    """Leaves gunicorn's own messages to the log of this process."""
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.error_log.propagate = True
 
 
 class FrontEnd(BaseApplication):
@@ -129,8 +139,9 @@ def gunicorn_settings(launch: Launch) -> dict[str, Any]:
         "keepalive": KEEPALIVE_S,
         "control_socket_disable": True,
         "accesslog": None,
-        "errorlog": "-",
+        "errorlog": None,
         "loglevel": "warning",
+        "logger_class": PropagatingLogger,
         "proc_name": "longshore",
     }
 
@@ -145,11 +156,7 @@ def main(launch_path: str) -> int:
     die_with_parent()
     os.nice(NICENESS)
     launch = read_launch(Path(launch_path))
-    logging.basicConfig(
-        level="INFO",
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    configure_logs(launch.options.log_format, launch.options.log_level, launch.name)
     # Texts are tokenized one at a time, so the tokenizer's threads would have nothing to share.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     allow_many_connections()

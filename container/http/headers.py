@@ -7,11 +7,15 @@ import uuid
 
 from flask import Flask, Response, g, request
 
+from container.http.request_log import RequestRecord
+from container.http.warned import WARNED, Warned
+
 CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 
 
 def register_headers(app: Flask) -> None:
     """Give each request an id, and add the common headers to each response."""
+    app.extensions[WARNED] = Warned()
     app.before_request(_begin)
     app.after_request(_add)
 
@@ -22,6 +26,7 @@ def _begin() -> None:
     g.request_id = given if re.fullmatch(r"[!-~]{1,64}", given) else uuid.uuid4().hex
     g.headers = {}
     g.charge = _ignore
+    g.record = RequestRecord()
 
 
 def _ignore(num_tokens: int) -> None:

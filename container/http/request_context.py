@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from flask import g, request
+from flask import current_app, g, request
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import RequestEntityTooLarge, UnsupportedMediaType
 
 from container.http.disconnect import disconnect_check
 from container.http.off_loop import LONG_BODY_BYTES, in_thread_if_long
+from container.http.request_log import RequestRecord
+from container.http.warned import WARNED
 from container.schema.body import is_json_type, is_supported_type, read_body
 from core.errors import LongshoreError
 from core.limits import CSV_BYTES
@@ -43,6 +45,10 @@ class RequestContext:
     """Returns whether the client has closed its connection."""
     charge: Callable[[int], None]
     """Counts tokens, of the prompt or generated, against the limit of the request's API key."""
+    record: RequestRecord
+    """What the log will say of the request."""
+    is_new_warning: Callable[[str], bool]
+    """Returns whether a warning has not been logged yet."""
     response_headers: dict[str, str]
     """Headers to add to the response. Changes after the route function returns have no effect."""
 
@@ -75,8 +81,8 @@ class RequestContext:
         return in_thread_if_long(read, size=len(self.body), long=LONG_BODY_BYTES)
 
     def warn(self, warnings: Sequence[str]) -> None:
-        """Report ignored fields of the request in the log and in X-Longshore-Warning."""
-        for warning in warnings:
+        """Report ignored fields in X-Longshore-Warning and, each for the first time, in the log."""
+        for warning in filter(self.is_new_warning, warnings):
             logger.warning("request=%s event=field_ignored reason=%r", self.id, warning)
         if warnings:
             self.response_headers["X-Longshore-Warning"] = "; ".join(warnings)
@@ -101,5 +107,7 @@ def request_context(accept_header: str = "Accept") -> RequestContext:
         body=body,
         has_hung_up=disconnect_check(request.environ),
         charge=g.charge,
+        record=g.record,
+        is_new_warning=current_app.extensions[WARNED].add,
         response_headers=g.headers,
     )

@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -18,13 +17,14 @@ from types import FrameType
 import msgspec
 import zmq
 
-from container.configuration.report import banner_lines, facts_lines
+from container.configuration.report import banner_lines, facts_lines, listening_line
 from container.configuration.resolve import Configuration
 from container.launch.children import Child
 from container.launch.ports import require_free_port
 from container.launch.preparation import PreparedModel
 from container.launch.readiness import ReadinessWatch
 from core.errors import ConfigurationError, InsufficientMemoryError
+from core.logs import configure_logs
 from core.messages import Launch
 from core.names import python_command
 
@@ -128,7 +128,7 @@ class Supervisor:
             self._close_readiness()
             if not self._facts_printed:
                 self._facts_printed = True
-                for line in facts_lines(facts):
+                for line in (*facts_lines(facts), listening_line(self._launch)):
                     self._print_line(line)
         elif time.monotonic() > self._loading_deadline:
             timeout = self._launch.options.model_loading_timeout
@@ -187,11 +187,9 @@ def supervise(
     """
     if socket is None:
         require_free_port(port)
-    logging.basicConfig(
-        level="INFO",
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    options = configuration.options
+    configure_logs(options.log_format, options.log_level, name)
+    print_line = _log_line if options.log_format == "json" else _print_line
     # Beside the socket, so that its owner also removes the files of a killed supervisor.
     with run_directory(socket and socket.parent) as run_dir:
         launch = Launch(
@@ -200,7 +198,7 @@ def supervise(
             port=port,
             socket=str(socket or ""),
             name=name,
-            options=configuration.options,
+            options=options,
             task=prepared.task,
             library_dir=str(prepared.library_dir or ""),
             formatters=str(prepared.formatters or ""),
@@ -209,10 +207,10 @@ def supervise(
         launch_path.write_bytes(msgspec.json.encode(launch))
         address = str(socket or f"port {port}")
         for line in banner_lines(configuration, launch.model_dir, address, launch.task):
-            _print_line(line)
+            print_line(line)
         if launch.formatters:
-            _print_line(f"  formatters: {launch.formatters}")
-        supervisor = Supervisor(launch, launch_path, commands or Commands(), _print_line)
+            print_line(f"  formatters: {launch.formatters}")
+        supervisor = Supervisor(launch, launch_path, commands or Commands(), print_line)
         with _signal_handler(supervisor.on_stop_signal):
             return supervisor.run()
 
@@ -247,3 +245,7 @@ def _signal_handler(handler: Callable[[int, FrameType | None], None]) -> Generat
 
 def _print_line(line: str) -> None:
     print(line, flush=True)
+
+
+def _log_line(line: str) -> None:
+    logger.info("%s", line.strip())

@@ -16,6 +16,7 @@ from gevent.fileobject import FileObjectPosix
 
 from container.configuration.report import ERROR_PREFIX
 from container.launch.children import Child
+from core.logs import JSON_START
 from core.names import python_command
 
 COMMAND = python_command("container.multi_model.child")
@@ -131,6 +132,6 @@ class ModelContainer:
             for line in lines:
                 text = line.decode("utf-8", "replace").rstrip("\n")
                 self._lines.append(text)
-                # CloudWatch reads its metrics only from lines that are nothing but JSON.
-                prefix = "" if text.startswith(_METRICS_LINE) else f"[{self._name}] "
+                # Readers of JSON, such as CloudWatch, want lines that are nothing else.
+                prefix = "" if text.startswith((_METRICS_LINE, JSON_START)) else f"[{self._name}] "
                 print(prefix + text, flush=True)

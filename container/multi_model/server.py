@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import signal
-import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +26,7 @@ from container.security.authentication import open_gate
 from container.security.source_roots import source_roots
 from container.security.tls import tls_context
 from core.errors import ConfigurationError, InsufficientMemoryError
+from core.logs import configure_logs
 
 _LAST_RESPONSE_S = 1.0
 
@@ -49,11 +48,7 @@ def serve_models(
     options = load_configuration(None, variables).options
     gate, tls = open_gate(options, counts=False), tls_context(options)
     sources = source_roots(options, {path.parent for path in entries.values()})
-    logging.basicConfig(
-        level="INFO",
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    configure_logs(options.log_format, options.log_level)
     with run_directory() as run_dir:
         models = Models(run_dir, variables, command)
         app = _BusyTracker(create_front(models, gate, sources, options.cors_allowed_origin))

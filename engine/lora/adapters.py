@@ -38,7 +38,10 @@ class Adapters:
         """Return a loaded adapter. Raises NotFoundError."""
         if name not in self._loaded:
             known = ", ".join(self._loaded) or "none"
-            raise NotFoundError(f"no adapter '{name}' is loaded; those that are: {known}")
+            raise NotFoundError(
+                f"no adapter '{name}' is loaded; those that are: {known}; requests that name no "
+                "adapter, or the model itself, get the model without one"
+            )
         return self._loaded[name]
 
     def load(self, name: str, src: str, in_use: Collection[int] = ()) -> Adapter:

@@ -35,6 +35,13 @@ from engine.step.library_executor import LibraryModel
 GIB = 2**30
 MAX_DEFAULT_ON_CPU = 4 * GIB
 MAX_DEFAULT_SWAP = 4 * GIB
+KV_PER_WEIGHT = 16
+"""The most K and V on a CPU by default, in bytes per byte of weights.
+
+A step reads the weights once, and the K and V of all running sequences. When those are many times
+the weights, more sequences hardly add tokens per second.
+"""
+MIN_DEFAULT_ON_CPU = 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +84,9 @@ def choose_sizes(options: Options, batching: Batching, model: PackedModel | Libr
                     max_sequences, blocks_for(max_len, options.block_size)
                 )
             budget = kv_budget(options, model.device, reserved_bytes)
+            if model.device.type == "cpu" and options.kv_cache_memory_bytes is None:
+                longest = blocks_for(max_len, options.block_size) * per_block
+                budget = min(budget, useful_kv_bytes(model.weights_bytes, longest))
             num_blocks = min(usable, budget // per_block)
         if STRATEGIES[batching].is_paged and options.preemption_mode != "recompute":
             num_swap_blocks = min(usable, swap_budget(options) // per_block)
@@ -142,6 +152,14 @@ def kv_budget(options: Options, device: torch.device, activation_bytes: int = 0)
     if options.kv_cache_memory_bytes is not None:
         return options.kv_cache_memory_bytes
     return min(MAX_DEFAULT_ON_CPU, available_host_memory() // 4)
+
+
+def useful_kv_bytes(weights_bytes: int, sequence_bytes: int) -> int:
+    """Return the most memory that KV blocks on a CPU get by default.
+
+    sequence_bytes: the K and V of a sequence of the maximum length, for which there is always room.
+    """
+    return max(MIN_DEFAULT_ON_CPU, KV_PER_WEIGHT * weights_bytes, sequence_bytes)
 
 
 def swap_budget(options: Options) -> int:

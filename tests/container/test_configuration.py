@@ -269,6 +269,28 @@ def test_flags_beat_the_file_and_the_environment(
     assert "--batch-size: batch_size=many" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "warning"),
+    [
+        ({"batching": "continuous", "batch-size": "4"},
+         "batch_size has no effect with continuous; its limit is option.max_rolling_batch_size"),
+        ({"batching": "dynamic", "max-rolling-batch-size": "4"},
+         "option.max_rolling_batch_size has no effect with dynamic; its limit is batch_size"),
+        ({"batching": "none", "batch-size": "4"}, "batch_size has no effect with none"),
+        ({"batching": "paged", "batch-size": "1", "max-rolling-batch-size": "4"}, None),
+        ({"batch-size": "4"}, None),
+    ],
+)  # fmt: skip
+def test_a_limit_that_the_strategy_does_not_read_is_a_warning(
+    capsys: pytest.CaptureFixture[str], flags: dict[str, str], warning: str | None
+) -> None:
+    arguments = [text for name, value in flags.items() for text in (f"--{name}", value)]
+    assert main(["explain", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = [line for line in lines if line.startswith("  warning: ")]
+    assert found == ([] if warning is None else [f"  warning: {warning}"])
+
+
 def test_the_model_on_the_command_line_beats_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,7 +108,7 @@ def test_the_variables_of_awss_vllm_image(load: Load) -> None:
     assert configuration.sources["enable_lora"] == "environment variable SM_VLLM_ENABLE_LORA"
     text = "\n".join(configuration.warnings)
     assert options.quantize == "awq"
-    assert "SM_VLLM_SERVED_MODEL_NAME has no effect here" in text
+    assert options.served_model_name == "x"
     assert "did you mean 'SM_VLLM_MAX_MODEL_LEN'?" in text
     assert "expected an integer" in refusal(load, "", {"SM_VLLM_MAX_MODEL_LEN": "2k"})
 

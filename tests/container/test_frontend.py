@@ -211,3 +211,13 @@ def test_port_in_use(
     assert errors == (
         f"longshore: port {caller.port}: Address already in use; choose another with --port\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "shown"),
+    [(None, "", "llama"), ("mine", "", "mine"), ("mine", "loaded-as", "loaded-as")],
+)
+def test_the_name_that_clients_see(given: str | None, name: str, shown: str) -> None:
+    options = Options(served_model_name=given)
+    launch = Launch(model_dir="/models/llama", endpoint="", port=0, name=name, options=options)
+    assert launch.model_name == shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 import struct
 from importlib.resources import files
 from pathlib import Path
@@ -230,6 +231,7 @@ def test_hub_model(
         downloads.append(f"{model_id}/{file}")
         return str(model / file)
 
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: [])
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     monkeypatch.setattr("huggingface_hub.get_safetensors_metadata", lambda *_, **__: metadata)
     command = ["plan", "org/model", "--instance-type", "ml.g6e.xlarge"]
@@ -245,3 +247,11 @@ def test_hub_model(
     monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
     assert main(command) == 2
     assert "org/model: cannot be read from the hub: no network" in capsys.readouterr().err
+
+    def resolve(*_: Any) -> list[Any]:
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.delattr("huggingface_hub.hf_hub_download")
+    monkeypatch.setattr("socket.getaddrinfo", resolve)
+    assert main(command) == 2
+    assert "has no address; is there a network?" in capsys.readouterr().err

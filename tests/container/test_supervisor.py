@@ -56,6 +56,7 @@ def test_the_supervisor_serves_until_it_is_stopped(
     assert "layout: 1 copy x 1 rank on cpu" in output
     assert "KV 2.0 MiB = 40 blocks of 16 tokens" in output
     assert "note: a note" in output
+    assert f"listening on http://localhost:{caller.port}\n" in output.splitlines(keepends=True)
 
 
 def test_an_engine_killed_while_loading_stops_the_supervisor(start: Start, short_dir: Path) -> None:

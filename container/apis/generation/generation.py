@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from container.apis.generation.sampling import Dialect
 from container.http.deadline import Deadline
+from container.http.request_log import RequestRecord
 from container.wire.token_stream import TokenStream
 from core.errors import GenerationError, RequestError
 from core.messages import AbortReason
@@ -31,6 +32,7 @@ class Generation:
         prompt_token_ids: Sequence[int],
         deadline: Deadline,
         charge: Callable[[int], None],
+        record: RequestRecord,
     ) -> None:
         """`charge` counts tokens against the client's limit: those of the prompt with the first
         ones of an answer, since the engine may refuse the request."""
@@ -43,6 +45,8 @@ class Generation:
         self._deadline = deadline
         self._charge = charge
         self._num_uncharged = len(prompt_token_ids)
+        self._record = record
+        record.prompt_tokens += len(prompt_token_ids)
 
     @property
     def answers(self) -> Sequence[Answer]:
@@ -70,6 +74,7 @@ class Generation:
                     self.timing = output.timing
                     self._charge(self._num_uncharged + len(output.token_ids))
                     self._num_uncharged = 0
+                    self._record.add(output)
                     deltas = self._answers.push(output)
                     if self._answers.stopped_by_string(output):
                         self._stream.abort(output.index, "stop_string")

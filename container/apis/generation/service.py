@@ -135,6 +135,7 @@ class GenerationService(Service):
                         token_ids,
                         Deadline(context.has_hung_up, self.options.predict_timeout),
                         context.charge,
+                        context.record,
                     )
                 )
         except BaseException:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -13,7 +15,10 @@ from core.step_size import StepSize
 from engine import LLM
 from engine.block_tables import table_bytes
 from engine.memory.largest_step import run_step
-from engine.memory.sizing import activation_bytes, kv_budget
+from engine.memory.sizing import activation_bytes, kv_budget, useful_kv_bytes
+
+DEMO = str(Path(__file__).parents[3] / "models" / "demo")
+MIB = 2**20
 
 
 @pytest.fixture
@@ -122,3 +127,18 @@ def test_max_model_len_is_lowered_to_fit_memory_with_a_note(llama):
     facts = LLM(llama, num_kv_blocks=4).facts
     assert facts.max_model_len == 64
     assert "lowered from 128 to 64" in facts.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("weights", "sequence", "most"),
+    [(8 * MIB, MIB, 128 * MIB), (100 * MIB, MIB, 1600 * MIB), (MIB, 512 * MIB, 512 * MIB)],
+)
+def test_the_default_on_a_cpu_fits_the_model(weights: int, sequence: int, most: int):
+    assert useful_kv_bytes(weights, sequence) == most
+
+
+def test_a_small_model_gets_little_kv_memory():
+    """The demo model would fill 512 MiB with 256 sequences of its greatest length."""
+    facts = LLM(DEMO, dtype="bf16").facts
+    assert (facts.kv_bytes, facts.max_model_len) == (128 * MIB, 1024)
+    assert LLM(DEMO, dtype="bf16", kv_cache_memory_bytes=2**30).facts.kv_bytes == 512 * MIB
