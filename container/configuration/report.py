@@ -47,7 +47,8 @@ def facts_lines(facts: Facts) -> Iterator[str]:
     if facts.phases:
         phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in facts.phases.items())
         yield f"  start-up: {phases}"
-    yield f"  layout: 1 copy x 1 rank on {facts.device}{facts.dtype and ', '}{facts.dtype}"
+    ranks = "1 rank" if facts.num_ranks == 1 else f"{facts.num_ranks} ranks"
+    yield f"  layout: 1 copy x {ranks} on {facts.device}{facts.dtype and ', '}{facts.dtype}"
     yield f"  batching: {facts.batching} ({facts.batching_reason})"
     if facts.executor == "task":
         yield f"  task: {facts.task} ({facts.executor_reason})"
@@ -71,7 +72,8 @@ def _limit_lines(facts: Facts) -> Iterator[str]:
     limits = (
         f"  limits: {facts.max_model_len} tokens per sequence, batches of {facts.max_sequences}"
     )
-    memory = f"  memory: weights {_mebibytes(facts.weights_bytes)}"
+    of_rank = " of each rank" if facts.num_ranks > 1 else ""
+    memory = f"  memory{of_rank}: weights {_mebibytes(facts.weights_bytes)}"
     if facts.activation_bytes:
         memory += f", steps {_mebibytes(facts.activation_bytes)}"
     if facts.executor == "library":

@@ -39,9 +39,12 @@ class Experts:
         )
         self._grouped = choose_grouped(loader.device, loader.dtype)
         self._ids = torch.arange(count, device=loader.device)
-        weights = _Weights(loader, block, names, count, hidden, width)
+        self._group = loader.group
+        share = loader.group.shard.columns(width)
+        weights = _Weights(loader, block, names, (count, hidden, width), share)
         self.gate_up, self.down = weights.gate_up, weights.down
-        """[experts, 2 * width, hidden], gates first, and [experts, hidden, width]."""
+        """[experts, 2 * share, hidden], gates first, and [experts, hidden, share]: each rank has
+        its share of every expert's width."""
         self._gate_up_bias, self._down_bias = weights.gate_up_bias, weights.down_bias
         self.activate = make_gated(spec.activation, loader)
         if names.interleaved:
@@ -62,7 +65,7 @@ class Experts:
             outputs = outputs + self._down_bias[by_expert]
         outputs = outputs * scores.flatten().index_select(0, order)[:, None]
         by_token = torch.empty_like(outputs).index_copy_(0, order, outputs)
-        return by_token.view(len(rows), self._top_k, rows.shape[1]).sum(1)
+        return self._group.sum(by_token.view(len(rows), self._top_k, rows.shape[1]).sum(1))
 
     def route(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return scores [T, top_k] in the rows' dtype and expert ids [T, top_k] int64."""
@@ -82,41 +85,61 @@ class Experts:
 
 
 class _Weights:
-    """Weights of all experts: gate_up [experts, 2 * width, hidden] with gates first, and down
-    [experts, hidden, width]."""
+    """This rank's weights of all experts.
+
+    gate_up [experts, 2 * share, hidden] with gates first, and down [experts, hidden, share].
+    """
 
     def __init__(
-        self, loader: Loader, block: str, names: ExpertNames, count: int, hidden: int, width: int
+        self,
+        loader: Loader,
+        block: str,
+        names: ExpertNames,
+        sizes: tuple[int, int, int],
+        share: range,
     ) -> None:
+        """sizes: the number of experts, the hidden size and the experts' width. share: of the
+        width."""
+        count, hidden, width = sizes
+        columns = slice(share.start, share.stop)
         self.gate_up_bias: Tensor | None = None
         self.down_bias: Tensor | None = None
         gate_up, down = (f"{block}.{name}" for name in names.merged)
         if names.interleaved:
-            weight = loader.checkpoint.take(gate_up, count, hidden, 2 * width)
+            both = slice(2 * share.start, 2 * share.stop)
+            weight = loader.checkpoint.take(gate_up, count, hidden, 2 * width)[..., both]
             self.gate_up = loader.place(_gates_first(weight).transpose(1, 2))
-            weight = loader.checkpoint.take(down, count, width, hidden)
+            weight = loader.checkpoint.take(down, count, width, hidden)[:, columns]
             self.down = loader.place(weight.transpose(1, 2))
-            bias = loader.checkpoint.take(f"{gate_up}_bias", count, 2 * width)
+            bias = loader.checkpoint.take(f"{gate_up}_bias", count, 2 * width)[:, both]
             self.gate_up_bias = loader.place(_gates_first(bias))
             self.down_bias = loader.tensor(f"{down}_bias", count, hidden)
+            if loader.group.rank > 0:  # the sum over the ranks takes it once
+                self.down_bias = None
         elif gate_up in loader.checkpoint:
-            self.gate_up = loader.tensor(gate_up, count, 2 * width, hidden)
-            self.down = loader.tensor(down, count, hidden, width)
+            weight = loader.checkpoint.take(gate_up, count, 2 * width, hidden)
+            gates, ups = weight[:, :width][:, columns], weight[:, width:][:, columns]
+            self.gate_up = loader.place_parts([gates, ups])
+            self.down = loader.place(
+                loader.checkpoint.take(down, count, hidden, width)[..., columns]
+            )
         else:
+            num_columns = len(share)
             self.gate_up, self.down = (
                 torch.empty(count, *shape, device=loader.device, dtype=loader.dtype)
-                for shape in ((2 * width, hidden), (hidden, width))
+                for shape in ((2 * num_columns, hidden), (hidden, num_columns))
             )
             loader.num_bytes += self.gate_up.nbytes + self.down.nbytes
             for index in range(count):
-                places = {
-                    names.gate: self.gate_up[index, :width],
-                    names.up: self.gate_up[index, width:],
-                    names.down: self.down[index],
-                }
-                for name, place in places.items():
-                    full_name = f"{block}.experts.{index}.{name}.weight"
-                    place.copy_(loader.checkpoint.take(full_name, *place.shape))
+                prefix = f"{block}.experts.{index}"
+                for name, place in (
+                    (names.gate, self.gate_up[index, :num_columns]),
+                    (names.up, self.gate_up[index, num_columns:]),
+                ):
+                    weight = loader.checkpoint.take(f"{prefix}.{name}.weight", width, hidden)
+                    place.copy_(weight[columns])
+                weight = loader.checkpoint.take(f"{prefix}.{names.down}.weight", hidden, width)
+                self.down[index].copy_(weight[:, columns])
 
 
 def choose_grouped(device: torch.device, dtype: torch.dtype) -> Grouped:

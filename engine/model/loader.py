@@ -12,7 +12,8 @@ from engine.model.checkpoint import Checkpoint
 from engine.model.elementwise import Elementwise, make_elementwise
 from engine.model.families import NormKind
 from engine.model.linear import Dense, Linear, Panels, Part, choose_format, uses_panels
-from engine.model.norms import LayerNorm, Norm, RMSNorm
+from engine.model.norms import LayerNorm, Norm, RMSNorm, SplitRMSNorm
+from engine.ranks.group import Alone, Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +22,13 @@ class Source:
 
     name: str
     size: int
-    """Number of outputs."""
+    """Number of rows."""
     order: Tensor | None = None
-    """[size] int64: for each output, its row in the checkpoint; None: unchanged order."""
+    """[out] int64: for each output, its row in the checkpoint; None: all rows in their order."""
+
+    @property
+    def num_outputs(self) -> int:
+        return self.size if self.order is None else len(self.order)
 
 
 class Loader:
@@ -36,10 +41,15 @@ class Loader:
         dtype: torch.dtype,
         *,
         is_transposed: bool = False,
+        group: Group | None = None,
     ) -> None:
-        """is_transposed: whether the checkpoint stores linear weights as [in, out]."""
+        """is_transposed: whether the checkpoint stores linear weights as [in, out].
+
+        group: the ranks that share the model, of which this one reads its part; None: one rank.
+        """
         self.checkpoint = checkpoint
         self.device, self.dtype = device, dtype
+        self.group = group or Alone(device)
         self.elementwise: Elementwise = make_elementwise(device)
         self.linears: list[Linear] = []
         """Linear layers that see each token once and so can take adapters."""
@@ -60,28 +70,61 @@ class Loader:
         self.num_bytes += placed.nbytes
         return placed
 
+    def place_parts(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return a copy of the parts [N, out_i, in] on the device as one tensor [N, out, in]."""
+        count, _, width = parts[0].shape
+        heights = [part.shape[1] for part in parts]
+        placed = torch.empty(count, sum(heights), width, device=self.device, dtype=self.dtype)
+        for place, part in zip(placed.split(heights, 1), parts, strict=True):
+            place.copy_(part)
+        self.num_bytes += placed.nbytes
+        return placed
+
     def linear(
-        self, sources: Sequence[Source], in_features: int, *, is_adaptable: bool = True
+        self,
+        sources: Sequence[Source],
+        in_features: int,
+        *,
+        columns: range | None = None,
+        is_adaptable: bool = True,
     ) -> Linear:
         """Merge linear layers that have the same input into one `Linear`.
 
+        columns: the inputs that this rank has; the outputs are summed over the ranks. None: all.
         is_adaptable: whether adapters may add to its outputs.
         """
         weights, biases, parts, start = [], [], {}, 0
         for source in sources:
-            weights.append(self._weight(source, in_features))
-            biases.append(self._bias(source))
-            parts[source.name] = Part(slice(start, start + source.size), source.order)
-            start += source.size
+            weight, bias = self._weight(source, in_features), self._bias(source)
+            if columns is not None:
+                weight = weight[:, columns.start : columns.stop]
+                bias = bias if self.group.rank == 0 else None  # the sum takes it once
+            weights.append(weight)
+            biases.append(bias)
+            end = start + source.num_outputs
+            parts[source.name] = Part(slice(start, end), source.order, source.size)
+            start = end
         format = self._format(weights)
         self.num_bytes += format.num_bytes
-        linear = Linear(format, self._joined(sources, biases), parts, in_features, self.dtype)
+        linear = Linear(
+            format,
+            self._joined(sources, biases),
+            parts,
+            in_features,
+            self.dtype,
+            columns,
+            None if columns is None else self.group.sum,
+        )
         if is_adaptable:
             self.linears.append(linear)
         return linear
 
+    def embedding(self, name: str, vocab_size: int, width: int) -> Tensor:
+        """Load this rank's rows of an embedding, [share, width]."""
+        return self.place(self._vocabulary(self.checkpoint.take(name, vocab_size, width)))
+
     def head(self, name: str, vocab_size: int, embedding: Tensor, *, is_tied: bool) -> Linear:
-        """Load the output projection.
+        """Load this rank's rows of the output projection.
 
         A tied head shares the embedding's tensor. Panels would be a second copy of it, so they are
         used only if bf16 represents the embedding exactly.
@@ -89,7 +132,8 @@ class Loader:
         width = embedding.shape[1]
         if not is_tied:
             # [out, in] even where other linear weights are transposed (GPT-2).
-            format = self._format([self.checkpoint.take(f"{name}.weight", vocab_size, width)])
+            weight = self.checkpoint.take(f"{name}.weight", vocab_size, width)
+            format = self._format([self._vocabulary(weight)])
             self.num_bytes += format.num_bytes
         else:
             format = Dense(embedding)
@@ -98,7 +142,18 @@ class Loader:
                 if panels.panels.dtype == torch.bfloat16:
                     format = panels
                     self.num_bytes += format.num_bytes
-        return Linear(format, self._bias(Source(name, vocab_size)), {}, width, self.dtype)
+        bias = self._bias(Source(name, vocab_size))
+        if bias is not None:
+            bias = self._vocabulary(bias)
+        return Linear(format, bias, {}, width, self.dtype)
+
+    def _vocabulary(self, rows: Tensor) -> Tensor:
+        """Return this rank's share of a vocabulary's rows [vocabulary, ...], padded with zeros."""
+        share = self.group.shard.vocabulary(len(rows))
+        mine = rows[share.start : share.stop]
+        if len(mine) == len(share):
+            return mine
+        return torch.cat([mine, mine.new_zeros(len(share) - len(mine), *rows.shape[1:])])
 
     def norm(
         self,
@@ -107,14 +162,34 @@ class Loader:
         kind: NormKind,
         eps: float,
         order: Tensor | None = None,
+        heads: range | None = None,
     ) -> Norm:
-        """Load a norm. order: int64, permutes the last dim of its weight."""
+        """Load a norm.
+
+        order: int64, permutes the last dim of its weight. heads: the heads of this rank, if the
+        weight is [heads, width]; None: all.
+        """
         weight = self.tensor(f"{name}.weight", *shape)
         if order is not None:
             weight = weight[..., order].contiguous()
+        if heads is not None:
+            weight = weight[heads.start : heads.stop]
         if kind.subtracts_mean:
             return LayerNorm(weight + kind.offset, self.optional(f"{name}.bias", *shape), eps)
         return RMSNorm(weight, eps, kind, self.elementwise)
+
+    def split_norm(
+        self, name: str, width: int, columns: range, num_holders: int, kind: NormKind, eps: float
+    ) -> Norm:
+        """Load an RMSNorm of rows [T, width], of which this rank has `columns`.
+
+        num_holders: how many ranks have each of these columns.
+        """
+        weight = self.tensor(f"{name}.weight", width)[columns.start : columns.stop]
+        group = self.group
+        return SplitRMSNorm(
+            weight, eps, kind, lambda squares: group.sum(squares / num_holders) / width
+        )
 
     def _weight(self, source: Source, in_features: int) -> Tensor:
         name = f"{source.name}.weight"
@@ -138,7 +213,7 @@ class Loader:
         dtype = torch.float32 if uses_panels(self.device, self.dtype) else self.dtype
         joined = torch.cat(
             [
-                (torch.zeros(source.size) if bias is None else bias).to(self.device, dtype)
+                (torch.zeros(source.num_outputs) if bias is None else bias).to(self.device, dtype)
                 for source, bias in zip(sources, biases, strict=True)
             ]
         )
