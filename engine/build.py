@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -68,6 +69,7 @@ def build_engine(
         closing.close()
         raise
     engine.close = closing.close
+    atexit.register(closing.close)
     return engine
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import shutil
@@ -75,7 +74,6 @@ class Followers:
             orders.send_bytes(self._encode(launch))
         self._beats = beats
         self._watch = Watch(beats, self._lose)
-        atexit.register(self.close)
 
     @property
     def pids(self) -> list[int]:
@@ -130,7 +128,6 @@ class Followers:
 
     def close(self) -> None:
         """End the processes. May be called again."""
-        atexit.unregister(self.close)
         self._watch.stop()
         for connection in (*self._orders, *self._beats.values()):
             connection.close()  # which ends the process

@@ -150,6 +150,14 @@ def test_an_engine_on_two_processes(tiny_model):
         end_of_rank_1(llm)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_an_engine_on_two_gpus(tiny_model):
+    path = tiny_model("llama", is_wide=True)
+    with LLM(path, tensor_parallel_size=2, dtype="fp32", num_kv_blocks=40) as llm:
+        assert llm.facts.device == "cuda"
+        assert tokens(llm) == generate(path)
+
+
 def end_of_rank_1(llm):
     """Kill rank 1 while it answers."""
     [pid] = [child for child in children(os.getpid()) if "engine.follow" in command_of(child)]
