@@ -130,6 +130,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     decoder: str = ""
     """packed: which code computes the layers, and why if it is not Longshore's."""
     device: str
+    num_ranks: int = 1
+    """Devices that share the model."""
     dtype: str
     kv_dtype: str = ""
     max_model_len: int = 0

@@ -257,8 +257,9 @@ class Options:
     )
     tensor_parallel_degree: str | None = _option(
         None,
-        "Devices that share one copy of the model. This version supports one: on the CPU any "
-        "number means one rank; on CUDA more than 1 is an error, and max means one device.",
+        "Ranks that share one copy of the model: processes with a GPU each, or, on a CPU, with a "
+        "share of its cores. max: all GPUs, and one rank on a CPU. Default: 1. Only text "
+        "generation with Longshore's own decoders runs on several ranks.",
     )
 
     # The service around it

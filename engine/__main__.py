@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import sys
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +30,14 @@ from engine.phases import Phases
 
 if TYPE_CHECKING:
     from engine.engine import Engine
+    from engine.serve.connection import Connection
     from engine.serve.emf import EmfReporter
     from engine.tasks.engine import TaskEngine
 
 logger = logging.getLogger(__package__)
+
+LOST_EXIT_S = 1.0
+"""How long the process may take to end by itself after a rank is lost."""
 
 
 class _Stopped(BaseException):
@@ -69,7 +77,7 @@ def _serve() -> int:
     may_sleep = launch.task.kind == "handler"
     with Connection(launch.endpoint, may_sleep=may_sleep) as connection:
         try:
-            engine = _build(launch, phases)
+            engine = _build(launch, phases, partial(_on_lost, connection))
             gc.collect()
             gc.freeze()  # the model stays: keep the collector from scanning it between steps
             options = launch.options
@@ -107,7 +115,19 @@ def _reporter(launch: Launch) -> EmfReporter | None:
     return EmfReporter(launch.model_name, period_s) if period_s is not None else None
 
 
-def _build(launch: Launch, phases: Phases) -> Engine | TaskEngine:
+def _on_lost(connection: Connection, reason: str) -> None:
+    """End this process, since a rank is lost. Called in another thread."""
+    from engine.serve.connection import EVERYONE, Broken
+
+    logger.error("%s", reason)
+    connection.inbox.put((EVERYONE, Broken(reason)))
+    # The loop may be waiting for a device that waits for the lost rank.
+    timer = threading.Timer(LOST_EXIT_S, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+
+
+def _build(launch: Launch, phases: Phases, on_lost: Callable[[str], None]) -> Engine | TaskEngine:
     from engine.device import is_out_of_memory
 
     model_dir = Path(launch.model_dir)
@@ -118,7 +138,7 @@ def _build(launch: Launch, phases: Phases) -> Engine | TaskEngine:
             from engine.build import build_engine
 
             _end_imports(phases)
-            return build_engine(model_dir, launch.options, phases)
+            return build_engine(model_dir, launch.options, phases, on_lost)
         from engine.tasks.build import build_task_engine
 
         _end_imports(phases)

@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig
 from core.errors import ConfigurationError
 from core.gpus import visible_gpus
 from core.options import Options
+from core.ranks import num_ranks
 
 DTYPES = {
     "fp32": torch.float32,
@@ -149,30 +150,24 @@ def is_out_of_memory(error: BaseException) -> bool:
     return error.__cause__ is not None and is_out_of_memory(error.__cause__)
 
 
-def check_tensor_parallel(options: Options, device: torch.device) -> tuple[str, ...]:
-    """Return notes for the log if one device is used instead of several.
+def tensor_parallel_degree(options: Options, device: torch.device) -> int:
+    """Return how many ranks share the model. `max` means all GPUs, and one rank on a CPU.
 
-    Raises ConfigurationError for an invalid degree, and on CUDA for a degree above 1.
+    Raises ConfigurationError for an invalid degree, and on CUDA for more ranks than GPUs.
     """
-    degree = options.tensor_parallel_degree
-    if degree is None or degree == "1":
+    num_gpus = torch.cuda.device_count() if device.type == "cuda" else 0
+    return num_ranks(options.tensor_parallel_degree, num_gpus, "this machine")
+
+
+def notes_on_one_rank(options: Options, device: torch.device) -> tuple[str, ...]:
+    """Return a note if a task that runs on one device is asked for several.
+
+    Raises ConfigurationError as `tensor_parallel_degree` does.
+    """
+    degree = tensor_parallel_degree(options, device)
+    if degree == 1:
         return ()
-    if degree != "max" and not (degree.isdecimal() and int(degree) > 0):
-        raise ConfigurationError(
-            f"option.tensor_parallel_degree={degree}: expected a positive integer or max"
-        )
-    if device.type == "cpu":
-        return (f"option.tensor_parallel_degree={degree}: one rank runs on the CPU",)
-    num_devices = torch.cuda.device_count()
-    if degree == "max":
-        return (f"option.tensor_parallel_degree=max: one of {num_devices} devices is used",)
-    if int(degree) > num_devices:
-        raise ConfigurationError(
-            f"option.tensor_parallel_degree={degree}, but {num_devices} CUDA devices are visible"
-        )
-    if int(degree) > 1:
-        raise ConfigurationError(
-            f"option.tensor_parallel_degree={degree}: this version runs a model on one device; "
-            "set it to 1"
-        )
-    return ()
+    return (
+        f"option.tensor_parallel_degree={options.tensor_parallel_degree}: this task runs on one "
+        "device; only text generation runs on several ranks",
+    )

@@ -20,7 +20,7 @@ from collections.abc import Sequence as Tokens
 import msgspec
 
 from core.adapter import Adapter, lora_disabled
-from core.errors import RequestError
+from core.errors import EngineUnavailableError, RequestError
 from core.messages import Facts
 from core.output import Output
 from core.plan import StepPlan
@@ -66,6 +66,8 @@ class Engine:
         """None where `option.enable_lora` is false."""
         self.executor = executor
         self.overlaps = overlaps
+        self.close: Callable[[], None] = lambda: None
+        """Ends the processes of the other ranks; may be called again."""
         self._in_flight: tuple[StepPlan, SubmittedStep] | None = None
         """The step that was submitted but not yet committed; always None without `overlaps`."""
         self._next_id = 0
@@ -135,6 +137,8 @@ class Engine:
         before. `between_tokens` may call `add` and `abort`; the library executor calls it between
         the tokens of an answer.
 
+        Raises EngineUnavailableError if another rank is lost.
+
         A failed step ends its sequences with Finish.ERROR. After MAX_FAILED_STEPS failures in a
         row, raises the executor's error instead. If memory runs out for a step of several requests,
         only the largest one ends.
@@ -164,6 +168,8 @@ class Engine:
 
     def _fail_submit(self, plan: StepPlan, error: Exception) -> list[Output]:
         """Handle a step that could not be submitted. Call from within an `except` block."""
+        if isinstance(error, EngineUnavailableError):  # another rank is lost
+            raise error
         num_sequences = len(plan.chunks)
         if num_sequences < 2 or not is_out_of_memory(error):
             return self._fail(plan, error)

@@ -31,13 +31,14 @@ MAY_IMPORT = {
 PARTS = {
     "engine": (
         ("device", "staging", "phases", "executor", "block_tables", "inputs"),
-        ("attention",),
+        ("attention", "ranks"),
         ("model",),
         ("lora", "sampling"),
         ("loading",),
         ("step",),
         ("memory", "adapters", "engine"),
-        ("build",),
+        ("parts",),
+        ("build", "follow"),
         ("tasks",),
         ("serve", "offline"),
         ("__init__", "__main__"),

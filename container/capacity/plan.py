@@ -6,12 +6,13 @@ Uses the engine's own arithmetic (`core.sizing`). Estimates what the engine meas
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from container.capacity.decoder import DTYPE_BYTES, Decoder
 from container.capacity.instances import Instance
 from core.errors import ConfigurationError
 from core.options import Options
+from core.ranks import num_ranks
 from core.sizing import (
     blocks_for,
     bytes_per_block,
@@ -62,6 +63,7 @@ def make_plan(
     decoder: Decoder, instance: Instance, options: Options, batching: Batching, request: Request
 ) -> Plan:
     """Plan the memory for one strategy. Raises ConfigurationError if the model does not fit."""
+    decoder = rank_part(decoder, ranks_on(instance, options))
     budget_tokens = step_token_budget(options, "cuda")
     max_sequences = min(sequence_limit(options, batching), budget_tokens)
     max_len = length_limit(options, decoder.max_length)
@@ -78,7 +80,7 @@ def make_plan(
         raise ConfigurationError(
             f"{decoder.name} does not fit: the weights ({_size(decoder.weights_bytes)}), steps "
             f"and CUDA use up {options.gpu_memory_utilization:.0%} of the {instance.gpu}'s "
-            f"{_size(instance.gpu_mib * 2**20)}"
+            f"{_size(instance.gpu_mib * 2**20)}{_advice(options, instance)}"
         )
     max_len, notes = fit_length(options, max_len, num_blocks * options.block_size)
     reserved = _tokens_reserved(options, batching, request, max_len)
@@ -98,13 +100,17 @@ def plan_lines(
     ]
     paged = next(plan for plan in plans if plan.batching == DEFAULT_FOR_PACKED)
     count = f"{instance.num_gpus} x " if instance.num_gpus > 1 else ""
-    used = " (a model uses one of them)" if instance.num_gpus > 1 else ""
+    ranks = ranks_on(instance, options)
+    used = f" (the model uses {ranks} of them)" if instance.num_gpus > 1 else ""
     yield f"{decoder.name} on {instance.name}: {count}{instance.gpu}{used}"
     how = "" if decoder.is_counted else ", computed from config.json"
     yield (
         f"  weights: {_size(decoder.weights_bytes)}, "
         f"{decoder.num_parameters / 1e6:,.0f} million parameters in {decoder.weights_format}{how}"
     )
+    decoder = rank_part(decoder, ranks)
+    if ranks > 1:
+        yield f"  on each GPU, and so below: weights {_size(decoder.weights_bytes)}"
     if options.enable_lora:
         yield f"  adapters: {_size(adapter_bytes(decoder, options))} for option.max_loras"
     usable = int(instance.gpu_mib * 2**20 * options.gpu_memory_utilization)
@@ -122,6 +128,40 @@ def plan_lines(
         memory = f"{plan.num_blocks} blocks, {_size(plan.num_blocks * plan.block_bytes)}"
         yield f"    {plan.batching:<10}  {plan.max_concurrent:>4}  ({memory})"
     yield from (f"  note: {note}" for note in paged.notes)
+
+
+def ranks_on(instance: Instance, options: Options) -> int:
+    """Return how many of the instance's GPUs share the model. Raises ConfigurationError."""
+    return num_ranks(options.tensor_parallel_degree, instance.num_gpus, instance.name)
+
+
+def rank_part(decoder: Decoder, ranks: int) -> Decoder:
+    """Return the sizes of the largest share of a decoder that is split over ranks.
+
+    Logits are gathered, so the vocabulary stays whole.
+
+    Raises ConfigurationError if there are fewer heads than ranks.
+    """
+    if decoder.num_heads < ranks:
+        raise ConfigurationError(
+            f"option.tensor_parallel_degree={ranks}: {decoder.name} has {decoder.num_heads} "
+            "attention heads"
+        )
+    return replace(
+        decoder,
+        num_heads=-(-decoder.num_heads // ranks),
+        num_kv_heads=-(-decoder.num_kv_heads // ranks),
+        intermediate_size=-(-decoder.intermediate_size // ranks),
+        num_parameters=-(-decoder.num_parameters // ranks),
+        weights_bytes=-(-decoder.weights_bytes // ranks),
+    )
+
+
+def _advice(options: Options, instance: Instance) -> str:
+    ranks = ranks_on(instance, options)
+    if ranks == instance.num_gpus:
+        return ""
+    return f"; option.tensor_parallel_degree={instance.num_gpus} splits it over the instance's GPUs"
 
 
 def adapter_bytes(decoder: Decoder, options: Options) -> int:

@@ -38,7 +38,8 @@ def banner_lines(
 def facts_lines(facts: Facts) -> Iterator[str]:
     """Yield what the engine resolved: the layout, the limits and the memory budget."""
     yield f"ready: {facts.model} ({facts.architecture}) loaded in {facts.load_seconds:.1f} s"
-    yield f"  layout: 1 copy x 1 rank on {facts.device}{facts.dtype and ', '}{facts.dtype}"
+    ranks = "1 rank" if facts.num_ranks == 1 else f"{facts.num_ranks} ranks"
+    yield f"  layout: 1 copy x {ranks} on {facts.device}{facts.dtype and ', '}{facts.dtype}"
     yield f"  batching: {facts.batching} ({facts.batching_reason})"
     if facts.executor == "task":
         yield f"  task: {facts.task} ({facts.executor_reason})"
@@ -70,7 +71,8 @@ def _limit_lines(facts: Facts) -> Iterator[str]:
     limits = (
         f"  limits: {facts.max_model_len} tokens per sequence, batches of {facts.max_sequences}"
     )
-    memory = f"  memory: weights {_mebibytes(facts.weights_bytes)}"
+    of_rank = " of each rank" if facts.num_ranks > 1 else ""
+    memory = f"  memory{of_rank}: weights {_mebibytes(facts.weights_bytes)}"
     if facts.quantization:
         per_weight = facts.weights_bytes / facts.num_weights
         memory += f" in {facts.quantization} ({per_weight:.2f} bytes per weight)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,17 +30,21 @@ from engine.model.native import NativeLayers
 from engine.model.quantization.schemes import quantization_method, read_scheme
 from engine.model.spec import DecoderSpec, read_spec
 from engine.phases import Phases
+from engine.ranks.group import Alone, Group
 from kernels.cpu.prepared import NoKernelError
 
 RANDOM = "random weights"
 
 
 @torch.inference_mode()
-def load_own_decoder(source: ModelSource, max_length: int, phases: Phases) -> Decoder:
-    """Load our decoder. max_length: maximum tokens of a sequence.
+def load_own_decoder(
+    source: ModelSource, max_length: int, phases: Phases, group: Group | None = None
+) -> Decoder:
+    """Load our decoder, or this rank's part of it. max_length: maximum tokens of a sequence.
 
     Raises UnsupportedModelError if the family table lacks the model or the comparison fails,
-    ConfigurationError if a tensor is missing, unused, of the wrong shape or unreadable.
+    ConfigurationError if a tensor is missing, unused, of the wrong shape or unreadable, or if the
+    model cannot be split over the ranks.
     """
     spec = read_spec(source.config, max_length)
     method = quantization_method(source.config)
@@ -48,19 +53,31 @@ def load_own_decoder(source: ModelSource, max_length: int, phases: Phases) -> De
             f"option.load_format=dummy: random weights cannot be of quant_method={method}; take a "
             "config.json without quantization_config, and option.quantize"
         )
+    group = group or Alone(source.device)
+    if group.size > 1 and (method is not None or source.precision is not None):
+        raise ConfigurationError(
+            f"option.tensor_parallel_degree={group.size}: quantized weights are not split over "
+            f"ranks ({method or f'option.quantize={source.precision}'}); set it to 1, or take "
+            "unquantized weights without option.quantize"
+        )
     try:
-        _check(source, spec)
+        _check(source, spec, group)
     finally:
         phases.end("trial of the first layers")
     checkpoint = _checkpoint(source, spec)
-    decoder = _decoder(checkpoint, source, spec, len(spec.layers), show_progress=True)
+    shows_progress = group.rank == 0
+    decoder = _decoder(
+        checkpoint, source, spec, len(spec.layers), group, show_progress=shows_progress
+    )
     checkpoint.require_all_taken(except_for=f"{spec.family.head}.weight" if spec.is_tied else "")
     phases.end("weights")
     return decoder
 
 
-def _check(source: ModelSource, spec: DecoderSpec) -> None:
+def _check(source: ModelSource, spec: DecoderSpec, group: Group) -> None:
     """Raise UnsupportedModelError unless the first layers compute the same as transformers'.
+
+    All ranks compute our layers; rank 0 compares them, and the others follow its verdict.
 
     They are compared in fp32. The run in low precision, or with rounded rows of quantized layers,
     uses a loose limit, because a router's near ties may go either way; it only catches kernels that
@@ -71,30 +88,38 @@ def _check(source: ModelSource, spec: DecoderSpec) -> None:
     # On CUDA, fp32 is only used for this check, so it does not need the fast attention kernels.
     is_cuda = source.device.type == "cuda"
     backend = sdpa_backend(source.device) if is_low and is_cuda else None
-    error = _trial(source.for_comparison(), spec, backend)
+    error = _trial(source.for_comparison(), spec, group, backend)
     if error > MAX_RELATIVE_ERROR[torch.float32]:
         raise mismatch_error(error)
     if is_low or is_quantized:
-        error = _trial(source, spec)
+        error = _trial(source, spec, group)
         if error > MAX_KERNEL_ERROR:
             raise mismatch_error(error)
 
 
 def _trial(
-    source: ModelSource, spec: DecoderSpec, backend: AttentionBackend | None = None
+    source: ModelSource, spec: DecoderSpec, group: Group, backend: AttentionBackend | None = None
 ) -> float:
     """Return the relative error of the first `spec.num_trial_layers` layers' logits."""
     first = source.with_config(spec.first_layers_config(spec.num_trial_layers))
+    reference: Any = None
     if source.is_dummy:
         reference = load_reference(first)
         checkpoint = checkpoint_from_tensors(reference.state_dict(), spec.family, RANDOM)
-        logits = _logits(checkpoint, source, spec, backend)
-    else:  # our layers are freed before transformers' are loaded
+    else:
         checkpoint = open_checkpoint(source.model_dir, spec.family)
-        logits = _logits(checkpoint, source, spec, backend)
-        reference = load_dequantized(first, spec)
-    if source.precision is not None:
-        round_weights(reference, spec.family.experts, source.precision)
+    logits = _logits(checkpoint, source, spec, group, backend)
+    error = 0.0
+    if group.rank == 0:
+        # Our layers are freed before transformers' are loaded from files.
+        reference = reference or load_dequantized(first, spec)
+        if source.precision is not None:
+            round_weights(reference, spec.family.experts, source.precision)
+        error = _error(reference, logits, spec)
+    return group.agree(error)
+
+
+def _error(reference: Any, logits: Tensor, spec: DecoderSpec) -> float:
     try:
         return relative_error(logits, eager_logits(reference, spec.vocab_size))
     except Exception as error:  # model code may raise anything on an unexpected config
@@ -105,11 +130,12 @@ def _logits(
     checkpoint: Checkpoint,
     source: ModelSource,
     spec: DecoderSpec,
+    group: Group,
     backend: AttentionBackend | None,
 ) -> Tensor:
     num_layers = spec.num_trial_layers
-    decoder = _decoder(checkpoint, source, spec, num_layers)
-    shapes = spec.shapes[:num_layers]
+    decoder = _decoder(checkpoint, source, spec, num_layers, group)
+    shapes = decoder.shapes[:num_layers]
     return paged_logits(decoder, spec.vocab_size, shapes, source.device, source.dtype, backend)
 
 
@@ -126,6 +152,7 @@ def _decoder(
     source: ModelSource,
     spec: DecoderSpec,
     num_layers: int,
+    group: Group,
     *,
     show_progress: bool = False,
 ) -> Decoder:
@@ -140,8 +167,10 @@ def _decoder(
         scheme=scheme,
         precision=source.precision,
         is_exact=source.is_exact,
+        group=group,
     )
     decoder = Decoder(loader, spec, num_layers, show_progress=show_progress)
-    with suppress(NoKernelError):
-        decoder.native = NativeLayers(decoder)
+    if group.shard.is_whole:  # the native call has no sums over ranks between its layers
+        with suppress(NoKernelError):
+            decoder.native = NativeLayers(decoder)
     return decoder

@@ -17,6 +17,7 @@ from engine.lora.memory import AdapterMemory
 from engine.model.decoder import Decoder
 from engine.model.quantization.schemes import quantization_method
 from engine.phases import Phases
+from engine.ranks.group import Group
 
 
 class PackedModel:
@@ -74,9 +75,15 @@ class PackedModel:
 
 
 def load_packed_model(
-    source: ModelSource, max_length: int, choice: DecoderChoice, phases: Phases
+    source: ModelSource,
+    max_length: int,
+    choice: DecoderChoice,
+    phases: Phases,
+    group: Group | None = None,
 ) -> PackedModel:
     """Load a model to run packed. max_length: maximum tokens of a sequence.
+
+    group: the ranks that share the model; None: one rank.
 
     Raises UnsupportedModelError if no decoder reproduces the logits of transformers' own code,
     ConfigurationError if the model's files are broken or `choice` is "own" and it has no own
@@ -86,7 +93,7 @@ def load_packed_model(
     reason = "option.decoder=transformers"
     if choice != "transformers":
         try:
-            decoder = load_own_decoder(source, max_length, phases)
+            decoder = load_own_decoder(source, max_length, phases, group)
         except UnsupportedModelError as error:
             reason = str(error)
         else:
@@ -96,6 +103,11 @@ def load_packed_model(
                 f"option.decoder=own: {model_type} has none: {reason}; use option.decoder=auto"
             )
     source.require_no_precision(reason)
+    if group is not None and group.size > 1:
+        raise UnsupportedModelError(
+            f"transformers' code ({model_type}, {reason}) runs on one rank, and "
+            f"option.tensor_parallel_degree is {group.size}"
+        )
     decoder = load_transformers_decoder(source, max_length, phases)
     return _packed(decoder, source, f"transformers' code ({model_type}): {reason}")
 

@@ -209,6 +209,7 @@ class HookedLinear:
         weight = module.weight
         sizes = weight.shape if isinstance(module, Conv1D) else weight.shape[::-1]
         self.in_features, out_features = sizes
+        self.columns = range(self.in_features)
         self.parts = {name: Part(slice(0, out_features))}
         self.dtype = weight.dtype
         self._module = module

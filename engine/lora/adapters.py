@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from core.adapter import Adapter
@@ -24,6 +24,8 @@ class Adapters:
         self._reserved: dict[str, int] = {}
         """Slots of adapters whose files are being read, by name."""
         self._num_loads = 0
+        self.on_install: Callable[[int, AdapterWeights], None] = lambda slot, weights: None
+        """Gets each slot with what is copied into it, for the other ranks."""
 
     @property
     def num_slots(self) -> int:
@@ -80,6 +82,7 @@ class Adapters:
     def install(self, name: str, src: str, weights: AdapterWeights) -> Adapter:
         """Copy the weights into the reserved slot. From now on, requests can use the adapter."""
         slot = self._reserved.pop(name)
+        self.on_install(slot, weights)
         self._memory.write(slot, weights)
         self._num_loads += 1
         adapter = Adapter(name, src, weights.rank, slot, self._num_loads)

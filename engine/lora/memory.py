@@ -33,6 +33,8 @@ class Adaptable(Protocol):
     """A linear layer that sees each token of a step once, such as `engine.model.linear.Linear`."""
 
     in_features: int
+    columns: range
+    """The inputs that this rank has."""
     dtype: torch.dtype
 
     @property
@@ -65,12 +67,8 @@ class AdapterMemory:
 
     @property
     def sizes(self) -> Mapping[str, LayerSize]:
-        """Sizes of the layers that can be adapted, by name."""
-        return {
-            name: LayerSize(factors.down.shape[1], up.shape[1], up.dtype)
-            for factors in self.factors
-            for name, up in factors.up.items()
-        }
+        """Sizes of the whole layers that can be adapted, by name."""
+        return {name: size for factors in self.factors for name, size in factors.sizes.items()}
 
     @property
     def num_bytes(self) -> int:
@@ -109,7 +107,8 @@ class _Factors:
         self._parts = linear.parts
         self._num_columns = num_columns
         height = len(self._parts) * num_columns
-        self.down = torch.zeros(height, linear.in_features, **options)
+        self._columns = linear.columns
+        self.down = torch.zeros(height, len(linear.columns), **options)
         """[layers * num_columns, in]: A of the first fused layer, then of the next, since all have
         the same input."""
         self.up = {
@@ -117,6 +116,10 @@ class _Factors:
             for name, part in self._parts.items()
         }
         """B of each layer, transposed: [num_columns, out]."""
+        self.sizes = {
+            name: LayerSize(linear.in_features, part.size or up.shape[1], linear.dtype)
+            for (name, part), up in zip(self._parts.items(), self.up.values(), strict=True)
+        }
 
     def add(self, x: Tensor, foreign: Tensor, output: Tensor) -> None:
         """Add each token's adapter to `output` [T, out], in place. x: [T, in]."""
@@ -133,6 +136,6 @@ class _Factors:
             b.zero_()
             if name in layers:
                 layer = layers[name]
-                a[: layer.rank].copy_(layer.a)
+                a[: layer.rank].copy_(layer.a[:, self._columns.start : self._columns.stop])
                 order = self._parts[name].order
                 b[: layer.rank].copy_((layer.b if order is None else layer.b[order]).T)

@@ -30,6 +30,7 @@ from engine.block_tables import table_bytes
 from engine.device import choose_kv_dtype
 from engine.loading.packed_model import PackedModel
 from engine.memory.largest_step import peak_bytes, run_forward, run_step
+from engine.ranks.group import Alone, Group
 from engine.step.library_executor import LibraryModel
 
 GIB = 2**30
@@ -57,11 +58,19 @@ class Sizes:
     notes: tuple[str, ...]
 
 
-def choose_sizes(options: Options, batching: Batching, model: PackedModel | LibraryModel) -> Sizes:
+def choose_sizes(
+    options: Options,
+    batching: Batching,
+    model: PackedModel | LibraryModel,
+    group: Group | None = None,
+) -> Sizes:
     """Choose the limits and the number of KV blocks. Each is lowered to what the others allow.
+
+    group: the ranks that share the model; the one with the least room decides. None: one rank.
 
     Raises InsufficientMemoryError if the largest step does not fit beside the weights.
     """
+    group = group or Alone(model.device)
     is_packed = isinstance(model, PackedModel)
     max_len = max_model_len(options, model.config)
     max_sequences = sequence_limit(options, batching)
@@ -83,13 +92,14 @@ def choose_sizes(options: Options, batching: Batching, model: PackedModel | Libr
                 reserved_bytes += table_bytes(
                     max_sequences, blocks_for(max_len, options.block_size)
                 )
-            budget = kv_budget(options, model.device, reserved_bytes)
+            budget = kv_budget(options, model.device, reserved_bytes, group.size)
             if model.device.type == "cpu" and options.kv_cache_memory_bytes is None:
                 longest = blocks_for(max_len, options.block_size) * per_block
                 budget = min(budget, useful_kv_bytes(model.weights_bytes, longest))
-            num_blocks = min(usable, budget // per_block)
+            num_blocks = group.lowest(min(usable, budget // per_block))
         if STRATEGIES[batching].is_paged and options.preemption_mode != "recompute":
-            num_swap_blocks = min(usable, swap_budget(options) // per_block)
+            swap_bytes = swap_budget(options) // group.size
+            num_swap_blocks = group.lowest(min(usable, swap_bytes // per_block))
     max_len, notes = fit_length(options, max_len, num_blocks * options.block_size)
     return Sizes(
         max_model_len=max_len,
@@ -141,17 +151,19 @@ def max_model_len(options: Options, config: PreTrainedConfig) -> int:
     return length_limit(options, own)
 
 
-def kv_budget(options: Options, device: torch.device, activation_bytes: int = 0) -> int:
-    """Return the bytes for KV blocks. Call it once the weights are loaded.
+def kv_budget(
+    options: Options, device: torch.device, activation_bytes: int = 0, num_ranks: int = 1
+) -> int:
+    """Return the bytes for a rank's KV blocks. Call it once the weights are loaded.
 
-    activation_bytes: left free for steps.
+    activation_bytes: left free for steps. num_ranks: on a CPU, they share its memory.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return gpu_kv_budget(options, total, total - free, activation_bytes)
     if options.kv_cache_memory_bytes is not None:
-        return options.kv_cache_memory_bytes
-    return min(MAX_DEFAULT_ON_CPU, available_host_memory() // 4)
+        return options.kv_cache_memory_bytes // num_ranks
+    return min(MAX_DEFAULT_ON_CPU, available_host_memory() // 4) // num_ranks
 
 
 def useful_kv_bytes(weights_bytes: int, sequence_bytes: int) -> int:

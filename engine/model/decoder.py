@@ -9,6 +9,7 @@ is stored; `engine.model.families` lists how each family differs from Llama.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -20,8 +21,9 @@ from engine.attention.call import AttentionCall, PagedAttention, Rotation
 from engine.model.activations import make_gated, make_plain
 from engine.model.experts import Experts
 from engine.model.families import ExpertNames
+from engine.model.heads import elements_of, halves_of_pairs, load_qk_norms, qkv_sources
 from engine.model.loader import Loader, Source
-from engine.model.norms import Norm, add_and_norm
+from engine.model.norms import add_and_norm
 from engine.model.rotary import Angles, Rotary
 from engine.model.spec import DecoderSpec
 
@@ -50,11 +52,15 @@ class Decoder:
         """
         family, width = spec.family, spec.hidden_size
         prefix = family.prefix
-        self.spec, self.shapes = spec, spec.shapes
+        self.spec = spec
+        num_kv_heads = len(loader.group.shard.heads(spec.num_heads, spec.num_kv_heads).keys)
+        self.shapes = [replace(shape, num_kv_heads=num_kv_heads) for shape in spec.shapes]
+        """This rank's part of the KV cache, for each layer of the model."""
         embedding = f"{prefix}{family.embedding}.weight"
         if spec.is_tied and embedding not in loader.checkpoint:
             embedding = f"{family.head}.weight"  # some checkpoints store only the head
-        self.embedding = loader.tensor(embedding, spec.vocab_size, width)
+        self.group = loader.group
+        self.embedding = loader.embedding(embedding, spec.vocab_size, width)
         self._position_embedding = _load_position_embedding(loader, spec)
         self.rotary = Rotary(spec, loader.device, loader.dtype)
         # None hides the bar unless stderr is a terminal.
@@ -101,7 +107,7 @@ class Decoder:
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Return the input of the first layer, [T, hidden], for ids and positions [T]."""
-        hidden = F.embedding(token_ids, self.embedding)
+        hidden = self._look_up(token_ids)
         if self._embedding_scale != 1.0:
             hidden = hidden * self._embedding_scale
         if self._position_embedding is not None:
@@ -109,9 +115,21 @@ class Decoder:
             hidden = hidden + F.embedding(positions + offset, self._position_embedding)
         return hidden
 
+    def _look_up(self, token_ids: Tensor) -> Tensor:
+        """Return the embeddings of the ids [T]: each is zero except on the rank that has it."""
+        if self.group.shard.is_whole:
+            return F.embedding(token_ids, self.embedding)
+        share = self.group.shard.vocabulary(self.spec.vocab_size)
+        foreign = (token_ids < share.start) | (token_ids >= share.stop)
+        found = F.embedding((token_ids - share.start).masked_fill(foreign, 0), self.embedding)
+        return self.group.sum(found.masked_fill(foreign[:, None], 0))
+
     def logits(self, normed: Tensor) -> Tensor:
         """Return logits [R, vocab_size] for the final norm's outputs [R, hidden]."""
         logits = self.head(normed)
+        if not self.group.shard.is_whole:
+            whole = torch.cat(self.group.gather(logits), -1)
+            logits = whole[:, : self.spec.vocab_size].contiguous()
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
         cap = self.spec.logit_softcap
@@ -180,12 +198,20 @@ class Attention:
         self.rotary_dim = 0 if rope is None else rotary.width(rope)
         order = None
         if family.rotary == "pairs" and rope is not None:
-            order = _halves_of_pairs(dim, self.rotary_dim)
-        self._sizes = [dim * heads for heads in (spec.num_heads, *[spec.num_kv_heads] * 2)]
-        self.qkv = loader.linear(_qkv_sources(spec, name, self._sizes, order), spec.hidden_size)
-        self.out = loader.linear([Source(f"{name}.{family.out}", spec.hidden_size)], self._sizes[0])
-        self.norms = _load_qk_norms(loader, spec, name, order)
+            order = halves_of_pairs(dim, self.rotary_dim)
+        shard = loader.group.shard
+        heads = shard.heads(spec.num_heads, spec.num_kv_heads)
+        self._sizes = [dim * len(part) for part in (heads.queries, heads.keys, heads.keys)]
+        self.qkv = loader.linear(qkv_sources(spec, name, heads, order), spec.hidden_size)
+        self.out = loader.linear(
+            [Source(f"{name}.{family.out}", spec.hidden_size)],
+            spec.num_heads * dim,
+            columns=None if shard.is_whole else elements_of(heads.queries, dim),
+        )
+        self.norms = load_qk_norms(loader, spec, name, heads, order)
         self.sinks = loader.optional(f"{name}.sinks", spec.num_heads)
+        if self.sinks is not None:
+            self.sinks = self.sinks[heads.queries.start : heads.queries.stop]
         self._rotate = loader.elementwise.rotary
 
     def __call__(
@@ -237,12 +263,19 @@ class MLP:
         """block: the MLP's name in the checkpoint. width: intermediate size; None means
         `spec.mlp_width`."""
         family = spec.family
-        width = width or spec.mlp_width
+        width, shard = width or spec.mlp_width, loader.group.shard
+        columns = None if shard.is_whole else shard.columns(width)
         total = 2 * width if family.is_gated else width
         names = [f"{block}.{name}" for name in family.gate_up]
-        sources = [Source(name, total // len(names)) for name in names]
+        order = None
+        if columns is not None:
+            order = torch.arange(columns.start, columns.stop)
+            if total // len(names) > width:  # gate and up are one tensor
+                order = torch.cat([order, order + width])
+        sources = [Source(name, total // len(names), order) for name in names]
         self.gate_up = loader.linear(sources, spec.hidden_size)
-        self.down = loader.linear([Source(f"{block}.{family.down}", spec.hidden_size)], width)
+        down = [Source(f"{block}.{family.down}", spec.hidden_size)]
+        self.down = loader.linear(down, width, columns=columns)
         self.activation, self.is_gated = spec.activation, family.is_gated
         self._activate = (
             make_gated(spec.activation, loader)
@@ -280,58 +313,6 @@ def _load_mlp(
         return MLP(loader, spec, f"{name}.{family.mlp}" if family.mlp else name)
     kind = SharedExperts if names.shared else Experts
     return kind(loader, spec, f"{name}.{names.block}", names)
-
-
-def _qkv_sources(
-    spec: DecoderSpec, name: str, sizes: list[int], order: Tensor | None
-) -> list[Source]:
-    """Return the weights that the fused QKV projection is loaded from.
-
-    sizes: output features of q, k and v. order: a permutation of the elements of each query and key
-    head.
-    """
-    family, dim = spec.family, spec.head_dim
-    names = [f"{name}.{projection}" for projection in family.qkv]
-    if family.qkv_by_head:
-        rows = torch.arange(sum(sizes)).view(spec.num_heads, 3, dim)
-        return [Source(names[0], sum(sizes), rows.transpose(0, 1).flatten())]
-    if len(names) == 1:
-        return [Source(names[0], sum(sizes))]
-    orders: list[Tensor | None] = [None] * 3
-    if order is not None:
-        orders[:2] = [(torch.arange(0, size, dim)[:, None] + order).flatten() for size in sizes[:2]]
-    return [Source(*source) for source in zip(names, sizes, orders, strict=True)]
-
-
-def _halves_of_pairs(dim: int, rotary_dim: int) -> Tensor:
-    """Return the permutation [dim] int64 from interleaved to half-split rotary layout.
-
-    It moves elements 2i and 2i + 1, which rotate together, to i and i + rotary_dim / 2. Applied to
-    queries and keys alike, it leaves their dot products unchanged.
-    """
-    rotated = torch.arange(rotary_dim).view(-1, 2).T.flatten()
-    return torch.cat([rotated, torch.arange(rotary_dim, dim)])
-
-
-def _load_qk_norms(
-    loader: Loader, spec: DecoderSpec, name: str, order: Tensor | None
-) -> list[Norm]:
-    """Load the norms of queries and of keys; return an empty list if the model has none.
-
-    order: as in `_qkv_sources`.
-    """
-    family = spec.family
-    if not spec.qk_norm:
-        return []
-    norms: list[Norm] = []
-    for norm, heads in zip(family.qk_norm_names, (spec.num_heads, spec.num_kv_heads), strict=True):
-        shape: tuple[int, ...] = (spec.head_dim,)
-        if spec.qk_norm == "row":
-            shape = (heads * spec.head_dim,)
-        elif family.norm.subtracts_mean:
-            shape = (heads, spec.head_dim)
-        norms.append(loader.norm(f"{name}.{norm}", shape, family.norm, spec.norm_eps, order))
-    return norms
 
 
 def _load_position_embedding(loader: Loader, spec: DecoderSpec) -> Tensor | None:

@@ -53,9 +53,12 @@ class Experts:
         )
         self._grouped = choose_grouped(loader.device, loader.dtype)
         self._ids = torch.arange(count, device=loader.device)
-        weights = _Weights(loader, block, names, count, hidden, width)
+        self._group = loader.group
+        share = loader.group.shard.columns(width)
+        weights = _Weights(loader, block, names, (count, hidden, width), share)
         self.gate_up, self.down = weights.gate_up, weights.down
-        """[experts, 2 * width, hidden], gates first, and [experts, hidden, width]."""
+        """[experts, 2 * share, hidden], gates first, and [experts, hidden, share]: each rank has
+        its share of every expert's width."""
         self._gate_up_bias, self._down_bias = weights.gate_up_bias, weights.down_bias
         self.activate = make_gated(spec.activation, loader)
         if names.interleaved:
@@ -76,7 +79,7 @@ class Experts:
             outputs = outputs + self._down_bias[by_expert]
         outputs = outputs * scores.flatten().index_select(0, order)[:, None]
         by_token = torch.empty_like(outputs).index_copy_(0, order, outputs)
-        return by_token.view(len(rows), self._top_k, rows.shape[1]).sum(1)
+        return self._group.sum(by_token.view(len(rows), self._top_k, rows.shape[1]).sum(1))
 
     def route(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return scores [T, top_k] in the rows' dtype and expert ids [T, top_k] int64."""
@@ -115,52 +118,72 @@ class QuantizedExperts:
 
 
 class _Weights:
-    """Weights of all experts: gate_up [experts, 2 * width, hidden] with gates first, and down
-    [experts, hidden, width]."""
+    """This rank's weights of all experts.
+
+    gate_up [experts, 2 * share, hidden] with gates first, and down [experts, hidden, share].
+    """
 
     def __init__(
-        self, loader: Loader, block: str, names: ExpertNames, count: int, hidden: int, width: int
+        self,
+        loader: Loader,
+        block: str,
+        names: ExpertNames,
+        sizes: tuple[int, int, int],
+        share: range,
     ) -> None:
+        """sizes: the number of experts, the hidden size and the experts' width. share: of the
+        width."""
+        count, hidden, width = sizes
+        mine = slice(share.start, share.stop)
         self.gate_up_bias: Tensor | None = None
         self.down_bias: Tensor | None = None
         gate_up, down = (f"{block}.{name}" for name in names.merged)
         if names.interleaved:
-            gates_first = torch.cat([torch.arange(0, 2 * width, 2), torch.arange(1, 2 * width, 2)])
-            gate_up_parts = _transposed(loader, gate_up, count, hidden, gates_first)
-            down_parts = _transposed(loader, down, count, width, torch.arange(hidden))
+            rows = torch.arange(share.start, share.stop)
+            gates_first = torch.cat([2 * rows, 2 * rows + 1])  # gates and ups alternate
+            gate_up_parts = _transposed(loader, gate_up, (count, hidden, 2 * width), gates_first)
+            down_parts = _transposed(loader, down, (count, width, hidden), torch.arange(hidden))
             bias = loader.checkpoint.take(f"{gate_up}_bias", count, 2 * width)
             self.gate_up_bias = loader.place(bias[:, gates_first])
             self.down_bias = loader.tensor(f"{down}_bias", count, hidden)
+            if loader.group.rank > 0:  # the sum over the ranks takes it once
+                self.down_bias = None
         elif gate_up in loader.checkpoint:
-            gate_up_parts = iter(loader.checkpoint.take(gate_up, count, 2 * width, hidden))
+            gate_up_parts = (
+                part
+                for weight in loader.checkpoint.take(gate_up, count, 2 * width, hidden)
+                for part in (weight[:width][mine], weight[width:][mine])
+            )
             down_parts = iter(loader.checkpoint.take(down, count, hidden, width))
         else:
             experts = [f"{block}.experts.{index}" for index in range(count)]
             gate_up_parts = (
-                loader.stored(f"{expert}.{name}", width, hidden)
+                loader.rows(loader.stored(f"{expert}.{name}", width, hidden), share)
                 for expert in experts
                 for name in (names.gate, names.up)
             )
             down_parts = (
                 loader.stored(f"{expert}.{names.down}", hidden, width) for expert in experts
             )
-        self.gate_up = _load(loader, gate_up_parts, count, 2 * width, hidden)
-        self.down = _load(loader, down_parts, count, hidden, width)
+        self.gate_up = _load(loader, gate_up_parts, count, 2 * len(share), hidden)
+        down_parts = (loader.columns(part, share) for part in down_parts)
+        self.down = _load(loader, down_parts, count, hidden, len(share))
 
 
 def _transposed(
-    loader: Loader, name: str, count: int, in_features: int, order: Tensor
+    loader: Loader, name: str, shape: tuple[int, int, int], order: Tensor
 ) -> Iterator[Stored]:
-    """Yield the weights [out, in] of a merged tensor [experts, in, out], or of its MXFP4 form.
+    """Yield the weights [len(order), in] of a merged tensor, or of its MXFP4 form.
 
-    order: [out] int64, for each output, its place in the checkpoint.
+    shape: of the tensor, [experts, in, out]. order: int64, the place of each output in it.
     """
+    count, in_features, out_features = shape
     if loader.is_quantized(name):
-        starts = len(order) * torch.arange(count)
-        weight = loader.stored(name, count * len(order), in_features)
+        starts = out_features * torch.arange(count)
+        weight = loader.stored(name, count * out_features, in_features)
         yield select_rows(weight, (starts[:, None] + order).flatten())
     else:
-        for weight in loader.checkpoint.take(name, count, in_features, len(order)):
+        for weight in loader.checkpoint.take(name, *shape):
             yield select_rows(weight.T, order)
 
 

@@ -105,7 +105,9 @@ class Part:
     rows: slice
     """Its slice of the outputs."""
     order: Tensor | None = None
-    """[out] int64: for each output, its row in the checkpoint; None: unchanged order."""
+    """[out] int64: for each output, its row in the checkpoint; None: all rows in their order."""
+    size: int | None = None
+    """Number of rows in the checkpoint; None: as many as outputs."""
 
 
 class Linear:
@@ -113,6 +115,9 @@ class Linear:
 
     Layers with the same input (q, k and v; gate and up) are merged into one `Linear`; `parts` says
     which outputs belong to which layer. Adapters add to the outputs.
+
+    A rank may hold only some of the outputs, which is an `order` of its parts, or only some of the
+    inputs. Outputs of the latter are partial, and `reduce` sums them over the ranks.
     """
 
     def __init__(
@@ -122,20 +127,27 @@ class Linear:
         parts: Mapping[str, Part],
         in_features: int,
         dtype: torch.dtype,
+        columns: range | None = None,
+        reduce: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """bias: [out]. parts: keyed by name in the checkpoint. dtype: dtype of the rows."""
+        """bias: [out]. parts: keyed by name in the checkpoint. dtype: dtype of the rows.
+
+        in_features: inputs in the checkpoint. columns: those that the rows have; None: all.
+        """
         self.format = format
         self.bias = bias
         self.parts = parts
         self.in_features = in_features
+        self.columns = columns or range(in_features)
         self.dtype = dtype
         self._add: Add | None = None
+        self._reduce = reduce
 
     def __call__(self, rows: Tensor) -> Tensor:
         outputs = self.format.multiply(rows, self.bias)
         if self._add is not None:
             self._add(rows, outputs)
-        return outputs
+        return outputs if self._reduce is None else self._reduce(outputs)
 
     def attach(self, add: Add) -> None:
         """Call `add(rows, outputs)` after every matmul from now on. Adapters use this."""

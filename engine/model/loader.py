@@ -12,11 +12,12 @@ from engine.model.checkpoint import Checkpoint
 from engine.model.elementwise import Elementwise, make_elementwise
 from engine.model.families import NormKind
 from engine.model.linear import Dense, Linear, Panels, Part, uses_panels
-from engine.model.norms import LayerNorm, Norm, RMSNorm
+from engine.model.norms import LayerNorm, Norm, RMSNorm, SplitRMSNorm
 from engine.model.quantization.at_load import quantize_weight
 from engine.model.quantization.formats import make_format
 from engine.model.quantization.schemes import Scheme, is_quantized
 from engine.model.quantized import Stored, select_rows
+from engine.ranks.group import Alone, Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,13 @@ class Source:
 
     name: str
     size: int
-    """Number of outputs."""
+    """Number of rows."""
     order: Tensor | None = None
-    """[size] int64: for each output, its row in the checkpoint; None: unchanged order."""
+    """[out] int64: for each output, its row in the checkpoint; None: all rows in their order."""
+
+    @property
+    def num_outputs(self) -> int:
+        return self.size if self.order is None else len(self.order)
 
 
 class Loader:
@@ -43,12 +48,17 @@ class Loader:
         scheme: Scheme | None = None,
         precision: str | None = None,
         is_exact: bool = False,
+        group: Group | None = None,
     ) -> None:
         """is_transposed: whether the checkpoint stores linear weights as [in, out]. scheme: how it
         is quantized, if it is. precision: quantize linear layers to it (option.quantize). is_exact:
-        linear layers must not round rows further."""
+        linear layers must not round rows further.
+
+        group: the ranks that share the model, of which this one reads its part; None: one rank.
+        """
         self.checkpoint = checkpoint
         self.device, self.dtype = device, dtype
+        self.group = group or Alone(device)
         self.elementwise: Elementwise = make_elementwise(device)
         self.linears: list[Linear] = []
         """Linear layers that see each token once and so can take adapters."""
@@ -76,35 +86,61 @@ class Loader:
         self.num_bytes += num_bytes
         self.num_weights += num_weights
 
+    def rows(self, weight: Stored, rows: range) -> Stored:
+        """Return these outputs of a weight [out, in]. Quantized ones are never split."""
+        return weight[rows.start : rows.stop] if isinstance(weight, Tensor) else weight
+
+    def columns(self, weight: Stored, columns: range) -> Stored:
+        """Return these inputs of a weight [out, in]. Quantized ones are never split."""
+        return weight[:, columns.start : columns.stop] if isinstance(weight, Tensor) else weight
+
     def linear(
         self,
         sources: Sequence[Source],
         in_features: int,
         *,
+        columns: range | None = None,
         is_adaptable: bool = True,
         may_quantize: bool = True,
     ) -> Linear:
         """Merge linear layers that have the same input into one `Linear`.
 
+        columns: the inputs that this rank has; the outputs are summed over the ranks. None: all.
         is_adaptable: whether adapters may add to its outputs. may_quantize: whether option.quantize
         applies to it.
         """
         weights, biases, parts, start = [], [], {}, 0
         for source in sources:
-            weight = self._weight(source, in_features)
+            weight, bias = self._weight(source, in_features), self._bias(source)
+            if columns is not None:
+                weight = self.columns(weight, columns)
+                bias = bias if self.group.rank == 0 else None  # the sum takes it once
             weights.append(self.quantized(weight) if may_quantize else weight)
-            biases.append(self._bias(source))
-            parts[source.name] = Part(slice(start, start + source.size), source.order)
-            start += source.size
+            biases.append(bias)
+            end = start + source.num_outputs
+            parts[source.name] = Part(slice(start, end), source.order, source.size)
+            start = end
         format = make_format(weights, self.device, self.dtype, is_exact=self._is_exact)
-        self.count(format.num_bytes, start * in_features)
-        linear = Linear(format, self._joined(sources, biases), parts, in_features, self.dtype)
+        self.count(format.num_bytes, start * (in_features if columns is None else len(columns)))
+        linear = Linear(
+            format,
+            self._joined(sources, biases),
+            parts,
+            in_features,
+            self.dtype,
+            columns,
+            None if columns is None else self.group.sum,
+        )
         if is_adaptable:
             self.linears.append(linear)
         return linear
 
+    def embedding(self, name: str, vocab_size: int, width: int) -> Tensor:
+        """Load this rank's rows of an embedding, [share, width]."""
+        return self.place(self._vocabulary(self.checkpoint.take(name, vocab_size, width)))
+
     def head(self, name: str, vocab_size: int, embedding: Tensor, *, is_tied: bool) -> Linear:
-        """Load the output projection.
+        """Load this rank's rows of the output projection.
 
         A tied head shares the embedding's tensor. Panels would be a second copy of it, so they are
         used only if bf16 represents the embedding exactly.
@@ -113,8 +149,10 @@ class Loader:
         if not is_tied:
             # [out, in] even where other linear weights are transposed (GPT-2).
             weight = self.stored(name, vocab_size, width)
+            if isinstance(weight, Tensor):  # quantized ones are never split
+                weight = self._vocabulary(weight)
             format = make_format([weight], self.device, self.dtype, is_exact=self._is_exact)
-            self.count(format.num_bytes, vocab_size * width)
+            self.count(format.num_bytes, weight.shape[0] * width)
         else:
             format = Dense(embedding)
             if uses_panels(self.device, self.dtype):
@@ -122,7 +160,18 @@ class Loader:
                 if panels.panels.dtype == torch.bfloat16:
                     format = panels
                     self.count(format.num_bytes, 0)
-        return Linear(format, self._bias(Source(name, vocab_size)), {}, width, self.dtype)
+        bias = self._bias(Source(name, vocab_size))
+        if bias is not None:
+            bias = self._vocabulary(bias)
+        return Linear(format, bias, {}, width, self.dtype)
+
+    def _vocabulary(self, rows: Tensor) -> Tensor:
+        """Return this rank's share of a vocabulary's rows [vocabulary, ...], padded with zeros."""
+        share = self.group.shard.vocabulary(len(rows))
+        mine = rows[share.start : share.stop]
+        if len(mine) == len(share):
+            return mine
+        return torch.cat([mine, mine.new_zeros(len(share) - len(mine), *rows.shape[1:])])
 
     def norm(
         self,
@@ -131,14 +180,34 @@ class Loader:
         kind: NormKind,
         eps: float,
         order: Tensor | None = None,
+        heads: range | None = None,
     ) -> Norm:
-        """Load a norm. order: int64, permutes the last dim of its weight."""
+        """Load a norm.
+
+        order: int64, permutes the last dim of its weight. heads: the heads of this rank, if the
+        weight is [heads, width]; None: all.
+        """
         weight = self.tensor(f"{name}.weight", *shape)
         if order is not None:
             weight = weight[..., order].contiguous()
+        if heads is not None:
+            weight = weight[heads.start : heads.stop]
         if kind.subtracts_mean:
             return LayerNorm(weight + kind.offset, self.optional(f"{name}.bias", *shape), eps)
         return RMSNorm(weight, eps, kind, self.elementwise)
+
+    def split_norm(
+        self, name: str, width: int, columns: range, num_holders: int, kind: NormKind, eps: float
+    ) -> Norm:
+        """Load an RMSNorm of rows [T, width], of which this rank has `columns`.
+
+        num_holders: how many ranks have each of these columns.
+        """
+        weight = self.tensor(f"{name}.weight", width)[columns.start : columns.stop]
+        group = self.group
+        return SplitRMSNorm(
+            weight, eps, kind, lambda squares: group.sum(squares / num_holders) / width
+        )
 
     def is_quantized(self, name: str) -> bool:
         """Whether the checkpoint's layer `name` is quantized."""
@@ -183,7 +252,7 @@ class Loader:
         dtype = torch.float32 if uses_panels(self.device, self.dtype) else self.dtype
         joined = torch.cat(
             [
-                (torch.zeros(source.size) if bias is None else bias).to(self.device, dtype)
+                (torch.zeros(source.num_outputs) if bias is None else bias).to(self.device, dtype)
                 for source, bias in zip(sources, biases, strict=True)
             ]
         )

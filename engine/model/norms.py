@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from engine.model.elementwise import Elementwise
 from engine.model.families import NormKind
+
+Mean = Callable[[Tensor], Tensor]
+"""From this rank's sums of squares [T, 1] fp32 to the mean squares of the rows [T, 1]."""
 
 
 class Norm(Protocol):
@@ -51,6 +55,25 @@ class RMSNorm:
 
     def after_add(self, hidden: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
         return self._add_rms_norm(hidden, output, self.weight, self.eps, **self._form)
+
+
+class SplitRMSNorm:
+    """An RMSNorm of rows that are split over ranks, of which this one has [T, share]."""
+
+    def __init__(self, weight: Tensor, eps: float, kind: NormKind, mean: Mean) -> None:
+        """weight: [share]. mean: of the whole rows' squares, from the sum of this rank's."""
+        self._weight, self._eps, self._kind, self._mean = weight.float(), eps, kind, mean
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        wide = rows.float()
+        normed = wide * torch.rsqrt(self._mean(wide.square().sum(-1, keepdim=True)) + self._eps)
+        if self._kind.rounds_first:
+            normed = normed.to(rows.dtype).float()
+        return (normed * (self._weight + self._kind.offset)).to(rows.dtype)
+
+    def after_add(self, hidden: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = hidden + output
+        return hidden, self(hidden)
 
 
 class LayerNorm:

@@ -78,6 +78,8 @@ class Driver:
 
     def close(self) -> None:
         """Drop the engine. Callers that are still iterating get EngineUnavailableError."""
+        if self._engine is not None:
+            self._engine.close()
         self._engine = None
 
     def run(self, requests: Sequence[OfflineRequest]) -> Iterator[tuple[OfflineRequest, Delta]]:

@@ -30,7 +30,7 @@ class ClientGone(Message, frozen=True):
 
 
 class Broken(Message, frozen=True):
-    """The socket's thread has failed. Never sent over the wire."""
+    """The socket's thread has failed, or a rank is lost. Never sent over the wire."""
 
     reason: str
 
@@ -141,7 +141,8 @@ class Connection:
             self._forward(router, queued)
         except Exception as error:
             logger.exception("the engine's socket failed")
-            self.inbox.put((EVERYONE, Broken(f"{type(error).__name__}: {error}")))
+            reason = f"the engine's socket failed: {type(error).__name__}: {error}"
+            self.inbox.put((EVERYONE, Broken(reason)))
         finally:
             queued.close()
             router.close()

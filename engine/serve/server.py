@@ -168,7 +168,7 @@ class Server:
             case Refused(counts):
                 self._meter.record_refusals(counts)
             case Broken(reason):
-                raise EngineUnavailableError(f"the engine's socket failed: {reason}")
+                raise EngineUnavailableError(reason)
             case Watch(seconds):
                 self._watchers.add(client, seconds)
             case ClientGone():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +23,7 @@ from engine.sampling.sampler import HostChoices, Row, Sampler
 from engine.staging import Staging
 from engine.step.beam_candidates import BeamCandidates
 from engine.step.block_mover import BlockMover
+from engine.step.leader import Leader
 from engine.step.prompt_scores import MAX_SCORED_ROWS, PromptScores, join_scores, split_plan
 from engine.step.step_graphs import StepGraphs
 
@@ -42,13 +44,16 @@ class PackedExecutor:
         backend: AttentionBackend,
         graphs: StepGraphs | None = None,
         grammars: Grammars | None = None,
+        leader: Leader | None = None,
     ) -> None:
+        """leader: tells the other ranks what this one does; None: there are none."""
         staging = Staging(model.device)
         self.model = model
         self.cache = cache
         self.backend = backend
         self.graphs = graphs
         """Steps as CUDA graphs; None if every step launches its kernels one by one."""
+        self.leader = leader
         self._inputs = InputBuilder(cache.block_size, staging)
         self._mover = BlockMover(cache, backend)
         self._sampler = Sampler(staging, grammars)
@@ -61,6 +66,8 @@ class PackedExecutor:
     @torch.inference_mode()
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> SubmittedStep:
         """Start a step: one forward pass, or several if `prompt_logprobs` need many rows."""
+        if self.leader is not None:
+            self.leader.move(plan.moves)
         self._mover.launch(plan.moves)
         if not plan.chunks:
             return FinishedStep({})
@@ -73,17 +80,19 @@ class PackedExecutor:
     def _run_forward(self, plan: StepPlan) -> _Part:
         """Run one forward pass, as a CUDA graph if there is one for it, and sample."""
         graph = self.graphs.graph_for(plan) if self.graphs is not None else None
+        size = graph.size if graph is not None else None
         inputs = self._inputs.build(
             plan,
             newest=self._newest,
             newest_rows=self._newest_rows,
-            size=graph.size if graph is not None else None,
+            size=size,
         )
-        if graph is None:
-            step = PagedStep(inputs.batch, self.cache, self.backend)
-            logits = self.model.forward(inputs, step)
-        else:
-            logits = graph.replay(inputs)
+        with self.leader.forward(inputs, size) if self.leader is not None else nullcontext():
+            if graph is None:
+                step = PagedStep(inputs.batch, self.cache, self.backend)
+                logits = self.model.forward(inputs, step)
+            else:
+                logits = graph.replay(inputs)
         num_sampled = len(inputs.sampled)
         scores = PromptScores(logits[num_sampled:], inputs.scored) if inputs.scored else None
         if not num_sampled:

@@ -24,6 +24,7 @@ from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.inputs import NO_ADAPTER, PADDING_SLOT, StepInputs
 from engine.loading.packed_model import PackedModel
+from engine.ranks.group import Alone, Group
 from engine.step.cuda_recorder import Work
 from kernels.batch import PagedBatch
 
@@ -72,13 +73,16 @@ class StepGraphs:
         is_selective: bool = False,
         progress: Callable[[list[StepSize]], Iterable[StepSize]] = iter,
         clock: Callable[[], float] = time.monotonic,
+        group: Group | None = None,
     ) -> None:
         """Capture the graphs.
 
         sizes: those of `core.step_size.graph_sizes`. Mixed ones are left out after
         MAX_CAPTURE_SECONDS and, with `is_selective`, if the device would be busy without a graph.
-        progress: wraps the list of sizes, to show a progress bar.
+        progress: wraps the list of sizes, to show a progress bar. group: the ranks that share the
+        model; rank 0 decides what to leave out. None: one rank.
         """
+        group = group or Alone(model.device)
         self._model = model
         self._cache = cache
         self._backend = backend
@@ -97,9 +101,9 @@ class StepGraphs:
         deadline = clock() + MAX_CAPTURE_SECONDS
         # The largest first: the smaller graphs reuse its memory.
         for size in progress(list(sizes)[::-1]):
-            if size.num_prompts and clock() > deadline:
+            if size.num_prompts and group.agree(clock() > deadline):
                 self.num_late += 1
-            elif size.num_prompts and is_selective and not self._is_launch_bound(size):
+            elif size.num_prompts and is_selective and not group.agree(self._is_launch_bound(size)):
                 self.num_device_bound += 1
             else:
                 for has_adapters in variants:
@@ -122,8 +126,12 @@ class StepGraphs:
         for size in self.sizes:
             if size.fits(step):
                 has_adapters = any(chunk.sequence.adapter for chunk in plan.chunks)
-                return self._graphs[size, has_adapters]
+                return self.graph(size, has_adapters=has_adapters)
         return None
+
+    def graph(self, size: StepSize, *, has_adapters: bool) -> StepGraph:
+        """Return the graph of one of `sizes`."""
+        return self._graphs[size, has_adapters]
 
     @torch.inference_mode()
     def _record(self, size: StepSize, has_adapters: bool) -> StepGraph:

@@ -13,15 +13,15 @@ from core.messages import Facts
 from core.options import Options
 from core.sizing import sequence_limit
 from core.task import Task, check_options, choose_batching_of
-from engine.build import read_config
 from engine.device import (
-    check_tensor_parallel,
     choose_device,
     choose_dtype,
+    notes_on_one_rank,
     use_expandable_segments,
 )
 from engine.loading.model_source import ModelSource
 from engine.loading.precision import choose_precision
+from engine.parts import read_config
 from engine.tasks.embedding.embedder import Embedder
 from engine.tasks.engine import TaskEngine
 from engine.tasks.handlers.handler import load_handler
@@ -43,7 +43,7 @@ def build_task_engine(task: Task, model_dir: Path, options: Options) -> TaskEngi
     started = time.monotonic()
     check_options(task, options)
     device = choose_device(options)
-    notes = check_tensor_parallel(options, device)
+    notes = notes_on_one_rank(options, device)
     if device.type == "cuda":
         use_expandable_segments()
     performer = _load_performer(task, model_dir, options, device)

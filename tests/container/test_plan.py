@@ -201,7 +201,7 @@ def test_plan_command(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", "--model-dir", str(model), "--instance-type"]
     assert main([*command, "ml.p5.48xlarge", "--new-tokens", "128"]) == 0
     text = capsys.readouterr().out
-    assert "8 x H100 (a model uses one of them)" in text
+    assert "8 x H100 (the model uses 1 of them)" in text
     assert "weights: 15,316.5 MiB, 8,030 million parameters in bf16, computed from" in text
     assert "concurrent requests of 512 + 128 tokens:" in text
     assert [line.split()[0] for line in text.splitlines()[-4:]] == [
@@ -255,3 +255,40 @@ def test_hub_model(
     monkeypatch.setattr("socket.getaddrinfo", resolve)
     assert main(command) == 2
     assert "has no address; is there a network?" in capsys.readouterr().err
+
+
+def test_the_plan_of_several_ranks_is_that_of_one_gpu(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    properties = model / "serving.properties"
+    properties.write_text("option.tensor_parallel_degree=2\n")
+    command = ["plan", "--model-dir", str(model), "--properties", str(properties)]
+    assert main([*command, "--instance-type", "ml.p5.48xlarge"]) == 0
+    text = capsys.readouterr().out
+    assert "8 x H100 (the model uses 2 of them)" in text
+    assert "on each GPU, and so below: weights 7,658.3 MiB" in text
+
+
+def test_ranks_share_weights_and_kv_heads(model: Path) -> None:
+    one = planned(model, "paged", "ml.g5.12xlarge")
+    four = planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="max")
+    assert four.block_bytes == one.block_bytes / 4
+    assert four.num_blocks > 4 * one.num_blocks, "the weights leave more room"
+    sixteen = planned(model, "paged", "ml.p5.48xlarge", tensor_parallel_degree="8")
+    assert sixteen.block_bytes == one.block_bytes / 8
+
+
+def test_a_degree_that_the_instance_cannot_have_is_refused(model: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"ml\.g5\.12xlarge has 4 GPUs"):
+        planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="8")
+    (model / "config.json").write_text(json.dumps(LLAMA_8B | {"num_attention_heads": 2}))
+    with pytest.raises(ConfigurationError, match="2 attention heads"):
+        planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="4")
+
+
+def test_a_model_that_fits_on_all_gpus_together_is_told_so(model: Path) -> None:
+    config = LLAMA_8B | {"hidden_size": 8192, "num_hidden_layers": 40, "num_attention_heads": 64}
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigurationError, match=r"option\.tensor_parallel_degree=4 splits it"):
+        planned(model, "paged", "ml.g5.12xlarge")
+    assert planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="4").num_blocks

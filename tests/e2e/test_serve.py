@@ -120,10 +120,11 @@ def test_invalid_input_is_a_4xx_that_names_the_field(tmp_path):
     ("name", "strategy"),
     [("dynamic", "dynamic"), ("continuous", "continuous"), ("paged", "paged")],
 )
-def test_configurations_of_the_aws_article_start_and_print_their_strategy(tmp_path, name, strategy):
+def test_configurations_of_the_aws_article_start_two_ranks(tmp_path, name, strategy):
     text = (ROOT / "examples" / "aws" / f"{name}.properties").read_text()
     with serve(tmp_path, text.replace("max_batch_delay=1000", "max_batch_delay=10")) as it:
         assert f"batching: {strategy} (" in it.log
+        assert "layout: 1 copy x 2 ranks on cpu" in it.log
         assert it.invoke("ROMEO:", max_new_tokens=4)["generated_text"]
 
 

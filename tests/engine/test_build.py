@@ -11,7 +11,7 @@ import torch
 from core.errors import ConfigurationError, InsufficientMemoryError, RequestError
 from core.options import Options
 from core.step_size import graph_sizes
-from engine import LLM, SamplingParams, build
+from engine import LLM, SamplingParams, build, parts
 from engine.attention.backends import TorchBackend
 from engine.device import (
     cpu_has_bf16,
@@ -185,12 +185,12 @@ def test_on_cuda_steps_use_graphs_by_default(monkeypatch):
             if max_rows > 8:
                 raise RuntimeError("not permitted when stream is capturing\nat line 3")
 
-    monkeypatch.setattr("engine.build.CudaRecorder", object)
-    monkeypatch.setattr("engine.build.StepGraphs", Captured)
+    monkeypatch.setattr("engine.parts.CudaRecorder", object)
+    monkeypatch.setattr("engine.parts.StepGraphs", Captured)
 
     def graphs(max_sequences=8, backend=None, **options):
         sizes = SimpleNamespace(max_sequences=max_sequences, max_model_len=64, max_step_tokens=512)
-        return build.capture_graphs(OnCuda, None, backend, Options(**options), sizes)
+        return parts.capture_graphs(OnCuda, None, backend, Options(**options), sizes)
 
     found, notes = graphs()
     assert (found.max_model_len, found.is_selective, notes) == (64, True, ())
@@ -212,11 +212,11 @@ def test_on_cuda_steps_use_graphs_by_default(monkeypatch):
 
 
 def test_the_start_says_how_many_graphs_it_captured_and_how_long_that_took(llama, monkeypatch):
-    def capture(model, cache, backend, options, sizes):
+    def capture(model, cache, backend, options, sizes, group):
         parts, graphs = (model, cache, backend, Imitation()), graph_sizes(2, 16, (4, 8))
         return StepGraphs(*parts, graphs, max_model_len=sizes.max_model_len), ("a note",)
 
-    monkeypatch.setattr("engine.build.capture_graphs", capture)
+    monkeypatch.setattr("engine.parts.capture_graphs", capture)
     facts = LLM(llama, dtype="fp32").facts
     assert list(facts.phases)[-3:] == ["K and V", "6 CUDA graphs", "first steps"]
     assert "a note" in facts.notes
@@ -231,8 +231,8 @@ def test_on_cuda_steps_overlap_by_default(llama):
     assert not library.llm_engine.overlaps
 
 
-def test_tensor_parallel_on_a_cpu_is_one_rank_with_a_note(llama):
-    assert "one rank" in LLM(llama, tensor_parallel_degree="2").facts.notes[0]
+def test_max_ranks_on_a_cpu_are_one(llama):
+    assert LLM(llama, tensor_parallel_degree="max").facts.num_ranks == 1
 
 
 def test_max_rolling_batch_size_limits_running_sequences(llama):

@@ -13,11 +13,12 @@ import torch
 from core.errors import ConfigurationError
 from core.options import Options
 from engine.device import (
-    check_tensor_parallel,
     choose_device,
     choose_dtype,
     choose_kv_dtype,
     is_out_of_memory,
+    notes_on_one_rank,
+    tensor_parallel_degree,
     use_expandable_segments,
     use_writable_kernel_cache,
 )
@@ -108,17 +109,23 @@ def test_a_read_only_kernel_cache_is_replaced_by_a_copy(monkeypatch, tmp_path):
     assert not (copy / "tmp.pid_7_1").exists(), "another process is still writing it"
 
 
-def test_tensor_parallel_on_cuda_is_rejected(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+def test_the_degree_is_at_most_the_number_of_gpus(monkeypatch):
     cuda = torch.device("cuda")
-    with pytest.raises(ConfigurationError, match="1 CUDA devices are visible"):
-        check_tensor_parallel(Options(tensor_parallel_degree="4"), cuda)
-    assert check_tensor_parallel(Options(tensor_parallel_degree="1"), cuda) == ()
-    (note,) = check_tensor_parallel(Options(tensor_parallel_degree="max"), cuda)
-    assert "one of 1 devices is used" in note
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    with pytest.raises(ConfigurationError, match="set it to 1"):
-        check_tensor_parallel(Options(tensor_parallel_degree="4"), cuda)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigurationError, match="this machine has 2 GPUs; set it to at most 2"):
+        tensor_parallel_degree(Options(tensor_parallel_degree="4"), cuda)
+    degrees = {None: 1, "1": 1, "2": 2, "max": 2}
+    for degree, expected in degrees.items():
+        assert tensor_parallel_degree(Options(tensor_parallel_degree=degree), cuda) == expected
+
+
+def test_on_a_cpu_ranks_must_be_asked_for():
+    cpu = torch.device("cpu")
+    for degree, expected in {None: 1, "max": 1, "1": 1, "3": 3}.items():
+        assert tensor_parallel_degree(Options(tensor_parallel_degree=degree), cpu) == expected
+    assert notes_on_one_rank(Options(tensor_parallel_degree="1"), cpu) == ()
+    (note,) = notes_on_one_rank(Options(tensor_parallel_degree="3"), cpu)
+    assert "this task runs on one device" in note
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -123,16 +124,24 @@ def _wide(architecture: str) -> dict[str, object]:
     return settings.get(architecture, {"hidden_size": 128, "head_dim": 32})
 
 
-def save_tiny_model(architecture: str, folder: Path, *, is_wide: bool = False) -> Path:
+def save_tiny_model(
+    architecture: str,
+    folder: Path,
+    *,
+    is_wide: bool = False,
+    changes: Mapping[str, object] | None = None,
+) -> Path:
     """Write the model unless it exists, with larger weights so that outputs are diverse.
 
-    is_wide: with head sizes that the C++ kernels support.
+    is_wide: with head sizes that the C++ kernels support. changes: to the settings.
     """
-    path = folder / (f"{architecture}-wide" if is_wide else architecture)
+    changes = changes or {}
+    values = "".join(f"-{value}" for value in changes.values())
+    path = folder / (f"{architecture}-wide" if is_wide else f"{architecture}{values}")
     if path.exists():
         return path
     settings = MODELS[architecture] | UNTIED | (_wide(architecture) if is_wide else {})
-    config = CONFIG_MAPPING[architecture](**settings)
+    config = CONFIG_MAPPING[architecture](**{**settings, **changes})
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     torch.manual_seed(7)
     model = kind.from_config(config, dtype=torch.float32)

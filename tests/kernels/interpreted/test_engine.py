@@ -49,7 +49,7 @@ def test_same_tokens_as_with_torch(architecture, decoder, tmp_path, monkeypatch)
         backends.append(TritonBackend(4, max_model_len))
         return backends[-1], ()
 
-    monkeypatch.setattr("engine.build.make_backend", triton)
+    monkeypatch.setattr("engine.parts.make_backend", triton)
     monkeypatch.setattr("engine.loading.gate.make_backend", triton)
     monkeypatch.setattr("engine.model.loader.make_elementwise", lambda _: make_elementwise(CUDA))
     sampling = make_sampling_kernels(CUDA)

@@ -1,0 +1,4 @@
+"""Tensor parallelism: the processes that share one copy of a model, and what each one holds.
+
+Imports nothing else of the engine.
+"""

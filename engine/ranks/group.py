@@ -1,0 +1,135 @@
+"""The group of ranks that share one copy of a model, and its collectives."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore  # torch.distributed does not export it
+
+from core.errors import ConfigurationError
+from engine.ranks.shard import Shard
+
+
+class Group(ABC):
+    """A group as one of its ranks sees it. All ranks must call the same methods in the same order.
+
+    The tensors of a call have the same shape and dtype on every rank.
+    """
+
+    shard: Shard
+    device: torch.device
+
+    @property
+    def rank(self) -> int:
+        """This process's number in the group. Rank 0 schedules and samples."""
+        return self.shard.rank
+
+    @property
+    def size(self) -> int:
+        return self.shard.size
+
+    @abstractmethod
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of the ranks' tensors. May overwrite `tensor`."""
+
+    @abstractmethod
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, in their order."""
+
+    @abstractmethod
+    def broadcast(self, tensor: Tensor) -> None:
+        """Overwrite `tensor` with rank 0's."""
+
+    def lowest(self, number: int) -> int:
+        """Return the lowest of the ranks' numbers. Waits for the device."""
+        mine = torch.tensor([number], device=self.device)
+        return min(int(part) for part in self.gather(mine))
+
+    def agree(self, number: float) -> float:
+        """Return rank 0's number. Waits for the device."""
+        tensor = torch.tensor([number], dtype=torch.float64, device=self.device)
+        self.broadcast(tensor)
+        return tensor.item()
+
+
+class Alone(Group):
+    """A group of one rank, which communicates with nobody."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.shard, self.device = Shard(), device
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor]
+
+    def broadcast(self, tensor: Tensor) -> None:
+        pass
+
+    def agree(self, number: float) -> float:
+        return number
+
+
+class ProcessGroup(Group):
+    """A group of processes: NCCL between CUDA devices, gloo on a CPU.
+
+    It is torch's default process group, of which a process has only one.
+    """
+
+    def __init__(self, shard: Shard, device: torch.device, store: Path, timeout_s: float) -> None:
+        """Join the group. Blocks until all ranks have joined.
+
+        store: a file that does not exist yet, the same for all ranks, by which they find each
+        other. timeout_s: the longest that a rank waits for the others in a collective.
+
+        Raises ConfigurationError if this process is in a group already.
+        """
+        self.shard, self.device = shard, device
+        if dist.is_initialized():
+            raise ConfigurationError(
+                f"option.tensor_parallel_degree={shard.size}: this process runs a model on several "
+                "ranks already; close that LLM first"
+            )
+        is_cuda = device.type == "cuda"
+        if not is_cuda:
+            # Ranks share a machine. Its host name may not resolve, in a container without network.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group(
+            "nccl" if is_cuda else "gloo",
+            store=FileStore(str(store), shard.size),
+            rank=shard.rank,
+            world_size=shard.size,
+            timeout=timedelta(seconds=timeout_s),
+            # NCCL then allocates its buffers now, before the free memory is measured.
+            device_id=torch.device("cuda", torch.cuda.current_device()) if is_cuda else None,
+        )
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        if self.device.type == "cuda" or tensor.dtype == torch.float32:
+            dist.all_reduce(tensor)
+            return tensor
+        # gloo would round after each addition.
+        whole = tensor.float()
+        dist.all_reduce(whole)
+        return whole.to(tensor.dtype)
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        gathered = tensor.new_empty(self.size, *tensor.shape)
+        parts = list(gathered.unbind())
+        dist.all_gather(parts, tensor.contiguous())
+        return parts
+
+    def broadcast(self, tensor: Tensor) -> None:
+        dist.broadcast(tensor, src=0)
+
+    def close(self) -> None:
+        """Leave the group. May be called again."""
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,71 @@
+"""What rank 0 sends to the other ranks: their launch, then one order after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from core.options import Options
+from core.plan import BlockPairs
+
+
+class RankLaunch(msgspec.Struct, frozen=True):
+    """The first message to a rank."""
+
+    model_dir: str
+    options: Options
+    rank: int
+    size: int
+    store: str
+    """The file by which the ranks find each other; see `engine.ranks.group.ProcessGroup`."""
+    timeout_s: float
+
+
+class Order(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Base class of what a rank is told to do."""
+
+
+class Move(Order, frozen=True):
+    """Move KV blocks; see `core.plan.BlockMoves`."""
+
+    swap_outs: BlockPairs
+    swap_ins: BlockPairs
+    copies: BlockPairs
+
+
+class Forward(Order, frozen=True):
+    """Run a forward pass on the inputs that rank 0 broadcasts next; these are their sizes."""
+
+    num_tokens: int
+    num_rows: int
+    """Tokens whose logits are needed."""
+    num_sequences: int
+    num_blocks: int
+    """Entries of each block table."""
+    num_starts: int
+    """Length of `PagedBatch.query_starts`."""
+    num_decodes: int
+    has_adapters: bool
+    graph: tuple[int, int, int] | None
+    """The fields of the `StepSize` whose CUDA graph to replay; None: launch the kernels."""
+    spans: tuple[tuple[int, int, int], ...] | None
+
+
+class Install(Order, frozen=True):
+    """Copy an adapter into a slot."""
+
+    slot: int
+    layers: Mapping[str, tuple[int, bytes, bytes]]
+    """For each layer its rank, A [rank, in] and B [out, rank], in the layer's dtype."""
+
+
+AnyOrder = Move | Forward | Install
+
+
+class LastWords(msgspec.Struct, frozen=True):
+    """Why a rank ends, for rank 0."""
+
+    kind: Literal["configuration", "memory", "failed"]
+    reason: str

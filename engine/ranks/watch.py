@@ -1,0 +1,72 @@
+"""Notices within a few seconds that another rank has died, stopped, or failed.
+
+Without this, the others would wait for it in a collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, Pipe, wait
+
+TICK_S = 0.5
+MAX_SILENT_TICKS = 7
+"""How long a rank may be silent. Counted in ticks of this process, so that the time in which the
+whole machine is suspended does not count."""
+BEAT = b"."
+
+OnLost = Callable[[int, bytes], None]
+"""Gets the rank that is lost and its last words, if any. Called once, in the watch's thread."""
+
+
+class Watch:
+    """Exchanges beats with other ranks, in a thread of its own."""
+
+    def __init__(self, peers: Mapping[int, Connection], on_lost: OnLost) -> None:
+        """peers: connections by rank, whose other ends belong to their watches."""
+        self._peers = peers
+        self._on_lost = on_lost
+        self._stopped, self._stop = Pipe(duplex=False)
+        self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching. May be called again, but not by `on_lost`."""
+        with contextlib.suppress(OSError):
+            self._stop.send_bytes(BEAT)
+        self._thread.join()
+        self._stop.close()
+
+    def _run(self) -> None:
+        silent_ticks = dict.fromkeys(self._peers, 0)
+        by_connection = {connection: rank for rank, connection in self._peers.items()}
+        next_tick = time.monotonic()
+        while True:
+            timeout = max(0.0, next_tick - time.monotonic())
+            for connection in wait([*by_connection, self._stopped], timeout):
+                if connection is self._stopped:
+                    return None
+                assert isinstance(connection, Connection)
+                rank = by_connection[connection]
+                words = _received(connection)
+                if words != BEAT:
+                    return self._on_lost(rank, words)
+                silent_ticks[rank] = 0
+            if time.monotonic() >= next_tick:
+                next_tick = time.monotonic() + TICK_S
+                for rank, connection in self._peers.items():
+                    silent_ticks[rank] += 1
+                    if silent_ticks[rank] > MAX_SILENT_TICKS:
+                        return self._on_lost(rank, b"")
+                    with contextlib.suppress(OSError):  # the next wait finds out
+                        connection.send_bytes(BEAT)
+
+
+def _received(connection: Connection) -> bytes:
+    """Return a message; empty if the other end is closed."""
+    try:
+        return connection.recv_bytes()
+    except (EOFError, OSError):
+        return b""

@@ -1,0 +1,75 @@
+"""A rank other than 0: does what rank 0 tells it, with its own part of the model and of the KV."""
+
+from __future__ import annotations
+
+import torch
+
+from core.plan import BlockMoves
+from core.step_size import StepSize
+from engine.attention.backends import AttentionBackend
+from engine.attention.kv_cache import KVCache
+from engine.attention.paged_step import PagedStep
+from engine.loading.packed_model import PackedModel
+from engine.lora.files import AdapterWeights, LayerSize, LayerWeights
+from engine.ranks.group import Group
+from engine.ranks.messages import AnyOrder, Forward, Install, Move
+from engine.step.block_mover import BlockMover
+from engine.step.shared_inputs import empty, unpack
+from engine.step.step_graphs import StepGraphs
+
+
+class Follower:
+    """Runs orders. Raises any error of the device; the rank cannot go on then."""
+
+    def __init__(
+        self,
+        model: PackedModel,
+        cache: KVCache,
+        backend: AttentionBackend,
+        graphs: StepGraphs | None,
+        group: Group,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._backend = backend
+        self._graphs = graphs
+        self._group = group
+        self._mover = BlockMover(cache, backend)
+
+    @torch.inference_mode()
+    def run(self, order: AnyOrder) -> None:
+        match order:
+            case Move(swap_outs, swap_ins, copies):
+                self._mover.launch(BlockMoves(swap_outs, swap_ins, copies))
+            case Forward():
+                self._forward(order)
+            case Install():
+                self._install(order)
+
+    def _forward(self, order: Forward) -> None:
+        packed = empty(order, self._model.device)
+        self._group.broadcast(packed)
+        inputs = unpack(packed, order)
+        if order.graph is None:
+            self._model.forward(inputs, PagedStep(inputs.batch, self._cache, self._backend))
+            return
+        assert self._graphs is not None, "all ranks capture the same graphs"
+        graph = self._graphs.graph(StepSize(*order.graph), has_adapters=order.has_adapters)
+        graph.replay(inputs)
+
+    def _install(self, order: Install) -> None:
+        memory = self._model.adapter_memory
+        assert memory is not None, "all ranks have the same options"
+        sizes = memory.sizes
+        layers = {
+            name: _layer(rank, a, b, sizes[name]) for name, (rank, a, b) in order.layers.items()
+        }
+        memory.write(order.slot, AdapterWeights(layers))
+
+
+def _layer(rank: int, a: bytes, b: bytes, size: LayerSize) -> LayerWeights:
+    shapes = (rank, size.in_features), (size.out_features, rank)
+    # A copy, since a tensor over bytes must not be written.
+    tensors = (torch.frombuffer(bytearray(data), dtype=size.dtype) for data in (a, b))
+    a_tensor, b_tensor = (tensor.view(shape) for tensor, shape in zip(tensors, shapes, strict=True))
+    return LayerWeights(a_tensor, b_tensor)

@@ -1,0 +1,106 @@
+"""The inputs of a forward pass as one tensor, which rank 0 broadcasts to the other ranks.
+
+Rank 0 alone knows the plan. Tokens in flight are in its device's memory, where it fills them into
+the inputs before the broadcast, so sampled tokens need no messages of their own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from core.step_size import StepSize
+from engine.inputs import StepInputs
+from engine.ranks.messages import Forward
+from engine.staging import ALIGNMENT
+from kernels.batch import PagedBatch
+
+
+def forward_order(inputs: StepInputs, size: StepSize | None) -> Forward:
+    """Return the sizes of a step's inputs. size: of the CUDA graph to replay, if any."""
+    batch = inputs.batch
+    num_sequences, num_blocks = batch.block_tables.shape
+    graph = None
+    if size is not None:
+        graph = size.num_decodes, size.num_prompts, size.num_prompt_tokens
+    return Forward(
+        num_tokens=inputs.tokens.shape[1],
+        num_rows=len(inputs.logit_rows),
+        num_sequences=num_sequences,
+        num_blocks=num_blocks,
+        num_starts=len(batch.query_starts),
+        num_decodes=batch.num_decodes,
+        has_adapters=inputs.adapter_slots is not None,
+        graph=graph,
+        spans=batch.spans,
+    )
+
+
+def pack(inputs: StepInputs, order: Forward) -> Tensor:
+    """Return the inputs as bytes, [B] uint8."""
+    batch = inputs.batch
+    packed = empty(order, inputs.tokens.device)
+    tensors = [
+        inputs.tokens,
+        inputs.logit_rows,
+        batch.context_lens,
+        batch.query_starts,
+        batch.block_tables,
+        *([] if inputs.adapter_slots is None else [inputs.adapter_slots]),
+    ]
+    for place, tensor in zip(_places(packed, order), tensors, strict=True):
+        place.copy_(tensor)
+    return packed
+
+
+def empty(order: Forward, device: torch.device) -> Tensor:
+    """Return a tensor of the size that `pack` returns."""
+    total = sum(_aligned(_num_bytes(*part)) for part in _layout(order))
+    return torch.empty(total, dtype=torch.uint8, device=device)
+
+
+def unpack(packed: Tensor, order: Forward) -> StepInputs:
+    """Return the inputs that `pack` has packed, as views. Nothing is sampled from them."""
+    tokens, rows, context_lens, query_starts, block_tables, *slots = _places(packed, order)
+    batch = PagedBatch(
+        query_starts=query_starts,
+        context_lens=context_lens,
+        block_tables=block_tables,
+        slot_mapping=tokens[2],
+        spans=order.spans,
+        num_decodes=order.num_decodes,
+    )
+    return StepInputs(tokens, rows, batch, (), adapter_slots=slots[0] if slots else None)
+
+
+_Layout = list[tuple[tuple[int, ...], torch.dtype]]
+
+
+def _layout(order: Forward) -> _Layout:
+    layout: _Layout = [
+        ((3, order.num_tokens), torch.int64),
+        ((order.num_rows,), torch.int64),
+        ((order.num_sequences,), torch.int32),
+        ((order.num_starts,), torch.int32),
+        ((order.num_sequences, order.num_blocks), torch.int32),
+    ]
+    return layout + [((order.num_tokens,), torch.int64)] * order.has_adapters
+
+
+def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return torch.Size(shape).numel() * dtype.itemsize
+
+
+def _places(packed: Tensor, order: Forward) -> list[Tensor]:
+    """Return the parts of the packed tensor, in the order of `_layout`."""
+    places: list[Tensor] = []
+    start = 0
+    for shape, dtype in _layout(order):
+        num_bytes = _num_bytes(shape, dtype)
+        places.append(packed[start : start + num_bytes].view(dtype).view(shape))
+        start += _aligned(num_bytes)
+    return places
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

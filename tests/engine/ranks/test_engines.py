@@ -1,0 +1,133 @@
+"""Engines on several ranks answer as one rank does, whatever a step consists of."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine import LLM, SamplingParams
+from engine.ranks.messages import Forward, Install, Move
+from tests.engine.adapters import write_adapter
+from tests.engine.grammar_models import PROMPTS as GRAMMAR_PROMPTS
+from tests.engine.grammar_models import SMALL as GRAMMAR_OPTIONS
+from tests.engine.grammar_models import form, model_dir  # noqa: F401
+from tests.engine.ranks.engines import answers, ranked_engine, with_strategy
+from tests.engine.test_equality import NUM_NEW, generate, prompts
+
+FAMILIES = ("llama", "qwen3", "gemma2", "phi3", "gpt2", "gpt_neox", "olmo2", "cohere2", "glm4",
+            "qwen2_moe", "gpt_oss")  # fmt: skip
+BATCHINGS = {
+    "none": {"num_blocks": 40},
+    "dynamic": {"num_blocks": 40},
+    "continuous": {"num_blocks": 40, "kv_reservation": "pow2"},
+    "paged": {"num_blocks": 14},
+}
+CHUNKS = {"max_rolling_batch_prefill_tokens": 10}
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_strategies(tiny_model, family, size):
+    """Prompts in chunks of 10 tokens mixed with decodes; in `paged` with preemption."""
+    path = tiny_model(family)
+    expected = generate(path, eos_token_id=None)
+    with ranked_engine(path, size, num_kv_blocks=40, **CHUNKS) as (engine, _):
+        for batching, settings in BATCHINGS.items():
+            other = with_strategy(engine, batching, **settings)
+            assert answers(other, prompts(), GREEDY) == expected, batching
+            assert (other.strategy.num_preemptions > 0) == (batching == "paged")
+
+
+REQUESTS = {
+    "samples": {"n": 3, "seed": 4, "temperature": 0.9},
+    "beams": {"num_beams": 3, "n": 2, "temperature": 0.0},
+    "penalties": {"temperature": 0.8, "seed": 1, "top_p": 0.9, "repetition_penalty": 1.5},
+    "scores": {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 2},
+}
+MEMORY = {
+    "swap": {"num_kv_blocks": 14, "preemption_mode": "swap"},
+    "recompute": {"num_kv_blocks": 14, "preemption_mode": "recompute"},
+    "overlap": {"num_kv_blocks": 40, "async_scheduling": True},
+}
+
+
+@pytest.fixture(scope="module")
+def one_rank(tiny_model):
+    """Return the answers of one rank to each kind of request."""
+    llm = LLM(tiny_model("llama"), dtype="fp32", block_size=4, num_kv_blocks=60, **CHUNKS)
+    return {
+        name: answers(llm.llm_engine, prompts(), SamplingParams(max_tokens=NUM_NEW, **request))
+        for name, request in REQUESTS.items()
+    }
+
+
+@pytest.mark.parametrize("memory", MEMORY)
+def test_every_kind_of_request(tiny_model, one_rank, memory):
+    path = tiny_model("llama")
+    with ranked_engine(path, 2, **MEMORY[memory], **CHUNKS) as (engine, followers):
+        followers.orders.clear()  # the start has tried all moves
+        for name, request in REQUESTS.items():
+            if memory == "overlap" or name != "beams":  # beams need more memory
+                params = SamplingParams(max_tokens=NUM_NEW, **request)
+                assert answers(engine, prompts(), params) == one_rank[name], name
+        moves = [order for order in followers.orders if isinstance(order, Move)]
+        assert any(order.copies for order in moves) == (memory == "overlap"), "beams copy on write"
+        assert (engine.strategy.num_preemptions > 0) == (memory != "overlap")
+        assert any(order.swap_outs for order in moves) == (memory == "swap")
+        assert any(order.swap_ins for order in moves) == (memory == "swap")
+        assert engine.strategy.memory.num_held_blocks == 0
+
+
+def test_cached_prefixes_are_skipped_on_every_rank(tiny_model):
+    options = {"num_kv_blocks": 40, "enable_prefix_caching": True}
+    with ranked_engine(tiny_model("llama"), 2, **options) as (engine, followers):
+        first = answers(engine, [[*range(1, 20)]], GREEDY)
+        followers.orders.clear()
+        assert answers(engine, [[*range(1, 20)]], GREEDY) == first
+    assert followers.orders[0].num_tokens == 3, "16 of 19 tokens are in whole blocks"
+
+
+def test_a_grammar(model_dir):
+    """Rank 0 alone knows the grammar; two heads share one KV head, which both ranks hold."""
+    params = SamplingParams(temperature=0, max_tokens=20, **form(regex="[a-f]{4,12}"))
+    llm = LLM(model_dir, **GRAMMAR_OPTIONS)
+    expected = answers(llm.llm_engine, GRAMMAR_PROMPTS, params)
+    assert expected != answers(llm.llm_engine, GRAMMAR_PROMPTS, GREEDY)
+    with ranked_engine(model_dir, 2, **GRAMMAR_OPTIONS) as (engine, _):
+        assert answers(engine, GRAMMAR_PROMPTS, params) == expected
+
+
+def test_adapters_are_split_and_may_come_later(tiny_model, tmp_path):
+    path = tiny_model("llama")
+    adapter = write_adapter(path, tmp_path / "adapter")
+    options = {"enable_lora": True, "max_loras": 2, "num_kv_blocks": 40, **CHUNKS}
+    llm = LLM(path, dtype="fp32", block_size=4, **options)
+    llm.llm_engine.adapters.load("poet", str(adapter))
+    expected = answers(llm.llm_engine, prompts(), GREEDY, "poet")
+    plain = answers(llm.llm_engine, prompts(), GREEDY)
+    assert expected != plain
+    with ranked_engine(path, 2, **options) as (engine, followers):
+        assert answers(engine, prompts(), GREEDY) == plain
+        engine.adapters.load("poet", str(adapter))
+        assert isinstance(followers.orders[-1], Install)
+        assert answers(engine, prompts(), GREEDY, "poet") == expected
+        assert answers(engine, prompts(), GREEDY) == plain
+
+
+def test_a_step_tells_the_other_ranks_sizes_only(tiny_model):
+    """The tokens themselves are in the tensor that follows each order."""
+    with ranked_engine(tiny_model("llama"), 2, num_kv_blocks=40) as (engine, followers):
+        followers.orders.clear()
+        answers(engine, [[1, 2, 3]], GREEDY)
+        orders = [order for order in followers.orders if isinstance(order, Forward)]
+    assert [order.num_tokens for order in orders] == [3] + [1] * (NUM_NEW - 1)
+    assert {order.num_rows for order in orders} == {1}
+
+
+def test_the_rank_with_the_least_room_decides(tiny_model):
+    """Three KV heads over two ranks: the second has two of them."""
+    changes = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
+    path = tiny_model("llama", changes=changes)
+    block = 2 * 4 * 8 * 4 * 3  # K and V of 4 tokens, heads of 8 floats, 3 layers
+    with ranked_engine(path, 2, kv_cache_memory_bytes=2 * 20 * block) as (engine, _):
+        assert engine.facts.num_kv_blocks == 10

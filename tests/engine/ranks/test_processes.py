@@ -1,0 +1,180 @@
+"""Ranks as processes: they answer as one rank does, and end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from core.errors import ConfigurationError, EngineUnavailableError
+from core.options import Options
+from engine import LLM, SamplingParams
+from engine.ranks.followers import Followers, rank_variables, threads_for_ranks
+from engine.ranks.messages import LastWords, Move
+from tests.container.processes import is_gone
+from tests.engine.test_equality import generate, prompts, tokens
+
+LIMIT_S = 5
+"""How soon the group must have ended."""
+CPU = torch.device("cpu")
+RANK = """
+import os, sys, time
+from multiprocessing.connection import Connection
+from engine.ranks.watch import Watch
+
+orders, beats = (Connection(int(fd)) for fd in sys.argv[1:3])
+watch = Watch({0: beats}, lambda rank, words: os._exit(0))
+orders.recv_bytes()
+orders.send_bytes(b"ready")
+try:
+    orders.recv_bytes()
+except EOFError:
+    os._exit(0)
+watch.stop()
+beats.send_bytes(bytes.fromhex("%s"))
+time.sleep(60)
+"""
+"""A rank without a model: it fails at its first order."""
+WORDS = msgspec.msgpack.encode(LastWords("configuration", "the KV cache does not fit"))
+
+
+class Group:
+    """Rank 0's view of processes without models."""
+
+    def __init__(self, size):
+        self.lost = threading.Event()
+        self.reason = ""
+        command = (sys.executable, "-c", RANK % WORDS.hex())
+        self.followers = Followers(Path("model"), Options(), size, CPU, self._on_lost, command)
+        self.followers.wait()
+
+    def _on_lost(self, reason):
+        self.reason = reason
+        self.lost.set()
+
+    def wait_for_the_end(self):
+        assert self.lost.wait(LIMIT_S)
+        until(lambda: all(is_gone(pid) for pid in self.followers.pids))
+
+
+def until(is_done):
+    deadline = time.monotonic() + LIMIT_S
+    while not is_done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def group():
+    group = Group(3)
+    yield group
+    group.followers.close()
+    assert all(is_gone(pid) for pid in group.followers.pids)
+
+
+@pytest.mark.parametrize(
+    ("signum", "reason"),
+    [
+        (signal.SIGKILL, "rank 2 ended with exit code -9"),
+        (signal.SIGSTOP, "rank 2 stopped answering"),
+    ],
+)
+def test_a_rank_that_dies_or_stops_ends_the_others(group, signum, reason):
+    os.kill(group.followers.pids[1], signum)
+    group.wait_for_the_end()
+    assert group.reason == reason
+    error = group.followers.explained(RuntimeError("Connection closed by peer"))
+    assert isinstance(error, EngineUnavailableError)
+    assert str(error) == reason
+    with pytest.raises(EngineUnavailableError, match=reason):
+        group.followers.send(Move((), (), ()))
+
+
+def test_a_rank_that_fails_says_why(group):
+    group.followers.send(Move((), (), ()))
+    group.wait_for_the_end()
+    assert group.reason.endswith("the KV cache does not fit")
+    error = group.followers.explained(RuntimeError("Connection closed by peer"))
+    assert isinstance(error, ConfigurationError), "so that the engine is not started again"
+
+
+def test_ranks_that_are_closed_end_quietly(group):
+    group.followers.close()
+    assert not group.lost.is_set()
+
+
+def test_an_error_of_rank_0_alone_ends_the_group(group):
+    error = group.followers.explained(RuntimeError("out of memory"))
+    assert isinstance(error, EngineUnavailableError)
+    assert str(error) == "rank 0 failed: RuntimeError: out of memory"
+
+
+def test_variables_of_a_rank():
+    cuda = torch.device("cuda")
+    assert rank_variables(2, cuda, {})["CUDA_VISIBLE_DEVICES"] == "2"
+    visible = {"CUDA_VISIBLE_DEVICES": "4,5,7"}
+    assert rank_variables(2, cuda, visible)["CUDA_VISIBLE_DEVICES"] == "7"
+    assert "OMP_NUM_THREADS" not in rank_variables(1, CPU, {"OMP_NUM_THREADS": "3"})
+
+
+def test_ranks_on_a_cpu_share_its_threads(monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(6)
+    with threads_for_ranks(3, CPU):
+        assert torch.get_num_threads() == 2
+        assert rank_variables(1, CPU, {})["OMP_NUM_THREADS"] == "2"
+    assert torch.get_num_threads() == 6
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")  # the user's number is for each process
+    with threads_for_ranks(3, CPU):
+        assert torch.get_num_threads() == 6
+    torch.set_num_threads(before)
+
+
+def test_an_engine_on_two_processes(tiny_model):
+    path = tiny_model("llama")
+    options = {"dtype": "fp32", "block_size": 4, "num_kv_blocks": 40, "async_scheduling": True}
+    with LLM(path, tensor_parallel_size=2, **options) as llm:
+        assert llm.facts.num_ranks == 2
+        assert tokens(llm) == generate(path)
+        with pytest.raises(ConfigurationError, match="close that LLM first"):
+            LLM(path, tensor_parallel_size=2, **options)
+        assert tokens(llm) == generate(path)
+        end_of_rank_1(llm)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_an_engine_on_two_gpus(tiny_model):
+    path = tiny_model("llama", is_wide=True)
+    with LLM(path, tensor_parallel_size=2, dtype="fp32", num_kv_blocks=40) as llm:
+        assert llm.facts.device == "cuda"
+        assert tokens(llm) == generate(path)
+
+
+def end_of_rank_1(llm):
+    """Kill rank 1 while it answers."""
+    [pid] = [child for child in children(os.getpid()) if "engine.follow" in command_of(child)]
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    stream = llm.stream(prompts(), params)
+    next(stream)
+    os.kill(pid, signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(EngineUnavailableError, match="rank 1 ended with exit code -9"):
+        list(stream)
+    assert time.monotonic() - started < LIMIT_S
+
+
+def children(pid):
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def command_of(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()

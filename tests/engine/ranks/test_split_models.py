@@ -1,0 +1,101 @@
+"""Ranks that split a model compute what transformers' own code computes."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from core.errors import ConfigurationError
+from engine.loading.gate import relative_error
+from engine.loading.model_source import ModelSource
+from engine.loading.own_decoder import load_own_decoder
+from engine.phases import Phases
+from tests.engine.model.conftest import expected_logits, logits
+from tests.engine.ranks.threads import run_ranks
+from tests.engine.tiny_models import OWN
+
+UNEVEN = {
+    "llama": {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3,
+              "intermediate_size": 50},
+    "olmo2": {"num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 6},
+    "gpt_neox": {"hidden_size": 40, "num_attention_heads": 5},
+    "gpt_oss": {"num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 20},
+}  # fmt: skip
+"""Heads and widths that two, three and four ranks cannot share evenly."""
+
+
+def split_logits(folder, size, **changes):
+    """Return each rank's bytes of weights, and the logits that it gets."""
+    settings = {"dtype": torch.float32, "device": torch.device("cpu")} | changes
+    config = AutoConfig.from_pretrained(folder)
+    source = ModelSource(model_dir=folder, config=config, **settings)
+
+    def work(group):
+        decoder = load_own_decoder(source, 128, Phases(), group)
+        return decoder.num_bytes, logits(decoder, source.dtype)
+
+    return run_ranks(size, work)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("architecture", OWN)
+def test_every_family(tiny_model, architecture, size):
+    folder = tiny_model(architecture)
+    expected = expected_logits(folder)
+    for _, mine in split_logits(folder, size):
+        torch.testing.assert_close(mine, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("architecture", UNEVEN)
+def test_heads_and_widths_that_do_not_divide(tiny_model, architecture, size):
+    folder = tiny_model(architecture, changes=UNEVEN[architecture])
+    expected = expected_logits(folder)
+    for _, mine in split_logits(folder, size):
+        torch.testing.assert_close(mine, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_a_tied_head_shares_the_split_embedding(tiny_model):
+    folder = tiny_model("llama", changes={"tie_word_embeddings": True})
+    [(tied, mine), _] = split_logits(folder, 2)
+    torch.testing.assert_close(mine, expected_logits(folder), atol=2e-5, rtol=1e-4)
+    [(untied, _), _] = split_logits(tiny_model("llama"), 2)
+    assert untied - tied >= 49 * 32 * 4, "half of 97 tokens, rounded up, in fp32"
+
+
+def test_each_rank_holds_its_share_only(tiny_model):
+    folder = tiny_model("llama")
+    [(whole, _)] = split_logits(folder, 1)
+    halves = [num_bytes for num_bytes, _ in split_logits(folder, 2)]
+    assert sum(halves) < 1.02 * whole, "norms are on both"
+    assert max(halves) < 0.6 * whole, "the MLP's 48 columns are split into 16 and 32"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision(tiny_model, dtype):
+    folder = tiny_model("llama")
+    [(_, mine), _] = split_logits(folder, 2, dtype=dtype)
+    expected = expected_logits(folder)
+    assert relative_error(mine.float(), expected) < 0.05
+
+
+def test_random_weights_are_the_same_on_every_rank(tiny_model, monkeypatch):
+    """Each rank makes them itself; the trial of the first layers would find a difference."""
+    folder, load, lock = tiny_model("llama"), ModelSource.load, threading.Lock()
+
+    def alone(*arguments, **keywords):  # threads share the random generator; processes do not
+        with lock:
+            return load(*arguments, **keywords)
+
+    monkeypatch.setattr(ModelSource, "load", alone)
+    [(_, whole)] = split_logits(folder, 1, is_dummy=True)
+    for _, mine in split_logits(folder, 2, is_dummy=True):
+        torch.testing.assert_close(mine, whole, atol=2e-5, rtol=1e-4)
+
+
+def test_more_ranks_than_heads_are_refused(tiny_model):
+    with pytest.raises(ConfigurationError, match="4 attention heads, so at most 4 ranks"):
+        split_logits(tiny_model("llama"), 5)
