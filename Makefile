@@ -10,7 +10,7 @@ TRITON_FLOOR := 3.6.0
 COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties examples/compare/cpu.properties --requests 60
 EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
-.PHONY: help setup serve compare harm soak test check asan image-check variants kernels gpu format docs clean
+.PHONY: help setup serve compare harm soak test conformance check asan image-check variants kernels gpu format docs clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -46,6 +46,14 @@ soak: setup  ## Ten minutes of good, bad and leaving clients and of kills (ARGS=
 
 test: setup  ## Run all tests (ARGS='tests/core -k stop' for some)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+conformance: setup .conformance/installed  ## Call the demo model with other people's clients, and write docs/conformance.md
+	OMP_NUM_THREADS=1 .conformance/bin/python -m pytest -c conformance/pytest.ini --rootdir conformance conformance $(ARGS)
+
+.conformance/installed: conformance/requirements.txt
+	$(PYTHON) -m venv .conformance
+	.conformance/bin/python -m pip install --quiet -r $<
+	touch $@
 
 check: setup  ## Check lint, formatting and types
 	$(BIN)/ruff check .
@@ -84,4 +92,4 @@ docs: setup  ## Write docs/configuration.md, limits.md and contract.md from the 
 	$(BIN)/python -c "from container.front_end.contract import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/contract.md
 
 clean:  ## Remove .venv and caches
-	rm -rf .venv .triton-$(TRITON_FLOOR) .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .conformance .triton-$(TRITON_FLOOR) .pytest_cache .ruff_cache .hypothesis *.egg-info

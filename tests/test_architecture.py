@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "benchmarks": {"core", "engine", "kernels", "strategies"},
     "loadtest": set(),  # talks HTTP to any server
     "models": set(),
+    "conformance": set(),  # other people's clients, in their own environment
     "deploy": set(),  # runs the load test as a command
     "examples": {"deploy"},  # parses SageMaker's streams
     "image": set(),

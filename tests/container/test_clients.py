@@ -259,21 +259,6 @@ def test_an_echo_of_the_last_message(http: FlaskClient) -> None:
     assert ask(http, echo=True).get_json()["choices"][0]["message"]["content"] == "Hi there"
 
 
-def test_answers_without_text(http: FlaskClient, engine: FakeEngine) -> None:
-    """vLLM's `detokenize`, for clients that have the tokenizer themselves."""
-    fields = {"detokenize": False, "return_token_ids": True, "max_tokens": 2}
-    (choice,) = ask(http, **fields).get_json()["choices"]
-    assert (choice["message"]["content"], choice["token_ids"]) == ("", [39, 72])
-    (choice,) = http.post("/v1/completions", json={"prompt": "Q", **fields}).get_json()["choices"]
-    assert (choice["text"], choice["token_ids"]) == ("", [39, 72])
-    details = {"detokenize": False, "details": True, "max_new_tokens": 2}
-    body = http.post("/invocations", json={"inputs": "Q", "parameters": details}).get_json()
-    assert body["generated_text"] == ""
-    assert [token["id"] for token in body["details"]["tokens"]] == [39, 72]
-    refused = ask(http, detokenize=False, stop="x").get_json()["error"]
-    assert (refused["param"], "detokenize" in refused["message"]) == ("stop", True)
-
-
 def test_fields_of_vllm_without_effect(http: FlaskClient, engine: FakeEngine) -> None:
     extra = {"vllm_xargs": {"a": 1}, "kv_transfer_params": {}}
     warnings = ask(http, **extra).headers["X-Longshore-Warning"]

@@ -195,3 +195,19 @@ def test_tokenize_and_detokenize(http: FlaskClient, tokenizer: Tokenizer) -> Non
 def test_invalid_tokenize_requests(http: FlaskClient, path: str, body: object, param: str) -> None:
     response = http.post(path, json=body)
     assert (response.status_code, response.get_json()["error"]["param"]) == (400, param)
+
+
+def test_answers_without_text(http: FlaskClient, engine: FakeEngine) -> None:
+    """vLLM's `detokenize`, for clients that have the tokenizer themselves."""
+    fields = {"detokenize": False, "return_token_ids": True, "max_tokens": 2}
+    chat = {"messages": [{"role": "user", "content": "Q"}], **fields}
+    (choice,) = http.post("/v1/chat/completions", json=chat).get_json()["choices"]
+    assert (choice["message"]["content"], choice["token_ids"]) == ("", [39, 72])
+    (choice,) = ask(http, "Q", **fields).get_json()["choices"]
+    assert (choice["text"], choice["token_ids"]) == ("", [39, 72])
+    details = {"detokenize": False, "details": True, "max_new_tokens": 2}
+    body = http.post("/invocations", json={"inputs": "Q", "parameters": details}).get_json()
+    assert body["generated_text"] == ""
+    assert [token["id"] for token in body["details"]["tokens"]] == [39, 72]
+    refused = ask(http, "Q", detokenize=False, stop="x").get_json()["error"]
+    assert (refused["param"], "detokenize" in refused["message"]) == ("stop", True)
