@@ -1,0 +1,54 @@
+"""A model on two ranks, in a container: what follows when one of them is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from tests.container.processes import wait_until
+from tests.e2e.serving import IMAGE, START_S, serve
+
+PROPERTIES = """
+option.device=cpu
+option.dtype=fp32
+option.tensor_parallel_degree=2
+retry_threshold=1
+"""
+LIMIT_S = 5.0
+
+pytestmark = pytest.mark.skipif(bool(IMAGE), reason="signals processes of the checkout")
+
+
+def rank_1(container):
+    processes = psutil.Process(container.process.pid).children(recursive=True)
+    [rank] = [process for process in processes if "engine.follow" in process.cmdline()]
+    return rank
+
+
+def is_ready(container):
+    return container.request("GET", "/ping")[0] == 200
+
+
+@pytest.mark.timeout(240)  # two starts of two processes
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_rank_ends_its_requests_and_the_engine_starts_again(tmp_path, signum):
+    with serve(tmp_path, PROPERTIES) as it:
+        expected = it.invoke("ROMEO:", max_new_tokens=8)["generated_text"]
+        lost = rank_1(it)
+        with it.stream("ROMEO:", max_new_tokens=900) as lines:
+            next(lines)
+            os.kill(lost.pid, signum)
+            started = time.monotonic()
+            *_, last = lines
+            assert time.monotonic() - started < LIMIT_S
+        assert "error" in str(last)
+        wait_until(lambda: not lost.is_running(), LIMIT_S)
+        deadline = time.monotonic() + START_S
+        wait_until(lambda: is_ready(it), deadline - time.monotonic())
+        assert rank_1(it).pid != lost.pid
+        assert it.invoke("ROMEO:", max_new_tokens=8)["generated_text"] == expected
+        assert it.stop() == 0
