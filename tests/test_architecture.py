@@ -186,6 +186,7 @@ def test_only_route_functions_use_the_globals_of_flask():
         "http/failures.py",
         "http/headers.py",
         "http/request_context.py",
+        "http/request_log.py",
         "multi_model/app.py",
         "multi_model/relay.py",
         "ui/routes.py",
