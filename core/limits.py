@@ -61,7 +61,11 @@ JSON_DEPTH = Limit(
     "Depth of a JSON body", 128, "levels", "Code that follows the nesting must not overflow."
 )
 CSV_BYTES = Limit(
-    "Bytes of a text/csv body", 2**20, "bytes", "Python's CSV reader takes 40 ms for them.", 413
+    "Bytes of a text/csv body, but for handlers",
+    2**20,
+    "bytes",
+    "Python's CSV reader takes 40 ms for them.",
+    413,
 )
 CSV_FIELD = Limit(
     "Characters of a field of text/csv", 2**17, "characters", "The limit of Python's CSV reader."

@@ -1,4 +1,4 @@
-"""`python -m container batch`: sends each line of a file to a container and writes the outcomes."""
+"""`longshore batch`: sends each line of a file to a container and writes the outcomes."""
 
 from __future__ import annotations
 

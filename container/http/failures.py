@@ -18,7 +18,6 @@ from core.errors import (
     RateLimitError,
     RequestError,
 )
-from core.limits import CSV_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -151,15 +150,9 @@ def describe(error: Exception, request_id: str) -> Failure:
     return Failure(error.status, str(error), field, retry_after_s)
 
 
-def _too_large() -> str:
-    if request.mimetype == "text/csv" and request.max_content_length == CSV_BYTES.maximum:
-        return f"the body is larger than {CSV_BYTES.maximum:,} bytes, the maximum for text/csv"
-    return "the body is larger than max_request_size allows"
-
-
 def _http_exception_response(error: HTTPException) -> Response:
     if isinstance(error, RequestEntityTooLarge):
-        return failure_response(Failure(413, _too_large()))
+        return failure_response(Failure(413, "the body is larger than max_request_size allows"))
     description = error.description or error.name
     if isinstance(error, NotFound) and error.description == NotFound.description:
         description = f"no such path: {request.path}; send requests to /invocations"

@@ -54,12 +54,6 @@ def load_own_decoder(
             "config.json without quantization_config, and option.quantize"
         )
     group = group or Alone(source.device)
-    if group.size > 1 and (method is not None or source.precision is not None):
-        raise ConfigurationError(
-            f"option.tensor_parallel_degree={group.size}: quantized weights are not split over "
-            f"ranks ({method or f'option.quantize={source.precision}'}); set it to 1, or take "
-            "unquantized weights without option.quantize"
-        )
     try:
         _check(source, spec, group)
     finally:

@@ -19,6 +19,8 @@ from engine.model.quantized import (
     joined,
     num_bytes,
     select_rows,
+    slice_columns,
+    slice_rows,
     split_rows,
 )
 from engine.model.spec import DecoderSpec
@@ -158,16 +160,15 @@ class _Weights:
         else:
             experts = [f"{block}.experts.{index}" for index in range(count)]
             gate_up_parts = (
-                loader.rows(loader.stored(f"{expert}.{name}", width, hidden), share)
+                slice_rows(loader.stored(f"{expert}.{name}", width, hidden), share)
                 for expert in experts
                 for name in (names.gate, names.up)
             )
             down_parts = (
                 loader.stored(f"{expert}.{names.down}", hidden, width) for expert in experts
             )
-        self.gate_up = _load(loader, gate_up_parts, count, 2 * len(share), hidden)
-        down_parts = (loader.columns(part, share) for part in down_parts)
-        self.down = _load(loader, down_parts, count, hidden, len(share))
+        self.gate_up = _load(loader, gate_up_parts, count, 2 * len(share), range(hidden))
+        self.down = _load(loader, down_parts, count, hidden, share)
 
 
 def _transposed(
@@ -188,16 +189,20 @@ def _transposed(
 
 
 def _load(
-    loader: Loader, parts: Iterator[Stored], count: int, out_features: int, in_features: int
+    loader: Loader, parts: Iterator[Stored], count: int, out_features: int, columns: range
 ) -> Tensor | QuantizedExperts:
-    """Load parts, together [count * out, in]. Unquantized ones are copied once, to their place."""
+    """Load parts, together [count * out, in], of which only these columns are kept.
+
+    Unquantized ones are copied once, to their place.
+    """
     quantized: list[Quantized] = []
     place: Tensor | None = None
     start = 0
-    for part in map(loader.quantized, parts):
+    for whole in map(loader.quantized, parts):
+        part = slice_columns(whole, columns)
         if isinstance(part, Tensor):
             if place is None:
-                size = count * out_features, in_features
+                size = count * out_features, len(columns)
                 place = torch.empty(size, device=loader.device, dtype=loader.dtype)
             place[start : start + len(part)].copy_(part)
             start += len(part)
@@ -205,10 +210,10 @@ def _load(
             quantized.append(part)
     if place is not None and quantized:
         raise ConfigurationError("some experts of a layer are quantized and others are not")
-    num_weights = count * out_features * in_features
+    num_weights = count * out_features * len(columns)
     if place is not None:
         loader.count(place.nbytes, num_weights)
-        return place.view(count, out_features, in_features)
+        return place.view(count, out_features, len(columns))
     weight = QuantizedExperts(joined(quantized, loader.device), count, loader.dtype)
     loader.count(weight.num_bytes, num_weights)
     return weight

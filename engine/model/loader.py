@@ -16,7 +16,7 @@ from engine.model.norms import LayerNorm, Norm, RMSNorm, SplitRMSNorm
 from engine.model.quantization.at_load import quantize_weight
 from engine.model.quantization.formats import make_format
 from engine.model.quantization.schemes import Scheme, is_quantized
-from engine.model.quantized import Stored, select_rows
+from engine.model.quantized import Stored, select_rows, slice_columns
 from engine.ranks.group import Alone, Group
 
 
@@ -86,14 +86,6 @@ class Loader:
         self.num_bytes += num_bytes
         self.num_weights += num_weights
 
-    def rows(self, weight: Stored, rows: range) -> Stored:
-        """Return these outputs of a weight [out, in]. Quantized ones are never split."""
-        return weight[rows.start : rows.stop] if isinstance(weight, Tensor) else weight
-
-    def columns(self, weight: Stored, columns: range) -> Stored:
-        """Return these inputs of a weight [out, in]. Quantized ones are never split."""
-        return weight[:, columns.start : columns.stop] if isinstance(weight, Tensor) else weight
-
     def linear(
         self,
         sources: Sequence[Source],
@@ -112,10 +104,12 @@ class Loader:
         weights, biases, parts, start = [], [], {}, 0
         for source in sources:
             weight, bias = self._weight(source, in_features), self._bias(source)
-            if columns is not None:
-                weight = self.columns(weight, columns)
+            if may_quantize:
+                weight = self.quantized(weight)
+            if columns is not None:  # after quantizing, so that all ranks have the same scales
+                weight = slice_columns(weight, columns)
                 bias = bias if self.group.rank == 0 else None  # the sum takes it once
-            weights.append(self.quantized(weight) if may_quantize else weight)
+            weights.append(weight)
             biases.append(bias)
             end = start + source.num_outputs
             parts[source.name] = Part(slice(start, end), source.order, source.size)
@@ -148,9 +142,7 @@ class Loader:
         width = embedding.shape[1]
         if not is_tied:
             # [out, in] even where other linear weights are transposed (GPT-2).
-            weight = self.stored(name, vocab_size, width)
-            if isinstance(weight, Tensor):  # quantized ones are never split
-                weight = self._vocabulary(weight)
+            weight = self._vocabulary_part(self.stored(name, vocab_size, width))
             format = make_format([weight], self.device, self.dtype, is_exact=self._is_exact)
             self.count(format.num_bytes, weight.shape[0] * width)
         else:
@@ -164,6 +156,14 @@ class Loader:
         if bias is not None:
             bias = self._vocabulary(bias)
         return Linear(format, bias, {}, width, self.dtype)
+
+    def _vocabulary_part(self, weight: Stored) -> Stored:
+        """Return this rank's outputs of the head. Padding has any weights: it is never read."""
+        if isinstance(weight, Tensor):
+            return self._vocabulary(weight)
+        share = self.group.shard.vocabulary(weight.shape[0])
+        rows = torch.arange(share.start, share.stop).clamp(max=weight.shape[0] - 1)
+        return weight if self.group.shard.is_whole else select_rows(weight, rows)
 
     def _vocabulary(self, rows: Tensor) -> Tensor:
         """Return this rank's share of a vocabulary's rows [vocabulary, ...], padded with zeros."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from core.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,55 @@ class PermutedWeight:
 Quantized = IntegerWeight | Float8Weight | Float4Weight | PermutedWeight
 Stored = Tensor | Quantized
 """A weight [out, in] as a checkpoint stores it."""
+
+
+def slice_rows(weight: Stored, rows: range) -> Stored:
+    """Return the weight of some outputs, as a view."""
+    if isinstance(weight, Tensor):
+        return weight[rows.start : rows.stop]
+    return weight.with_tensors(*(tensor[rows.start : rows.stop] for tensor in weight.tensors))
+
+
+def slice_columns(weight: Stored, columns: range) -> Stored:
+    """Return the weight of some inputs. Groups that they cut become smaller groups.
+
+    Raises ConfigurationError if the weight cannot be cut there.
+    """
+    cut = slice(columns.start, columns.stop)
+    if len(columns) == weight.shape[1]:
+        return weight
+    match weight:
+        case Tensor():
+            return weight[:, cut]
+        case IntegerWeight():
+            size, scales, zeros = _cut_groups(
+                weight.group_size, weight.shape[1], columns, weight.scales, weight.zeros
+            )
+            return IntegerWeight(weight.codes[:, cut], scales, zeros, weight.bits, size)
+        case Float8Weight():
+            size, scales = _cut_groups(weight.group_size, weight.shape[1], columns, weight.scales)
+            return Float8Weight(weight.codes[:, cut], scales, size)
+        case Float4Weight() if columns.start % 32 == columns.stop % 32 == 0:
+            codes = weight.codes[:, columns.start // 2 : columns.stop // 2]
+            return Float4Weight(
+                codes, weight.exponents[:, columns.start // 32 : columns.stop // 32]
+            )
+        case _:
+            raise ConfigurationError(
+                "the weights cannot be split over ranks, because their groups have inputs all over "
+                "the layer (act-order) or too few; set option.tensor_parallel_degree=1"
+            )
+
+
+def _cut_groups(
+    group_size: int, num_columns: int, columns: range, *of_groups: Tensor
+) -> tuple[int, *tuple[Tensor, ...]]:
+    """Return the size of groups that end where the columns do, and the tensors [out, groups]."""
+    if group_size >= num_columns:
+        return len(columns), *of_groups
+    size = math.gcd(group_size, columns.start, columns.stop)
+    cut = slice(columns.start // size, columns.stop // size)
+    return size, *(tensor.repeat_interleave(group_size // size, 1)[:, cut] for tensor in of_groups)
 
 
 def select_rows(weight: Stored, rows: Tensor) -> Stored:

@@ -16,3 +16,9 @@ def tiny_model(tmp_path_factory):
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("models")
     return partial(save_tiny_model, folder=folder)
+
+
+@pytest.fixture
+def exact_rows(monkeypatch):
+    """Do not round rows for products with integer weights, which would change tokens."""
+    monkeypatch.setattr("engine.model.integers.rounds_rows", lambda: False)

@@ -73,10 +73,12 @@ export class Chat {
     conversation.push({ role: "user", content: text });
     const bubble = this.#say("streaming", "");
     let answer = "";
+    let reasoning = ""; // shown until the answer begins
     try {
       for await (const piece of this.#answer(conversation, text, signal)) {
-        answer += piece;
-        this.#write(bubble, answer);
+        answer += piece.content;
+        reasoning += piece.reasoning;
+        this.#write(bubble, answer || reasoning);
       }
     } finally {
       bubble.classList.remove("streaming");
@@ -93,7 +95,8 @@ export class Chat {
       ? ["v1/chat/completions", { messages: conversation }]
       : ["v1/completions", { prompt: text }];
     for await (const choice of choices(path, { ...body, ...this.#settings() }, signal)) {
-      yield choice.delta?.content ?? choice.text ?? "";
+      const delta = choice.delta ?? {};
+      yield { content: delta.content ?? choice.text ?? "", reasoning: delta.reasoning ?? "" };
     }
   }
 

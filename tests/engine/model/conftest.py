@@ -46,12 +46,6 @@ def copied(tiny_model, tmp_path):
     return make
 
 
-@pytest.fixture
-def exact_rows(monkeypatch):
-    """Do not round rows for products with integer weights, which would change tokens."""
-    monkeypatch.setattr("engine.model.integers.rounds_rows", lambda: False)
-
-
 def logits(decoder, dtype=torch.float32):
     """Return the logits after the last token of the gate's probe."""
     spec = decoder.spec
