@@ -25,6 +25,8 @@ from benchmarks.targets import targets_text
 
 GRACE_SECONDS = 60
 """Extra time for the case that is running when a section's time is up, and for a worker's start."""
+ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""As the engine sets it, but before the first section uses the GPU."""
 TABLE = Path(__file__).resolve().parents[1] / "kernels" / "configurations.json"
 
 
@@ -105,7 +107,7 @@ def run_worker(remaining: list[str], report: Report, options: argparse.Namespace
         command,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"TRITON_DEFAULT_FP_FUSION": "1"},
+        env=ALLOCATOR | os.environ | {"TRITON_DEFAULT_FP_FUSION": "1"},
     )
     assert worker.stdout
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -38,6 +38,7 @@ from engine.model.decoder import Decoder
 from engine.model.elementwise import make_elementwise
 from engine.model.linear import Dense
 from engine.model.loader import Loader
+from engine.model.quantized import Stored
 from engine.model.spec import DecoderSpec, read_spec
 from engine.staging import Staging
 from kernels import dry_run
@@ -108,10 +109,10 @@ class _Loader(Loader):
         super().__init__(checkpoint_from_tensors(state, spec.family, "random weights"), CPU, DTYPE)
         self.elementwise = make_elementwise(CUDA)
         self._spent = spent
-        self._format = self._timed
 
-    def _timed(self, parts: Sequence[Tensor]) -> Dense:
-        return _TimedDense(Dense.of(parts, CPU, DTYPE).weight, self._spent)
+    def format(self, parts: Sequence[Stored]) -> Dense:
+        dense = [part for part in parts if isinstance(part, Tensor)]
+        return _TimedDense(Dense.of(dense, CPU, DTYPE).weight, self._spent)
 
 
 class _Model:

@@ -32,11 +32,6 @@ def main(arguments: list[str]) -> None:
         # NOTE: must be set before anything imports triton, because @triton.jit reads it.
         os.environ["TRITON_INTERPRET"] = "1"
         os.environ["OMP_NUM_THREADS"] = "1"  # the interpreter's tensors are tiny
-    else:
-        # As the engine does, before anything uses the GPU.
-        from engine.device import use_expandable_segments
-
-        use_expandable_segments()
     emit = _own_stdout()
     emit({"event": "machine", "machine": _machine(options.dry)})
     for job in options.jobs:

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.model.checkpoint import Checkpoint
 from engine.model.elementwise import Elementwise, make_elementwise
 from engine.model.families import NormKind
-from engine.model.linear import Dense, Linear, Panels, Part, uses_panels
+from engine.model.linear import Dense, Format, Linear, Panels, Part, uses_panels
 from engine.model.norms import LayerNorm, Norm, RMSNorm, SplitRMSNorm
 from engine.model.quantization.at_load import quantize_weight
 from engine.model.quantization.formats import make_format
@@ -114,7 +114,7 @@ class Loader:
             end = start + source.num_outputs
             parts[source.name] = Part(slice(start, end), source.order, source.size)
             start = end
-        format = make_format(weights, self.device, self.dtype, is_exact=self._is_exact)
+        format = self.format(weights)
         self.count(format.num_bytes, start * (in_features if columns is None else len(columns)))
         linear = Linear(
             format,
@@ -128,6 +128,10 @@ class Loader:
         if is_adaptable:
             self.linears.append(linear)
         return linear
+
+    def format(self, parts: Sequence[Stored]) -> Format:
+        """Concatenate the parts [out_i, in] of a weight, in the format of the device."""
+        return make_format(parts, self.device, self.dtype, is_exact=self._is_exact)
 
     def embedding(self, name: str, vocab_size: int, width: int) -> Tensor:
         """Load this rank's rows of an embedding, [share, width]."""
@@ -143,7 +147,7 @@ class Loader:
         if not is_tied:
             # [out, in] even where other linear weights are transposed (GPT-2).
             weight = self._vocabulary_part(self.stored(name, vocab_size, width))
-            format = make_format([weight], self.device, self.dtype, is_exact=self._is_exact)
+            format = self.format([weight])
             self.count(format.num_bytes, weight.shape[0] * width)
         else:
             format = Dense(embedding)
