@@ -38,7 +38,7 @@ from engine.model.decoder import Decoder
 from engine.model.elementwise import make_elementwise
 from engine.model.linear import Dense
 from engine.model.loader import Loader
-from engine.model.quantized import Stored
+from engine.model.quantization.weights import Stored
 from engine.model.spec import DecoderSpec, read_spec
 from engine.staging import Staging
 from kernels import dry_run

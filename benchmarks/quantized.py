@@ -15,7 +15,7 @@ from benchmarks.bench import Bench
 from engine.model.linear import Format
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
 from engine.model.quantization.formats import Dequantizing, ScaledFloat8, TritonCodes
-from engine.model.quantized import Float8Weight, IntegerWeight
+from engine.model.quantization.weights import Float8Weight, IntegerWeight
 
 MAX_ERROR = {"ours": 5e-3, "torch fp8": 5e-2}
 """Limits of |out - exact| / |exact|; torch's FP8 products also round the rows to FP8."""

@@ -17,6 +17,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the longest test first, so that no worker waits for another one's at the end."""
+    items.sort(key=lambda item: item.path.name != "test_interpreted.py")
+
+
 def pytest_collection_finish() -> None:
     """Freeze the objects of imported modules, so that garbage collections skip torch's objects."""
     gc.collect()

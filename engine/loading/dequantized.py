@@ -15,7 +15,7 @@ from engine.model.checkpoint import Checkpoint, open_published
 from engine.model.families import ExpertNames
 from engine.model.quantization.at_load import quantize_weight
 from engine.model.quantization.schemes import Scheme, read_scheme
-from engine.model.quantized import Float4Weight
+from engine.model.quantization.weights import Float4Weight
 from engine.model.spec import DecoderSpec
 
 

@@ -13,7 +13,7 @@ from core.errors import ConfigurationError
 from engine.model.activations import make_gated
 from engine.model.families import ExpertNames
 from engine.model.loader import Loader, Source
-from engine.model.quantized import (
+from engine.model.quantization.weights import (
     Quantized,
     Stored,
     joined,

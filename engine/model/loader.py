@@ -16,7 +16,7 @@ from engine.model.norms import LayerNorm, Norm, RMSNorm, SplitRMSNorm
 from engine.model.quantization.at_load import quantize_weight
 from engine.model.quantization.formats import make_format
 from engine.model.quantization.schemes import Scheme, is_quantized
-from engine.model.quantized import Stored, select_rows, slice_columns
+from engine.model.quantization.weights import Stored, select_rows, slice_columns
 from engine.ranks.group import Alone, Group
 
 

@@ -8,9 +8,9 @@ from engine.attention.backends import CpuBackend
 from engine.attention.paged_step import PagedStep
 from engine.model.activations import FUSED
 from engine.model.decoder import MLP, AnglesByRope, Attention, Decoder, Layer
-from engine.model.integers import Integers
 from engine.model.linear import Linear, Panels
 from engine.model.norms import Norm, RMSNorm
+from engine.model.quantization.integers import Integers
 from kernels.cpu.prepared import NoKernelError, PreparedLinear, PreparedMLP, PreparedNorm
 from kernels.cpu.prepared_layers import (
     AttentionInputs,

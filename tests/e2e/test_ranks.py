@@ -18,7 +18,8 @@ option.dtype=fp32
 option.tensor_parallel_degree=2
 retry_threshold=1
 """
-LIMIT_S = 5.0
+LIMIT_S = 15.0
+"""It takes 5 s at most on a machine with nothing else to do."""
 
 pytestmark = pytest.mark.skipif(bool(IMAGE), reason="signals processes of the checkout")
 
@@ -34,14 +35,14 @@ def is_ready(container):
 
 
 @pytest.mark.timeout(240)  # two starts of two processes
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_rank_ends_its_requests_and_the_engine_starts_again(tmp_path, signum):
+def test_a_lost_rank_ends_its_requests_and_the_engine_starts_again(tmp_path):
+    """Ranks that hang, instead of dying, are in tests/engine/ranks."""
     with serve(tmp_path, PROPERTIES) as it:
         expected = it.invoke("ROMEO:", max_new_tokens=8)["generated_text"]
         lost = rank_1(it)
         with it.stream("ROMEO:", max_new_tokens=900) as lines:
             next(lines)
-            os.kill(lost.pid, signum)
+            os.kill(lost.pid, signal.SIGKILL)
             started = time.monotonic()
             *_, last = lines
             assert time.monotonic() - started < LIMIT_S

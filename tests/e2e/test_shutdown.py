@@ -20,14 +20,16 @@ RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 pytestmark = pytest.mark.skipif(bool(IMAGE), reason="signals processes of the checkout")
 
 
-@pytest.mark.parametrize("batching", ["none", "dynamic", "paged"])
+@pytest.mark.parametrize(
+    ("batching", "max_new_tokens"), [("none", 20), ("dynamic", 60), ("paged", 120)]
+)
 def test_sigterm_under_50_streams_and_20_whole_requests(
-    tmp_path: Path, short_dir: Path, batching: str
+    tmp_path: Path, short_dir: Path, batching: str, max_new_tokens: int
 ) -> None:
     """All are answered, or, on a machine too slow for that, told why not."""
     properties = f"option.batching={batching}\nbatch_size=16\noption.dtype=fp32\n"
     with serve(tmp_path, properties, TMPDIR=str(short_dir)) as it:
-        clients = Clients(it.port, num_streams=50, num_whole=20, max_new_tokens=20)
+        clients = Clients(it.port, num_streams=50, num_whole=20, max_new_tokens=max_new_tokens)
         wait_until(lambda: it.metric(RUNNING, WAITING, "vllm:request_success_total") == 70)
         assert it.metric(RUNNING, WAITING) > 0
         assert it.stop(signal.SIGTERM) == 0

@@ -21,4 +21,4 @@ def tiny_model(tmp_path_factory):
 @pytest.fixture
 def exact_rows(monkeypatch):
     """Do not round rows for products with integer weights, which would change tokens."""
-    monkeypatch.setattr("engine.model.integers.rounds_rows", lambda: False)
+    monkeypatch.setattr("engine.model.quantization.integers.rounds_rows", lambda: False)

@@ -21,7 +21,7 @@ from engine.inputs import InputBuilder
 from engine.model.elementwise import make_elementwise
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
 from engine.model.quantization.formats import TritonCodes
-from engine.model.quantized import Float8Weight, IntegerWeight
+from engine.model.quantization.weights import Float8Weight, IntegerWeight
 from engine.sampling.kernels import make_sampling_kernels
 from engine.sampling.sampler import Row, Sampler
 from engine.staging import Staging

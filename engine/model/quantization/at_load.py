@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from engine.model.quantized import Float8Weight, IntegerWeight, Quantized, joined
+from engine.model.quantization.weights import Float8Weight, IntegerWeight, Quantized, joined
 
 GROUP_SIZE = 128
 MIN_GROUP_SIZE = 16

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.model.checkpoint import Checkpoint
 from engine.model.quantization.packing import unpack_columns
-from engine.model.quantized import IntegerWeight
+from engine.model.quantization.weights import IntegerWeight
 
 BITS = 4
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

@@ -12,7 +12,7 @@ from engine.model.checkpoint import Checkpoint
 from engine.model.quantization.fine_grained_fp8 import DEFAULT_BLOCK, float8_weight
 from engine.model.quantization.gptq import sorted_by_group
 from engine.model.quantization.packing import unpack_columns, unpack_rows
-from engine.model.quantized import Float8Weight, IntegerWeight, PermutedWeight
+from engine.model.quantization.weights import Float8Weight, IntegerWeight, PermutedWeight
 
 LAYOUTS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 READABLE = {("float", 8), ("int", 8), ("int", 4)}

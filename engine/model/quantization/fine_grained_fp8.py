@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.model.checkpoint import Checkpoint
-from engine.model.quantized import Float8Weight
+from engine.model.quantization.weights import Float8Weight
 
 DEFAULT_BLOCK = (128, 128)
 """Outputs and inputs that share a scale."""

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.model.integers import Integers
 from engine.model.linear import Format, choose_format, uses_panels
-from engine.model.quantized import (
+from engine.model.quantization.integers import Integers
+from engine.model.quantization.weights import (
     Float4Weight,
     Float8Weight,
     IntegerWeight,

@@ -9,7 +9,7 @@ import torch
 
 from engine.model.checkpoint import Checkpoint
 from engine.model.quantization.packing import sort_groups, unpack_columns, unpack_rows
-from engine.model.quantized import IntegerWeight, PermutedWeight
+from engine.model.quantization.weights import IntegerWeight, PermutedWeight
 
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 """What to add to the stored zeros, by `checkpoint_format`: the first one stores them minus 1."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from engine.model.checkpoint import Checkpoint
-from engine.model.quantized import Float4Weight
+from engine.model.quantization.weights import Float4Weight
 
 
 class Mxfp4:

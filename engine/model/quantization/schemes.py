@@ -17,7 +17,7 @@ from engine.model.quantization.compressed_tensors import CompressedTensors
 from engine.model.quantization.fine_grained_fp8 import FineGrainedFp8
 from engine.model.quantization.gptq import Gptq
 from engine.model.quantization.mxfp4 import Mxfp4
-from engine.model.quantized import Quantized
+from engine.model.quantization.weights import Quantized
 
 
 class Scheme(Protocol):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.model.integers import Integers
 from engine.model.quantization.formats import Dequantizing, quantized_format
-from engine.model.quantized import IntegerWeight
+from engine.model.quantization.integers import Integers
+from engine.model.quantization.weights import IntegerWeight
 from kernels.cpu.integers import rounds_rows
 from kernels.cpu.shared_library import unavailable_reason
 

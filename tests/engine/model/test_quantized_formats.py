@@ -16,7 +16,7 @@ from engine.model.quantization.formats import (
     make_format,
     quantized_format,
 )
-from engine.model.quantized import Float8Weight, IntegerWeight, PermutedWeight
+from engine.model.quantization.weights import Float8Weight, IntegerWeight, PermutedWeight
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

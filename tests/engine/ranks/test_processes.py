@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -98,7 +99,8 @@ def test_a_rank_that_dies_or_stops_ends_the_others(group, signum, reason):
 
 
 def test_a_rank_that_fails_says_why(group):
-    group.followers.send(Move((), (), ()))
+    with contextlib.suppress(ConfigurationError):  # the rank may be gone before all have it
+        group.followers.send(Move((), (), ()))
     group.wait_for_the_end()
     assert group.reason.endswith("the KV cache does not fit")
     error = group.followers.explained(RuntimeError("Connection closed by peer"))

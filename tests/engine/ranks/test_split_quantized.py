@@ -7,7 +7,7 @@ import torch
 
 from core.errors import ConfigurationError
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
-from engine.model.quantized import PermutedWeight, slice_columns, slice_rows
+from engine.model.quantization.weights import PermutedWeight, slice_columns, slice_rows
 from tests.engine.model.conftest import expected_logits
 from tests.engine.quantized_checkpoints import FORMATS, MXFP4, write_quantized
 from tests.engine.ranks.test_split_models import split_logits

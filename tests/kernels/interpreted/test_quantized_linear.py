@@ -7,7 +7,7 @@ import torch
 
 from engine.model.quantization.at_load import quantize_weight
 from engine.model.quantization.formats import Dequantizing, TritonCodes
-from engine.model.quantized import Float8Weight, IntegerWeight
+from engine.model.quantization.weights import Float8Weight, IntegerWeight
 from kernels.quantized_linear import block_size, pack_int4, quantized_linear
 from tests.kernels.elementwise_inputs import strided
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.model.quantized import IntegerWeight
+from engine.model.quantization.weights import IntegerWeight
 from kernels.cpu.integers import (
     GROUP_STEP,
     IntegerPanels,
