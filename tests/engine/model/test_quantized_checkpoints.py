@@ -211,3 +211,10 @@ def test_bf16_activations(written):
     """The low-precision trial of the gate passes."""
     folder, _ = written("ct int4 zeros")
     assert LLM(folder, dtype="bf16").facts.decoder == "own (llama)"
+
+
+@pytest.mark.parametrize("name", ["awq", "ct fp8 blocks"])
+def test_fp8_keys_and_values(written, name):
+    settings = {"dtype": "fp32", "kv_cache_dtype": "fp8"}
+    quantized, dequantized = (tokens(LLM(folder, **settings)) for folder in written(name))
+    assert quantized == dequantized
