@@ -7,6 +7,7 @@ In the repository, our packages are top-level packages. A wheel has them below `
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 _PREFIX = __name__.removesuffix("core.names")
 """Nothing in the repository, and `longshore.` in a wheel."""
@@ -15,6 +16,11 @@ _PREFIX = __name__.removesuffix("core.names")
 def full_name(module: str) -> str:
     """Return the name under which to import a module, such as `engine.offline.llm`."""
     return f"{_PREFIX}{module}"
+
+
+def import_root() -> Path:
+    """Return the folder from which our modules are imported: a child's PYTHONPATH needs it."""
+    return Path(__file__).resolve().parents[__name__.count(".")]
 
 
 def python_command(module: str) -> tuple[str, str, str]:

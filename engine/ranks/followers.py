@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -23,17 +22,17 @@ from core.errors import (
     InsufficientMemoryError,
     LongshoreError,
 )
+from core.names import import_root, python_command
 from core.options import Options
 from engine.ranks.messages import LastWords, Order, RankLaunch
 from engine.ranks.watch import Watch
 
-COMMAND = (sys.executable, "-m", "engine.follow")
+COMMAND = python_command("engine.follow")
 POLL_S = 0.1
 END_S = 2.0
 """Time for the ranks to end by themselves, before they are killed."""
 EXPLANATION_S = 1.0
 """How long an error of a collective waits for the news that explains it."""
-ROOT = Path(__file__).resolve().parents[2]
 _ERRORS: Mapping[str, type[LongshoreError]] = {
     "configuration": ConfigurationError,
     "memory": InsufficientMemoryError,
@@ -177,7 +176,8 @@ def rank_variables(rank: int, device: torch.device, variables: Mapping[str, str]
 
     It uses as many threads as rank 0 does now.
     """
-    own = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), variables.get("PYTHONPATH"))))}
+    folders = filter(None, (str(import_root()), variables.get("PYTHONPATH")))
+    own = {"PYTHONPATH": os.pathsep.join(folders)}
     if device.type == "cuda":
         visible = variables.get("CUDA_VISIBLE_DEVICES")
         own["CUDA_VISIBLE_DEVICES"] = visible.split(",")[rank] if visible else str(rank)
