@@ -7,6 +7,8 @@ So weights are read in their stored size, and nothing is rounded but the result.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +21,20 @@ from kernels.plan import Plan, planned
 DTYPES = (torch.bfloat16, torch.float16)
 GROUP = 8
 """Row tiles that use a tile of weights before the next one is used, so that both stay in L2."""
+
+TILES: Mapping[tuple[int, int], tuple[int, int, int]] = {
+    (16, 32): (32, 2, 4),
+    (16, 64): (32, 4, 4),
+    (32, 32): (64, 4, 3),
+    (32, 64): (32, 4, 3),
+    (64, 32): (64, 4, 3),
+    (64, 64): (64, 4, 2),
+}
+"""Outputs of a tile, warps and stages, by its rows and inputs.
+
+These need no stack and read 16 bytes at a time on sm_80 to sm_90, as
+tests/kernels/test_quantized_compile.py checks; neighbouring choices do not. No GPU has timed them.
+"""
 
 
 @triton.jit
@@ -156,7 +172,7 @@ def _plan(
         raise ValueError(f"no kernel for {kind} with {num_inputs} inputs in groups of {group_size}")
     _check(rows, codes, scales, zeros, kind, group_size)
     block_m = min(max(16, triton.next_power_of_2(num_rows)), 64)
-    block_n = 32 if block_m == 16 else 64
+    block_n, num_warps, num_stages = TILES[block_m, block_k]
     return Plan(
         (triton.cdiv(num_rows, block_m) * triton.cdiv(num_outputs, block_n),),
         (num_rows, num_outputs, num_inputs, group_size, stride(rows, 0), stride(codes, 0)),
@@ -167,8 +183,8 @@ def _plan(
             "BLOCK_M": block_m,
             "BLOCK_N": block_n,
             "BLOCK_K": block_k,
-            "num_warps": 4,
-            "num_stages": 4 if block_m == 16 else 3,
+            "num_warps": num_warps,
+            "num_stages": num_stages,
         },
     )
 
