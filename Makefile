@@ -44,8 +44,9 @@ harm: setup  ## Send hostile requests to the demo model and measure what they co
 soak: setup  ## Ten minutes of good, bad and leaving clients and of kills (ARGS='--seconds 60')
 	OMP_NUM_THREADS=1 $(BIN)/python -m loadtest soak --seconds 600 --json build/soak.json $(ARGS)
 
+# One process more than cores: tests with a server wait for it half of the time.
 test: setup  ## Run all tests (ARGS='tests/core -k stop' for some)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 conformance: setup .conformance/installed  ## Call the demo model with other people's clients, and write docs/conformance.md
 	OMP_NUM_THREADS=1 .conformance/bin/python -m pytest -c conformance/pytest.ini --rootdir conformance conformance $(ARGS)
