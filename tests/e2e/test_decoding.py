@@ -12,7 +12,6 @@ from tests.e2e.serving import DEMO, serve
 OPTIONS = {
     "none": "option.batching=none\n",
     "dynamic": "option.batching=dynamic\nbatch_size=4\n",
-    "continuous": "option.batching=continuous\n",
     "paged": "option.batching=paged\n",
     "library": "option.executor=library\nbatch_size=4\n",
 }
