@@ -15,7 +15,7 @@ from container.batch.child import for_batch
 from container.configuration.resolve import load_configuration
 from core.errors import ConfigurationError
 
-FAKE = (sys.executable, "-m", "tests.container.fake_model")
+FAKE = (sys.executable, "-m", "tests.container.multi_model.fake_model")
 
 
 class Files:

@@ -26,6 +26,8 @@ from tests.container.fake_engine import FakeEngine, says, stalls
 from tests.container.processes import Caller, descendants, free_port, is_gone, running, wait_until
 
 STREAM = {"inputs": "Q", "stream": True}
+HEAD, MORE = b"POST /invocations HTTP/1.1\r\nHost: x\r\n", bytes(2**22)
+"""The first lines of a request, and more of its body than any buffer takes."""
 
 
 def write_launch(
@@ -118,17 +120,20 @@ def test_a_refusal_reaches_a_client_that_still_sends(
     front_end: subprocess.Popen[str], engine: FakeEngine, caller: Caller
 ) -> None:
     """If data were left unread, the kernel would reset the connection behind the response."""
-    head, more = b"POST /invocations HTTP/1.1\r\nHost: x\r\n", bytes(2**22)
-    chunked = head + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
-    assert exchange(caller, chunked, more).startswith(b"HTTP/1.1 400")
-
     engine.script = stalls(after=[65])
     with ExitStack() as busy:
         for _ in range(16):
             busy.enter_context(caller.open(STREAM))
         wait_until(lambda: len(engine.of_type(Submit)) == 16)
-        whole = head + b"Content-Length: %d\r\n\r\n" % len(more)
-        assert exchange(caller, whole, more).startswith(b"HTTP/1.1 503")
+        whole = HEAD + b"Content-Length: %d\r\n\r\n" % len(MORE)
+        assert exchange(caller, whole, MORE).startswith(b"HTTP/1.1 503")
+
+
+def test_a_bad_body_is_refused_while_the_client_still_sends(
+    front_end: subprocess.Popen[str], caller: Caller
+) -> None:
+    chunked = HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+    assert exchange(caller, chunked, MORE).startswith(b"HTTP/1.1 400")
 
 
 def test_running_requests_may_finish(

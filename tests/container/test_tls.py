@@ -230,7 +230,7 @@ def test_several_models_behind_one_certificate_and_one_file_of_keys(
     }
     key = {"Authorization": "Bearer the-only-key"}
     load = {"model_name": "a", "url": str(model)}
-    command = ["-m", "tests.container.run_models", str(caller.port)]
+    command = ["-m", "tests.container.multi_model.run_models", str(caller.port)]
     with running_alone(command, short_dir, **variables) as process:
         wait_until(caller.is_healthy)
         assert caller.request("POST", "/models", load)[0] == 401

@@ -11,7 +11,7 @@ from core.messages import Heartbeat, Hello, Launch, Perform, Performed, Ready
 from core.options import Options
 from core.task import Task
 from tests.container.processes import running
-from tests.engine.serving import Client
+from tests.engine.serve.serving import Client
 
 START_S = 60
 SLEEPER = """

@@ -12,7 +12,7 @@ from core.text.tokenizer import Tokenizer
 from engine.build import build_engine
 from engine.engine import MAX_FAILED_STEPS, Engine
 from tests.e2e.serving import DEMO
-from tests.engine.serving import FACTS
+from tests.engine.serve.serving import FACTS
 from tests.strategies.fakes import FakeExecutor, next_token, strategy_of
 
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)

@@ -17,7 +17,7 @@ from engine.serve.connection import Connection
 from engine.serve.server import Server
 from engine.tasks.build import build_task_engine
 from engine.tasks.performer import Answer, Description, Job
-from tests.engine.serving import Client
+from tests.engine.serve.serving import Client
 
 
 class Echo:

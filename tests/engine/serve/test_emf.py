@@ -14,7 +14,7 @@ from engine.engine import Engine
 from engine.serve.connection import Connection
 from engine.serve.emf import EmfReporter
 from engine.serve.server import Server
-from tests.engine.serving import FACTS, Client, Gate, Stop
+from tests.engine.serve.serving import FACTS, Client, Gate, Stop
 from tests.strategies.fakes import strategy_of
 
 

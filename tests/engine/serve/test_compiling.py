@@ -11,17 +11,12 @@ from core.messages import Abort, Failed, Heartbeat, Hello, Step, Submit
 from core.sampling import Finish, SamplingParams
 from core.structured_outputs import StructuredOutputsParams
 from engine.engine import Engine
-from tests.engine.serving import (  # noqa: F401
+from tests.engine.serve.serving import (
     FACTS,
     Client,
     Gate,
-    client,
-    connection,
-    endpoint,
     expected,
-    gate,
     greedy,
-    queue_limits,
     until,
 )
 from tests.strategies.fakes import strategy_of

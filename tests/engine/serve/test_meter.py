@@ -13,7 +13,7 @@ from engine.engine import Engine
 from engine.serve.meter import Meter, RequestProgress
 from engine.tasks.engine import TaskOutput
 from engine.tasks.performer import Answer
-from tests.engine.serving import FACTS
+from tests.engine.serve.serving import FACTS
 from tests.strategies.fakes import FakeExecutor, strategy_of
 
 

@@ -21,15 +21,10 @@ from core.sampling import Finish, SamplingParams
 from engine.engine import Engine
 from engine.lora import adapters as registry
 from engine.lora.files import AdapterWeights, LayerWeights
-from tests.engine.serving import (
+from tests.engine.serve.serving import (
     FACTS,
     Client,
     Gate,
-    client,  # noqa: F401
-    connection,  # noqa: F401
-    endpoint,  # noqa: F401
-    gate,  # noqa: F401
-    queue_limits,  # noqa: F401
     until,
 )
 from tests.strategies.fakes import strategy_of

@@ -18,18 +18,8 @@ from core.messages import (
 )
 from core.sampling import Finish, SamplingParams
 from engine.serve.stillness import Stillness
-from tests.engine.serving import (  # noqa: F401
-    FACTS,
-    Client,
-    Gate,
-    client,
-    connection,
-    endpoint,
-    engine,
-    expected,
-    gate,
+from tests.engine.serve.serving import (
     greedy,
-    queue_limits,
     until,
 )
 

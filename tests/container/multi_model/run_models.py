@@ -1,4 +1,4 @@
-"""Serves several fake models: `python -m tests.container.run_models PORT [STORE]`."""
+"""Serves several fake models: `python -m tests.container.multi_model.run_models PORT [STORE]`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from container.configuration.report import report_error
 from container.multi_model.server import serve_models
 from container.multi_model.store import store_entries
 from core.errors import ConfigurationError
-from tests.container.test_multi_model import FAKE
+from tests.container.multi_model.fronts import FAKE
 
 
 def main(port: str, *stores: str) -> int:

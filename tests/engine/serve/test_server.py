@@ -21,18 +21,12 @@ from core.messages import (
 from core.sampling import Finish, SamplingParams
 from engine.engine import MAX_FAILED_STEPS
 from engine.serve.server import Server
-from tests.engine.serving import (  # noqa: F401
+from tests.engine.serve.serving import (
     FACTS,
     Client,
     Gate,
-    client,
-    connection,
-    endpoint,
-    engine,
     expected,
-    gate,
     greedy,
-    queue_limits,
     until,
 )
 

@@ -1,0 +1,56 @@
+"""The application of several models over fake ones, real processes that echo requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from flask.testing import FlaskClient
+from gevent.event import Event
+
+from container.multi_model.app import create_front
+from container.multi_model.models import Models
+from container.security.source_roots import SourceRoots
+from tests.container.multi_model.fronts import FAKE, Front, MakeModel
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> MakeModel:
+    """Create a model directory and return its path."""
+
+    def make(name: str, mode: str = "", **properties: object) -> str:
+        path = tmp_path / name / "model"
+        path.mkdir(parents=True)
+        lines = [f"option.{key}={value}\n" for key, value in properties.items()]
+        (path / "serving.properties").write_text("".join(lines))
+        if mode:
+            (path / "mode").write_text(mode)
+        return str(path)
+
+    return make
+
+
+@pytest.fixture
+def serve_models(tmp_path: Path, short_dir: Path) -> Iterator[Front]:
+    """A client of the application over fake models, which stop with the test."""
+    opened: list[Models] = []
+
+    def serve(*gpus: str, **variables: str) -> FlaskClient:
+        models = Models(short_dir, {"PYTHONPATH": ".", **variables}, FAKE, gpus=gpus)
+        models.initial_models_loaded = True
+        opened.append(models)
+        sources, origin = SourceRoots([tmp_path]), variables.get("SERVING_CORS_ALLOWED_ORIGIN")
+        return create_front(models, None, sources, origin).test_client()
+
+    yield serve
+    haste = Event()
+    haste.set()
+    for models in opened:
+        models.stop(haste)
+    assert list(short_dir.iterdir()) == [], "a socket file is left"
+
+
+@pytest.fixture
+def front(serve_models: Front) -> FlaskClient:
+    return serve_models()
