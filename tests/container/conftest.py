@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import zmq
 from flask.testing import FlaskClient
 from tokenizers import decoders, models, pre_tokenizers
 
+from container.configuration.resolve import Configuration, load_configuration
 from container.front_end.app import create_app, create_task_app
 from container.isolation.helper import Helper
 from container.wire.engine_client import EngineClient
@@ -24,6 +25,7 @@ from core.structured_outputs import StructuredOutputsParams
 from core.task import Task
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
+from tests.container.configurations import Load
 from tests.container.fake_engine import FACTS, FakeEngine, says
 from tests.container.processes import Caller, free_port
 
@@ -155,3 +157,15 @@ def task_app(endpoint: str, engine: FakeEngine) -> Iterator[Serve]:
 
     yield make
     client.close()
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Resolve a configuration file with this text under these environment variables."""
+
+    def load(text: str, variables: Mapping[str, str] | None = None) -> Configuration:
+        path = tmp_path / "serving.properties"
+        path.write_text(text, "utf-8")
+        return load_configuration(path, variables or {})
+
+    return load

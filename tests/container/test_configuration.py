@@ -21,7 +21,7 @@ from container.models.directory import resolve_model_dir
 from core.batching import choose_batching
 from core.errors import ConfigurationError
 from core.options import option_table
-from tests.container.configurations import Load, load, refusal  # noqa: F401
+from tests.container.configurations import Load, refusal
 from tests.container.fake_engine import FACTS
 
 AWS_FILES = {

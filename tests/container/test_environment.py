@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.container.configurations import Load, load, refusal  # noqa: F401
+from tests.container.configurations import Load, refusal
 
 
 def test_variables_set_keys_missing_from_the_file(load: Load) -> None:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from container.__main__ import main
-from container.configuration.resolve import Configuration, load_configuration
 from container.launch.preparation import prepare
 from container.models.requirements import install_requirements_file
 from core.errors import ConfigurationError
-
-Load = Callable[[str], Configuration]
 
 HANDLER = "def handle(inputs): ...\n"
 
@@ -24,15 +20,6 @@ HANDLER = "def handle(inputs): ...\n"
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("tmp")))
-
-
-@pytest.fixture
-def load(tmp_path: Path) -> Load:
-    def load(text: str) -> Configuration:
-        (tmp_path / "serving.properties").write_text(text)
-        return load_configuration(tmp_path / "serving.properties", {})
-
-    return load
 
 
 @pytest.mark.parametrize(

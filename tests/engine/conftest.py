@@ -1,4 +1,4 @@
-"""Tiny models, built once per session."""
+"""Tiny models and what transformers answers with them, made once per session."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from functools import partial
 import pytest
 import torch
 
+from tests.engine import grammar_models, graphs
+from tests.engine.greedy_answers import generate
 from tests.engine.tiny_models import save_tiny_model
 
 
@@ -22,3 +24,28 @@ def tiny_model(tmp_path_factory):
 def exact_rows(monkeypatch):
     """Do not round rows for products with integer weights, which would change tokens."""
     monkeypatch.setattr("engine.model.quantization.integers.rounds_rows", lambda: False)
+
+
+@pytest.fixture(scope="session")
+def expected(tiny_model):
+    """Return a function (architecture, **changes) → the answers of transformers' `generate`."""
+    known = {}
+
+    def of(architecture, **changes):
+        key = architecture, *changes.items()
+        if key not in known:
+            known[key] = generate(tiny_model(architecture), **changes)
+        return known[key]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def default_graphs(tiny_model):
+    return graphs.of_default_sizes(tiny_model("llama"))
+
+
+@pytest.fixture(scope="module")
+def grammar_model(tmp_path_factory):
+    """Return the folder of a model with a tokenizer of bytes."""
+    return grammar_models.save(tmp_path_factory.mktemp("grammar"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
@@ -29,9 +28,8 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    path = tmp_path_factory.mktemp("grammar")
+def save(path):
+    """Save a random model with a tokenizer of bytes. Returns its folder, `path`."""
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import pytest
-
 from core.plan import Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
@@ -13,7 +11,6 @@ from core.step_size import DEFAULT_PROMPT_SIZES, graph_sizes
 from engine import LLM
 from engine.step.packed_executor import PackedExecutor
 from engine.step.step_graphs import StepGraphs
-from tests.engine.test_equality import NUM_NEW, expected, prompts, tokens  # noqa: F401
 
 
 class Imitation:
@@ -57,6 +54,16 @@ def add_graphs(llm, *, max_rows=4, prompt_sizes=()):
     return recorder
 
 
+def of_default_sizes(path):
+    """Return graphs of the default sizes and 256 sequences, which compute nothing."""
+    executor = LLM(path, dtype="fp32", num_kv_blocks=40).llm_engine.executor
+    recorder = SimpleNamespace(record=lambda work: lambda: None)
+    parts = executor.model, executor.cache, executor.backend
+    return StepGraphs(
+        *parts, recorder, graph_sizes(256, 8192, DEFAULT_PROMPT_SIZES), max_model_len=1024
+    )
+
+
 def decode_plan(count, num_tokens=5):
     """Return a step of `count` sequences with two blocks each, from block 1 on."""
     return StepPlan(
@@ -80,14 +87,3 @@ def mixed_plan(num_decodes, lengths, **changes):
         sequence, blocks = Sequence(id, [1] * length, SamplingParams()), (id,) * -(-length // 16)
         chunks.append(Chunk(sequence, 0, length, blocks, samples=True, **changes))
     return StepPlan(tuple(chunks))
-
-
-@pytest.fixture(scope="module")
-def default_graphs(tiny_model):
-    """Graphs of the default sizes and 256 sequences, which compute nothing."""
-    executor = LLM(tiny_model("llama"), dtype="fp32", num_kv_blocks=40).llm_engine.executor
-    recorder = SimpleNamespace(record=lambda work: lambda: None)
-    parts = executor.model, executor.cache, executor.backend
-    return StepGraphs(
-        *parts, recorder, graph_sizes(256, 8192, DEFAULT_PROMPT_SIZES), max_model_len=1024
-    )

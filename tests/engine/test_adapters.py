@@ -20,7 +20,7 @@ from tests.engine.adapters import (
     write_files,
 )
 from tests.engine.graphs import add_graphs
-from tests.engine.test_equality import NUM_NEW, STRATEGIES, generate, prompts, tokens
+from tests.engine.greedy_answers import NUM_NEW, STRATEGIES, generate, prompts, tokens
 
 KINDS = ("a", "b", None)
 """Adapters of the prompts, repeated; None is the base model."""

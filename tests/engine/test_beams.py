@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from core.errors import RequestError
 from engine import LLM, SamplingParams
-from tests.engine.test_equality import STRATEGIES, prompts
+from tests.engine.greedy_answers import STRATEGIES, prompts
 
 NUM_NEW = 10
 SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}

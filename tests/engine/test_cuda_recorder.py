@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from engine.step.cuda_recorder import CudaRecorder
-from tests.engine.test_equality import NUM_NEW, expected, prompts, tokens  # noqa: F401
 
 
 class FakeGpu:

@@ -18,18 +18,15 @@ from engine import (
 )
 from engine.sampling.grammars import Grammars
 from tests.engine.adapters import merged, write_adapter
-from tests.engine.grammar_models import (  # noqa: F401
+from tests.engine.grammar_models import (
     EOS,
     PROMPTS,
     SMALL,
-    VOCABULARY,
     answer,
     answers,
-    byte_tokenizer,
     form,
-    model_dir,
 )
-from tests.engine.test_equality import STRATEGIES
+from tests.engine.greedy_answers import STRATEGIES
 
 SCHEMA = {
     "type": "object",
@@ -48,8 +45,8 @@ LONG = 160
 
 
 @pytest.fixture(scope="module")
-def llm(model_dir):
-    with LLM(model_dir, **SMALL) as llm:
+def llm(grammar_model):
+    with LLM(grammar_model, **SMALL) as llm:
         yield llm
 
 
@@ -65,9 +62,9 @@ def mixed():
 
 
 @pytest.fixture(scope="module")
-def alone(model_dir):
+def alone(grammar_model):
     """Return the answers of single requests without overlap."""
-    with LLM(model_dir, batching="none", async_scheduling=False, **SMALL) as llm:
+    with LLM(grammar_model, batching="none", async_scheduling=False, **SMALL) as llm:
         prompts = [PROMPTS[number % 3] for number in range(6)]
         return [
             llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
@@ -87,27 +84,27 @@ def test_answers_follow_the_schema(llm):
 
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("batching", [*STRATEGIES, "library"])
-def test_a_mixed_batch_equals_single_requests(model_dir, alone, batching, overlaps):
+def test_a_mixed_batch_equals_single_requests(grammar_model, alone, batching, overlaps):
     """In `paged` with preemption: earlier tokens are fed to the grammar only once."""
     options = {"executor": "library"} if batching == "library" else {"batching": batching}
     options |= STRATEGIES.get(batching, {})
     if batching == "paged":
         options |= {"num_kv_blocks": 26, "preemption_mode": "auto" if overlaps else "recompute"}
-    with LLM(model_dir, async_scheduling=overlaps, **options, **SMALL) as llm:
+    with LLM(grammar_model, async_scheduling=overlaps, **options, **SMALL) as llm:
         assert [output.token_ids for output in answers(llm, mixed())] == alone
         assert (llm.llm_engine.strategy.num_preemptions > 0) == (batching == "paged")
         assert llm.llm_engine.strategy.memory.num_held_blocks == 0
 
 
-def test_adapters_follow_the_grammar_too(model_dir, tmp_path):
+def test_adapters_follow_the_grammar_too(grammar_model, tmp_path):
     """In one batch with the base model; greedy, so answers equal those of the merged model."""
-    adapter = write_adapter(model_dir, tmp_path / "adapter", seed=3)
-    whole = merged(model_dir, adapter, tmp_path / "merged")
-    shutil.copy(model_dir / "tokenizer.json", whole)
+    adapter = write_adapter(grammar_model, tmp_path / "adapter", seed=3)
+    whole = merged(grammar_model, adapter, tmp_path / "merged")
+    shutil.copy(grammar_model / "tokenizer.json", whole)
     params = SamplingParams(temperature=0, max_tokens=24, **form(regex="[a-f]{8}-[0-9x]{4,12}!"))
     with LLM(whole, **SMALL) as llm:
         expected = answers(llm, [params] * 3)
-    with LLM(model_dir, enable_lora=True, **SMALL) as llm:
+    with LLM(grammar_model, enable_lora=True, **SMALL) as llm:
         adapters = [LoRARequest("one", 1, str(adapter)), None, None]
         prompts = [PROMPTS[0], PROMPTS[0], PROMPTS[1]]
         reply = llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
@@ -117,11 +114,11 @@ def test_adapters_follow_the_grammar_too(model_dir, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_preempted_samples(model_dir, mode):
+def test_preempted_samples(grammar_model, mode):
     params = SamplingParams(seed=3, n=2, max_tokens=LONG, **form(json=SCHEMA))
     texts = []
     for changes in ({"num_kv_blocks": 300}, {"num_kv_blocks": 45, "preemption_mode": mode}):
-        with LLM(model_dir, batching="paged", **changes, **SMALL) as llm:
+        with LLM(grammar_model, batching="paged", **changes, **SMALL) as llm:
             results = llm.generate(PROMPTS, params, use_tqdm=False)
             texts.append([output.text for result in results for output in result.outputs])
             preempted = llm.llm_engine.strategy.num_preemptions
@@ -132,9 +129,9 @@ def test_preempted_samples(model_dir, mode):
         jsonschema_rs.validate(SCHEMA, json.loads(text))
 
 
-def test_free_answers_still_overlap(model_dir):
+def test_free_answers_still_overlap(grammar_model):
     """Next to a constrained answer, steps of a free one are still submitted ahead."""
-    with LLM(model_dir, async_scheduling=True, **SMALL) as llm:
+    with LLM(grammar_model, async_scheduling=True, **SMALL) as llm:
         ahead = []
         submit = llm.llm_engine.executor.submit
 
@@ -212,8 +209,8 @@ def test_logprobs_are_those_before_the_grammar(llm):
     assert max(ranks) > 2, "the constrained token is not the most likely one"
 
 
-def test_a_model_without_an_eos_token(model_dir, tmp_path):
-    shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
+def test_a_model_without_an_eos_token(grammar_model, tmp_path):
+    shutil.copytree(grammar_model, tmp_path, dirs_exist_ok=True)
     for name in ("config.json", "generation_config.json"):
         settings = json.loads((tmp_path / name).read_text())
         (tmp_path / name).write_text(json.dumps(settings | {"eos_token_id": None}))
@@ -225,9 +222,9 @@ def test_a_model_without_an_eos_token(model_dir, tmp_path):
 
 
 @pytest.mark.parametrize("executor", ["packed", "library"])
-def test_a_failing_matcher_fails_only_its_request(model_dir, monkeypatch, executor):
+def test_a_failing_matcher_fails_only_its_request(grammar_model, monkeypatch, executor):
     """The matcher here fails in the middle of an answer."""
-    with LLM(model_dir, executor=executor, batching="dynamic", batch_size=3, **SMALL) as llm:
+    with LLM(grammar_model, executor=executor, batching="dynamic", batch_size=3, **SMALL) as llm:
         limited = Grammars.matcher
 
         class Weak:
@@ -288,8 +285,8 @@ def test_invalid_constraints_are_rejected(llm, wrong, why):
     assert not llm.llm_engine.has_work()
 
 
-def test_a_model_without_a_tokenizer(model_dir, tmp_path):
-    shutil.copytree(model_dir, tmp_path, dirs_exist_ok=True)
+def test_a_model_without_a_tokenizer(grammar_model, tmp_path):
+    shutil.copytree(grammar_model, tmp_path, dirs_exist_ok=True)
     (tmp_path / "tokenizer.json").unlink()
     with LLM(tmp_path, **SMALL) as llm, pytest.raises(RequestError, match=r"no tokenizer\.json"):
         answer(llm, **form(regex="a"))

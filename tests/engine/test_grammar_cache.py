@@ -16,14 +16,13 @@ from engine import (
     StructuredOutputsParams,
 )
 from engine.sampling.grammars import MAX_KEPT, Grammars
-from tests.engine.grammar_models import (  # noqa: F401
+from tests.engine.grammar_models import (
     EOS,
     PROMPTS,
     SMALL,
     answer,
     answers,
     form,
-    model_dir,
 )
 
 
@@ -40,8 +39,8 @@ def compiled(monkeypatch):
     return texts
 
 
-def test_threads_compile_a_grammar_once(model_dir, compiled):
-    grammars = Grammars(model_dir, [EOS])
+def test_threads_compile_a_grammar_once(grammar_model, compiled):
+    grammars = Grammars(grammar_model, [EOS])
     many = StructuredOutputsParams(choice=tuple(f"{n:x}" for n in range(1500)))
     with ThreadPoolExecutor(8) as threads:
         matchers = [*threads.map(grammars.matcher, [many] * 8)]
@@ -49,8 +48,8 @@ def test_threads_compile_a_grammar_once(model_dir, compiled):
     assert all(matcher.consume_token(64) for matcher in matchers), "each starts at the beginning"
 
 
-def test_a_wrong_grammar_fails_every_time(model_dir, compiled):
-    grammars = Grammars(model_dir, [EOS])
+def test_a_wrong_grammar_fails_every_time(grammar_model, compiled):
+    grammars = Grammars(grammar_model, [EOS])
     wrong = StructuredOutputsParams(grammar="start: nowhere")
     for _ in range(2):
         with pytest.raises(RequestError, match="nowhere"):
@@ -59,29 +58,29 @@ def test_a_wrong_grammar_fails_every_time(model_dir, compiled):
     assert len(compiled) == 2
 
 
-def test_no_step_compiles_a_grammar(model_dir, compiled):
+def test_no_step_compiles_a_grammar(grammar_model, compiled):
     """More requests wait than compiled grammars are kept."""
-    with LLM(model_dir, batching="none", **SMALL) as llm:
+    with LLM(grammar_model, batching="none", **SMALL) as llm:
         params = [SamplingParams(max_tokens=2, **form(regex=f"a{{{n}}}"))
                   for n in range(2, MAX_KEPT + 8)]  # fmt: skip
         assert {answer.text for answer in answers(llm, params)} == {"aa"}
     assert len(compiled) == len(params)
 
 
-def test_large_grammars_of_many_requests_are_refused(model_dir, monkeypatch):
+def test_large_grammars_of_many_requests_are_refused(grammar_model, monkeypatch):
     limit = dataclasses.replace(GRAMMARS_IN_USE, maximum=25)
     monkeypatch.setattr("engine.sampling.grammars.GRAMMARS_IN_USE", limit)
-    with LLM(model_dir, **SMALL) as llm:
+    with LLM(grammar_model, **SMALL) as llm:
         assert answer(llm, n=3, max_tokens=2, **form(regex="a{20}")).text == "aa"
         with pytest.raises(OverloadedError, match="25 characters"):
             answers(llm, [SamplingParams(**form(regex=regex)) for regex in ("a{20}", "b{20}")])
         assert answer(llm, max_tokens=2, **form(regex="b{20}")).text == "bb"
 
 
-def test_an_ambiguous_grammar_fails_only_its_request(model_dir, monkeypatch):
+def test_an_ambiguous_grammar_fails_only_its_request(grammar_model, monkeypatch):
     """Here every mask counts as if it had taken longer than it may."""
     monkeypatch.setattr("engine.sampling.grammars.SECONDS_PER_MASK", -0.4)
-    with LLM(model_dir, **SMALL) as llm:
+    with LLM(grammar_model, **SMALL) as llm:
         grammar = form(grammar='start: s\ns: s s | "a"')
         ambiguous = SamplingParams(seed=1, max_tokens=9, ignore_eos=True, **grammar)
         streams = [
@@ -93,8 +92,8 @@ def test_an_ambiguous_grammar_fails_only_its_request(model_dir, monkeypatch):
         assert "".join(delta.text for delta in streams[1])
 
 
-def test_compiled_grammars_are_cached_up_to_a_limit(model_dir):
-    grammars = Grammars(model_dir, [EOS])
+def test_compiled_grammars_are_cached_up_to_a_limit(grammar_model):
+    grammars = Grammars(grammar_model, [EOS])
     forms = [StructuredOutputsParams(regex=f"a{{{n}}}") for n in range(MAX_KEPT + 2)]
     for kept_form in forms:
         assert not grammars.knows(kept_form)

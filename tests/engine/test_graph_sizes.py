@@ -10,14 +10,12 @@ from core.sequence import Sequence
 from core.step_size import DEFAULT_PROMPT_SIZES, StepSize, decode_sizes, graph_sizes
 from engine import LLM
 from engine.step.step_graphs import MAX_CAPTURE_SECONDS, StepGraphs
-from tests.engine.graphs import (  # noqa: F401
+from tests.engine.graphs import (
     Imitation,
     decode_plan,
-    default_graphs,
     mixed_plan,
     with_graphs,
 )
-from tests.engine.test_equality import NUM_NEW, expected, prompts, tokens  # noqa: F401
 
 
 def test_decode_sizes_waste_little_and_fit_every_batch():

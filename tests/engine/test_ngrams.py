@@ -9,7 +9,7 @@ from core.sequence import Sequence
 from engine import LLM
 from engine.sampling.ngrams import Ngrams
 from engine.sampling.rows import Row
-from tests.engine.test_equality import NUM_NEW, STRATEGIES, generate, prompts
+from tests.engine.greedy_answers import NUM_NEW, STRATEGIES, generate, prompts
 
 SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}
 SIZES = (1, 2, 3)

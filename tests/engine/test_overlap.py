@@ -9,8 +9,8 @@ from core.plan import StepPlan
 from core.sampling import Finish, SamplingParams
 from engine import LLM
 from engine.engine import MAX_FAILED_STEPS, Engine
+from tests.engine.greedy_answers import STRATEGIES, prompts, tokens
 from tests.engine.serve.serving import FACTS
-from tests.engine.test_equality import STRATEGIES, expected, prompts, tokens  # noqa: F401
 from tests.strategies.fakes import FakeExecutor, next_token, strategy_of
 
 SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}

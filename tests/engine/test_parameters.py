@@ -10,8 +10,8 @@ from core.errors import RequestError
 from core.sampling import NO_LIMIT
 from engine import LLM, SamplingParams
 from engine.step import prompt_scores
-from tests.engine.test_equality import STRATEGIES
-from tests.engine.test_equality import prompts as five_prompts
+from tests.engine.greedy_answers import STRATEGIES
+from tests.engine.greedy_answers import prompts as five_prompts
 from tests.engine.tiny_models import VOCABULARY
 
 SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine import LLM, SamplingParams
-from tests.engine.test_equality import prompts
+from tests.engine.greedy_answers import prompts
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine import LLM, SamplingParams
-from tests.engine.test_equality import STRATEGIES, prompts
+from tests.engine.greedy_answers import STRATEGIES, prompts
 
 NUM_NEW = 8
 SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}

@@ -20,14 +20,12 @@ from engine.attention.paged_step import PagedStep
 from engine.inputs import InputBuilder
 from engine.staging import Staging
 from kernels.cpu import linear as cpu_linear
-from tests.engine.graphs import (  # noqa: F401
-    Imitation,
+from tests.engine.graphs import (
     decode_plan,
-    default_graphs,
     mixed_plan,
     with_graphs,
 )
-from tests.engine.test_equality import NUM_NEW, expected, prompts, tokens  # noqa: F401
+from tests.engine.greedy_answers import NUM_NEW, prompts, tokens
 
 
 @pytest.mark.parametrize("overlaps", [False, True])

@@ -11,7 +11,7 @@ from engine import LLM, SamplingParams
 from engine.attention.backends import TorchBackend
 from engine.attention.kv_cache import KVCache
 from engine.step.block_mover import BlockMover
-from tests.engine.test_equality import expected, prompts, tokens  # noqa: F401
+from tests.engine.greedy_answers import prompts, tokens
 
 SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}
 

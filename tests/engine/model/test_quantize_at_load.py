@@ -11,8 +11,8 @@ from engine import LLM
 from engine.loading import own_decoder
 from engine.model.loader import Loader
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
+from tests.engine.greedy_answers import STRATEGIES, prompts, tokens
 from tests.engine.model.conftest import logits
-from tests.engine.test_equality import STRATEGIES, prompts, tokens
 
 pytestmark = pytest.mark.usefixtures("exact_rows")
 CPU = torch.device("cpu")

@@ -14,9 +14,9 @@ from engine import LLM, LoRARequest, SamplingParams
 from engine.model.checkpoint import open_published
 from engine.model.quantization.gptq import Gptq
 from tests.engine.adapters import adapted_llm, merged, write_adapter
+from tests.engine.greedy_answers import NUM_NEW, STRATEGIES, generate, prompts, tokens
 from tests.engine.model.conftest import expected_logits, logits
 from tests.engine.quantized_checkpoints import FILE, FORMATS, MXFP4, gptq, write_quantized
-from tests.engine.test_equality import NUM_NEW, STRATEGIES, generate, prompts, tokens
 
 pytestmark = pytest.mark.usefixtures("exact_rows")
 

@@ -9,9 +9,9 @@ from engine.ranks.messages import Forward, Install, Move
 from tests.engine.adapters import write_adapter
 from tests.engine.grammar_models import PROMPTS as GRAMMAR_PROMPTS
 from tests.engine.grammar_models import SMALL as GRAMMAR_OPTIONS
-from tests.engine.grammar_models import form, model_dir  # noqa: F401
+from tests.engine.grammar_models import form
+from tests.engine.greedy_answers import NUM_NEW, generate, prompts
 from tests.engine.ranks.engines import answers, ranked_engine, with_strategy
-from tests.engine.test_equality import NUM_NEW, generate, prompts
 
 FAMILIES = ("llama", "qwen3", "gemma2", "phi3", "gpt2", "gpt_neox", "olmo2", "cohere2", "glm4",
             "qwen2_moe", "gpt_oss")  # fmt: skip
@@ -87,13 +87,13 @@ def test_cached_prefixes_are_skipped_on_every_rank(tiny_model):
     assert followers.orders[0].num_tokens == 3, "16 of 19 tokens are in whole blocks"
 
 
-def test_a_grammar(model_dir):
+def test_a_grammar(grammar_model):
     """Rank 0 alone knows the grammar; two heads share one KV head, which both ranks hold."""
     params = SamplingParams(temperature=0, max_tokens=20, **form(regex="[a-f]{4,12}"))
-    llm = LLM(model_dir, **GRAMMAR_OPTIONS)
+    llm = LLM(grammar_model, **GRAMMAR_OPTIONS)
     expected = answers(llm.llm_engine, GRAMMAR_PROMPTS, params)
     assert expected != answers(llm.llm_engine, GRAMMAR_PROMPTS, GREEDY)
-    with ranked_engine(model_dir, 2, **GRAMMAR_OPTIONS) as (engine, _):
+    with ranked_engine(grammar_model, 2, **GRAMMAR_OPTIONS) as (engine, _):
         assert answers(engine, GRAMMAR_PROMPTS, params) == expected
 
 

@@ -20,7 +20,7 @@ from engine import LLM, SamplingParams
 from engine.ranks.followers import Followers, rank_variables, threads_for_ranks
 from engine.ranks.messages import LastWords, Move
 from tests.container.processes import is_gone
-from tests.engine.test_equality import generate, prompts, tokens
+from tests.engine.greedy_answers import generate, prompts, tokens
 
 LIMIT_S = 5
 """How soon the group must have ended."""
