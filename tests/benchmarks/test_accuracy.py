@@ -15,7 +15,7 @@ def test_windows_have_one_length():
 
 
 def test_every_precision_is_scored(tmp_path, capsys):
-    """int8 stays close to the unquantized model, and is not the same."""
+    """The text gets likelier or less likely by little, and other tokens are the best."""
     path = tmp_path / "text.txt"
     path.write_text(TEXT * 12)
     assert main([str(DEMO), "--text", str(path), "--share", "0.5", "--window", "64"]) == 0
@@ -26,4 +26,6 @@ def test_every_precision_is_scored(tmp_path, capsys):
     assert rows[0][2:] == ("+0.00", "100.0")
     worse = {name: abs(float(percent)) for name, _, percent, _ in rows}
     assert worse["int8"] < 1
+    assert worse["int4"] < 5
+    assert float(rows[2][3]) > float(rows[3][3]), "int8 agrees more often"
     assert float(rows[3][3]) < 100

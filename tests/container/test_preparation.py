@@ -13,6 +13,7 @@ from container.__main__ import main
 from container.launch.preparation import prepare
 from container.models.requirements import install_requirements_file
 from core.errors import ConfigurationError
+from tests.container.configurations import Load
 
 HANDLER = "def handle(inputs): ...\n"
 

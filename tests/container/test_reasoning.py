@@ -24,6 +24,11 @@ from tests.container.test_chat import CALL, ask, events, prompt
 USER: Any = test_chat.USER
 TOOLS: Any = test_chat.TOOLS
 TEXT = f"<think>\nWell, f.\n</think>\n\nSo: {CALL}"
+THINKING = ChatTemplate(
+    "{{ messages[-1].content }}<think>"
+    "{% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}"
+)
+"""Begins the reasoning itself, and ends it if it is not wanted."""
 
 
 @pytest.fixture
@@ -80,27 +85,24 @@ def test_reasoning_may_be_left_out(http: FlaskClient) -> None:
 
 
 def test_an_answer_of_a_set_format_does_not_reason(
-    http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
+    client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer, helper: Helper
 ) -> None:
     """So its first token is content, even if the template has begun to reason."""
-    engine.script = says([*tokenizer.encode("yes"), EOS])
-    http = http.application.test_client()
+    engine.script = says([*tokenizer.encode("yes</think>"), EOS])
+    http = create_app(client, tokenizer, Options(), "demo", THINKING, helper=helper).test_client()
+    assert ask(http).get_json()["choices"][0]["message"]["reasoning"] == "yes"
     message = ask(http, guided_choice=["yes"]).get_json()["choices"][0]["message"]
-    assert message == {"role": "assistant", "content": "yes"}
+    assert message == {"role": "assistant", "content": "yes</think>"}
 
 
 def test_the_end_of_the_prompt_decides(
     client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer, helper: Helper
 ) -> None:
     """A template that opens or closes the reasoning itself, which also chooses the parser."""
-    template = ChatTemplate(
-        "{{ messages[-1].content }}<think>"
-        "{% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}"
-    )
     engine.script = says([*tokenizer.encode("Well</think>Hi"), EOS])
 
     def message(app_options: Options, **fields: Any) -> dict[str, Any]:
-        app = create_app(client, tokenizer, app_options, "demo", template, helper=helper)
+        app = create_app(client, tokenizer, app_options, "demo", THINKING, helper=helper)
         return ask(app.test_client(), **fields).get_json()["choices"][0]["message"]
 
     thought = message(Options())

@@ -110,14 +110,14 @@ def caller(files: tuple[str, str]) -> TlsCaller:
 
 
 @pytest.fixture
-def front_end(
+def launch(
     tmp_path: Path,
     tokenizer_dir: Path,
     engine: FakeEngine,
     endpoint: str,
     caller: TlsCaller,
     files: tuple[str, str],
-) -> Iterator[subprocess.Popen[str]]:
+) -> Path:
     options = Options(
         http_workers=1, max_connections=4, ssl_certfile=files[0], ssl_keyfile=files[1]
     )
@@ -126,7 +126,12 @@ def front_end(
     )
     path = tmp_path / "launch.json"
     path.write_bytes(msgspec.json.encode(launch))
-    with running(["-m", "container.front_end.start", str(path)]) as process:
+    return path
+
+
+@pytest.fixture
+def front_end(launch: Path, caller: TlsCaller) -> Iterator[subprocess.Popen[str]]:
+    with running(["-m", "container.front_end.start", str(launch)]) as process:
         wait_until(caller.is_healthy)
         yield process
 
@@ -176,6 +181,19 @@ def _is_open(client: socket.socket) -> bool:
         return client.recv(1) != b""
     except BlockingIOError:
         return True
+
+
+def test_a_handshake_has_a_time_limit(launch: Path, caller: TlsCaller) -> None:
+    hasty = f"""
+import container.front_end.start as front_end, container.security.tls as tls
+tls.HANDSHAKE_S = 0.5
+front_end.main({str(launch)!r})
+"""
+    with running(["-c", hasty]):
+        wait_until(caller.is_healthy)
+        with socket.create_connection(("localhost", caller.port), timeout=5) as client:
+            client.sendall(b"\x16\x03\x01")  # it begins, and goes on no more
+            assert client.recv(1) == b"", "the connection is closed"
 
 
 @pytest.mark.parametrize("says_goodbye", [True, False])

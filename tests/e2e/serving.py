@@ -55,12 +55,16 @@ class Container:
 
     def metric(self, *names: str) -> float:
         """Return the sum of all samples of these metrics."""
+        return sum(self.metrics(*names))
+
+    def metrics(self, *names: str) -> list[float]:
+        """Return the sum of the samples of each of these metrics, all read at once."""
         status, data = self.request("GET", "/metrics")
         assert status == 200
         text = data.decode()
         assert all(f"# TYPE {name} " in text for name in names), text
         samples = re.findall(r"^([\w:]+)(?:{.*})? (\S+)$", text, re.MULTILINE)
-        return sum(float(value) for name, value in samples if name in names)
+        return [sum(float(value) for sample, value in samples if sample == name) for name in names]
 
     def request(
         self, method: str, path: str, body: object = None, **headers: str

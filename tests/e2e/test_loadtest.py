@@ -110,7 +110,8 @@ def _read(path: Path) -> str:
         return ""
 
 
-@pytest.mark.parametrize(("workload", "schema"), [("parallel", "lmi"), ("beam", "openai")])
+@pytest.mark.parametrize("schema", ["lmi", "openai"])
+@pytest.mark.parametrize("workload", ["parallel", "beam"])
 def test_workloads_of_several_sequences(
     url: str, tmp_path: Path, workload: str, schema: str
 ) -> None:

@@ -19,11 +19,11 @@ from core.options import Options
 from engine import LLM, SamplingParams
 from engine.ranks.followers import Followers, rank_variables, threads_for_ranks
 from engine.ranks.messages import LastWords, Move
-from tests.container.processes import is_gone
+from tests.container.processes import descendants, is_gone, wait_until
 from tests.engine.greedy_answers import generate, prompts, tokens
 
-LIMIT_S = 5
-"""How soon the group must have ended."""
+LIMIT_S = 15
+"""How soon the group must have ended, on a busy machine."""
 CPU = torch.device("cpu")
 RANK = """
 import os, sys, time
@@ -62,14 +62,7 @@ class Group:
 
     def wait_for_the_end(self):
         assert self.lost.wait(LIMIT_S)
-        until(lambda: all(is_gone(pid) for pid in self.followers.pids))
-
-
-def until(is_done):
-    deadline = time.monotonic() + LIMIT_S
-    while not is_done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        wait_until(lambda: all(is_gone(pid) for pid in self.followers.pids))
 
 
 @pytest.fixture
@@ -162,7 +155,7 @@ def test_an_engine_on_two_gpus(tiny_model):
 
 def end_of_rank_1(llm):
     """Kill rank 1 while it answers."""
-    [pid] = [child for child in children(os.getpid()) if "engine.follow" in command_of(child)]
+    [pid] = [child for child in descendants(os.getpid()) if "engine.follow" in command_of(child)]
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     stream = llm.stream(prompts(), params)
     next(stream)
@@ -171,11 +164,6 @@ def end_of_rank_1(llm):
     with pytest.raises(EngineUnavailableError, match="rank 1 ended with exit code -9"):
         list(stream)
     assert time.monotonic() - started < LIMIT_S
-
-
-def children(pid):
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def command_of(pid):

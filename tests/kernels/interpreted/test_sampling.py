@@ -172,10 +172,13 @@ def test_keeps_and_draws_the_tokens_of_torch(kind):
     check_sampling(logits, mixed)
 
 
-@pytest.mark.parametrize("width", [1, 7, CHUNK - 1, CHUNK])
-def test_other_widths(width):
+@pytest.mark.parametrize(
+    ("width", "kind"),
+    [(1, "ties"), (CHUNK - 1, "ties"), (CHUNK, "ties"), *((7, kind) for kind in KINDS)],
+)
+def test_other_widths(width, kind):
     mixed = sequences(FILTERS[::4])
-    check_sampling(KINDS["ties"](len(mixed), width), mixed)
+    check_sampling(KINDS[kind](len(mixed), width), mixed)
 
 
 @pytest.mark.parametrize("seed", range(4))
