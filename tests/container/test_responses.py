@@ -295,6 +295,13 @@ def test_fields_without_effect_are_named(http: FlaskClient, engine: FakeEngine) 
     assert "Warning" not in http.post("/v1/responses", json={"input": "Q", "store": False}).headers
 
 
+@pytest.mark.parametrize("name", ["a\nb", "é", "中", "x" * 10000])
+def test_a_warning_does_not_repeat_what_the_client_wrote(http: FlaskClient, name: str) -> None:
+    response = http.post("/v1/responses", json={"input": "Q", "include": [name, name]})
+    assert response.status_code == 200
+    assert response.headers["X-Longshore-Warning"] == "include has no effect here"
+
+
 def test_failures(demo: openai.OpenAI, http: FlaskClient, engine: FakeEngine) -> None:
     engine.script = fails("overloaded", "full")
     with pytest.raises(openai.InternalServerError, match="full"):
