@@ -204,6 +204,17 @@ def test_tool_choices(serve: Serve, engine: FakeEngine, tokenizer: Tokenizer) ->
     assert prompt(engine, tokenizer) == "u:Q;a:"
 
 
+def test_a_limit_of_one_call_that_cannot_be_kept_is_named(serve: Serve) -> None:
+    http = serve(tool_call_parser="hermes")
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    warned = ask(http, tools=TOOLS, tool_choice=choice)
+    assert warned.headers["X-Longshore-Warning"] == (
+        "tool_choice.disable_parallel_tool_use has no effect with this tool_choice"
+    )
+    forced = ask(http, tools=TOOLS, tool_choice={**choice, "type": "any"})
+    assert "X-Longshore-Warning" not in forced.headers
+
+
 def test_the_format_of_the_answer(http: FlaskClient, engine: FakeEngine) -> None:
     form = {"type": "json_schema", "schema": SCHEMA}
     assert ask(http, output_config={"format": form}).status_code == 200

@@ -295,6 +295,17 @@ def test_fields_without_effect_are_named(http: FlaskClient, engine: FakeEngine) 
     assert "Warning" not in http.post("/v1/responses", json={"input": "Q", "store": False}).headers
 
 
+def test_a_limit_of_one_call_that_cannot_be_kept_is_named(serve: Serve) -> None:
+    http = serve(tool_call_parser="hermes")
+    body = {"input": "Q", "tools": TOOLS, "parallel_tool_calls": False}
+    warned = http.post("/v1/responses", json=body)
+    assert warned.headers["X-Longshore-Warning"] == (
+        "parallel_tool_calls has no effect with this tool_choice"
+    )
+    forced = http.post("/v1/responses", json={**body, "tool_choice": "required"})
+    assert "X-Longshore-Warning" not in forced.headers
+
+
 @pytest.mark.parametrize("name", ["a\nb", "é", "中", "x" * 10000])
 def test_a_warning_does_not_repeat_what_the_client_wrote(http: FlaskClient, name: str) -> None:
     response = http.post("/v1/responses", json={"input": "Q", "include": [name, name]})

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from container.apis.chat.tool_choice import ForcedCalls, read_tools
+from container.apis.chat.tool_choice import ForcedCalls, Tools, read_tools
 from container.apis.chat.turn import Turn
 from container.apis.generation.conversation import (
     EFFORT,
@@ -164,11 +164,11 @@ def _conversation(values: Values) -> tuple[Conversation, ForcedCalls | None, tup
         raise RequestError("messages", "expected at least one message")
     thinking = read_fields(values.get("thinking", {}), _THINKING, "thinking.")
     output = read_fields(values.get("output_config", {}), _OUTPUT, "output_config.")
-    tools, forced = _tools(values)
+    tools = _tools(values)
     continues = given[-1].get("role") == "assistant"
     conversation = Conversation(
         messages=read_messages(given, values.get("system", "")),
-        tools=tools,
+        tools=tools.seen,
         add_generation_prompt=not continues,
         continue_final_message=continues,
         add_special_tokens=False,
@@ -178,7 +178,8 @@ def _conversation(values: Values) -> tuple[Conversation, ForcedCalls | None, tup
             **values.get("chat_template_kwargs", cast(Mapping[str, object], {})),
         },
     )
-    return conversation, forced, (*thinking.warnings, *output.warnings)
+    warnings = (*thinking.warnings, *output.warnings, *tools.warnings)
+    return conversation, tools.forced, warnings
 
 
 def _thinking_variables(thinking: Values) -> Mapping[str, object]:
@@ -190,14 +191,14 @@ def _thinking_variables(thinking: Values) -> Mapping[str, object]:
     return {"enable_thinking": kind != "disabled", "thinking": kind != "disabled"}
 
 
-def _tools(values: Values) -> tuple[tuple[Mapping[str, object], ...], ForcedCalls | None]:
-    """Return the tools in the form of chat completions, and the calls that are forced."""
+def _tools(values: Values) -> Tools:
     tools: list[Mapping[str, Any]] = values.get("tools", [])
     choice: Mapping[str, Any] = values.get("tool_choice", {"type": "auto"})
     return read_tools(
         [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
         _choice(choice),
         is_parallel=choice.get("disable_parallel_tool_use") is not True,
+        parallel_field="tool_choice.disable_parallel_tool_use",
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from container.apis.chat.tool_choice import ForcedCalls, read_tools
+from container.apis.chat.tool_choice import Tools, read_tools
 from container.apis.chat.turn import Turn
 from container.apis.generation.conversation import (
     EFFORT,
@@ -149,7 +149,7 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
         raise RequestError("input", "expected a string or a list of items")
     reasoning = read_fields(values.get("reasoning", {}), _REASONING, "reasoning.")
     text = read_fields(values.get("text", {}), _TEXT, "text.")
-    tools, forced = _tools(values)
+    tools = _tools(values)
     decoding = _decoding(values, text)
     effort: str | None = reasoning.get("effort", None)
     conversation = Conversation(
@@ -157,7 +157,7 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
             values.get("input", cast(str | list[dict[str, Any]], "")),
             values.get("instructions", None),
         ),
-        tools=tools,
+        tools=tools.seen,
         add_generation_prompt=True,
         continue_final_message=False,
         add_special_tokens=False,
@@ -167,7 +167,9 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
         },
     )
     return ResponsesRequest(
-        turn=Turn(conversation, decoding, forced, values.get("model", None), read_adapter(values)),
+        turn=Turn(
+            conversation, decoding, tools.forced, values.get("model", None), read_adapter(values)
+        ),
         stream=values.get("stream", False),
         request_id=read_request_id(values),
         echo=_echo(values, decoding, effort),
@@ -175,6 +177,7 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
             *values.warnings,
             *reasoning.warnings,
             *text.warnings,
+            *tools.warnings,
             *decoding.warnings,
             *_ignored_fields(values),
         ),
@@ -214,8 +217,7 @@ def _format(format: Mapping[str, Any]) -> StructuredOutputsParams | None:
             )
 
 
-def _tools(values: Values) -> tuple[tuple[Mapping[str, object], ...], ForcedCalls | None]:
-    """Return the tools in the form of chat completions, and the calls that are forced."""
+def _tools(values: Values) -> Tools:
     given: list[dict[str, Any]] = values.get("tools", [])
     return read_tools(
         [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given)],
