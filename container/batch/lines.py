@@ -5,6 +5,7 @@ https://developers.openai.com/api/docs/guides/batch
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -72,7 +73,7 @@ def parse_line(text: bytes) -> Line | Outcome:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return Outcome("", _custom_id(text), error=BatchError("invalid_line", str(error)))
     problem = None
-    if not line.url.startswith("/"):
+    if not re.fullmatch("/[!-~]*", line.url):
         problem = f"url: {line.url!r} is not a path, such as /v1/chat/completions"
     elif line.body.get("stream"):
         problem = "body.stream: answers of a batch are whole; leave it out"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,30 @@ def test_a_server_that_ends_leaves_the_rest_to_the_next_run(files: Files) -> Non
     assert len(files.outcomes()) == 32
 
 
+def test_a_full_disk_ends_a_batch_that_goes_on_later(files: Files) -> None:
+    files.write(*(line(str(number), text="x" * 300_000) for number in range(6)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+    try:
+        with pytest.raises(BatchStoppedError, match="File too large"):
+            files.run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert files.output.stat().st_size == 1_000_000, "the last line is cut off"
+    assert files.run() == {"skipped": 3, "answered": 3}
+    assert len(files.outcomes()) == 6
+
+
+def test_no_url_or_body_leaves_a_line_without_outcome(files: Files) -> None:
+    files.write(line("é", url="/é"), line("space", url="/a b"), line("bytes", url="/no-utf-8"))
+    assert files.run() == {"failed": 2, "answered": 1}
+    outcomes = files.outcomes()
+    for name in ("line-1", "line-2"):
+        assert outcomes[name]["error"]["code"] == "invalid_line"
+        assert "is not a path" in outcomes[name]["error"]["message"]
+    assert outcomes["line-3"]["response"]["body"] == '"\ufffd"'
+
+
 def test_the_output_of_another_batch_is_not_touched(files: Files) -> None:
     files.write(line("a"))
     files.run()
@@ -141,11 +166,14 @@ def test_a_missing_input_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_requests_of_a_batch_wait_as_long_as_they_must() -> None:
-    given = {"OPTION_API_KEYS_FILE": "keys", "OPTION_UI": "true"}
+    given = {
+        "OPTION_API_KEYS_FILE": "keys", "OPTION_UI": "true", "OPTION_OVERLOAD_STATUS": "429",
+    }  # fmt: skip
     options = for_batch(load_configuration(None, given), 5000).options
     assert options.job_queue_size == 5000
     assert options.predict_timeout > 10**6
     assert (options.api_keys_file, options.ui) == (None, "false")
+    assert options.overload_status == "503", "which the batch tries again"
 
 
 def test_the_report_counts_what_was_there() -> None:
