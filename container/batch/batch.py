@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
@@ -24,6 +24,7 @@ from container.batch.lines import (
     BatchResponse,
     Line,
     Outcome,
+    open_output,
     outcome_id,
     parse_line,
     read_numbered,
@@ -61,39 +62,49 @@ def run_batch(
     Lines whose outcomes `output` already has are skipped. Shows a progress bar. Return how many
     lines were answered, failed, and skipped.
 
-    Raises ConfigurationError if a file is unusable or the container does not start, and
-    BatchStoppedError if it ends too early or `output` cannot be written any more.
+    Raises ConfigurationError if a file or `num_workers` is unusable or the container does not
+    start, and BatchStoppedError if it ends too early or `output` cannot be written any more.
     """
     if not source.is_file():
         raise ConfigurationError(f"--input {source}: there is no such file")
-    done = read_outcomes(output)
+    if num_workers < 1:
+        raise ConfigurationError(f"--concurrency {num_workers}: must be at least 1")
     counts: Counter[str] = Counter()
-    todo = set(_todo(source, output, done, counts))
-    if not todo:
-        return counts
-    run_dir = Path(tempfile.mkdtemp(prefix="longshore-"))
-    arguments = [str(model_dir or ""), str(properties or "")]
-    arguments += [
-        str(run_dir / "batch.sock"),
-        str(num_workers),
-        msgspec.json.encode(flags).decode(),
-    ]
-    container = ModelContainer("server", run_dir / "batch.sock", [*command, *arguments], os.environ)
-    try:
-        if not container.wait_until_ready():
-            raise ConfigurationError(f"the server did not start: {container.exit_reason()}")
-        with output.open("ab", buffering=0) as out, tqdm(total=len(todo), unit="request") as bar:
+    with open_output(output) as out:
+        todo = set(_todo(source, output, counts))
+        if not todo:
+            return counts
+        started = _started(command, model_dir, properties, num_workers, flags)
+        with started as container, tqdm(total=len(todo), unit="request") as bar:
             _Sender(container, out, counts, bar.update).send_all(source, todo, num_workers)
-    finally:
-        container.stop(STOP_S)
-        shutil.rmtree(run_dir, ignore_errors=True)
     return counts
 
 
-def _todo(
-    source: Path, output: Path, done: dict[str, str | None], counts: Counter[str]
-) -> Iterator[int]:
-    """Yield the numbers of the lines that have no outcome yet."""
+@contextmanager
+def _started(
+    command: Sequence[str],
+    model_dir: Path | None,
+    properties: Path | None,
+    num_workers: int,
+    flags: Sequence[Setting],
+) -> Generator[ModelContainer]:
+    """Start a container and stop it at the end. Raises ConfigurationError if it does not start."""
+    with tempfile.TemporaryDirectory(prefix="longshore-", ignore_cleanup_errors=True) as run_dir:
+        socket = Path(run_dir) / "batch.sock"
+        arguments = [str(model_dir or ""), str(properties or ""), str(socket), str(num_workers)]
+        arguments.append(msgspec.json.encode(flags).decode())
+        container = ModelContainer("server", socket, [*command, *arguments], os.environ)
+        try:
+            if not container.wait_until_ready():
+                raise ConfigurationError(f"the server did not start: {container.exit_reason()}")
+            yield container
+        finally:
+            container.stop(STOP_S)
+
+
+def _todo(source: Path, output: Path, counts: Counter[str]) -> Iterator[int]:
+    """Yield the numbers of the lines that have no outcome yet, and count the others."""
+    done = read_outcomes(output)
     for number, text in read_numbered(source):
         id = outcome_id(number)
         if id not in done:

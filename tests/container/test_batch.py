@@ -145,10 +145,25 @@ def test_the_output_of_another_batch_is_not_touched(files: Files) -> None:
     with pytest.raises(ConfigurationError, match="outcome of another request than line 1"):
         files.run()
     assert files.output.read_bytes() == before
-    files.output.write_text("notes\n")
-    with pytest.raises(ConfigurationError, match="not the output of a batch"):
+    for notes in (b"notes\n", b'{"id": "\xff"}\n'):
+        files.output.write_bytes(notes)
+        with pytest.raises(ConfigurationError, match="not the output of a batch"):
+            files.run()
+        assert files.output.read_bytes() == notes
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("none/out", "No such file"), ("folder", "Is a directory")]
+)
+def test_an_output_that_cannot_be_written_is_an_error_at_once(
+    files: Files, name: str, reason: str
+) -> None:
+    (files.folder / "folder").mkdir()
+    files.output = files.folder / name
+    files.write(line("a"))
+    with pytest.raises(ConfigurationError, match=f"--output .*: {reason}"):
         files.run()
-    assert files.output.read_text() == "notes\n"
+    assert not (files.folder / "asked").exists(), "no server was started and stopped"
 
 
 def test_a_server_that_does_not_start_says_why(files: Files) -> None:
@@ -163,6 +178,16 @@ def test_a_missing_input_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixtu
     arguments = ["--input", str(tmp_path / "none"), "--output", str(tmp_path / "out")]
     assert main(["batch", *arguments]) == 2
     assert "there is no such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("concurrency", ["0", "-1"])
+def test_a_batch_sends_at_least_one_request_at_a_time(
+    files: Files, capsys: pytest.CaptureFixture[str], concurrency: str
+) -> None:
+    files.write(line("a"))
+    arguments = ["--input", str(files.source), "--output", str(files.output)]
+    assert main(["batch", *arguments, "--concurrency", concurrency]) == 2
+    assert f"--concurrency {concurrency}: must be at least 1" in capsys.readouterr().err
 
 
 def test_requests_of_a_batch_wait_as_long_as_they_must() -> None:
