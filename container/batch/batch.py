@@ -8,7 +8,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
@@ -71,7 +71,7 @@ def run_batch(
         raise ConfigurationError(f"--concurrency {num_workers}: must be at least 1")
     counts: Counter[str] = Counter()
     with open_output(output) as out:
-        todo = set(_todo(source, output, counts))
+        todo = _todo(source, output, counts)
         if not todo:
             return counts
         started = _started(command, model_dir, properties, num_workers, flags)
@@ -102,13 +102,14 @@ def _started(
             container.stop(STOP_S)
 
 
-def _todo(source: Path, output: Path, counts: Counter[str]) -> Iterator[int]:
-    """Yield the numbers of the lines that have no outcome yet, and count the others."""
+def _todo(source: Path, output: Path, counts: Counter[str]) -> set[int]:
+    """Return the numbers of the lines that have no outcome yet, and count the others."""
+    todo: set[int] = set()
     done = read_outcomes(output)
     for number, text in read_numbered(source):
         id = outcome_id(number)
         if id not in done:
-            yield number
+            todo.add(number)
         elif parse_line(text).custom_id != done[id]:
             raise ConfigurationError(
                 f"{output} has an outcome of another request than line {number} of {source}; "
@@ -116,6 +117,7 @@ def _todo(source: Path, output: Path, counts: Counter[str]) -> Iterator[int]:
             )
         else:
             counts["skipped"] += 1
+    return todo
 
 
 class _Sender:
