@@ -14,7 +14,7 @@ from container.apis.generation.conversation import (
     EFFORT,
     TEMPLATE_FIELDS,
     Conversation,
-    effort_variables,
+    template_variables,
 )
 from container.apis.generation.sampling import (
     ONE_ANSWER_FIELDS,
@@ -172,23 +172,22 @@ def _conversation(values: Values) -> tuple[Conversation, ForcedCalls | None, tup
         add_generation_prompt=not continues,
         continue_final_message=continues,
         add_special_tokens=False,
-        variables={
-            **effort_variables(output.get("effort", None)),
-            **_thinking_variables(thinking),
-            **values.get("chat_template_kwargs", cast(Mapping[str, object], {})),
-        },
+        variables=template_variables(
+            values, output.get("effort", None), reasons=_reasons(thinking)
+        ),
     )
     warnings = (*thinking.warnings, *output.warnings, *tools.warnings)
     return conversation, tools.forced, warnings
 
 
-def _thinking_variables(thinking: Values) -> Mapping[str, object]:
+def _reasons(thinking: Values) -> bool | None:
+    """Return whether the model is to reason; None if the request does not say."""
     kind: object = thinking.get("type", None)
     if kind is None:
-        return {}
+        return None
     if kind not in _THINKING_KINDS:
         raise RequestError("thinking.type", f"expected one of {', '.join(_THINKING_KINDS)}")
-    return {"enable_thinking": kind != "disabled", "thinking": kind != "disabled"}
+    return kind != "disabled"
 
 
 def _tools(values: Values) -> Tools:
@@ -251,7 +250,5 @@ def _decoding(values: Values) -> Decoding:
             schema = msgspec.json.encode(output["format"]["schema"]).decode()
         case _:
             raise RequestError("output_config.format", "expected the type json_schema and a schema")
-    if decoding.params.structured_outputs is not None:
-        raise RequestError("output_config.format", "cannot be combined with structured outputs")
     form = StructuredOutputsParams(json=schema)
     return decoding.with_structured_outputs(form, "output_config.format")

@@ -14,16 +14,15 @@ from container.apis.generation.conversation import (
     EFFORT,
     TEMPLATE_FIELDS,
     Conversation,
-    effort_variables,
+    template_variables,
 )
 from container.apis.generation.response import Record
 from container.apis.generation.sampling import (
     ONE_ANSWER_FIELDS,
     Decoding,
     Dialect,
-    read_decoding,
 )
-from container.apis.openai import OPENAI_FIELDS, read_adapter, read_request_id
+from container.apis.openai import OPENAI_FIELDS, read_adapter, read_openai_decoding, read_request_id
 from container.apis.responses.input import INPUT, read_input
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
 from container.schema.kinds import (
@@ -161,10 +160,7 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
         add_generation_prompt=True,
         continue_final_message=False,
         add_special_tokens=False,
-        variables={
-            **effort_variables(effort),
-            **values.get("chat_template_kwargs", cast(Mapping[str, object], {})),
-        },
+        variables=template_variables(values, effort),
     )
     return ResponsesRequest(
         turn=Turn(
@@ -185,22 +181,10 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
 
 
 def _decoding(values: Values, text: Values) -> Decoding:
-    stop: str | list[str] = values.get("stop", [])
-    decoding = read_decoding(
-        values,
-        _DIALECT,
-        max_tokens=values.get("max_output_tokens", None),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        temperature=values.get("temperature", 1.0),
-        ignore_eos=values.get("ignore_eos", False),
-        truncate_prompt_tokens=values.get("truncate_prompt_tokens", None),
-    )
+    max_tokens: int | None = values.get("max_output_tokens", None)
+    decoding = read_openai_decoding(values, _DIALECT, max_tokens=max_tokens)
     form = _format(text.get("format", {"type": "text"}))
-    if form is not None:
-        if decoding.params.structured_outputs is not None:
-            raise RequestError("text.format", "cannot be combined with structured outputs")
-        decoding = decoding.with_structured_outputs(form, "text.format")
-    return decoding
+    return decoding if form is None else decoding.with_structured_outputs(form, "text.format")
 
 
 def _format(format: Mapping[str, Any]) -> StructuredOutputsParams | None:
