@@ -75,7 +75,7 @@ def parse_line(text: bytes) -> Line | Outcome:
         return Outcome("", _custom_id(text), error=BatchError("invalid_line", str(error)))
     problem = None
     if not re.fullmatch("/[!-~]*", line.url):
-        problem = f"url: {line.url!r} is not a path, such as /v1/chat/completions"
+        problem = f"url: {line.url!r} is not a path in ASCII, such as /v1/chat/completions"
     elif line.body.get("stream"):
         problem = "body.stream: answers of a batch are whole; leave it out"
     if problem is not None:
@@ -85,7 +85,7 @@ def parse_line(text: bytes) -> Line | Outcome:
 
 @contextmanager
 def open_output(path: Path) -> Generator[BinaryIO]:
-    """Open a file to append outcomes to. A new file that gets none is removed again.
+    """Open a file to append outcomes to. A new file is removed if the batch cannot begin.
 
     Raises ConfigurationError if the file cannot be read and written.
     """
@@ -97,9 +97,10 @@ def open_output(path: Path) -> Generator[BinaryIO]:
     with output:
         try:
             yield output
-        finally:
-            if is_new and output.tell() == 0:
+        except ConfigurationError:
+            if is_new:
                 path.unlink()
+            raise
 
 
 def read_outcomes(path: Path) -> dict[str, str | None]:

@@ -133,7 +133,7 @@ def test_no_url_or_body_leaves_a_line_without_outcome(files: Files) -> None:
     outcomes = files.outcomes()
     for name in ("line-1", "line-2"):
         assert outcomes[name]["error"]["code"] == "invalid_line"
-        assert "is not a path" in outcomes[name]["error"]["message"]
+        assert "is not a path in ASCII" in outcomes[name]["error"]["message"]
     assert outcomes["line-3"]["response"]["body"] == '"\ufffd"'
 
 
