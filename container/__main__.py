@@ -89,6 +89,10 @@ def _parser(prog: str) -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         _add_options(command)
+        if name == "serve":
+            command.add_argument(
+                "--port", type=int, help="TCP port (default: SAGEMAKER_BIND_TO_PORT, else 8080)"
+            )
         if name == "plan":
             _add_plan_options(command)
         if name == "batch":
@@ -104,9 +108,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="directory or archive, id on the Hugging Face hub, or s3:// address; beats the "
         "environment and serving.properties, as all flags do",
-    )
-    parser.add_argument(
-        "--port", type=int, help="TCP port (default: SAGEMAKER_BIND_TO_PORT, else 8080)"
     )
     parser.add_argument(
         "--properties",

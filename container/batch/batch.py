@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
@@ -24,6 +24,7 @@ from container.batch.lines import (
     BatchResponse,
     Line,
     Outcome,
+    open_output,
     outcome_id,
     parse_line,
     read_numbered,
@@ -43,7 +44,7 @@ _ENGINE_DIED = 424
 
 
 class BatchStoppedError(Exception):
-    """The container ended before the batch; what is left can be resumed."""
+    """Some lines have no outcome yet; the batch can be resumed."""
 
 
 def run_batch(
@@ -61,43 +62,54 @@ def run_batch(
     Lines whose outcomes `output` already has are skipped. Shows a progress bar. Return how many
     lines were answered, failed, and skipped.
 
-    Raises ConfigurationError if a file is unusable or the container does not start, and
-    BatchStoppedError if it ends too early.
+    Raises ConfigurationError if a file or `num_workers` is unusable or the container does not
+    start, and BatchStoppedError if it ends too early or `output` cannot be written any more.
     """
     if not source.is_file():
         raise ConfigurationError(f"--input {source}: there is no such file")
-    done = read_outcomes(output)
+    if num_workers < 1:
+        raise ConfigurationError(f"--concurrency {num_workers}: must be at least 1")
     counts: Counter[str] = Counter()
-    todo = list(_todo(source, output, done, counts))
-    if not todo:
-        return counts
-    run_dir = Path(tempfile.mkdtemp(prefix="longshore-"))
-    arguments = [str(model_dir or ""), str(properties or "")]
-    arguments += [
-        str(run_dir / "batch.sock"),
-        str(num_workers),
-        msgspec.json.encode(flags).decode(),
-    ]
-    container = ModelContainer("server", run_dir / "batch.sock", [*command, *arguments], os.environ)
-    try:
-        if not container.wait_until_ready():
-            raise ConfigurationError(f"the server did not start: {container.exit_reason()}")
-        with output.open("ab", buffering=0) as out, tqdm(total=len(todo), unit="request") as bar:
-            _Sender(container, out, counts, bar.update).send_all(source, set(todo), num_workers)
-    finally:
-        container.stop(STOP_S)
-        shutil.rmtree(run_dir, ignore_errors=True)
+    with open_output(output) as out:
+        todo = _todo(source, output, counts)
+        if not todo:
+            return counts
+        started = _started(command, model_dir, properties, num_workers, flags)
+        with started as container, tqdm(total=len(todo), unit="request") as bar:
+            _Sender(container, out, counts, bar.update).send_all(source, todo, num_workers)
     return counts
 
 
-def _todo(
-    source: Path, output: Path, done: dict[str, str | None], counts: Counter[str]
-) -> Iterator[int]:
-    """Yield the numbers of the lines that have no outcome yet."""
+@contextmanager
+def _started(
+    command: Sequence[str],
+    model_dir: Path | None,
+    properties: Path | None,
+    num_workers: int,
+    flags: Sequence[Setting],
+) -> Generator[ModelContainer]:
+    """Start a container and stop it at the end. Raises ConfigurationError if it does not start."""
+    with tempfile.TemporaryDirectory(prefix="longshore-", ignore_cleanup_errors=True) as run_dir:
+        socket = Path(run_dir) / "batch.sock"
+        arguments = [str(model_dir or ""), str(properties or ""), str(socket), str(num_workers)]
+        arguments.append(msgspec.json.encode(flags).decode())
+        container = ModelContainer("server", socket, [*command, *arguments], os.environ)
+        try:
+            if not container.wait_until_ready():
+                raise ConfigurationError(f"the server did not start: {container.exit_reason()}")
+            yield container
+        finally:
+            container.stop(STOP_S)
+
+
+def _todo(source: Path, output: Path, counts: Counter[str]) -> set[int]:
+    """Return the numbers of the lines that have no outcome yet, and count the others."""
+    todo: set[int] = set()
+    done = read_outcomes(output)
     for number, text in read_numbered(source):
         id = outcome_id(number)
         if id not in done:
-            yield number
+            todo.add(number)
         elif parse_line(text).custom_id != done[id]:
             raise ConfigurationError(
                 f"{output} has an outcome of another request than line {number} of {source}; "
@@ -105,6 +117,7 @@ def _todo(
             )
         else:
             counts["skipped"] += 1
+    return todo
 
 
 class _Sender:
@@ -121,32 +134,47 @@ class _Sender:
         self._out = out
         self._counts = counts
         self._advance = advance
+        self._failure: str | None = None
+        """Why outcomes cannot be written any more; the last one may be cut off."""
 
     def send_all(self, source: Path, numbers: set[int], num_workers: int) -> None:
+        """Send these lines. Raises BatchStoppedError unless each of them gets its outcome."""
         pool = gevent.pool.Pool(num_workers)
         try:
             for number, text in read_numbered(source):
                 if number in numbers:
                     # Waits for a free worker, so that the file is read as it is needed.
                     pool.spawn(self._finish, number, text)
-                    self._check_alive()
+                    self._check()
             while not pool.join(_RETRY_S):
-                self._check_alive()
+                self._check()
         finally:
             pool.kill()
+        num_left = len(numbers) - self._counts["answered"] - self._counts["failed"]
+        if num_left:
+            self._check()
+            raise BatchStoppedError(f"{num_left} lines have no outcome")
 
     def _finish(self, number: int, text: bytes) -> None:
         """Write the outcome of a line."""
         line = parse_line(text)
         outcome = self._outcome(line) if isinstance(line, Line) else line
-        if outcome is None:
+        if outcome is None or self._failure is not None:
             return
-        outcome = msgspec.structs.replace(outcome, id=outcome_id(number))
-        # In one call, so that a kill cuts off at most the last line.
-        self._out.write(msgspec.json.encode(outcome) + b"\n")
+        try:
+            self._write(msgspec.structs.replace(outcome, id=outcome_id(number)))
+        except OSError as error:
+            self._failure = f"{self._out.name}: {error.strerror}"
+            return
         is_answer = outcome.response is not None and outcome.response.status_code < 300
         self._counts["answered" if is_answer else "failed"] += 1
         self._advance()
+
+    def _write(self, outcome: Outcome) -> None:
+        """Append an outcome, in one call, so that a kill cuts off at most the last line."""
+        data = msgspec.json.encode(outcome) + b"\n"
+        while data:  # again if the disk is full, which is an error the second time
+            data = data[self._out.write(data) :]
 
     def _outcome(self, line: Line) -> Outcome | None:
         """Return a request's outcome; None if the container has ended."""
@@ -155,9 +183,9 @@ class _Sender:
         while self._container.exit_code is None:
             try:
                 response = self._exchange(line, request_id)
-                message = f"status {response.status_code}: {bytes(response.body).decode()}"
                 if response.status_code not in (_BUSY, _ENGINE_DIED):
                     return Outcome("", line.custom_id, response)
+                message = f"status {response.status_code}: {bytes(response.body).decode()}"
                 num_failed += response.status_code == _ENGINE_DIED
             except (OSError, HTTPException) as error:
                 message = f"{type(error).__name__}: {error}"
@@ -177,12 +205,15 @@ class _Sender:
         finally:
             connection.close()
         try:
-            body = msgspec.json.format(body, indent=-1)  # on one line
-        except msgspec.DecodeError:  # of a handler, or CSV
+            body = msgspec.json.format(body.decode(), indent=-1).encode()  # on one line
+        except (UnicodeDecodeError, msgspec.DecodeError):  # of a handler, or CSV
             body = msgspec.json.encode(body.decode("utf-8", "replace"))
         return BatchResponse(response.status, request_id, msgspec.Raw(body))
 
-    def _check_alive(self) -> None:
+    def _check(self) -> None:
+        """Raise BatchStoppedError if there can be no more outcomes."""
+        if self._failure is not None:
+            raise BatchStoppedError(self._failure)
         if self._container.exit_code is not None:
             raise BatchStoppedError(self._container.exit_reason())
 

@@ -5,9 +5,11 @@ https://developers.openai.com/api/docs/guides/batch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 
@@ -72,8 +74,8 @@ def parse_line(text: bytes) -> Line | Outcome:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return Outcome("", _custom_id(text), error=BatchError("invalid_line", str(error)))
     problem = None
-    if not line.url.startswith("/"):
-        problem = f"url: {line.url!r} is not a path, such as /v1/chat/completions"
+    if not re.fullmatch("/[!-~]*", line.url):
+        problem = f"url: {line.url!r} is not a path in ASCII, such as /v1/chat/completions"
     elif line.body.get("stream"):
         problem = "body.stream: answers of a batch are whole; leave it out"
     if problem is not None:
@@ -81,14 +83,32 @@ def parse_line(text: bytes) -> Line | Outcome:
     return line
 
 
+@contextmanager
+def open_output(path: Path) -> Generator[BinaryIO]:
+    """Open a file to append outcomes to. A new file is removed if the batch cannot begin.
+
+    Raises ConfigurationError if the file cannot be read and written.
+    """
+    is_new = not path.exists()
+    try:
+        output = path.open("ab+", buffering=0)
+    except OSError as error:
+        raise ConfigurationError(f"--output {path}: {error.strerror}") from None
+    with output:
+        try:
+            yield output
+        except ConfigurationError:
+            if is_new:
+                path.unlink()
+            raise
+
+
 def read_outcomes(path: Path) -> dict[str, str | None]:
-    """Return the `custom_id` of each outcome that a file has, by the outcome's id.
+    """Return the `custom_id` of each outcome that an output has, by the outcome's id.
 
     A last line without a newline was cut off when its writer was killed. It is removed from the
     file. Raises ConfigurationError if the file holds anything but outcomes.
     """
-    if not path.exists():
-        return {}
     with path.open("rb+") as file:
         found: dict[str, str | None] = {}
         end = 0
@@ -99,7 +119,7 @@ def read_outcomes(path: Path) -> dict[str, str | None]:
             end += len(text)
             try:
                 outcome = msgspec.json.decode(text, type=Outcome)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise ConfigurationError(
                     f"{path}, line {number}: not the output of a batch ({error}); choose another "
                     "--output"

@@ -73,7 +73,7 @@ class Failure:
 
     def as_anthropic(self) -> dict[str, object]:
         """Return the body in Anthropic's format, which is also the last event of a stream."""
-        default = "invalid_request_error" if self.code < 424 else "api_error"
+        default = "invalid_request_error" if self._is_client_error else "api_error"
         kind = _ANTHROPIC_KINDS.get(self.code, default)
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 

@@ -99,6 +99,7 @@ def request_context(accept_header: str = "Accept") -> RequestContext:
     # NOTE: werkzeug cuts a chunked body at the limit without raising an error.
     if request.content_length is None and limit is not None and len(body) >= limit:
         raise RequestEntityTooLarge
+    g.record.body = body
     return RequestContext(
         id=g.request_id,
         headers=request.headers,

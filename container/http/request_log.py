@@ -25,6 +25,8 @@ class RequestRecord:
     """What is known of a request so far. Times are seconds of the monotonic clock."""
 
     now: Callable[[], float] = time.monotonic
+    body: bytes = b""
+    """Empty if the request was refused before its body was read."""
     prompt_tokens: int = 0
     tokens: int = 0
     """Generated tokens of all answers."""
@@ -44,7 +46,7 @@ class RequestRecord:
         if self.first_token is None and output.token_ids:
             self.first_token = self.now()
 
-    def log(self, id: str, method: str, path: str, status: int, body: str | None) -> None:
+    def log(self, id: str, method: str, path: str, status: int, *, with_body: bool) -> None:
         """Write the line. Counts and times that do not apply to the request are left out."""
         log_event(
             logger,
@@ -58,7 +60,7 @@ class RequestRecord:
             queue_s=self._seconds(self.admitted),
             ttft_s=self._seconds(self.first_token),
             total_s=self._seconds(self.now()),
-            body=body,
+            body=_shown(self.body) if with_body else None,
         )
 
     def _seconds(self, at: float | None) -> float | None:
@@ -71,10 +73,11 @@ def register_request_log(app: Flask, *, with_bodies: bool) -> None:
     def after(response: Response) -> Response:
         if request.path not in UNLOGGED_PATHS:
             record: RequestRecord = g.record
-            body = _shown(request.get_data()) if with_bodies else None
             id, method, path = g.request_id, request.method, request.path
             # A streamed response is closed after its last part, or when the client is gone.
-            response.call_on_close(lambda: record.log(id, method, path, response.status_code, body))
+            response.call_on_close(
+                lambda: record.log(id, method, path, response.status_code, with_body=with_bodies)
+            )
         return response
 
     app.after_request(after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,30 @@ def test_a_server_that_ends_leaves_the_rest_to_the_next_run(files: Files) -> Non
     assert len(files.outcomes()) == 32
 
 
+def test_a_full_disk_ends_a_batch_that_goes_on_later(files: Files) -> None:
+    files.write(*(line(str(number), text="x" * 300_000) for number in range(6)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+    try:
+        with pytest.raises(BatchStoppedError, match="File too large"):
+            files.run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert files.output.stat().st_size == 1_000_000, "the last line is cut off"
+    assert files.run() == {"skipped": 3, "answered": 3}
+    assert len(files.outcomes()) == 6
+
+
+def test_no_url_or_body_leaves_a_line_without_outcome(files: Files) -> None:
+    files.write(line("é", url="/é"), line("space", url="/a b"), line("bytes", url="/no-utf-8"))
+    assert files.run() == {"failed": 2, "answered": 1}
+    outcomes = files.outcomes()
+    for name in ("line-1", "line-2"):
+        assert outcomes[name]["error"]["code"] == "invalid_line"
+        assert "is not a path in ASCII" in outcomes[name]["error"]["message"]
+    assert outcomes["line-3"]["response"]["body"] == '"\ufffd"'
+
+
 def test_the_output_of_another_batch_is_not_touched(files: Files) -> None:
     files.write(line("a"))
     files.run()
@@ -120,10 +145,25 @@ def test_the_output_of_another_batch_is_not_touched(files: Files) -> None:
     with pytest.raises(ConfigurationError, match="outcome of another request than line 1"):
         files.run()
     assert files.output.read_bytes() == before
-    files.output.write_text("notes\n")
-    with pytest.raises(ConfigurationError, match="not the output of a batch"):
+    for notes in (b"notes\n", b'{"id": "\xff"}\n'):
+        files.output.write_bytes(notes)
+        with pytest.raises(ConfigurationError, match="not the output of a batch"):
+            files.run()
+        assert files.output.read_bytes() == notes
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("none/out", "No such file"), ("folder", "Is a directory")]
+)
+def test_an_output_that_cannot_be_written_is_an_error_at_once(
+    files: Files, name: str, reason: str
+) -> None:
+    (files.folder / "folder").mkdir()
+    files.output = files.folder / name
+    files.write(line("a"))
+    with pytest.raises(ConfigurationError, match=f"--output .*: {reason}"):
         files.run()
-    assert files.output.read_text() == "notes\n"
+    assert not (files.folder / "asked").exists(), "no server was started and stopped"
 
 
 def test_a_server_that_does_not_start_says_why(files: Files) -> None:
@@ -140,12 +180,25 @@ def test_a_missing_input_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "there is no such file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("concurrency", ["0", "-1"])
+def test_a_batch_sends_at_least_one_request_at_a_time(
+    files: Files, capsys: pytest.CaptureFixture[str], concurrency: str
+) -> None:
+    files.write(line("a"))
+    arguments = ["--input", str(files.source), "--output", str(files.output)]
+    assert main(["batch", *arguments, "--concurrency", concurrency]) == 2
+    assert f"--concurrency {concurrency}: must be at least 1" in capsys.readouterr().err
+
+
 def test_requests_of_a_batch_wait_as_long_as_they_must() -> None:
-    given = {"OPTION_API_KEYS_FILE": "keys", "OPTION_UI": "true"}
+    given = {
+        "OPTION_API_KEYS_FILE": "keys", "OPTION_UI": "true", "OPTION_OVERLOAD_STATUS": "429",
+    }  # fmt: skip
     options = for_batch(load_configuration(None, given), 5000).options
     assert options.job_queue_size == 5000
     assert options.predict_timeout > 10**6
     assert (options.api_keys_file, options.ui) == (None, "false")
+    assert options.overload_status == "503", "which the batch tries again"
 
 
 def test_the_report_counts_what_was_there() -> None:

@@ -252,6 +252,16 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert "python -m container serve DIR --port 8081" in shown
 
 
+@pytest.mark.parametrize("command", ["batch", "explain", "plan"])
+def test_only_serve_has_a_port(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert "--port" not in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    assert "--port" in capsys.readouterr().out
+
+
 def test_flags_beat_the_file_and_the_environment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from container.front_end.app import create_app
+from container.http.failures import Failure
 from container.wire.engine_client import EngineClient
 from core.messages import Abort
 from core.options import Options
@@ -45,6 +46,16 @@ def test_early_failures_have_an_error_status(
     assert "no luck" in body["error"]
     assert (body["code"], body.get("field")) == (status, named)
     assert ("Retry-After" in response.headers) == (status == 503)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_clients"), [(400, True), (424, False), (431, True), (500, False)]
+)
+def test_the_formats_agree_on_who_is_at_fault(code: int, is_clients: bool) -> None:
+    failure = Failure(code, "no luck")
+    for body in (failure.as_openai(), failure.as_anthropic()):
+        error: Any = body["error"]
+        assert (error["type"] == "invalid_request_error") == is_clients
 
 
 def test_a_late_failure_ends_the_stream_with_an_error_record(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
@@ -11,6 +12,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+from container.http.deadline import ArrivalTimeoutError
 from container.http.request_log import MAX_BODY_CHARACTERS
 from container.http.warned import MAX_REMEMBERED, Warned
 from core.logs import JSON_START, JsonFormatter, log_event
@@ -94,6 +96,25 @@ def test_prompts_are_logged_only_if_asked(serve: Serve, caplog: pytest.LogCaptur
     assert len(str(second["body"])) == MAX_BODY_CHARACTERS
     end(invoke(serve(log_requests="true"), "a secret"))
     assert "secret" not in json.dumps(lines(caplog))
+
+
+class LateBody(io.BytesIO):
+    """The body of a client that is too slow."""
+
+    def readinto(self, buffer: object) -> int:
+        raise ArrivalTimeoutError("the body did not arrive in time")
+
+
+def test_bodies_that_are_not_read_keep_their_status(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    http = serve(log_requests="bodies", max_request_size=100)
+    too_large = invoke(http, "x" * 200)
+    late = http.post("/invocations", input_stream=LateBody(b"{}"))
+    assert [too_large.status_code, late.status_code] == [413, 408]
+    end(too_large)
+    end(late)
+    assert [(line["status"], line["body"]) for line in lines(caplog)] == [(413, ""), (408, "")]
 
 
 def test_a_warning_is_logged_once_and_sent_always(

@@ -6,6 +6,7 @@ The client itself is not a dependency: it was run by hand against the same appli
 from __future__ import annotations
 
 import json
+import re
 from contextlib import closing
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_thinking_text_and_tool_use_are_blocks(thinker: FlaskClient) -> None:
     thinking, text, call = body["content"]
     assert thinking == {"type": "thinking", "thinking": "Well", "signature": ""}
     assert text == {"type": "text", "text": "So:"}
-    assert call.pop("id").startswith("toolu_")
+    assert re.fullmatch("[a-z0-9]{9}", call.pop("id")), "what Mistral's templates accept"
     assert call == {"type": "tool_use", "name": "f", "input": {"x": 1}}
     assert body["stop_reason"] == "tool_use"
 
@@ -201,6 +202,17 @@ def test_tool_choices(serve: Serve, engine: FakeEngine, tokenizer: Tokenizer) ->
     assert '\\"g\\"' not in grammar(engine)
     assert not is_forced(type="none")
     assert prompt(engine, tokenizer) == "u:Q;a:"
+
+
+def test_a_limit_of_one_call_that_cannot_be_kept_is_named(serve: Serve) -> None:
+    http = serve(tool_call_parser="hermes")
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    warned = ask(http, tools=TOOLS, tool_choice=choice)
+    assert warned.headers["X-Longshore-Warning"] == (
+        "tool_choice.disable_parallel_tool_use has no effect with this tool_choice"
+    )
+    forced = ask(http, tools=TOOLS, tool_choice={**choice, "type": "any"})
+    assert "X-Longshore-Warning" not in forced.headers
 
 
 def test_the_format_of_the_answer(http: FlaskClient, engine: FakeEngine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -136,7 +137,7 @@ def test_reasoning_text_and_calls_are_items(thinker: openai.OpenAI) -> None:
     assert response.output_text == "So:"
     assert call.type == "function_call"
     assert (call.name, json.loads(call.arguments)) == ("f", {"x": 1})
-    assert call.call_id.startswith("call_")
+    assert re.fullmatch("[a-z0-9]{9}", call.call_id), "what Mistral's templates accept"
     assert response.usage is not None
     assert response.usage.output_tokens_details.reasoning_tokens > 4
     assert response.reasoning is not None
@@ -292,6 +293,24 @@ def test_fields_without_effect_are_named(http: FlaskClient, engine: FakeEngine) 
     assert submitted(engine).params.cache_salt == "tenant"
     assert response.get_json()["store"] is False
     assert "Warning" not in http.post("/v1/responses", json={"input": "Q", "store": False}).headers
+
+
+def test_a_limit_of_one_call_that_cannot_be_kept_is_named(serve: Serve) -> None:
+    http = serve(tool_call_parser="hermes")
+    body = {"input": "Q", "tools": TOOLS, "parallel_tool_calls": False}
+    warned = http.post("/v1/responses", json=body)
+    assert warned.headers["X-Longshore-Warning"] == (
+        "parallel_tool_calls has no effect with this tool_choice"
+    )
+    forced = http.post("/v1/responses", json={**body, "tool_choice": "required"})
+    assert "X-Longshore-Warning" not in forced.headers
+
+
+@pytest.mark.parametrize("name", ["a\nb", "é", "中", "x" * 10000])
+def test_a_warning_does_not_repeat_what_the_client_wrote(http: FlaskClient, name: str) -> None:
+    response = http.post("/v1/responses", json={"input": "Q", "include": [name, name]})
+    assert response.status_code == 200
+    assert response.headers["X-Longshore-Warning"] == "include has no effect here"
 
 
 def test_failures(demo: openai.OpenAI, http: FlaskClient, engine: FakeEngine) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 from container.apis.generation.response import Record
 from core.text.answer import TokenText
 from core.text.answer_parser import AnswerParser, AnswerPiece
 from core.text.reasoning.base import Reasoning
-from core.text.tools.base import ToolCall
+from core.text.tools.base import ToolCall, call_id
 
 
 class Message:
@@ -80,9 +79,7 @@ class Message:
         return {"reasoning": shown, "reasoning_content": shown} if shown else {}
 
     def _call(self, call: ToolCall) -> Record:
-        seed = f"{self._seed} {self._num_calls}".encode()
+        id = call_id(f"{self._seed} {self._num_calls}")
         self._num_calls += 1
-        # Mistral's chat templates accept only ids of nine letters and digits.
-        id = hashlib.sha256(seed).hexdigest()[:9]
         function = {"name": call.name, "arguments": call.arguments}
         return {"id": id, "type": "function", "function": function}

@@ -10,6 +10,7 @@ from container.apis.chat.tool_choice import (
     FUNCTION_CALL,
     TOOL_CHOICE,
     ForcedCalls,
+    parallel_warnings,
     read_tool_choice,
     with_allowed_tools,
     with_functions_as_tools,
@@ -117,7 +118,7 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
             *values.warnings,
             *stream_usage.warnings,
             *decoding.warnings,
-            *_ignored_fields(values, forced),
+            *parallel_warnings(forced, is_parallel=values.get("parallel_tool_calls", True)),
         ),
     )
 
@@ -135,13 +136,3 @@ def _default_top_logprobs(values: Values) -> int:
     """Return LMI's default: the most likely token, but in beam search, which scores no others."""
     is_beam_search = values.get("num_beams", 1) != 1 or values.get("use_beam_search", False)
     return 1 if values.get("logprobs", False) and not is_beam_search else 0
-
-
-def _ignored_fields(values: Values, forced: ForcedCalls | None) -> tuple[str, ...]:
-    """Return a warning for `parallel_tool_calls=false` if calls are not forced.
-
-    Only the grammar of forced calls can limit their number.
-    """
-    if forced is not None or values.get("parallel_tool_calls", True):
-        return ()
-    return ("parallel_tool_calls has no effect with this tool_choice",)

@@ -165,19 +165,50 @@ def read_tool_choice(values: Values) -> Literal["none", "auto"] | ForcedCalls:
             )
 
 
-def read_tools(
-    tools: list[Mapping[str, object]], choice: object, *, is_parallel: bool
-) -> tuple[tuple[Mapping[str, object], ...], ForcedCalls | None]:
-    """Return the tools that the model may see, and the calls that it must make, or None.
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a request says about tools."""
 
-    For other APIs that put their fields in the form of chat completions; raises as
-    `read_tool_choice` does.
+    seen: tuple[Mapping[str, object], ...]
+    """Those that the model may see."""
+    forced: ForcedCalls | None
+    """The calls that it must make; None if it is free to choose."""
+    warnings: tuple[str, ...]
+
+
+def read_tools(
+    tools: list[Mapping[str, object]],
+    choice: object,
+    *,
+    is_parallel: bool,
+    parallel_field: str = "parallel_tool_calls",
+) -> Tools:
+    """Read the tools of an API that puts its fields in the form of chat completions.
+
+    `parallel_field` is the API's name for `is_parallel`. Raises as `read_tool_choice` does.
     """
     given = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": is_parallel}
     values = with_allowed_tools(Values(given, ()))
     read = read_tool_choice(values)
+    forced = read if isinstance(read, ForcedCalls) else None
     seen: list[Mapping[str, object]] = values.get("tools", [])
-    return () if read == "none" else tuple(seen), read if isinstance(read, ForcedCalls) else None
+    return Tools(
+        () if read == "none" else tuple(seen),
+        forced,
+        parallel_warnings(forced, is_parallel=is_parallel, field=parallel_field),
+    )
+
+
+def parallel_warnings(
+    forced: ForcedCalls | None, *, is_parallel: bool, field: str = "parallel_tool_calls"
+) -> tuple[str, ...]:
+    """Return a warning if `field` asks for one call at most, but calls are not forced.
+
+    Only the grammar of forced calls can limit their number.
+    """
+    if forced is not None or is_parallel:
+        return ()
+    return (f"{field} has no effect with this tool_choice",)
 
 
 def _find_function(name: str, tools: list[Mapping[str, Any]]) -> Function:

@@ -105,19 +105,24 @@ def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversatio
         add_generation_prompt=values.get("add_generation_prompt", not continues),
         continue_final_message=continues,
         add_special_tokens=values.get("add_special_tokens", False),
-        variables={
-            **effort_variables(values.get("reasoning_effort", None)),
-            **values.get("chat_template_kwargs", cast(Mapping[str, object], {})),
-        },
+        variables=template_variables(values, values.get("reasoning_effort", None)),
     )
 
 
-def effort_variables(effort: str | None) -> Mapping[str, object]:
-    """Return the chat template's variables for an effort, under the names of several models."""
-    if effort is None:
-        return {}
-    thinks = effort != "none"
-    return {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
+def template_variables(
+    values: Values, effort: str | None, *, reasons: bool | None = None
+) -> Mapping[str, object]:
+    """Return the chat template's variables; those of `chat_template_kwargs` beat the others.
+
+    reasons: whether the model is to reason. By default the effort says so, if it is given.
+    Templates know it under several names.
+    """
+    variables: dict[str, object] = {} if effort is None else {"reasoning_effort": effort}
+    if reasons is None and effort is not None:
+        reasons = effort != "none"
+    if reasons is not None:
+        variables |= {"enable_thinking": reasons, "thinking": reasons}
+    return variables | values.get("chat_template_kwargs", cast(dict[str, object], {}))
 
 
 def _message(message: Mapping[str, object], field: str) -> Mapping[str, object]:

@@ -156,8 +156,11 @@ class Decoding:
     def with_structured_outputs(self, params: StructuredOutputsParams, field: str) -> Decoding:
         """Return a copy with these structured outputs, which come from `field` of the request.
 
-        Raises RequestError if they cannot be combined with the other parameters.
+        Raises RequestError if the request has others, or they cannot be combined with the other
+        parameters.
         """
+        if self.params.structured_outputs is not None:
+            raise RequestError(field, "cannot be combined with structured outputs")
         dialect = self.dialect.naming("structured_outputs", field)
         try:
             combined = msgspec.structs.replace(self.params, structured_outputs=params)

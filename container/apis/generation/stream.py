@@ -48,7 +48,8 @@ def stream_lines(
 
 def _encode(record: Record | str, stream_format: StreamFormat) -> bytes:
     if isinstance(record, str):
-        return record.rstrip("\n").encode() + (b"\n\n" if stream_format == "sse" else b"\n")
+        end = b"\n" if stream_format == "jsonlines" else b"\n\n"
+        return record.rstrip("\n").encode() + end
     data = msgspec.json.encode(record)
     if stream_format == "jsonlines":
         return data + b"\n"

@@ -11,6 +11,7 @@ from container.apis.chat.turn import StartedTurn
 from container.apis.generation.response import Record
 from container.http.failures import Failure
 from core.sampling import Finish
+from core.text.tools.base import call_id
 
 
 class MessagesResponse:
@@ -90,7 +91,7 @@ class MessagesResponse:
             case "reasoning":
                 return {"type": "thinking", "thinking": block.text, "signature": ""}
             case "call":
-                id = f"toolu_{self._id.removeprefix('msg_')}_{block.index}"
+                id = call_id(f"{self._id} {block.index}")
                 arguments = msgspec.json.decode(block.text or "{}")
                 return {"type": "tool_use", "id": id, "name": block.name, "input": arguments}
 

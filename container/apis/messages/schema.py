@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import msgspec
 
-from container.apis.chat.tool_choice import ForcedCalls, read_tools
+from container.apis.chat.tool_choice import ForcedCalls, Tools, read_tools
 from container.apis.chat.turn import Turn
 from container.apis.generation.conversation import (
     EFFORT,
     TEMPLATE_FIELDS,
     Conversation,
-    effort_variables,
+    template_variables,
 )
 from container.apis.generation.sampling import (
     ONE_ANSWER_FIELDS,
@@ -164,40 +164,40 @@ def _conversation(values: Values) -> tuple[Conversation, ForcedCalls | None, tup
         raise RequestError("messages", "expected at least one message")
     thinking = read_fields(values.get("thinking", {}), _THINKING, "thinking.")
     output = read_fields(values.get("output_config", {}), _OUTPUT, "output_config.")
-    tools, forced = _tools(values)
+    tools = _tools(values)
     continues = given[-1].get("role") == "assistant"
     conversation = Conversation(
         messages=read_messages(given, values.get("system", "")),
-        tools=tools,
+        tools=tools.seen,
         add_generation_prompt=not continues,
         continue_final_message=continues,
         add_special_tokens=False,
-        variables={
-            **effort_variables(output.get("effort", None)),
-            **_thinking_variables(thinking),
-            **values.get("chat_template_kwargs", cast(Mapping[str, object], {})),
-        },
+        variables=template_variables(
+            values, output.get("effort", None), reasons=_reasons(thinking)
+        ),
     )
-    return conversation, forced, (*thinking.warnings, *output.warnings)
+    warnings = (*thinking.warnings, *output.warnings, *tools.warnings)
+    return conversation, tools.forced, warnings
 
 
-def _thinking_variables(thinking: Values) -> Mapping[str, object]:
+def _reasons(thinking: Values) -> bool | None:
+    """Return whether the model is to reason; None if the request does not say."""
     kind: object = thinking.get("type", None)
     if kind is None:
-        return {}
+        return None
     if kind not in _THINKING_KINDS:
         raise RequestError("thinking.type", f"expected one of {', '.join(_THINKING_KINDS)}")
-    return {"enable_thinking": kind != "disabled", "thinking": kind != "disabled"}
+    return kind != "disabled"
 
 
-def _tools(values: Values) -> tuple[tuple[Mapping[str, object], ...], ForcedCalls | None]:
-    """Return the tools in the form of chat completions, and the calls that are forced."""
+def _tools(values: Values) -> Tools:
     tools: list[Mapping[str, Any]] = values.get("tools", [])
     choice: Mapping[str, Any] = values.get("tool_choice", {"type": "auto"})
     return read_tools(
         [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
         _choice(choice),
         is_parallel=choice.get("disable_parallel_tool_use") is not True,
+        parallel_field="tool_choice.disable_parallel_tool_use",
     )
 
 
@@ -250,7 +250,5 @@ def _decoding(values: Values) -> Decoding:
             schema = msgspec.json.encode(output["format"]["schema"]).decode()
         case _:
             raise RequestError("output_config.format", "expected the type json_schema and a schema")
-    if decoding.params.structured_outputs is not None:
-        raise RequestError("output_config.format", "cannot be combined with structured outputs")
     form = StructuredOutputsParams(json=schema)
     return decoding.with_structured_outputs(form, "output_config.format")

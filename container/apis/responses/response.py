@@ -10,6 +10,7 @@ from container.apis.generation.response import Record
 from container.apis.responses.schema import ResponsesRequest
 from container.http.failures import Failure
 from core.sampling import Finish
+from core.text.tools.base import call_id
 
 _PARTS: Mapping[BlockKind, str] = {"text": "output_text", "reasoning": "reasoning_text"}
 """The type of the only content part of an item, which also names its events."""
@@ -144,9 +145,8 @@ class ResponsesResponse:
                 content = [_part(block)]
                 return {**item, "type": "message", "role": "assistant", "content": content}
             case "call":
-                call_id = self._item_id(block).replace("fc", "call", 1)
                 return {
-                    **item, "type": "function_call", "call_id": call_id,
+                    **item, "type": "function_call", "call_id": call_id(self._item_id(block)),
                     "name": block.name, "arguments": block.text,
                 }  # fmt: skip
 

@@ -8,22 +8,21 @@ from typing import Any, cast
 
 import msgspec
 
-from container.apis.chat.tool_choice import ForcedCalls, read_tools
+from container.apis.chat.tool_choice import Tools, read_tools
 from container.apis.chat.turn import Turn
 from container.apis.generation.conversation import (
     EFFORT,
     TEMPLATE_FIELDS,
     Conversation,
-    effort_variables,
+    template_variables,
 )
 from container.apis.generation.response import Record
 from container.apis.generation.sampling import (
     ONE_ANSWER_FIELDS,
     Decoding,
     Dialect,
-    read_decoding,
 )
-from container.apis.openai import OPENAI_FIELDS, read_adapter, read_request_id
+from container.apis.openai import OPENAI_FIELDS, read_adapter, read_openai_decoding, read_request_id
 from container.apis.responses.input import INPUT, read_input
 from container.schema.fields import Field, Fields, Values, ignored, read_fields, unsupported
 from container.schema.kinds import (
@@ -149,7 +148,7 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
         raise RequestError("input", "expected a string or a list of items")
     reasoning = read_fields(values.get("reasoning", {}), _REASONING, "reasoning.")
     text = read_fields(values.get("text", {}), _TEXT, "text.")
-    tools, forced = _tools(values)
+    tools = _tools(values)
     decoding = _decoding(values, text)
     effort: str | None = reasoning.get("effort", None)
     conversation = Conversation(
@@ -157,17 +156,16 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
             values.get("input", cast(str | list[dict[str, Any]], "")),
             values.get("instructions", None),
         ),
-        tools=tools,
+        tools=tools.seen,
         add_generation_prompt=True,
         continue_final_message=False,
         add_special_tokens=False,
-        variables={
-            **effort_variables(effort),
-            **values.get("chat_template_kwargs", cast(Mapping[str, object], {})),
-        },
+        variables=template_variables(values, effort),
     )
     return ResponsesRequest(
-        turn=Turn(conversation, decoding, forced, values.get("model", None), read_adapter(values)),
+        turn=Turn(
+            conversation, decoding, tools.forced, values.get("model", None), read_adapter(values)
+        ),
         stream=values.get("stream", False),
         request_id=read_request_id(values),
         echo=_echo(values, decoding, effort),
@@ -175,6 +173,7 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
             *values.warnings,
             *reasoning.warnings,
             *text.warnings,
+            *tools.warnings,
             *decoding.warnings,
             *_ignored_fields(values),
         ),
@@ -182,22 +181,10 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
 
 
 def _decoding(values: Values, text: Values) -> Decoding:
-    stop: str | list[str] = values.get("stop", [])
-    decoding = read_decoding(
-        values,
-        _DIALECT,
-        max_tokens=values.get("max_output_tokens", None),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        temperature=values.get("temperature", 1.0),
-        ignore_eos=values.get("ignore_eos", False),
-        truncate_prompt_tokens=values.get("truncate_prompt_tokens", None),
-    )
+    max_tokens: int | None = values.get("max_output_tokens", None)
+    decoding = read_openai_decoding(values, _DIALECT, max_tokens=max_tokens)
     form = _format(text.get("format", {"type": "text"}))
-    if form is not None:
-        if decoding.params.structured_outputs is not None:
-            raise RequestError("text.format", "cannot be combined with structured outputs")
-        decoding = decoding.with_structured_outputs(form, "text.format")
-    return decoding
+    return decoding if form is None else decoding.with_structured_outputs(form, "text.format")
 
 
 def _format(format: Mapping[str, Any]) -> StructuredOutputsParams | None:
@@ -214,8 +201,7 @@ def _format(format: Mapping[str, Any]) -> StructuredOutputsParams | None:
             )
 
 
-def _tools(values: Values) -> tuple[tuple[Mapping[str, object], ...], ForcedCalls | None]:
-    """Return the tools in the form of chat completions, and the calls that are forced."""
+def _tools(values: Values) -> Tools:
     given: list[dict[str, Any]] = values.get("tools", [])
     return read_tools(
         [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given)],
@@ -285,4 +271,5 @@ def _ignored_fields(values: Values) -> tuple[str, ...]:
     if _LOGPROBS in include:
         raise RequestError("include", f"{_LOGPROBS}: use /v1/chat/completions")
     stored = ("store has no effect here: nothing is stored",) if values.get("store", False) else ()
-    return (*stored, *(f"include: {name:.50} has no effect here" for name in include))
+    # Without the client's own text, which a header may not be able to hold.
+    return (*stored, "include has no effect here") if include else stored

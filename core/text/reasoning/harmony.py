@@ -23,6 +23,8 @@ _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _HEADER_STARTS = ("<|", "to=", "assistant")
+_CUT_HEADER = re.compile(r"\s*(?:assistant)?\s*(?:<\||to=)")
+"""How a header without its end begins. `assistant` alone may be a bare text's first word."""
 
 
 class Harmony:
@@ -54,7 +56,7 @@ class Harmony:
     def flush(self) -> list[Reasoning | str]:
         """See `ReasoningParser.flush`. Drops a header without a message."""
         rest, self._held = self._held, ""
-        if self._in_header and not self._is_first:
+        if self._in_header and (not self._is_first or _CUT_HEADER.match(rest)):
             return []
         return self._parts(rest)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
@@ -21,6 +22,14 @@ class ToolCall:
     name: str
     arguments: str
     """A JSON object, as text."""
+
+
+def call_id(seed: str) -> str:
+    """Return an id for a call, a hash of `seed`.
+
+    Mistral's chat templates accept only ids of nine letters and digits.
+    """
+    return hashlib.sha256(seed.encode()).hexdigest()[:9]
 
 
 Piece = str | ToolCall

@@ -67,6 +67,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.head(200, ("Content-Length", "10"))
                 self.wfile.write(b"half")
                 self.close_connection = True
+            case "/no-utf-8":
+                self.answer(200, b'"\xff"')
             case "/crash":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "/wait":
