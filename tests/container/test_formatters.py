@@ -21,10 +21,8 @@ from core.messages import Submit
 from core.options import Options
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
+from tests.container.configurations import Load
 from tests.container.fake_engine import FakeEngine, fails
-from tests.container.test_preparation import Load, load
-
-__all__ = ["load"]
 
 Format = Callable[..., FlaskClient]
 TEXT = "Hi there"
