@@ -169,7 +169,7 @@ def test_keeps_and_draws_the_tokens_of_torch(kind):
     differs = (expected != got).any(1).nonzero()[:, 0].tolist()
     assert not differs, [mixed[row].params for row in differs]
     assert kind in ("one left", "equal") or len({*expected.sum(1).tolist()}) > 1
-    check_sampling(logits, mixed)
+    check_sampling(logits[::3], mixed[::3])
 
 
 @pytest.mark.parametrize(
