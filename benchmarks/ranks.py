@@ -106,7 +106,7 @@ def restart(totals: Totals) -> None:
 @contextmanager
 def ranked(model_dir: Path, options: Options, size: int, totals: Totals) -> Generator[Engine]:
     """Yield an engine on `size` ranks, whose messages are counted in `totals`."""
-    followers = Followers(model_dir, options, size, CPU, lambda reason: None)
+    followers = Followers(model_dir, options, size, CPU, lambda error: None)
     followers.wait()
     group = MeasuredGroup(size, followers, totals)
 

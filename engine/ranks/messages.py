@@ -7,6 +7,12 @@ from typing import Literal
 
 import msgspec
 
+from core.errors import (
+    ConfigurationError,
+    EngineUnavailableError,
+    InsufficientMemoryError,
+    LongshoreError,
+)
 from core.options import Options
 from core.plan import BlockPairs
 
@@ -69,3 +75,24 @@ class LastWords(msgspec.Struct, frozen=True):
 
     kind: Literal["configuration", "memory", "failed"]
     reason: str
+
+    @classmethod
+    def of(cls, error: Exception) -> LastWords:
+        match error:
+            case InsufficientMemoryError():
+                return cls("memory", str(error))
+            case ConfigurationError():
+                return cls("configuration", str(error))
+        return cls("failed", f"{type(error).__name__}: {error}")
+
+    def error(self, rank: int) -> LongshoreError:
+        """Return the error that rank 0 raises. rank: the one that ends."""
+        return _ERRORS[self.kind](f"rank {rank}: {self.reason}")
+
+
+_ERRORS: Mapping[str, type[LongshoreError]] = {
+    "configuration": ConfigurationError,
+    "memory": InsufficientMemoryError,
+    "failed": EngineUnavailableError,
+}
+"""By `LastWords.kind`."""

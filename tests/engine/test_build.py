@@ -8,7 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from core.errors import ConfigurationError, InsufficientMemoryError, RequestError
+from core.errors import (
+    ConfigurationError,
+    EngineUnavailableError,
+    InsufficientMemoryError,
+    RequestError,
+)
 from core.options import Options
 from core.step_size import graph_sizes
 from engine import LLM, SamplingParams, build, parts
@@ -94,6 +99,17 @@ def test_a_forward_pass_runs_before_ready(llama, monkeypatch):
 
     monkeypatch.setattr("engine.step.packed_executor.PackedExecutor.submit", fail)
     with pytest.raises(ConfigurationError, match=r"cannot answer: RuntimeError: no kernel image"):
+        LLM(llama)
+
+
+def test_a_rank_that_is_lost_in_the_first_steps_is_no_wrong_configuration(llama, monkeypatch):
+    """So the engine is started again."""
+
+    def fail(self, plan, between_tokens):
+        raise EngineUnavailableError("rank 1 stopped answering")
+
+    monkeypatch.setattr("engine.step.packed_executor.PackedExecutor.submit", fail)
+    with pytest.raises(EngineUnavailableError, match="rank 1 stopped answering"):
         LLM(llama)
 
 
