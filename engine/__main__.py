@@ -116,7 +116,6 @@ def _on_lost(connection: Connection, error: LongshoreError) -> None:
     """End this process, since a rank is lost. Called in another thread."""
     from engine.serve.connection import EVERYONE, Broken
 
-    logger.error("%s", error)
     connection.inbox.put((EVERYONE, Broken(error)))
     # The loop may be waiting for a device that waits for the lost rank.
     timer = threading.Timer(LOST_EXIT_S, os._exit, (error.exit_code,))

@@ -44,7 +44,8 @@ def build_engine(
     """Load the model, choose the limits and check that a step runs.
 
     phases: the times of the start so far. on_lost: called with the error, in another thread, if
-    one of several ranks is lost; the engine fails at its next step then.
+    one of several ranks is lost. The engine fails at its next step then, but on CUDA the step
+    before may never end, because NCCL's kernels wait for the lost rank.
 
     Raises ConfigurationError if the options and the model do not fit together.
     """

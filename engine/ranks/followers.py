@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import subprocess
@@ -22,6 +23,8 @@ from core.options import Options
 from engine.ranks.messages import LastWords, Order, RankLaunch
 from engine.ranks.watch import Watch
 
+logger = logging.getLogger(__name__)
+
 COMMAND = python_command("engine.follow")
 POLL_S = 0.1
 END_S = 2.0
@@ -31,7 +34,7 @@ EXPLANATION_S = 1.0
 
 
 class Followers:
-    """Starts the ranks' processes. If one of them is lost, all are killed."""
+    """Starts the ranks' processes. If one of them is lost, logs why and kills all."""
 
     def __init__(
         self,
@@ -144,7 +147,10 @@ class Followers:
         return orders, beats
 
     def _lose(self, rank: int, words: bytes) -> None:
-        """Kill all ranks: a collective of rank 0 then fails, where it would wait for ever."""
+        """Kill all ranks, so that a collective of rank 0 fails and does not wait for them.
+
+        gloo's does; NCCL's kernels do not notice it, so there `on_lost` has to end the process.
+        """
         if words:
             error = msgspec.msgpack.decode(words, type=LastWords).error(rank)
         else:
@@ -153,6 +159,7 @@ class Followers:
             code = self._processes[rank - 1].poll()
             how = "stopped answering" if code is None else f"ended with exit code {code}"
             error = EngineUnavailableError(f"rank {rank} {how}")
+        logger.error("%s", error)
         self._failure = error
         self._has_failed.set()
         for process in self._processes:

@@ -251,6 +251,10 @@ def test_max_ranks_on_a_cpu_are_one(llama):
     assert LLM(llama, tensor_parallel_degree="max").facts.num_ranks == 1
 
 
+def test_a_program_without_a_server_may_limit_how_long_ranks_wait(llama):
+    assert LLM(llama, model_loading_timeout=60).options.model_loading_timeout == 60
+
+
 def test_max_rolling_batch_size_limits_running_sequences(llama):
     llm = LLM(llama, max_rolling_batch_size=2, dtype="fp32")
     most = []

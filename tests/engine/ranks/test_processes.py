@@ -101,10 +101,11 @@ def group():
         (signal.SIGSTOP, "rank 2 stopped answering"),
     ],
 )
-def test_a_rank_that_dies_or_stops_ends_the_others(group, signum, reason):
+def test_a_rank_that_dies_or_stops_ends_the_others(group, signum, reason, caplog):
     os.kill(group.followers.pids[1], signum)
     group.wait_for_the_end()
     assert str(group.error) == reason
+    assert caplog.messages == [reason]
     error = group.followers.explained(RuntimeError("Connection closed by peer"))
     assert isinstance(error, EngineUnavailableError)
     assert str(error) == reason
