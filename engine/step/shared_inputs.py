@@ -12,7 +12,7 @@ from torch import Tensor
 from core.step_size import StepSize
 from engine.inputs import StepInputs
 from engine.ranks.messages import Forward
-from engine.staging import ALIGNMENT
+from engine.staging import aligned
 from kernels.batch import PagedBatch
 
 
@@ -55,7 +55,7 @@ def pack(inputs: StepInputs, order: Forward) -> Tensor:
 
 def empty(order: Forward, device: torch.device) -> Tensor:
     """Return a tensor of the size that `pack` returns."""
-    total = sum(_aligned(_num_bytes(*part)) for part in _layout(order))
+    total = sum(aligned(_num_bytes(*part)) for part in _layout(order))
     return torch.empty(total, dtype=torch.uint8, device=device)
 
 
@@ -98,9 +98,5 @@ def _places(packed: Tensor, order: Forward) -> list[Tensor]:
     for shape, dtype in _layout(order):
         num_bytes = _num_bytes(shape, dtype)
         places.append(packed[start : start + num_bytes].view(dtype).view(shape))
-        start += _aligned(num_bytes)
+        start += aligned(num_bytes)
     return places
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
