@@ -55,6 +55,9 @@ class IntegerWeight:
         return ((grouped - self.zeros[..., None].float()) * self.scales[..., None]).flatten(1)
 
 
+MAX_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
+
+
 @dataclass(frozen=True, slots=True)
 class Float8Weight:
     """A weight [out, in]: `codes * scales`, group by group of inputs."""
