@@ -14,7 +14,8 @@ from core.errors import (
     LongshoreError,
 )
 from core.options import Options
-from core.plan import BlockPairs
+from core.plan import BlockMoves
+from core.step_size import StepSize
 
 
 class RankLaunch(msgspec.Struct, frozen=True):
@@ -34,11 +35,9 @@ class Order(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Move(Order, frozen=True):
-    """Move KV blocks; see `core.plan.BlockMoves`."""
+    """Move KV blocks."""
 
-    swap_outs: BlockPairs
-    swap_ins: BlockPairs
-    copies: BlockPairs
+    moves: BlockMoves
 
 
 class Forward(Order, frozen=True):
@@ -54,8 +53,8 @@ class Forward(Order, frozen=True):
     """Length of `PagedBatch.query_starts`."""
     num_decodes: int
     has_adapters: bool
-    graph: tuple[int, int, int] | None
-    """The fields of the `StepSize` whose CUDA graph to replay; None: launch the kernels."""
+    graph: StepSize | None
+    """The size whose CUDA graph to replay; None: launch the kernels."""
     spans: tuple[tuple[int, int, int], ...] | None
 
 

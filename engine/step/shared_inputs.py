@@ -20,9 +20,6 @@ def forward_order(inputs: StepInputs, size: StepSize | None) -> Forward:
     """Return the sizes of a step's inputs. size: of the CUDA graph to replay, if any."""
     batch = inputs.batch
     num_sequences, num_blocks = batch.block_tables.shape
-    graph = None
-    if size is not None:
-        graph = size.num_decodes, size.num_prompts, size.num_prompt_tokens
     return Forward(
         num_tokens=inputs.tokens.shape[1],
         num_rows=len(inputs.logit_rows),
@@ -31,7 +28,7 @@ def forward_order(inputs: StepInputs, size: StepSize | None) -> Forward:
         num_starts=len(batch.query_starts),
         num_decodes=batch.num_decodes,
         has_adapters=inputs.adapter_slots is not None,
-        graph=graph,
+        graph=size,
         spans=batch.spans,
     )
 

@@ -16,6 +16,7 @@ import torch
 
 from core.errors import ConfigurationError, EngineUnavailableError, InsufficientMemoryError
 from core.options import Options
+from core.plan import BlockMoves
 from engine import LLM, SamplingParams
 from engine.ranks.followers import Followers, rank_variables, threads_for_ranks
 from engine.ranks.group import ProcessGroup
@@ -110,12 +111,12 @@ def test_a_rank_that_dies_or_stops_ends_the_others(group, signum, reason, caplog
     assert isinstance(error, EngineUnavailableError)
     assert str(error) == reason
     with pytest.raises(EngineUnavailableError, match=reason):
-        group.followers.send(Move((), (), ()))
+        group.followers.send(Move(BlockMoves()))
 
 
 def test_a_rank_that_fails_says_why(group):
     with contextlib.suppress(ConfigurationError):  # the rank may be gone before all have it
-        group.followers.send(Move((), (), ()))
+        group.followers.send(Move(BlockMoves()))
     group.wait_for_the_end()
     assert str(group.error).endswith("the KV cache does not fit")
     error = group.followers.explained(RuntimeError("Connection closed by peer"))
