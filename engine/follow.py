@@ -58,7 +58,7 @@ def _follow(orders: Connection) -> None:
     orders.send_bytes(READY)
     shard = Shard(launch.rank, launch.size)
     group = ProcessGroup(shard, device, Path(launch.store), launch.timeout_s)
-    with explaining_out_of_memory():
+    with explaining_out_of_memory():  # in a step, it is a failure after which the engine restarts
         parts = build_parts(Path(launch.model_dir), launch.options, device, Phases(), group)
     model, kv = parts.model, parts.kv
     assert isinstance(model, PackedModel), "others run on one rank"
