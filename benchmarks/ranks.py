@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -106,21 +106,20 @@ def restart(totals: Totals) -> None:
 @contextmanager
 def ranked(model_dir: Path, options: Options, size: int, totals: Totals) -> Generator[Engine]:
     """Yield an engine on `size` ranks, whose messages are counted in `totals`."""
-    followers = Followers(model_dir, options, size, CPU, lambda reason: None)
-    followers.wait()
-    group = MeasuredGroup(size, followers, totals)
+    with ExitStack() as closing:
+        followers = Followers(model_dir, options, size, CPU, lambda error: None)
+        closing.callback(followers.close)
+        followers.wait()
+        group = MeasuredGroup(size, followers, totals)
+        closing.callback(group.close)
 
-    def send(order: Order) -> None:
-        traffic = totals["orders"]
-        with traffic.count():
-            traffic.num_bytes += followers.send(order)
+        def send(order: Order) -> None:
+            traffic = totals["orders"]
+            with traffic.count():
+                traffic.num_bytes += followers.send(order)
 
-    try:
         leader = Leader(send, followers.explaining, group)
         yield build_rank_0(model_dir, options, CPU, Phases(), group, leader)
-    finally:
-        followers.close()
-        group.close()
 
 
 def run(engine: Engine, count: int, num_steps: int, begin: Callable[[], None]) -> list[float]:

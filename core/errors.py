@@ -17,13 +17,17 @@ class LongshoreError(Exception):
     kind: ClassVar[FailureKind] = "failed"
     status: ClassVar[int] = 500
     """HTTP status. For 500 the client gets no details; they are only logged."""
+    exit_code: ClassVar[int] = 1
+    """Exit code of a process that ends with this error."""
 
 
 class ConfigurationError(LongshoreError):
-    """The configuration or the model cannot be served. Raised at start-up only."""
+    """The configuration or the model cannot be served. Raised at start-up only.
+
+    Restarting a process that ends with it does not help.
+    """
 
     exit_code = 2
-    """Exit code of a process that ends with this error. Restarting it does not help."""
 
 
 class InsufficientMemoryError(ConfigurationError):

@@ -19,10 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from core.errors import (
-    ConfigurationError,
-    InsufficientMemoryError,
-)
+from core.errors import ConfigurationError, LongshoreError
 from core.logs import configure_logs, log_event
 from core.messages import Dead, Launch
 from core.processes import die_with_parent
@@ -115,25 +112,26 @@ def _reporter(launch: Launch) -> EmfReporter | None:
     return EmfReporter(launch.model_name, period_s) if period_s is not None else None
 
 
-def _on_lost(connection: Connection, reason: str) -> None:
+def _on_lost(connection: Connection, error: LongshoreError) -> None:
     """End this process, since a rank is lost. Called in another thread."""
     from engine.serve.connection import EVERYONE, Broken
 
-    logger.error("%s", reason)
-    connection.inbox.put((EVERYONE, Broken(reason)))
+    connection.inbox.put((EVERYONE, Broken(error)))
     # The loop may be waiting for a device that waits for the lost rank.
-    timer = threading.Timer(LOST_EXIT_S, os._exit, (1,))
+    timer = threading.Timer(LOST_EXIT_S, os._exit, (error.exit_code,))
     timer.daemon = True
     timer.start()
 
 
-def _build(launch: Launch, phases: Phases, on_lost: Callable[[str], None]) -> Engine | TaskEngine:
-    from engine.device import is_out_of_memory
+def _build(
+    launch: Launch, phases: Phases, on_lost: Callable[[LongshoreError], None]
+) -> Engine | TaskEngine:
+    from engine.device import explaining_out_of_memory
 
     model_dir = Path(launch.model_dir)
     if launch.library_dir:
         sys.path.insert(0, launch.library_dir)
-    try:
+    with explaining_out_of_memory():
         if launch.task.kind == "generation":
             from engine.build import build_engine
 
@@ -143,11 +141,6 @@ def _build(launch: Launch, phases: Phases, on_lost: Callable[[str], None]) -> En
 
         _end_imports(phases)
         return build_task_engine(launch.task, model_dir, launch.options)
-    except Exception as error:
-        if isinstance(error, InsufficientMemoryError) or not is_out_of_memory(error):
-            raise
-        reason = str(error).strip() or type(error).__name__
-        raise InsufficientMemoryError(f"out of memory while loading the model: {reason}") from error
 
 
 def _end_imports(phases: Phases) -> None:

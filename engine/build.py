@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
-from core.errors import ConfigurationError
+from core.errors import ConfigurationError, LongshoreError
 from core.messages import Facts
 from core.options import Options
 from core.plan import BlockMoves, Chunk, StepPlan
@@ -39,12 +39,13 @@ def build_engine(
     model_dir: Path,
     options: Options,
     phases: Phases | None = None,
-    on_lost: Callable[[str], None] = lambda reason: None,
+    on_lost: Callable[[LongshoreError], None] = lambda error: None,
 ) -> Engine:
     """Load the model, choose the limits and check that a step runs.
 
-    phases: the times of the start so far. on_lost: called with the reason, in another thread, if
-    one of several ranks is lost; the engine fails at its next step then.
+    phases: the times of the start so far. on_lost: called with the error, in another thread, if
+    one of several ranks is lost. The engine fails at its next step then, but on CUDA the step
+    before may never end, because NCCL's kernels wait for the lost rank.
 
     Raises ConfigurationError if the options and the model do not fit together.
     """
@@ -187,6 +188,8 @@ def _check_forward(executor: Executor, block_size: int, sizes: Sizes) -> None:
     try:
         for plan in plans:
             executor.submit(plan, lambda: None).wait()
+    except LongshoreError:  # another rank is lost, for the reason that it says
+        raise
     except Exception as error:
         raise ConfigurationError(
             f"the model was loaded but cannot answer: {type(error).__name__}: {error}"

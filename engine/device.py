@@ -7,13 +7,13 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedConfig
 
-from core.errors import ConfigurationError
+from core.errors import ConfigurationError, InsufficientMemoryError
 from core.gpus import visible_gpus
 from core.options import Options
 from core.ranks import num_ranks
@@ -148,6 +148,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
     return error.__cause__ is not None and is_out_of_memory(error.__cause__)
+
+
+@contextlib.contextmanager
+def explaining_out_of_memory() -> Generator[None]:
+    """Raise InsufficientMemoryError if memory runs out while a model loads within the context."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, InsufficientMemoryError) or not is_out_of_memory(error):
+            raise
+        reason = str(error).strip() or type(error).__name__
+        raise InsufficientMemoryError(f"out of memory while loading the model: {reason}") from error
 
 
 def tensor_parallel_degree(options: Options, device: torch.device) -> int:

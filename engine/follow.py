@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-from core.errors import ConfigurationError, InsufficientMemoryError
 from engine.ranks.messages import AnyOrder, LastWords, RankLaunch
 from engine.ranks.watch import Watch
 
@@ -36,7 +35,7 @@ def main() -> int:
     except Exception as error:
         watch.stop()
         try:
-            beats.send_bytes(msgspec.msgpack.encode(_last_words(error)))
+            beats.send_bytes(msgspec.msgpack.encode(LastWords.of(error)))
         except OSError:  # rank 0 has ended, which is why this one failed
             return 0
         return 1
@@ -47,7 +46,7 @@ def _follow(orders: Connection) -> None:
     """Raises EOFError when rank 0 closes the connection."""
     launch = msgspec.msgpack.decode(orders.recv_bytes(), type=RankLaunch)
     # Imported here, so that the watch answers meanwhile.
-    from engine.device import choose_device
+    from engine.device import choose_device, explaining_out_of_memory
     from engine.loading.packed_model import PackedModel
     from engine.parts import build_parts
     from engine.phases import Phases
@@ -59,7 +58,8 @@ def _follow(orders: Connection) -> None:
     orders.send_bytes(READY)
     shard = Shard(launch.rank, launch.size)
     group = ProcessGroup(shard, device, Path(launch.store), launch.timeout_s)
-    parts = build_parts(Path(launch.model_dir), launch.options, device, Phases(), group)
+    with explaining_out_of_memory():  # in a step, it is a failure after which the engine restarts
+        parts = build_parts(Path(launch.model_dir), launch.options, device, Phases(), group)
     model, kv = parts.model, parts.kv
     assert isinstance(model, PackedModel), "others run on one rank"
     assert kv is not None, "a packed model has a KV cache"
@@ -67,15 +67,6 @@ def _follow(orders: Connection) -> None:
     decode = msgspec.msgpack.Decoder[AnyOrder](AnyOrder).decode
     while True:
         follower.run(decode(orders.recv_bytes()))
-
-
-def _last_words(error: Exception) -> LastWords:
-    match error:
-        case InsufficientMemoryError():
-            return LastWords("memory", str(error))
-        case ConfigurationError():
-            return LastWords("configuration", str(error))
-    return LastWords("failed", f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

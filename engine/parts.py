@@ -84,16 +84,7 @@ def build_parts(
         notes = use_writable_kernel_cache()
     config = read_config(model_dir, options)
     _check_task(options, config)
-    source = ModelSource(
-        model_dir=model_dir,
-        config=config,
-        dtype=choose_dtype(options, config, device),
-        device=device,
-        is_dummy=options.load_format == "dummy",
-        trust_remote_code=options.trust_remote_code,
-        allow_pickle=options.allow_pickle_weights,
-        precision=choose_precision(options.quantize, config),
-    )
+    source = make_source(model_dir, config, options, device)
     model, executor_reason = _load(source, options, phases, group)
     batching, batching_reason = _batching(options, model, executor_reason)
     adapters, adapter_notes = start_adapters(model_dir, options, model, executor_reason)
@@ -122,6 +113,25 @@ def read_config(model_dir: Path, options: Options) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(model_dir, trust_remote_code=options.trust_remote_code)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"transformers cannot read {model_dir}: {error}") from error
+
+
+def make_source(
+    model_dir: Path, config: PreTrainedConfig, options: Options, device: torch.device
+) -> ModelSource:
+    """Return where the weights come from.
+
+    Raises ConfigurationError if there are none, or if they contradict option.quantize.
+    """
+    return ModelSource(
+        model_dir=model_dir,
+        config=config,
+        dtype=choose_dtype(options, config, device),
+        device=device,
+        is_dummy=options.load_format == "dummy",
+        trust_remote_code=options.trust_remote_code,
+        allow_pickle=options.allow_pickle_weights,
+        precision=choose_precision(options.quantize, config),
+    )
 
 
 def _check_task(options: Options, config: PreTrainedConfig) -> None:

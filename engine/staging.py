@@ -13,6 +13,11 @@ ALIGNMENT = 16
 """Each array starts at a multiple of this many bytes, for vectorized loads."""
 
 
+def aligned(num_bytes: int) -> int:
+    """Return how many bytes an array of `num_bytes` takes, up to the next one's start."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
 class Staging:
     """Pinned host buffers, used in turn, for copies to the device.
 
@@ -31,7 +36,7 @@ class Staging:
         starts, end = [], 0
         for array in arrays:
             starts.append(end)
-            end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+            end += aligned(array.nbytes)
         self._turn = (self._turn + 1) % len(self._buffers)
         host = self._buffers[self._turn].of_size(end)
         for start, array in zip(starts, arrays, strict=True):

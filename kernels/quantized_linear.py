@@ -142,10 +142,11 @@ def quantized_linear(
 ) -> Tensor:
     """Return `rows @ weight.T + bias`, [M, N] of the rows' type, summed in fp32.
 
-    rows: [M, K] in fp16 or bf16, K contiguous. codes: uint8, contiguous: [N, K] (kind "int8", or
+    rows: [M, K] in fp16 or bf16, K contiguous. codes: uint8: [N, K] (kind "int8", or
     "fp8", the bytes of e4m3) or from `pack_int4` (kind "int4"). scales: fp32 [groups, N]; zeros:
-    uint8 [groups, N], None for fp8. bias: [N]. Raises ValueError for other shapes, strides and
-    types, and for groups that `block_size` has no size for.
+    uint8 [groups, N], None for fp8. bias: [N], fp32 or of the rows' type. All but rows are
+    contiguous. Raises ValueError for other shapes, strides and types, and for groups that
+    `block_size` has no size for.
     """
     plan = _plan(rows, codes, scales, zeros, bias, kind, group_size)
     out = rows.new_empty((rows.shape[0], codes.shape[0]))
@@ -170,7 +171,7 @@ def _plan(
     block_k = block_size(kind, num_inputs, group_size)
     if block_k is None:
         raise ValueError(f"no kernel for {kind} with {num_inputs} inputs in groups of {group_size}")
-    _check(rows, codes, scales, zeros, kind, group_size)
+    _check(rows, codes, scales, zeros, bias, kind, group_size)
     block_m = min(max(16, triton.next_power_of_2(num_rows)), 64)
     block_n, num_warps, num_stages = TILES[block_m, block_k]
     return Plan(
@@ -190,7 +191,13 @@ def _plan(
 
 
 def _check(
-    rows: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None, kind: str, group_size: int
+    rows: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    bias: Tensor | None,
+    kind: str,
+    group_size: int,
 ) -> None:
     num_inputs, num_outputs = rows.shape[1], codes.shape[0]
     columns = num_inputs // 2 if kind == "int4" else num_inputs
@@ -200,12 +207,28 @@ def _check(
             f"codes {list(codes.shape)} and scales {list(scales.shape)} do not fit rows "
             f"{list(rows.shape)} and groups of {group_size}"
         )
-    if (zeros is None) != (kind == "fp8") or (zeros is not None and zeros.shape != groups):
-        raise ValueError("zeros must have the shape of scales, and be None for fp8")
+    got = None if zeros is None else (tuple(zeros.shape), zeros.dtype)
+    if got != (None if kind == "fp8" else (groups, torch.uint8)):
+        raise ValueError(
+            f"zeros must have the shape of scales, {list(groups)}, and be uint8, or None for fp8; "
+            f"got {got}"
+        )
+    if bias is not None:
+        _check_bias(bias, num_outputs, rows.dtype)
     if rows.dtype not in DTYPES or codes.dtype != torch.uint8 or scales.dtype != torch.float32:
         raise ValueError(
             f"rows are {rows.dtype}, codes {codes.dtype} and scales {scales.dtype}; they must be "
             "fp16 or bf16, uint8 and fp32"
         )
-    if rows.stride(-1) != 1 or not codes.is_contiguous() or not scales.is_contiguous():
-        raise ValueError("codes and scales must be contiguous, and rows in their last dimension")
+    others = [tensor for tensor in (codes, scales, zeros, bias) if tensor is not None]
+    if rows.stride(-1) != 1 or not all(tensor.is_contiguous() for tensor in others):
+        raise ValueError(
+            "codes, scales, zeros and bias must be contiguous, and rows in their last dimension"
+        )
+
+
+def _check_bias(bias: Tensor, num_outputs: int, dtype: torch.dtype) -> None:
+    if bias.shape != (num_outputs,) or bias.dtype not in (dtype, torch.float32):
+        raise ValueError(
+            f"bias is {list(bias.shape)} {bias.dtype}; it must be [{num_outputs}], fp32 or {dtype}"
+        )

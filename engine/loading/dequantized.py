@@ -30,11 +30,13 @@ def load_dequantized(source: ModelSource, spec: DecoderSpec) -> Any:
     config: Any = source.config
     checkpoint = open_published(source.model_dir)
     layer = re.compile(rf"(?:^|\.){spec.family.layers}\.(\d+)\.")
-    checkpoint.drop(scheme.unused)
-    for name in checkpoint.names():
+
+    def is_needed(name: str) -> bool:
         found = layer.search(name)
-        if found is not None and int(found[1]) >= config.num_hidden_layers:
-            checkpoint.drop((name,))
+        is_first = found is None or int(found[1]) < config.num_hidden_layers
+        return is_first and not name.endswith(scheme.unused)
+
+    checkpoint.keep(is_needed)
     state = _dequantized(checkpoint, scheme, getattr(config, "num_local_experts", 1))
     return load_reference(source.without_quantization(), state=state)
 

@@ -152,7 +152,8 @@ def _decoder(
 ) -> Decoder:
     scheme = read_scheme(source.config)
     if scheme is not None:
-        checkpoint.drop(scheme.unused)
+        unused = scheme.unused
+        checkpoint.keep(lambda name: not name.endswith(unused))
     loader = Loader(
         checkpoint,
         source.device,

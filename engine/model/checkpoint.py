@@ -88,10 +88,9 @@ class Checkpoint:
         """Return the names of the tensors that are still to be taken."""
         return list(self._tensors)
 
-    def drop(self, suffixes: tuple[str, ...]) -> None:
-        """Remove the tensors whose names end so; they count as taken."""
-        for name in [name for name in self._tensors if name.endswith(suffixes)]:
-            del self._tensors[name]
+    def keep(self, is_needed: Callable[[str], bool]) -> None:
+        """Remove the tensors whose names are not needed; they count as taken."""
+        self._tensors = {name: entry for name, entry in self._tensors.items() if is_needed(name)}
 
     def require_all_taken(self, *, except_for: str) -> None:
         """Raise ConfigurationError if a tensor other than `except_for` was never taken."""

@@ -21,7 +21,6 @@ from engine.model.quantization.weights import (
     select_rows,
     slice_columns,
     slice_rows,
-    split_rows,
 )
 from engine.model.spec import DecoderSpec
 
@@ -106,17 +105,22 @@ class QuantizedExperts:
 
     def __init__(self, weights: Sequence[Quantized], num_experts: int, dtype: torch.dtype) -> None:
         """weights: on their device; together [experts * out, in], expert by expert."""
-        self._weights, self._num_experts, self._dtype = weights, num_experts, dtype
+        self._parts = [
+            slice_rows(weight, range(start, min(start + ROWS_AT_ONCE, weight.shape[0])))
+            for weight in weights
+            for start in range(0, weight.shape[0], ROWS_AT_ONCE)
+        ]
+        self._num_experts, self._dtype = num_experts, dtype
         self.num_bytes = sum(map(num_bytes, weights))
 
     def dense(self) -> Tensor:
         """Return the weights, [experts, out, in] in the dtype of the rows."""
-        rows = [
-            part.dequantized().to(self._dtype)
-            for weight in self._weights
-            for part in split_rows(weight, ROWS_AT_ONCE)
-        ]
-        return torch.cat(rows).unflatten(0, (self._num_experts, -1))
+        sizes, in_features = [part.shape[0] for part in self._parts], self._parts[0].shape[1]
+        device = self._parts[0].tensors[0].device
+        rows = torch.empty(sum(sizes), in_features, dtype=self._dtype, device=device)
+        for place, part in zip(rows.split_with_sizes(sizes), self._parts, strict=True):
+            place.copy_(part.dequantized())
+        return rows.unflatten(0, (self._num_experts, -1))
 
 
 class _Weights:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import subprocess
@@ -16,16 +17,13 @@ from pathlib import Path
 import msgspec
 import torch
 
-from core.errors import (
-    ConfigurationError,
-    EngineUnavailableError,
-    InsufficientMemoryError,
-    LongshoreError,
-)
+from core.errors import EngineUnavailableError, LongshoreError
 from core.names import import_root, python_command
 from core.options import Options
 from engine.ranks.messages import LastWords, Order, RankLaunch
 from engine.ranks.watch import Watch
+
+logger = logging.getLogger(__name__)
 
 COMMAND = python_command("engine.follow")
 POLL_S = 0.1
@@ -33,15 +31,10 @@ END_S = 2.0
 """Time for the ranks to end by themselves, before they are killed."""
 EXPLANATION_S = 1.0
 """How long an error of a collective waits for the news that explains it."""
-_ERRORS: Mapping[str, type[LongshoreError]] = {
-    "configuration": ConfigurationError,
-    "memory": InsufficientMemoryError,
-    "failed": EngineUnavailableError,
-}
 
 
 class Followers:
-    """Starts the ranks' processes. If one of them is lost, all are killed."""
+    """Starts the ranks' processes. If one of them is lost, logs why and kills all."""
 
     def __init__(
         self,
@@ -49,10 +42,10 @@ class Followers:
         options: Options,
         size: int,
         device: torch.device,
-        on_lost: Callable[[str], None],
+        on_lost: Callable[[LongshoreError], None],
         command: Sequence[str] = COMMAND,
     ) -> None:
-        """on_lost: gets the reason, in a thread of its own. command: starts a rank."""
+        """on_lost: gets the error, in a thread of its own. command: starts a rank."""
         self._command = command
         self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
         self.store = self._folder / "store"
@@ -154,21 +147,24 @@ class Followers:
         return orders, beats
 
     def _lose(self, rank: int, words: bytes) -> None:
-        """Kill all ranks: a collective of rank 0 then fails, where it would wait for ever."""
+        """Kill all ranks, so that a collective of rank 0 fails and does not wait for them.
+
+        gloo's does; NCCL's kernels do not notice it, so there `on_lost` has to end the process.
+        """
         if words:
-            last = msgspec.msgpack.decode(words, type=LastWords)
-            error = _ERRORS[last.kind](f"rank {rank}: {last.reason}")
+            error = msgspec.msgpack.decode(words, type=LastWords).error(rank)
         else:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._processes[rank - 1].wait(0.1)
             code = self._processes[rank - 1].poll()
             how = "stopped answering" if code is None else f"ended with exit code {code}"
             error = EngineUnavailableError(f"rank {rank} {how}")
+        logger.error("%s", error)
         self._failure = error
         self._has_failed.set()
         for process in self._processes:
             process.kill()
-        self._on_lost(str(error))
+        self._on_lost(error)
 
 
 def rank_variables(rank: int, device: torch.device, variables: Mapping[str, str]) -> dict[str, str]:

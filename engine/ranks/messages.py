@@ -7,8 +7,15 @@ from typing import Literal
 
 import msgspec
 
+from core.errors import (
+    ConfigurationError,
+    EngineUnavailableError,
+    InsufficientMemoryError,
+    LongshoreError,
+)
 from core.options import Options
-from core.plan import BlockPairs
+from core.plan import BlockMoves
+from core.step_size import StepSize
 
 
 class RankLaunch(msgspec.Struct, frozen=True):
@@ -28,11 +35,9 @@ class Order(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Move(Order, frozen=True):
-    """Move KV blocks; see `core.plan.BlockMoves`."""
+    """Move KV blocks."""
 
-    swap_outs: BlockPairs
-    swap_ins: BlockPairs
-    copies: BlockPairs
+    moves: BlockMoves
 
 
 class Forward(Order, frozen=True):
@@ -48,8 +53,8 @@ class Forward(Order, frozen=True):
     """Length of `PagedBatch.query_starts`."""
     num_decodes: int
     has_adapters: bool
-    graph: tuple[int, int, int] | None
-    """The fields of the `StepSize` whose CUDA graph to replay; None: launch the kernels."""
+    graph: StepSize | None
+    """The size whose CUDA graph to replay; None: launch the kernels."""
     spans: tuple[tuple[int, int, int], ...] | None
 
 
@@ -69,3 +74,24 @@ class LastWords(msgspec.Struct, frozen=True):
 
     kind: Literal["configuration", "memory", "failed"]
     reason: str
+
+    @classmethod
+    def of(cls, error: Exception) -> LastWords:
+        match error:
+            case InsufficientMemoryError():
+                return cls("memory", str(error))
+            case ConfigurationError():
+                return cls("configuration", str(error))
+        return cls("failed", f"{type(error).__name__}: {error}")
+
+    def error(self, rank: int) -> LongshoreError:
+        """Return the error that rank 0 raises. rank: the one that ends."""
+        return _ERRORS[self.kind](f"rank {rank}: {self.reason}")
+
+
+_ERRORS: Mapping[str, type[LongshoreError]] = {
+    "configuration": ConfigurationError,
+    "memory": InsufficientMemoryError,
+    "failed": EngineUnavailableError,
+}
+"""By `LastWords.kind`."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 import zmq
 
-from core.errors import LongshoreError, RequestError
+from core.errors import EngineUnavailableError, LongshoreError, RequestError
 from core.messages import Failed, FromEngine, Heartbeat, Message, Submit, ToEngine
 from core.stats import Stats
 from engine.lora.files import AdapterWeights
@@ -29,10 +29,11 @@ class ClientGone(Message, frozen=True):
     """A client has disconnected. Never sent over the wire."""
 
 
-class Broken(Message, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Broken:
     """The socket's thread has failed, or a rank is lost. Never sent over the wire."""
 
-    reason: str
+    error: LongshoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class Connection:
         except Exception as error:
             logger.exception("the engine's socket failed")
             reason = f"the engine's socket failed: {type(error).__name__}: {error}"
-            self.inbox.put((EVERYONE, Broken(reason)))
+            self.inbox.put((EVERYONE, Broken(EngineUnavailableError(reason))))
         finally:
             queued.close()
             router.close()

@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from core.errors import EngineUnavailableError, LongshoreError, OverloadedError, RequestError
+from core.errors import LongshoreError, OverloadedError, RequestError
 from core.messages import (
     Abort,
     Failed,
@@ -167,8 +167,8 @@ class Server:
                 self._abort(client, id, index, reason)
             case Refused(counts):
                 self._meter.record_refusals(counts)
-            case Broken(reason):
-                raise EngineUnavailableError(reason)
+            case Broken(error):
+                raise error
             case Watch(seconds):
                 self._watchers.add(client, seconds)
             case ClientGone():

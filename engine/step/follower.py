@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from core.plan import BlockMoves
-from core.step_size import StepSize
 from engine.attention.backends import AttentionBackend
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
@@ -39,8 +37,8 @@ class Follower:
     @torch.inference_mode()
     def run(self, order: AnyOrder) -> None:
         match order:
-            case Move(swap_outs, swap_ins, copies):
-                self._mover.launch(BlockMoves(swap_outs, swap_ins, copies))
+            case Move(moves):
+                self._mover.launch(moves)
             case Forward():
                 self._forward(order)
             case Install():
@@ -54,7 +52,7 @@ class Follower:
             self._model.forward(inputs, PagedStep(inputs.batch, self._cache, self._backend))
             return
         assert self._graphs is not None, "all ranks capture the same graphs"
-        graph = self._graphs.graph(StepSize(*order.graph), has_adapters=order.has_adapters)
+        graph = self._graphs.graph(order.graph, has_adapters=order.has_adapters)
         graph.replay(inputs)
 
     def _install(self, order: Install) -> None:

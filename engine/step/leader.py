@@ -39,7 +39,7 @@ class Leader:
 
     def move(self, moves: BlockMoves) -> None:
         if moves:
-            self._send(Move(moves.swap_outs, moves.swap_ins, moves.copies))
+            self._send(Move(moves))
 
     @contextmanager
     def forward(self, inputs: StepInputs, size: StepSize | None) -> Generator[None]:

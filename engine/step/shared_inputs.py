@@ -12,7 +12,7 @@ from torch import Tensor
 from core.step_size import StepSize
 from engine.inputs import StepInputs
 from engine.ranks.messages import Forward
-from engine.staging import ALIGNMENT
+from engine.staging import aligned
 from kernels.batch import PagedBatch
 
 
@@ -20,9 +20,6 @@ def forward_order(inputs: StepInputs, size: StepSize | None) -> Forward:
     """Return the sizes of a step's inputs. size: of the CUDA graph to replay, if any."""
     batch = inputs.batch
     num_sequences, num_blocks = batch.block_tables.shape
-    graph = None
-    if size is not None:
-        graph = size.num_decodes, size.num_prompts, size.num_prompt_tokens
     return Forward(
         num_tokens=inputs.tokens.shape[1],
         num_rows=len(inputs.logit_rows),
@@ -31,7 +28,7 @@ def forward_order(inputs: StepInputs, size: StepSize | None) -> Forward:
         num_starts=len(batch.query_starts),
         num_decodes=batch.num_decodes,
         has_adapters=inputs.adapter_slots is not None,
-        graph=graph,
+        graph=size,
         spans=batch.spans,
     )
 
@@ -55,7 +52,7 @@ def pack(inputs: StepInputs, order: Forward) -> Tensor:
 
 def empty(order: Forward, device: torch.device) -> Tensor:
     """Return a tensor of the size that `pack` returns."""
-    total = sum(_aligned(_num_bytes(*part)) for part in _layout(order))
+    total = sum(aligned(_num_bytes(*part)) for part in _layout(order))
     return torch.empty(total, dtype=torch.uint8, device=device)
 
 
@@ -98,9 +95,5 @@ def _places(packed: Tensor, order: Forward) -> list[Tensor]:
     for shape, dtype in _layout(order):
         num_bytes = _num_bytes(shape, dtype)
         places.append(packed[start : start + num_bytes].view(dtype).view(shape))
-        start += _aligned(num_bytes)
+        start += aligned(num_bytes)
     return places
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

@@ -13,15 +13,8 @@ from core.messages import Facts
 from core.options import Options
 from core.sizing import sequence_limit
 from core.task import Task, check_options, choose_batching_of
-from engine.device import (
-    choose_device,
-    choose_dtype,
-    notes_on_one_rank,
-    use_expandable_segments,
-)
-from engine.loading.model_source import ModelSource
-from engine.loading.precision import choose_precision
-from engine.parts import read_config
+from engine.device import choose_device, notes_on_one_rank, use_expandable_segments
+from engine.parts import make_source, read_config
 from engine.tasks.embedding.embedder import Embedder
 from engine.tasks.engine import TaskEngine
 from engine.tasks.handlers.handler import load_handler
@@ -89,16 +82,7 @@ def _load_performer(
     if task.kind == "handler":
         return _load_handler(task, model_dir, device)
     config = read_config(model_dir, options)
-    source = ModelSource(
-        model_dir=model_dir,
-        config=config,
-        dtype=choose_dtype(options, config, device),
-        device=device,
-        is_dummy=options.load_format == "dummy",
-        trust_remote_code=options.trust_remote_code,
-        allow_pickle=options.allow_pickle_weights,
-        precision=choose_precision(options.quantize, config),
-    )
+    source = make_source(model_dir, config, options, device)
     source.require_no_precision(f"transformers' code computes {task.name}")
     if task.kind == "embedding":
         return Embedder(source, options)

@@ -7,7 +7,6 @@ namespace {
 
 constexpr int64_t BLOCK_DEPTH = 256;               // its weights fit into L1; a multiple of a word's codes
 constexpr int64_t COPY_STRIDE = BLOCK_DEPTH + 16;  // one cache line more, so that rows use different L1 sets
-constexpr int64_t AHEAD_BYTES = 4096;              // prefetch distance
 
 // Stores the weights of inputs [first, end), and of those that share their last word, in `to` [inputs, PANEL].
 // Codes become floats as the last bits of 2^23, which is subtracted with the zero.

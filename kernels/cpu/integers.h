@@ -15,6 +15,8 @@ struct IntegerLinear : Linear {
 
 namespace {
 
+constexpr int64_t AHEAD_BYTES = 4096;  // how far ahead of the words that are read others are prefetched
+
 template <int BITS>
 struct IntegerPanel {
     static constexpr int64_t PER_WORD = 32 / BITS;

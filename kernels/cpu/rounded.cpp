@@ -21,8 +21,6 @@ constexpr int TILE_ROWS_OF_BYTES = 6;  // of 32 registers: 12 sums of integers a
 constexpr int TILE_ROWS_OF_BYTES = 2;  // of AVX2's 16 registers: 4 and 4, 4 vectors
 #endif
 constexpr int64_t ROW_GROUP = 64;  // inputs per scale of a row, at most
-constexpr int64_t AHEAD_BYTES = 4096;  // prefetch distance
-
 
 struct RoundedRows {
     int64_t group, num_groups, stride;

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
-from benchmarks.ranks import KINDS, Traffic, report
+from benchmarks.ranks import KINDS, Traffic, ranked, report
+from core.errors import ConfigurationError
+from core.options import make_options
 
 
 def test_totals_are_divided_by_the_steps():
@@ -29,3 +32,14 @@ def test_calls_are_counted_with_their_bytes():
     with pytest.raises(RuntimeError), traffic.count(10):
         raise RuntimeError
     assert traffic.calls == 2, "a call that failed is none"
+
+
+def test_nothing_is_left_of_ranks_that_cannot_start(tmp_path, monkeypatch):
+    """Their folder is deleted last, after the processes."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    options = make_options({"device": "cuda"})
+    with pytest.raises(ConfigurationError, match=r"rank 1: option\.device=cuda"):  # noqa: SIM117
+        with ranked(Path("model"), options, 2, {kind: Traffic() for kind in KINDS}):
+            raise AssertionError("the ranks have started")
+    assert list(tmp_path.iterdir()) == []

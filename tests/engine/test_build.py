@@ -8,7 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from core.errors import ConfigurationError, InsufficientMemoryError, RequestError
+from core.errors import (
+    ConfigurationError,
+    EngineUnavailableError,
+    InsufficientMemoryError,
+    RequestError,
+)
 from core.options import Options
 from core.step_size import graph_sizes
 from engine import LLM, SamplingParams, build, parts
@@ -94,6 +99,17 @@ def test_a_forward_pass_runs_before_ready(llama, monkeypatch):
 
     monkeypatch.setattr("engine.step.packed_executor.PackedExecutor.submit", fail)
     with pytest.raises(ConfigurationError, match=r"cannot answer: RuntimeError: no kernel image"):
+        LLM(llama)
+
+
+def test_a_rank_that_is_lost_in_the_first_steps_is_no_wrong_configuration(llama, monkeypatch):
+    """So the engine is started again."""
+
+    def fail(self, plan, between_tokens):
+        raise EngineUnavailableError("rank 1 stopped answering")
+
+    monkeypatch.setattr("engine.step.packed_executor.PackedExecutor.submit", fail)
+    with pytest.raises(EngineUnavailableError, match="rank 1 stopped answering"):
         LLM(llama)
 
 
@@ -233,6 +249,10 @@ def test_on_cuda_steps_overlap_by_default(llama):
 
 def test_max_ranks_on_a_cpu_are_one(llama):
     assert LLM(llama, tensor_parallel_degree="max").facts.num_ranks == 1
+
+
+def test_a_program_without_a_server_may_limit_how_long_ranks_wait(llama):
+    assert LLM(llama, model_loading_timeout=60).options.model_loading_timeout == 60
 
 
 def test_max_rolling_batch_size_limits_running_sequences(llama):

@@ -7,6 +7,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+import engine
+import longshore
 from core.errors import GenerationError, RequestError
 from engine import LLM, SamplingParams
 from tests.engine.tiny_models import VOCABULARY
@@ -161,3 +163,9 @@ def test_logprobs_have_text_and_rank_by_token(llm):
 def test_bad_words_as_text_need_a_tokenizer(tiny_model):
     with pytest.raises(RequestError, match="bad_words: needs the model's tokenizer"):
         answer(LLM(tiny_model("qwen3"), dtype="fp32"), [1], SamplingParams(bad_words=["x"]))
+
+
+def test_the_installed_package_offers_the_engines_names():
+    assert longshore.__all__ == engine.__all__
+    for name in engine.__all__:
+        assert getattr(longshore, name) is getattr(engine, name)

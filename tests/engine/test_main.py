@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import msgspec
 import pytest
 
+from core.errors import InsufficientMemoryError
 from core.messages import Heartbeat, Hello, Launch, Perform, Performed, Ready
 from core.options import Options
 from core.task import Task
@@ -22,6 +23,19 @@ def handle(inputs):
         time.sleep(2.0)
         return b"awake"
 """
+LOSER = """
+import sys, time
+from core.errors import InsufficientMemoryError
+from engine import __main__, build
+
+def lose(model_dir, options, phases, on_lost):
+    on_lost(InsufficientMemoryError("rank 1: no room"))
+    time.sleep(60)
+
+build.build_engine = lose
+sys.exit(__main__.main())
+"""
+"""The engine's process, which loses a rank and then waits for it."""
 
 
 @pytest.fixture
@@ -64,3 +78,17 @@ def test_a_handler_may_sleep_and_metrics_are_written_for_cloudwatch(tmp_path, sh
     assert message.body == b"awake"
     assert max(beat.step_age_s for beat in beats) > 1
     assert {beat.still_s for beat in beats} == {0.0}
+
+
+def test_the_exit_code_is_that_of_the_rank_that_is_lost(tmp_path, short_dir):
+    """So the supervisor does not start an engine again that cannot fit."""
+    launch = Launch(
+        model_dir=str(tmp_path),
+        endpoint=f"ipc://{short_dir}/engine.sock",
+        port=0,
+        options=Options(),
+    )
+    path = tmp_path / "launch.json"
+    path.write_bytes(msgspec.json.encode(launch))
+    with running(["-c", LOSER, str(path)]) as process:
+        assert process.wait(START_S) == InsufficientMemoryError.exit_code

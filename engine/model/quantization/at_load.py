@@ -8,13 +8,18 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from engine.model.quantization.weights import Float8Weight, IntegerWeight, Quantized, joined
+from engine.model.quantization.weights import (
+    MAX_FLOAT8,
+    Float8Weight,
+    IntegerWeight,
+    Quantized,
+    joined,
+)
 
 GROUP_SIZE = 128
 MIN_GROUP_SIZE = 16
 """Smaller groups would need nearly as many bytes for their scales as for their codes."""
 ROWS_AT_ONCE = 1024
-MAX_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
 
 
 def quantize_weight(weight: Tensor, precision: str, device: torch.device) -> Quantized:

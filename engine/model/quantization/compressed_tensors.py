@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from engine.model.checkpoint import Checkpoint
-from engine.model.quantization.fine_grained_fp8 import DEFAULT_BLOCK, float8_weight
-from engine.model.quantization.gptq import sorted_by_group
 from engine.model.quantization.packing import unpack_columns, unpack_rows
+from engine.model.quantization.readers import DEFAULT_BLOCK, float8_weight, sorted_by_group
 from engine.model.quantization.weights import Float8Weight, IntegerWeight, PermutedWeight
 
 LAYOUTS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
@@ -58,10 +57,7 @@ class CompressedTensors:
             return _packed(checkpoint, name, scales)
         codes = checkpoint.take_stored(f"{name}.weight")
         if codes.dtype == torch.float8_e4m3fn:
-            try:
-                return float8_weight(codes, scales, self._block)
-            except ValueError as error:
-                raise checkpoint.error(f"{name}.weight_scale", str(error)) from error
+            return float8_weight(codes, scales, self._block, checkpoint, f"{name}.weight_scale")
         if codes.dtype != torch.int8:
             raise checkpoint.error(f"{name}.weight", f"is {codes.dtype}, not int8 or float8_e4m3fn")
         zero_name = f"{name}.weight_zero_point"

@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from engine.model.checkpoint import Checkpoint
+from engine.model.quantization.readers import DEFAULT_BLOCK, float8_weight
 from engine.model.quantization.weights import Float8Weight
-
-DEFAULT_BLOCK = (128, 128)
-"""Outputs and inputs that share a scale."""
 
 
 class FineGrainedFp8:
@@ -34,25 +31,5 @@ class FineGrainedFp8:
         scale = next(
             f"{name}{marker}" for marker in self.markers if f"{name}{marker}" in checkpoint
         )
-        try:
-            return float8_weight(codes, checkpoint.take_stored(scale), self._block)
-        except ValueError as error:
-            raise checkpoint.error(scale, str(error)) from error
-
-
-def float8_weight(codes: Tensor, scales: Tensor, block: tuple[int, ...]) -> Float8Weight:
-    """Make a weight of codes [out, in] and scales for the layer, for each output, or for blocks.
-
-    block: numbers of outputs and of inputs. Raises ValueError for other scales.
-    """
-    rows, columns = codes.shape
-    scales = scales.float()
-    if scales.numel() == 1:
-        return Float8Weight(codes, scales.reshape(1, 1).expand(rows, 1), columns)
-    if scales.shape in ((rows,), (rows, 1)):
-        return Float8Weight(codes, scales.reshape(rows, 1), columns)
-    if scales.shape != (-(-rows // block[0]), -(-columns // block[1])):
-        raise ValueError(
-            f"has shape {list(scales.shape)}, which fits no layer of {rows} x {columns}"
-        )
-    return Float8Weight(codes, scales.repeat_interleave(block[0], 0)[:rows], block[1])
+        scales = checkpoint.take_stored(scale)
+        return float8_weight(codes, scales, self._block, checkpoint, scale)

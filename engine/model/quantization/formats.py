@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from torch import Tensor
 from engine.model.linear import Format, choose_format, uses_panels
 from engine.model.quantization.integers import Integers
 from engine.model.quantization.weights import (
-    Float4Weight,
+    MAX_FLOAT8,
     Float8Weight,
     IntegerWeight,
     PermutedWeight,
@@ -23,8 +24,6 @@ from engine.model.quantization.weights import (
     joined,
     num_bytes,
 )
-
-MAX_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
 
 
 class Dequantizing:
@@ -46,29 +45,38 @@ class TritonCodes:
     """Codes for `kernels.quantized_linear`, for rows in fp16 or bf16 on CUDA."""
 
     def __init__(self, weight: IntegerWeight | Float8Weight) -> None:
-        """Raises ValueError if the kernel has no blocks for the weight's groups."""
         # Imported only here, so that CPUs do not need Triton.
-        from kernels.quantized_linear import block_size, pack_int4, quantized_linear
+        from kernels.quantized_linear import pack_int4, quantized_linear
 
         self._multiply = quantized_linear
-        self._kind, codes, self._zeros = "fp8", weight.codes.view(torch.uint8), None
+        self._kind, codes, self._zeros = _kind(weight), weight.codes.view(torch.uint8), None
         if isinstance(weight, IntegerWeight):
-            self._kind, self._zeros = f"int{weight.bits}", weight.zeros.T.contiguous()
+            self._zeros = weight.zeros.T.contiguous()
         self._group_size = weight.group_size
-        num_inputs = codes.shape[1]
-        if num_inputs % self._group_size or not block_size(
-            self._kind, num_inputs, self._group_size
-        ):
-            raise ValueError(f"no kernel for groups of {self._group_size} of {num_inputs} inputs")
         self._codes = pack_int4(codes, self._group_size) if self._kind == "int4" else codes
         self._scales = weight.scales.T.contiguous()
         self.num_bytes = self._codes.nbytes + self._scales.nbytes
         self.num_bytes += 0 if self._zeros is None else self._zeros.nbytes
 
+    @staticmethod
+    def supports(weight: Quantized) -> TypeGuard[IntegerWeight | Float8Weight]:
+        """Whether the kernel has blocks for the weight's groups."""
+        from kernels.quantized_linear import block_size
+
+        if not isinstance(weight, IntegerWeight | Float8Weight):
+            return False
+        size, num_inputs = weight.group_size, weight.shape[1]
+        return num_inputs % size == 0 and bool(block_size(_kind(weight), num_inputs, size))
+
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         return self._multiply(
             rows, self._codes, self._scales, self._zeros, bias, self._kind, self._group_size
         )
+
+
+def _kind(weight: IntegerWeight | Float8Weight) -> str:
+    """Return the kernel's name for the type of the codes."""
+    return f"int{weight.bits}" if isinstance(weight, IntegerWeight) else "fp8"
 
 
 class ScaledFloat8:
@@ -82,7 +90,7 @@ class ScaledFloat8:
         self.num_bytes = num_bytes(weight)
 
     @staticmethod
-    def supports(weight: Quantized, dtype: torch.dtype) -> bool:
+    def supports(weight: Quantized, dtype: torch.dtype) -> TypeGuard[Float8Weight]:
         """Whether torch multiplies rows of this dtype by the weight, on a device with FP8."""
         sizes = weight.shape
         is_scaled_by_output = isinstance(weight, Float8Weight) and weight.group_size == sizes[1]
@@ -136,12 +144,12 @@ def make_format(
         return choose_format(device, dtype)(dense)
     if dense:
         formats = [make_format([part], device, dtype, is_exact=is_exact) for part in parts]
-        return SideBySide(formats, [part.shape[0] for part in parts])
-    weights = joined([part for part in parts if not isinstance(part, Tensor)], device)
-    if len(weights) == 1:
-        return quantized_format(weights[0], device, dtype, is_exact=is_exact)
-    formats = [quantized_format(weight, device, dtype, is_exact=is_exact) for weight in weights]
-    return SideBySide(formats, [weight.shape[0] for weight in weights])
+    else:
+        weights = joined([part for part in parts if not isinstance(part, Tensor)], device)
+        formats = [quantized_format(weight, device, dtype, is_exact=is_exact) for weight in weights]
+    if len(formats) == 1:
+        return formats[0]
+    return SideBySide(formats, [part.shape[0] for part in parts])
 
 
 def quantized_format(
@@ -157,12 +165,9 @@ def quantized_format(
     is_integer = isinstance(weight, IntegerWeight)
     if is_integer and uses_panels(device, dtype) and Integers.supports(weight):
         return Integers.of(weight, is_exact=is_exact)
-    if device.type != "cuda" or dtype == torch.float32 or isinstance(weight, Float4Weight):
+    if device.type != "cuda" or dtype == torch.float32:
         return Dequantizing(weight)
     has_fp8 = torch.cuda.get_device_capability(device) >= (8, 9)
-    if has_fp8 and isinstance(weight, Float8Weight) and ScaledFloat8.supports(weight, dtype):
+    if has_fp8 and not is_exact and ScaledFloat8.supports(weight, dtype):
         return ScaledFloat8(weight)
-    try:
-        return TritonCodes(weight)
-    except ValueError:
-        return Dequantizing(weight)
+    return TritonCodes(weight) if TritonCodes.supports(weight) else Dequantizing(weight)

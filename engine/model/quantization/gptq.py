@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from engine.model.checkpoint import Checkpoint
-from engine.model.quantization.packing import sort_groups, unpack_columns, unpack_rows
+from engine.model.quantization.packing import unpack_columns, unpack_rows
+from engine.model.quantization.readers import sorted_by_group
 from engine.model.quantization.weights import IntegerWeight, PermutedWeight
 
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
@@ -50,22 +51,3 @@ class Gptq:
         zeros = (unpack_columns(packed_zeros, bits) + self._zero_offset) & (2**bits - 1)
         weight = IntegerWeight(codes, scales.T.contiguous(), zeros.T.contiguous(), bits, group_size)
         return sorted_by_group(weight, checkpoint, f"{name}.g_idx")
-
-
-def sorted_by_group(
-    weight: IntegerWeight, checkpoint: Checkpoint, name: str
-) -> IntegerWeight | PermutedWeight:
-    """Sort the columns by the groups of inputs in the tensor `name`, if there is one.
-
-    Raises ConfigurationError if they are not groups of the weight's size.
-    """
-    if name not in checkpoint:
-        return weight
-    try:
-        order = sort_groups(checkpoint.take_stored(name), weight.group_size)
-    except ValueError as error:
-        raise checkpoint.error(name, str(error)) from error
-    if order is None:
-        return weight
-    codes = weight.codes[:, order]
-    return PermutedWeight(weight.with_tensors(codes, weight.scales, weight.zeros), order)

@@ -16,18 +16,3 @@ def unpack_columns(packed: Tensor, bits: int) -> Tensor:
 def unpack_rows(packed: Tensor, bits: int) -> Tensor:
     """Return codes [n * 32 / bits, m] uint8 of int32 [n, m], the lowest bits first."""
     return unpack_columns(packed.T, bits).T
-
-
-def sort_groups(groups: Tensor, group_size: int) -> Tensor | None:
-    """Return the order [in] int64 that makes the inputs of each group neighbours, or None if
-    they are.
-
-    groups: [in], the group of each input (GPTQ's g_idx). Raises ValueError if a group does not
-    have `group_size` inputs.
-    """
-    counts = torch.bincount(groups.long(), minlength=-(-len(groups) // group_size))
-    if (counts != group_size).any():
-        raise ValueError(f"g_idx does not give each group {group_size} inputs")
-    if bool((groups[1:] >= groups[:-1]).all()):
-        return None
-    return groups.long().argsort(stable=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -52,6 +53,9 @@ class IntegerWeight:
         """Return the weight, [out, in] fp32."""
         grouped = self.codes.unflatten(1, (-1, self.group_size)).float()
         return ((grouped - self.zeros[..., None].float()) * self.scales[..., None]).flatten(1)
+
+
+MAX_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,10 @@ Stored = Tensor | Quantized
 """A weight [out, in] as a checkpoint stores it."""
 
 
+@overload
+def slice_rows(weight: Quantized, rows: range) -> Quantized: ...
+@overload
+def slice_rows(weight: Stored, rows: range) -> Stored: ...
 def slice_rows(weight: Stored, rows: range) -> Stored:
     """Return the weight of some outputs, as a view."""
     if isinstance(weight, Tensor):
@@ -216,12 +224,6 @@ def select_rows(weight: Stored, rows: Tensor) -> Stored:
     if isinstance(weight, Tensor):
         return weight[rows.to(weight.device)]
     return weight.with_tensors(*(tensor[rows.to(tensor.device)] for tensor in weight.tensors))
-
-
-def split_rows(weight: Quantized, size: int) -> Iterator[Quantized]:
-    """Yield the weights of `size` outputs at a time, as views."""
-    for start in range(0, weight.shape[0], size):
-        yield weight.with_tensors(*(tensor[start : start + size] for tensor in weight.tensors))
 
 
 def num_bytes(weight: Quantized) -> int:

@@ -77,6 +77,12 @@ def test_the_format_depends_on_the_gpu(capability, precision, dtype, kind, monke
     assert isinstance(quantized_format(weight, CPU, dtype), Dequantizing)
 
 
+def test_rows_that_must_stay_exact_are_not_rounded_to_fp8(monkeypatch):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (9, 0))
+    format = quantized_format(quantized("fp8"), CUDA, BF16, is_exact=True)
+    assert isinstance(format, TritonCodes)
+
+
 def test_groups_without_a_kernel_are_dequantized(monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (9, 0))
     assert isinstance(quantized_format(permuted(), CUDA, BF16), PermutedInputs)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from core.plan import BlockMoves
+from core.step_size import StepSize
 from engine import LLM, SamplingParams
-from engine.ranks.messages import Forward, Install, Move
+from engine.ranks.messages import AnyOrder, Forward, Install, Move
 from tests.engine.adapters import write_adapter
 from tests.engine.grammar_models import PROMPTS as GRAMMAR_PROMPTS
 from tests.engine.grammar_models import SMALL as GRAMMAR_OPTIONS
@@ -70,11 +73,11 @@ def test_every_kind_of_request(tiny_model, one_rank, memory):
             if memory == "overlap" or name != "beams":  # beams need more memory
                 params = SamplingParams(max_tokens=NUM_NEW, **request)
                 assert answers(engine, prompts(), params) == one_rank[name], name
-        moves = [order for order in followers.orders if isinstance(order, Move)]
-        assert any(order.copies for order in moves) == (memory == "overlap"), "beams copy on write"
+        moves = [order.moves for order in followers.orders if isinstance(order, Move)]
+        assert any(move.copies for move in moves) == (memory == "overlap"), "beams copy on write"
         assert (engine.strategy.num_preemptions > 0) == (memory != "overlap")
-        assert any(order.swap_outs for order in moves) == (memory == "swap")
-        assert any(order.swap_ins for order in moves) == (memory == "swap")
+        assert any(move.swap_outs for move in moves) == (memory == "swap")
+        assert any(move.swap_ins for move in moves) == (memory == "swap")
         assert engine.strategy.memory.num_held_blocks == 0
 
 
@@ -122,6 +125,18 @@ def test_a_step_tells_the_other_ranks_sizes_only(tiny_model):
         orders = [order for order in followers.orders if isinstance(order, Forward)]
     assert [order.num_tokens for order in orders] == [3] + [1] * (NUM_NEW - 1)
     assert {order.num_rows for order in orders} == {1}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        Move(BlockMoves(((1, 2),), (), ((3, 4),))),
+        Forward(20, 5, 5, 4, 2, 4, False, StepSize(4, 1, 16), None),
+        Forward(3, 1, 1, 1, 2, 0, True, None, ((0, 3, 3),)),
+    ],
+)
+def test_orders_arrive_as_they_were_sent(order):
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(order), type=AnyOrder) == order
 
 
 def test_the_rank_with_the_least_room_decides(tiny_model):

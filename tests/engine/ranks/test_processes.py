@@ -14,11 +14,14 @@ import msgspec
 import pytest
 import torch
 
-from core.errors import ConfigurationError, EngineUnavailableError
+from core.errors import ConfigurationError, EngineUnavailableError, InsufficientMemoryError
 from core.options import Options
+from core.plan import BlockMoves
 from engine import LLM, SamplingParams
 from engine.ranks.followers import Followers, rank_variables, threads_for_ranks
+from engine.ranks.group import ProcessGroup
 from engine.ranks.messages import LastWords, Move
+from engine.ranks.shard import Shard
 from tests.container.processes import descendants, is_gone, wait_until
 from tests.engine.greedy_answers import generate, prompts, tokens
 
@@ -44,20 +47,32 @@ time.sleep(60)
 """
 """A rank without a model: it fails at its first order."""
 WORDS = msgspec.msgpack.encode(LastWords("configuration", "the KV cache does not fit"))
+BROKEN = RANK % WORDS.hex()
+FULL = """
+import sys, types
+from engine import follow
+
+def fail(*_):
+    raise MemoryError("tried to allocate 2 GiB")
+
+sys.modules["engine.parts"] = types.SimpleNamespace(build_parts=fail)
+sys.exit(follow.main())
+"""
+"""A rank for whose part of the model there is too little memory."""
 
 
 class Group:
     """Rank 0's view of processes without models."""
 
-    def __init__(self, size):
+    def __init__(self, size, script=BROKEN):
         self.lost = threading.Event()
-        self.reason = ""
-        command = (sys.executable, "-c", RANK % WORDS.hex())
+        self.error = None
+        command = (sys.executable, "-c", script)
         self.followers = Followers(Path("model"), Options(), size, CPU, self._on_lost, command)
         self.followers.wait()
 
-    def _on_lost(self, reason):
-        self.reason = reason
+    def _on_lost(self, error):
+        self.error = error
         self.lost.set()
 
     def wait_for_the_end(self):
@@ -80,24 +95,36 @@ def group():
         (signal.SIGSTOP, "rank 2 stopped answering"),
     ],
 )
-def test_a_rank_that_dies_or_stops_ends_the_others(group, signum, reason):
+def test_a_rank_that_dies_or_stops_ends_the_others(group, signum, reason, caplog):
     os.kill(group.followers.pids[1], signum)
     group.wait_for_the_end()
-    assert group.reason == reason
+    assert str(group.error) == reason
+    assert caplog.messages == [reason]
     error = group.followers.explained(RuntimeError("Connection closed by peer"))
     assert isinstance(error, EngineUnavailableError)
     assert str(error) == reason
     with pytest.raises(EngineUnavailableError, match=reason):
-        group.followers.send(Move((), (), ()))
+        group.followers.send(Move(BlockMoves()))
 
 
 def test_a_rank_that_fails_says_why(group):
     with contextlib.suppress(ConfigurationError):  # the rank may be gone before all have it
-        group.followers.send(Move((), (), ()))
+        group.followers.send(Move(BlockMoves()))
     group.wait_for_the_end()
-    assert group.reason.endswith("the KV cache does not fit")
+    assert str(group.error).endswith("the KV cache does not fit")
     error = group.followers.explained(RuntimeError("Connection closed by peer"))
     assert isinstance(error, ConfigurationError), "so that the engine is not started again"
+
+
+def test_a_rank_without_enough_memory_for_its_part_says_so():
+    group = Group(2, FULL)
+    joined = ProcessGroup(Shard(0, 2), CPU, group.followers.store, LIMIT_S)
+    group.wait_for_the_end()
+    joined.close()
+    group.followers.close()
+    assert isinstance(group.error, InsufficientMemoryError)
+    reason = "rank 1: out of memory while loading the model: tried to allocate 2 GiB"
+    assert str(group.error) == reason
 
 
 def test_ranks_that_are_closed_end_quietly(group):

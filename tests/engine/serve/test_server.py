@@ -7,7 +7,7 @@ import time
 import msgspec
 import pytest
 
-from core.errors import EngineUnavailableError
+from core.errors import EngineUnavailableError, InsufficientMemoryError
 from core.messages import (
     Abort,
     Dead,
@@ -20,6 +20,7 @@ from core.messages import (
 )
 from core.sampling import Finish, SamplingParams
 from engine.engine import MAX_FAILED_STEPS
+from engine.serve.connection import EVERYONE, Broken
 from engine.serve.server import Server
 from tests.engine.serve.serving import (
     FACTS,
@@ -238,3 +239,9 @@ def test_a_single_answer_can_be_aborted(client, engine, gate, connection):
     assert tokens == expected(1, [1, 2, 3], 9)
     until(lambda: not engine.has_work())
     assert engine.strategy.memory.num_held_blocks == 0
+
+
+def test_the_server_ends_with_the_error_of_a_lost_rank(engine, connection):
+    connection.inbox.put((EVERYONE, Broken(InsufficientMemoryError("rank 1: no room"))))
+    with pytest.raises(InsufficientMemoryError, match="rank 1: no room"):
+        Server(engine, connection, max_waiting=2).serve_forever()
