@@ -107,14 +107,17 @@ def _run(
     )
     if parsed.command == "compare":
         results.fresh_servers = not subjects.keeps_servers
+        tunes = parsed.tunes and "dynamic" in subjects.names
         with Comparison(
             subjects, load, num_warm_up=parsed.warm_up, measure=measure, say=tqdm.write
         ) as comparison:
-            for turn in turns(parsed.workload, subjects.names, parsed.rounds):
-                run = comparison.run(turn)
-                save(run)
-                if not run.is_whole:
-                    return False
+            for workload in parsed.workload:
+                tuned = comparison.tune(workload, results.trials.append) if tunes else None
+                for turn in turns(workload, subjects.names, parsed.rounds, tuned):
+                    run = comparison.run(turn)
+                    save(run)
+                    if not run.is_whole:
+                        return False
             return True
     return sweep(
         subjects,
@@ -167,6 +170,7 @@ def _report(parsed: argparse.Namespace) -> int:
     first, *others = [read_results(path) for path in parsed.results]
     for other in others:
         first.runs += other.runs
+        first.trials += other.trials
         first.notes += other.notes
         first.slo |= other.slo
         first.command += f"\n{other.command}"

@@ -9,9 +9,9 @@ from loadtest.workloads import WORKLOADS, Workload
 
 EXAMPLES = {
     "compare": (
-        "--users 8 --requests 40 --rounds 1            # a quick look, with the demo model",
+        "--users 8 --requests 40 --rounds 1 --no-tuning    # a quick look, with the demo model",
         "--model-dir DIR --workload chat,shared-prefix",
-        "--target http://host:8000 --schema openai     # a running server",
+        "--target http://host:8000 --schema openai         # a running server",
     ),
     "sweep": ("--strategies continuous,paged --slo ttft_p99=2s,itl_p99=200ms",),
 }
@@ -56,6 +56,13 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         default=[WORKLOADS["aws"]],
         metavar="NAME,...",
         help="comma-separated workloads (default: aws)",
+    )
+    compare.add_argument(
+        "--no-tuning",
+        dest="tunes",
+        action="store_false",
+        help="measure dynamic batching only as the properties set it; otherwise short runs before "
+        "the rounds look for a better batch size and delay",
     )
     sweep = _command(
         commands, "sweep", "find the highest request rate that meets a service level objective"

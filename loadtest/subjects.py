@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from loadtest.endpoint import Endpoint
 from loadtest.measure import Subject
 from loadtest.server import Server
+from loadtest.tuning import Setting
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,11 +32,17 @@ class Strategies:
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @contextmanager
-    def open(self, name: str) -> Iterator[Subject]:
-        """Run a server with the strategy `name` in a new process until the block ends."""
-        settings = {**self.properties, "option.batching": name}
+    def open(self, name: str, setting: Setting | None = None) -> Iterator[Subject]:
+        """Run a server with the strategy `name` in a new process until the block ends.
+
+        With a `setting`, the strategy is dynamic, whatever the name.
+        """
+        strategy = name if setting is None else "dynamic"
+        settings = {**self.properties, "option.batching": strategy}
+        if setting is not None:
+            settings |= setting.properties()
         self.logs.mkdir(parents=True, exist_ok=True)
-        log = self.logs / f"{next(self._numbers):02d}-{name}.log"
+        log = self.logs / f"{next(self._numbers):02d}-{strategy}.log"
         with Server(settings, log, model_dir=self.model_dir) as server:
             yield Subject(
                 name=name,
@@ -59,8 +66,9 @@ class Target:
         return [self.endpoint.sagemaker or (urlsplit(url).netloc if url else "target")]
 
     @contextmanager
-    def open(self, name: str) -> Iterator[Subject]:
+    def open(self, name: str, setting: Setting | None = None) -> Iterator[Subject]:
         """Yield the running server as it is."""
+        assert setting is None, "only our own servers are tuned"
         yield Subject(name=name, endpoint=self.endpoint, settings={})
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from loadtest.tuning import TUNED
+
 STRATEGIES = {
     "none": "#8a94a1",
     "dynamic": "#d9892b",
+    TUNED: "#d9892b",
     "continuous": "#3f7fc1",
     "paged": "#15866a",
 }
 """Colours by strategy, from the simplest to the most efficient one. Rows and legends keep this
 order."""
-VARIANT = "#edc48f"
+DASHES = {TUNED: [5, 3]}
+"""Dashes of lines that have the colour of another line."""
 OTHERS = ("#7a5fb0", "#b0487e", "#5b8f3a", "#a0522d")
 STAGES = {
     "waiting": "#dfe4ea",
@@ -63,8 +67,8 @@ def colours(labels: Sequence[str]) -> dict[str, str]:
     others = iter(OTHERS * (1 + len(labels) // len(OTHERS)))
     by_label: dict[str, str] = {}
     for label in in_order(labels):
-        name, _, variant = label.partition(", ")
-        by_label[label] = VARIANT if variant else STRATEGIES.get(name) or next(others)
+        name = label.partition(", ")[0]
+        by_label[label] = STRATEGIES.get(name) or next(others)
     return by_label
 
 
