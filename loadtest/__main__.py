@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
@@ -48,6 +49,7 @@ def _measure(parser: argparse.ArgumentParser, parsed: argparse.Namespace, comman
     from loadtest.measure import WarmUpError
     from loadtest.server import ServerError
     from loadtest.slo import parse_slo
+    from loadtest.subjects import SubjectError
 
     try:
         slo = parse_slo(parsed.slo) if parsed.command == "sweep" else {}
@@ -74,7 +76,7 @@ def _measure(parser: argparse.ArgumentParser, parsed: argparse.Namespace, comman
             code = EXIT_INTERRUPTED
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
-    except (ServerError, WarmUpError, ValueError, OSError) as error:
+    except (ServerError, SubjectError, WarmUpError, ValueError, OSError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         code = EXIT_FAILED
     if code:
@@ -95,6 +97,7 @@ def _run(
     from loadtest.sweep import sweep
 
     subjects = _subjects(parser, parsed)
+    subjects.require_up()
     load = Load(
         num_requests=getattr(parsed, "requests", 0),  # a sweep sets it for each rate
         users=parsed.users,
@@ -107,7 +110,7 @@ def _run(
     )
     if parsed.command == "compare":
         results.fresh_servers = not subjects.keeps_servers
-        tunes = parsed.tunes and "dynamic" in subjects.names
+        tunes = parsed.tunes and subjects.has_dynamic
         with Comparison(
             subjects, load, num_warm_up=parsed.warm_up, measure=measure, say=tqdm.write
         ) as comparison:
@@ -134,20 +137,49 @@ def _run(
 
 
 def _subjects(parser: argparse.ArgumentParser, parsed: argparse.Namespace):
-    from loadtest.endpoint import Endpoint
-    from loadtest.machine import has_gpu
-    from loadtest.server import given_properties
-    from loadtest.subjects import Strategies, Target
+    from loadtest.subjects import Subjects
 
+    running = _running(parser, parsed)
     if parsed.target or parsed.sagemaker:
-        endpoint = Endpoint(
+        return Subjects(strategies=None, running=running)
+    strategies = _strategies(parser, parsed)
+    if not strategies.names and not running:
+        parser.error("nothing to measure: give --strategies or --subject")
+    return Subjects(strategies=strategies if strategies.names else None, running=running)
+
+
+def _running(parser: argparse.ArgumentParser, parsed: argparse.Namespace):
+    """Return the endpoints of `--target`, `--sagemaker` and `--subject`, by name."""
+    from loadtest.endpoint import Endpoint
+    from loadtest.report.style import STRATEGIES
+
+    found: dict[str, Endpoint] = {}
+    if parsed.target or parsed.sagemaker:
+        name = parsed.sagemaker or urlsplit(parsed.target).netloc or parsed.target
+        found[name] = Endpoint(
             url=parsed.target,
             sagemaker=parsed.sagemaker,
             schema=parsed.schema,
             path=parsed.path,
             timeout_s=parsed.timeout,
         )
-        return Target(endpoint=endpoint)
+    for server in parsed.subject:
+        if server.name in {*STRATEGIES, *found}:
+            parser.error(f"--subject {server.name}: the name is taken; choose another")
+        found[server.name] = Endpoint(
+            url=server.url,
+            sagemaker=server.sagemaker,
+            schema=server.schema or parsed.schema,
+            timeout_s=parsed.timeout,
+        )
+    return found
+
+
+def _strategies(parser: argparse.ArgumentParser, parsed: argparse.Namespace):
+    from loadtest.machine import has_gpu
+    from loadtest.server import given_properties
+    from loadtest.subjects import Strategies
+
     try:
         properties = given_properties(parsed.properties)
     except ValueError as error:

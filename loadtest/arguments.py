@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from loadtest.running import Running, parse_running
 from loadtest.workloads import WORKLOADS, Workload
 
 EXAMPLES = {
@@ -12,6 +13,7 @@ EXAMPLES = {
         "--users 8 --requests 40 --rounds 1 --no-tuning    # a quick look, with the demo model",
         "--model-dir DIR --workload chat,shared-prefix",
         "--target http://host:8000 --schema openai         # a running server",
+        "--subject vllm=openai+http://host:8000            # one beside our strategies",
     ),
     "sweep": ("--strategies continuous,paged --slo ttft_p99=2s,itl_p99=200ms",),
 }
@@ -214,7 +216,8 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
         type=_names,
         default=["none", "dynamic", "continuous", "paged"],
         metavar="NAME,...",
-        help="strategies of our container, each in a process of its own (default: all four)",
+        help="strategies of our container, each in a process of its own; '' for none of them "
+        "(default: all four)",
     )
     _add_properties(
         group,
@@ -223,12 +226,24 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--model-dir", type=Path, metavar="DIR", help="passed to the container as --model-dir"
     )
-    group.add_argument("--target", metavar="URL", help="measure a running server instead")
+    group.add_argument(
+        "--subject",
+        type=_running,
+        action="append",
+        default=[],
+        metavar="NAME=URL",
+        help="measure a running server too, with the same requests, in turns with the others; "
+        "NAME=openai+URL or NAME=lmi+URL for one with another schema than --schema, "
+        "NAME=sagemaker:ENDPOINT for a SageMaker endpoint; may be repeated",
+    )
+    group.add_argument(
+        "--target", metavar="URL", help="measure a running server instead of the strategies"
+    )
     group.add_argument(
         "--sagemaker",
         metavar="ENDPOINT",
-        help="measure a SageMaker endpoint instead, with boto3's credentials and region; with "
-        "--target, through the SageMaker runtime at that address",
+        help="measure a SageMaker endpoint instead of the strategies, with boto3's credentials and "
+        "region; with --target, through the SageMaker runtime at that address",
     )
     group.add_argument(
         "--schema",
@@ -310,6 +325,13 @@ def _workloads(text: str) -> list[Workload]:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _running(text: str) -> Running:
+    try:
+        return parse_running(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _rates(text: str) -> list[float]:

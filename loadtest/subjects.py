@@ -1,13 +1,12 @@
-"""Servers under test: Longshore containers, one per strategy, or a running server."""
+"""Servers under test: Longshore containers, one per strategy, and servers that already run."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from loadtest.endpoint import Endpoint
 from loadtest.measure import Subject
@@ -53,23 +52,44 @@ class Strategies:
             )
 
 
-@dataclass(slots=True, kw_only=True)
-class Target:
-    """A server that is already running, here or elsewhere."""
+class SubjectError(Exception):
+    """A running server does not answer."""
 
-    endpoint: Endpoint
-    keeps_servers: bool = True
+
+@dataclass(slots=True, kw_only=True)
+class Subjects:
+    """Everything under test: our strategies, and servers that already run, here or elsewhere."""
+
+    strategies: Strategies | None
+    running: Mapping[str, Endpoint]
+    """By name."""
 
     @property
     def names(self) -> Sequence[str]:
-        url = self.endpoint.url
-        return [self.endpoint.sagemaker or (urlsplit(url).netloc if url else "target")]
+        return [*(self.strategies.names if self.strategies else ()), *self.running]
 
-    @contextmanager
-    def open(self, name: str, setting: Setting | None = None) -> Iterator[Subject]:
-        """Yield the running server as it is."""
-        assert setting is None, "only our own servers are tuned"
-        yield Subject(name=name, endpoint=self.endpoint, settings={})
+    @property
+    def has_dynamic(self) -> bool:
+        """Whether dynamic batching is one of the strategies."""
+        return self.strategies is not None and "dynamic" in self.strategies.names
 
+    @property
+    def keeps_servers(self) -> bool:
+        return self.strategies is None or self.strategies.keeps_servers
 
-Subjects = Strategies | Target
+    def open(self, name: str, setting: Setting | None = None) -> AbstractContextManager[Subject]:
+        """Start a server until the block ends, as `Strategies.open` does, or take a running one."""
+        if name in self.running:
+            return nullcontext(Subject(name=name, endpoint=self.running[name], settings={}))
+        assert self.strategies is not None, f"no subject is called {name}"
+        return self.strategies.open(name, setting)
+
+    def require_up(self) -> None:
+        """Send each running server a request. Raises SubjectError if one does not answer it."""
+        for name, endpoint in self.running.items():
+            error = endpoint.failure()
+            if error is not None:
+                raise SubjectError(
+                    f"{name} at {endpoint.address} does not answer: {error}; "
+                    "start it, or correct its address or schema"
+                )

@@ -7,7 +7,7 @@ from typing import Any
 
 from loadtest.measures import filled, quantiles
 from loadtest.report.rounds import in_rounds
-from loadtest.report.style import DASHES, GRID, INK, MUTED, colours, in_order, number
+from loadtest.report.style import GRID, INK, MUTED, colours, dashes, in_order, number
 from loadtest.results import Run
 from loadtest.tuning import TUNED, describe
 
@@ -48,7 +48,10 @@ def bars(runs: Sequence[Run]) -> Spec:
     notes = {
         run.workload: [f"{run.name}: {describe(run.settings)}"] for run in runs if run.name == TUNED
     }
-    return {"vconcat": [_unit_bars(rows, unit, workloads, notes) for unit in units], "spacing": 18}
+    rows_of_panels = [
+        _unit_bars(rows, unit, workloads, {} if at else notes) for at, unit in enumerate(units)
+    ]
+    return {"vconcat": rows_of_panels, "spacing": 18}
 
 
 def _unit_bars(
@@ -281,7 +284,12 @@ def rates(runs: Sequence[Run], bound: str, limit_s: float, values: Sequence[floa
             {
                 "data": {"values": rows},
                 "mark": {"type": "line", "point": {"size": 36}, "strokeWidth": 1.8},
-                "encoding": {"x": x, "y": y, "color": _colour([run.label for run in runs])},
+                "encoding": {
+                    "x": x,
+                    "y": y,
+                    "color": _colour([run.label for run in runs]),
+                    "strokeDash": _dash([run.label for run in runs]),
+                },
             },
             {
                 "data": {"values": [{"seconds": limit_s}]},
@@ -298,11 +306,11 @@ def _seconds(title: str | None) -> Spec:
 
 
 def _dash(labels: Sequence[str]) -> Spec:
-    names = in_order(labels)
+    table = dashes(labels)
     return {
         "field": "run",
         "type": "nominal",
-        "scale": {"domain": names, "range": [DASHES.get(name, [1, 0]) for name in names]},
+        "scale": {"domain": list(table), "range": list(table.values())},
         "legend": {"orient": "bottom", "direction": "horizontal"},
     }
 

@@ -15,7 +15,7 @@ from loadtest.record import Timings
 from loadtest.report import charts, tables, verdict
 from loadtest.report.gantt import Bar, bars_of, padding_share
 from loadtest.report.page import write_report
-from loadtest.report.style import colours, duration, in_order, number, percent
+from loadtest.report.style import colours, dashes, duration, in_order, number, percent
 from loadtest.results import Results, Run, read_results
 from loadtest.tuning import TUNED, Trial
 from tests.loadtest.known_runs import record, results, run
@@ -106,7 +106,7 @@ def test_charts_name_the_setting_and_tell_lines_of_one_colour_apart() -> None:
     curves = charts.latencies(runs)["hconcat"][0]["encoding"]
     assert curves["strokeDash"]["scale"] == {
         "domain": ["dynamic", TUNED, "paged"],
-        "range": [[1, 0], [5, 3], [1, 0]],
+        "range": [(1, 0), (5, 3), (1, 0)],
     }
 
 
@@ -170,6 +170,15 @@ def test_remarks_name_doubtful_figures() -> None:
     assert not list(verdict.remarks([run()]))
 
 
+@pytest.mark.parametrize(("cores", "is_bottleneck"), [(0.81, True), (0.79, False)])
+def test_a_busy_client_is_named_as_the_bottleneck(cores: float, is_bottleneck: bool) -> None:
+    runs = rounds("vllm", 2.0, 2.0)
+    runs[1].measures.client_cpu = cores
+    (remark,) = verdict.remarks(runs)
+    assert remark.startswith("vllm on aws: the client ")
+    assert ("bottleneck: it used 81 % of a core" in remark) == is_bottleneck
+
+
 def test_the_gantt_shows_stages_and_padding() -> None:
     """A batch of two, admitted together, of which one ends first; then the next batch."""
     short = Timings(arrived=100.0, admitted=101.0, first_token=102.0, finished=103.0)
@@ -192,13 +201,17 @@ def test_without_server_timings_the_gantt_shows_the_clients_times() -> None:
 
 
 def test_strategies_have_fixed_order_and_colours() -> None:
-    labels = ["paged", TUNED, "dynamic", "other", "dynamic, all answers 5 tokens", "none"]
-    order = ["none", "dynamic", "dynamic, all answers 5 tokens", TUNED, "paged", "other"]
+    labels = ["paged", TUNED, "vllm", "dynamic", "other", "dynamic, all answers 5 tokens", "none"]
+    order = ["none", "dynamic", "dynamic, all answers 5 tokens", TUNED, "paged", "vllm", "other"]
     assert in_order(labels) == order
     found = colours(labels)
     assert found["paged"] == colours(["paged"])["paged"]
     assert found[TUNED] == found["dynamic"] == found["dynamic, all answers 5 tokens"]
+    assert found["vllm"] == found["other"]
     assert len(set(found.values())) == 4
+    shown = [label for label in labels if ", " not in label]
+    lines = [(colours(shown)[label], *dashes(shown)[label]) for label in shown]
+    assert len(set(lines)) == len(shown)
 
 
 def test_numbers_are_formatted() -> None:
