@@ -48,11 +48,11 @@ def _measure(parser: argparse.ArgumentParser, parsed: argparse.Namespace, comman
     from loadtest.machine import describe_machine
     from loadtest.measure import WarmUpError
     from loadtest.server import ServerError
-    from loadtest.slo import parse_slo
+    from loadtest.slo import parse_slo, per_request
     from loadtest.subjects import SubjectError
 
     try:
-        slo = parse_slo(parsed.slo) if parsed.command == "sweep" else {}
+        slo = parse_slo(parsed.slo)
     except ValueError as error:
         parser.error(str(error))
     results = Results(
@@ -60,7 +60,8 @@ def _measure(parser: argparse.ArgumentParser, parsed: argparse.Namespace, comman
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seed=parsed.seed,
         machine=describe_machine(),
-        slo=slo,
+        slo=slo if parsed.command == "sweep" else {},
+        objective=per_request(slo) if parsed.command == "compare" else {},
     )
 
     def save(run: Run) -> None:

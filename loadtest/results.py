@@ -70,6 +70,9 @@ class Results(msgspec.Struct, kw_only=True):
     notes: list[str] = []
     slo: dict[str, float] = {}
     """Bounds of a sweep in seconds, by measure, such as `ttft_p99`."""
+    objective: dict[str, float] = {}
+    """Bounds that a request has to meet to count for goodput, in seconds, by kind, such as `ttft`;
+    empty for a sweep."""
     trials: list[Trial] = []
     """Settings of dynamic batching tried before the rounds."""
     runs: list[Run] = []

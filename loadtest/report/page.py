@@ -59,6 +59,8 @@ def write_report(results: Results, folder: Path) -> Path:
         remarks=[*results.notes, *verdict.remarks(results.runs)],
         summary=tables.objectives(results) if results.slo else tables.throughput(results.runs),
         overview=None if results.slo else _themed(_overview(results.runs)),
+        goodputs=tables.goodputs(results) if results.objective else None,
+        objective=tables.objective(results.objective),
         sections=[_objectives(results)] if results.slo else _sections(results),
         num_rounds=max(run.round for run in results.runs),
         settings=tables.settings(results),

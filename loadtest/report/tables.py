@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from loadtest.report.gantt import padding_share
-from loadtest.report.rounds import Rounds, in_rounds
+from loadtest.report.rounds import Rounds, in_rounds, typical_runs
 from loadtest.report.style import UNKNOWN, duration, in_order, number, percent, ratio_text
 from loadtest.report.verdict import winner
 from loadtest.results import Results, Run
-from loadtest.slo import sustained, value_of
+from loadtest.slo import goodput, sustained, value_of
 from loadtest.tuning import TUNED, Trial, describe
 
 
@@ -58,6 +58,27 @@ def throughput(runs: Sequence[Run]) -> Table:
     return Table(head, rows, winners)
 
 
+def objective(bounds: Mapping[str, float]) -> str:
+    """Say which bounds a request has to meet."""
+    return ", ".join(f"{OBJECTIVES[kind]} ≤ {duration(limit)}" for kind, limit in bounds.items())
+
+
+def goodputs(results: Results) -> Table:
+    """Return the goodput of each workload, a row, on each server, a column."""
+    runs = [run for run in results.runs if not run.variant]
+    labels = in_order([run.label for run in runs])
+    found = {
+        (run.workload, run.label): number(goodput(run, results.objective))
+        for run in typical_runs(runs)
+    }
+    workloads = dict.fromkeys(run.workload for run in runs)
+    rows = [
+        [workload, *(found.get((workload, label), UNKNOWN) for label in labels)]
+        for workload in workloads
+    ]
+    return Table(["goodput, requests/s", *labels], rows)
+
+
 def with_range(rounds: Rounds) -> str:
     """Format the median of requests/s, with the lowest and the highest round."""
     text = number(rounds.typical.measures.requests_per_s)
@@ -71,6 +92,13 @@ def reference(labels: Sequence[str]) -> str:
     return next((name for name in (TUNED, "dynamic") if name in labels), labels[0])
 
 
+OBJECTIVES = {
+    "ttft": "time to first token",
+    "itl": "mean inter-token latency",
+    "e2e": "latency",
+    "queue": "queue time",
+}
+"""What a bound on a request is about, by kind."""
 Column = tuple[str, Callable[[Run], str]]
 _CLIENT_COLUMNS: Sequence[Column] = (
     ("requests/s", lambda run: number(run.measures.requests_per_s)),

@@ -123,6 +123,7 @@ def test_servers_in_turns_get_the_same_requests(stub: Stub, tmp_path: Path) -> N
     assert len(prompts) == 1 + 2 * 4
     found = read_results(tmp_path)
     assert [run.name for run in found.runs] == ["one", "two", "two", "one"]
+    assert found.objective == {"ttft": 2.0, "itl": 0.2}
     assert all(run.measures.num_good == 4 for run in found.runs)
 
 
@@ -160,6 +161,7 @@ def test_running_the_locustfile_by_hand(stub: Stub) -> None:
             "unknown workload awss; choose from aws, chat",
         ),
         (["sweep", "--slo", "ttft=1", "--out", "x"], "invalid bound 'ttft=1'"),
+        (["compare", "--slo", "p99=1s", "--out", "x"], "invalid bound 'p99=1s'"),
         (["compare", "--properties", "nowhere", "--out", "x"], "nowhere is not a file"),
         (["compare", "--rate", "0", "--out", "x"], "0 is not greater than 0"),
         (["report", "x"], "--out"),

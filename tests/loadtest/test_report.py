@@ -110,6 +110,21 @@ def test_charts_name_the_setting_and_tell_lines_of_one_colour_apart() -> None:
     }
 
 
+def test_goodput_is_a_row_for_every_workload(tmp_path: Path) -> None:
+    """A quarter of the slow server's requests get their first token in time."""
+    slow = [record(at, first_s=0.5 if at == 0 else 1.9) for at in range(4)]
+    runs = [
+        *rounds("dynamic", 2.0, records=slow), *rounds("paged", 1.0),
+        *rounds("paged", 1.0, workload="chat"),
+    ]  # fmt: skip
+    found = results(*runs, objective={"ttft": 1.0, "itl": 0.2})
+    table = tables.goodputs(found)
+    assert list(table.head) == ["goodput, requests/s", "dynamic", "paged"]
+    assert list(table.rows) == [["aws", "0.500", "4"], ["chat", "-", "4"]]
+    text = write_report(found, tmp_path).read_text()
+    assert "time to first token ≤ 1 s, mean inter-token latency ≤ 200 ms." in text
+
+
 def busy(runs: list[Run]) -> list[Run]:
     runs[0].measures.other_cpu = 0.9
     return runs
