@@ -13,12 +13,17 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
 from loadtest.arguments import make_parser
 from loadtest.results import Results, Run, read_results
+
+if TYPE_CHECKING:  # these import locust, which monkey-patches the process
+    from loadtest.endpoint import Endpoint
+    from loadtest.subjects import Strategies, Subjects
 
 FIXED_MEMORY = {"option.num_kv_blocks", "option.kv_cache_memory_bytes"}
 """Without one of these, an engine's KV memory depends on what other servers have left."""
@@ -137,7 +142,7 @@ def _run(
     )
 
 
-def _subjects(parser: argparse.ArgumentParser, parsed: argparse.Namespace):
+def _subjects(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> Subjects:
     from loadtest.subjects import Subjects
 
     running = _running(parser, parsed)
@@ -149,7 +154,7 @@ def _subjects(parser: argparse.ArgumentParser, parsed: argparse.Namespace):
     return Subjects(strategies=strategies if strategies.names else None, running=running)
 
 
-def _running(parser: argparse.ArgumentParser, parsed: argparse.Namespace):
+def _running(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> dict[str, Endpoint]:
     """Return the endpoints of `--target`, `--sagemaker` and `--subject`, by name."""
     from loadtest.endpoint import Endpoint
     from loadtest.report.style import STRATEGIES
@@ -176,7 +181,7 @@ def _running(parser: argparse.ArgumentParser, parsed: argparse.Namespace):
     return found
 
 
-def _strategies(parser: argparse.ArgumentParser, parsed: argparse.Namespace):
+def _strategies(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> Strategies:
     from loadtest.machine import has_gpu
     from loadtest.server import given_properties
     from loadtest.subjects import Strategies

@@ -225,7 +225,7 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=URL",
-        help="measure a running server too, with the same requests, in turns with the others; "
+        help="measure a running server too, with the same requests as the others; "
         "NAME=openai+URL or NAME=lmi+URL for one with another schema than --schema, "
         "NAME=sagemaker:ENDPOINT for a SageMaker endpoint; may be repeated",
     )
