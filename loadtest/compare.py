@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 from loadtest.measures import MAX_OTHER_CORES
-from loadtest.plan import Load
+from loadtest.plan import Load, most_sequences
 from loadtest.request import Words
 from loadtest.results import Run
 from loadtest.tuning import TUNED, Setting, Trial, best_setting, describe
@@ -104,7 +104,7 @@ class Comparison:
             on_trial(Trial(workload=workload.name, settings=run.settings, requests_per_s=rate))
             return rate
 
-        return best_setting(rate_of)
+        return best_setting(rate_of, most_sequences(workload, self._load))
 
     def run(self, turn: Turn) -> Run:
         """Measure a turn, again if the machine is busy with other things.

@@ -33,15 +33,18 @@ class Trial(msgspec.Struct, kw_only=True):
     requests_per_s: float
 
 
-def best_setting(rate_of: Callable[[Setting | None], float]) -> Setting | None:
+def best_setting(
+    rate_of: Callable[[Setting | None], float], most_sequences: int | None = None
+) -> Setting | None:
     """Try some settings and return the fastest, or None if it is that of the given properties.
 
     First the given one, then all batch sizes with the first delay, then the other delays with the
     best batch size. rate_of: measures the requests/s of a setting; None stands for the given one.
+    most_sequences: how many the clients send at once; a larger batch would only wait for more.
     """
     given = rate_of(None)
     rates: dict[Setting, float] = {}
-    for batch_size in BATCH_SIZES:
+    for batch_size in dict.fromkeys(min(size, most_sequences or size) for size in BATCH_SIZES):
         setting = Setting(batch_size, DELAYS_MS[0])
         rates[setting] = rate_of(setting)
     batch_size = max(rates, key=rates.__getitem__).batch_size

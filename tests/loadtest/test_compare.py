@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from loadtest.compare import Comparison, turns
-from loadtest.plan import Load, make_plan
+from loadtest.plan import Load, make_plan, most_sequences
 from loadtest.request import Words
 from loadtest.results import Run
 from loadtest.tuning import TUNED, Setting, Trial, best_setting
@@ -152,6 +152,29 @@ def test_the_search_finds_the_fastest_setting_it_tries(
     assert best_setting(rate_of) == found
     assert tried[0] is None
     assert len(tried) == len(set(tried)) == 5
+
+
+def test_no_batch_is_larger_than_what_the_clients_send() -> None:
+    tried: list[Setting | None] = []
+
+    def rate_of(setting: Setting | None) -> float:
+        tried.append(setting)
+        return float(len(tried))
+
+    assert best_setting(rate_of, 24) == Setting(24, 10)
+    assert tried == [None, Setting(16, 100), Setting(24, 100), Setting(24, 10)]
+
+
+@pytest.mark.parametrize(
+    ("workload", "rate", "most"),
+    [("aws", None, 10), ("parallel", None, 40), ("beam", None, 40), ("aws", 2.0, None),
+     ("chat", None, None)],
+)  # fmt: skip
+def test_a_closed_loop_bounds_the_sequences(
+    workload: str, rate: float | None, most: int | None
+) -> None:
+    load = Load(num_requests=20, users=10, rate=rate)
+    assert most_sequences(WORKLOADS[workload], load) == most
 
 
 @pytest.mark.parametrize("keeps", [True, False])
