@@ -10,7 +10,7 @@ TUNED = "dynamic (tuned)"
 """Name of dynamic batching with the setting that was found."""
 BATCH_SIZES = (16, 32, 64)
 DELAYS_MS = (100, 10)
-"""A long delay only pays if the properties have it already: the search tries them as they are."""
+"""Longer delays are left out: a batch that does not fill wastes all of them."""
 
 
 class Setting(msgspec.Struct, frozen=True):

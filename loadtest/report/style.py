@@ -17,7 +17,7 @@ STRATEGIES = {
 }
 """Colours by strategy, from the simplest to the most efficient one. Rows and legends keep this
 order."""
-OTHER = "#39424e"
+OTHER = "#566270"
 """Colour of all servers that are none of ours; in line charts they differ in dashes."""
 SOLID = (1, 0)
 TUNED_DASH = (5, 3)
