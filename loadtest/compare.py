@@ -112,33 +112,35 @@ class Comparison:
         Returns the attempt that other processes disturbed least, or one that was interrupted.
         """
         attempts: list[Run] = []
-        while len(attempts) < MAX_ATTEMPTS:
-            run = self._attempt(turn, len(attempts))
-            if not run.is_whole:
-                return run
-            attempts.append(run)
-            others = _other_cores(run)
-            if others <= MAX_OTHER_CORES:
-                break
-            if len(attempts) < MAX_ATTEMPTS:
-                self._say(f"other processes used {others:.1f} cores; measuring {run.name} again")
+        with self._opened(turn) as subject:
+            while len(attempts) < MAX_ATTEMPTS:
+                run = self._attempt(turn, subject, len(attempts))
+                if not run.is_whole:
+                    return run
+                attempts.append(run)
+                others = _other_cores(run)
+                if others <= MAX_OTHER_CORES:
+                    break
+                if len(attempts) < MAX_ATTEMPTS:
+                    self._say(
+                        f"other processes used {others:.1f} cores; measuring {run.name} again"
+                    )
         quietest = min(attempts, key=_other_cores)
         quietest.num_discarded = len(attempts) - 1
         return quietest
 
-    def _attempt(self, turn: Turn, number: int) -> Run:
-        with self._opened(turn) as subject:
-            if self._words is None:
-                self._words = subject.endpoint.words()
-                self._load = with_limit(self._load, subject.endpoint.max_length())
-            run = self._measure(
-                subject,
-                turn.workload,
-                self._load_of(turn, number),
-                self._words,
-                num_warm_up=self._num_warm_up,
-                fixed_output=turn.fixed_output,
-            )
+    def _attempt(self, turn: Turn, subject: Subject, number: int) -> Run:
+        if self._words is None:
+            self._words = subject.endpoint.words()
+            self._load = with_limit(self._load, subject.endpoint.max_length())
+        run = self._measure(
+            subject,
+            turn.workload,
+            self._load_of(turn, number),
+            self._words,
+            num_warm_up=self._num_warm_up,
+            fixed_output=turn.fixed_output,
+        )
         run.round = turn.round
         return run
 

@@ -98,9 +98,15 @@ def test_each_round_begins_with_another_server(keeps: bool) -> None:
     assert not servers.running
 
 
-def test_a_disturbed_run_is_measured_again_and_the_quietest_counts() -> None:
+@pytest.mark.parametrize(("keeps", "num_started"), [(True, 1), (False, 3)])
+def test_a_disturbed_run_is_measured_again_and_the_quietest_counts(
+    keeps: bool, num_started: int
+) -> None:
+    """On the same server."""
     measurement = Measurement([0.9, 0.3, 0.5, 0.1, 0.7, 0.0])
-    runs, said = compared(Servers(("paged",), True), measurement)
+    servers = Servers(("paged",), keeps)
+    runs, said = compared(servers, measurement)
+    assert len(servers.started) == num_started
     assert [entry.measures.other_cpu for entry in runs] == [0.3, 0.1, 0.0]
     assert [entry.num_discarded for entry in runs] == [2, 0, 1]
     assert len(said) == 3
