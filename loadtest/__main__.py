@@ -13,11 +13,17 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
 from loadtest.arguments import make_parser
 from loadtest.results import Results, Run, read_results
+
+if TYPE_CHECKING:  # these import locust, which monkey-patches the process
+    from loadtest.endpoint import Endpoint
+    from loadtest.subjects import Strategies, Subjects
 
 FIXED_MEMORY = {"option.num_kv_blocks", "option.kv_cache_memory_bytes"}
 """Without one of these, an engine's KV memory depends on what other servers have left."""
@@ -47,10 +53,11 @@ def _measure(parser: argparse.ArgumentParser, parsed: argparse.Namespace, comman
     from loadtest.machine import describe_machine
     from loadtest.measure import WarmUpError
     from loadtest.server import ServerError
-    from loadtest.slo import parse_slo
+    from loadtest.slo import parse_slo, per_request
+    from loadtest.subjects import SubjectError
 
     try:
-        slo = parse_slo(parsed.slo) if parsed.command == "sweep" else {}
+        slo = parse_slo(parsed.slo)
     except ValueError as error:
         parser.error(str(error))
     results = Results(
@@ -58,7 +65,8 @@ def _measure(parser: argparse.ArgumentParser, parsed: argparse.Namespace, comman
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seed=parsed.seed,
         machine=describe_machine(),
-        slo=slo,
+        slo=slo if parsed.command == "sweep" else {},
+        objective=per_request(slo) if parsed.command == "compare" else {},
     )
 
     def save(run: Run) -> None:
@@ -74,7 +82,7 @@ def _measure(parser: argparse.ArgumentParser, parsed: argparse.Namespace, comman
             code = EXIT_INTERRUPTED
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
-    except (ServerError, WarmUpError, ValueError, OSError) as error:
+    except (ServerError, SubjectError, WarmUpError, ValueError, OSError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         code = EXIT_FAILED
     if code:
@@ -95,6 +103,7 @@ def _run(
     from loadtest.sweep import sweep
 
     subjects = _subjects(parser, parsed)
+    subjects.require_up()
     load = Load(
         num_requests=getattr(parsed, "requests", 0),  # a sweep sets it for each rate
         users=parsed.users,
@@ -107,14 +116,17 @@ def _run(
     )
     if parsed.command == "compare":
         results.fresh_servers = not subjects.keeps_servers
+        tunes = parsed.tunes and subjects.has_dynamic
         with Comparison(
             subjects, load, num_warm_up=parsed.warm_up, measure=measure, say=tqdm.write
         ) as comparison:
-            for turn in turns(parsed.workload, subjects.names, parsed.rounds):
-                run = comparison.run(turn)
-                save(run)
-                if not run.is_whole:
-                    return False
+            for workload in parsed.workload:
+                tuned = comparison.tune(workload, results.trials.append) if tunes else None
+                for turn in turns(workload, subjects.names, parsed.rounds, tuned):
+                    run = comparison.run(turn)
+                    save(run)
+                    if not run.is_whole:
+                        return False
             return True
     return sweep(
         subjects,
@@ -130,21 +142,50 @@ def _run(
     )
 
 
-def _subjects(parser: argparse.ArgumentParser, parsed: argparse.Namespace):
-    from loadtest.endpoint import Endpoint
-    from loadtest.machine import has_gpu
-    from loadtest.server import given_properties
-    from loadtest.subjects import Strategies, Target
+def _subjects(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> Subjects:
+    from loadtest.subjects import Subjects
 
+    running = _running(parser, parsed)
     if parsed.target or parsed.sagemaker:
-        endpoint = Endpoint(
+        return Subjects(strategies=None, running=running)
+    strategies = _strategies(parser, parsed)
+    if not strategies.names and not running:
+        parser.error("nothing to measure: give --strategies or --subject")
+    return Subjects(strategies=strategies if strategies.names else None, running=running)
+
+
+def _running(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> dict[str, Endpoint]:
+    """Return the endpoints of `--target`, `--sagemaker` and `--subject`, by name."""
+    from loadtest.endpoint import Endpoint
+    from loadtest.report.style import STRATEGIES
+
+    found: dict[str, Endpoint] = {}
+    if parsed.target or parsed.sagemaker:
+        name = parsed.sagemaker or urlsplit(parsed.target).netloc or parsed.target
+        found[name] = Endpoint(
             url=parsed.target,
             sagemaker=parsed.sagemaker,
             schema=parsed.schema,
             path=parsed.path,
             timeout_s=parsed.timeout,
         )
-        return Target(endpoint=endpoint)
+    for server in parsed.subject:
+        if server.name in {*STRATEGIES, *found}:
+            parser.error(f"--subject {server.name}: the name is taken; choose another")
+        found[server.name] = Endpoint(
+            url=server.url,
+            sagemaker=server.sagemaker,
+            schema=server.schema or parsed.schema,
+            timeout_s=parsed.timeout,
+        )
+    return found
+
+
+def _strategies(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> Strategies:
+    from loadtest.machine import has_gpu
+    from loadtest.server import given_properties
+    from loadtest.subjects import Strategies
+
     try:
         properties = given_properties(parsed.properties)
     except ValueError as error:
@@ -167,6 +208,7 @@ def _report(parsed: argparse.Namespace) -> int:
     first, *others = [read_results(path) for path in parsed.results]
     for other in others:
         first.runs += other.runs
+        first.trials += other.trials
         first.notes += other.notes
         first.slo |= other.slo
         first.command += f"\n{other.command}"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from loadtest.running import Running, parse_running
 from loadtest.workloads import WORKLOADS, Workload
 
 EXAMPLES = {
     "compare": (
-        "--users 8 --requests 40 --rounds 1            # a quick look, with the demo model",
+        "--users 8 --requests 40 --rounds 1 --no-tuning    # a quick look, with the demo model",
         "--model-dir DIR --workload chat,shared-prefix",
-        "--target http://host:8000 --schema openai     # a running server",
+        "--target http://host:8000 --schema openai         # a running server",
+        "--subject vllm=openai+http://host:8000            # one beside our strategies",
     ),
     "sweep": ("--strategies continuous,paged --slo ttft_p99=2s,itl_p99=200ms",),
 }
@@ -57,6 +59,13 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         metavar="NAME,...",
         help="comma-separated workloads (default: aws)",
     )
+    compare.add_argument(
+        "--no-tuning",
+        dest="tunes",
+        action="store_false",
+        help="measure dynamic batching only as the properties set it; otherwise short runs before "
+        "the rounds look for a better batch size and delay",
+    )
     sweep = _command(
         commands, "sweep", "find the highest request rate that meets a service level objective"
     )
@@ -68,13 +77,6 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         default=WORKLOADS["chat"],
         metavar="NAME",
         help="workload (default: chat)",
-    )
-    sweep.add_argument(
-        "--slo",
-        default="ttft_p99=2s,itl_p99=200ms",
-        metavar="BOUNDS",
-        help="comma-separated bounds NAME_STATISTIC=VALUE: NAME is ttft, itl, e2e or queue, "
-        "STATISTIC is mean, p50, p90, p99 or max, VALUE is in s or ms (default: %(default)s)",
     )
     sweep.add_argument(
         "--seconds",
@@ -207,7 +209,8 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
         type=_names,
         default=["none", "dynamic", "continuous", "paged"],
         metavar="NAME,...",
-        help="strategies of our container, each in a process of its own (default: all four)",
+        help="strategies of our container, each in a process of its own; '' for none of them "
+        "(default: all four)",
     )
     _add_properties(
         group,
@@ -216,12 +219,24 @@ def _add_subjects(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--model-dir", type=Path, metavar="DIR", help="passed to the container as --model-dir"
     )
-    group.add_argument("--target", metavar="URL", help="measure a running server instead")
+    group.add_argument(
+        "--subject",
+        type=_running,
+        action="append",
+        default=[],
+        metavar="NAME=URL",
+        help="measure a running server too, with the same requests as the others; "
+        "NAME=openai+URL or NAME=lmi+URL for one with another schema than --schema, "
+        "NAME=sagemaker:ENDPOINT for a SageMaker endpoint; may be repeated",
+    )
+    group.add_argument(
+        "--target", metavar="URL", help="measure a running server instead of the strategies"
+    )
     group.add_argument(
         "--sagemaker",
         metavar="ENDPOINT",
-        help="measure a SageMaker endpoint instead, with boto3's credentials and region; with "
-        "--target, through the SageMaker runtime at that address",
+        help="measure a SageMaker endpoint instead of the strategies, with boto3's credentials and "
+        "region; with --target, through the SageMaker runtime at that address",
     )
     group.add_argument(
         "--schema",
@@ -275,18 +290,21 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=0, help="seed for lengths, prompts and arrivals (default: 0)"
     )
     group.add_argument(
+        "--slo", default="ttft_p99=2s,itl_p99=200ms", metavar="BOUNDS",
+        help="comma-separated bounds NAME_STATISTIC=VALUE: NAME is ttft, itl, e2e or queue, "
+        "STATISTIC is mean, p50, p90, p99 or max, VALUE is in s or ms; for the goodput of compare, "
+        "each request has to meet the values, whatever the statistic (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
         "--warm-up",
         type=int,
         default=16,
         help="warm-up requests before each run, not counted (default: 16)",
     )
     group.add_argument(
-        "--out",
-        type=Path,
-        default=Path("build/loadtest"),
-        metavar="DIR",
+        "--out", type=Path, default=Path("build/loadtest"), metavar="DIR",
         help="folder for the results (default: %(default)s)",
-    )
+    )  # fmt: skip
 
 
 def _workload(name: str) -> Workload:
@@ -303,6 +321,13 @@ def _workloads(text: str) -> list[Workload]:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _running(text: str) -> Running:
+    try:
+        return parse_running(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _rates(text: str) -> list[float]:

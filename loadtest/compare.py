@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 from loadtest.measures import MAX_OTHER_CORES
-from loadtest.plan import Load
+from loadtest.plan import Load, most_sequences
 from loadtest.request import Words
 from loadtest.results import Run
+from loadtest.tuning import TUNED, Setting, Trial, best_setting, describe
 from loadtest.workloads import Workload
 
 if TYPE_CHECKING:  # these import locust, which monkey-patches the process
@@ -18,6 +19,8 @@ if TYPE_CHECKING:  # these import locust, which monkey-patches the process
     from loadtest.subjects import Subjects
 
 MAX_ATTEMPTS = 3
+TRIAL = 0
+"""The round of runs that only choose a setting."""
 
 
 class Turn(NamedTuple):
@@ -25,26 +28,31 @@ class Turn(NamedTuple):
 
     workload: Workload
     round: int
-    """From 1."""
+    """From 1; TRIAL for a trial."""
     name: str
     """The subject's."""
     fixed_output: int | None
     """As in `loadtest.plan.make_plan`."""
+    setting: Setting | None = None
+    """Of dynamic batching; None for the given properties."""
 
 
-def turns(workloads: Sequence[Workload], names: Sequence[str], rounds: int) -> Iterator[Turn]:
-    """Yield all runs of a comparison. Each round begins with another subject.
+def turns(
+    workload: Workload, names: Sequence[str], rounds: int, tuned: Setting | None = None
+) -> Iterator[Turn]:
+    """Yield all runs of a workload. Each round begins with another subject.
 
-    So no subject always runs first or last. Dynamic batching also runs with answers of one length,
-    as in AWS's article.
+    So no subject always runs first or last. Dynamic batching also runs with the setting `tuned`, if
+    there is one, and with answers of one length, as in AWS's article.
     """
-    for workload in workloads:
-        for number in range(1, rounds + 1):
-            start = (number - 1) % len(names)
-            for name in [*names[start:], *names[:start]]:
-                yield Turn(workload, number, name, None)
-                if name == "dynamic" and workload.fixed_dynamic_output:
-                    yield Turn(workload, number, name, workload.fixed_dynamic_output)
+    for number in range(1, rounds + 1):
+        start = (number - 1) % len(names)
+        for name in [*names[start:], *names[:start]]:
+            yield Turn(workload, number, name, None)
+            if name == "dynamic" and workload.fixed_dynamic_output:
+                yield Turn(workload, number, name, workload.fixed_dynamic_output)
+            if name == "dynamic" and tuned is not None:
+                yield Turn(workload, number, TUNED, None, tuned)
 
 
 class Comparison:
@@ -71,7 +79,7 @@ class Comparison:
         self._measure = measure
         self._say = say
         self._servers = ExitStack()
-        self._kept: dict[str, Subject] = {}
+        self._kept: dict[tuple[str, Setting | None], Subject] = {}
 
     def __enter__(self) -> Comparison:
         return self
@@ -79,48 +87,81 @@ class Comparison:
     def __exit__(self, *error: object) -> None:
         self._servers.close()
 
+    def tune(self, workload: Workload, on_trial: Callable[[Trial], None]) -> Setting | None:
+        """Return the setting with which dynamic batching serves the workload best.
+
+        None stands for that of the given properties. on_trial: called after each setting tried.
+        Raises KeyboardInterrupt if it was interrupted.
+        """
+
+        def rate_of(setting: Setting | None) -> float:
+            name = "dynamic" if setting is None else TUNED
+            run = self.run(Turn(workload, TRIAL, name, None, setting))
+            if not run.is_whole:
+                raise KeyboardInterrupt
+            rate = run.measures.requests_per_s
+            self._say(f"{workload.name}, {describe(run.settings)}: {rate:.3g} requests/s")
+            on_trial(Trial(workload=workload.name, settings=run.settings, requests_per_s=rate))
+            return rate
+
+        return best_setting(rate_of, most_sequences(workload, self._load))
+
     def run(self, turn: Turn) -> Run:
         """Measure a turn, again if the machine is busy with other things.
 
         Returns the attempt that other processes disturbed least, or one that was interrupted.
         """
         attempts: list[Run] = []
-        while len(attempts) < MAX_ATTEMPTS:
-            run = self._attempt(turn, len(attempts))
-            if not run.is_whole:
-                return run
-            attempts.append(run)
-            others = _other_cores(run)
-            if others <= MAX_OTHER_CORES:
-                break
-            if len(attempts) < MAX_ATTEMPTS:
-                self._say(f"other processes used {others:.1f} cores; measuring {run.name} again")
+        with self._opened(turn) as subject:
+            while len(attempts) < MAX_ATTEMPTS:
+                run = self._attempt(turn, subject, len(attempts))
+                if not run.is_whole:
+                    return run
+                attempts.append(run)
+                others = _other_cores(run)
+                if others <= MAX_OTHER_CORES:
+                    break
+                if len(attempts) < MAX_ATTEMPTS:
+                    self._say(
+                        f"other processes used {others:.1f} cores; measuring {run.name} again"
+                    )
         quietest = min(attempts, key=_other_cores)
         quietest.num_discarded = len(attempts) - 1
         return quietest
 
-    def _attempt(self, turn: Turn, number: int) -> Run:
-        with self._opened(turn.name) as subject:
-            if self._words is None:
-                self._words = subject.endpoint.words()
-                self._load = with_limit(self._load, subject.endpoint.max_length())
-            run = self._measure(
-                subject,
-                turn.workload,
-                dataclasses.replace(self._load, words_of=f", round {turn.round}, attempt {number}"),
-                self._words,
-                num_warm_up=self._num_warm_up,
-                fixed_output=turn.fixed_output,
-            )
+    def _attempt(self, turn: Turn, subject: Subject, number: int) -> Run:
+        if self._words is None:
+            self._words = subject.endpoint.words()
+            self._load = with_limit(self._load, subject.endpoint.max_length())
+        run = self._measure(
+            subject,
+            turn.workload,
+            self._load_of(turn, number),
+            self._words,
+            num_warm_up=self._num_warm_up,
+            fixed_output=turn.fixed_output,
+        )
         run.round = turn.round
         return run
 
-    def _opened(self, name: str) -> AbstractContextManager[Subject]:
-        if not self._subjects.keeps_servers:
-            return self._subjects.open(name)
-        if name not in self._kept:
-            self._kept[name] = self._servers.enter_context(self._subjects.open(name))
-        return nullcontext(self._kept[name])
+    def _load_of(self, turn: Turn, attempt: int) -> Load:
+        load = dataclasses.replace(self._load, words_of=f", round {turn.round}, attempt {attempt}")
+        return for_trial(load) if turn.round == TRIAL else load
+
+    def _opened(self, turn: Turn) -> AbstractContextManager[Subject]:
+        is_passing = turn.round == TRIAL and turn.setting is not None
+        if is_passing or not self._subjects.keeps_servers:
+            return self._subjects.open(turn.name, turn.setting)
+        key = turn.name, turn.setting
+        if key not in self._kept:
+            self._kept[key] = self._servers.enter_context(self._subjects.open(*key))
+        return nullcontext(self._kept[key])
+
+
+def for_trial(load: Load) -> Load:
+    """Return the load with half of the requests, but two for every user if it has as many."""
+    enough = min(load.num_requests, 2 * load.users)
+    return dataclasses.replace(load, num_requests=max(load.num_requests // 2, enough))
 
 
 def with_limit(load: Load, max_length: int | None) -> Load:

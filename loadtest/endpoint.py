@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import msgspec
 
 from loadtest.clients.schema import LmiSchema, OpenAISchema, Schema
 from loadtest.clients.transport import HttpTransport, SendError, Transport
-from loadtest.request import COMMON, Words
+from loadtest.record import Attempt
+from loadtest.request import COMMON, Request, Shape, Words
 
 QUERY_TIMEOUT_S = 30.0
 """Timeout of queries that are not part of the measurement."""
+PROBE = Request(0, Shape(len(COMMON), 1), " ".join(COMMON), None, 0)
+"""A request that any server answers soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +30,25 @@ class Endpoint:
     path: str | None = None
     """Overrides the schema's path."""
     timeout_s: float = 600.0
+
+    @property
+    def address(self) -> str:
+        """The address as an error message names it."""
+        endpoint = f"SageMaker endpoint {self.sagemaker}" if self.sagemaker else ""
+        return " through ".join(filter(None, (endpoint, self.url)))
+
+    def failure(self) -> str | None:
+        """Send a short request. Return why it failed; None if it was answered."""
+        transport = dataclasses.replace(self, timeout_s=QUERY_TIMEOUT_S).connect()
+        schema, attempt = self.make_schema(), Attempt(PROBE, 0.0)
+        try:
+            for at_s, line in transport.lines(schema.path, schema.body(PROBE)):
+                schema.read(line, at_s, attempt)
+        except SendError as error:
+            return str(error)
+        finally:
+            transport.close()
+        return attempt.finish(0.0).error
 
     def connect(self) -> Transport:
         """Open a transport for one user."""

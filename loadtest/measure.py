@@ -22,8 +22,9 @@ from loadtest.user import LoadUser, SessionEnvironment
 from loadtest.watch import Watch
 from loadtest.workloads import Workload
 
-SETTLE_S = 1.0
-"""Pause before reading /metrics, so that it includes the server's last figures."""
+SETTLE_S = 0.6
+"""Pause before reading /metrics, so that it includes the server's last figures, which the engine
+sends every quarter of a second."""
 USER_GRACE_S = 5.0
 """Time for locust's users to stop once the session has finished."""
 

@@ -13,6 +13,9 @@ from loadtest.watch import Sample
 MAX_OTHER_CORES = 0.2
 """A run during which other processes used more cores than this proves little."""
 
+MAX_CLIENT_CORES = 0.8
+"""The client has one thread, so a client that used more than this may have limited the run."""
+
 
 class Spread(msgspec.Struct, kw_only=True):
     """Statistics of a duration, in seconds."""

@@ -99,6 +99,14 @@ def make_plan(
     return Plan(requests, loop, num_seen - len(fitting))
 
 
+def most_sequences(workload: Workload, load: Load) -> int | None:
+    """Return how many sequences a closed loop sends at once; None for an open loop."""
+    if not _is_closed(workload, load):
+        return None
+    shape = next(workload.draw(random.Random(load.seed)))  # all have as many samples and beams
+    return load.users * shape.samples * shape.beams
+
+
 def warm_up_requests(
     plan: Plan, words: Words, count: int, output_tokens: int = 4
 ) -> tuple[Request, ...]:
@@ -136,6 +144,10 @@ def _sized(shape: Shape, scale: float, fixed_output: int | None) -> Shape:
     return shape.scaled(scale)
 
 
+def _is_closed(workload: Workload, load: Load) -> bool:
+    return workload.loop == "closed" and load.rate is None and load.trace is None
+
+
 def _times(
     workload: Workload, load: Load, arrivals: Sequence[Arrival]
 ) -> tuple[list[float | None], str]:
@@ -145,7 +157,7 @@ def _times(
         scale = load.rate * span / len(arrivals) if load.rate and span else load.time_scale
         times = [(arrival.at_s - start) / scale for arrival in arrivals]
         return list(times), f"open loop: arrivals of {load.trace.name}, sped up {scale:.3g}×"
-    if workload.loop == "closed" and load.rate is None:
+    if _is_closed(workload, load):
         loop = f"closed loop: {load.users} users, each sending its next request after a response"
         return [None] * len(arrivals), loop
     rate = load.rate or workload.rate * load.time_scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
@@ -40,6 +41,8 @@ class Record(msgspec.Struct, kw_only=True):
     """Why the response is incomplete; None once its terminal record was read."""
     stall_s: float | None = None
     """Longest gap between two arrivals of tokens."""
+    gap_s: float | None = None
+    """Mean gap between two arrivals of tokens of one sample."""
     timings: Timings | None = None
 
     @property
@@ -53,6 +56,11 @@ class Record(msgspec.Struct, kw_only=True):
     @property
     def first_token_s(self) -> float | None:
         return None if self.first_s is None else self.first_s - self.sent_s
+
+    @property
+    def itl_s(self) -> float | None:
+        """The request's mean inter-token latency: 0 for one token, None without a stream."""
+        return None if self.first_s is None else self.gap_s or 0.0
 
     @property
     def queue_s(self) -> float | None:
@@ -107,5 +115,7 @@ class Attempt:
         record.finished_s = now_s
         record.error = error or record.error
         record.first_s = min((times[0] for times in self._arrivals.values()), default=None)
-        record.stall_s = max(self.gaps_s, default=None)
+        gaps_s = self.gaps_s
+        record.stall_s = max(gaps_s, default=None)
+        record.gap_s = math.fsum(gaps_s) / len(gaps_s) if gaps_s else None
         return record

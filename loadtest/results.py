@@ -10,6 +10,7 @@ import msgspec
 
 from loadtest.measures import Measures
 from loadtest.record import Record, Timings
+from loadtest.tuning import Trial
 from loadtest.watch import Sample
 
 
@@ -47,6 +48,11 @@ class Run(msgspec.Struct, kw_only=True):
     samples: list[Sample]
 
     @property
+    def strategy(self) -> str:
+        """The batching strategy; empty if the server is none of ours."""
+        return self.settings.get("option.batching", "")
+
+    @property
     def label(self) -> str:
         return f"{self.name}, {self.variant}" if self.variant else self.name
 
@@ -64,6 +70,11 @@ class Results(msgspec.Struct, kw_only=True):
     notes: list[str] = []
     slo: dict[str, float] = {}
     """Bounds of a sweep in seconds, by measure, such as `ttft_p99`."""
+    objective: dict[str, float] = {}
+    """Bounds that a request has to meet to count for goodput, in seconds, by kind, such as `ttft`;
+    empty for a sweep."""
+    trials: list[Trial] = []
+    """Settings of dynamic batching tried before the rounds."""
     runs: list[Run] = []
 
     def write(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Service level objectives: latency bounds that a rate must meet."""
+"""Service level objectives: latency bounds that a rate, or each request, must meet."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from loadtest.measures import Measures
+from loadtest.record import Record
 from loadtest.results import Run
 
 KINDS = {"ttft": "first_token", "itl": "gap", "e2e": "latency", "queue": "queue"}
+OF_A_REQUEST = {"ttft": "first_token_s", "itl": "itl_s", "e2e": "latency_s", "queue": "queue_s"}
 STATISTICS = ("mean", "p50", "p90", "p99", "max")
 MIN_PACE = 0.8
 """Lowest `pace` of a sustained rate: a smaller one means a growing backlog, not just the time that
@@ -67,3 +69,31 @@ def sustained(runs: Sequence[Run], slo: Mapping[str, float]) -> float | None:
             break
         best = run.rate
     return best
+
+
+def per_request(slo: Mapping[str, float]) -> dict[str, float]:
+    """Return the bounds, by kind, that a request has to meet itself.
+
+    Statistics are those of many requests, so the loosest bound of a kind counts.
+    """
+    bounds: dict[str, float] = {}
+    for name, limit in slo.items():
+        kind = name.rsplit("_", 1)[0]
+        bounds[kind] = max(limit, bounds.get(kind, limit))
+    return bounds
+
+
+def goodput(run: Run, bounds: Mapping[str, float]) -> float | None:
+    """Return the successful requests per second that met all bounds of `per_request`.
+
+    As in DistServe (OSDI 2024). Returns None if a bounded figure of a request is unknown.
+    """
+    met = [_meets(record, bounds) for record in run.records if record.is_good]
+    return None if None in met else sum(map(bool, met)) / run.measures.seconds
+
+
+def _meets(record: Record, bounds: Mapping[str, float]) -> bool | None:
+    values = {kind: getattr(record, OF_A_REQUEST[kind]) for kind in bounds}
+    if None in values.values():
+        return None
+    return all(value <= bounds[kind] for kind, value in values.items())

@@ -1,17 +1,17 @@
-"""Servers under test: Longshore containers, one per strategy, or a running server."""
+"""Servers under test: Longshore containers, one per strategy, and servers that already run."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from loadtest.endpoint import Endpoint
 from loadtest.measure import Subject
 from loadtest.server import Server
+from loadtest.tuning import Setting
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,11 +31,17 @@ class Strategies:
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @contextmanager
-    def open(self, name: str) -> Iterator[Subject]:
-        """Run a server with the strategy `name` in a new process until the block ends."""
-        settings = {**self.properties, "option.batching": name}
+    def open(self, name: str, setting: Setting | None = None) -> Iterator[Subject]:
+        """Run a server with the strategy `name` in a new process until the block ends.
+
+        With a `setting`, the strategy is dynamic, whatever the name.
+        """
+        strategy = name if setting is None else "dynamic"
+        settings = {**self.properties, "option.batching": strategy}
+        if setting is not None:
+            settings |= setting.properties()
         self.logs.mkdir(parents=True, exist_ok=True)
-        log = self.logs / f"{next(self._numbers):02d}-{name}.log"
+        log = self.logs / f"{next(self._numbers):02d}-{strategy}.log"
         with Server(settings, log, model_dir=self.model_dir) as server:
             yield Subject(
                 name=name,
@@ -46,22 +52,44 @@ class Strategies:
             )
 
 
-@dataclass(slots=True, kw_only=True)
-class Target:
-    """A server that is already running, here or elsewhere."""
+class SubjectError(Exception):
+    """A running server does not answer."""
 
-    endpoint: Endpoint
-    keeps_servers: bool = True
+
+@dataclass(slots=True, kw_only=True)
+class Subjects:
+    """Everything under test: our strategies, and servers that already run, here or elsewhere."""
+
+    strategies: Strategies | None
+    running: Mapping[str, Endpoint]
+    """By name."""
 
     @property
     def names(self) -> Sequence[str]:
-        url = self.endpoint.url
-        return [self.endpoint.sagemaker or (urlsplit(url).netloc if url else "target")]
+        return [*(self.strategies.names if self.strategies else ()), *self.running]
 
-    @contextmanager
-    def open(self, name: str) -> Iterator[Subject]:
-        """Yield the running server as it is."""
-        yield Subject(name=name, endpoint=self.endpoint, settings={})
+    @property
+    def has_dynamic(self) -> bool:
+        """Whether dynamic batching is one of the strategies."""
+        return self.strategies is not None and "dynamic" in self.strategies.names
 
+    @property
+    def keeps_servers(self) -> bool:
+        return self.strategies is None or self.strategies.keeps_servers
 
-Subjects = Strategies | Target
+    def open(self, name: str, setting: Setting | None = None) -> AbstractContextManager[Subject]:
+        """Start a server until the block ends, as `Strategies.open` does, or take a running one."""
+        if name in self.running:
+            return nullcontext(Subject(name=name, endpoint=self.running[name], settings={}))
+        assert self.strategies is not None, f"no subject is called {name}"
+        return self.strategies.open(name, setting)
+
+    def require_up(self) -> None:
+        """Send each running server a request. Raises SubjectError if one does not answer it."""
+        for name, endpoint in self.running.items():
+            error = endpoint.failure()
+            if error is not None:
+                raise SubjectError(
+                    f"{name} at {endpoint.address} does not answer: {error}; "
+                    "start it, or correct its address or schema"
+                )

@@ -40,7 +40,7 @@ def main() -> None:
         lengths = synthetic_lengths(options.requests, options.max_length)
         source = "synthetic"
     cases = list(_cases(lengths, options))
-    rows = [case() for case in tqdm(cases, desc="Cases")]
+    rows = [case() for case in tqdm(cases, desc="Cases", disable=None)]
     if options.out is not None:
         settings = {"trace": source, "requests": len(lengths), "tokens": options.tokens,
                     "max_length": options.max_length}  # fmt: skip

@@ -14,7 +14,8 @@ MEANS = {"sharegpt": SHAREGPT, "alpaca": ALPACA}
 EXAMPLES = """examples:
   %(prog)s                                    # OPT-13B on an A100-40GB, ShareGPT-like lengths
   %(prog)s --model opt-66b --gpus 4           # tensor parallel
-  %(prog)s --rate 1.5 --duration 600          # one request rate, instead of the highest
+  %(prog)s --duration 3600                    # an hour of requests, as in docs/benchmarks.md
+  %(prog)s --rate 1.5                         # one request rate, instead of the highest
 """
 DEFAULT_SYSTEMS = [name for name in SYSTEMS if name != "none"]
 
@@ -98,8 +99,9 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         "(default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--duration", type=_positive, default=3600.0, metavar="SECONDS",
-        help="time span over which requests arrive (default: 3600)",
+        "--duration", type=_positive, default=1200.0, metavar="SECONDS",
+        help="time span over which requests arrive; a longer one is closer to the steady state "
+        "(default: 1200)",
     )  # fmt: skip
     group.add_argument(
         "--rate", type=_rate, metavar="R",

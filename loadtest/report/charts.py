@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loadtest.measures import filled, quantiles
 from loadtest.report.rounds import in_rounds
-from loadtest.report.style import GRID, INK, MUTED, colours, in_order, number
+from loadtest.report.style import GRID, INK, MUTED, colours, dashes, in_order, number
 from loadtest.results import Run
+from loadtest.tuning import TUNED, describe
 
 Spec = dict[str, Any]
 WIDTH = 1000
@@ -44,12 +45,21 @@ def bars(runs: Sequence[Run]) -> Spec:
     units = [
         unit for unit in ("requests/s", "output tokens/s") if any(r["unit"] == unit for r in rows)
     ]
-    return {"vconcat": [_unit_bars(rows, unit, workloads) for unit in units], "spacing": 18}
+    notes = {
+        run.workload: [f"{run.name}: {describe(run.settings)}"] for run in runs if run.name == TUNED
+    }
+    rows_of_panels = [
+        _unit_bars(rows, unit, workloads, {} if at else notes) for at, unit in enumerate(units)
+    ]
+    return {"vconcat": rows_of_panels, "spacing": 18}
 
 
-def _unit_bars(rows: Sequence[Spec], unit: str, workloads: Sequence[str]) -> Spec:
+def _unit_bars(
+    rows: Sequence[Spec], unit: str, workloads: Sequence[str], notes: Mapping[str, Sequence[str]]
+) -> Spec:
+    """notes: subtitles, by workload."""
     labels = [row["run"] for row in rows]
-    width = (WIDTH - 150 - 30 * len(workloads)) / len(workloads)
+    width = (WIDTH - 130 - 30 * len(workloads)) / len(workloads)
     x = {"field": "value", "type": "quantitative", "axis": None, "scale": {"nice": False}}
     y = {
         "field": "run",
@@ -71,7 +81,7 @@ def _unit_bars(rows: Sequence[Spec], unit: str, workloads: Sequence[str]) -> Spe
         shown = y if index == 0 else {**y, "axis": None}
         panels.append(
             {
-                "title": f"{workload}: {unit}",
+                "title": {"text": f"{workload}: {unit}", "subtitle": notes.get(workload, "")},
                 "width": width,
                 "height": {"step": 24},
                 "data": {"values": values},
@@ -158,6 +168,7 @@ def _distribution(
             },
             "order": {"field": "share"},
             "color": _colour(labels),
+            "strokeDash": _dash(labels),
             "tooltip": [
                 {"field": "run", "title": "run"},
                 {"field": "share", "format": ".1%"},
@@ -169,9 +180,7 @@ def _distribution(
 
 def timelines(runs: Sequence[Run]) -> Spec:
     """Return the batch size, and the KV cache allocated and filled, over time, a column per run."""
-    runs = [
-        run for run in runs if not run.variant and any(sample.metrics for sample in run.samples)
-    ]
+    runs = [run for run in runs if any(sample.metrics for sample in run.samples)]
     labels = [run.label for run in runs]
     shown = sorted(runs, key=lambda run: in_order(labels).index(run.label))
     most = max((max(_batches(run), default=0.0) for run in shown), default=1.0)
@@ -275,7 +284,12 @@ def rates(runs: Sequence[Run], bound: str, limit_s: float, values: Sequence[floa
             {
                 "data": {"values": rows},
                 "mark": {"type": "line", "point": {"size": 36}, "strokeWidth": 1.8},
-                "encoding": {"x": x, "y": y, "color": _colour([run.label for run in runs])},
+                "encoding": {
+                    "x": x,
+                    "y": y,
+                    "color": _colour([run.label for run in runs]),
+                    "strokeDash": _dash([run.label for run in runs]),
+                },
             },
             {
                 "data": {"values": [{"seconds": limit_s}]},
@@ -289,6 +303,16 @@ def rates(runs: Sequence[Run], bound: str, limit_s: float, values: Sequence[floa
 def _seconds(title: str | None) -> Spec:
     axis = {"title": title, "tickCount": 4, "gridColor": GRID}
     return {"field": "at", "type": "quantitative", "axis": axis, "scale": {"nice": False}}
+
+
+def _dash(labels: Sequence[str]) -> Spec:
+    table = dashes(labels)
+    return {
+        "field": "run",
+        "type": "nominal",
+        "scale": {"domain": list(table), "range": list(table.values())},
+        "legend": {"orient": "bottom", "direction": "horizontal"},
+    }
 
 
 def _colour(labels: Sequence[str], *, legend: bool = True) -> Spec:

@@ -9,6 +9,7 @@ from loadtest.record import Record
 from loadtest.report.charts import WIDTH, Spec
 from loadtest.report.style import STAGES, in_order, number, percent
 from loadtest.results import Run
+from loadtest.tuning import describe
 
 NUM_SHOWN = 24
 ROW_PIXELS = 6
@@ -25,7 +26,7 @@ class Bar(NamedTuple):
 
 def gantt(runs: Sequence[Run]) -> Spec | None:
     """Return a panel per run with a row per request, on one time axis; None if no run has bars."""
-    by_label = {run.label: run for run in runs if not run.variant}
+    by_label = {run.label: run for run in runs}
     shown = {label: list(bars_of(by_label[label], NUM_SHOWN)) for label in in_order(list(by_label))}
     labels = [label for label, bars in shown.items() if bars]
     if not labels:
@@ -44,7 +45,7 @@ def bars_of(run: Run, count: int) -> Iterator[Bar]:
     """
     good = [record for record in run.records if record.is_good]
     is_timed = bool(good) and all(record.timings is not None for record in good)
-    ends = _batch_ends(good) if is_timed and run.name == "dynamic" else {}
+    ends = _batch_ends(good) if is_timed and run.strategy == "dynamic" else {}
     first = sorted(good, key=_arrived if is_timed else _sent)[:count]
     start = min(map(_arrived if is_timed else _sent, first), default=0.0)
     for row, record in enumerate(first):
@@ -58,7 +59,7 @@ def padding_share(run: Run) -> float | None:
     bars = list(bars_of(run, len(run.records)))
     occupied = sum(bar.end_s - bar.start_s for bar in bars if bar.stage != "waiting")
     padding = sum(bar.end_s - bar.start_s for bar in bars if bar.stage == "padding")
-    return padding / occupied if occupied and run.name == "dynamic" else None
+    return padding / occupied if occupied and run.strategy == "dynamic" else None
 
 
 def _stages(
@@ -103,6 +104,8 @@ def _facts(run: Run) -> str:
     if not batches:
         return ""
     text = f"at most {number(max(batches))} at once"
+    if run.strategy == "dynamic":
+        text = f"{describe(run.settings)}; {text}"
     if run.measures.inside.kv_filled is not None:
         text += f"; {percent(run.measures.inside.kv_filled)} of the allocated KV cache is filled"
     padding = padding_share(run)

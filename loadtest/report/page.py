@@ -20,6 +20,7 @@ from loadtest.report.style import CONFIG, duration, number
 from loadtest.report.tables import Table
 from loadtest.results import Results, Run
 from loadtest.slo import value_of
+from loadtest.tuning import TUNED, Trial
 from loadtest.workloads import WORKLOADS
 
 PICTURE_SCALE = 2
@@ -57,10 +58,13 @@ def write_report(results: Results, folder: Path) -> Path:
         results=results,
         remarks=[*results.notes, *verdict.remarks(results.runs)],
         summary=tables.objectives(results) if results.slo else tables.throughput(results.runs),
-        overview=None if results.slo else _themed(charts.bars(results.runs)),
-        sections=[_objectives(results)] if results.slo else _sections(results.runs),
+        overview=None if results.slo else _themed(_overview(results.runs)),
+        goodputs=tables.goodputs(results) if results.objective else None,
+        objective=tables.objective(results.objective),
+        sections=[_objectives(results)] if results.slo else _sections(results),
         num_rounds=max(run.round for run in results.runs),
         settings=tables.settings(results),
+        tuned=TUNED,
         library=_library(),
         themed=_themed,
     )
@@ -71,8 +75,8 @@ def write_report(results: Results, folder: Path) -> Path:
 
 def write_pictures(results: Results, folder: Path) -> list[Path]:
     """Write every chart as a PNG, for documents and slides; return their paths."""
-    figures = {"overview": charts.bars(results.runs)} if not results.slo else {}
-    sections = [_objectives(results)] if results.slo else _sections(results.runs)
+    figures = {"overview": _overview(results.runs)} if not results.slo else {}
+    sections = [_objectives(results)] if results.slo else _sections(results)
     for section in sections:
         for figure in section.figures:
             figures[f"{section.title} {figure.title}".lower().replace(" ", "-")] = figure.spec
@@ -92,14 +96,42 @@ def _headline(results: Results) -> str:
     return f"{best[0]} sustains {best[1]} requests/s"
 
 
-def _sections(runs: Sequence[Run]) -> list[Section]:
-    names = dict.fromkeys(run.workload for run in runs)
-    return [_section([run for run in runs if run.workload == name]) for name in names]
+def _overview(runs: Sequence[Run]) -> Spec:
+    return charts.bars([run for run in runs if not run.variant])
 
 
-def _section(all_runs: Sequence[Run]) -> Section:
-    """Return the section of one workload. Charts and tables show the median round of each run."""
+def _sections(results: Results) -> list[Section]:
+    return [
+        _section(
+            [run for run in results.runs if run.workload == name],
+            [trial for trial in results.trials if trial.workload == name],
+        )
+        for name in dict.fromkeys(run.workload for run in results.runs)
+    ]
+
+
+def _section(all_runs: Sequence[Run], trials: Sequence[Trial]) -> Section:
+    """Return the section of one workload. Tables show the median round of each run.
+
+    Charts do so too, but not those of variants.
+    """
     runs = typical_runs(all_runs)
+    shown = [
+        ("Client measurements", tables.client_measures(runs)),
+        ("Server measurements", tables.server_measures(runs)),
+    ]
+    if trials:
+        shown.append((f"Settings tried for {TUNED}", tables.trials(trials)))
+    return Section(
+        runs[0].workload,
+        _description(runs),
+        verdict.order(all_runs),
+        shown,
+        _figures([run for run in runs if not run.variant]),
+    )
+
+
+def _figures(runs: Sequence[Run]) -> list[Figure]:
     figures = [
         Figure(
             "Latency distributions",
@@ -129,17 +161,7 @@ def _section(all_runs: Sequence[Run]) -> Section:
                 chart,
             )
         )
-    first = runs[0]
-    return Section(
-        first.workload,
-        _description(runs),
-        verdict.order(all_runs),
-        [
-            ("Client measurements", tables.client_measures(runs)),
-            ("Server measurements", tables.server_measures(runs)),
-        ],
-        figures,
-    )
+    return figures
 
 
 def _description(runs: Sequence[Run]) -> str:

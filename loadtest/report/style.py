@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+
+from loadtest.tuning import TUNED
 
 STRATEGIES = {
     "none": "#8a94a1",
     "dynamic": "#d9892b",
+    TUNED: "#d9892b",
     "continuous": "#3f7fc1",
     "paged": "#15866a",
 }
 """Colours by strategy, from the simplest to the most efficient one. Rows and legends keep this
 order."""
-VARIANT = "#edc48f"
-OTHERS = ("#7a5fb0", "#b0487e", "#5b8f3a", "#a0522d")
+OTHER = "#566270"
+"""Colour of all servers that are none of ours; in line charts they differ in dashes."""
+SOLID = (1, 0)
+TUNED_DASH = (5, 3)
+OTHER_DASHES = (SOLID, (2, 2), (9, 3), (9, 3, 2, 3))
 STAGES = {
     "waiting": "#dfe4ea",
     "prefill": "#9a7cc9",
@@ -59,12 +66,17 @@ def in_order(labels: Sequence[str]) -> list[str]:
 
 
 def colours(labels: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each label."""
-    others = iter(OTHERS * (1 + len(labels) // len(OTHERS)))
-    by_label: dict[str, str] = {}
+    """Return a colour for each label. Colours only stand for strategies."""
+    return {label: STRATEGIES.get(label.partition(", ")[0], OTHER) for label in in_order(labels)}
+
+
+def dashes(labels: Sequence[str]) -> dict[str, Sequence[int]]:
+    """Return the lengths of a line's dashes and gaps for each label, so that no two look alike."""
+    others = itertools.cycle(OTHER_DASHES)
+    by_label: dict[str, Sequence[int]] = {}
     for label in in_order(labels):
-        name, _, variant = label.partition(", ")
-        by_label[label] = VARIANT if variant else STRATEGIES.get(name) or next(others)
+        known = TUNED_DASH if label == TUNED else SOLID
+        by_label[label] = known if label in STRATEGIES else next(others)
     return by_label
 
 

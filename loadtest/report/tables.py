@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from loadtest.report.gantt import padding_share
-from loadtest.report.rounds import Rounds, in_rounds
+from loadtest.report.rounds import Rounds, in_rounds, typical_runs
 from loadtest.report.style import UNKNOWN, duration, in_order, number, percent, ratio_text
 from loadtest.report.verdict import winner
 from loadtest.results import Results, Run
-from loadtest.slo import sustained, value_of
+from loadtest.slo import goodput, sustained, value_of
+from loadtest.tuning import TUNED, Trial, describe
 
 
 class Table(NamedTuple):
@@ -32,16 +33,19 @@ def throughput(runs: Sequence[Run]) -> Table:
     labels = in_order([run.label for run in runs])
     found = {(rounds.typical.workload, rounds.typical.label): rounds for rounds in in_rounds(runs)}
     by_place = {place: rounds.typical.measures.requests_per_s for place, rounds in found.items()}
-    base = reference(labels)
+    bases = {
+        workload: reference([label for label in labels if (workload, label) in found])
+        for workload in workloads
+    }
     head = ["strategy"]
     for workload in workloads:
-        head += [f"{workload}, requests/s", f"× {base}"]
+        head += [f"{workload}, requests/s", f"× {bases[workload]}"]
     rows = []
     for label in labels:
         row = [label]
         for workload in workloads:
             rate = by_place.get((workload, label))
-            base_rate = by_place.get((workload, base))
+            base_rate = by_place.get((workload, bases[workload]))
             ratio = rate / base_rate if rate is not None and base_rate else None
             rounds = found.get((workload, label))
             row += [with_range(rounds) if rounds else UNKNOWN, ratio_text(ratio)]
@@ -54,6 +58,27 @@ def throughput(runs: Sequence[Run]) -> Table:
     return Table(head, rows, winners)
 
 
+def objective(bounds: Mapping[str, float]) -> str:
+    """Say which bounds a request has to meet."""
+    return ", ".join(f"{OBJECTIVES[kind]} ≤ {duration(limit)}" for kind, limit in bounds.items())
+
+
+def goodputs(results: Results) -> Table:
+    """Return the goodput of each workload, a row, on each server, a column."""
+    runs = [run for run in results.runs if not run.variant]
+    labels = in_order([run.label for run in runs])
+    found = {
+        (run.workload, run.label): number(goodput(run, results.objective))
+        for run in typical_runs(runs)
+    }
+    workloads = dict.fromkeys(run.workload for run in runs)
+    rows = [
+        [workload, *(found.get((workload, label), UNKNOWN) for label in labels)]
+        for workload in workloads
+    ]
+    return Table(["goodput, requests/s", *labels], rows)
+
+
 def with_range(rounds: Rounds) -> str:
     """Format the median of requests/s, with the lowest and the highest round."""
     text = number(rounds.typical.measures.requests_per_s)
@@ -63,10 +88,17 @@ def with_range(rounds: Rounds) -> str:
 
 
 def reference(labels: Sequence[str]) -> str:
-    """Return the label that ratios refer to: dynamic, as in the article, otherwise the first."""
-    return "dynamic" if "dynamic" in labels else labels[0]
+    """Return the label that ratios refer to: dynamic at its best, otherwise the first."""
+    return next((name for name in (TUNED, "dynamic") if name in labels), labels[0])
 
 
+OBJECTIVES = {
+    "ttft": "time to first token",
+    "itl": "mean inter-token latency",
+    "e2e": "latency",
+    "queue": "queue time",
+}
+"""What a bound on a request is about, by kind."""
 Column = tuple[str, Callable[[Run], str]]
 _CLIENT_COLUMNS: Sequence[Column] = (
     ("requests/s", lambda run: number(run.measures.requests_per_s)),
@@ -125,6 +157,16 @@ def objectives(results: Results) -> Table:
         rows.append([label, number(rate), number(best.measures.tokens_per_s), *values])
     best = rates.index(max(rates))
     return Table(head, rows, [(best, column) for column in range(len(head))])
+
+
+def trials(tried: Sequence[Trial]) -> Table:
+    """Return the settings of dynamic batching that were tried, the first as given."""
+    rows = [
+        [f"{describe(trial.settings)}{'' if at else ' (as given)'}", number(trial.requests_per_s)]
+        for at, trial in enumerate(tried)
+    ]
+    best = max(range(len(tried)), key=lambda at: tried[at].requests_per_s)
+    return Table(["setting", "requests/s in one short run"], rows, [(best, 0), (best, 1)])
 
 
 def settings(results: Results) -> Table:

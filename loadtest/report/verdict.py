@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from loadtest.measures import MAX_OTHER_CORES
+from loadtest.measures import MAX_CLIENT_CORES, MAX_OTHER_CORES
 from loadtest.report.rounds import Rounds, doubt, in_rounds
 from loadtest.report.style import STRATEGIES, duration, number, percent, ratio_text
 from loadtest.results import Run
@@ -103,9 +103,6 @@ def _remarks(runs: Sequence[Run]) -> Iterator[str]:
     errors = [record.error for run in runs for record in run.records if record.error]
     num_short = sum(measure.num_short for measure in measures)
     late_s = max(measure.late_s or 0.0 for measure in measures)
-    other_cpu = max(measure.other_cpu or 0.0 for measure in measures)
-    num_discarded = sum(run.num_discarded for run in runs)
-    client_cpu = max(measure.client_cpu or 0.0 for measure in measures)
     for run in runs:
         if not run.is_whole:
             yield f" was interrupted: its figures cover {run.measures.num_good} requests."
@@ -117,6 +114,13 @@ def _remarks(runs: Sequence[Run]) -> Iterator[str]:
         yield f": {num_short} outputs differ in length from what was requested."
     if late_s > 0.1:
         yield f": requests were sent up to {duration(late_s)} late."
+    yield from _remarks_on_cores(runs)
+
+
+def _remarks_on_cores(runs: Sequence[Run]) -> Iterator[str]:
+    num_discarded = sum(run.num_discarded for run in runs)
+    other_cpu = max(run.measures.other_cpu or 0.0 for run in runs)
+    client_cpu = max(run.measures.client_cpu or 0.0 for run in runs)
     if num_discarded:
         yield f": {num_discarded} runs were discarded because other processes were busy."
     if other_cpu > MAX_OTHER_CORES:
@@ -124,7 +128,13 @@ def _remarks(runs: Sequence[Run]) -> Iterator[str]:
             f": other processes used {number(other_cpu, 2)} cores of this machine during a run; "
             "measure again on an idle machine."
         )
-    if client_cpu > 0.5:
+    if client_cpu > MAX_CLIENT_CORES:
+        yield (
+            f": the client was the bottleneck: it used {percent(client_cpu)} of a core during a "
+            "run, and can use no more than one. The server may be faster than it seems; run the "
+            "client on a faster machine, or send less (--rate, --users)."
+        )
+    elif client_cpu > 0.5:
         yield (
             f": the client used {number(client_cpu)} cores, which the server could not use if it "
             "ran on this machine."

@@ -45,6 +45,11 @@ def test_the_comparison_is_printed_and_written(command, tmp_path):
         assert 0 < row["outcome"]["figures"]["normalized_latency"] <= 0.05
 
 
+def test_a_file_gets_no_progress_bar(capsys):
+    main([*FAST, "--systems", "paged", "--rate", "2"])
+    assert not capsys.readouterr().err
+
+
 def test_the_setups_of_the_paper(command):
     text = command("--paper", "--duration", "10", "--rate", "0.5", "--systems", "paged")
     titles = [line.split(";")[0] for line in text.splitlines() if line.startswith("SIMULATION")]

@@ -78,6 +78,22 @@ def test_load_test_through_boto3(url: str, tmp_path: Path) -> None:
     assert all(record.timings is not None for record in run.records)
 
 
+def test_a_strategy_beside_running_servers(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", url)
+    properties = tmp_path / "serving.properties"
+    properties.write_text(f"option.model_id={DEMO}\noption.max_model_len=256\n")
+    runs = loadtest(
+        tmp_path / "out", "--strategies", "paged", "--properties", str(properties),
+        "--subject", f"other=openai+{url}", "--subject", "endpoint=sagemaker:demo",
+    ).runs  # fmt: skip
+    assert [run.name for run in runs] == ["paged", "other", "endpoint"]
+    asked = [[record.asked_tokens for record in run.records] for run in runs]
+    assert asked[0] == asked[1] == asked[2]
+    assert [run.measures.num_good for run in runs] == [6, 6, 6]
+
+
 def test_load_test_starts_a_container(tmp_path: Path) -> None:
     properties = tmp_path / "serving.properties"
     properties.write_text(f"option.model_id={DEMO}\noption.max_model_len=256\n")

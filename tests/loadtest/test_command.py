@@ -14,7 +14,7 @@ import pytest
 from loadtest.__main__ import main
 from loadtest.results import Results, read_results
 from tests.container.processes import running, wait_until
-from tests.loadtest.stub import Stub, lmi
+from tests.loadtest.stub import Stub, lmi, openai, serving
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +45,7 @@ def test_a_running_server(stub: Stub, tmp_path: Path) -> None:
         assert run.samples[0].metrics == {"running": 2.0, "kv_used": 0.5}
         assert run.measures.client_cpu is not None
         assert run.loop.startswith("open loop")
-    assert len(stub.bodies) == 2 * (12 + 2)
+    assert len(stub.bodies) == 1 + 2 * (12 + 2), "a probe, then warm-up and requests"
 
 
 @pytest.mark.parametrize("workload", ["parallel", "beam"])
@@ -53,7 +53,7 @@ def test_workloads_of_several_sequences(stub: Stub, tmp_path: Path, workload: st
     found = compare(stub, tmp_path, "--workload", workload, "--requests", "6", "--warm-up", "0")
     assert found.runs[0].measures.num_good == 6
     assert found.runs[0].users == 3
-    parameters = [body["parameters"] for body in stub.bodies]
+    parameters = [body["parameters"] for body in stub.bodies[1:]]
     key = {"parallel": "n", "beam": "num_beams"}[workload]
     assert [parameter[key] for parameter in parameters] == [4] * 6
 
@@ -81,7 +81,7 @@ def test_an_interruption_writes_the_results_so_far(
     stub: Stub, tmp_path: Path, number: signal.Signals
 ) -> None:
     def endless(path: str, body: dict[str, Any]) -> Iterator[bytes | float]:
-        if len(stub.bodies) > 4:
+        if len(stub.bodies) > 5:
             yield 30.0
         yield from lmi(path, body)
 
@@ -89,7 +89,7 @@ def test_an_interruption_writes_the_results_so_far(
     arguments = ["-m", "loadtest", "compare", "--target", stub.url, "--warm-up", "0"]
     arguments += ["--users", "2", "--length-scale", "0.05", "--out", str(tmp_path)]
     with running(arguments) as process:
-        wait_until(lambda: len(stub.bodies) == 6, 60)
+        wait_until(lambda: len(stub.bodies) == 7, 60)
         process.send_signal(number)
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
@@ -104,8 +104,39 @@ def test_an_unresponsive_server_is_an_immediate_error(stub: Stub, tmp_path: Path
     stub.status = 503
     done = loadtest("compare", "--target", stub.url, "--out", str(tmp_path))
     assert done.returncode == 1
-    assert "every warm-up request failed, the first with: 503" in done.stderr
-    assert len(stub.bodies) == 16
+    address = stub.url.removeprefix("http://")
+    assert f"{address} at {stub.url} does not answer: 503" in done.stderr
+    assert len(stub.bodies) == 1
+
+
+def test_servers_in_turns_get_the_same_requests(stub: Stub, tmp_path: Path) -> None:
+    """One with LMI's schema and one with OpenAI's."""
+    with serving(openai) as other:
+        done = loadtest(
+            "compare", "--strategies", "", "--subject", f"one={stub.url}", "--subject",
+            f"two=openai+{other.url}", "--users", "2", "--requests", "4", "--rounds", "2",
+            "--warm-up", "0", "--length-scale", "0.05", "--out", str(tmp_path),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        prompts = sorted(body["inputs"] for body in stub.bodies)
+        assert prompts == sorted(body["prompt"] for body in other.bodies)
+    assert len(prompts) == 1 + 2 * 4
+    found = read_results(tmp_path)
+    assert [run.name for run in found.runs] == ["one", "two", "two", "one"]
+    assert found.objective == {"ttft": 2.0, "itl": 0.2}
+    assert all(run.measures.num_good == 4 for run in found.runs)
+
+
+def test_a_server_that_is_down_is_an_error_before_any_measurement(
+    stub: Stub, tmp_path: Path
+) -> None:
+    done = loadtest(
+        "compare", "--strategies", "", "--subject", f"up={stub.url}", "--subject",
+        "down=http://127.0.0.1:9", "--out", str(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "down at http://127.0.0.1:9 does not answer: ConnectionRefusedError" in done.stderr
+    assert len(stub.bodies) == 1, "the probe alone"
 
 
 def test_running_the_locustfile_by_hand(stub: Stub) -> None:
@@ -130,9 +161,14 @@ def test_running_the_locustfile_by_hand(stub: Stub) -> None:
             "unknown workload awss; choose from aws, chat",
         ),
         (["sweep", "--slo", "ttft=1", "--out", "x"], "invalid bound 'ttft=1'"),
+        (["compare", "--slo", "p99=1s", "--out", "x"], "invalid bound 'p99=1s'"),
         (["compare", "--properties", "nowhere", "--out", "x"], "nowhere is not a file"),
         (["compare", "--rate", "0", "--out", "x"], "0 is not greater than 0"),
         (["report", "x"], "--out"),
+        (["compare", "--subject", "host:8000"], "invalid subject 'host:8000': expected NAME=URL"),
+        (["compare", "--subject", "paged=http://x"], "the name is taken"),
+        (["compare", "--subject", "a=http://x", "--subject", "a=http://y"], "the name is taken"),
+        (["compare", "--strategies", ""], "nothing to measure"),
     ],
 )
 def test_wrong_command_lines(arguments: list[str], part: str) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from loadtest.compare import Comparison, turns
-from loadtest.plan import Load, make_plan
+from loadtest.plan import Load, make_plan, most_sequences
 from loadtest.request import Words
 from loadtest.results import Run
+from loadtest.tuning import TUNED, Setting, Trial, best_setting
 from loadtest.workloads import WORKLOADS
 from tests.loadtest.known_runs import run
 
@@ -29,6 +30,7 @@ class Endpoint:
 @dataclass
 class Opened:
     name: str
+    setting: Setting | None
     endpoint: Endpoint = field(default_factory=Endpoint)
 
 
@@ -40,10 +42,10 @@ class Servers:
     running: set[str] = field(default_factory=set)
 
     @contextmanager
-    def open(self, name: str) -> Iterator[Opened]:
+    def open(self, name: str, setting: Setting | None = None) -> Iterator[Opened]:
         self.started.append(name)
         self.running.add(name)
-        yield Opened(name)
+        yield Opened(name, setting)
         self.running.remove(name)
 
 
@@ -52,29 +54,34 @@ class Measurement:
     """Stands in for `measure`: no time passes, and other processes use `other_cores` in turn."""
 
     other_cores: list[float] = field(default_factory=list)
+    seconds: dict[Setting | None, float] = field(default_factory=dict)
+    """How long a request takes with a setting of dynamic batching."""
     loads: list[tuple[str, Load]] = field(default_factory=list)
 
     def __call__(self, subject: Opened, workload: Any, load: Load, *_: Any, **__: Any) -> Run:
         self.loads.append((subject.name, load))
-        done = run(subject.name, workload=workload.name)
+        done = run(subject.name, self.seconds.get(subject.setting, 2.0), workload=workload.name)
         done.measures.other_cpu = self.other_cores.pop(0) if self.other_cores else 0.0
         return done
+
+
+def comparison_of(servers: Servers, measurement: Measurement, said: list[str]) -> Comparison:
+    return Comparison(
+        servers,  # pyright: ignore[reportArgumentType]
+        Load(num_requests=10, users=2),
+        num_warm_up=0,
+        measure=measurement,
+        say=said.append,
+    )
 
 
 def compared(
     servers: Servers, measurement: Measurement, rounds: int = 3
 ) -> tuple[list[Run], list[str]]:
     said: list[str] = []
-    comparison = Comparison(
-        servers,  # pyright: ignore[reportArgumentType]
-        Load(num_requests=4, users=2),
-        num_warm_up=0,
-        measure=measurement,
-        say=said.append,
-    )
-    with comparison:
-        runs = [comparison.run(turn) for turn in turns([WORKLOADS["chat"]], servers.names, rounds)]
-    return runs, said
+    with comparison_of(servers, measurement, said) as comparison:
+        chat = turns(WORKLOADS["chat"], servers.names, rounds)
+        return [comparison.run(turn) for turn in chat], said
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -91,9 +98,15 @@ def test_each_round_begins_with_another_server(keeps: bool) -> None:
     assert not servers.running
 
 
-def test_a_disturbed_run_is_measured_again_and_the_quietest_counts() -> None:
+@pytest.mark.parametrize(("keeps", "num_started"), [(True, 1), (False, 3)])
+def test_a_disturbed_run_is_measured_again_and_the_quietest_counts(
+    keeps: bool, num_started: int
+) -> None:
+    """On the same server."""
     measurement = Measurement([0.9, 0.3, 0.5, 0.1, 0.7, 0.0])
-    runs, said = compared(Servers(("paged",), True), measurement)
+    servers = Servers(("paged",), keeps)
+    runs, said = compared(servers, measurement)
+    assert len(servers.started) == num_started
     assert [entry.measures.other_cpu for entry in runs] == [0.3, 0.1, 0.0]
     assert [entry.num_discarded for entry in runs] == [2, 0, 1]
     assert len(said) == 3
@@ -118,3 +131,78 @@ def test_rounds_and_attempts_differ_in_words_alone() -> None:
         assert not {request.prompt for request in other.requests} & {
             request.prompt for request in first.requests
         }
+
+
+@pytest.mark.parametrize(
+    ("fast", "found"),
+    [
+        (Setting(16, 10), Setting(16, 10)),
+        (Setting(64, 100), Setting(64, 100)),
+        (None, None),
+        (Setting(1000, 1), None),
+    ],
+)
+def test_the_search_finds_the_fastest_setting_it_tries(
+    fast: Setting | None, found: Setting | None
+) -> None:
+    """Other settings are slower, more so the more they differ from the fastest."""
+    tried: list[Setting | None] = []
+
+    def rate_of(setting: Setting | None) -> float:
+        tried.append(setting)
+        if setting == fast:
+            return 10.0
+        is_near = setting is not None and fast is not None and setting.batch_size == fast.batch_size
+        return 2.0 if setting is None else 1.0 + is_near / 2
+
+    assert best_setting(rate_of) == found
+    assert tried[0] is None
+    assert len(tried) == len(set(tried)) == 5
+
+
+def test_no_batch_is_larger_than_what_the_clients_send() -> None:
+    tried: list[Setting | None] = []
+
+    def rate_of(setting: Setting | None) -> float:
+        tried.append(setting)
+        return float(len(tried))
+
+    assert best_setting(rate_of, 24) == Setting(24, 10)
+    assert tried == [None, Setting(16, 100), Setting(24, 100), Setting(24, 10)]
+
+
+@pytest.mark.parametrize(
+    ("workload", "rate", "most"),
+    [("aws", None, 10), ("parallel", None, 40), ("beam", None, 40), ("aws", 2.0, None),
+     ("chat", None, None)],
+)  # fmt: skip
+def test_a_closed_loop_bounds_the_sequences(
+    workload: str, rate: float | None, most: int | None
+) -> None:
+    load = Load(num_requests=20, users=10, rate=rate)
+    assert most_sequences(WORKLOADS[workload], load) == most
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_tuning_tries_half_of_the_requests_and_leaves_no_server(keeps: bool) -> None:
+    servers = Servers(("none", "dynamic"), keeps)
+    measurement = Measurement(seconds={Setting(32, 100): 0.5})
+    trials: list[Trial] = []
+    with comparison_of(servers, measurement, []) as comparison:
+        tuned = comparison.tune(WORKLOADS["chat"], trials.append)
+        assert servers.running == ({"dynamic"} if keeps else set())
+        for turn in turns(WORKLOADS["chat"], servers.names, 1, tuned):
+            comparison.run(turn)
+    assert tuned == Setting(32, 100)
+    assert len(trials) == 5
+    assert {load.num_requests for _, load in measurement.loads[: len(trials)]} == {5}
+    assert [load.num_requests for _, load in measurement.loads[len(trials) :]] == [10] * 3
+    assert not servers.running
+
+
+def test_the_tuned_setting_runs_behind_the_given_one_in_every_round() -> None:
+    order = turns(WORKLOADS["aws"], ["none", "dynamic"], 2, Setting(32, 10))
+    assert [(turn.round, turn.name, turn.fixed_output) for turn in order] == [
+        (1, "none", None), (1, "dynamic", None), (1, "dynamic", 128), (1, TUNED, None),
+        (2, "dynamic", None), (2, "dynamic", 128), (2, TUNED, None), (2, "none", None),
+    ]  # fmt: skip

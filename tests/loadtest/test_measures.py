@@ -10,7 +10,7 @@ import pytest
 from loadtest.measures import Spread, measures_of, quantile, quantiles
 from loadtest.rate_search import MAX_RATES, RateSearch
 from loadtest.results import read_results
-from loadtest.slo import holds, parse_slo, sustained, value_of
+from loadtest.slo import goodput, holds, parse_slo, per_request, sustained, value_of
 from loadtest.watch import parse
 from tests.loadtest.known_runs import record, results, run, sample
 
@@ -161,3 +161,27 @@ def test_the_best_rate_is_below_the_first_that_fails() -> None:
     runs = [run(rate=2.0), run(rate=1.0), run(rate=8.0), run(rate=4.0, seconds=9.0)]
     assert sustained(runs, {"e2e_p99": 3.0}) == 2.0
     assert sustained(runs, {"e2e_p99": 1.0}) is None
+
+
+def test_goodput_counts_requests_that_meet_every_bound_themselves() -> None:
+    """Five in four seconds, of which one fails, one starts late and one has slow tokens."""
+    records = [
+        record(0, length=2.0, gap_s=0.2),
+        record(1, length=2.0, gap_s=None, output_tokens=1),
+        record(2, length=4.0, gap_s=0.1),
+        record(3, length=2.0, gap_s=0.3),
+        record(4, length=2.0, gap_s=0.1, error="503"),
+    ]
+    measured = run(records=records)
+    bounds = per_request(parse_slo("ttft_p50=500ms,ttft_p99=1s,itl_p99=200ms"))
+    assert bounds == {"ttft": 1.0, "itl": 0.2}
+    assert goodput(measured, bounds) == 2 / 4.0
+    assert goodput(measured, {"e2e": 4.0}) == 4 / 4.0
+    assert goodput(measured, {"queue": 0.5}) == 3 / 4.0
+
+
+def test_the_goodput_of_unknown_figures_is_unknown() -> None:
+    whole = run(records=[record(0), record(1, first_s=None, timings=None)])
+    assert goodput(whole, {"itl": 9.0}) is None
+    assert goodput(whole, {"queue": 9.0}) is None
+    assert goodput(whole, {"e2e": 9.0}) == 1.0

@@ -12,11 +12,12 @@ import pytest
 
 from loadtest.__main__ import main
 from loadtest.record import Timings
-from loadtest.report import tables, verdict
+from loadtest.report import charts, tables, verdict
 from loadtest.report.gantt import Bar, bars_of, padding_share
 from loadtest.report.page import write_report
-from loadtest.report.style import colours, duration, in_order, number, percent
-from loadtest.results import Results, Run
+from loadtest.report.style import colours, dashes, duration, in_order, number, percent
+from loadtest.results import Results, Run, read_results
+from loadtest.tuning import TUNED, Trial
 from tests.loadtest.known_runs import record, results, run
 
 CHROMIUM = next(
@@ -56,6 +57,72 @@ def test_headline_and_table_name_the_fastest() -> None:
     assert table.rows[0] == ["none", "0.250 (0.235 to 0.267)", "0.50×"]
     assert table.rows[2] == ["dynamic, all answers 32 tokens", "1 (1 to 1)", "2.00×"]
     assert table.best == [(4, 1)]
+
+
+def tuned() -> Results:
+    """Dynamic batching as given, and with the best of two settings tried."""
+    given = {"option.batching": "dynamic", "batch_size": "64", "max_batch_delay": "1000"}
+    found = given | {"batch_size": "16", "max_batch_delay": "10"}
+    trials = [
+        Trial(workload="aws", settings=settings, requests_per_s=rate)
+        for settings, rate in ((given, 1.5), (found, 2.5))
+    ]
+    runs = [
+        *rounds("dynamic", 4.0, 4.0, 4.0, settings=given),
+        *rounds("dynamic", 3.0, 3.0, 3.0, settings=given, variant="all answers 32 tokens"),
+        *rounds(TUNED, 2.0, 2.0, 2.0, settings=found),
+        *rounds("paged", 1.0, 1.0, 1.0),
+    ]
+    return results(*runs, trials=trials)
+
+
+def test_ratios_refer_to_dynamic_batching_at_its_best() -> None:
+    table = tables.throughput([*tuned().runs, *rounds("dynamic", 2.0, workload="chat")])
+    assert [table.head[2], table.head[4]] == [f"× {TUNED}", "× dynamic"]
+    by_label = {row[0]: row[2] for row in table.rows}
+    assert (by_label["dynamic"], by_label[TUNED], by_label["paged"]) == ("0.50×", "1.00×", "2.00×")
+    assert verdict.order(tuned().runs) == (
+        "dynamic (tuned) has 2.00× the requests/s of dynamic. "
+        "paged has 2.00× the requests/s of dynamic (tuned)."
+    )
+
+
+def test_the_report_shows_what_was_tried(tmp_path: Path) -> None:
+    table = tables.trials(tuned().trials)
+    assert table.rows == [
+        ["batch size 64, delay 1000 ms (as given)", "1.50"],
+        ["batch size 16, delay 10 ms", "2.50"],
+    ]
+    assert table.best == [(1, 0), (1, 1)]
+    tuned().write(tmp_path)
+    text = write_report(read_results(tmp_path), tmp_path).read_text()
+    assert "batch size 64, delay 1000 ms (as given)" in text
+
+
+def test_charts_name_the_setting_and_tell_lines_of_one_colour_apart() -> None:
+    runs = [run for run in tuned().runs if not run.variant]
+    panel = charts.bars(runs)["vconcat"][0]["hconcat"][0]
+    assert panel["title"]["subtitle"] == [f"{TUNED}: batch size 16, delay 10 ms"]
+    curves = charts.latencies(runs)["hconcat"][0]["encoding"]
+    assert curves["strokeDash"]["scale"] == {
+        "domain": ["dynamic", TUNED, "paged"],
+        "range": [(1, 0), (5, 3), (1, 0)],
+    }
+
+
+def test_goodput_is_a_row_for_every_workload(tmp_path: Path) -> None:
+    """A quarter of the slow server's requests get their first token in time."""
+    slow = [record(at, first_s=0.5 if at == 0 else 1.9) for at in range(4)]
+    runs = [
+        *rounds("dynamic", 2.0, records=slow), *rounds("paged", 1.0),
+        *rounds("paged", 1.0, workload="chat"),
+    ]  # fmt: skip
+    found = results(*runs, objective={"ttft": 1.0, "itl": 0.2})
+    table = tables.goodputs(found)
+    assert list(table.head) == ["goodput, requests/s", "dynamic", "paged"]
+    assert list(table.rows) == [["aws", "0.500", "4"], ["chat", "-", "4"]]
+    text = write_report(found, tmp_path).read_text()
+    assert "time to first token ≤ 1 s, mean inter-token latency ≤ 200 ms." in text
 
 
 def busy(runs: list[Run]) -> list[Run]:
@@ -118,6 +185,15 @@ def test_remarks_name_doubtful_figures() -> None:
     assert not list(verdict.remarks([run()]))
 
 
+@pytest.mark.parametrize(("cores", "is_bottleneck"), [(0.81, True), (0.79, False)])
+def test_a_busy_client_is_named_as_the_bottleneck(cores: float, is_bottleneck: bool) -> None:
+    runs = rounds("vllm", 2.0, 2.0)
+    runs[1].measures.client_cpu = cores
+    (remark,) = verdict.remarks(runs)
+    assert remark.startswith("vllm on aws: the client ")
+    assert ("bottleneck: it used 81 % of a core" in remark) == is_bottleneck
+
+
 def test_the_gantt_shows_stages_and_padding() -> None:
     """A batch of two, admitted together, of which one ends first; then the next batch."""
     short = Timings(arrived=100.0, admitted=101.0, first_token=102.0, finished=103.0)
@@ -140,11 +216,17 @@ def test_without_server_timings_the_gantt_shows_the_clients_times() -> None:
 
 
 def test_strategies_have_fixed_order_and_colours() -> None:
-    labels = ["paged", "dynamic", "other", "dynamic, all answers 5 tokens", "none"]
-    order = ["none", "dynamic", "dynamic, all answers 5 tokens", "paged", "other"]
+    labels = ["paged", TUNED, "vllm", "dynamic", "other", "dynamic, all answers 5 tokens", "none"]
+    order = ["none", "dynamic", "dynamic, all answers 5 tokens", TUNED, "paged", "vllm", "other"]
     assert in_order(labels) == order
-    assert colours(labels)["paged"] == colours(["paged"])["paged"]
-    assert len(set(colours(labels).values())) == len(labels)
+    found = colours(labels)
+    assert found["paged"] == colours(["paged"])["paged"]
+    assert found[TUNED] == found["dynamic"] == found["dynamic, all answers 5 tokens"]
+    assert found["vllm"] == found["other"]
+    assert len(set(found.values())) == 4
+    shown = [label for label in labels if ", " not in label]
+    lines = [(colours(shown)[label], *dashes(shown)[label]) for label in shown]
+    assert len(set(lines)) == len(shown)
 
 
 def test_numbers_are_formatted() -> None:

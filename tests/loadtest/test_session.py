@@ -91,6 +91,7 @@ def test_times_are_arrival_times(stub: Stub) -> None:
     assert record.first_token_s + record.stall_s >= 0.15
     assert record.latency_s >= record.first_token_s + record.stall_s
     assert max(session.gaps_s) == record.stall_s
+    assert record.gap_s == pytest.approx(sum(session.gaps_s) / len(session.gaps_s))
 
 
 def _lines(*records: object) -> Any:
