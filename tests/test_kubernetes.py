@@ -59,9 +59,11 @@ def test_the_container_takes_the_arguments(
     place = arguments.index("--properties") + 1
     assert arguments[place] == "/etc/longshore/serving.properties"
     arguments[place] = str(FOLDER / "serving.properties")
+    place = arguments.index("--port")
+    port = int(arguments[place + 1])
+    del arguments[place : place + 2]  # only `serve` has it
     assert main(["explain", *arguments]) == 0
     assert "batching" in capsys.readouterr().out
-    port = int(arguments[arguments.index("--port") + 1])
     assert container["ports"] == [{"name": "http", "containerPort": port}]
 
 

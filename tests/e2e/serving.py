@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.container.processes import descendants, free_port, is_gone
+from tests.container.processes import descendants, free_port, is_gone, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo"
@@ -65,6 +65,10 @@ class Container:
         assert all(f"# TYPE {name} " in text for name in names), text
         samples = re.findall(r"^([\w:]+)(?:{.*})? (\S+)$", text, re.MULTILINE)
         return [sum(float(value) for sample, value in samples if sample == name) for name in names]
+
+    def wait_for_log(self, text: str) -> None:
+        """Wait until the log has this text: a container is healthy before it has said so."""
+        wait_until(lambda: text in self.log)
 
     def request(
         self, method: str, path: str, body: object = None, **headers: str

@@ -66,7 +66,7 @@ def test_adapters_end_to_end(tmp_path, model, expected):
         assert load("c", "more/b")[0] == 507
         check_choosing(ask, expected)
         check_unloading(it, ask, load, expected)
-        assert "loaded: a\n" in it.log
+        it.wait_for_log("loaded: a\n")
         assert it.stop() == 0
 
 

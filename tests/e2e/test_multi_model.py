@@ -63,7 +63,7 @@ def test_models_are_loaded_and_unloaded(tmp_path, models):
         assert names() == ["dynamic", "paged"]
         text = invoke("paged")
         assert invoke("dynamic") == text
-        assert "[dynamic]   batching: dynamic" in it.log
+        it.wait_for_log("[dynamic]   batching: dynamic")
 
         client = boto3.client(
             "sagemaker-runtime",

@@ -33,7 +33,7 @@ def expected():
 def test_every_strategy_serves_the_same_text(tmp_path, expected, batching):
     """Streamed and whole, several clients at once; then a disconnect; then SIGTERM."""
     with serve(tmp_path, f"option.batching={batching}\noption.dtype=fp32\nbatch_size=4\n") as it:
-        assert f"batching: {batching} (option.batching={batching})" in it.log
+        it.wait_for_log(f"batching: {batching} (option.batching={batching})")
         answers, streams = {}, {}
 
         def whole(prompt):
@@ -123,8 +123,8 @@ def test_invalid_input_is_a_4xx_that_names_the_field(tmp_path):
 def test_configurations_of_the_aws_article_start_two_ranks(tmp_path, name, strategy):
     text = (ROOT / "examples" / "aws" / f"{name}.properties").read_text()
     with serve(tmp_path, text.replace("max_batch_delay=1000", "max_batch_delay=10")) as it:
-        assert f"batching: {strategy} (" in it.log
-        assert "layout: 1 copy x 2 ranks on cpu" in it.log
+        it.wait_for_log(f"batching: {strategy} (")
+        it.wait_for_log("layout: 1 copy x 2 ranks on cpu")
         assert it.invoke("ROMEO:", max_new_tokens=4)["generated_text"]
 
 

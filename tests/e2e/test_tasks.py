@@ -62,7 +62,7 @@ def test_classification(tmp_path):
     reference = pipeline("text-classification", model=str(path), dtype=torch.float32, device="cpu")
     options = "batch_size=8\nmax_batch_delay=200\noption.dtype=fp32\n"
     with serve(tmp_path, options, model=path) as it:
-        assert "task: text-classification (the model is a BertForSequenceClassification)" in it.log
+        it.wait_for_log("task: text-classification (the model is a BertForSequenceClassification)")
         bodies = [
             {"inputs": TEXTS[0]},
             {"inputs": TEXTS[1], "parameters": {"top_k": 3}},
@@ -91,7 +91,7 @@ def test_embeddings_with_the_openai_client(tmp_path):
         serve(tmp_path, "max_batch_delay=5\noption.dtype=fp32\n", model=path) as it,
         OpenAI(base_url=f"http://127.0.0.1:{it.port}/v1", api_key="none") as client,
     ):
-        assert "pooling: mean; vectors are normalized" in it.log
+        it.wait_for_log("pooling: mean; vectors are normalized")
         answer = client.embeddings.create(model="any", input=TEXTS)
         vectors = np.array([item.embedding for item in answer.data])
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
@@ -157,7 +157,7 @@ def test_speech_recognition(tmp_path):
         file.writeframes(np.random.default_rng(1).bytes(40_000))
     sound = data.getvalue()
     with serve(tmp_path, "max_batch_delay=5\n", model=path) as it:
-        assert "task: automatic-speech-recognition (the model is a Wav2Vec2ForCTC)" in it.log
+        it.wait_for_log("task: automatic-speech-recognition (the model is a Wav2Vec2ForCTC)")
         connection = http.client.HTTPConnection("127.0.0.1", it.port, timeout=60)
         connection.request("POST", "/invocations", sound, {"Content-Type": "audio/wav"})
         answer = connection.getresponse()
@@ -256,7 +256,7 @@ def test_custom_formatters(tmp_path):
     (directory / "model.py").write_text(FORMATTERS)
     with serve(tmp_path, "option.dtype=fp32\n", model=directory) as it:
         if not IMAGE:
-            assert f"formatters: {directory / 'model.py'}" in it.log
+            it.wait_for_log(f"formatters: {directory / 'model.py'}")
         status, data = it.request(
             "POST", "/v1/completions", {"prompt": "ROMEO:", "max_tokens": 5, "temperature": 0}
         )
