@@ -13,6 +13,14 @@ from kernels.cpu.__main__ import main
 from kernels.cpu.shared_library import TARGETS, LibraryError, build, find_compiler, host_target
 
 
+@pytest.fixture
+def quickly(monkeypatch):
+    """Compile without optimization."""
+    flags = [flag for flag in shared_library.FLAGS if flag != "-O3"]
+    monkeypatch.setattr(shared_library, "FLAGS", (*flags, "-O0"))
+
+
+@pytest.mark.usefixtures("quickly")
 def test_the_library_is_compiled_once(tmp_path, monkeypatch):
     first = build(host_target(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [first.name], "no temporary files are left"
@@ -21,12 +29,14 @@ def test_the_library_is_compiled_once(tmp_path, monkeypatch):
     assert build(host_target(), tmp_path) == first
 
 
+@pytest.mark.usefixtures("quickly")
 def test_changed_flags_give_another_file(tmp_path, monkeypatch):
     first = build(host_target(), tmp_path)
     monkeypatch.setattr(shared_library, "FLAGS", (*shared_library.FLAGS, "-DOTHER"))
     assert build(host_target(), tmp_path) != first
 
 
+@pytest.mark.usefixtures("quickly")
 def test_an_unwritable_cache_is_not_needed(tmp_path, monkeypatch):
     def refuse(target, directory, own=build):
         if directory == tmp_path:
