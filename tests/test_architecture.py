@@ -160,10 +160,10 @@ def test_the_front_end_loads_without_torch():
 
 
 @pytest.mark.parametrize(
-    "module", ["container.front_end.app", "engine.build", "engine.serve.server"]
+    "modules", ["container.front_end.app", "engine.build, engine.serve.server"]
 )
-def test_llguidance_is_imported_by_the_first_grammar(module):
-    code = f"import sys, {module}; sys.exit('llguidance' in sys.modules)"
+def test_llguidance_is_imported_by_the_first_grammar(modules):
+    code = f"import sys, {modules}; sys.exit('llguidance' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
