@@ -3,7 +3,7 @@
 `FORMATS` lists them. Each writer returns the tensors of a layer as the format stores them, and the
 weight that they stand for. The writers of compressed-tensors were compared once with what its
 version 0.20 decompresses, and MXFP4 with transformers' own conversion; AWQ and GPTQ follow the
-packing code of AutoAWQ and GPTQModel.
+packing code of AutoAWQ and GPTQModel, whose words are in `model/test_packed_by_others.py`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def awq(weight: Tensor):
 
 
 def gptq(*, bits=4, group_size=GROUP, offset=1, has_zeros=False, act_order=False) -> Writer:
-    """offset: what the stored zeros lack."""
+    """offset: what the stored zeros lack; it is subtracted from whole words, as GPTQModel does."""
 
     def write(weight: Tensor):
         size = group_size if group_size > 0 else weight.shape[1]
@@ -89,7 +89,7 @@ def gptq(*, bits=4, group_size=GROUP, offset=1, has_zeros=False, act_order=False
         groups[order] = torch.arange(len(order), dtype=torch.int32) // size
         tensors = {
             ".qweight": pack(unsorted, bits).T.contiguous(),
-            ".qzeros": pack((zeros.T - offset) % 2**bits, bits),
+            ".qzeros": pack(zeros.T, bits) - offset * sum(1 << at for at in range(0, 32, bits)),
             ".scales": scales.T.half(),
             ".g_idx": groups,
         }

@@ -13,7 +13,11 @@ from engine.model.quantization.readers import sorted_by_group
 from engine.model.quantization.weights import IntegerWeight, PermutedWeight
 
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
-"""What to add to the stored zeros, by `checkpoint_format`: the first one stores them minus 1."""
+"""What to add to the stored zeros, by `checkpoint_format`: the first one stores them minus 1.
+
+GPTQModel subtracts from whole words, so that a zero of 0 borrows from its neighbour. Added to whole
+words, the 1 goes back where it came from.
+"""
 
 
 class Gptq:
@@ -48,6 +52,7 @@ class Gptq:
         group_size, rest = divmod(codes.shape[1], groups)
         if rest:
             raise checkpoint.error(f"{name}.scales", f"has {groups} groups for {len(packed)} rows")
-        zeros = (unpack_columns(packed_zeros, bits) + self._zero_offset) & (2**bits - 1)
+        ones = sum(1 << shift for shift in range(0, 32, bits))
+        zeros = unpack_columns(packed_zeros + self._zero_offset * ones, bits)
         weight = IntegerWeight(codes, scales.T.contiguous(), zeros.T.contiguous(), bits, group_size)
         return sorted_by_group(weight, checkpoint, f"{name}.g_idx")
