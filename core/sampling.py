@@ -43,8 +43,12 @@ class Finish(StrEnum):
 
     @property
     def public_name(self) -> str:
-        """The name in OpenAI's API, which vLLM's metrics use too."""
+        """The name in OpenAI's API, which vLLM's metrics and OpenTelemetry use too."""
         return "stop" if self in (Finish.EOS, Finish.STOP) else self.value
+
+
+Operation = Literal["chat", "text_completion"]
+"""What a request that generates text asks for, with OpenTelemetry's names."""
 
 
 class TopLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
