@@ -407,6 +407,12 @@ class Options:
         "first token and in total. bodies: also the first 2,000 characters of its body, with the "
         "prompt.",
     )
+    otlp_traces_endpoint: str | None = _option(
+        None,
+        "URL of a collector that takes OpenTelemetry's traces over HTTP, such as "
+        "http://localhost:4318/v1/traces. Each request is then sent as spans. Needs the extra "
+        "otel. Default: no traces.",
+    )
 
     def __post_init__(self) -> None:
         for item in option_table().values():

@@ -41,6 +41,15 @@ class Finish(StrEnum):
     ABORT = "abort"
     ERROR = "error"
 
+    @property
+    def public_name(self) -> str:
+        """The name in OpenAI's API, which vLLM's metrics and OpenTelemetry use too."""
+        return "stop" if self in (Finish.EOS, Finish.STOP) else self.value
+
+
+Operation = Literal["chat", "text_completion"]
+"""What a request that generates text asks for, with OpenTelemetry's names."""
+
 
 class TopLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The logprobs at one position: of the token there and of the most likely ones.

@@ -7,7 +7,7 @@ import tomllib
 from itertools import chain
 from pathlib import Path
 
-EXTRAS = {"cpu": ("aws", "images"), "cuda": ("aws", "images", "cuda")}
+EXTRAS = {"cpu": ("aws", "images", "otel"), "cuda": ("aws", "images", "otel", "cuda")}
 
 
 def main(device: str) -> None:

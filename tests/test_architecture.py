@@ -47,7 +47,7 @@ PARTS = {
     "container": (
         ("configuration", "capacity", "schema", "wire", "isolation"),
         ("models", "http"),
-        ("security",),
+        ("security", "tracing"),
         ("launch", "apis", "ui"),
         ("front_end",),
         ("multi_model",),
@@ -189,6 +189,7 @@ def test_only_route_functions_use_the_globals_of_flask():
         "http/request_log.py",
         "multi_model/app.py",
         "multi_model/relay.py",
+        "tracing/tracing.py",
         "ui/routes.py",
     }
 

@@ -26,7 +26,6 @@ from core.sampling import Finish
 from core.text.answer import TokenText
 from core.text.tokenizer import Tokenizer
 
-_FINISH_REASONS = {Finish.EOS: "stop", Finish.STOP: "stop", Finish.LENGTH: "length"}
 _STREAM_OPTIONS: Fields = {
     "include_usage": Field(BOOLEAN, "Send token counts in a last chunk."),
     "continuous_usage_stats": Field(
@@ -205,7 +204,7 @@ class Envelope:
 
 def finish_reason(finish: Finish | None) -> str | None:
     """Return OpenAI's name for a finish reason; None for an answer that is still running."""
-    return None if finish is None else _FINISH_REASONS.get(finish, finish.value)
+    return None if finish is None else finish.public_name
 
 
 def usage(generations: Iterable[Generation]) -> Record:

@@ -34,6 +34,7 @@ _FALLBACKS = {
     "PREDICT_TIMEOUT": "option.predict_timeout",
     "MODEL_LOADING_TIMEOUT": "option.model_loading_timeout",
     "DJL_ENTRY_POINT": "option.entryPoint",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "option.otlp_traces_endpoint",
 }
 _VLLM_PREFIX = "SM_VLLM_"
 """AWS's vLLM image passes each variable with this prefix to vLLM as an argument."""

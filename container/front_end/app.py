@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flask import Flask
 
 from container.apis.adapters import AdapterRoutes
@@ -35,6 +37,9 @@ from core.task import Kind, Task
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from container.tracing.tracing import Tracing
+
 
 def create_app(
     client: EngineClient,
@@ -45,6 +50,7 @@ def create_app(
     formatters: Functions | None = None,
     gate: Gate | None = None,
     helper: Helper | None = None,
+    tracing: Tracing | None = None,
 ) -> Flask:
     """Return the application for a model that generates text.
 
@@ -60,7 +66,7 @@ def create_app(
         formatted_service = GenerationService(
             client, prompting, helper, options, model_name, user_formatters
         )
-    app = _create(service, GenerationApi(formatted_service), "generation", gate)
+    app = _create(service, GenerationApi(formatted_service), "generation", gate, tracing)
     AdapterRoutes(service).add_to(app)
     OpenAIRoutes(service).add_to(app)
     ResponsesRoutes(service).add_to(app)
@@ -78,25 +84,28 @@ def create_task_app(
     model_name: str,
     task: Task,
     gate: Gate | None = None,
+    tracing: Tracing | None = None,
 ) -> Flask:
     """Return the application for a model whose task is not text generation."""
     service = Service(client, options, model_name)
     match task.kind:
         case "embedding":
             api = EmbeddingApi(service)
-            app = _create(service, api, task.kind, gate)
+            app = _create(service, api, task.kind, gate, tracing)
             api.add_to(app)
         case "handler":
-            app = _create(service, HandlerApi(service), task.kind, gate)
+            app = _create(service, HandlerApi(service), task.kind, gate, tracing)
         case _:
             api = PipelineApi(service, task)
-            app = _create(service, api, task.kind, gate)
+            app = _create(service, api, task.kind, gate, tracing)
             api.add_to(app)
     add_aliases(app)
     return app
 
 
-def _create(service: Service, api: Api, kind: Kind, gate: Gate | None) -> Flask:
+def _create(
+    service: Service, api: Api, kind: Kind, gate: Gate | None, tracing: Tracing | None
+) -> Flask:
     """Return an application with the routes, headers and error handlers that all tasks share."""
     options = service.options
     app = Flask("longshore", static_folder=None)
@@ -121,6 +130,8 @@ def _create(service: Service, api: Api, kind: Kind, gate: Gate | None) -> Flask:
     )
     if options.log_requests != "false":
         register_request_log(app, with_bodies=options.log_requests == "bodies")
+    if tracing is not None:
+        tracing.add_to(app, service.model_name)
     return app
 
 

@@ -33,6 +33,7 @@ from core.processes import die_with_parent
 
 if TYPE_CHECKING:
     from container.apis.generation.formatters import Functions
+    from container.tracing.tracing import Tracing
 
 GRACEFUL_TIMEOUT_S = 25
 STUCK_WORKER_S = 120
@@ -79,9 +80,12 @@ class FrontEnd(BaseApplication):
         launch, options = self._launch, self._launch.options
         model_dir = Path(launch.model_dir)
         self._client = EngineClient(launch.endpoint, options.heartbeat_timeout)
+        self._tracing = _open_tracing(options)
         name = launch.model_name
         if launch.task.kind != "generation":
-            return create_task_app(self._client, options, name, launch.task, self._gate)
+            return create_task_app(
+                self._client, options, name, launch.task, self._gate, self._tracing
+            )
         return create_app(
             self._client,
             Tokenizer(model_dir),
@@ -90,6 +94,7 @@ class FrontEnd(BaseApplication):
             load_chat_template(model_dir, options.chat_template),
             self._formatters(),
             self._gate,
+            tracing=self._tracing,
         )
 
     def _formatters(self) -> Functions | None:
@@ -110,6 +115,20 @@ class FrontEnd(BaseApplication):
     def end_requests(self, reason: str) -> None:
         """Fail every running request. Called in a worker that must stop."""
         self._client.fail_all(reason)
+
+    def end_tracing(self) -> None:
+        """Send the spans of the last requests, or give up after a second."""
+        if self._tracing is not None:
+            self._tracing.close()
+
+
+def _open_tracing(options: Options) -> Tracing | None:
+    """Return the worker's tracer. OpenTelemetry is imported only with the option."""
+    if options.otlp_traces_endpoint is None:
+        return None
+    from container.tracing.tracing import Tracing
+
+    return Tracing(options.otlp_traces_endpoint)
 
 
 def gunicorn_settings(launch: Launch) -> dict[str, Any]:

@@ -54,6 +54,10 @@ class DrainableApplication(Protocol):
         """Fail every running request with an error that gives the reason."""
         ...
 
+    def end_tracing(self) -> None:
+        """Send what is known of the last requests."""
+        ...
+
 
 class DrainingWorker(GeventWorker):
     """A worker that finishes its requests on SIGTERM but does not wait for idle connections."""
@@ -135,6 +139,7 @@ class DrainingWorker(GeventWorker):
             self._drained(servers, LAST_WORDS_S)
         for server in servers:
             server.stop(timeout=0)
+        app.end_tracing()
         gc.unfreeze()  # so that Python takes the application apart in its usual order
 
     def _server(self, listener: Any) -> StreamServer:

@@ -11,6 +11,7 @@ import msgspec
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException, NotFound, RequestEntityTooLarge
 
+from container.http.deadline import ClientGoneError
 from core.errors import (
     GenerationError,
     LongshoreError,
@@ -78,6 +79,8 @@ class Failure:
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
 
+CLIENT_GONE = Failure(ClientGoneError.status, "the client has disconnected")
+
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -114,6 +117,7 @@ def register_failures(
         count(failure.code)
         if isinstance(error, OverloadedError):
             failure = dataclasses.replace(failure, code=overload_status)
+        g.record.failure = failure
         return failure_response(failure)
 
     def handle_http_exception(error: HTTPException) -> Response:

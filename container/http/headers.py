@@ -7,7 +7,7 @@ import uuid
 
 from flask import Flask, Response, g, request
 
-from container.http.request_log import RequestRecord
+from container.http.request_record import RequestRecord
 from container.http.warned import WARNED, Warned
 
 CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"

@@ -12,8 +12,9 @@ from werkzeug.datastructures import Headers
 from werkzeug.exceptions import RequestEntityTooLarge, UnsupportedMediaType
 
 from container.http.disconnect import disconnect_check
+from container.http.failures import CLIENT_GONE, Failure, describe
 from container.http.off_loop import LONG_BODY_BYTES, in_thread_if_long
-from container.http.request_log import RequestRecord
+from container.http.request_record import RequestRecord
 from container.http.warned import WARNED
 from container.schema.body import is_json_type, is_supported_type, read_body
 from core.errors import LongshoreError
@@ -46,7 +47,7 @@ class RequestContext:
     charge: Callable[[int], None]
     """Counts tokens, of the prompt or generated, against the limit of the request's API key."""
     record: RequestRecord
-    """What the log will say of the request."""
+    """What the log and the traces will say of the request."""
     is_new_warning: Callable[[str], bool]
     """Returns whether a warning has not been logged yet."""
     response_headers: dict[str, str]
@@ -75,6 +76,15 @@ class RequestContext:
                 f"Content-Type {self.mimetype}: send application/json, text/plain or text/csv"
             )
         return self.checked(lambda: read_body(self.body, self.mimetype))
+
+    def describe(self, error: Exception) -> Failure:
+        """Return the failure with which the response ends, after it has begun. Logs it."""
+        self.record.failure = describe(error, self.id)
+        return self.record.failure
+
+    def note_client_gone(self) -> None:
+        """Note that nobody reads the rest of the response."""
+        self.record.failure = CLIENT_GONE
 
     def checked(self, read: Callable[[], T]) -> T:
         """Return what `read` makes of the body. It runs in a thread if the body is long."""

@@ -15,6 +15,7 @@ from container.models.requirements import install_requirements_file
 from container.models.s3 import download_from_s3
 from container.security.authentication import open_gate
 from container.security.tls import tls_context
+from container.tracing.endpoint import check_traces_endpoint
 from core.errors import ConfigurationError
 from core.names import python_command
 from core.task import Task, check_options, choose_task
@@ -43,6 +44,7 @@ def prepare(configuration: Configuration, model_dir: Path) -> PreparedModel:
     options = configuration.options
     tls_context(options)
     open_gate(options, counts=False)
+    check_traces_endpoint(options)
     handler = find_handler(configuration, model_dir)
     if handler is None:
         path = resolve_model_dir(configuration, model_dir)

@@ -18,14 +18,6 @@ from strategies.group import SequenceGroup
 
 WORKER_LOST = "worker_lost"
 """The reason of aborts when a worker process has ended."""
-_REASONS = {
-    Finish.EOS: "stop",
-    Finish.STOP: "stop",
-    Finish.LENGTH: "length",
-    Finish.ABORT: "abort",
-    Finish.ERROR: "error",
-}
-"""vLLM's finish reasons."""
 
 
 @dataclass(slots=True)
@@ -65,7 +57,7 @@ class Meter:
             self._record_tokens(progress, output, count, now)
         if output.finish is None:
             return None
-        _count(self._sums.finished, _REASONS[output.finish])
+        _count(self._sums.finished, output.finish.public_name)
         if output.finish == Finish.ERROR:
             return None
         return self._record_end(progress, output.index, now)

@@ -20,6 +20,7 @@ def test_variables_set_keys_missing_from_the_file(load: Load) -> None:
         "OPTION_MODEL_ID": "first",
         "HF_REVISION": "main",
         "TENSOR_PARALLEL_DEGREE": "max",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://collector:4318/v1/traces",
     }
     configuration = load("option.dtype=fp32\nbatch_size=2\n", variables)
     options = configuration.options
@@ -27,6 +28,7 @@ def test_variables_set_keys_missing_from_the_file(load: Load) -> None:
     assert (options.batching, options.engine, options.device) == ("paged", "MPI", "auto")
     assert (options.model_id, options.revision) == ("first", "main")
     assert (options.job_queue_size, options.tensor_parallel_degree) == (5, "max")
+    assert options.otlp_traces_endpoint == "http://collector:4318/v1/traces"
     assert configuration.sources["batching"] == "environment variable OPTION_BATCHING"
 
 

@@ -35,7 +35,7 @@ from container.schema.fields import Field, Fields, Values, ignored, read_fields,
 from container.schema.kinds import ANYTHING, BOOLEAN, INTEGER, OBJECTS
 from core.errors import RequestError
 
-_DIALECT = Dialect(prompt="messages", names={"logprobs": "top_logprobs"})
+_DIALECT = Dialect(prompt="messages", names={"logprobs": "top_logprobs"}, operation="chat")
 
 CHAT_FIELDS: Fields = {
     **OPENAI_FIELDS,

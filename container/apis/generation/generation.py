@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from container.apis.generation.sampling import Dialect
 from container.http.deadline import Deadline
-from container.http.request_log import RequestRecord
+from container.http.request_record import RequestRecord
 from container.wire.token_stream import TokenStream
 from core.errors import GenerationError, RequestError
 from core.messages import AbortReason
@@ -46,7 +46,6 @@ class Generation:
         self._charge = charge
         self._num_uncharged = len(prompt_token_ids)
         self._record = record
-        record.prompt_tokens += len(prompt_token_ids)
 
     @property
     def answers(self) -> Sequence[Answer]:
@@ -84,6 +83,8 @@ class Generation:
             raise
         finally:
             self.abort()
+            answers = self._answers.returned
+            self._record.end([answer.finish for answer in answers if answer.finish is not None])
 
     def run(self) -> None:
         """Wait for all answers. Raises what `deltas` raises."""

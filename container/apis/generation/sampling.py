@@ -27,7 +27,7 @@ from container.schema.kinds import (
 )
 from core import limits
 from core.errors import RequestError
-from core.sampling import NO_LIMIT, SamplingParams
+from core.sampling import NO_LIMIT, Operation, SamplingParams
 from core.structured_outputs import StructuredOutputsParams
 
 NO_SEED = -1
@@ -118,7 +118,7 @@ ONE_ANSWER_FIELDS: Fields = {
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The field names of one API, so that errors name the fields that the client sent."""
+    """The names of one API: of its fields, so that errors name those that the client sent."""
 
     prompt: str
     """The field with the prompt."""
@@ -126,6 +126,8 @@ class Dialect:
     """Precedes the name of every other field."""
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     """The API's names by the name in SamplingParams, where the two differ."""
+    operation: Operation = "text_completion"
+    """What the API is for, as traces name it."""
 
     def naming(self, field: str, name: str) -> Dialect:
         """Return a copy with another name for a field of SamplingParams."""

@@ -127,9 +127,13 @@ class GenerationService(Service):
                 turns.give()
                 token_ids = decoding.params.truncated(prompt, self.client.facts.max_model_len)
                 params = self._params(token_ids, decoding)
+                submitted = context.record.now()
+                stream = self.client.submit(token_ids, params, adapter)
+                operation = decoding.dialect.operation
+                context.record.submit(operation, adapter, params, len(token_ids), submitted)
                 generations.append(
                     Generation(
-                        self.client.submit(token_ids, params, adapter),
+                        stream,
                         Answers(params, tokenizer, token_ids, keep=keep),
                         decoding.dialect,
                         token_ids,
@@ -167,7 +171,7 @@ class GenerationService(Service):
         except BaseException:
             response.abort()
             raise
-        lines = stream_lines(response, chain([first], chunks), stream_format, context.id)
+        lines = stream_lines(response, chain([first], chunks), stream_format, context)
         streamed = Response(lines, content_type=MIMETYPES[stream_format])
         # A generator that never started has no `finally` to run, so closing the response aborts.
         streamed.call_on_close(response.abort)

@@ -12,7 +12,7 @@ import msgspec
 
 from container.apis.generation.response import ApiResponse, Record
 from container.http.deadline import ClientGoneError
-from container.http.failures import describe
+from container.http.request_context import RequestContext
 
 StreamFormat = Literal["jsonlines", "sse", "named_sse"]
 MIMETYPES: Mapping[StreamFormat, str] = {
@@ -27,7 +27,7 @@ def stream_lines(
     response: ApiResponse,
     chunks: Iterable[Sequence[Record | str]],
     stream_format: StreamFormat,
-    request_id: str,
+    context: RequestContext,
 ) -> Iterator[bytes]:
     """Yield the body of a stream in whole lines or events. A str is sent unchanged, as a line.
 
@@ -38,10 +38,11 @@ def stream_lines(
         for records in chunks:
             if records:
                 yield b"".join(_encode(record, stream_format) for record in records)
-    except ClientGoneError:
+    except (ClientGoneError, GeneratorExit):
+        context.note_client_gone()
         return
     except Exception as error:
-        yield _encode(response.failure(describe(error, request_id)), stream_format)
+        yield _encode(response.failure(context.describe(error)), stream_format)
     if stream_format == "sse" and response.ends_with_done:
         yield _DONE
 

@@ -39,7 +39,7 @@ from core.errors import RequestError
 from core.limits import MESSAGES, TOOLS
 from core.structured_outputs import StructuredOutputsParams
 
-_DIALECT = Dialect(prompt="messages", names={"stop": "stop_sequences"})
+_DIALECT = Dialect(prompt="messages", names={"stop": "stop_sequences"}, operation="chat")
 _CHOICES: Mapping[object, str] = {"auto": "auto", "any": "required", "none": "none"}
 """Anthropic's tool choices, with the names that chat completions have for them."""
 _NAMED_TOOL = {

@@ -40,7 +40,7 @@ from core.errors import RequestError
 from core.limits import MESSAGES, TOOLS
 from core.structured_outputs import StructuredOutputsParams
 
-_DIALECT = Dialect(prompt="input", names={"max_tokens": "max_output_tokens"})
+_DIALECT = Dialect(prompt="input", names={"max_tokens": "max_output_tokens"}, operation="chat")
 _NOT_STORED = "send the whole conversation as input, since nothing is stored"
 _LOGPROBS = "message.output_text.logprobs"
 _TOOL_CHOICE = Kind(

@@ -10,7 +10,6 @@ import msgspec
 from flask import Response
 
 from container.http.deadline import ClientGoneError
-from container.http.failures import describe
 from container.http.request_context import RequestContext
 from container.http.service import Service
 from core.messages import Performed
@@ -37,14 +36,16 @@ class HandlerApi:
         reply = self._service.client.perform(context.body, headers)
         parts = self._service.parts_of(context, reply)
         first = next(parts)  # before the status is sent, so that an early failure gets its own
-        content = first.body if first.is_last else _stream(first, parts, context.id)
+        content = first.body if first.is_last else _stream(first, parts, context)
         response = Response(content, first.code, content_type=first.content_type or None)
         response.headers.extend(_allowed_headers(first.headers))
         response.call_on_close(parts.close)
         return response
 
 
-def _stream(first: Performed, others: Iterable[Performed], request_id: str) -> Iterator[bytes]:
+def _stream(
+    first: Performed, others: Iterable[Performed], context: RequestContext
+) -> Iterator[bytes]:
     """Yield the parts' bodies. A failure becomes the last line, as the status has been sent."""
     ends_line = True
     try:
@@ -52,10 +53,11 @@ def _stream(first: Performed, others: Iterable[Performed], request_id: str) -> I
             if part.body:
                 yield part.body
                 ends_line = part.body.endswith(b"\n")
-    except ClientGoneError:
+    except (ClientGoneError, GeneratorExit):
+        context.note_client_gone()
         return
     except Exception as error:
-        record = msgspec.json.encode(describe(error, request_id).as_lmi())
+        record = msgspec.json.encode(context.describe(error).as_lmi())
         yield (b"" if ends_line else b"\n") + record + b"\n"
 
 

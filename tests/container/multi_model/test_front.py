@@ -39,13 +39,20 @@ def test_requests_and_responses_are_passed_on_unchanged(
     response = front.post(
         "/models/a/adapters/b%20c?x=1&y=%2F",
         data=b"\xff\x00body",
-        headers={"X-Amzn-SageMaker-Session-Id": "s", "Content-Type": "image/png"},
+        headers={
+            "X-Amzn-SageMaker-Session-Id": "s",
+            "Content-Type": "image/png",
+            "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "tracestate": "vendor=1",
+        },
     )
     echoed = response.get_json(force=True)
     assert echoed["path"] == "/adapters/b%20c?x=1&y=%2F"
     assert echoed["body"] == "\xff\x00body"
     assert echoed["headers"]["x-amzn-sagemaker-session-id"] == "s"
     assert echoed["headers"]["content-type"] == "image/png"
+    assert echoed["headers"]["traceparent"].endswith("-b7ad6b7169203331-01")
+    assert echoed["headers"]["tracestate"] == "vendor=1"
     assert echoed["headers"]["content-length"] == "6"
     assert (response.headers["X-Own"], response.headers["X-Request-Id"]) == ("kept", "own-id")
     assert "Content-Type" not in response.headers, "none was given"
