@@ -119,7 +119,7 @@ class Routes:
     def ping(self) -> Response:
         """Answer 200 once the models to load at start are loaded, else 503."""
         if not self._models.initial_models_loaded:
-            return failure_response(Failure(503, "the models in the model store are being loaded"))
+            return failure_response(Failure(503, "the models are being loaded"))
         return json_response({"status": "healthy"})
 
     def metrics(self) -> Response:
