@@ -27,6 +27,7 @@ from container.models.directory import (
 )
 from container.multi_model.store import store_entries
 from core.errors import ConfigurationError
+from core.gpus import visible_gpus
 
 EXAMPLES = {
     "serve": (
@@ -34,6 +35,7 @@ EXAMPLES = {
         " DIR --port 8081                    # with the serving.properties in it",
         " org/name --batching continuous     # from the Hugging Face hub",
         " --properties FILE                  # the model is FILE's option.model_id",
+        " DIR --strategies all               # each strategy beside the others, on one page",
     ),
     "batch": (
         " --input requests.jsonl --output answers.jsonl",
@@ -56,6 +58,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m containe
         if parsed.command == "batch":
             return _batch(parsed, flags)
         models = _initial_models(parsed, flags)
+        if parsed.command == "serve" and parsed.strategies is not None:
+            return _serve_strategies(parsed, models, flags)
         if models is not None and parsed.command != "plan":
             return _run_multi_model(parsed, models, flags)
         model_dir = open_model_dir(_model_dir(parsed) or default_model_dir())
@@ -92,6 +96,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         if name == "serve":
             command.add_argument(
                 "--port", type=int, help="TCP port (default: SAGEMAKER_BIND_TO_PORT, else 8080)"
+            )
+            command.add_argument(
+                "--strategies",
+                metavar="LIST",
+                help="all, or some such as none,paged: serve the model with each of these batching "
+                "strategies at the same time, side by side at / and below /models/STRATEGY/",
             )
         if name == "plan":
             _add_plan_options(command)
@@ -247,6 +257,35 @@ def serve_model(configuration: Configuration, model_dir: Path, port: int) -> int
 
     require_free_port(port)  # before a download, which may take long
     return supervise(configuration, prepare(configuration, model_dir), port)
+
+
+def _serve_strategies(
+    parsed: argparse.Namespace, models: Mapping[str, Path] | None, flags: Sequence[Setting]
+) -> int:
+    """Serve one model with several strategies."""
+    from container.multi_model.server import serve_models
+    from container.multi_model.strategies import compare_strategies, read_strategies
+
+    names = read_strategies(parsed.strategies)
+    if models is not None:
+        raise ConfigurationError(
+            "--strategies serves one model several times, but this is a server of several models "
+            f"({', '.join(models) or 'SAGEMAKER_MULTI_MODEL=true'}); name one with MODEL"
+        )
+    path = _model_dir(parsed) or default_model_dir()
+    model_dir = open_model_dir(path)
+    properties = parsed.properties or find_properties(model_dir)
+    configuration = load_configuration(properties, os.environ, flags)
+    gpus = visible_gpus(os.environ)
+    comparison = compare_strategies(names, configuration, parsed.properties, flags, gpus)
+    task = expected_task(configuration, model_dir)
+    if task is not None and task.kind != "generation":
+        raise ConfigurationError(
+            f"--strategies is for text generation, but the task is {task.name} ({task.reason}); "
+            "serve it with --batching"
+        )
+    entries = {name: path.resolve() for name in names}
+    return serve_models(entries, _port(parsed.port), os.environ, comparison=comparison)
 
 
 def _run_multi_model(

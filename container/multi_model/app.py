@@ -21,6 +21,7 @@ from container.multi_model.relay import relay
 from container.schema.body import read_body
 from container.security.authentication import Gate
 from container.security.source_roots import SourceRoots
+from container.ui.routes import KEYLESS_ENDPOINTS, Page
 
 MAX_BODY_BYTES = 2**16
 """Limit for requests to this application itself; each model's container has its own limit."""
@@ -53,20 +54,24 @@ def create_front(
     gate: Gate | None = None,
     sources: SourceRoots | None = None,
     cors_allowed_origin: str | None = None,
+    page: Page | None = None,
 ) -> Flask:
     """Create the app: SageMaker's multi-model routes, and routes forwarded to the models.
 
     `gate` checks API keys; each model's container counts what a key may use of it. `sources`:
-    where models may be loaded from, by default SageMaker's directory.
+    where models may be loaded from, by default SageMaker's directory. page: the live page, which
+    shows the models that generate text.
     """
     app = Flask("longshore", static_folder=None)
     routes = Routes(models, sources or SourceRoots())
     routes.add_to(app)
+    if page is not None:
+        routes.add_page_to(app, page)
     register_headers(app)
     if cors_allowed_origin is not None:
         register_cors(app, cors_allowed_origin)
     if gate is not None:
-        gate.add_to(app)
+        gate.add_to(app, KEYLESS_ENDPOINTS)
     register_failures(app)
     app.register_error_handler(RefusedError, _refusal_response)
     return app
@@ -101,10 +106,20 @@ class Routes:
         document = multi_model_document()
         app.add_url_rule("/openapi.json", "openapi", lambda: json_response(document))
 
+    def add_page_to(self, app: Flask, page: Page) -> None:
+        """Add the live page, and open the models' events to the clients that may see it."""
+
+        def watch(name: str, rest: str) -> Response:
+            page.check_client()
+            return self._relay(name, f"/ui/{rest}")
+
+        page.add_to(app)
+        app.add_url_rule("/models/<name>/ui/<path:rest>", view_func=watch)
+
     def ping(self) -> Response:
         """Answer 200 once the models to load at start are loaded, else 503."""
         if not self._models.initial_models_loaded:
-            return failure_response(Failure(503, "the models in the model store are being loaded"))
+            return failure_response(Failure(503, "the models are being loaded"))
         return json_response({"status": "healthy"})
 
     def metrics(self) -> Response:

@@ -1,6 +1,6 @@
 """Runs the container of one of several models, which serves on a Unix socket.
 
-`python -m container.multi_model.child URL NAME SOCKET SHARE_OF_OTHERS`
+`python -m container.multi_model.child URL NAME SOCKET SHARE_OF_OTHERS [FLAG=VALUE ...]`
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import sys
 from pathlib import Path
 
 from container.configuration.report import report_error
-from container.configuration.resolve import Configuration, load_configuration
+from container.configuration.resolve import Configuration
 from container.launch.preparation import prepare
 from container.launch.supervisor import supervise
-from container.models.directory import find_properties, open_model_dir
+from container.models.directory import open_model_dir
+from container.multi_model.overrides import read_overrides
 from core.errors import ConfigurationError
 from core.processes import die_with_parent
 
 
-def main(url: str, name: str, socket: str, share_of_others: str) -> int:
+def main(url: str, name: str, socket: str, share_of_others: str, *flags: str) -> int:
     """Serve until SIGTERM and return the exit code, as `serve` does."""
     die_with_parent()
     try:
         model_dir = open_model_dir(Path(url))
-        configuration = load_configuration(find_properties(model_dir), os.environ)
+        configuration = read_overrides(flags).load(model_dir, os.environ)
         configuration = with_gpu_share_of_others(configuration, float(share_of_others))
         prepared = prepare(configuration, model_dir)
         return supervise(configuration, prepared, 0, socket=Path(socket), name=name)

@@ -18,6 +18,7 @@ from container.launch.supervisor import ENGINE_STOP_S, FRONT_END_STOP_S
 from container.multi_model.model import STATUS_WORDS, Model, RefusedError
 from container.multi_model.model_container import COMMAND, ModelContainer
 from container.multi_model.needs import Needs, estimate_needs
+from container.multi_model.overrides import Overrides
 from core.errors import ConfigurationError, InsufficientMemoryError
 from core.gpus import visible_gpus
 from core.host_memory import available_host_memory
@@ -39,14 +40,19 @@ class Models:
         command: Sequence[str] = COMMAND,
         *,
         gpus: Sequence[str] | None = None,
+        overrides: Mapping[str, Overrides] | None = None,
     ) -> None:
-        """`command` starts a model's container, with the arguments of `child.py` appended."""
+        """`command` starts a model's container, with the arguments of `child.py` appended.
+
+        `overrides` are those of the models with these names.
+        """
         self._run_dir = run_dir
         self._variables = {
             name: text for name, text in variables.items() if name not in _NOT_INHERITED
         }
         self._command = command
         self._gpus = visible_gpus(variables) if gpus is None else tuple(gpus)
+        self._overrides = overrides or {}
         self._models: dict[str, Model] = {}
         self._numbers = itertools.count()
         # Models load one at a time, because an engine measures the free memory while it loads.
@@ -170,7 +176,8 @@ class Models:
         return [model.container for model in self._models.values() if model.container is not None]
 
     def _start(self, model: Model, path: Path) -> None:
-        others_share = self._reserve_memory(model, self._needs(path))
+        overrides = self._overrides.get(model.name, Overrides())
+        others_share = self._reserve_memory(model, self._needs(path, overrides))
         self._check_still_wanted(model)
         socket = self._run_dir / f"{next(self._numbers)}.sock"
         arguments = [str(path), model.name, str(socket), f"{others_share:.6f}"]
@@ -178,7 +185,7 @@ class Models:
         if model.gpu is not None:
             variables = {**variables, "CUDA_VISIBLE_DEVICES": model.gpu}
         began = time.monotonic()
-        command = [*self._command, *arguments]
+        command = [*self._command, *arguments, *overrides.arguments()]
         container = model.container = ModelContainer(model.name, socket, command, variables)
         is_ready = container.wait_until_ready()
         self._check_still_wanted(model)
@@ -193,10 +200,10 @@ class Models:
         if model.stage != "LOADING":
             raise RefusedError(409, f"model '{model.name}' was unloaded while it was loading")
 
-    def _needs(self, path: Path) -> Needs:
+    def _needs(self, path: Path, overrides: Overrides) -> Needs:
         try:
             pool = gevent.get_hub().threadpool  # unpacking an archive may take long
-            return pool.apply(estimate_needs, (path, self._variables))
+            return pool.apply(estimate_needs, (path, self._variables, overrides))
         except (ConfigurationError, OSError) as error:
             raise RefusedError(400, f"url: {error}", "url") from None
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from container.capacity.decoder import Decoder, decoder_from_directory
 from container.capacity.plan import adapter_bytes, kv_itemsize
-from container.configuration.resolve import load_configuration
-from container.models.directory import configured_model_path, find_properties, open_model_dir
+from container.models.directory import configured_model_path, open_model_dir
+from container.multi_model.overrides import Overrides
 from core.errors import ConfigurationError
 from core.options import Options
 from core.sizing import bytes_per_block
@@ -27,10 +27,10 @@ class Needs:
     """Bytes for weights, adapters and the KV cache if the options fix its size; 0 if unknown."""
 
 
-def estimate_needs(url: Path, variables: Mapping[str, str]) -> Needs:
+def estimate_needs(url: Path, variables: Mapping[str, str], overrides: Overrides) -> Needs:
     """Estimate the needs of a model. Raises ConfigurationError if its configuration is invalid."""
     model_dir = open_model_dir(url)
-    configuration = load_configuration(find_properties(model_dir), variables)
+    configuration = overrides.load(model_dir, variables)
     options, min_bytes = configuration.options, 0
     # If the size is unknown or config.json is invalid, leave the error to the engine.
     with suppress(ConfigurationError, OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -22,9 +22,11 @@ from container.multi_model.http_server import HttpServer
 from container.multi_model.model import RefusedError
 from container.multi_model.model_container import COMMAND
 from container.multi_model.models import Models
+from container.multi_model.strategies import Comparison
 from container.security.authentication import open_gate
 from container.security.source_roots import source_roots
 from container.security.tls import tls_context
+from container.ui.routes import Page
 from core.errors import ConfigurationError, InsufficientMemoryError
 from core.logs import configure_logs
 
@@ -36,8 +38,11 @@ def serve_models(
     port: int,
     variables: Mapping[str, str],
     command: Sequence[str] = COMMAND,
+    comparison: Comparison | None = None,
 ) -> int:
     """Serve these models, and those loaded later, until a signal; return the exit code.
+
+    A `comparison` has a page, and its entries are the strategies.
 
     Raises ConfigurationError if the port is in use, one of `entries` cannot be loaded, or the API
     keys or the certificate cannot be read. Call it from the main thread, which receives signals and
@@ -45,19 +50,26 @@ def serve_models(
     """
     require_free_port(port)
     allow_many_connections()
-    options = load_configuration(None, variables).options
+    options = comparison.options if comparison else load_configuration(None, variables).options
+    page = Page(options, "compare.html") if comparison and options.ui != "false" else None
     gate, tls = open_gate(options, counts=False), tls_context(options)
     sources = source_roots(options, {path.parent for path in entries.values()})
     configure_logs(options.log_format, options.log_level)
     with run_directory() as run_dir:
-        models = Models(run_dir, variables, command)
-        app = _BusyTracker(create_front(models, gate, sources, options.cors_allowed_origin))
+        overrides = comparison.overrides if comparison else None
+        models = Models(run_dir, variables, command, overrides=overrides)
+        front = create_front(models, gate, sources, options.cors_allowed_origin, page)
+        app = _BusyTracker(front)
         server = HttpServer(port, app, options, tls)
         with _stop_signals(models) as (stop, stop_now):
             server.start()
-            print(f"Longshore on port {port}, serving several models", flush=True)
+            served = "strategies" if comparison else "models"
+            print(f"Longshore on port {port}, serving several {served}", flush=True)
             try:
                 _load_all(models, entries)
+                if page is not None:
+                    scheme = "http" if tls is None else "https"
+                    print(f"the strategies side by side: {scheme}://localhost:{port}/", flush=True)
                 stop.wait()
             except RefusedError as error:
                 if not stop.is_set():

@@ -13,6 +13,7 @@ from werkzeug.datastructures import Headers
 
 from container.http.service import Service
 from container.ui.events import event_stream
+from core.options import Options
 
 PAGE_PATH = "/"
 FILE_PATH = "/ui/<name>"
@@ -41,45 +42,57 @@ class _File:
     mimetype: str
 
 
-class PageRoutes:
-    """The page, its files and its events, for a model that generates text."""
+class Page:
+    """A page and its files, for the clients that option.ui serves."""
 
-    def __init__(self, service: Service, *, has_chat_template: bool) -> None:
-        self._service = service
-        self._has_chat_template = has_chat_template
+    def __init__(self, options: Options, name: str) -> None:
+        """`name` is the file to serve at `/`."""
+        self._is_local_only = options.ui == "auto"
+        self._name = name
         self._files = _load_files()
 
     def add_to(self, app: Flask) -> None:
-        """Add the routes to the app, unless option.ui turns them off."""
-        if self._service.options.ui == "false":
-            return
+        """Add the routes to the app."""
         app.add_url_rule(PAGE_PATH, "page", self.page)
-        app.add_url_rule(EVENTS_PATH, "events", self.events)
         app.add_url_rule(FILE_PATH, "page's file", self.file)
 
     def page(self) -> Response:
         """Return the page."""
-        return self.file("page.html")
+        return self.file(self._name)
 
     def file(self, name: str) -> Response:
         """Return one of the page's files."""
-        self._check_client()
+        self.check_client()
         file = self._files.get(name)
         if file is None:
             abort(404)
         return Response(file.content, mimetype=file.mimetype, headers=_HEADERS)
 
+    def check_client(self) -> None:
+        """Answer 404, as if there were no page, to clients that option.ui=auto does not serve."""
+        if self._is_local_only and not _is_local(request.remote_addr, request.headers):
+            abort(404)
+
+
+class PageRoutes:
+    """The page and its events, for a model that generates text."""
+
+    def __init__(self, service: Service, *, has_chat_template: bool) -> None:
+        self._service = service
+        self._has_chat_template = has_chat_template
+        self._page = Page(service.options, "page.html")
+
+    def add_to(self, app: Flask) -> None:
+        """Add the routes to the app, unless option.ui turns them off."""
+        if self._service.options.ui != "false":
+            self._page.add_to(app)
+            app.add_url_rule(EVENTS_PATH, "events", self.events)
+
     def events(self) -> Response:
         """Stream what the engine does, as server-sent events."""
-        self._check_client()
+        self._page.check_client()
         stream = event_stream(self._service, has_chat_template=self._has_chat_template)
         return Response(stream, mimetype="text/event-stream", headers={"Cache-Control": "no-store"})
-
-    def _check_client(self) -> None:
-        """Answer 404, as if there were no page, to clients that option.ui=auto does not serve."""
-        is_local = _is_local(request.remote_addr, request.headers)
-        if self._service.options.ui == "auto" and not is_local:
-            abort(404)
 
 
 def _is_local(address: str | None, headers: Headers) -> bool:

@@ -61,6 +61,12 @@ test("hours of requests leave only the rows of the window", () => {
   assert.equal(history.tokensPerSecond(), 30);
 });
 
+test("a page that shows whole runs keeps all rows", () => {
+  const history = new History(Infinity);
+  for (let id = 0; id < 100; id += 1) see(history, id, [sequence(id, "decode")]);
+  assert.equal(history.rows.size, 100);
+});
+
 test("the time to the first token is the median of the window", () => {
   const history = new History();
   assert.equal(history.firstToken(), null);

@@ -29,4 +29,4 @@ def test_scripts_have_no_syntax_errors(script: Path) -> None:
 def test_the_history_of_sequences() -> None:
     code, output = node("--no-warnings", "--test", str(HERE / "history.test.mjs"))
     assert code == 0, output
-    assert "pass 7" in output, output
+    assert "pass 8" in output, output

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -111,10 +111,10 @@ class Container:
             connection.close()
 
     @contextmanager
-    def events(self) -> Iterator[Iterator[tuple[str, dict]]]:
+    def events(self, path: str = "/ui/events") -> Iterator[Iterator[tuple[str, dict]]]:
         """Yield the name and data of each event of the live page; leaving the block disconnects."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("GET", "/ui/events")
+        connection.request("GET", path)
         response = connection.getresponse()
         assert response.status == 200, response.read()
         try:
@@ -159,7 +159,12 @@ def _read_events(lines: Iterable[bytes]) -> Iterator[tuple[str, dict]]:
 
 @contextmanager
 def serve(
-    tmp_path: Path, properties: str = "", *, model: Path = DEMO, **environment: str
+    tmp_path: Path,
+    properties: str = "",
+    *,
+    model: Path = DEMO,
+    flags: Sequence[str] = (),
+    **environment: str,
 ) -> Iterator[Container]:
     """Start a container with this serving.properties; kill it if the test does not stop it."""
     port = free_port()
@@ -173,6 +178,7 @@ def serve(
         path.write_text(properties)
         files = ["--properties", str(path), "--model-dir", str(model)]
         command = [*_COMMAND, "--port", str(port), *files]
+    command += flags
     with _running(tmp_path, command, port, variables) as it:
         yield it
 

@@ -34,13 +34,21 @@ export function batchLegend(list, settings) {
   );
 }
 
-export function drawBatch(canvas, history, settings, localNow) {
-  const { context, width, height } = begin(canvas);
+// The part of the time that a chart shows, in the engine's seconds: from `from`, for `seconds`, and
+// drawn up to `now`. `ticks` are [time, text].
+export function lastSeconds(history, localNow) {
   const now = history.time(localNow);
-  const left = now - WINDOW_S;
-  const scale = (width - GUTTER) / WINDOW_S;
+  const ticks = [0, 5, 10, 15, 20].map((age) => [now - age, age === 0 ? "now" : `−${age} s`]);
+  const name = `in the last ${WINDOW_S} seconds`;
+  return { from: now - WINDOW_S, seconds: WINDOW_S, now, ticks, name };
+}
+
+export function drawBatch(canvas, history, settings, period) {
+  const { context, width, height } = begin(canvas);
+  const { from: left, now } = period;
+  const scale = (width - GUTTER) / period.seconds;
   const x = (time) => GUTTER + (Math.max(left, Math.min(now, time)) - left) * scale;
-  drawAxis(context, width, height, scale);
+  drawAxis(context, width, height, period);
   const rows = visibleRows(history, left, height - AXIS);
   const rowHeight = Math.max(ROW.min, Math.min(ROW.max, (height - AXIS) / Math.max(1, rows.length)));
   const batchEnds = settings.batching === "dynamic" ? endsOfBatches(history, now) : null;
@@ -54,8 +62,8 @@ export function drawBatch(canvas, history, settings, localNow) {
     }
     if (rowHeight >= 11) labelRow(context, row, top, rowHeight, x, now);
   });
-  if (!rows.length) drawEmpty(context, width, height);
-  canvas.ariaLabel = describe(rows, history.snapshot);
+  if (!rows.length) drawEmpty(context, width, height, period);
+  canvas.ariaLabel = describe(rows, history.snapshot, period);
 }
 
 // The library executor writes whole answers in one step, so prefill and decode are not told apart.
@@ -131,34 +139,35 @@ function labelRow(context, row, top, rowHeight, x, now) {
   }
 }
 
-function drawAxis(context, width, height, scale) {
+function drawAxis(context, width, height, { from, seconds, ticks }) {
   const colors = palette();
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "bottom";
   context.lineWidth = 1;
-  for (let age = 0; age <= WINDOW_S; age += 5) {
-    const x = Math.round(width - age * scale) - 0.5;
+  for (const [time, text] of ticks) {
+    const share = (time - from) / seconds;
+    const x = Math.round(GUTTER + share * (width - GUTTER)) - 0.5;
     context.strokeStyle = colors.grid;
     context.beginPath();
     context.moveTo(x, 0);
     context.lineTo(x, height - AXIS);
     context.stroke();
     context.fillStyle = colors.quiet;
-    context.textAlign = age === 0 ? "right" : age === WINDOW_S ? "left" : "center";
-    context.fillText(age === 0 ? "now" : `−${age} s`, x, height - 3);
+    context.textAlign = share > 0.97 ? "right" : share < 0.03 ? "left" : "center";
+    context.fillText(text, x, height - 3);
   }
 }
 
-function drawEmpty(context, width, height) {
+function drawEmpty(context, width, height, { name }) {
   context.font = "14px system-ui, sans-serif";
   context.textAlign = "center";
   context.textBaseline = "middle";
   context.fillStyle = palette().quiet;
-  context.fillText("No requests in the last 20 seconds", (GUTTER + width) / 2, (height - AXIS) / 2);
+  context.fillText(`No requests ${name}`, (GUTTER + width) / 2, (height - AXIS) / 2);
 }
 
-function describe(rows, snapshot) {
+function describe(rows, snapshot, { name }) {
   if (!snapshot) return "No requests";
   const { num_running: running, num_waiting: waiting } = snapshot;
-  return `${rows.length} requests in the last ${WINDOW_S} seconds; ${running} running, ${waiting} waiting`;
+  return `${rows.length} requests ${name}; ${running} running, ${waiting} waiting`;
 }

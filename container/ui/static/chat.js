@@ -1,16 +1,8 @@
 // The chat box: one conversation, or eight prompts at once.
 
-import { events, request } from "./api.js";
+import { answerGrid, burst, choices, sendBurst } from "./burst.js";
 
-const OPENING =
-  "It is night in Verona. The torches are lit, the square is full of people, and everybody is " +
-  "waiting for you to speak. Speak to them now as ";
-const SPEAKERS = [
-  "a young lover", "an old king", "a fool", "a soldier", "a nurse", "a ghost", "a queen", "the moon",
-]; // prettier-ignore
-const LENGTHS = [1, 0.25, 0.75, 0.5];
-// A browser opens at most six connections to a server, and one of them streams the events. So the
-// eight prompts are four requests of two prompts each.
+const BURST = 8;
 
 export class Chat {
   constructor(elements, hasTemplate) {
@@ -102,35 +94,23 @@ export class Chat {
 
   async #sendEight(signal) {
     const own = this.elements.text.value.trim();
-    const prompts = SPEAKERS.map((speaker) => own || `${OPENING}${speaker}.`);
-    this.#say("user", own ? `8 times: ${own}` : "8 prompts with the same beginning, each to another speaker");
     const settings = this.#settings();
-    const inputs = await Promise.all(prompts.map((prompt) => this.#input(prompt, signal)));
-    const lengths = LENGTHS.map((share) => Math.max(1, Math.round(settings.max_tokens * share)));
-    const cards = this.#cards(inputs.map((_, index) => lengths[index % LENGTHS.length]));
-    const stream = async (max_tokens, group) => {
-      const mine = [inputs[group], inputs[group + LENGTHS.length]];
-      const body = { ...settings, prompt: mine, max_tokens, ignore_eos: true };
-      for await (const { index, text, finish_reason } of choices("v1/completions", body, signal)) {
-        const card = cards[group + index * LENGTHS.length];
-        card.lastChild.append(text);
-        this.#follow(card.lastChild);
-        if (finish_reason) card.classList.remove("streaming");
-      }
+    const prompts = burst(BURST, own, settings.max_tokens);
+    this.#say("user", own ? `8 times: ${own}` : "8 prompts with the same beginning, each to another speaker");
+    const grid = answerGrid(prompts);
+    this.elements.messages.append(grid);
+    this.#follow(this.elements.messages);
+    const show = (index, text, isEnd) => {
+      const card = grid.children[index];
+      card.lastChild.append(text);
+      this.#follow(card.lastChild);
+      if (isEnd) card.classList.remove("streaming");
     };
     try {
-      await Promise.all(lengths.map(stream));
+      await sendBurst("", prompts, { hasTemplate: this.hasTemplate, settings, signal, show });
     } finally {
-      cards.forEach((card) => card.classList.remove("streaming"));
+      for (const card of grid.children) card.classList.remove("streaming");
     }
-  }
-
-  // A prompt as the completions API takes it: token ids of a conversation, or plain text.
-  async #input(prompt, signal) {
-    if (!this.hasTemplate) return prompt;
-    const body = { messages: [{ role: "user", content: prompt }] };
-    const response = await request("tokenize", { body, signal });
-    return (await response.json()).tokens;
   }
 
   #say(kind, text) {
@@ -146,26 +126,6 @@ export class Chat {
     this.#follow(this.elements.messages);
   }
 
-  #cards(lengths) {
-    const grid = document.createElement("div");
-    grid.className = "burst";
-    const cards = lengths.map((length, index) => {
-      const card = document.createElement("article");
-      card.className = "answer streaming";
-      const title = document.createElement("h3");
-      title.textContent = `Answer ${index + 1}`;
-      const note = document.createElement("span");
-      note.textContent = `${length} tokens`;
-      title.append(note);
-      card.append(title, document.createElement("p"));
-      return card;
-    });
-    grid.append(...cards);
-    this.elements.messages.append(grid);
-    this.#follow(this.elements.messages);
-    return cards;
-  }
-
   // Scrolls to the end, once a frame.
   #follow(box) {
     if (this.growing.size === 0) {
@@ -175,12 +135,5 @@ export class Chat {
       });
     }
     this.growing.add(box);
-  }
-}
-
-async function* choices(path, body, signal) {
-  for await (const { data } of events(path, { body, signal })) {
-    if (data.error) throw new Error(data.error.message ?? data.error);
-    yield* data.choices ?? [];
   }
 }

@@ -1,4 +1,4 @@
-// One sentence about the running strategy.
+// One sentence about each strategy.
 
 const RESERVED = {
   max: "the longest answer that the model allows",
@@ -19,6 +19,8 @@ const SENTENCES = {
     "Requests join and leave the batch between any two steps. Each one takes memory in blocks of " +
     `${size} tokens as it grows, and prompts that begin alike share blocks.`,
 };
+
+export const STRATEGIES = Object.keys(SENTENCES);
 
 export function explain(settings) {
   return SENTENCES[settings.batching](settings);

@@ -8,7 +8,9 @@ const MAX_ROWS = 2000;
 const RATE_WINDOW_S = 2;
 
 export class History {
-  constructor() {
+  // keptS: how long a row stays after its end.
+  constructor(keptS = WINDOW_S + 1) {
+    this.keptS = keptS;
     this.reset();
   }
 
@@ -96,7 +98,7 @@ export class History {
 
   #forget(now) {
     for (const [id, row] of this.rows) {
-      const isOld = row.end !== null && row.end < now - WINDOW_S - 1;
+      const isOld = row.end !== null && row.end < now - this.keptS;
       if (isOld || this.rows.size > MAX_ROWS) this.rows.delete(id);
     }
   }

@@ -1,11 +1,12 @@
 // The live page: connects to the server's events and draws what they say.
 
 import { events, onUnauthorized, setKey } from "./api.js";
-import { batchLegend, drawBatch } from "./batch.js";
+import { batchLegend, drawBatch, lastSeconds } from "./batch.js";
 import { blocksLegend, drawBlocks } from "./blocks.js";
 import { Chat } from "./chat.js";
 import { explain } from "./explanation.js";
 import { History } from "./history.js";
+import { setNumber, setSeconds } from "./numbers.js";
 
 const RETRY_MS = 1000;
 const FRAME_MS = 45;
@@ -47,22 +48,14 @@ function onEngine(data) {
 function onSnapshot({ snapshot, counters }) {
   history.update(snapshot, counters, localNow());
   const rate = history.tokensPerSecond();
-  const wait = history.firstToken();
-  setNumber("tokens-per-second", rate < 10 ? rate.toFixed(1) : rate.toFixed(0));
-  setNumber("first-token", wait === null ? "–" : wait < 1 ? (wait * 1000).toFixed(0) : wait.toFixed(1),
-    wait === null ? "" : wait < 1 ? "ms" : "s"); // prettier-ignore
-  setNumber("running", snapshot.num_running, `of ${settings.max_sequences}`);
-  setNumber("queue", snapshot.num_waiting);
+  setNumber(element("tokens-per-second"), rate < 10 ? rate.toFixed(1) : rate.toFixed(0));
+  setSeconds(element("first-token"), history.firstToken());
+  setNumber(element("running"), snapshot.num_running, `of ${settings.max_sequences}`);
+  setNumber(element("queue"), snapshot.num_waiting);
   const use = (100 * snapshot.num_held_blocks) / snapshot.num_blocks;
-  setNumber("kv-use", use.toFixed(use < 10 ? 1 : 0), "%");
+  setNumber(element("kv-use"), use.toFixed(use < 10 ? 1 : 0), "%");
   element("blocks-range").textContent = drawBlocks(element("blocks"), snapshot, settings);
-  if (isCalm.matches) drawBatch(element("batch"), history, settings, localNow());
-}
-
-function setNumber(id, value, unit = "") {
-  const small = document.createElement("small");
-  small.textContent = unit && ` ${unit}`;
-  element(id).replaceChildren(String(value), small);
+  if (isCalm.matches) drawBatch(element("batch"), history, settings, lastSeconds(history, localNow()));
 }
 
 function onEvent({ event, data }) {
@@ -101,7 +94,7 @@ async function watch() {
 function animate(time, lastDrawn = -Infinity) {
   const isDue = time - lastDrawn > FRAME_MS;
   if (isDue && settings && !isCalm.matches) {
-    drawBatch(element("batch"), history, settings, localNow());
+    drawBatch(element("batch"), history, settings, lastSeconds(history, localNow()));
   }
   requestAnimationFrame((next) => animate(next, isDue ? time : lastDrawn));
 }

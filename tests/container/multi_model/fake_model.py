@@ -1,8 +1,8 @@
 """A fake model container: takes the same arguments and echoes the requests it gets.
 
-`python -m tests.container.multi_model.fake_model URL NAME SOCKET SHARE_OF_OTHERS`, where the
-directory at the URL may hold a file `mode` with a word: `refuse`, `short`, `killed`, `never-ready`,
-`stays`.
+`python -m tests.container.multi_model.fake_model URL NAME SOCKET SHARE_OF_OTHERS [FLAG ...]`,
+where the directory at the URL may hold a file `mode` with a word: `refuse`, `short`, `killed`,
+`never-ready`, `stays`.
 """
 
 from __future__ import annotations
