@@ -6,8 +6,8 @@ Uses gevent's primitives explicitly, as `container.wire.engine_client` does.
 from __future__ import annotations
 
 import logging
+import os
 import signal
-import subprocess
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -126,11 +126,16 @@ class _Process:
 
     def __init__(self, setup: Setup) -> None:
         self._socket, theirs = gevent.socket.socketpair()
+        command = python_command("container.isolation.process")
         with theirs:
-            self._popen = subprocess.Popen(
-                python_command("container.isolation.process"),
-                stdin=theirs.fileno(),
-                start_new_session=True,
+            # gevent's subprocess would fork in Python, which runs the hooks that libraries have for
+            # a fork. OpenTelemetry's switches greenlets: the child would run the worker's loop.
+            self._pid = os.posix_spawn(
+                command[0],
+                command,
+                os.environ,
+                file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)],
+                setsid=True,
             )
         self._stream = self._socket.makefile("rb")
         write_frame(self._socket.sendall, setup)
@@ -145,10 +150,11 @@ class _Process:
         self._stream.close()
         self._socket.close()
         deadline = time.monotonic() + GRACE_S
-        while self._popen.poll() is None and time.monotonic() < deadline:
+        while (ended := os.waitpid(self._pid, os.WNOHANG))[0] == 0:
+            if time.monotonic() >= deadline:
+                os.kill(self._pid, signal.SIGKILL)
             gevent.sleep(0.005)
-        self._popen.kill()
-        return self._popen.wait()
+        return os.waitstatus_to_exitcode(ended[1])
 
 
 def _error_of(code: int, field: str) -> LongshoreError:

@@ -38,10 +38,9 @@ class Repeats(logging.Filter):
 
 
 class SpanSender(SpanProcessor):
-    """A span processor in place of OpenTelemetry's own, whose thread starts anew after each fork.
+    """A span processor in place of OpenTelemetry's own.
 
-    A worker forks to start its helper process. There, before exec, a thread under gevent would run
-    the worker's event loop a second time.
+    That one's thread would retry for many seconds while the worker stops, if the collector is away.
     """
 
     def __init__(self, exporter: SpanExporter) -> None:

@@ -370,7 +370,7 @@ def test_a_worker_sends_its_last_spans_when_it_stops(
     collector: FakeCollector,
     is_alive: bool,
 ) -> None:
-    """The regex makes the worker fork, for its helper process."""
+    """The regex makes the worker start its helper process, while greenlets send spans."""
     caller = Caller(free_port())
     url = collector.url if is_alive else f"http://127.0.0.1:{free_port()}/v1/traces"
     launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port, otlp_traces_endpoint=url)
