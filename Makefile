@@ -29,8 +29,8 @@ setup: .venv/installed  ## Create .venv with the versions pinned in constraints.
 	$(INSTALL) --editable .
 	touch $@
 
-serve: .venv/serving  ## Serve the demo model (PORT=8080 PROPERTIES=serving.properties)
-	exec $(BIN)/python -m container serve --port $(PORT) --properties $(PROPERTIES)
+serve: .venv/serving  ## Serve the demo model (PORT=8080 PROPERTIES=serving.properties ARGS='--strategies all')
+	exec $(BIN)/python -m container serve --port $(PORT) --properties $(PROPERTIES) $(ARGS)
 
 compare: setup  ## Load-test every strategy with the demo model on this machine; report in OUT=build/compare
 	$(COMPARE) --workload aws --users 24 --length-scale 0.5 --out $(OUT)/aws
