@@ -140,7 +140,8 @@ def _require_success(records: Sequence[Record]) -> None:
 
 def _bar(session: Session, name: str, workload: str, plan: Plan) -> tqdm:
     """Return a progress bar that advances with the session's records."""
-    bar = tqdm(total=len(plan.requests), desc=f"{workload}, {name}", unit="request", leave=True)
+    total, title = len(plan.requests), f"{workload}, {name}"
+    bar = tqdm(total=total, desc=title, unit="request", leave=True, disable=None)  # not in files
 
     def advance(record: Record) -> None:
         bar.update()

@@ -75,7 +75,10 @@ def run_batch(
         if not todo:
             return counts
         started = _started(command, model_dir, properties, num_workers, flags)
-        with started as container, tqdm(total=len(todo), unit="request") as bar:
+        with (
+            started as container,
+            tqdm(total=len(todo), unit="request", disable=None) as bar,  # not in files
+        ):
             _Sender(container, out, counts, bar.update).send_all(source, todo, num_workers)
     return counts
 

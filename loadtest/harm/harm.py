@@ -155,7 +155,7 @@ def _is_expendable(process: psutil.Process) -> bool:
 def measure_all(harm: Harm, rows: Sequence[Row]) -> list[Outcome]:
     """Send every row, with a progress bar."""
     outcomes: list[Outcome] = []
-    with tqdm(rows, desc="harm", unit="row") as bar:
+    with tqdm(rows, desc="harm", unit="row", disable=None) as bar:
         for row in bar:
             bar.set_postfix_str(row.name)
             outcomes.append(harm.measure(row))

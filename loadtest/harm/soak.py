@@ -57,7 +57,7 @@ class Soak:
         """Soak for a quarter of the time without kills, then with them; return what is left."""
         broken: list[str] = []
         clients = self._clients()
-        with tqdm(total=round(seconds), desc="soak", unit="s") as bar:
+        with tqdm(total=round(seconds), desc="soak", unit="s", disable=None) as bar:
             self._wait(seconds / 4, bar, with_kills=False)
             stop_all(_all(clients))
             broken += self._settle()
