@@ -42,6 +42,7 @@ COPY djl_python djl_python
 COPY loadtest loadtest
 COPY benchmarks benchmarks
 COPY deploy deploy
+COPY fleet fleet
 COPY models/demo models/demo
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     /opt/longshore/bin/pip install --no-cache-dir --no-compile --no-deps .

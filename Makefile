@@ -4,30 +4,32 @@ PORT ?= 8080
 PROPERTIES ?= serving.properties
 OUT ?= build/compare
 BIN := .venv/bin
-INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+INSTALL = $(BIN)/python distribution/install.py --disable-pip-version-check --constraint constraints.txt
 GPU_PYTHON ?= $(BIN)/python
 TRITON_FLOOR := 3.6.0
+PIP_AUDIT := 2.10.1
 COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties examples/compare/cpu.properties --requests 60
 EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
-.PHONY: help setup serve compare harm soak test conformance check audit asan image-check variants kernels gpu format docs clean
+.PHONY: help setup serve compare harm soak test conformance page-test pictures fleet-test check audit audit-versions asan image-check variants kernels \
+        gpu format docs clean
 
 help:  ## Show the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 setup: .venv/installed  ## Create .venv with the versions pinned in constraints.txt
 
 .venv/installed: pyproject.toml constraints.txt
 	@echo "Installing everything for development into .venv: 2.5 GB, more if torch is a CUDA build; some minutes"
-	$(PYTHON) -m venv .venv
-	$(INSTALL) --editable '.[dev]'
-	touch $@ .venv/serving
+	@$(PYTHON) -m venv .venv
+	@$(INSTALL) --editable '.[dev]'
+	@touch $@ .venv/serving
 
 .venv/serving: pyproject.toml constraints.txt
 	@echo "Installing what serving needs into .venv: 1.2 GB, more if torch is a CUDA build; some minutes"
-	$(PYTHON) -m venv .venv
-	$(INSTALL) --editable .
-	touch $@
+	@$(PYTHON) -m venv .venv
+	@$(INSTALL) --editable .
+	@touch $@
 
 serve: .venv/serving  ## Serve the demo model (PORT=8080 PROPERTIES=serving.properties ARGS='--strategies all')
 	exec $(BIN)/python -m container serve --port $(PORT) --properties $(PROPERTIES) $(ARGS)
@@ -48,12 +50,39 @@ soak: setup  ## Ten minutes of good, bad and leaving clients and of kills (ARGS=
 test: setup  ## Run all tests (ARGS='tests/core -k stop' for some)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-conformance: setup .conformance/installed  ## Call the demo model with other people's clients, and write docs/conformance.md
+conformance: setup .conformance/installed .suites/installed  ## Call the demo model with other people's clients, and write docs/conformance.md
 	OMP_NUM_THREADS=1 .conformance/bin/python -m pytest -c conformance/pytest.ini --rootdir conformance conformance $(ARGS)
 
-.conformance/installed: conformance/requirements.txt
+.conformance/installed: conformance/requirements.txt conformance/node/package-lock.json
 	$(PYTHON) -m venv .conformance
 	.conformance/bin/python -m pip install --quiet -r $<
+	.conformance/bin/npm ci --prefix conformance/node --ignore-scripts --no-audit --no-fund --loglevel=error
+	touch $@
+
+# The suites use torch and transformers of .venv, which pip finds by the .pth file and does not install again.
+.suites/installed: conformance/suites.txt .venv/installed
+	$(PYTHON) -m venv .suites
+	$(BIN)/python -c "import site; print(*site.getsitepackages())" > "$$(.suites/bin/python -c 'import site; print(*site.getsitepackages())')/venv.pth"
+	.suites/bin/python -m pip install --quiet -r $<
+	touch $@
+
+page-test: setup .browser/installed  ## Test the live page in a headless Chromium (CHROMIUM=/path/to/chromium)
+	OMP_NUM_THREADS=1 .browser/bin/python -m pytest -c browser/pytest.ini --rootdir browser browser $(ARGS)
+
+pictures: setup .browser/installed  ## Make the pictures of README and docs (after compare; ARGS='--only ui.png')
+	OMP_NUM_THREADS=1 .browser/bin/python -m browser.pictures --compare $(OUT) $(ARGS)
+
+.browser/installed: browser/requirements.txt
+	$(PYTHON) -m venv .browser
+	.browser/bin/python -m pip install --quiet -r $<
+	touch $@
+
+# Ray lies beside .venv, not in it: 500 MB that no other test needs.
+fleet-test: setup .fleet/installed  ## Test fleets on Ray clusters of two nodes on this machine; ten minutes on two cores
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.fleet $(BIN)/python -m pytest tests/fleet/on_ray $(ARGS)
+
+.fleet/installed: pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --target $(@D) 'ray[data,serve]==2.60.0'
 	touch $@
 
 check: setup  ## Check lint, formatting and types
@@ -66,6 +95,16 @@ check: setup  ## Check lint, formatting and types
 audit: setup  ## Search the tracked files for passwords, keys and tokens
 	git ls-files -z | xargs -0 $(BIN)/detect-secrets-hook --no-verify --exclude-secrets '^(none|keys)$$'
 	@echo "no secrets in $$(git ls-files | wc -l) tracked files"
+
+# OSV, since a mirror without PyPI's JSON pages makes pip-audit skip every package and report nothing.
+audit-versions: .audit-$(PIP_AUDIT)/installed  ## Compare constraints.txt with OSV's known vulnerabilities (needs the network)
+	.audit-$(PIP_AUDIT)/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict \
+	--vulnerability-service osv --progress-spinner off $(ARGS)
+
+.audit-$(PIP_AUDIT)/installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet pip-audit==$(PIP_AUDIT)
+	touch $@
 
 asan: setup  ## Run the tests of the CPU's C++ kernels under AddressSanitizer (needs g++)
 	LONGSHORE_CACHE=build/asan CXX=tests/kernels/cpu/asan-g++ ASAN_OPTIONS=detect_leaks=0 \
@@ -98,4 +137,4 @@ docs: setup  ## Write docs/configuration.md, limits.md and contract.md from the 
 	$(BIN)/python -c "from container.front_end.contract import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/contract.md
 
 clean:  ## Remove .venv and caches
-	rm -rf .venv .conformance .triton-$(TRITON_FLOOR) .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .conformance conformance/node/node_modules .suites .browser .fleet .audit-* .triton-$(TRITON_FLOOR) .pytest_cache .ruff_cache .hypothesis *.egg-info

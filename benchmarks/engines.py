@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from benchmarks.bench import Bench
 from benchmarks.shapes import DRY_SHAPE, SHAPES, Config, write_config
@@ -16,6 +16,7 @@ from engine.build import build_engine
 from engine.device import DTYPES
 from engine.engine import Engine
 from engine.loading.model_source import ModelSource
+from engine.loading.random_weights import load_random_reference
 
 
 def shape_config(bench: Bench) -> Config:
@@ -58,7 +59,7 @@ def make_model(bench: Bench) -> Any:
             is_dummy=True,
         )
         _note_model(bench)
-        return source.load(AutoModelForCausalLM).eval()
+        return load_random_reference(source, "sdpa")
 
 
 def _note_model(bench: Bench) -> None:

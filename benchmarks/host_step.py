@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -33,7 +33,7 @@ from engine.attention.backends import TritonBackend
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
 from engine.inputs import InputBuilder, StepInputs
-from engine.model.checkpoint import checkpoint_from_tensors
+from engine.model.checkpoint import checkpoint_of
 from engine.model.decoder import Decoder
 from engine.model.elementwise import make_elementwise
 from engine.model.linear import Dense
@@ -106,7 +106,8 @@ class _Loader(Loader):
     """Builds modules on the CPU that use Triton wrappers and torch's matmuls, as on a GPU."""
 
     def __init__(self, spec: DecoderSpec, state: Mapping[str, Tensor], spent: Spent) -> None:
-        super().__init__(checkpoint_from_tensors(state, spec.family, "random weights"), CPU, DTYPE)
+        readers = {name: partial(state.__getitem__, name) for name in state}
+        super().__init__(checkpoint_of(readers, spec.family, "random weights"), CPU, DTYPE)
         self.elementwise = make_elementwise(CUDA)
         self._spent = spent
 

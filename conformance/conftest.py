@@ -1,42 +1,72 @@
 """Serves the demo model, and writes docs/conformance.md after all cases have run.
 
 Each module calls one client as its users do. `make conformance` runs them in an environment that
-has the clients and nothing of ours; the server runs in ours.
+has the clients and nothing of ours; the server runs in ours. The suites, which are programs, have
+another environment.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import importlib.metadata
 import json
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PYTHON = ROOT / ".venv/bin/python"
+SUITES = ROOT / ".suites"
+"""The environment of the suites, which are programs."""
+NODE_CLIENTS = ROOT / "conformance" / "node"
+"""The cases of the clients for Node, and their environment."""
 START_S = 120
 MAX_MODEL_LEN = 4096
+SAVE_VISION_MODEL = """
+import pathlib, sys
+from tests.engine.vision_models import picture, save_vision_model
+folder = pathlib.Path(sys.argv[1])
+save_vision_model(folder, "idefics3")
+(folder / "picture.png").write_bytes(picture(1))
+"""
+SAVE_ENCODER = """
+import pathlib, sys
+from tests.engine.tasks.models import save_task_model
+save_task_model("encoder", pathlib.Path(sys.argv[1]))
+"""
 CLIENTS = {
-    "test_openai": "openai",
-    "test_anthropic": "anthropic",
-    "test_litellm": "litellm",
-    "test_instructor": "instructor",
-    "test_huggingface": "huggingface_hub",
-    "test_langchain": "langchain-openai, langchain-anthropic",
+    "test_openai.py": "openai",
+    "test_anthropic.py": "anthropic",
+    "test_litellm.py": "litellm",
+    "test_instructor.py": "instructor",
+    "test_huggingface.py": "huggingface_hub",
+    "test_langchain.py": "langchain-openai, langchain-anthropic",
+    "test_llama_index.py": "llama-index-llms-openai-like",
+    "test_node.py::test_openai": "node:openai",
+    "test_node.py::test_ai": "node:ai, node:@ai-sdk/openai-compatible",
+    "test_node.py::test_anthropic": "node:@anthropic-ai/sdk",
+    "test_standards.py": "model-hosting-container-standards",
+    "test_lm_eval.py": "lm-eval",
+    "test_guidellm.py": "guidellm",
+    "test_aiperf.py": "aiperf",
 }
-"""The packages that each module calls."""
+"""The packages that the tests of each module, or of each function of one, call."""
 PAGE = """# Conformance
 
-Other people's clients, in an environment of their own, call the demo model as their users do.
-`make conformance` runs them and writes this page. The cases are in [conformance](../conformance);
-the [contract](contract.md) lists what clients may send.
+Other people's clients and suites, in environments of their own, call the demo model as their users
+do. `make conformance` runs them and writes this page. The cases are in
+[conformance](../conformance); the [contract](contract.md) lists what clients may send. `vllm bench
+serve` is left out: it comes only with vLLM itself.
 
 | client | cases | failed |
 | --- | --- | --- |
@@ -44,20 +74,67 @@ the [contract](contract.md) lists what clients may send.
 
 
 @pytest.fixture(scope="session")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the demo model, with room for the long prompts that clients write for schemas."""
+    path = tmp_path_factory.mktemp("model") / "demo"
+    shutil.copytree(ROOT / "models" / "demo", path)
+    config = json.loads((path / "config.json").read_text())
+    config["max_position_embeddings"] = MAX_MODEL_LEN
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture(scope="session")
+def serve(model_dir: Path) -> Iterator[Callable[[str], str]]:
+    """Start a server with a file of properties, beside this one, and return its address."""
+    with contextlib.ExitStack() as servers:
+        yield lambda properties: servers.enter_context(_serving(model_dir, properties))
+
+
+@pytest.fixture(scope="session")
+def vision_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model that takes images, and a picture. Our environment makes them."""
+    path = tmp_path_factory.mktemp("vision")
+    subprocess.run([PYTHON, "-c", SAVE_VISION_MODEL, path], cwd=ROOT, check=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def vision_url(vision_dir: Path) -> Iterator[str]:
+    """The address of a server with a model that takes images."""
+    with _serving(vision_dir / "idefics3", "serving.properties") as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def picture(vision_dir: Path) -> str:
+    """A PNG file in base64."""
+    return base64.b64encode((vision_dir / "picture.png").read_bytes()).decode()
+
+
+@pytest.fixture(scope="session")
+def encoder_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server with a tiny model for embeddings, which our environment makes."""
+    path = tmp_path_factory.mktemp("encoder")
+    subprocess.run([PYTHON, "-c", SAVE_ENCODER, path], cwd=ROOT, check=True)
+    with _serving(path / "encoder", "serving.properties") as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def url(serve: Callable[[str], str]) -> str:
     """The address of a server: LONGSHORE_URL, or one that is started here."""
-    given = os.environ.get("LONGSHORE_URL")
-    if given:
-        yield given
-        return
+    return os.environ.get("LONGSHORE_URL") or serve("serving.properties")
+
+
+@contextlib.contextmanager
+def _serving(model_dir: Path, properties: str) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    model = _longer_demo(tmp_path_factory.mktemp("model") / "demo")
-    properties = str(ROOT / "conformance" / "serving.properties")
     server = subprocess.Popen(
-        [ROOT / ".venv/bin/python", "-m", "container", "serve", "--port", str(port),
-         "--model-dir", model, "--properties", properties],
+        [PYTHON, "-m", "container", "serve", "--port", str(port),
+         "--model-dir", model_dir, "--properties", ROOT / "conformance" / properties],
         cwd=ROOT,
     )  # fmt: skip
     address = f"http://127.0.0.1:{port}"
@@ -67,15 +144,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         server.terminate()
         server.wait()
-
-
-def _longer_demo(path: Path) -> Path:
-    """Copy the demo model with room for the long prompts that clients write for schemas."""
-    shutil.copytree(ROOT / "models" / "demo", path)
-    config = json.loads((path / "config.json").read_text())
-    config["max_position_embeddings"] = MAX_MODEL_LEN
-    (path / "config.json").write_text(json.dumps(config))
-    return path
 
 
 def _wait_until_ready(address: str, server: subprocess.Popen[bytes]) -> None:
@@ -94,16 +162,27 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     outcomes: dict[str, dict[str, bool]] = defaultdict(dict)
     for category in ("passed", "failed", "error"):
         for report in terminalreporter.stats.get(category, []):
-            module, _, case = report.nodeid.partition("::")
-            name = Path(module).stem
-            outcomes[name][case] = category == "passed" and outcomes[name].get(case, True)
+            case = report.nodeid.rpartition("::")[2]
+            for client in filter(report.nodeid.startswith, CLIENTS):
+                outcomes[client][case] = category == "passed" and outcomes[client].get(case, True)
     if outcomes.keys() != CLIENTS.keys():
         return
-    rows = [_row(packages, outcomes[module]) for module, packages in CLIENTS.items()]
+    rows = [_row(packages, outcomes[client]) for client, packages in CLIENTS.items()]
     (ROOT / "docs" / "conformance.md").write_text(PAGE + "\n".join(rows) + "\n")
 
 
 def _row(packages: str, cases: dict[str, bool]) -> str:
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in packages.split(", ")]
+    versions = [_with_version(package) for package in packages.split(", ")]
     failed = [f"`{case}`" for case, has_passed in cases.items() if not has_passed]
     return f"| {', '.join(versions)} | {len(cases)} | {', '.join(failed) or 'none'} |"
+
+
+def _with_version(package: str) -> str:
+    """Return the package with its version: in this environment, Node's or that of the suites."""
+    if package.startswith("node:"):
+        name = package.removeprefix("node:")
+        installed = NODE_CLIENTS / "node_modules" / name / "package.json"
+        return f"{name} {json.loads(installed.read_text())['version']} for Node"
+    path = [*sys.path, *map(str, SUITES.glob("lib/python*/site-packages"))]
+    (first, *_) = importlib.metadata.distributions(name=package, path=path)
+    return f"{package} {first.version}"

@@ -107,3 +107,43 @@ def test_errors(client: anthropic.Anthropic) -> None:
 
 def test_any_model_name(client: anthropic.Anthropic) -> None:
     assert client.messages.create(model="any-name", max_tokens=4, messages=USER).model == "demo"
+
+
+@pytest.fixture
+def vision(vision_url: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=vision_url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def image(data: str) -> Any:
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    return {"type": "image", "source": source}
+
+
+def test_image(vision: anthropic.Anthropic, picture: str) -> None:
+    text = {"type": "text", "text": "What is this?"}
+    shown: Any = [{"role": "user", "content": [image(picture), text]}]
+    hidden: Any = [{"role": "user", "content": [text]}]
+    message = vision.messages.create(model="m", max_tokens=4, messages=shown)
+    counted = vision.messages.count_tokens(model="m", messages=shown).input_tokens
+    without = vision.messages.count_tokens(model="m", messages=hidden).input_tokens
+    assert message.usage.input_tokens == counted > without
+
+
+def test_image_of_a_tool(vision: anthropic.Anthropic, picture: str) -> None:
+    use: Any = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+    result: Any = {"type": "tool_result", "tool_use_id": "1", "content": [image(picture)]}
+    turns: Any = [
+        *USER,
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    with vision.messages.stream(model="m", max_tokens=4, messages=turns) as stream:
+        assert stream.get_final_message().usage.output_tokens > 0
+
+
+def test_no_address_is_fetched(vision: anthropic.Anthropic) -> None:
+    block = {"type": "image", "source": {"type": "url", "url": "https://example.org/cat.png"}}
+    shown: Any = [{"role": "user", "content": [block]}]
+    with pytest.raises(anthropic.BadRequestError, match="addresses are not fetched"):
+        vision.messages.create(model="m", max_tokens=4, messages=shown)

@@ -142,3 +142,37 @@ def test_async(url: str) -> None:
             return [answer.choices[0].finish_reason for answer in await asyncio.gather(*asked)]
 
     assert set(asyncio.run(ask())) <= {"stop", "length"}
+
+
+@pytest.fixture
+def vision(vision_url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{vision_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_chat_image(vision: openai.OpenAI, picture: str) -> None:
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
+    shown: Any = [{"role": "user", "content": [{"type": "text", "text": "See"}, image]}]
+    answer = vision.chat.completions.create(model="m", messages=shown, max_tokens=4)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens > 20
+
+
+def test_responses_image(vision: openai.OpenAI, picture: str) -> None:
+    url = f"data:image/png;base64,{picture}"
+    image = {"type": "input_image", "image_url": url, "detail": "auto"}
+    shown: Any = [{"role": "user", "content": [{"type": "input_text", "text": "See"}, image]}]
+    answer = vision.responses.create(model="m", input=shown, max_output_tokens=4)
+    assert answer.usage is not None
+    assert answer.usage.input_tokens > 20
+
+
+def test_responses_image_of_a_tool(vision: openai.OpenAI, picture: str) -> None:
+    image = {"type": "input_image", "image_url": f"data:image/png;base64,{picture}"}
+    items: Any = [
+        {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": [image]},
+    ]
+    answer = vision.responses.create(model="m", input=items, max_output_tokens=4)
+    assert answer.usage is not None
+    assert answer.usage.input_tokens > 20

@@ -70,6 +70,8 @@ CSV_BYTES = Limit(
 CSV_FIELD = Limit(
     "Characters of a field of text/csv", 2**17, "characters", "The limit of Python's CSV reader."
 )
+FORM_PARTS = Limit("Parts of a form", 64, "parts", "They are parsed in Python.")
+FORM_TEXT = Limit("Bytes of a text in a form", 2**18, "bytes", "It is copied as it is decoded.")
 CHUNKS = Limit("Chunks of a chunked body", 2**14, "chunks", "Each takes 6 µs, however small it is.")
 TEXT_CHARACTERS = Limit(
     "Characters of a text; also the longest token times `option.max_model_len`, if that is less",
@@ -82,7 +84,25 @@ INPUTS = Limit(
     "Inputs or prompts of a request", 1024, "inputs", "Each one becomes a request to the engine."
 )
 EMBEDDINGS = Limit("Inputs of an embedding request", 2048, "inputs", "OpenAI's limit.")
-IMAGES = Limit("Images of an input", 32, "images", "Each one is decoded in memory.")
+IMAGES = Limit(
+    "Images of an input or a conversation", 32, "images", "Each one is decoded in memory."
+)
+IMAGE_BYTES = Limit(
+    "Bytes of an image in a conversation", 20 * 2**20, "bytes", "It is held in memory. OpenAI's."
+)
+IMAGE_PIXELS = Limit(
+    "Pixels of an image in a conversation",
+    2**25,
+    "pixels",
+    "A file of a few kilobytes may unpack to many; this is 134 MB in memory.",
+)
+IMAGES_IN_USE = Limit(
+    "Bytes of the images of all conversations that wait or run",
+    2**32,
+    "bytes of images",
+    "The engine holds them as the encoder takes them, in fp32: 3 MB for each tile of 512 × 512.",
+    503,
+)
 MESSAGES = Limit("Messages of a conversation", 4096, "messages", "The chat template reads each.")
 TOOLS = Limit("Tools of a conversation", 1024, "tools", "The chat template reads each.")
 TOKEN_IDS = Limit("`tokens` of /detokenize", 2**18, "token ids", "Decoding takes 0.5 µs for each.")
@@ -152,8 +172,17 @@ LIMITS: tuple[Limit | OptionLimit, ...] = (
     ),
     OptionLimit("Time for a body to arrive", "body_timeout", "s", "Nor memory.", 408),
     OptionLimit("Bytes of a body", "max_request_size", "bytes", "It is held in memory.", 413),
+    OptionLimit(
+        "Bytes of the bodies of all requests that a front-end process holds",
+        "max_body_memory",
+        "bytes",
+        "Many bodies at once must not fill the memory. A body is accepted if it is the only one.",
+        503,
+    ),
     CSV_BYTES,
     CSV_FIELD,
+    FORM_PARTS,
+    FORM_TEXT,
     CHUNKS,
     JSON_VALUES,
     JSON_OBJECTS,
@@ -162,6 +191,8 @@ LIMITS: tuple[Limit | OptionLimit, ...] = (
     INPUTS,
     EMBEDDINGS,
     IMAGES,
+    IMAGE_BYTES,
+    IMAGE_PIXELS,
     MESSAGES,
     TOOLS,
     TOKEN_IDS,
@@ -175,6 +206,7 @@ LIMITS: tuple[Limit | OptionLimit, ...] = (
     GRAMMAR,
     PROMPT_LOGPROBS,
     GRAMMARS_IN_USE,
+    IMAGES_IN_USE,
     OptionLimit(
         "Waiting requests", "job_queue_size", "requests", "They are held in the engine.", 503
     ),

@@ -1,6 +1,7 @@
 """The messages between front end and engine: tagged msgpack structs over ZeroMQ.
 
-A front-end worker owns a DEALER socket, the engine a ROUTER socket at `Launch.endpoint`.
+A front-end worker owns a DEALER socket for each engine, an engine a ROUTER socket at its address of
+`Launch.endpoints`.
 
 ```
 front end                                engine
@@ -36,6 +37,7 @@ import msgspec
 
 from core.adapter import Adapter
 from core.errors import FailureKind
+from core.images import PromptImage
 from core.options import Options
 from core.output import Output
 from core.sampling import SamplingParams
@@ -61,6 +63,8 @@ class Submit(Message, frozen=True):
     params: SamplingParams
     adapter: str = ""
     """Name of a loaded adapter; '' for the model itself."""
+    images: tuple[PromptImage, ...] = ()
+    """The images of the prompt, in the order of their positions."""
 
 
 class Perform(Message, frozen=True):
@@ -155,6 +159,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     load_seconds: float
     phases: dict[str, float] = {}
     """Seconds of each phase of start-up, in order."""
+    takes_images: bool = False
+    """Whether conversations may have images."""
     scores_prompts: bool = True
     """Whether requests may ask for `prompt_logprobs`."""
     notes: tuple[str, ...] = ()
@@ -238,7 +244,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     model_dir: str
     """Local directory with the model's files."""
     endpoint: str
-    """ZeroMQ address of the engine's socket."""
+    """ZeroMQ address of the engine's socket. Those of further copies end with their numbers."""
     port: int
     socket: str = ""
     """Path of a Unix socket to serve on instead of the port."""
@@ -250,6 +256,14 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of the packages installed from the requirements.txt of the user's code."""
     formatters: str = ""
     """The file with the user's input and output formatters, for the front end."""
+    hooks: dict[str, str] = {}
+    """The user's hooks by the names of their options, each as FILE:FUNCTION, for the front end."""
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The addresses of the engines, one for each copy of the model."""
+        others = range(1, self.options.copies)
+        return (self.endpoint, *(f"{self.endpoint}.{copy}" for copy in others))
 
     @property
     def model_name(self) -> str:

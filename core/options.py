@@ -235,9 +235,10 @@ class Options:
     )
     quantize: Quantize | None = _option(
         None,
-        "packed: quantize linear layers and experts while they are loaded; embeddings, head, "
-        "router and norms keep option.dtype. fp8, int8: a scale for each output; int4: groups of "
-        "128 inputs. awq, gptq, compressed-tensors: LMI's way to say what config.json says of a "
+        "packed: quantize linear layers and experts while they are loaded; embeddings, router "
+        "and norms keep option.dtype. fp8, int8: a scale for each output; int4: groups of 128 "
+        "inputs. The head is int8 with int8 and int4, and keeps option.dtype with fp8. awq, gptq, "
+        "compressed-tensors: LMI's way to say what config.json says of a "
         "quantized checkpoint; never needed, and an error for another checkpoint.",
     )
     device: Literal["auto", "cpu", "cuda"] = _option("auto", "auto: CUDA if available.")
@@ -260,6 +261,13 @@ class Options:
         "Ranks that share one copy of the model: processes with a GPU each, or, on a CPU, with a "
         "share of its cores. max: all GPUs, and one rank on a CPU. Default: 1. Only text "
         "generation with Longshore's own decoders runs on several ranks.",
+    )
+    copies: int = _option(
+        1,
+        "Copies of the model behind the port. Each has an engine of its own, with "
+        "option.tensor_parallel_degree ranks on GPUs or a share of the cores of its own. Limits "
+        "and memory budgets are those of one copy. LMI's maxWorkers.",
+        minimum=1,
     )
 
     # The service around it
@@ -314,6 +322,12 @@ class Options:
         16 * 2**20, "Maximum bytes of a request's body. Larger ones get status 413.",
         key="max_request_size", minimum=1,
     )  # fmt: skip
+    max_body_memory: int = _option(
+        2**30,
+        "Bytes of the bodies of all requests that a front-end process holds. Requests beyond that "
+        "get status 503, unless no other request has a body.",
+        minimum=1,
+    )
     max_connections: int = _option(
         4096,
         "Open connections of a front-end process. Beyond them, the connection that is idle for "
@@ -358,6 +372,26 @@ class Options:
         "/dev/shm/longshore-sessions", "Directory of open sessions, shared by the workers."
     )
     sessions_expiration: int = _option(1200, "Seconds until an unused session expires.", minimum=1)
+    ping_hook: str | None = _option(
+        None,
+        "FILE.py:FUNCTION that answers /ping while the engine is healthy. The file is beside "
+        "serving.properties or in the model directory (docs/handlers.md).",
+    )
+    throttle_hook: str | None = _option(
+        None,
+        "FILE.py:FUNCTION, async (request, call_next), that answers every request or passes it on; "
+        "around the other hooks.",
+    )
+    pre_post_process_hook: str | None = _option(
+        None,
+        "FILE.py:FUNCTION, async (request, call_next), that changes every request and response.",
+    )
+    pre_process_hook: str | None = _option(
+        None, "FILE.py:FUNCTION that gets every request, and may replace its body."
+    )
+    post_process_hook: str | None = _option(
+        None, "FILE.py:FUNCTION that gets every response, and may change it."
+    )
     local_runtime_api: bool = _option(
         False,
         "Also serve SageMaker's runtime routes (/endpoints/NAME/invocations and "

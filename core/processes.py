@@ -1,12 +1,24 @@
-"""Ties the life of a child process to its parent."""
+"""Ties the life of a child process to its parent, and limits what its jobs may take."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import resource
 import signal
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def die_with_parent() -> None:
@@ -20,3 +32,21 @@ def die_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+
+@contextmanager
+def cpu_limit(seconds: float) -> Generator[None]:
+    """Have SIGPROF end the process when the block has used up this much CPU time."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Limit the address space to what is used now and `num_bytes`."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + num_bytes
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

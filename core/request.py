@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
 
@@ -10,6 +11,7 @@ import msgspec
 
 from core.adapter import Adapter
 from core.beams import Hypothesis
+from core.images import PromptImage
 from core.output import Output
 from core.sampling import SamplingParams, TopLogprobs
 from core.sequence import Sequence
@@ -32,10 +34,12 @@ class Request:
         arrival: float = 0.0,
         eos_token_ids: Collection[int] = (),
         adapter: Adapter | None = None,
+        images: tuple[PromptImage, ...] = (),
     ) -> None:
         self.id = id
         self.params = params
         self.adapter = adapter
+        self.images = images
         self.arrival = arrival
         self.admitted: float | None = None
         """When the request was first scheduled."""
@@ -47,9 +51,14 @@ class Request:
                 index=index,
                 eos_token_ids=eos_token_ids,
                 adapter=adapter,
+                images=images,
             )
             for index in range(1 if params.beam_width else params.num_samples)
         )
+
+    @cached_property
+    def num_image_bytes(self) -> int:
+        return sum(image.num_bytes for image in self.images)
 
     @property
     def sequence_ids(self) -> tuple[int, ...]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection
 from copy import copy
 
 from core.adapter import Adapter
+from core.images import PromptImage
 from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
 
 
@@ -27,6 +30,7 @@ class Sequence:
         "end_token_ids",
         "finish",
         "id",
+        "images",
         "index",
         "logprobs",
         "max_length",
@@ -50,6 +54,7 @@ class Sequence:
         index: int = 0,
         eos_token_ids: Collection[int] = (),
         adapter: Adapter | None = None,
+        images: tuple[PromptImage, ...] = (),
     ) -> None:
         self.id = id
         self.index = index
@@ -64,6 +69,8 @@ class Sequence:
         self.params = params
         self.adapter = adapter
         """The LoRA adapter to use, if any."""
+        self.images = images
+        """The images of the prompt, in the order of their positions."""
         self.needs_newest_token = params.needs_newest_token
         self.logprobs: list[float] = []
         """Logprobs of the generated tokens, in nats."""
@@ -100,6 +107,22 @@ class Sequence:
         """Sequences share cached blocks only if their salts are equal."""
         generation = self.adapter.generation if self.adapter else 0
         return f"{generation}/{self.params.cache_salt}"
+
+    def images_in(self, start: int, end: int) -> list[PromptImage]:
+        """Return the images with tokens at the positions `start : end`."""
+        if not self.images or start >= self.images[-1].end:
+            return []
+        first = bisect_right(self.images, start, key=lambda image: image.end)
+        after = bisect_left(self.images, end, key=lambda image: image.start)
+        return list(self.images[first:after])
+
+    def content(self, start: int, end: int) -> bytes:
+        """Return what tells the tokens `start : end` from others: their ids, and their images.
+
+        The tokens of all images have the same id.
+        """
+        ids = array("q", self.token_ids[start:end]).tobytes()
+        return b"".join([ids, *(image.digest for image in self.images_in(start, end))])
 
     def rows_to_score(self, start: int, end: int) -> range:
         """Return the positions in `start : end` whose logits score the next prompt token.

@@ -65,6 +65,8 @@ class Stats(msgspec.Struct, kw_only=True):
     num_steps: int = 0
     num_step_sequences: int = 0
     """Sequences over all steps. Divided by `num_steps`, the mean batch size."""
+    host_s: float = 0.0
+    """Seconds in which the engine's loop neither ran the model nor waited for it or a message."""
     num_prompt_tokens: int = 0
     """Prompt tokens of requests that got their first token."""
     num_generated_tokens: int = 0

@@ -42,3 +42,45 @@ class EmbeddingAnswer(msgspec.Struct, frozen=True):
     """Little-endian fp32."""
     num_tokens: list[int]
     """Tokens of each input, including special tokens."""
+
+
+TRANSCRIPTION = "transcription"
+"""The parameter of a `PipelineBody` that holds a `Transcription`."""
+
+
+class Transcription(msgspec.Struct, frozen=True):
+    """What to do with the sound of a request. The answer is a `Transcript`, as JSON."""
+
+    translates: bool = False
+    """Whether to write English, whatever is spoken."""
+    language: str | None = None
+    """The code or the name of what is spoken. None: the model finds out."""
+    prompt: str | None = None
+    """Text before what is spoken, whose style the answer follows."""
+    temperature: float = 0.0
+    segments: bool = False
+    words: bool = False
+    """Whether to return the times of segments, and of words."""
+    names_language: bool = False
+    """Whether to return the language."""
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A part of a transcript, with its times in seconds."""
+
+    text: str
+    start: float
+    end: float
+
+
+class Transcript(msgspec.Struct, frozen=True):
+    """What is spoken in a sound."""
+
+    text: str
+    duration: float
+    """Seconds of the sound."""
+    language: str | None = None
+    """The language's English name, in lower case; None if it is not known."""
+    segments: list[Span] | None = None
+    words: list[Span] | None = None
+    """None if they were not asked for."""

@@ -7,6 +7,7 @@ import importlib.util
 import pkgutil
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -54,6 +55,16 @@ def start_error(error: BaseException, path: Path) -> ConfigurationError:
     return ConfigurationError(
         f"{_place(error, path)}: {type(error).__name__}: {_message(error)}{hint}"
     )
+
+
+def exit_code_of_check(load: Callable[[], object]) -> int:
+    """Load the user's files. Return 0, or 2 after printing what is wrong with them."""
+    try:
+        load()
+    except ConfigurationError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
 
 
 def _place(error: BaseException, path: Path) -> str:

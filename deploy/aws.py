@@ -13,9 +13,6 @@ from botocore.exceptions import ClientError
 from deploy.dry_run import DryRun
 from deploy.errors import DeployError, is_missing
 
-TAG = "longshore:deployment"
-"""Tag of every resource created, with the deployment's name; `down` removes by it alone."""
-
 
 class Aws:
     """boto3 clients for one region, with a clock for waiting.
@@ -63,8 +60,3 @@ def none_if_missing(call: Callable[..., Any], **arguments: Any) -> dict[str, Any
         if is_missing(error):
             return None
         raise
-
-
-def deployment_tags(name: str) -> list[dict[str, str]]:
-    """Return the tags of a deployment's resources, in SageMaker's format."""
-    return [{"Key": TAG, "Value": name}]

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deploy.aws import deployment_tags
 from deploy.errors import DeployError
+from deploy.tags import deployment_tags
 
 VARIANT = "AllTraffic"
 GPU_AMI = "al2023-ami-sagemaker-inference-gpu-4-1"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.aws import TAG, Aws, deployment_tags, none_if_missing
+from deploy.aws import Aws, none_if_missing
 from deploy.deployment import Deployment
 from deploy.errors import DeployError
 from deploy.logs import last_lines
 from deploy.resources import tags_of
+from deploy.tags import TAG, deployment_tags
 
 POLL_S = 15.0
 SETTLED = ("InService", "Failed", "OutOfService", "UpdateRollbackFailed")

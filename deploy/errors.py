@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from botocore.exceptions import ClientError
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from botocore.exceptions import ClientError
 
 _HINTS = {
     "AccessDenied": "the caller's credentials lack this permission",

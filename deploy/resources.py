@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deploy.aws import TAG, Aws
+from deploy.aws import Aws
+from deploy.tags import TAG
 
 
 @dataclass(frozen=True, slots=True)

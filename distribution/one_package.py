@@ -37,8 +37,8 @@ __all__ = [
 
 PARENT = "longshore"
 PACKAGES = frozenset(
-    ("benchmarks", "container", "core", "deploy", "djl_python", "engine", "kernels", "loadtest",
-     "strategies")
+    ("benchmarks", "container", "core", "deploy", "djl_python", "engine", "fleet", "kernels",
+     "loadtest", "strategies")
 )  # fmt: skip
 """The packages that move. Imports of all other modules stay as they are."""
 MOVED = (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from core.names import full_name
 
 if TYPE_CHECKING:
+    from core.errors import GenerationError, RequestError
     from core.sampling import SamplingParams
     from core.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
     from engine.offline.adapters import LoRARequest
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
 _MODULES = {
     "LLM": "engine.offline.llm",
     "CompletionOutput": "engine.offline.outputs",
+    "GenerationError": "core.errors",
     "GuidedDecodingParams": "core.structured_outputs",
     "LoRARequest": "engine.offline.adapters",
     "OutputDelta": "engine.offline.outputs",
+    "RequestError": "core.errors",
     "RequestOutput": "engine.offline.outputs",
     "SamplingParams": "core.sampling",
     "StructuredOutputsParams": "core.structured_outputs",
@@ -28,9 +31,11 @@ _MODULES = {
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "GenerationError",
     "GuidedDecodingParams",
     "LoRARequest",
     "OutputDelta",
+    "RequestError",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",

@@ -1,4 +1,6 @@
-"""`python -m engine LAUNCH.json`: loads the model and serves it. Started by the supervisor.
+"""`python -m engine LAUNCH.json [COPY]`: loads the model and serves it. Started by the supervisor.
+
+COPY is the number of this engine's copy of the model, from 0, if there are several.
 
 Exit codes: 0 after SIGTERM, 2 if the configuration does not fit the model, 3 if there is
 too little memory for the model, 1 for any other error.
@@ -58,7 +60,10 @@ def _serve() -> int:
     die_with_parent()
     launch = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Launch)
     configure_logs(launch.options.log_format, launch.options.log_level, launch.name)
-    phases = Phases(_log_phase if launch.options.log_format == "json" else _print_phase)
+    copy = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    which = copy if launch.options.copies > 1 else None
+    show_phase = _log_phase if launch.options.log_format == "json" else _print_phase
+    phases = Phases(partial(show_phase, which))
     gc.disable()  # imports make many objects and no garbage: this saves a sixth of their time
     # Imported here, so that the phase "imports" includes the time they take.
     from transformers.utils import logging as transformers_logging
@@ -72,7 +77,7 @@ def _serve() -> int:
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()  # progress bars would clutter a log
     may_sleep = launch.task.kind == "handler"
-    with Connection(launch.endpoint, may_sleep=may_sleep) as connection:
+    with Connection(launch.endpoints[copy], may_sleep=may_sleep) as connection:
         try:
             engine = _build(launch, phases, partial(_on_lost, connection))
             gc.collect()
@@ -97,12 +102,14 @@ def _serve() -> int:
     return 0
 
 
-def _print_phase(name: str, seconds: float) -> None:
-    print(f"  {name}: {seconds:.1f} s", flush=True)
+def _print_phase(copy: int | None, name: str, seconds: float) -> None:
+    """Print a phase of the start. copy: None if there is only one."""
+    which = "" if copy is None else f"copy {copy}: "
+    print(f"  {which}{name}: {seconds:.1f} s", flush=True)
 
 
-def _log_phase(name: str, seconds: float) -> None:
-    log_event(logger, "started", phase=name, seconds=round(seconds, 2))
+def _log_phase(copy: int | None, name: str, seconds: float) -> None:
+    log_event(logger, "started", copy=copy, phase=name, seconds=round(seconds, 2))
 
 
 def _reporter(launch: Launch) -> EmfReporter | None:

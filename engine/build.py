@@ -119,6 +119,7 @@ def build_rank_0(
         eos_token_ids=eos_token_ids,
         load_seconds=sum(phases.seconds.values()),
         phases=phases.seconds,
+        takes_images=isinstance(model, PackedModel) and model.encoder is not None,
         scores_prompts=not config.is_encoder_decoder,
         notes=parts.notes,
     )
@@ -129,10 +130,13 @@ def build_rank_0(
         overlaps=overlaps_steps(options, model),
         grammars=grammars,
         adapters=parts.adapters,
+        model_time=executor.model_time,
     )
 
 
-def _executor(parts: Parts, grammars: Grammars, leader: Leader | None) -> Executor:
+def _executor(
+    parts: Parts, grammars: Grammars, leader: Leader | None
+) -> PackedExecutor | LibraryExecutor:
     model = parts.model
     if isinstance(model, LibraryModel):
         return LibraryExecutor(model, grammars)

@@ -20,7 +20,9 @@ from collections.abc import Sequence as Tokens
 import msgspec
 
 from core.adapter import Adapter, lora_disabled
-from core.errors import EngineUnavailableError, RequestError
+from core.errors import EngineUnavailableError, OverloadedError, RequestError
+from core.images import NO_IMAGES, PromptImage
+from core.limits import IMAGES_IN_USE
 from core.messages import Facts
 from core.output import Output
 from core.plan import StepPlan
@@ -30,6 +32,7 @@ from engine.device import is_out_of_memory
 from engine.executor import Executor, SubmittedStep
 from engine.lora.adapters import Adapters
 from engine.sampling.grammars import Grammars
+from engine.stopwatch import Stopwatch
 from strategies.base import Strategy
 
 logger = logging.getLogger(__name__)
@@ -54,10 +57,12 @@ class Engine:
         overlaps: bool = False,
         grammars: Grammars | None = None,
         adapters: Adapters | None = None,
+        model_time: Stopwatch | None = None,
     ) -> None:
         """overlaps: schedule a step before the one in flight is committed.
 
         grammars: the executor's; if None, requests with `structured_outputs` are rejected.
+        model_time: the executor's; if None, nothing is timed.
         """
         self.strategy = strategy
         self.facts = facts
@@ -66,6 +71,8 @@ class Engine:
         """None where `option.enable_lora` is false."""
         self.executor = executor
         self.overlaps = overlaps
+        self.model_time = model_time or Stopwatch()
+        """Runs while the model computes on the CPU, or the engine waits for another device."""
         self.close: Callable[[], None] = lambda: None
         """Ends the processes of the other ranks; may be called again."""
         self._in_flight: tuple[StepPlan, SubmittedStep] | None = None
@@ -78,19 +85,28 @@ class Engine:
         self._num_failed_steps = 0
 
     def add(
-        self, prompt_token_ids: Tokens[int], params: SamplingParams, now: float, adapter: str = ""
+        self,
+        prompt_token_ids: Tokens[int],
+        params: SamplingParams,
+        now: float,
+        adapter: str = "",
+        images: tuple[PromptImage, ...] = (),
     ) -> int:
         """Add a request and return its id. A new grammar is compiled first, in this thread.
 
-        adapter: the name of a LoRA adapter, or '' for none.
+        adapter: the name of a LoRA adapter, or '' for none. images: those of the prompt, in the
+        order of their positions.
 
         Raises RequestError if the request can never run, NotFoundError if the adapter is not loaded
-        and OverloadedError if the grammars in use are too large; nothing has changed then.
+        and OverloadedError if the grammars or the images in use are too large; nothing has changed
+        then.
         """
         chosen = self._find_adapter(adapter) if adapter else None
         prompt_token_ids = params.truncated(prompt_token_ids, self.facts.max_model_len)
         params = self._resolved(params, len(prompt_token_ids))
         self._check(prompt_token_ids, params)
+        if images:
+            self._check_images(images, params, len(prompt_token_ids))
         request = Request(
             self._next_id,
             prompt_token_ids,
@@ -98,6 +114,7 @@ class Engine:
             arrival=now,
             eos_token_ids=self.facts.eos_token_ids,
             adapter=chosen,
+            images=images,
         )
         if not self.strategy.fits(request):
             raise RequestError(
@@ -230,6 +247,20 @@ class Engine:
             raise RequestError("structured_outputs", "this engine does not support it")
         if params.prompt_logprobs is not None and not self.facts.scores_prompts:
             raise RequestError("prompt_logprobs", "not available for an encoder-decoder model")
+
+    def _check_images(
+        self, images: tuple[PromptImage, ...], params: SamplingParams, num_prompt: int
+    ) -> None:
+        if not self.facts.takes_images:
+            raise RequestError("messages", NO_IMAGES)
+        if params.truncate_prompt_tokens is not None:
+            raise RequestError("truncate_prompt_tokens", "cannot cut a prompt with images")
+        if images[-1].end > num_prompt:
+            raise RequestError("images", f"end at {images[-1].end}, past {num_prompt} tokens")
+        groups = (*self.strategy.running, *self.strategy.waiting)
+        held = {group.request.id: group.request.num_image_bytes for group in groups}
+        if sum(held.values()) + sum(image.num_bytes for image in images) > IMAGES_IN_USE.maximum:
+            raise OverloadedError(f"the images in use have more than {IMAGES_IN_USE.maximum} bytes")
 
     def _check_token_ids(self, field: str, token_ids: Iterable[int]) -> None:
         if not all(0 <= token_id < self.facts.vocab_size for token_id in token_ids):

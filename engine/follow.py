@@ -6,6 +6,7 @@ close, this process ends.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -45,6 +46,7 @@ def main() -> int:
 def _follow(orders: Connection) -> None:
     """Raises EOFError when rank 0 closes the connection."""
     launch = msgspec.msgpack.decode(orders.recv_bytes(), type=RankLaunch)
+    gc.disable()  # as in engine/__main__.py
     # Imported here, so that the watch answers meanwhile.
     from engine.device import choose_device, explaining_out_of_memory
     from engine.loading.packed_model import PackedModel
@@ -54,6 +56,8 @@ def _follow(orders: Connection) -> None:
     from engine.ranks.shard import Shard
     from engine.step.follower import Follower
 
+    gc.freeze()
+    gc.enable()
     device = choose_device(launch.options)
     orders.send_bytes(READY)
     shard = Shard(launch.rank, launch.size)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from core.images import PromptImage
 from core.plan import Chunk, StepPlan
 from core.step_size import StepSize
 from engine.block_tables import BlockTables
@@ -20,6 +21,7 @@ from kernels.batch import PagedBatch, Span
 PADDING_SLOT = -1
 NO_ADAPTER = -1
 NO_ROWS: Mapping[int, int] = {}
+NO_EMBEDDINGS: Mapping[bytes, Tensor] = {}
 Fill = Callable[[Tensor, Tensor], None]
 """Fills the tokens in flight into a step's ids [T], from the tokens [N'] sampled before it."""
 
@@ -37,6 +39,19 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageTokens:
+    """The K image tokens of a step, and what takes the place of their embeddings."""
+
+    rows: Tensor
+    """[K] int64: their indices among the step's T tokens."""
+    embeddings: Tensor
+    """[K, hidden]."""
+    positions: Tensor | None = None
+    """[3, T] int64: the time, row and column of each of the step's tokens, in models that rotate by
+    them."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """A step's T tokens: decodes first, then longer chunks. Only CUDA graphs need padding."""
 
@@ -51,6 +66,8 @@ class StepInputs:
     scored: Scored | None = None
     adapter_slots: Tensor | None = None
     """[T] int64: each token's adapter slot or NO_ADAPTER. None if no token has an adapter."""
+    images: ImageTokens | None = None
+    """None if there are no image tokens."""
 
     @property
     def logit_rows(self) -> Tensor:
@@ -90,6 +107,7 @@ class InputBuilder:
         newest: Tensor | None = None,
         newest_rows: Mapping[int, int] = NO_ROWS,
         size: StepSize | None = None,
+        embeddings: Mapping[bytes, Tensor] = NO_EMBEDDINGS,
     ) -> StepInputs:
         """Start copying the inputs to the device. Does not wait.
 
@@ -97,17 +115,25 @@ class InputBuilder:
         sequence id. If the last token of a chunk is in flight, the device copies it from there.
 
         size: pad the step to this size, into which it fits. By default it is not padded.
+
+        embeddings: of the step's images by digest, on the device. Image tokens
+        whose image is not among them keep their embeddings from the table.
         """
         chunks = sorted(plan.chunks, key=lambda chunk: chunk.length > 1)  # decodes first; stable
         places = _Places(chunks, size)
         ends = places.ends
         parcel = Parcel(self._staging)
-        tokens = parcel.put(self._tokens(chunks, places))
+        columns = self._tokens(chunks, places)
+        axes = _axes(chunks, ends, columns[1])
+        if axes is not None:
+            columns[1] = axes[0]
+        tokens = parcel.put(columns)
         sampled_rows = parcel.put(places.of_samples(chunks))
         scored = parcel.put(_scored_rows(chunks, ends))
         batch = self._put_batch(chunks, places, parcel)
         adapter_slots = _adapter_slots(chunks, places, parcel)
         fill = _plan_fill(chunks, ends, newest_rows, parcel)
+        images = _image_tokens(chunks, ends, embeddings, axes, parcel)
         parcel.send()
         if fill is not None:
             assert newest is not None
@@ -119,6 +145,7 @@ class InputBuilder:
             tuple(chunk for chunk in chunks if chunk.samples),
             _scored(chunks, scored()),
             adapter_slots() if adapter_slots is not None else None,
+            images() if images is not None else None,
         )
 
     def _put_batch(
@@ -245,6 +272,77 @@ def _adapter_slots(chunks: Sequence[Chunk], places: _Places, parcel: Parcel) -> 
         if chunk.sequence.adapter is not None:
             slots[end - chunk.length : end] = chunk.sequence.adapter.slot
     return parcel.put(slots)
+
+
+def _image_tokens(
+    chunks: Sequence[Chunk],
+    ends: Sequence[int],
+    embeddings: Mapping[bytes, Tensor],
+    axes: NDArray[np.int64] | None,
+    parcel: Parcel,
+) -> Callable[[], ImageTokens] | None:
+    """Return a function for after the parcel's `send`; None if no image has embeddings."""
+    rows: list[int] = []
+    parts: list[Tensor] = []
+    for chunk, end in zip(chunks, ends, strict=True) if embeddings else ():
+        for image in chunk.images:
+            if image.digest in embeddings:
+                first, last = max(image.start, chunk.start), min(image.end, chunk.end)
+                rows += range(end - chunk.end + first, end - chunk.end + last)
+                whole = embeddings[image.digest]
+                parts.append(whole[first - image.start : last - image.start])
+    if not parts:
+        return None
+    sent = parcel.put(np.array(rows, np.int64))
+    positions = None if axes is None else parcel.put(axes)
+    return lambda: ImageTokens(
+        sent(), torch.cat(parts), positions() if positions is not None else None
+    )
+
+
+def _axes(
+    chunks: Sequence[Chunk], ends: Sequence[int], positions: NDArray[np.int64]
+) -> NDArray[np.int64] | None:
+    """Return the time, row and column of all tokens, [3, T]; None if no sequence has a grid.
+
+    positions: [T], the tokens' indices. For texts, and for tokens that are generated, the three are
+    equal; they go on after the largest coordinate of an image.
+    """
+    gridded = [
+        (chunk, end)
+        for chunk, end in zip(chunks, ends, strict=True)
+        if chunk.sequence.images and chunk.sequence.images[0].grid
+    ]
+    if not gridded:
+        return None
+    axes = np.tile(positions, (3, 1))
+    for chunk, end in gridded:
+        _place_on_grids(axes[:, end - chunk.length : end], chunk)
+    return axes
+
+
+def _place_on_grids(axes: NDArray[np.int64], chunk: Chunk) -> None:
+    """Move a chunk's coordinates, [3, length], by the images before it and in it."""
+    shift = sum(_growth(image) for image in chunk.sequence.images if image.end <= chunk.start)
+    axes += shift
+    for image in chunk.images:
+        _, width = _grid(image)
+        inside = np.arange(max(image.start, chunk.start), min(image.end, chunk.end))
+        row, column = np.divmod(inside - image.start, width)
+        first = image.start + shift
+        axes[:, inside - chunk.start] = first + np.stack([np.zeros_like(row), row, column])
+        axes[:, max(0, image.end - chunk.start) :] += _growth(image)
+        shift += _growth(image)
+
+
+def _growth(image: PromptImage) -> int:
+    """Return by how much the coordinates after an image differ from the tokens' indices."""
+    return max(_grid(image)) - image.num_tokens
+
+
+def _grid(image: PromptImage) -> tuple[int, int]:
+    assert image.grid is not None, "all images of a model have a grid, or none"
+    return image.grid
 
 
 def _scored_rows(chunks: Sequence[Chunk], ends: Sequence[int]) -> NDArray[np.int64]:

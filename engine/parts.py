@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig
 
 from core.batching import choose_batching
 from core.errors import ConfigurationError, InsufficientMemoryError
@@ -42,6 +42,7 @@ from engine.ranks.group import Group
 from engine.step.cuda_recorder import CudaRecorder
 from engine.step.library_executor import LibraryModel, load_library_model
 from engine.step.step_graphs import MAX_CAPTURE_SECONDS, StepGraphs
+from engine.vision.families import VISION_FAMILIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,15 +173,27 @@ def _load(
         )
     if options.decoder == "own":
         raise ConfigurationError(f"option.decoder=own: {reason}; set option.decoder=auto")
+    if config.model_type in VISION_FAMILIES:
+        raise ConfigurationError(f"{reason}; {config.model_type} takes images and only runs packed")
     source.require_no_precision(reason)
+    library = _load_library(source)
+    phases.end("weights")
+    return library, reason
+
+
+def _load_library(source: ModelSource) -> LibraryModel:
+    config = source.config
     try:
-        library = load_library_model(source)
+        return load_library_model(source)
     except Exception as error:  # loading weights may raise anything
+        if type(config) in AutoModelForImageTextToText._model_mapping:
+            raise ConfigurationError(
+                f"{config.model_type} takes images; of such models, {', '.join(VISION_FAMILIES)} "
+                "generate text here; option.task=image-text-to-text serves others one by one"
+            ) from error
         raise ConfigurationError(
             f"transformers cannot load {config.model_type} for text generation: {error}"
         ) from error
-    phases.end("weights")
-    return library, reason
 
 
 def _batching(

@@ -292,7 +292,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--slo", default="ttft_p99=2s,itl_p99=200ms", metavar="BOUNDS",
         help="comma-separated bounds NAME_STATISTIC=VALUE: NAME is ttft, itl, e2e or queue, "
-        "STATISTIC is mean, p50, p90, p99 or max, VALUE is in s or ms; for the goodput of compare, "
+        "STATISTIC is mean, p50, p90, p99 or max, VALUE is in s or ms; for goodput, "
         "each request has to meet the values, whatever the statistic (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +20,7 @@ if TYPE_CHECKING:  # these import locust, which monkey-patches the process
     from loadtest.subjects import Subjects
 
 MAX_ATTEMPTS = 3
+"""Of a run that other processes disturb; 1 while the machine stays busy."""
 TRIAL = 0
 """The round of runs that only choose a setting."""
 
@@ -55,6 +57,26 @@ def turns(
                 yield Turn(workload, number, TUNED, None, tuned)
 
 
+def announced(
+    planned: Sequence[Turn],
+    say: Callable[[str], object],
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Turn]:
+    """Yield the turns, and say before each which it is and about how long the rest takes."""
+    begin = clock()
+    for done, turn in enumerate(planned):
+        left = ""
+        if done:
+            seconds_per_run = (clock() - begin) / done
+            left = f", {_duration(seconds_per_run * (len(planned) - done))} left"
+        say(f"{turn.workload.name}, run {done + 1} of {len(planned)}: {turn.name}{left}")
+        yield turn
+
+
+def _duration(seconds: float) -> str:
+    return f"about {seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+
+
 class Comparison:
     """Measures turns. Use it as a context manager, which stops the servers that stay up.
 
@@ -79,7 +101,10 @@ class Comparison:
         self._measure = measure
         self._say = say
         self._servers = ExitStack()
+        self._tuned = self._servers.enter_context(ExitStack())
+        """Of these, the server of `TUNED`."""
         self._kept: dict[tuple[str, Setting | None], Subject] = {}
+        self._stays_busy = False
 
     def __enter__(self) -> Comparison:
         return self
@@ -94,34 +119,53 @@ class Comparison:
         Raises KeyboardInterrupt if it was interrupted.
         """
 
-        def rate_of(setting: Setting | None) -> float:
-            name = "dynamic" if setting is None else TUNED
-            run = self.run(Turn(workload, TRIAL, name, None, setting))
+        self._say(f"{workload.name}: looking for the best setting of dynamic batching")
+        self._tuned.close()  # the server with the setting of the workload before
+        self._kept = {key: subject for key, subject in self._kept.items() if key[1] is None}
+        given = self._subjects.given_setting
+
+        def rate_of(setting: Setting) -> float:
+            turn = Turn(workload, TRIAL, TUNED, None, setting)
+            if setting == given:
+                turn = Turn(workload, TRIAL, "dynamic", None)
+            run = self.run(turn)
             if not run.is_whole:
                 raise KeyboardInterrupt
             rate = run.measures.requests_per_s
             self._say(f"{workload.name}, {describe(run.settings)}: {rate:.3g} requests/s")
-            on_trial(Trial(workload=workload.name, settings=run.settings, requests_per_s=rate))
+            on_trial(
+                Trial(
+                    workload=workload.name,
+                    settings=run.settings,
+                    is_given=setting == given,
+                    requests_per_s=rate,
+                )
+            )
             return rate
 
-        return best_setting(rate_of, most_sequences(workload, self._load))
+        best = best_setting(rate_of, given, most_sequences(workload, self._load))
+        return None if best == given else best
 
     def run(self, turn: Turn) -> Run:
         """Measure a turn, again if the machine is busy with other things.
 
-        Returns the attempt that other processes disturbed least, or one that was interrupted.
+        Where all attempts were disturbed, the next turns have one attempt each, until one of them
+        is not. Returns the attempt that other processes disturbed least, or one that was
+        interrupted.
         """
         attempts: list[Run] = []
+        max_attempts = 1 if self._stays_busy else MAX_ATTEMPTS
         with self._opened(turn) as subject:
-            while len(attempts) < MAX_ATTEMPTS:
+            while len(attempts) < max_attempts:
                 run = self._attempt(turn, subject, len(attempts))
                 if not run.is_whole:
                     return run
                 attempts.append(run)
                 others = _other_cores(run)
-                if others <= MAX_OTHER_CORES:
+                self._stays_busy = others > MAX_OTHER_CORES
+                if not self._stays_busy:
                     break
-                if len(attempts) < MAX_ATTEMPTS:
+                if len(attempts) < max_attempts:
                     self._say(
                         f"other processes used {others:.1f} cores; measuring {run.name} again"
                     )
@@ -154,7 +198,8 @@ class Comparison:
             return self._subjects.open(turn.name, turn.setting)
         key = turn.name, turn.setting
         if key not in self._kept:
-            self._kept[key] = self._servers.enter_context(self._subjects.open(*key))
+            servers = self._servers if turn.setting is None else self._tuned
+            self._kept[key] = servers.enter_context(self._subjects.open(*key))
         return nullcontext(self._kept[key])
 
 

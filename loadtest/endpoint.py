@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -15,7 +15,7 @@ from loadtest.request import COMMON, Request, Shape, Words
 QUERY_TIMEOUT_S = 30.0
 """Timeout of queries that are not part of the measurement."""
 PROBE = Request(0, Shape(len(COMMON), 1), " ".join(COMMON), None, 0)
-"""A request that any server answers soon."""
+"""A short request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Endpoint:
 
     def failure(self) -> str | None:
         """Send a short request. Return why it failed; None if it was answered."""
-        transport = dataclasses.replace(self, timeout_s=QUERY_TIMEOUT_S).connect()
+        transport = self.connect()
         schema, attempt = self.make_schema(), Attempt(PROBE, 0.0)
         try:
             for at_s, line in transport.lines(schema.path, schema.body(PROBE)):
@@ -83,6 +83,11 @@ class Endpoint:
         """Return the `max_model_len` that /v1/models reports as in vLLM, or None."""
         model = self._model()
         return None if model is None else model.get("max_model_len")
+
+    def strategy(self) -> str | None:
+        """Return the batching strategy of one of our servers, or None."""
+        found = re.search(rb'^longshore:.*[{,]batching="(\w+)"', self.get("/metrics") or b"", re.M)
+        return None if found is None else found[1].decode()
 
     def words(self) -> Words:
         """Return a prompt generator, calibrated with /tokenize or assuming one token per word."""

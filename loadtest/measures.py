@@ -48,6 +48,8 @@ class ServerMeasures(msgspec.Struct, kw_only=True):
     """Mean sequences per step."""
     step_s: float | None = None
     """Seconds of the run per step."""
+    host_s: float | None = None
+    """Seconds per step in which the engine's loop neither ran the model nor waited."""
     kv_used: float | None = None
     """Share of KV blocks in use, averaged over time."""
     kv_filled: float | None = None
@@ -196,10 +198,12 @@ def _server_measures(
         return values[-1] - values[0] if values else None
 
     steps, queries = increase("steps"), increase("prefix_queries")
+    host_s = increase("host_s")
     busy = [sample.metrics for sample in during if sample.metrics.get("kv_used")]
     return ServerMeasures(
         batch=(increase("step_sequences") or 0.0) / steps if steps else None,
         step_s=seconds / steps if steps else None,
+        host_s=host_s / steps if steps and host_s is not None else None,
         kv_used=mean(metrics["kv_used"] for metrics in busy),
         kv_filled=mean(
             share / metrics["kv_used"] for metrics in busy if (share := filled(metrics)) is not None

@@ -71,8 +71,7 @@ class Results(msgspec.Struct, kw_only=True):
     slo: dict[str, float] = {}
     """Bounds of a sweep in seconds, by measure, such as `ttft_p99`."""
     objective: dict[str, float] = {}
-    """Bounds that a request has to meet to count for goodput, in seconds, by kind, such as `ttft`;
-    empty for a sweep."""
+    """Bounds in seconds, by kind, such as `ttft`, that a request must meet to count for goodput."""
     trials: list[Trial] = []
     """Settings of dynamic batching tried before the rounds."""
     runs: list[Run] = []
@@ -83,7 +82,9 @@ class Results(msgspec.Struct, kw_only=True):
         (folder / "results.json").write_bytes(msgspec.json.encode(self))
         with (folder / "requests.csv").open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["workload", "run", "rate", *Record.__struct_fields__[:-1], *_TIMINGS])
+            writer.writerow(
+                ["workload", "run", "round", "rate", *Record.__struct_fields__[:-1], *_TIMINGS]
+            )
             for run in self.runs:
                 writer.writerows(_row(run, record) for record in run.records)
 
@@ -94,10 +95,16 @@ _TIMINGS = Timings.__struct_fields__
 def _row(run: Run, record: Record) -> Sequence[object]:
     fields = [getattr(record, name) for name in Record.__struct_fields__[:-1]]
     timings = [getattr(record.timings, name, None) for name in _TIMINGS]
-    return [run.workload, run.label, run.rate, *fields, *timings]
+    return [run.workload, run.label, run.round, run.rate, *fields, *timings]
 
 
 def read_results(path: Path) -> Results:
-    """Read results.json, given its path or folder. Raises msgspec's errors for any other file."""
+    """Read results.json, given its path or folder. Raises ValueError, with its path."""
     file = path / "results.json" if path.is_dir() else path
-    return msgspec.json.decode(file.read_bytes(), type=Results)
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Results)
+    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(
+            f"cannot read {file}: {reason}; give the folder or results.json of compare or sweep"
+        ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 _TEXT = re.compile(
     r"(?P<name>[^=,]+)=(?:(?P<schema>lmi|openai)\+)?"
@@ -25,9 +26,18 @@ class Running(NamedTuple):
 def parse_running(text: str) -> Running:
     """Parse `NAME=URL`, `NAME=openai+URL` or `NAME=sagemaker:ENDPOINT`. Raises ValueError."""
     match = _TEXT.fullmatch(text.strip())
-    if match is None:
+    if match is None or not _has_port(match["url"] or ""):
         raise ValueError(
             f"invalid subject '{text}': expected NAME=URL, NAME=openai+URL, NAME=lmi+URL or "
             "NAME=sagemaker:ENDPOINT, without a comma in NAME, such as vllm=openai+http://host:8000"
         )
     return Running(match["name"].strip(), match["schema"], match["url"], match["sagemaker"])
+
+
+def _has_port(url: str) -> bool:
+    """Whether the port of the URL, if it names one, is a number."""
+    try:
+        urlsplit(url).port  # noqa: B018 - raises ValueError
+    except ValueError:
+        return False
+    return True

@@ -21,6 +21,8 @@ START_S = 1800.0
 STOP_S = 60.0
 POLL_S = 0.1
 _DEFAULT = Path("serving.properties")
+_ALIAS = "max_dynamic_batch_size"
+"""LMI's name for batch_size."""
 PACKAGE_PREFIX = __name__.removesuffix("loadtest.server")
 """What precedes the names of our packages: `longshore.` if this is an installed wheel."""
 
@@ -152,6 +154,8 @@ def read_properties(path: Path) -> dict[str, str]:
     model = properties.get("option.model_id", "")
     if model and (path.parent / model).exists():
         properties["option.model_id"] = str((path.parent / model).resolve())
+    if _ALIAS in properties:  # the search of a setting changes the batch size by its own name
+        properties["batch_size"] = properties.pop(_ALIAS)
     return properties
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from loadtest.endpoint import Endpoint
 from loadtest.measure import Subject
 from loadtest.server import Server
-from loadtest.tuning import Setting
+from loadtest.tuning import Setting, given_setting
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,6 +25,8 @@ class Strategies:
     logs: Path
     """Folder for the servers' logs."""
     schema: str = "lmi"
+    path: str | None = None
+    """Overrides the schema's path."""
     timeout_s: float = 600.0
     keeps_servers: bool = False
     """Whether servers stay up between runs, idle. They need memory for all of them at once."""
@@ -45,7 +47,9 @@ class Strategies:
         with Server(settings, log, model_dir=self.model_dir) as server:
             yield Subject(
                 name=name,
-                endpoint=Endpoint(url=server.url, schema=self.schema, timeout_s=self.timeout_s),
+                endpoint=Endpoint(
+                    url=server.url, schema=self.schema, path=self.path, timeout_s=self.timeout_s
+                ),
                 processes=server.processes(),
                 start_s=server.start_s,
                 settings=settings,
@@ -72,6 +76,11 @@ class Subjects:
     def has_dynamic(self) -> bool:
         """Whether dynamic batching is one of the strategies."""
         return self.strategies is not None and "dynamic" in self.strategies.names
+
+    @property
+    def given_setting(self) -> Setting:
+        """What the properties say of dynamic batching."""
+        return given_setting(self.strategies.properties if self.strategies else {})
 
     @property
     def keeps_servers(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -24,35 +24,50 @@ class Setting(msgspec.Struct, frozen=True):
         return {"batch_size": str(self.batch_size), "max_batch_delay": str(self.delay_ms)}
 
 
+DEFAULT = Setting(batch_size=32, delay_ms=100)
+"""What a server does whose properties say nothing."""
+
+
 class Trial(msgspec.Struct, kw_only=True):
     """A short run with one setting."""
 
     workload: str
     settings: dict[str, str]
     """The server's properties."""
+    is_given: bool = False
+    """Whether the setting is that of the given properties."""
     requests_per_s: float
 
 
+def given_setting(properties: Mapping[str, str]) -> Setting:
+    """Return the setting that a server has with these properties."""
+    return Setting(
+        int(properties.get("batch_size", DEFAULT.batch_size)),
+        int(properties.get("max_batch_delay", DEFAULT.delay_ms)),
+    )
+
+
 def best_setting(
-    rate_of: Callable[[Setting | None], float], most_sequences: int | None = None
-) -> Setting | None:
-    """Try some settings and return the fastest, or None if it is that of the given properties.
+    rate_of: Callable[[Setting], float], given: Setting, most_sequences: int | None = None
+) -> Setting:
+    """Try some settings and return the fastest, each tried once.
 
     First the given one, then all batch sizes with the first delay, then the other delays with the
-    best batch size. rate_of: measures the requests/s of a setting; None stands for the given one.
-    most_sequences: how many the clients send at once; a larger batch would only wait for more.
+    best batch size. rate_of: measures the requests/s of a setting. most_sequences: how many the
+    clients send at once; a larger batch would only wait for more.
     """
-    given = rate_of(None)
-    rates: dict[Setting, float] = {}
-    for batch_size in dict.fromkeys(min(size, most_sequences or size) for size in BATCH_SIZES):
-        setting = Setting(batch_size, DELAYS_MS[0])
-        rates[setting] = rate_of(setting)
-    batch_size = max(rates, key=rates.__getitem__).batch_size
-    for delay_ms in DELAYS_MS[1:]:
-        setting = Setting(batch_size, delay_ms)
-        rates[setting] = rate_of(setting)
-    best = max(rates, key=rates.__getitem__)
-    return best if rates[best] > given else None
+    rates = {given: rate_of(given)}
+
+    def best_of(settings: Sequence[Setting]) -> Setting:
+        for setting in settings:
+            if setting not in rates:
+                rates[setting] = rate_of(setting)
+        return max(settings, key=rates.__getitem__)
+
+    sizes = dict.fromkeys(min(size, most_sequences or size) for size in BATCH_SIZES)
+    batch_size = best_of([Setting(size, DELAYS_MS[0]) for size in sizes]).batch_size
+    best_of([Setting(batch_size, delay_ms) for delay_ms in DELAYS_MS[1:]])
+    return max(rates, key=rates.__getitem__)
 
 
 def describe(settings: Mapping[str, str]) -> str:

@@ -22,9 +22,10 @@ class SessionEnvironment(Environment):
 class LoadUser(User):
     """A concurrent user. Stops when the session has no requests left.
 
-    Locust's own timing of a request ends at the response headers, before the first token. Every
-    request therefore adds three entries to locust's statistics: the whole request, its first
-    token and its longest stall.
+    Locust's own timing of a request ends at the response headers, before the first token. So
+    locust is told the time of the whole request, and its statistics have two more rows, for the
+    first token and the longest stall. Those are not requests: locust's totals and charts count
+    each request once.
     """
 
     environment: SessionEnvironment
@@ -47,20 +48,15 @@ class LoadUser(User):
 
     def _report(self, request: Request, record: Record) -> None:
         name = self.environment.session.name
-        error = SendError(record.error) if record.error else None
-        self._fire("request", name, record.latency_s, record.output_tokens or 0, error)
-        for kind, seconds in (("first token", record.first_token_s), ("stall", record.stall_s)):
-            if record.is_good and seconds is not None:
-                self._fire(kind, name, seconds, 0, None)
-
-    def _fire(
-        self, kind: str, name: str, seconds: float, num_tokens: int, error: Exception | None
-    ) -> None:
         self.environment.events.request.fire(
-            request_type=kind,
+            request_type="request",
             name=name,
-            response_time=1000 * seconds,
-            response_length=num_tokens,
-            exception=error,
+            response_time=1000 * record.latency_s,
+            response_length=record.output_tokens or 0,
+            exception=SendError(record.error) if record.error else None,
             context={},
         )
+        for kind, seconds in (("first token", record.first_token_s), ("stall", record.stall_s)):
+            if record.is_good and seconds is not None:
+                # The event would count it as a request.
+                self.environment.stats.entries[name, kind].log(round(1000 * seconds), 0)

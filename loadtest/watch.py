@@ -29,9 +29,12 @@ NAMES = {
     "steps": "longshore:steps_total",
     "step_sequences": "longshore:step_sequences_total",
     "step_tokens": "longshore:step_tokens_total",
+    "host_s": "longshore:host_seconds_total",
     "queue_sum_s": "vllm:request_queue_time_seconds_sum",
     "queue_count": "vllm:request_queue_time_seconds_count",
 }
+MEANS = ("kv_used", "kv_block_tokens")
+"""Values that the copies of a model do not add up to."""
 
 
 class Sample(msgspec.Struct, kw_only=True):
@@ -73,6 +76,8 @@ class Watch:
         """Take a last sample and stop."""
         if self._greenlet is not None:
             self._greenlet.kill()
+            if self._transport is not None:
+                self._transport.close()  # the greenlet's request may have been cut off
             self._sample()
         if self._transport is not None:
             self._transport.close()
@@ -106,16 +111,18 @@ class Watch:
 
 
 def parse(text: str) -> dict[str, float]:
-    """Return the metrics of NAMES, by key, summed over labels."""
+    """Return the metrics of NAMES, by key, summed over labels; MEANS are averaged over them."""
     lines = (line for line in text.splitlines() if "_bucket{" not in line)
     keys: Mapping[str, str] = {name: key for key, name in NAMES.items()}
-    found: dict[str, float] = {}
+    found: dict[str, list[float]] = {}
     for family in text_string_to_metric_families("\n".join(lines) + "\n"):
         for sample in family.samples:
             key = keys.get(sample.name)
             if key is not None:
-                found[key] = found.get(key, 0.0) + sample.value
-    return found
+                found.setdefault(key, []).append(sample.value)
+    return {
+        key: sum(values) / (len(values) if key in MEANS else 1) for key, values in found.items()
+    }
 
 
 class _CpuMeter:

@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from engine import (
         LLM,
         CompletionOutput,
+        GenerationError,
         GuidedDecodingParams,
         LoRARequest,
         OutputDelta,
+        RequestError,
         RequestOutput,
         SamplingParams,
         StructuredOutputsParams,
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "GenerationError",
     "GuidedDecodingParams",
     "LoRARequest",
     "OutputDelta",
+    "RequestError",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import os
 import sys
@@ -38,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         case _:
             print(*_help_lines(), sep="\n", file=sys.stderr)
             if given:
-                print(f"\n{NAME}: no command {given[0]!r}", file=sys.stderr)
+                near = difflib.get_close_matches(given[0], COMMANDS, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                print(f"\n{NAME}: no command {given[0]!r}{hint}", file=sys.stderr)
             return EXIT_USAGE
     return 0
 
@@ -98,6 +101,12 @@ def _deploy(arguments: list[str]) -> int:
     return run(arguments[1:], f"{NAME} deploy")
 
 
+def _fleet(arguments: list[str]) -> int:
+    from fleet.__main__ import main as run
+
+    return run(arguments[1:], f"{NAME} fleet")
+
+
 COMMANDS = {
     "serve": Command("serve a model over HTTP", _container),
     "explain": Command("show the strategy and every option, with where it was set", _container),
@@ -106,6 +115,7 @@ COMMANDS = {
     "compare": Command("load-test all four strategies and report", _compare, "loadtest"),
     "load": Command("load-test any server, or its endurance and defences", _load, "loadtest"),
     "simulate": Command("simulate the strategies on GPUs that you do not have", _simulate),
+    "fleet": Command("serve a model on many machines, with Ray", _fleet, "ray"),
     "deploy": Command("deploy to SageMaker, and remove everything again", _deploy, "aws"),
 }
 

@@ -22,19 +22,22 @@ MAY_IMPORT = {
     "benchmarks": {"core", "engine", "kernels", "strategies"},
     "loadtest": set(),  # talks HTTP to any server
     "models": set(),
+    "browser": set(),  # the live page in Chromium, in its own environment
     "conformance": set(),  # other people's clients, in their own environment
     "deploy": set(),  # runs the load test as a command
-    "examples": {"deploy"},  # parses SageMaker's streams
+    "fleet": {"container", "core"},  # starts containers on the nodes of a Ray cluster
+    "examples": {"deploy", "longshore"},  # one parses SageMaker's streams, one uses LLM
     "image": set(),
-    "longshore": {"benchmarks", "container", "deploy", "engine", "loadtest"},  # runs the commands
+    # runs the commands
+    "longshore": {"benchmarks", "container", "deploy", "engine", "fleet", "loadtest"},
     "distribution": set(),
 }
 PARTS = {
     "engine": (
-        ("device", "staging", "phases", "executor", "block_tables", "inputs"),
+        ("device", "staging", "phases", "stopwatch", "executor", "block_tables", "inputs"),
         ("attention", "ranks"),
         ("model",),
-        ("lora", "sampling"),
+        ("lora", "sampling", "vision"),
         ("loading",),
         ("step",),
         ("memory", "adapters", "engine"),
@@ -48,7 +51,7 @@ PARTS = {
         ("configuration", "capacity", "schema", "wire", "isolation"),
         ("models", "http"),
         ("security", "tracing"),
-        ("launch", "apis", "ui"),
+        ("launch", "apis", "hooks", "ui"),
         ("front_end",),
         ("multi_model",),
         ("batch",),
@@ -167,6 +170,14 @@ def test_llguidance_is_imported_by_the_first_grammar(modules):
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
+@pytest.mark.parametrize(
+    "modules", ["engine.serve.server, engine.tasks.build", "engine.parts, engine.step.follower"]
+)
+def test_engines_of_handlers_and_other_ranks_do_not_import_transformers_models(modules):
+    code = f"import sys, {modules}; sys.exit('transformers.modeling_utils' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
 def test_only_route_functions_use_the_globals_of_flask():
     """Other functions get the request as an argument (container/http/request_context.py)."""
     users = set()
@@ -187,6 +198,7 @@ def test_only_route_functions_use_the_globals_of_flask():
         "http/headers.py",
         "http/request_context.py",
         "http/request_log.py",
+        "hooks/app.py",
         "multi_model/app.py",
         "multi_model/relay.py",
         "tracing/tracing.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,7 +91,9 @@ def test_requests_may_end_before_the_pod_is_killed(
 
 def test_the_autoscaler_reads_a_metric_that_there_is() -> None:
     [metric] = manifest("autoscaler.yaml")["spec"]["metrics"]
-    text = metrics_text(FACTS, Stats(), "demo", Options()).decode()
+    engine = SimpleNamespace(facts=FACTS, stats=Stats(), is_ready=True)
+    client: Any = SimpleNamespace(facts=FACTS, copies=[engine])
+    text = metrics_text(client, "demo", Options()).decode()
     assert f"\n{metric['pods']['metric']['name']}{{" in text
 
 

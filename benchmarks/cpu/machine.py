@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from core.processes import num_cores
+
 INTERVAL_S = 1.0
 
 
@@ -15,8 +17,7 @@ def describe_machine() -> str:
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     features = set(" ".join(line for line in lines if line.startswith("flags")).split())
     kinds = [kind for kind in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if kind in features]
-    cores = len(os.sched_getaffinity(0))
-    return f"{cores} cores of {names[0] if names else 'a CPU'} ({' '.join(kinds)})"
+    return f"{num_cores()} cores of {names[0] if names else 'a CPU'} ({' '.join(kinds)})"
 
 
 def busy_cores() -> float:

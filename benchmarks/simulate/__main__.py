@@ -7,6 +7,9 @@ GPU is used and no speed is measured, so an hour of requests takes seconds.
 Without --rate, the highest rate is searched at which the mean normalized latency (end-to-end
 latency over output length) stays within --bound, as in the figures of the PagedAttention paper
 (SOSP 2023). With --rate, every system serves that rate. docs/benchmarks.md explains the results.
+
+With --calibrate and a folder of `longshore compare`, the time of a step is fitted to measured runs,
+and the same runs are simulated: prediction beside measurement.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from tqdm import tqdm
 
 from benchmarks.lengths import read_timed_trace
 from benchmarks.simulate.arguments import MEANS, make_parser
+from benchmarks.simulate.beside import beside
 from benchmarks.simulate.calibration import CalibrationError, calibrated
 from benchmarks.simulate.comparison import (
     WHY_DIFFERENT,
@@ -45,15 +49,37 @@ def main(arguments: list[str] | None = None, prog: str = "python -m benchmarks.s
     parser = make_parser(__doc__ or "", prog)
     options = parser.parse_args(arguments)
     try:
-        results = [_run(hardware, options) for hardware in _hardware(options)]
+        if options.calibrate is not None and options.calibrate.is_dir():
+            _require_no_more(options, parser)
+            lines, results = beside(options.calibrate, options.predict)
+            print("\n".join(lines))
+        elif options.predict is not None:
+            raise ValueError("--predict needs --calibrate with a folder of `longshore compare`")
+        else:
+            results = [_run(hardware, options) for hardware in _hardware(options)]
+            print(WHY_DIFFERENT)
     except (ValueError, OSError, CalibrationError) as error:
         parser.error(str(error))
-    print(WHY_DIFFERENT)
     if options.json is not None:
         settings = {name: str(value) for name, value in vars(options).items()}
         options.json.write_text(
             json.dumps({"simulation": True, "settings": settings, "results": results}, indent=1)
             + "\n"
+        )
+
+
+def _require_no_more(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Raise ValueError for options that mean nothing beside --calibrate FOLDER."""
+    used = ("calibrate", "predict", "json")
+    others = [
+        f"--{name.replace('_', '-')}"
+        for name, value in vars(options).items()
+        if name not in used and value != parser.get_default(name)
+    ]
+    if others:
+        raise ValueError(
+            f"--calibrate {options.calibrate} takes machine and requests from the load test; leave "
+            f"out {', '.join(others)}"
         )
 
 
@@ -127,6 +153,12 @@ def _title(task: Task, options: argparse.Namespace) -> str:
         f"{source}{skipped}, {task.duration_s:g} s, seed {options.seed}; "
         f"{efficiency.bandwidth:.0%} of bandwidth, {efficiency.flops:.0%} of FLOP/s, "
         f"{efficiency.overhead_s * 1e3:.3g} ms overhead per step"
+        + (
+            f", {efficiency.link:.0%} of the link and {efficiency.sum_s * 1e6:.3g} us for each sum "
+            "over the GPUs"
+            if hardware.num_gpus > 1
+            else ""
+        )
         + ("" if options.rate else f"; bound {options.bound:g} s/token")
     )
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from benchmarks.lengths import ALPACA, SHAREGPT
 from benchmarks.simulate.cost import GPUS, MODELS, Efficiency
-from benchmarks.simulate.router import ROUTERS
 from benchmarks.simulate.system import SYSTEMS
+from core.routing import ROUTERS
 
 MEANS = {"sharegpt": SHAREGPT, "alpaca": ALPACA}
 EXAMPLES = """examples:
@@ -16,6 +16,7 @@ EXAMPLES = """examples:
   %(prog)s --model opt-66b --gpus 4           # tensor parallel
   %(prog)s --duration 3600                    # an hour of requests, as in docs/benchmarks.md
   %(prog)s --rate 1.5                         # one request rate, instead of the highest
+  %(prog)s --calibrate build/compare          # prediction beside what `make compare` measured
 """
 DEFAULT_SYSTEMS = [name for name in SYSTEMS if name != "none"]
 
@@ -36,11 +37,11 @@ def make_parser(description: str, prog: str) -> argparse.ArgumentParser:
         "--gpu", choices=GPUS, default="a100-40gb", help="GPU type (default: %(default)s)"
     )
     machine.add_argument(
-        "--gpus", type=_count, default=1, metavar="N",
-        help="GPUs per machine, tensor-parallel without communication cost (default: 1)",
+        "--gpus", type=count, default=1, metavar="N",
+        help="GPUs per machine, which share the model by tensor parallelism (default: 1)",
     )  # fmt: skip
     machine.add_argument(
-        "--machines", type=_count, default=1, metavar="N", help="number of machines (default: 1)"
+        "--machines", type=count, default=1, metavar="N", help="number of machines (default: 1)"
     )
     machine.add_argument(
         "--router", choices=ROUTERS, default="least-loaded",
@@ -51,9 +52,16 @@ def make_parser(description: str, prog: str) -> argparse.ArgumentParser:
         help="simulate the paper's three setups instead of --model, --gpu and --gpus",
     )  # fmt: skip
     machine.add_argument(
-        "--calibrate", type=Path, metavar="FILE",
+        "--calibrate", type=Path, metavar="PATH",
         help="take efficiencies from gpu.json of `make gpu` on this GPU, or from results.json of a "
-        "load test of this model on this machine, instead of the next three options",
+        "load test of this model on this machine, instead of the next three options. A folder of "
+        "`longshore compare`: fit the time of a step to its runs on any machine, simulate the same "
+        "requests, and print prediction beside measurement",
+    )  # fmt: skip
+    machine.add_argument(
+        "--predict", type=Path, metavar="DIR",
+        help="with --calibrate FOLDER: predict the runs of this folder of `longshore compare`, "
+        "which the fit has not seen (default: those of --calibrate)",
     )  # fmt: skip
     machine.add_argument(
         "--bandwidth-efficiency", type=_share, default=assumed.bandwidth, metavar="SHARE",
@@ -74,11 +82,11 @@ def make_parser(description: str, prog: str) -> argparse.ArgumentParser:
         help=f"comma-separated, out of {', '.join(SYSTEMS)} (default: all but none)",
     )  # fmt: skip
     systems.add_argument(
-        "--max-sequences", type=_count, default=256, metavar="N",
+        "--max-sequences", type=count, default=256, metavar="N",
         help="maximum sequences running at once (default: 256)",
     )  # fmt: skip
     systems.add_argument(
-        "--max-step-tokens", type=_count, default=2048, metavar="N",
+        "--max-step-tokens", type=count, default=2048, metavar="N",
         help="token budget of a step (default: 2048)",
     )  # fmt: skip
     parser.add_argument(
@@ -99,7 +107,7 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         "(default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--duration", type=_positive, default=1200.0, metavar="SECONDS",
+        "--duration", type=positive, default=1200.0, metavar="SECONDS",
         help="time span over which requests arrive; a longer one is closer to the steady state "
         "(default: 1200)",
     )  # fmt: skip
@@ -109,17 +117,17 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
         "(default: search the highest sustained rate)",
     )  # fmt: skip
     group.add_argument(
-        "--bound", type=_positive, default=0.5, metavar="S",
+        "--bound", type=positive, default=0.5, metavar="S",
         help="highest mean normalized latency of a sustained rate, in seconds per token "
         "(default: 0.5)",
     )  # fmt: skip
     group.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     group.add_argument(
-        "--max-length", type=_count, default=2048, metavar="TOKENS",
+        "--max-length", type=count, default=2048, metavar="TOKENS",
         help="maximum tokens of prompt and output; longer requests are skipped (default: 2048)",
     )  # fmt: skip
     group.add_argument(
-        "--prefixes", type=_count, default=1, metavar="N",
+        "--prefixes", type=count, default=1, metavar="N",
         help="number of distinct prompt prefixes (default: 1)",
     )  # fmt: skip
     group.add_argument(
@@ -129,7 +137,7 @@ def _add_traffic(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError("must be greater than 0")
@@ -137,13 +145,13 @@ def _positive(text: str) -> float:
 
 
 def _share(text: str) -> float:
-    value = _positive(text)
+    value = positive(text)
     if value > 1:
         raise argparse.ArgumentTypeError("must be at most 1")
     return value
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
@@ -151,7 +159,7 @@ def _count(text: str) -> int:
 
 
 def _rate(text: str) -> float | str:
-    return text if text == "trace" else _positive(text)
+    return text if text == "trace" else positive(text)
 
 
 def _systems(text: str) -> list[str]:

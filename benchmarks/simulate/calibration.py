@@ -83,7 +83,7 @@ def _require_gpu(name: str | None, hardware: Hardware) -> None:
 
 
 def _mean_decode(measures: dict[str, Any], hardware: Hardware) -> Observation | None:
-    """Return the mean decode step, after subtracting the prompts' compute time at assumed FLOP/s.
+    """Return the mean decode step, without what is assumed of prompts and of sums over GPUs.
 
     Returns None without step metrics or output token counts.
     """
@@ -94,6 +94,7 @@ def _mean_decode(measures: dict[str, Any], hardware: Hardware) -> Observation | 
     prompts = measures["num_good"] * measures["prompt_tokens"] / num_steps
     flops = hardware.num_gpus * hardware.gpu.flops * hardware.efficiency.flops
     seconds = inside["step_s"] - 2 * hardware.model.num_parameters * prompts / flops
+    seconds -= hardware.sums_s(inside["batch"] + prompts)
     num_kv_tokens = inside["batch"] * (measures["prompt_tokens"] + output / 2)
     num_bytes = hardware.model.weight_bytes + num_kv_tokens * hardware.model.kv_bytes_per_token
     return Observation(num_bytes, seconds) if seconds > 0 else None

@@ -9,16 +9,16 @@ from typing import Any
 
 from benchmarks.simulate.fleet import Fleet, Outcome
 from benchmarks.simulate.knee import highest_rate
-from benchmarks.simulate.router import ROUTERS
 from benchmarks.simulate.system import SYSTEMS, Setup
 from benchmarks.simulate.traffic import Traffic
+from core.routing import ROUTERS
 
 Progress = Callable[[str, float], None]
 WHY_DIFFERENT = """\
 This is a simulation: no model ran, and no speed was measured. It differs from the paper as follows:
 - Step times come from a roofline model. The paper's systems had their own kernels, hosts and
-  interconnects, and vLLM's attention kernel was slower than FasterTransformer's. Communication
-  between GPUs is free here.
+  interconnects, and vLLM's attention kernel was slower than FasterTransformer's. What sums
+  between GPUs cost is assumed.
 - All systems use our strategies, with chunked prefill: long prompts run in chunks next to decodes,
   within a token budget. The paper's systems computed each prompt in one step.
 - Synthetic lengths are log-normal with the paper's means, not ShareGPT's conversations. Short

@@ -1,13 +1,15 @@
 """Cost model of a step: a roofline of one machine plus a fixed overhead.
 
 ```
-seconds = max(bytes / bandwidth, FLOPs / (FLOP/s)) + overhead
+seconds = max(bytes / bandwidth, FLOPs / (FLOP/s)) + sums + overhead
 bytes   = all weights once, and K and V of every token attended to
 FLOPs   = 2 per parameter and token, and 4 per layer, channel and query-key pair
+sums    = (2 per layer + 1 for the embedding) × (latency + sent / link)
+sent    = 2 (N - 1) / N × hidden size × tokens, in 16 bits: what each GPU sends in a ring
 ```
 
-Tensor parallelism is idealized: N GPUs have N times the memory, bandwidth and FLOP/s of one, and
-communication takes no time.
+Tensor parallelism on N GPUs has N times the memory, bandwidth and FLOP/s of one. Ranks sum their
+parts of the hidden states, which nothing overlaps. What they gather of the logits is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class ModelShape:
     num_parameters: float
     num_layers: int
     attention_width: int
-    """Query heads times head dim."""
+    """Query heads times head dim; for all models here also the hidden size."""
     kv_width: int
     """KV heads times head dim."""
 
@@ -50,6 +52,8 @@ class Gpu:
     """Bytes per second."""
     flops: float
     """FLOP/s of dense bf16 matmuls on tensor cores."""
+    link: float
+    """Bytes per second that it can send to the other GPUs of its machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,9 @@ class Efficiency:
     flops: float = 0.6
     overhead_s: float = 0.003
     """Fixed seconds per step for host work, launches and sampling, independent of the batch."""
+    link: float = 0.7
+    sum_s: float = 20e-6
+    """Fixed seconds of a sum over the GPUs of a machine, independent of its size."""
 
 
 class Hardware:
@@ -85,6 +92,9 @@ class Hardware:
         self._kv_token_s = model.kv_bytes_per_token / bandwidth
         self._token_s = 2 * model.num_parameters / flops
         self._pair_s = 4 * model.num_layers * model.attention_width / flops
+        sent = 2 * (num_gpus - 1) / num_gpus * model.attention_width * BYTES_PER_VALUE
+        self._num_sums = 2 * model.num_layers + 1 if num_gpus > 1 else 0
+        self._sum_token_s = sent / (gpu.link * self.efficiency.link)
 
     @property
     def name(self) -> str:
@@ -99,7 +109,11 @@ class Hardware:
         """
         memory_s = self._weights_s + self._kv_token_s * num_kv_tokens
         compute_s = self._token_s * num_tokens + self._pair_s * num_pairs
-        return max(memory_s, compute_s) + self.efficiency.overhead_s
+        return max(memory_s, compute_s) + self.sums_s(num_tokens) + self.efficiency.overhead_s
+
+    def sums_s(self, num_tokens: float) -> float:
+        """Return the seconds in which the GPUs sum the hidden states of `num_tokens` tokens."""
+        return self._num_sums * (self.efficiency.sum_s + self._sum_token_s * num_tokens)
 
     def decode_s(self, num_sequences: int, num_kv_tokens: int) -> float:
         """Return the seconds of a step that decodes one token of each sequence."""
@@ -129,12 +143,19 @@ def _opt(name: str, num_layers: int, width: int) -> ModelShape:
 MODELS = {
     model.name: model
     for model in (
-        ModelShape(  # from its config.json, as in benchmarks/shapes.py
+        ModelShape(  # the Llamas are from their config.json, as in benchmarks/shapes.py
             name="llama-2-7b",
             num_parameters=6.738e9,
             num_layers=32,
             attention_width=4096,
             kv_width=4096,
+        ),
+        ModelShape(
+            name="llama-3.1-8b",
+            num_parameters=8.030e9,
+            num_layers=32,
+            attention_width=4096,
+            kv_width=1024,
         ),
         _opt("opt-13b", 40, 5120),
         _opt("opt-66b", 64, 9216),
@@ -145,11 +166,12 @@ GPUS = {
     gpu.name: gpu
     for gpu in (
         # From NVIDIA's data sheets: SXM versions of A100, H100 and H200. Their memory "GB" are GiB.
-        Gpu(name="a10g", memory_gib=24, bandwidth=600e9, flops=70e12),
-        Gpu(name="a100-40gb", memory_gib=40, bandwidth=1555e9, flops=312e12),
-        Gpu(name="a100-80gb", memory_gib=80, bandwidth=2039e9, flops=312e12),
-        Gpu(name="l40s", memory_gib=48, bandwidth=864e9, flops=362e12),
-        Gpu(name="h100", memory_gib=80, bandwidth=3350e9, flops=989e12),
-        Gpu(name="h200", memory_gib=141, bandwidth=4800e9, flops=989e12),
+        # Links: NVLink in one direction; PCIe 4.0 x16 for A10G and L40S.
+        Gpu(name="a10g", memory_gib=24, bandwidth=600e9, flops=70e12, link=32e9),
+        Gpu(name="a100-40gb", memory_gib=40, bandwidth=1555e9, flops=312e12, link=300e9),
+        Gpu(name="a100-80gb", memory_gib=80, bandwidth=2039e9, flops=312e12, link=300e9),
+        Gpu(name="l40s", memory_gib=48, bandwidth=864e9, flops=362e12, link=32e9),
+        Gpu(name="h100", memory_gib=80, bandwidth=3350e9, flops=989e12, link=450e9),
+        Gpu(name="h200", memory_gib=141, bandwidth=4800e9, flops=989e12, link=450e9),
     )
 }

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.simulate.router import Router
 from benchmarks.simulate.system import Setup, System
 from benchmarks.simulate.tally import Figures, Tally
 from benchmarks.simulate.traffic import Arrival
+from core.routing import Router
 
 SLICE_S = 30.0
 """Simulated seconds between two checks of the latency bound after the last arrival."""
@@ -39,13 +39,22 @@ class Fleet:
         num_machines: int = 1,
         *,
         leaps: bool = True,
+        report_s: float = 0.0,
     ) -> None:
+        """report_s: how often machines report their loads to the router; 0: at every request.
+
+        Between two reports the router counts what it has sent.
+        """
         self.tally = Tally(arrivals)
         self.machines = [
             setup.machine(system, self.tally, leaps=leaps) for _ in range(num_machines)
         ]
         self._arrivals = arrivals
         self._router = router
+        self._report_s = report_s
+        self._next_report_s = 0.0
+        self._loads = {str(index): 0 for index in range(num_machines)}
+        """Unfinished requests of each machine, as far as the router knows."""
         self._received = [0] * num_machines
 
     def run(
@@ -60,11 +69,12 @@ class Fleet:
         now = 0.0
         for arrival in self._arrivals:
             now = arrival.at_s
-            self._advance(now)
+            if now >= self._next_report_s:
+                self._report(now)
+                if self.tally.least_normalized_latency(now) > bound:
+                    return None
+                progress(now)
             self._route(arrival)
-            if self.tally.least_normalized_latency(now) > bound:
-                return None
-            progress(now)
         while not self.tally.is_complete():
             now += SLICE_S
             self._advance(now)
@@ -77,11 +87,18 @@ class Fleet:
         for machine in self.machines:
             machine.advance(now)
 
+    def _report(self, now: float) -> None:
+        self._advance(now)
+        self._loads = {str(index): one.load(now) for index, one in enumerate(self.machines)}
+        self._next_report_s = now + self._report_s
+
     def _route(self, arrival: Arrival) -> None:
-        loads = [machine.load(arrival.at_s) for machine in self.machines]
-        chosen = self._router.choose(arrival, loads)
+        name = self._router.choose(arrival.routed(), self._loads)
+        self._loads[name] += 1
+        chosen = int(name)
         self._received[chosen] += 1
         self.tally.begin(arrival)
+        self.machines[chosen].advance(arrival.at_s)
         self.machines[chosen].add(arrival)
 
     def _outcome(self) -> Outcome:

@@ -12,27 +12,30 @@ LOWEST_RATE = 1 / 1024
 
 
 def highest_rate(
-    attempt: Callable[[float], Found | None], start: float = 1.0, precision: float = 0.03
+    attempt: Callable[[float], Found | None],
+    start: float = 1.0,
+    precision: float = 0.03,
+    factor: float = 2.0,
 ) -> tuple[float, Found] | None:
     """Return the highest rate for which `attempt` does not return None, with its result.
 
-    Doubles or halves the rate from `start` until it is bracketed, then bisects in the logarithm
-    until the bracket's relative width is within `precision`, and returns the lower end. Returns
-    None if no rate down to LOWEST_RATE succeeds.
+    Multiplies or divides the rate by `factor` from `start` until it is bracketed, then bisects in
+    the logarithm until the bracket's relative width is within `precision`, and returns the lower
+    end. Returns None if no rate down to LOWEST_RATE succeeds.
     """
     low, high = start, start
     found = attempt(start)
     while found is None:
-        high, low = low, low / 2
+        high, low = low, low / factor
         if low < LOWEST_RATE:
             return None
         found = attempt(low)
     while high <= low:
-        better = attempt(2 * low)
+        better = attempt(factor * low)
         if better is None:
-            high = 2 * low
+            high = factor * low
         else:
-            low, found = 2 * low, better
+            low, found = factor * low, better
     while high / low > 1 + precision:
         middle = (low * high) ** 0.5
         better = attempt(middle)

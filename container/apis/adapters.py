@@ -25,6 +25,7 @@ from container.security.source_roots import source_roots
 from core.adapter import Adapter, lora_disabled
 from core.errors import NotFoundError, RequestError
 
+ALIAS_HEADER = "X-Amzn-SageMaker-Adapter-Alias"
 MAX_NAME = 256
 
 _PRINTABLE = "[^\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]"
@@ -127,7 +128,7 @@ class AdapterRoutes:
         context = request_context()
         adapter = read_adapter_request(_fields(context))
         self._load(context, adapter, "name", "src")
-        return json_response({"status": f"Adapter {adapter.name} registered"})
+        return _status(context, adapter.name, "registered")
 
     def update(self, name: str, model: str | None = None) -> Response:
         """Accept DJL Serving's settings of a loaded adapter, which change nothing here."""
@@ -141,8 +142,9 @@ class AdapterRoutes:
     def unload(self, name: str, model: str | None = None) -> Response:
         """Unload an adapter. Requests that already use it run to their end."""
         self._require_lora(model)
-        self._unload(request_context(), name)
-        return json_response({"status": f"Adapter {name} unregistered"})
+        context = request_context()
+        self._unload(context, name)
+        return _status(context, name, "unregistered")
 
     def load_lora(self) -> Response:
         """Handle vLLM's POST /v1/load_lora_adapter."""
@@ -170,12 +172,12 @@ class AdapterRoutes:
         options, model_dir = self._service.options, Path(self._service.client.facts.model)
         own = [model_dir, *([model_dir / options.adapters] if options.adapters else [])]
         source_roots(options, own).require(adapter.src, src_field)
-        reply = self._service.client.load_adapter(adapter.name, adapter.src)
-        self._service.wait_for(context, reply)
+        for reply in self._service.client.load_adapter(adapter.name, adapter.src):
+            self._service.wait_for(context, reply)
 
     def _unload(self, context: RequestContext, name: str) -> None:
-        reply = self._service.client.unload_adapter(name)
-        self._service.wait_for(context, reply)
+        for reply in self._service.client.unload_adapter(name):
+            self._service.wait_for(context, reply)
 
     def _loaded(self, name: str) -> Adapter:
         for adapter in self._service.client.adapters:
@@ -197,6 +199,12 @@ def _fields(context: RequestContext) -> Mapping[str, object]:
     if query or not context.body:
         return query
     return context.json_fields()
+
+
+def _status(context: RequestContext, name: str, change: str) -> Response:
+    """Return what happened to an adapter, with its alias if SageMaker has sent one."""
+    shown = context.headers.get(ALIAS_HEADER) or name
+    return json_response({"status": f"Adapter {shown} {change}"})
 
 
 def _success(message: str) -> Response:

@@ -25,6 +25,7 @@ class StatusRoutes:
         return json_response({"version": importlib.metadata.version("longshore")})
 
     def server_load(self) -> Response:
-        """Return the number of sequences that run or wait, as of the engine's last heartbeat."""
-        stats = self._service.client.stats
-        return json_response({"server_load": stats.num_running + stats.num_waiting})
+        """Return the number of sequences that run or wait, as of the engines' last heartbeats."""
+        counts = [copy.stats for copy in self._service.client.copies]
+        load = sum(stats.num_running + stats.num_waiting for stats in counts)
+        return json_response({"server_load": load})

@@ -91,7 +91,7 @@ class TokenizeRoutes:
             add = request.add_special_tokens
             (tokens,) = prompting.encode([request.prompt], add_special_tokens=add)
         else:
-            tokens = prompting.encode_chat(request.prompt, size=len(context.body))
+            tokens = self._service.encode_chat(context, request.prompt).token_ids
         strings = None
         if request.return_token_strs:
             token = prompting.tokenizer.token

@@ -22,6 +22,8 @@ BYTES_PER_WEIGHT = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 5 / 128}
 weights; fp8 and int8 have them for each output, which is next to nothing."""
 FILE_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
 """By the dtypes of safetensors; all others have one byte."""
+INT8_HEADS = {"int8", "int4"}
+"""Values of option.quantize that store the head in int8."""
 _KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
@@ -156,6 +158,10 @@ def _decoder(
         precision = options.quantize if options.quantize in BYTES_PER_WEIGHT else None
         weights_format = precision or dtype
         weights_bytes = _quantized_bytes(num_parameters, sizes, config, dtype, precision)
+        if precision in INT8_HEADS:
+            head = sizes["vocab_size"] * sizes["hidden_size"]
+            is_tied = config.get("tie_word_embeddings")  # then the embedding stays beside it
+            weights_bytes += head if is_tied else head - head * DTYPE_BYTES[dtype]
     return Decoder(
         name=name,
         **sizes,

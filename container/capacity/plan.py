@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from container.capacity.decoder import DTYPE_BYTES, Decoder
 from container.capacity.instances import Instance
 from core.errors import ConfigurationError
+from core.layout import Layout, lay_out
 from core.options import Options
-from core.ranks import num_ranks
 from core.sizing import (
     blocks_for,
     bytes_per_block,
@@ -63,7 +63,7 @@ def make_plan(
     decoder: Decoder, instance: Instance, options: Options, batching: Batching, request: Request
 ) -> Plan:
     """Plan the memory for one strategy. Raises ConfigurationError if the model does not fit."""
-    decoder = rank_part(decoder, ranks_on(instance, options))
+    decoder = rank_part(decoder, layout_on(instance, options).num_ranks)
     budget_tokens = step_token_budget(options, "cuda")
     max_sequences = min(sequence_limit(options, batching), budget_tokens)
     max_len = length_limit(options, decoder.max_length)
@@ -100,9 +100,13 @@ def plan_lines(
     ]
     paged = next(plan for plan in plans if plan.batching == DEFAULT_FOR_PACKED)
     count = f"{instance.num_gpus} x " if instance.num_gpus > 1 else ""
-    ranks = ranks_on(instance, options)
-    used = f" (the model uses {ranks} of them)" if instance.num_gpus > 1 else ""
+    layout = layout_on(instance, options)
+    ranks = layout.num_ranks
+    num_used = layout.num_copies * ranks
+    used = f" (the model uses {num_used} of them)" if instance.num_gpus > 1 else ""
     yield f"{decoder.name} on {instance.name}: {count}{instance.gpu}{used}"
+    if layout.num_copies > 1:
+        yield from layout.lines()
     how = "" if decoder.is_counted else ", computed from config.json"
     yield (
         f"  weights: {_size(decoder.weights_bytes)}, "
@@ -123,16 +127,18 @@ def plan_lines(
         f"  KV: blocks of {options.block_size} tokens, {_size(paged.block_bytes)} each; "
         f"at most {paged.max_model_len} tokens per sequence"
     )
-    yield f"  concurrent requests of {request.prompt} + {request.answer} tokens:"
+    of_copy = " of each copy" if layout.num_copies > 1 else ""
+    yield f"  concurrent requests{of_copy} of {request.prompt} + {request.answer} tokens:"
     for plan in plans:
         memory = f"{plan.num_blocks} blocks, {_size(plan.num_blocks * plan.block_bytes)}"
         yield f"    {plan.batching:<10}  {plan.max_concurrent:>4}  ({memory})"
     yield from (f"  note: {note}" for note in paged.notes)
 
 
-def ranks_on(instance: Instance, options: Options) -> int:
-    """Return how many of the instance's GPUs share the model. Raises ConfigurationError."""
-    return num_ranks(options.tensor_parallel_degree, instance.num_gpus, instance.name)
+def layout_on(instance: Instance, options: Options) -> Layout:
+    """Return the copies of the model and the GPUs of each. Raises ConfigurationError."""
+    gpus = [str(number) for number in range(instance.num_gpus)]
+    return lay_out(options, gpus, num_cores=1, place=instance.name)
 
 
 def rank_part(decoder: Decoder, ranks: int) -> Decoder:
@@ -158,10 +164,10 @@ def rank_part(decoder: Decoder, ranks: int) -> Decoder:
 
 
 def _advice(options: Options, instance: Instance) -> str:
-    ranks = ranks_on(instance, options)
-    if ranks == instance.num_gpus:
+    most = instance.num_gpus // options.copies
+    if layout_on(instance, options).num_ranks == most:
         return ""
-    return f"; option.tensor_parallel_degree={instance.num_gpus} splits it over the instance's GPUs"
+    return f"; option.tensor_parallel_degree={most} splits it over the instance's GPUs"
 
 
 def adapter_bytes(decoder: Decoder, options: Options) -> int:

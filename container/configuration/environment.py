@@ -11,13 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from container.configuration.lmi import ADVICE, ALIASES, VARIABLE_ADVICE
+from container.configuration.lmi import (
+    ADVICE,
+    ALIASES,
+    INVOCATION_HANDLER_ADVICE,
+    VARIABLE_ADVICE,
+)
 from container.configuration.properties import Setting
 from core.options import option_table
 from core.suggest import did_you_mean
 
 _PAYLOAD = "SAGEMAKER_MAX_PAYLOAD_IN_MB"
 _SAGEMAKER = {
+    "SAGEMAKER_NUM_MODEL_WORKERS": "option.copies",
     "SAGEMAKER_STARTUP_TIMEOUT": "option.model_loading_timeout",
     "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "option.predict_timeout",
     "SAGEMAKER_MAX_REQUEST_SIZE": "max_request_size",
@@ -35,10 +41,22 @@ _FALLBACKS = {
     "MODEL_LOADING_TIMEOUT": "option.model_loading_timeout",
     "DJL_ENTRY_POINT": "option.entryPoint",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "option.otlp_traces_endpoint",
+    "CUSTOM_FASTAPI_PING_HANDLER": "option.ping_hook",
+    "CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE": "option.throttle_hook",
+    "CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS": "option.pre_post_process_hook",
+    "CUSTOM_PRE_PROCESS": "option.pre_process_hook",
+    "CUSTOM_POST_PROCESS": "option.post_process_hook",
 }
 _VLLM_PREFIX = "SM_VLLM_"
 """AWS's vLLM image passes each variable with this prefix to vLLM as an argument."""
 _VLLM_API_KEY = f"{_VLLM_PREFIX}API_KEY"
+_REFUSED = {
+    # If the key were ignored, the server would need no key at all.
+    _VLLM_API_KEY: "put the key into a file and name that in "  # pragma: allowlist secret
+    "option.api_keys_file (OPTION_API_KEYS_FILE)",
+    "CUSTOM_FASTAPI_INVOCATION_HANDLER": INVOCATION_HANDLER_ADVICE,
+}
+"""Variables of AWS's images that end the start, with what to do instead."""
 _VLLM_NAMES = {
     "model": "model_id",
     "max_num_seqs": "max_rolling_batch_size",
@@ -89,7 +107,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         errors=(
             *_unknown_options(given, {**option_variables, **serving_variables}),
             *_bad_payload_limit(given),
-            *_refused_key(given),
+            *_refused(given),
         ),
         warnings=tuple(_ineffective(given, {**serving_variables, **vllm_variables})),
     )
@@ -122,13 +140,10 @@ def _bad_payload_limit(given: Mapping[str, str]) -> Iterator[str]:
         yield f"environment variable {_PAYLOAD}={text}: expected an integer"
 
 
-def _refused_key(given: Mapping[str, str]) -> Iterator[str]:
-    """Refuse vLLM's API key. If it were ignored, the server would need no key at all."""
-    if _VLLM_API_KEY in given:
-        yield (
-            f"environment variable {_VLLM_API_KEY} is not supported: put the key into a file and "
-            "name that in option.api_keys_file (OPTION_API_KEYS_FILE)"
-        )
+def _refused(given: Mapping[str, str]) -> Iterator[str]:
+    for name, instead in _REFUSED.items():
+        if name in given:
+            yield f"environment variable {name} is not supported: {instead}"
 
 
 def _option_variables() -> dict[str, str]:
@@ -146,7 +161,8 @@ def _serving_variables() -> dict[str, str]:
     keys = [
         option.key for option in option_table().values() if not option.key.startswith("option.")
     ]
-    return {f"SERVING_{key.upper()}": key for key in keys if key != "engine"}
+    names = {f"SERVING_{key.upper()}": key for key in keys if key != "engine"}
+    return {**names, "SERVING_MAX_WORKERS": "option.copies"}
 
 
 def _vllm_variables() -> dict[str, str]:

@@ -13,24 +13,25 @@ from core.options import REMOVED_OPTIONS
 ALIASES: Mapping[str, str] = {
     "max_dynamic_batch_size": "batch_size",
     "option.quantization": "option.quantize",
+    "maxWorkers": "option.copies",
 }
 
-_ONE_COPY = "one engine process runs one copy of the model; scale out with more containers"
+_FIXED_COPIES = "the number of copies is fixed; use option.copies, which maxWorkers sets"
 _FORMAT = "the request's fields choose its schema; option.output_formatter sets the stream format"
 _HANDLERS = "set option.entryPoint to your handler's file"
+_RANKS = "use option.tensor_parallel_degree to split the model over GPUs"
 _SPECULATIVE = "speculative decoding is not supported; leave it out"
 _FIXED_CODES = "status codes are fixed; only that of a full queue is set by option.overload_status"
 
 ADVICE: Mapping[str, str] = {
     **{f"option.{name}": advice for name, advice in REMOVED_OPTIONS.items()},
-    "minWorkers": _ONE_COPY,
-    "maxWorkers": _ONE_COPY,
-    "gpu.minWorkers": _ONE_COPY,
-    "gpu.maxWorkers": _ONE_COPY,
-    "cpu.minWorkers": _ONE_COPY,
-    "cpu.maxWorkers": _ONE_COPY,
+    "minWorkers": _FIXED_COPIES,
+    "gpu.minWorkers": _FIXED_COPIES,
+    "gpu.maxWorkers": _FIXED_COPIES,
+    "cpu.minWorkers": _FIXED_COPIES,
+    "cpu.maxWorkers": _FIXED_COPIES,
     "load_on_devices": "use option.device",
-    "max_idle_time": _ONE_COPY,
+    "max_idle_time": _FIXED_COPIES,
     "required_memory_mb": "use option.kv_cache_memory_bytes or option.gpu_memory_utilization",
     "reserved_memory_mb": "use option.kv_cache_memory_bytes or option.gpu_memory_utilization",
     "gpu.required_memory_mb": "use option.gpu_memory_utilization",
@@ -46,9 +47,9 @@ ADVICE: Mapping[str, str] = {
     "cors_allowed_methods": "every method of a route is allowed; leave it out",
     "cors_allowed_headers": "every header is allowed; leave it out",
     "wait_model_loading": "/ping returns 503 until the model is ready; leave it out",
-    "option.mpi_mode": "the model runs in one process; leave it out",
-    "option.pipeline_parallel_degree": "the model runs on one device; leave it out",
-    "option.parallel_loading": _ONE_COPY,
+    "option.mpi_mode": "option.tensor_parallel_degree starts the ranks; leave it out",
+    "option.pipeline_parallel_degree": _RANKS,
+    "option.parallel_loading": "copies are always loaded at the same time; leave it out",
     "option.load_in_8bit": "use option.quantize=int8",
     "option.load_in_4bit": "use option.quantize=int4",
     "option.enable_streaming": 'a request streams if it sets "stream": true',
@@ -66,11 +67,11 @@ ADVICE: Mapping[str, str] = {
     "option.tokenizer_mode": "tokenizer.json is always used; leave it out",
     "option.decoding_strategy": "set parameters.do_sample and temperature in the request",
     "option.disable_flash_attn": "Longshore has its own attention kernels; leave it out",
-    "option.multi_gpu": "the model runs on one device; leave it out",
+    "option.multi_gpu": _RANKS,
     "option.max_sparsity": "leave it out",
     "option.max_splits": "leave it out",
     "option.max_cpu_loras": "all loaded adapters stay on the device; use option.max_loras",
-    "option.fully_sharded_loras": "the model runs on one device; leave it out",
+    "option.fully_sharded_loras": "how adapters are split over ranks is fixed; leave it out",
     "option.lora_dtype": "adapters use the model's dtype; leave it out",
     "option.lora_extra_vocab_size": "adapters cannot add tokens; leave it out",
     "option.draft_model_id": _SPECULATIVE,
@@ -94,10 +95,18 @@ VALUE_ALIASES: Mapping[tuple[str, str], str] = {
 }
 """Maps a key and a value of LMI or vLLM for it to the name of the same value here."""
 
+INVOCATION_HANDLER_ADVICE = (
+    "write handle(inputs) in model.py, which replaces the model, or name a function that changes "
+    "the model's requests and responses in option.pre_post_process_hook"
+)
+"""AWS's invocation handlers call vLLM's engine, which is not here."""
+
 VARIABLE_ADVICE: Mapping[str, str] = {
-    "SAGEMAKER_NUM_MODEL_WORKERS": _ONE_COPY,
+    "CUSTOM_SCRIPT_FILENAME": "name the file with its function, as in CUSTOM_PRE_PROCESS=FILE.py:F",
+    "SAGEMAKER_MODEL_PATH": "give the model's directory to serve, or set option.model_id",
     "SAGEMAKER_MODEL_SERVER_WORKERS": "use option.http_workers",
     "SAGEMAKER_PROGRAM": _HANDLERS,
+    "SERVING_MIN_WORKERS": _FIXED_COPIES,
     "PIPELINE_PARALLEL_DEGREE": ADVICE["option.pipeline_parallel_degree"],
     "PYTHON_EXECUTABLE": ADVICE["option.pythonExecutable"],
     "ENABLE_CUDA_GRAPHS": "use option.enforce_eager",

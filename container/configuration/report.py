@@ -10,8 +10,9 @@ from container.configuration.lmi import ADVICE
 from container.configuration.resolve import Configuration
 from core.batching import Choice
 from core.errors import ConfigurationError
+from core.layout import counted, layout_here
 from core.messages import Facts, Launch
-from core.options import Option, Value, option_table
+from core.options import Option, Options, Value, option_table
 from core.strategy_table import STRATEGIES
 from core.task import Task, choose_batching_of
 
@@ -20,9 +21,18 @@ ERROR_PREFIX = "longshore: "
 
 
 def explain_lines(configuration: Configuration, model: str, task: Task | None) -> Iterator[str]:
-    """Yield the strategy, the task, the warnings, and all effective options with their sources."""
+    """Yield the strategy, the task, the warnings, the layout, and all options with their sources.
+
+    Those that are set come first. The layout of several copies is that on this machine.
+    """
     yield from _strategy_lines(configuration, model, task)
-    yield from _option_lines(configuration, list(option_table().values()))
+    if configuration.options.copies > 1:
+        yield from _layout_lines(configuration.options)
+    given = _given_options(configuration)
+    yield from _option_lines(configuration, given)
+    yield "  all others:"
+    others = [option for option in option_table().values() if option not in given]
+    yield from _option_lines(configuration, others)
 
 
 def banner_lines(
@@ -30,16 +40,23 @@ def banner_lines(
 ) -> Iterator[str]:
     """Yield what is known before the model loads: the options set, the task and the strategy."""
     yield f"Longshore on {address}; configuration: {_properties_source(configuration)}"
-    options = [option for option in option_table().values() if option.name in configuration.sources]
-    yield from _option_lines(configuration, options)
+    yield from _option_lines(configuration, _given_options(configuration))
     yield from _strategy_lines(configuration, model, task)
 
 
-def facts_lines(facts: Facts) -> Iterator[str]:
-    """Yield what the engine resolved: the layout, the limits and the memory budget."""
+def _given_options(configuration: Configuration) -> list[Option]:
+    """Return the options that some source sets."""
+    return [option for option in option_table().values() if option.name in configuration.sources]
+
+
+def facts_lines(facts: Facts, num_copies: int = 1) -> Iterator[str]:
+    """Yield what an engine resolved: the layout, the limits and the memory budget.
+
+    num_copies: copies of the model, each with such an engine.
+    """
     yield f"ready: {facts.model} ({facts.architecture}) loaded in {facts.load_seconds:.1f} s"
-    ranks = "1 rank" if facts.num_ranks == 1 else f"{facts.num_ranks} ranks"
-    yield f"  layout: 1 copy x {ranks} on {facts.device}{facts.dtype and ', '}{facts.dtype}"
+    size = f"{counted(num_copies, 'copy', 'copies')} x {counted(facts.num_ranks, 'rank')}"
+    yield f"  layout: {size} on {facts.device}{facts.dtype and ', '}{facts.dtype}"
     yield f"  batching: {facts.batching} ({facts.batching_reason})"
     if facts.executor == "task":
         yield f"  task: {facts.task} ({facts.executor_reason})"
@@ -133,6 +150,13 @@ def _option_lines(configuration: Configuration, options: list[Option]) -> Iterat
     width = max(map(len, texts), default=0)
     for option, text in zip(options, texts, strict=True):
         yield f"  {text:<{width}}  {configuration.sources.get(option.name, 'default')}"
+
+
+def _layout_lines(options: Options) -> Iterator[str]:
+    try:
+        yield from layout_here(options).lines()
+    except ConfigurationError as error:
+        yield f"  warning: {error}"
 
 
 def _strategy_lines(configuration: Configuration, model: str, task: Task | None) -> Iterator[str]:

@@ -23,6 +23,8 @@ from container.apis.text.tgi import TgiRoutes
 from container.apis.tokenize import TokenizeRoutes
 from container.front_end.generation_routes import GenerationApi, OpenAIRoutes
 from container.front_end.openapi import openapi_document
+from container.hooks.app import HookedFlask
+from container.hooks.load import Hooks
 from container.http.cors import register_cors
 from container.http.failures import register_failures
 from container.http.headers import register_headers
@@ -51,6 +53,7 @@ def create_app(
     gate: Gate | None = None,
     helper: Helper | None = None,
     tracing: Tracing | None = None,
+    hooks: Hooks | None = None,
 ) -> Flask:
     """Return the application for a model that generates text.
 
@@ -66,7 +69,7 @@ def create_app(
         formatted_service = GenerationService(
             client, prompting, helper, options, model_name, user_formatters
         )
-    app = _create(service, GenerationApi(formatted_service), "generation", gate, tracing)
+    app = _create(service, GenerationApi(formatted_service), "generation", gate, tracing, hooks)
     AdapterRoutes(service).add_to(app)
     OpenAIRoutes(service).add_to(app)
     ResponsesRoutes(service).add_to(app)
@@ -85,30 +88,37 @@ def create_task_app(
     task: Task,
     gate: Gate | None = None,
     tracing: Tracing | None = None,
+    hooks: Hooks | None = None,
 ) -> Flask:
     """Return the application for a model whose task is not text generation."""
     service = Service(client, options, model_name)
     match task.kind:
         case "embedding":
             api = EmbeddingApi(service)
-            app = _create(service, api, task.kind, gate, tracing)
+            app = _create(service, api, task.kind, gate, tracing, hooks)
             api.add_to(app)
         case "handler":
-            app = _create(service, HandlerApi(service), task.kind, gate, tracing)
+            app = _create(service, HandlerApi(service), task.kind, gate, tracing, hooks)
         case _:
             api = PipelineApi(service, task)
-            app = _create(service, api, task.kind, gate, tracing)
+            app = _create(service, api, task.kind, gate, tracing, hooks)
             api.add_to(app)
     add_aliases(app)
     return app
 
 
 def _create(
-    service: Service, api: Api, kind: Kind, gate: Gate | None, tracing: Tracing | None
+    service: Service,
+    api: Api,
+    kind: Kind,
+    gate: Gate | None,
+    tracing: Tracing | None,
+    hooks: Hooks | None,
 ) -> Flask:
     """Return an application with the routes, headers and error handlers that all tasks share."""
     options = service.options
-    app = Flask("longshore", static_folder=None)
+    name = "longshore"
+    app = HookedFlask(name, hooks) if hooks is not None else Flask(name, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = options.max_request_size
     ModelRoutes(service).add_to(app)
     StatusRoutes(service).add_to(app)

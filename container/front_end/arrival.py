@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import gevent
 from gunicorn.http.body import Body, ChunkedReader
@@ -20,6 +20,7 @@ from gunicorn.http.errors import NoMoreData, ParseException
 from gunicorn.http.message import Request
 from gunicorn.http.unreader import Unreader
 
+from container.front_end.body_memory import BodyMemory
 from container.http.deadline import ArrivalTimeoutError, ClientGoneError
 from core.errors import RequestError
 from core.limits import CHUNKS, UNREAD_BYTES
@@ -69,12 +70,20 @@ class Timeouts(Protocol):
 class Arrival:
     """A socket whose reads and writes have deadlines. Other methods are the socket's own."""
 
-    def __init__(self, client: Socket, timeouts: Timeouts, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        client: Socket,
+        timeouts: Timeouts,
+        memory: BodyMemory,
+        clock: Clock = time.monotonic,
+    ) -> None:
         self._client = client
         self._timeouts = timeouts
+        self._memory = memory
         self._clock = clock
         self._deadline: float | None = None
-        self._part = "head"
+        self._part: Literal["head", "body", "rest"] = "head"
+        self._num_held = 0
         self._is_first_read = True
         client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES.maximum // 2)
 
@@ -86,12 +95,17 @@ class Arrival:
         self._part, self._deadline, self._is_first_read = "head", None, True
 
     def expect_body(self) -> None:
-        """Start the time limit of a body."""
+        """Start the time limit of a body, which is held until `release_body`."""
         self._begin("body", self._timeouts.body_timeout)
+
+    def release_body(self) -> None:
+        """Count the body as held no longer, because its request has ended."""
+        self._memory.release(self._num_held)
+        self._num_held = 0
 
     def drain(self, body: ArrivingBody) -> bool:
         """Read the rest of a body. Return False if it is malformed, too long or too slow."""
-        self._begin("body", DRAIN_S)
+        self._begin("rest", DRAIN_S)
         try:
             left = DRAIN_BYTES
             while left > 0 and not body.failed:
@@ -108,7 +122,7 @@ class Arrival:
 
         If it were closed with data unread, the client might never see the response.
         """
-        self._begin("body", DRAIN_S)
+        self._begin("rest", DRAIN_S)
         with suppress(ArrivalTimeoutError, OSError):
             self._client.shutdown(socket.SHUT_WR)
             while self.recv(READ_BYTES):
@@ -117,7 +131,8 @@ class Arrival:
     def recv(self, size: int) -> bytes:
         """Read what has arrived, at most `size` bytes.
 
-        Raises ArrivalTimeoutError when the time limit has passed.
+        Raises ArrivalTimeoutError when the time limit has passed, OverloadedError if there is no
+        memory for more of the body.
         """
         if not self._is_first_read:
             gevent.sleep(0)
@@ -132,6 +147,9 @@ class Arrival:
             _refuse_other_protocols(data)
             self._begin("head", self._timeouts.header_timeout)
         self._is_first_read = False
+        if self._part == "body":
+            self._memory.take(len(data), beside=self._num_held)
+            self._num_held += len(data)
         return data
 
     def sendall(self, data: bytes) -> None:
@@ -153,7 +171,7 @@ class Arrival:
         finally:
             self._client.settimeout(None)
 
-    def _begin(self, part: str, timeout_s: float) -> None:
+    def _begin(self, part: Literal["head", "body", "rest"], timeout_s: float) -> None:
         self._part, self._deadline = part, self._clock() + timeout_s
 
     def _remaining(self) -> float | None:
@@ -200,7 +218,7 @@ class ArrivingBody(Body):
         except ParseException as error:
             raise RequestError("body", f"is malformed: {error}") from None
         except NoMoreData:
-            raise ClientGoneError("the client has disconnected") from None
+            raise ClientGoneError from None
 
 
 class _CountedChunks(ChunkedReader):

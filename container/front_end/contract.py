@@ -14,6 +14,7 @@ from container.apis.embeddings import EMBEDDING_FIELDS
 from container.apis.messages.schema import COUNT_FIELDS, MESSAGES_FIELDS
 from container.apis.responses.schema import RESPONSES_FIELDS
 from container.apis.tasks.rerank import RERANK_FIELDS, SCORE_FIELDS
+from container.apis.tasks.transcription import TRANSCRIPTION_FIELDS
 from container.apis.text.schema import PARAMETERS, TEXT_FIELDS
 from container.apis.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from container.front_end.openapi import openapi_document
@@ -50,12 +51,76 @@ _HEADERS = (
     ("X-Amzn-SageMaker-Inference-Id", "SageMaker", "the request's id in logs and responses"),
     ("X-Amzn-SageMaker-Target-Model", "SageMaker", "the model, with several on one port"),
     ("X-Amzn-SageMaker-Adapter-Identifier", "SageMaker", "the LoRA adapter"),
+    ("X-Amzn-SageMaker-Adapter-Alias", "SageMaker",
+     "the adapter's name in the answers of `/adapters`; no effect on other routes"),
     ("X-Amzn-SageMaker-Session-Id", "SageMaker", "the session, with enable_stateful_sessions"),
     ("X-Amzn-SageMaker-New-Session-Id, -Closed-Session-Id", "SageMaker", "in responses"),
     ("X-Request-Id", "Longshore", "in responses: the request's id"),
     ("X-Longshore-Warning", "Longshore", "in responses: fields of the request without effect"),
     ("Retry-After", "HTTP", "in responses 429 and 503"),
 )  # fmt: skip
+_STANDARDS = (
+    ("`POST /adapters`, `DELETE /adapters/{name}`, headers and query parameters", "as there"),
+    ("`requestType` `NEW_SESSION` and `CLOSE`, `X-Amzn-SageMaker-Session-Id`, expiry",
+     "as there, but a use of a session starts its lifetime anew, and its directory holds no data"),
+    ("`SAGEMAKER_ENABLE_STATEFUL_SESSIONS`, `SAGEMAKER_SESSIONS_EXPIRATION`, "
+     "`SAGEMAKER_SESSIONS_PATH`", "options of the same names"),
+    ("`CUSTOM_FASTAPI_PING_HANDLER`",
+     "`option.ping_hook`; called only while the engine is healthy, else `/ping` is 503"),
+    ("`CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE`", "`option.throttle_hook`; a function, not a class"),
+    ("`CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS`",
+     "`option.pre_post_process_hook`; a function, not a class"),
+    ("`CUSTOM_PRE_PROCESS`, `CUSTOM_POST_PROCESS`",
+     "`option.pre_process_hook`, `option.post_process_hook`"),
+    ("`CUSTOM_FASTAPI_INVOCATION_HANDLER`, `@custom_invocation_handler`",
+     "refused at the start: they call vLLM's engine; write `handle(inputs)`, or a "
+     "`pre_post_process_hook`, in which `call_next` calls the model"),
+    ("`@custom_ping_handler`, `@custom_middleware`, its `@input_formatter` and "
+     "`@output_formatter`, functions found by their names",
+     "refused at the start: name the function in an option"),
+    ("`CUSTOM_SCRIPT_FILENAME`, `SAGEMAKER_MODEL_PATH`",
+     "a warning: options name files, which are beside serving.properties or the model"),
+    ("handlers of the engine's own sessions and adapters (`register_...`)",
+     "not here: they are for authors of servers"),
+    ("`standard-supervisor`, `PROCESS_AUTO_RECOVERY`, `PROCESS_MAX_START_RETRIES`",
+     "not here: `retry_threshold` restarts a dead engine"),
+)  # fmt: skip
+"""What AWS's package model-hosting-container-standards defines, and what each is here."""
+_ANSWERS = (
+    ("`usage.prompt_tokens`", "the prompt's tokens, with special tokens, once for all `n`", "same"),
+    ("`usage.completion_tokens`",
+     "all tokens of all choices, with the end of sequence and those of the stop string", "same"),
+    ("`usage.completion_tokens` with `echo` and `max_tokens` 0",
+     "1, which is sampled and dropped", "0"),
+    ("`finish_reason` at the end of sequence, a stop string or a stop token", "`stop`", "same"),
+    ("`finish_reason` at `max_tokens` or the end of the context", "`length`", "same"),
+    ("`finish_reason` of calls with `tool_choice` auto or required", "`tool_calls`", "same"),
+    ("`finish_reason` of a function that `tool_choice` names", "`stop`, as at OpenAI", "same"),
+    ("`finish_reason` of calls that `max_tokens` cuts off",
+     "`length`; `tool_calls` with `tool_choice` auto", "`length`"),
+    ("`stop_reason`", "the stop string, the id of a token of `stop_token_ids`, or null",
+     "same, but null at each end of sequence of the model; vLLM gives the id of all but the first"),
+    ("an error's body", "`error` with `message`, `type`, `param` and `code`, the status", "same"),
+    ("`type` of a 4xx", "`BadRequestError`, `NotFoundError`", "`invalid_request_error`, OpenAI's"),
+    ("`type` of a 5xx", "`InternalServerError`", "`server_error`, OpenAI's"),
+    ("a prompt that is too long", "400", "same, in OpenAI's words"),
+    ("unknown fields", "ignored, with a line in the log", "400, unless they are null"),
+    ("an engine that fails during a request", "500", "424, as LMI"),
+    ("a full queue", "there is none: the queue has no limit",
+     "503 with `Retry-After` (`option.overload_status`)"),
+)  # fmt: skip
+"""What chat completions and completions return, at vLLM and here."""
+_LMI_ANSWERS = (
+    ("`details.finish_reason` at the end of sequence", "`eos_token`", "same"),
+    ("`details.finish_reason` at a stop string", "`eos_token`; documented: `stop_sequence`",
+     "`stop_sequence`"),
+    ("`details.finish_reason` at `max_new_tokens`", "`length`", "same"),
+    ("a failure before the first byte", "424 with `error` and `code`",
+     "same for failures; an invalid request is a 400 that adds its `field`"),
+    ("a failure in a stream", "a last line with `details.finish_reason` `error`", "same"),
+    ("chat completions", "`eos_token`, `length` or `tool_calls`", "vLLM's, above"),
+)  # fmt: skip
+"""What `inputs` return, at LMI and here."""
 _BODIES: Mapping[str, Fields] = {
     "`/invocations` with `inputs`, `/generate`": TEXT_FIELDS,
     "Its `parameters`": PARAMETERS,
@@ -67,6 +132,7 @@ _BODIES: Mapping[str, Fields] = {
     "`/v1/embeddings`": EMBEDDING_FIELDS,
     "`/v1/rerank`": RERANK_FIELDS,
     "`/v1/score`": SCORE_FIELDS,
+    "`/v1/audio/transcriptions`, `/v1/audio/translations`": TRANSCRIPTION_FIELDS,
     "`/tokenize`": TOKENIZE_FIELDS,
     "`/detokenize`": DETOKENIZE_FIELDS,
 }
@@ -90,6 +156,23 @@ def markdown_lines() -> list[str]:
         "Each route below `/v1/` is also below `/openai/v1/`.",
         *("", "## Headers", "", "| header | whose | what |", "| --- | --- | --- |"),
         *(f"| `{name}` | {owner} | {what} |" for name, owner, what in _HEADERS),
+        "",
+        "## AWS's container standards",
+        "",
+        "What the package model-hosting-container-standards 0.1.16 gives containers of AWS; "
+        "[handlers.md](handlers.md#hooks) explains the hooks.",
+        *("", "| there | here |", "| --- | --- |"),
+        *(f"| {there} | {here} |" for there, here in _STANDARDS),
+        "",
+        "## Answers",
+        "",
+        "Chat completions and completions:",
+        *("", "| what | vLLM | here |", "| --- | --- | --- |"),
+        *(f"| {what} | {there} | {here} |" for what, there, here in _ANSWERS),
+        "",
+        "`/invocations` with `inputs`:",
+        *("", "| what | LMI | here |", "| --- | --- | --- |"),
+        *(f"| {what} | {there} | {here} |" for what, there, here in _LMI_ANSWERS),
         *(line for title, fields in _BODIES.items() for line in _table(title, fields)),
     ]
 

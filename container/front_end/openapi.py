@@ -19,10 +19,12 @@ from container.apis.models import LOAD_FIELDS
 from container.apis.responses.schema import RESPONSES_FIELDS
 from container.apis.tasks.pipeline import PIPELINE_FIELDS
 from container.apis.tasks.rerank import RERANK_FIELDS, SCORE_FIELDS, TEXTS_FIELDS
+from container.apis.tasks.transcription import TRANSCRIPTION_FIELDS
 from container.apis.text.schema import PARAMETERS, TEXT_FIELDS
 from container.apis.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from container.http.health import HEALTH_PATHS
 from container.schema.fields import Field, Fields
+from container.schema.form import MIMETYPE
 from core.pipeline_tasks import FILES
 from core.task import Kind
 
@@ -71,6 +73,7 @@ def _schemas(kind: Kind) -> Json:
                 "Rerank": _object(RERANK_FIELDS, ["query", "documents"]),
                 "Texts": _object(TEXTS_FIELDS, ["query", "texts"]),
                 "Score": _object(SCORE_FIELDS, ["text_1", "text_2"]),
+                "Transcription": _form(TRANSCRIPTION_FIELDS, ["file"]),
             }
         case "handler":
             return {}
@@ -101,6 +104,22 @@ def _object(fields: Fields, required: Sequence[str] = ()) -> Json:
         "properties": _properties(fields),
         "required": list(required),
         "additionalProperties": {"type": "null"},
+    }
+
+
+def _form(fields: Fields, required: Sequence[str]) -> Json:
+    """Return the schema of a form, which has no nulls and so no field without a valid value."""
+    properties: dict[str, Json] = {}
+    for name, field in fields.items():
+        if field.effect != "unsupported":
+            properties[name] = {"description": field.doc, **field.kind.schema}
+        elif field.neutral:
+            properties[name] = {"description": field.doc, "enum": list(field.neutral)}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
     }
 
 
@@ -200,6 +219,10 @@ _BODIES: Mapping[Kind, Json] = {
     "pipeline": _body("Pipeline", "Rerank", "Texts", plain=True, files=tuple(FILES.values())),
     "handler": _ANYTHING,
 }
+_SPEECH: Json = {
+    "required": True,
+    "content": {MIMETYPE: {"schema": _ref("Transcription")}},
+}
 _RERANK = _post("Rank texts by their score for a query.", _body("Rerank", "Texts"))
 _SCORE = _post("Score pairs of texts.", _body("Score"))
 _OWN_PATHS: Mapping[Kind, Json] = {
@@ -231,6 +254,8 @@ _OWN_PATHS: Mapping[Kind, Json] = {
         "/v2/rerank": _RERANK,
         "/score": _SCORE,
         "/v1/score": _SCORE,
+        "/v1/audio/transcriptions": _post("Write down what is spoken in a sound.", _SPEECH),
+        "/v1/audio/translations": _post("The same in English.", _SPEECH),
     },
     "handler": {},
 }

@@ -19,6 +19,7 @@ from gunicorn.glogging import Logger
 
 from container.configuration.report import report_error
 from container.front_end.connections import KEEPALIVE_S, allow_many_connections
+from container.http.failures import refusal_reason
 from container.http.health import HEALTH_PATHS
 from container.launch.ports import require_free_port
 from container.security.authentication import open_gate
@@ -29,10 +30,12 @@ from core.logs import configure_logs
 from core.messages import Launch
 from core.names import full_name
 from core.options import Options
-from core.processes import die_with_parent
+from core.processes import die_with_parent, num_cores
+from core.routing import LeastLoaded, PrefixAware
 
 if TYPE_CHECKING:
     from container.apis.generation.formatters import Functions
+    from container.hooks.load import Hooks
     from container.tracing.tracing import Tracing
 
 GRACEFUL_TIMEOUT_S = 25
@@ -61,7 +64,7 @@ class FrontEnd(BaseApplication):
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         # A model among several: the front checks the keys for /metrics, and asks without one.
-        open_paths = (*HEALTH_PATHS, "/metrics") if launch.socket else HEALTH_PATHS
+        open_paths = (*HEALTH_PATHS, "/metrics") if launch.name else HEALTH_PATHS
         self._gate = open_gate(launch.options, open_paths=open_paths)
         super().__init__()
 
@@ -79,12 +82,16 @@ class FrontEnd(BaseApplication):
 
         launch, options = self._launch, self._launch.options
         model_dir = Path(launch.model_dir)
-        self._client = EngineClient(launch.endpoint, options.heartbeat_timeout)
+        self._client = EngineClient(
+            *launch.endpoints,
+            heartbeat_timeout_s=options.heartbeat_timeout,
+            router=PrefixAware() if options.enable_prefix_caching else LeastLoaded(),
+        )
         self._tracing = _open_tracing(options)
-        name = launch.model_name
+        name, hooks = launch.model_name, self._hooks()
         if launch.task.kind != "generation":
             return create_task_app(
-                self._client, options, name, launch.task, self._gate, self._tracing
+                self._client, options, name, launch.task, self._gate, self._tracing, hooks
             )
         return create_app(
             self._client,
@@ -95,6 +102,7 @@ class FrontEnd(BaseApplication):
             self._formatters(),
             self._gate,
             tracing=self._tracing,
+            hooks=hooks,
         )
 
     def _formatters(self) -> Functions | None:
@@ -103,14 +111,24 @@ class FrontEnd(BaseApplication):
         path = self._launch.formatters
         return load_formatters(Path(path), self._launch.library_dir) if path else None
 
+    def _hooks(self) -> Hooks | None:
+        from container.hooks.load import load_hooks
+
+        hooks = self._launch.hooks
+        return load_hooks(hooks, self._launch.library_dir) if hooks else None
+
     @property
-    def timeouts(self) -> Options:
-        """The time limits of connections. Called by the worker."""
+    def options(self) -> Options:
+        """Read by the worker."""
         return self._launch.options
+
+    def count_refusal(self, status: int) -> None:
+        """Count a request that the worker refuses."""
+        self._client.count_refusal(refusal_reason(status))
 
     def end_watching(self) -> None:
         """End the event streams of live pages, which never end by themselves."""
-        self._client.snapshots.close()
+        self._client.end_watching()
 
     def end_requests(self, reason: str) -> None:
         """Fail every running request. Called in a worker that must stop."""
@@ -138,7 +156,6 @@ def gunicorn_settings(launch: Launch) -> dict[str, Any]:
     def make_tls_context(conf: object, default: object) -> SSLContext | None:
         return tls_context(options)
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "bind": f"unix:{launch.socket}" if launch.socket else f"0.0.0.0:{launch.port}",
         **(
@@ -148,7 +165,7 @@ def gunicorn_settings(launch: Launch) -> dict[str, Any]:
         ),
         "ssl_context": make_tls_context,
         "worker_class": full_name("container.front_end.worker.DrainingWorker"),
-        "workers": options.http_workers or max(1, (cores or 1) // 4),
+        "workers": options.http_workers or max(1, num_cores() // 4),
         "worker_connections": options.max_connections,
         "limit_request_line": REQUEST_LINE.maximum,
         "limit_request_fields": HEADERS.maximum,

@@ -23,14 +23,17 @@ import gevent
 import gevent.event
 from gevent.server import StreamServer
 from gevent.ssl import SSLContext
+from gunicorn.http.errors import ParseException
 from gunicorn.sock import ssl_context
 from gunicorn.workers.ggevent import GeventWorker
 
-from container.front_end.arrival import Arrival, ArrivingBody, Timeouts
+from container.front_end.arrival import Arrival, ArrivingBody
+from container.front_end.body_memory import BodyMemory
 from container.front_end.connections import Connections, silent_timeout
 from container.front_end.refusal import refuse
 from container.http.off_loop import SWITCH_INTERVAL_S
-from core.errors import LongshoreError
+from core.errors import LongshoreError, RequestError
+from core.options import Options
 from core.processes import die_with_parent
 
 LAST_WORDS_S = 2.0
@@ -46,8 +49,12 @@ class DrainableApplication(Protocol):
         ...
 
     @property
-    def timeouts(self) -> Timeouts:
-        """The time limits of connections."""
+    def options(self) -> Options:
+        """The limits of connections are among them."""
+        ...
+
+    def count_refusal(self, status: int) -> None:
+        """Count a request that is refused before it reaches the application."""
         ...
 
     def end_requests(self, reason: str) -> None:
@@ -64,7 +71,9 @@ class DrainingWorker(GeventWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._application = cast(DrainableApplication, self.app)
         self._connections = Connections(self.worker_connections)
+        self._bodies = BodyMemory(self._application.options.max_body_memory)
         self._tls: SSLContext | None = None
         self._stop_requested = gevent.event.Event()
 
@@ -85,7 +94,7 @@ class DrainingWorker(GeventWorker):
         with self._connections.open():
             connection = self._connections.shake_hands(client, self._tls)
             if connection is not None:
-                arrival = Arrival(connection, cast(DrainableApplication, self.app).timeouts)
+                arrival = Arrival(connection, self._application.options, self._bodies)
                 super().handle(listener, cast(Any, arrival), addr)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> bool:
@@ -98,6 +107,8 @@ class DrainingWorker(GeventWorker):
             super().handle_request(listener_name, req, sock, addr)
         except StopIteration:
             closes = True
+        finally:
+            sock.release_body()
         if not sock.drain(body):
             sock.linger()
             closes = True
@@ -109,8 +120,11 @@ class DrainingWorker(GeventWorker):
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
         """Answer a request that does not reach the application."""
         if isinstance(exc, LongshoreError):
+            self._application.count_refusal(exc.status)
             refuse(client, exc)
         else:
+            if isinstance(exc, ParseException):
+                self._application.count_refusal(RequestError.status)
             super().handle_error(req, client, addr, exc)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -129,7 +143,7 @@ class DrainingWorker(GeventWorker):
         while self.alive:
             self.notify()
             self._stop_requested.wait(1.0)
-        app = cast(DrainableApplication, self.app)
+        app = self._application
         for server in servers:
             server.close()
         app.end_watching()

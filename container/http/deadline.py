@@ -19,6 +19,9 @@ class ClientGoneError(LongshoreError):
 
     status = 499  # nginx's status; nobody reads the answer, but logs and tests do
 
+    def __init__(self) -> None:
+        super().__init__("the client has disconnected")
+
 
 class ArrivalTimeoutError(LongshoreError):
     """The client took too long to send its request."""
@@ -64,4 +67,4 @@ class Deadline:
             return
         self._next_client_check = self._clock() + CLIENT_CHECK_INTERVAL_S
         if self._has_hung_up():
-            raise ClientGoneError("the client has disconnected")
+            raise ClientGoneError

@@ -9,9 +9,13 @@ from dataclasses import dataclass
 
 import msgspec
 from flask import Flask, Response, g, request
-from werkzeug.exceptions import HTTPException, NotFound, RequestEntityTooLarge
+from werkzeug.exceptions import (
+    HTTPException,
+    MethodNotAllowed,
+    NotFound,
+    RequestEntityTooLarge,
+)
 
-from container.http.deadline import ClientGoneError
 from core.errors import (
     GenerationError,
     LongshoreError,
@@ -79,8 +83,6 @@ class Failure:
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
 
-CLIENT_GONE = Failure(ClientGoneError.status, "the client has disconnected")
-
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -126,20 +128,30 @@ def register_failures(
 
     def count(status: int | None) -> None:
         if status in _REFUSALS:
-            count_refusal(_REFUSALS[status])
+            count_refusal(refusal_reason(status))
 
     app.register_error_handler(HTTPException, handle_http_exception)
     app.register_error_handler(Exception, handle_error)
 
 
+def refusal_reason(status: int) -> str:
+    """Return what the statistics call a refusal with this status."""
+    return _REFUSALS[status]
+
+
 def failure_response(failure: Failure) -> Response:
     """Return the JSON response for a failed request, in the format that its path calls for."""
-    formats = (write for prefixes, write in FORMATS if request.path.startswith(prefixes))
-    body = next(formats, Failure.as_lmi)(failure)
-    response = Response(msgspec.json.encode(body), failure.code, mimetype="application/json")
+    body = msgspec.json.encode(failure_body(failure, request.path))
+    response = Response(body, failure.code, mimetype="application/json")
     if failure.code in (429, 503):
         response.headers["Retry-After"] = str(failure.retry_after_s or RETRY_AFTER_S)
     return response
+
+
+def failure_body(failure: Failure, path: str) -> dict[str, object]:
+    """Return the body for a failed request to this path."""
+    formats = (write for prefixes, write in FORMATS if path.startswith(prefixes))
+    return next(formats, Failure.as_lmi)(failure)
 
 
 def describe(error: Exception, request_id: str) -> Failure:
@@ -160,6 +172,9 @@ def _http_exception_response(error: HTTPException) -> Response:
     description = error.description or error.name
     if isinstance(error, NotFound) and error.description == NotFound.description:
         description = f"no such path: {request.path}; send requests to /invocations"
+    if isinstance(error, MethodNotAllowed) and error.description == MethodNotAllowed.description:
+        methods = sorted({*(error.valid_methods or ())} - {"HEAD", "OPTIONS"})
+        description = f"{request.method} is not allowed here; use {' or '.join(methods)}"
     response = failure_response(Failure(error.code or 500, description))
     for name, value in error.get_headers():
         if name not in ("Content-Type", "Content-Length"):

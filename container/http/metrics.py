@@ -1,16 +1,17 @@
-"""The engine's metrics in Prometheus format, with vLLM's names where the meaning is the same.
+"""The engines' metrics in Prometheus format, with vLLM's names where the meaning is the same.
 
-The values arrive with the engine's heartbeats. Every front-end worker receives them, so each worker
-can answer `/metrics` by itself.
+The values arrive with the engines' heartbeats. Every front-end worker receives them, so each worker
+can answer `/metrics` by itself. As in vLLM, each of several engines has series of its own, with its
+number as the label `engine`; their sum is left to Prometheus.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -19,6 +20,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from container.wire.engine_client import EngineClient
 from core.messages import Facts
 from core.options import Options
 from core.stats import Histogram, Stats
@@ -26,19 +28,63 @@ from core.stats import Histogram, Stats
 MIMETYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def metrics_text(facts: Facts, stats: Stats, model_name: str, options: Options) -> bytes:
-    """Return the body of a `/metrics` response."""
+def metrics_text(client: EngineClient, model_name: str, options: Options) -> bytes:
+    """Return the body of a `/metrics` response.
+
+    Raises EngineUnavailableError while no engine is ready.
+    """
+    labels = {"model_name": model_name, "batching": client.facts.batching}
+    has_several = len(client.copies) > 1
+    engines = [
+        _EngineMetrics(
+            copy.facts,
+            copy.stats,
+            {**labels, "engine": str(number)} if has_several else labels,
+            options,
+        )
+        for number, copy in enumerate(client.copies)
+        if copy.is_ready
+    ]
     registry = CollectorRegistry()
-    registry.register(_EngineCollector(facts, stats, model_name, options))
+    registry.register(_Collector(engines))
+    if has_several:
+        serving = Gauge(
+            "longshore:copies_serving",
+            "Copies of the model that serve.",
+            tuple(labels),
+            registry=registry,
+        )
+        serving.labels(*labels.values()).set(client.num_serving())
     return generate_latest(registry)
 
 
-class _EngineCollector(Collector):
-    def __init__(self, facts: Facts, stats: Stats, model_name: str, options: Options) -> None:
+class _Collector(Collector):
+    """Joins the series of all engines by metric."""
+
+    def __init__(self, engines: Sequence[_EngineMetrics]) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterator[Metric]:
+        joined: dict[str, Metric] = {}
+        for engine in self._engines:
+            for metric in engine.collect():
+                if metric.name in joined:
+                    joined[metric.name].samples.extend(metric.samples)
+                else:
+                    joined[metric.name] = metric
+        yield from joined.values()
+
+
+class _EngineMetrics:
+    """The metrics of one engine."""
+
+    def __init__(
+        self, facts: Facts, stats: Stats, labels: Mapping[str, str], options: Options
+    ) -> None:
         self._facts = facts
         self._options = options
         self._stats = stats
-        self._labels = {"model_name": model_name, "batching": facts.batching}
+        self._labels = labels
 
     def collect(self) -> Iterator[Metric]:
         yield from self._gauges()
@@ -99,7 +145,7 @@ class _EngineCollector(Collector):
     def _counters(self) -> Iterator[Metric]:
         stats = self._stats
         preemptions = {"swap": stats.num_swaps, "recompute": stats.num_recomputes}
-        sums: tuple[tuple[str, int, str], ...] = (
+        sums: tuple[tuple[str, float, str], ...] = (
             ("vllm:prompt_tokens", stats.num_prompt_tokens, "Prompt tokens."),
             ("vllm:generation_tokens", stats.num_generated_tokens, "Generated tokens."),
             (
@@ -123,6 +169,11 @@ class _EngineCollector(Collector):
                 "longshore:step_tokens",
                 int(stats.iteration_tokens.sum),
                 "Tokens computed, summed over all steps.",
+            ),
+            (
+                "longshore:host_seconds",
+                stats.host_s,
+                "Time of the engine's loop outside the model's forward and outside of waiting.",
             ),
         )
         for name, value, doc in sums:
@@ -155,7 +206,7 @@ class _EngineCollector(Collector):
         ):
             yield self._counter(name, doc, values, label)
 
-    def _counter(self, name: str, doc: str, values: dict[str, int], label: str = "") -> Metric:
+    def _counter(self, name: str, doc: str, values: Mapping[str, float], label: str = "") -> Metric:
         family = CounterMetricFamily(name, doc, labels=(*self._labels, *filter(None, [label])))
         for label_value, value in values.items():
             own = [label_value] if label else []

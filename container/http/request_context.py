@@ -11,18 +11,24 @@ from flask import current_app, g, request
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import RequestEntityTooLarge, UnsupportedMediaType
 
+from container.http.deadline import ClientGoneError
 from container.http.disconnect import disconnect_check
-from container.http.failures import CLIENT_GONE, Failure, describe
+from container.http.failures import Failure, describe
 from container.http.off_loop import LONG_BODY_BYTES, in_thread_if_long
 from container.http.request_record import RequestRecord
 from container.http.warned import WARNED
 from container.schema.body import is_json_type, is_supported_type, read_body
+from container.schema.fields import Fields
+from container.schema.form import MIMETYPE as FORM_TYPE
+from container.schema.form import read_form
 from core.errors import LongshoreError
 from core.limits import CSV_BYTES
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
 
 
 class BodyTooLargeError(LongshoreError):
@@ -53,6 +59,11 @@ class RequestContext:
     response_headers: dict[str, str]
     """Headers to add to the response. Changes after the route function returns have no effect."""
 
+    @property
+    def session(self) -> str | None:
+        """The id of SageMaker's session that the request belongs to, or has just opened."""
+        return self.response_headers.get(SESSION_HEADER) or self.headers.get(SESSION_HEADER)
+
     def json_fields(self) -> dict[str, object]:
         """Parse a JSON body.
 
@@ -77,6 +88,16 @@ class RequestContext:
             )
         return self.checked(lambda: read_body(self.body, self.mimetype))
 
+    def form(self, fields: Fields) -> dict[str, object]:
+        """Parse a form with files, whose texts become the kinds of `fields`.
+
+        Raises UnsupportedMediaType for other types and RequestError for a malformed form.
+        """
+        if self.mimetype != FORM_TYPE:
+            raise UnsupportedMediaType(f"Content-Type {self.mimetype}: send {FORM_TYPE}")
+        content_type = self.headers.get("Content-Type", "")
+        return self.checked(lambda: read_form(self.body, content_type, fields))
+
     def describe(self, error: Exception) -> Failure:
         """Return the failure with which the response ends, after it has begun. Logs it."""
         self.record.failure = describe(error, self.id)
@@ -84,7 +105,7 @@ class RequestContext:
 
     def note_client_gone(self) -> None:
         """Note that nobody reads the rest of the response."""
-        self.record.failure = CLIENT_GONE
+        self.describe(ClientGoneError())
 
     def checked(self, read: Callable[[], T]) -> T:
         """Return what `read` makes of the body. It runs in a thread if the body is long."""
@@ -105,10 +126,7 @@ def request_context(accept_header: str = "Accept") -> RequestContext:
     RequestEntityTooLarge if the body is longer than `max_request_size`, and what reading the body
     raises (`container/front_end/arrival.py`).
     """
-    body, limit = request.get_data(), request.max_content_length
-    # NOTE: werkzeug cuts a chunked body at the limit without raising an error.
-    if request.content_length is None and limit is not None and len(body) >= limit:
-        raise RequestEntityTooLarge
+    body = client_body() if g.body is None else g.body
     g.record.body = body
     return RequestContext(
         id=g.request_id,
@@ -122,3 +140,12 @@ def request_context(accept_header: str = "Accept") -> RequestContext:
         is_new_warning=current_app.extensions[WARNED].add,
         response_headers=g.headers,
     )
+
+
+def client_body() -> bytes:
+    """Return the body that the client has sent. Raises as `request_context` does."""
+    body, limit = request.get_data(), request.max_content_length
+    # NOTE: werkzeug cuts a chunked body at the limit without raising an error.
+    if request.content_length is None and limit is not None and len(body) >= limit:
+        raise RequestEntityTooLarge
+    return body

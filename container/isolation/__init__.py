@@ -1,5 +1,6 @@
-"""A process beside each worker, for the work that a hostile request can make crash or run on.
+"""Processes beside each worker, for the work that a hostile request can make crash or run on.
 
-`helper` starts the process and sends it jobs, `process` is what it runs, and `jobs` defines the
-messages between the two.
+`helper` sends them jobs, and `child` starts each one when it is needed. `process` is what the one
+for grammars and long conversations runs, and `jobs` defines its messages. The other one, for
+images, is the engine's `engine.vision.reader`, since it needs transformers.
 """

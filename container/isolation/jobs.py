@@ -1,16 +1,15 @@
-"""The jobs of the helper process, as msgpack structs in frames on a socket."""
+"""The jobs of the helper process, as msgpack structs in frames (`core.frames`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
+from core.frames import Refused
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplateSource
-
-_LENGTH_BYTES = 4
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -46,30 +45,4 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The job raised a RequestError."""
-
-    field: str
-    message: str
-
-
 Reply = Done | Refused
-
-
-def write_frame(write: Callable[[bytes], object], message: msgspec.Struct) -> None:
-    """Write a message with its length. `write` must write all bytes that it is given."""
-    body = msgspec.msgpack.encode(message)
-    write(len(body).to_bytes(_LENGTH_BYTES) + body)
-
-
-def read_frame(stream: BinaryIO) -> bytes:
-    """Return the next message, still encoded. Raises EOFError if the other side has closed."""
-    length = int.from_bytes(_read(stream, _LENGTH_BYTES))
-    return _read(stream, length)
-
-
-def _read(stream: BinaryIO, count: int) -> bytes:
-    data = stream.read(count)
-    if len(data) < count:
-        raise EOFError
-    return data

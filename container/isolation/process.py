@@ -6,12 +6,8 @@ A job that exceeds a limit, or crashes, ends the process; its parent then starts
 
 from __future__ import annotations
 
-import resource
-import signal
-import socket
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -20,15 +16,11 @@ from container.isolation.jobs import (
     Compile,
     Done,
     Job,
-    Refused,
     Render,
-    Reply,
     Setup,
-    read_frame,
-    write_frame,
 )
-from core.errors import RequestError
-from core.processes import die_with_parent
+from core.frames import run_helper
+from core.processes import cpu_limit, limit_memory
 from core.structured_outputs import StructuredOutputsParams
 from core.text.chat_template import ChatTemplate
 from core.text.grammar import grammar_text
@@ -63,12 +55,12 @@ class Jobs:
             case Compile(form, eos_token_ids):
                 if self._tokenizer is None:
                     self._tokenizer = read_grammar_tokenizer(self._model_dir, eos_token_ids)
-                    limit_memory()
-                with cpu_limit():
+                    limit_memory(MEMORY_BYTES)
+                with cpu_limit(CPU_SECONDS):
                     return call_on_stack(HELPER_STACK_BYTES, lambda: self._compile(form))
             case Render():
                 assert self._template is not None, "the worker has checked that there is one"
-                with cpu_limit():
+                with cpu_limit(CPU_SECONDS):
                     return self._template.render(
                         job.messages,
                         tools=job.tools,
@@ -85,48 +77,13 @@ class Jobs:
         return text
 
 
-@contextmanager
-def cpu_limit() -> Generator[None]:
-    """Have SIGPROF end the process when the block has used up its CPU time."""
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def limit_memory() -> None:
-    """Limit the address space to what is used now and MEMORY_BYTES."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + MEMORY_BYTES
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-
-
-def main() -> int:
-    """Perform jobs until the parent closes the socket."""
-    die_with_parent()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    connection = socket.socket(fileno=sys.stdin.fileno())
-    connection.setblocking(True)  # gevent, in the parent, has made it non-blocking
-    stream = connection.makefile("rb")
-    jobs = Jobs(msgspec.msgpack.decode(read_frame(stream), type=Setup))
-    limit_memory()
+def start(setup: bytes) -> Callable[[bytes], Done]:
+    """Return what performs the jobs of the model that the first message names."""
+    jobs = Jobs(msgspec.msgpack.decode(setup, type=Setup))
+    limit_memory(MEMORY_BYTES)
     decode = msgspec.msgpack.Decoder[Job](Job).decode
-    while True:
-        try:
-            job = decode(read_frame(stream))
-        except EOFError:
-            return 0
-        write_frame(connection.sendall, _reply(jobs, job))
-
-
-def _reply(jobs: Jobs, job: Job) -> Reply:
-    try:
-        return Done(jobs.perform(job))
-    except RequestError as error:
-        return Refused(error.field, error.message)
+    return lambda job: Done(jobs.perform(decode(job)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_helper(start))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from container.configuration.report import format_value
 from container.configuration.resolve import Configuration
 from container.models.directory import configured_model_path, open_model_dir, resolve_model_dir
 from container.models.handler_file import find_formatters, find_handler
+from container.models.hook_files import find_hooks
 from container.models.requirements import install_requirements_file
 from container.models.s3 import download_from_s3
 from container.security.authentication import open_gate
@@ -34,6 +35,8 @@ class PreparedModel:
     """The packages installed from requirements.txt, if any."""
     formatters: Path | None = None
     """The file with the user's formatters, if the engine serves the model itself."""
+    hooks: dict[str, str] = field(default_factory=dict[str, str])
+    """The user's hooks, as `find_hooks` returns them."""
 
 
 def prepare(configuration: Configuration, model_dir: Path) -> PreparedModel:
@@ -44,7 +47,12 @@ def prepare(configuration: Configuration, model_dir: Path) -> PreparedModel:
     options = configuration.options
     tls_context(options)
     open_gate(options, counts=False)
-    check_traces_endpoint(options)
+    check_traces_endpoint(options, configuration.sources.get("otlp_traces_endpoint", ""))
+    return _with_hooks(configuration, model_dir, _prepare_model(configuration, model_dir))
+
+
+def _prepare_model(configuration: Configuration, model_dir: Path) -> PreparedModel:
+    options = configuration.options
     handler = find_handler(configuration, model_dir)
     if handler is None:
         path = resolve_model_dir(configuration, model_dir)
@@ -65,16 +73,33 @@ def _with_formatters(
         return model
     _check_formatters(configuration, path, model.task)
     library_dir = _library_dir(configuration, path)
-    # Check the file in another process, because this one must not run user code.
-    command = [
-        *python_command("container.apis.generation.formatters"),
-        str(path),
-        str(library_dir or ""),
-    ]
+    _check_in_process("container.apis.generation.formatters", str(path), str(library_dir or ""))
+    return replace(model, formatters=path, library_dir=library_dir)
+
+
+def _with_hooks(
+    configuration: Configuration, model_dir: Path, model: PreparedModel
+) -> PreparedModel:
+    hooks = find_hooks(configuration, model_dir)
+    if not hooks:
+        return model
+    library_dir = model.library_dir
+    if library_dir is None:
+        library_dir = _library_dir(configuration, Path(next(iter(hooks.values()))))
+    assignments = [f"{option}={place}" for option, place in hooks.items()]
+    _check_in_process("container.hooks.load", str(library_dir or ""), *assignments)
+    return replace(model, hooks=hooks, library_dir=library_dir)
+
+
+def _check_in_process(module: str, *arguments: str) -> None:
+    """Have another process load the user's code, because this one must not run it.
+
+    Raises ConfigurationError with what that process says.
+    """
+    command = [*python_command(module), *arguments]
     result = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     if result.returncode != 0:
         raise ConfigurationError(result.stderr.strip())
-    return replace(model, formatters=path, library_dir=library_dir)
 
 
 def _check_formatters(configuration: Configuration, path: Path, task: Task) -> None:

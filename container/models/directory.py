@@ -93,7 +93,9 @@ def describe_model(configuration: Configuration, model_dir: Path) -> str:
     if path.is_dir():
         problem = "" if (path / "config.json").is_file() else " (no model: config.json is missing)"
         return f"{path.resolve()}{problem}"
-    return f"{model_id} (not a local directory)" if model_id else f"{path} (no such directory)"
+    if model_id is None or model_id.startswith(("/", ".", "~")):
+        return f"{path} (no such directory)"
+    return f"{model_id} (not a local directory)"
 
 
 def _require_model(path: Path, hint: str) -> Path:

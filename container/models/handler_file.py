@@ -6,10 +6,15 @@ import ast
 import logging
 import re
 import symtable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from container.configuration.lmi import handler_name, is_built_in_handler
+from container.configuration.lmi import (
+    INVOCATION_HANDLER_ADVICE,
+    handler_name,
+    is_built_in_handler,
+)
 from container.configuration.resolve import Configuration
 from core.errors import ConfigurationError
 
@@ -19,6 +24,20 @@ _HANDLER_NAMES = ("handle", "model_fn")
 _NO_HANDLER = "neither handle(inputs) nor model_fn(model_dir)"
 _FORMATTER_DECORATORS = ("input_formatter", "output_formatter")
 _UNSUPPORTED_DECORATORS = ("prediction_handler", "predict_formatter", "init_handler")
+_HOOK_ADVICE = "name the function in option.{}=model.py:FUNCTION"
+_HOOKS: Mapping[str, str] = {
+    "custom_ping_handler": _HOOK_ADVICE.format("ping_hook"),
+    "custom_sagemaker_ping_handler": _HOOK_ADVICE.format("ping_hook"),
+    "custom_invocation_handler": INVOCATION_HANDLER_ADVICE,
+    "custom_sagemaker_invocation_handler": INVOCATION_HANDLER_ADVICE,
+    "custom_middleware": _HOOK_ADVICE.format("pre_post_process_hook or option.throttle_hook"),
+    "register_middleware": _HOOK_ADVICE.format("pre_post_process_hook or option.throttle_hook"),
+    "input_formatter": _HOOK_ADVICE.format("pre_process_hook"),
+    "output_formatter": _HOOK_ADVICE.format("post_process_hook"),
+}
+"""Decorators and functions of AWS's container standards, which only options select here. Two of
+these decorators are also LMI's, so it counts where a file imports them from."""
+_STANDARDS = "model_hosting_container_standards"
 
 
 def find_handler(configuration: Configuration, model_dir: Path) -> Path | None:
@@ -55,7 +74,7 @@ def find_handler(configuration: Configuration, model_dir: Path) -> Path | None:
         raise ConfigurationError(f"{path} {problem}, so nothing can answer requests")
     if not defined.has_formatters:
         logger.warning(
-            "%s defines %s: ignoring it and serving the model, as LMI does",
+            "%s defines %s: serving the model, as LMI does",
             path,
             _NO_HANDLER,
         )
@@ -75,15 +94,25 @@ def find_formatters(configuration: Configuration, model_dir: Path) -> Path | Non
 
 def _file(configuration: Configuration, model_dir: Path, entry_point: str | None) -> Path | None:
     name = handler_name(entry_point)
-    properties = configuration.properties_path
-    directories = [properties.parent, model_dir] if properties else [model_dir]
-    path = next((folder / name for folder in directories if (folder / name).is_file()), None)
+    path = user_file(configuration, model_dir, name)
     if path is None and entry_point is not None:
+        folder = _directories(configuration, model_dir)[0]
         raise ConfigurationError(
-            f"option.entryPoint={entry_point}: there is no file {directories[0] / name}; "
+            f"option.entryPoint={entry_point}: there is no file {folder / name}; "
             "use a file beside serving.properties, or leave it out"
         )
     return path
+
+
+def user_file(configuration: Configuration, model_dir: Path, name: str) -> Path | None:
+    """Return the file of this name beside serving.properties, else in the model directory."""
+    paths = [folder / name for folder in _directories(configuration, model_dir)]
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _directories(configuration: Configuration, model_dir: Path) -> list[Path]:
+    properties = configuration.properties_path
+    return [properties.parent, model_dir] if properties else [model_dir]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +129,13 @@ def _definitions(path: Path) -> _Definitions:
     try:
         source = path.read_text("utf-8")
         names = symtable.symtable(source, str(path), "exec").get_identifiers()
-        decorators = _decorators(ast.parse(source))
+        module = ast.parse(source)
     except SyntaxError as error:
         raise ConfigurationError(f"{path}:{error.lineno}: SyntaxError: {error.msg}") from None
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path}: {error}") from None
+    _refuse_standards(path, module)
+    decorators = _decorators(module)
     for name in _UNSUPPORTED_DECORATORS:
         if name in decorators:
             raise ConfigurationError(
@@ -127,6 +158,28 @@ def _decorators(module: ast.Module) -> dict[str, int]:
         for function in functions
         for decorator in function.decorator_list
     }
+
+
+def _refuse_standards(path: Path, module: ast.Module) -> None:
+    """Raise ConfigurationError if AWS's package would find a function of the module by itself."""
+    imports = [
+        node
+        for node in ast.walk(module)
+        if isinstance(node, ast.Import | ast.ImportFrom) and _STANDARDS in ast.unparse(node)
+    ]
+    decorators = _decorators(module) if imports else {}
+    functions = {
+        node.name: node.lineno
+        for node in module.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("custom_sagemaker_")
+    }
+    for name, line in {**functions, **decorators}.items():
+        plain = name.partition("(")[0]  # as in @custom_middleware("throttle")
+        if plain in _HOOKS:
+            raise ConfigurationError(
+                f"{path}:{line}: {plain} is not found by itself here; {_HOOKS[plain]}"
+            )
 
 
 def _has_model(configuration: Configuration, model_dir: Path) -> bool:

@@ -1,6 +1,6 @@
 """Runs the container of one of several models, which serves on a Unix socket.
 
-`python -m container.multi_model.child URL NAME SOCKET SHARE_OF_OTHERS [FLAG=VALUE ...]`
+`python -m container.multi_model.child URL NAME SOCKET SHARE_OF_OTHERS OVERRIDES`
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from container.configuration.resolve import Configuration
 from container.launch.preparation import prepare
 from container.launch.supervisor import supervise
 from container.models.directory import open_model_dir
-from container.multi_model.overrides import read_overrides
+from container.multi_model.overrides import overrides_from_json
 from core.errors import ConfigurationError
 from core.processes import die_with_parent
 
 
-def main(url: str, name: str, socket: str, share_of_others: str, *flags: str) -> int:
+def main(url: str, name: str, socket: str, share_of_others: str, overrides: str) -> int:
     """Serve until SIGTERM and return the exit code, as `serve` does."""
     die_with_parent()
     try:
         model_dir = open_model_dir(Path(url))
-        configuration = read_overrides(flags).load(model_dir, os.environ)
+        configuration = overrides_from_json(overrides).load(model_dir, os.environ)
         configuration = with_gpu_share_of_others(configuration, float(share_of_others))
         prepared = prepare(configuration, model_dir)
         return supervise(configuration, prepared, 0, socket=Path(socket), name=name)

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 from gevent.pywsgi import WSGIHandler, WSGIServer
 
 from container.front_end.arrival import Arrival
+from container.front_end.body_memory import BodyMemory
 from container.front_end.connections import KEEPALIVE_S, Connections
 from container.front_end.refusal import refuse
 from core.errors import LongshoreError
@@ -22,7 +23,8 @@ class HttpServer(WSGIServer):
     def __init__(self, port: int, app: Any, options: Options, tls: Any | None) -> None:
         """`tls` is an SSLContext, or None for HTTP."""
         self.connections = Connections(options.max_connections)
-        self.timeouts = options
+        self.options = options
+        self.bodies = BodyMemory(options.max_body_memory)
         self._tls = tls
         super().__init__(
             ("0.0.0.0", port),
@@ -53,7 +55,7 @@ class _Handler(WSGIHandler):
 
     def __init__(self, client: Any, address: Any, server: HttpServer) -> None:
         self._connections = server.connections
-        self._client = _Client(client, server.timeouts)
+        self._client = _Client(client, server.options, server.bodies)
         super().__init__(cast(Any, self._client), address, server)
 
     def get_environ(self) -> dict[str, Any]:
@@ -81,7 +83,10 @@ class _Handler(WSGIHandler):
         """Answer the request whose head has arrived."""
         self._connections.require_room((self.path or "").partition("?")[0])
         self._client.expect_body()
-        super().handle_one_response()
+        try:
+            super().handle_one_response()
+        finally:
+            self._client.release_body()
 
     def handle_error(self, t: Any, v: Any, tb: Any) -> None:
         """Handle an error behind the response: the rest of the body did not arrive in time."""

@@ -40,19 +40,14 @@ class Models:
         command: Sequence[str] = COMMAND,
         *,
         gpus: Sequence[str] | None = None,
-        overrides: Mapping[str, Overrides] | None = None,
     ) -> None:
-        """`command` starts a model's container, with the arguments of `child.py` appended.
-
-        `overrides` are those of the models with these names.
-        """
+        """`command` starts a model's container, with the arguments of `child.py` appended."""
         self._run_dir = run_dir
         self._variables = {
             name: text for name, text in variables.items() if name not in _NOT_INHERITED
         }
         self._command = command
         self._gpus = visible_gpus(variables) if gpus is None else tuple(gpus)
-        self._overrides = overrides or {}
         self._models: dict[str, Model] = {}
         self._numbers = itertools.count()
         # Models load one at a time, because an engine measures the free memory while it loads.
@@ -61,7 +56,7 @@ class Models:
         self.initial_models_loaded = False
         """Whether the models to load at start have been loaded."""
 
-    def load(self, name: str, url: str) -> None:
+    def load(self, name: str, url: str, overrides: Overrides | None = None) -> None:
         """Load a model and return when it answers requests.
 
         Loading continues even if the client that requested it disconnects. Raises RefusedError: 400
@@ -85,7 +80,7 @@ class Models:
         try:
             with self._load_lock:
                 self._check_still_wanted(model)
-                self._start(model, path)
+                self._start(model, path, overrides or Overrides())
         except BaseException:
             if model.container is not None:
                 model.container.kill()
@@ -175,17 +170,17 @@ class Models:
     def _containers(self) -> list[ModelContainer]:
         return [model.container for model in self._models.values() if model.container is not None]
 
-    def _start(self, model: Model, path: Path) -> None:
-        overrides = self._overrides.get(model.name, Overrides())
+    def _start(self, model: Model, path: Path, overrides: Overrides) -> None:
         others_share = self._reserve_memory(model, self._needs(path, overrides))
         self._check_still_wanted(model)
         socket = self._run_dir / f"{next(self._numbers)}.sock"
-        arguments = [str(path), model.name, str(socket), f"{others_share:.6f}"]
+        share = f"{others_share:.6f}"
+        arguments = [str(path), model.name, str(socket), share, overrides.as_json()]
         variables = self._variables
         if model.gpu is not None:
             variables = {**variables, "CUDA_VISIBLE_DEVICES": model.gpu}
         began = time.monotonic()
-        command = [*self._command, *arguments, *overrides.arguments()]
+        command = [*self._command, *arguments]
         container = model.container = ModelContainer(model.name, socket, command, variables)
         is_ready = container.wait_until_ready()
         self._check_still_wanted(model)

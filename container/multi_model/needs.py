@@ -32,6 +32,10 @@ def estimate_needs(url: Path, variables: Mapping[str, str], overrides: Overrides
     model_dir = open_model_dir(url)
     configuration = overrides.load(model_dir, variables)
     options, min_bytes = configuration.options, 0
+    if options.copies > 1:
+        raise ConfigurationError(
+            f"option.copies={options.copies}: a model among several has one copy; leave it out"
+        )
     # If the size is unknown or config.json is invalid, leave the error to the engine.
     with suppress(ConfigurationError, OSError, ValueError, TypeError, KeyError, AttributeError):
         decoder = decoder_from_directory(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from container.configuration.flags import add_flags, flag_name, read_flags
+import msgspec
+
 from container.configuration.properties import Setting
 from container.configuration.resolve import Configuration, load_configuration
 from container.models.directory import find_properties
-from core.options import option_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +26,12 @@ class Overrides:
         path = self.properties or find_properties(model_dir)
         return load_configuration(path, variables, self.flags)
 
-    def arguments(self) -> list[str]:
-        """Return these overrides as arguments, which `read_overrides` reads."""
-        names = {option.key: flag_name(option) for option in option_table().values()}
-        properties = [] if self.properties is None else [f"--properties={self.properties}"]
-        return [*properties, *(f"{names[flag.key]}={flag.text}" for flag in self.flags)]
+    def as_json(self) -> str:
+        """Return the overrides for `overrides_from_json` in a model's container."""
+        return msgspec.json.encode((str(self.properties or ""), self.flags)).decode()
 
 
-def read_overrides(arguments: Sequence[str]) -> Overrides:
-    """Read the arguments of a model's container."""
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--properties", type=Path)
-    add_flags(parser)
-    parsed = parser.parse_args(arguments)
-    return Overrides(parsed.properties, tuple(read_flags(parsed)))
+def overrides_from_json(text: str) -> Overrides:
+    """Return the overrides that `Overrides.as_json` wrote."""
+    properties, flags = msgspec.json.decode(text, type=tuple[str, tuple[Setting, ...]])
+    return Overrides(Path(properties) if properties else None, flags)

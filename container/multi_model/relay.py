@@ -49,7 +49,7 @@ def relay(socket: Path, target: str) -> Response:
     except BaseException as error:
         exchange.end()
         if exchange.client_disconnected or isinstance(error, ClientDisconnected):
-            raise ClientGoneError("the client has disconnected") from None
+            raise ClientGoneError from None
         if isinstance(error, OSError | HTTPException):
             raise EngineUnavailableError("the model's container has ended; try again") from None
         raise

@@ -22,6 +22,7 @@ from container.multi_model.http_server import HttpServer
 from container.multi_model.model import RefusedError
 from container.multi_model.model_container import COMMAND
 from container.multi_model.models import Models
+from container.multi_model.overrides import Overrides
 from container.multi_model.strategies import Comparison
 from container.security.authentication import open_gate
 from container.security.source_roots import source_roots
@@ -56,8 +57,7 @@ def serve_models(
     sources = source_roots(options, {path.parent for path in entries.values()})
     configure_logs(options.log_format, options.log_level)
     with run_directory() as run_dir:
-        overrides = comparison.overrides if comparison else None
-        models = Models(run_dir, variables, command, overrides=overrides)
+        models = Models(run_dir, variables, command)
         front = create_front(models, gate, sources, options.cors_allowed_origin, page)
         app = _BusyTracker(front)
         server = HttpServer(port, app, options, tls)
@@ -66,7 +66,7 @@ def serve_models(
             served = "strategies" if comparison else "models"
             print(f"Longshore on port {port}, serving several {served}", flush=True)
             try:
-                _load_all(models, entries)
+                _load_all(models, entries, comparison.overrides if comparison else {})
                 if page is not None:
                     scheme = "http" if tls is None else "https"
                     print(f"the strategies side by side: {scheme}://localhost:{port}/", flush=True)
@@ -103,9 +103,11 @@ class _BusyTracker:
             self.idle.set()
 
 
-def _load_all(models: Models, entries: Mapping[str, Path]) -> None:
+def _load_all(
+    models: Models, entries: Mapping[str, Path], overrides: Mapping[str, Overrides]
+) -> None:
     for name, path in entries.items():
-        models.load(name, str(path))
+        models.load(name, str(path), overrides.get(name))
     models.initial_models_loaded = True
 
 

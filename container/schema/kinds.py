@@ -10,7 +10,7 @@ from typing import TypeGuard, cast
 Schema = Mapping[str, object]
 
 _MAX_INTEGER = 2**63 - 1
-_TOKEN_ID = re.compile("[0-9]{1,9}")
+_TOKEN_ID = re.compile("(?:0|[1-9][0-9]{0,8})")
 
 
 @dataclass(frozen=True, slots=True)

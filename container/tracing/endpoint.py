@@ -11,20 +11,32 @@ from core.options import Options
 _PACKAGE = "opentelemetry-exporter-otlp-proto-http"
 
 
-def check_traces_endpoint(options: Options) -> None:
-    """Raise ConfigurationError if the endpoint is no URL, or OpenTelemetry is not installed."""
+def check_traces_endpoint(options: Options, source: str = "") -> None:
+    """Raise ConfigurationError if the endpoint is no URL, or OpenTelemetry is not installed.
+
+    source: where it is set.
+    """
     url = options.otlp_traces_endpoint
     if url is None:
         return
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+    where = f"{source}: " if source else ""
+    if not _is_http(url):
         raise ConfigurationError(
-            f"option.otlp_traces_endpoint={url}: expected the URL of a collector that takes OTLP "
-            "over HTTP, such as http://localhost:4318/v1/traces"
+            f"{where}option.otlp_traces_endpoint={url}: expected the URL of a collector that takes "
+            "OTLP over HTTP, such as http://localhost:4318/v1/traces"
         )
     try:
         distribution(_PACKAGE)
     except PackageNotFoundError:
         raise ConfigurationError(
-            f"option.otlp_traces_endpoint needs the package {_PACKAGE}: "
-            "pip install 'longshore[otel]'"
+            f"{where}option.otlp_traces_endpoint needs the package {_PACKAGE}: install it "
+            "(pip install 'longshore[otel]'), or leave the option out to go without traces"
         ) from None
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:  # such as half of an IPv6 address
+        return False

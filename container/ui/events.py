@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import msgspec
 
 from container.http.service import Service
+from container.wire.engine_connection import EngineConnection
 from core.errors import EngineUnavailableError
 from core.messages import Facts
 from core.options import Options
@@ -25,30 +26,39 @@ SILENCE_S = 1.0
 _COMMENT = b":\n\n"
 
 
-def event_stream(service: Service, *, has_chat_template: bool) -> Iterator[bytes]:
-    """Yield events until the worker stops or the caller closes the generator."""
-    client = service.client
+def event_stream(service: Service, *, has_chat_template: bool, copy: int = 0) -> Iterator[bytes]:
+    """Yield events until the worker stops or the caller closes the generator.
+
+    copy: which of the copies of the model they are about.
+    """
+    engine = service.client.copies[copy]
     known: Facts | str = ""
     snapshot: Snapshot | None = None
-    while not client.snapshots.is_closed:
-        state = _state(service)
+    while not engine.snapshots.is_closed:
+        state = _state(engine)
         if isinstance(state, str) and state != known:
             yield _event("down", {"reason": state})
         elif isinstance(state, Facts) and state is not known:
-            about = {"model_name": service.model_name, "chat": has_chat_template}
+            about: dict[str, object] = {
+                "model_name": service.model_name,
+                "model": service.options.model_id or state.model,
+                "chat": has_chat_template,
+            }
+            if len(service.client.copies) > 1:
+                about |= {"copy": copy, "copies": len(service.client.copies)}
             yield _event("engine", about | _settings(state, service.options))
         if snapshot is not None:
-            yield _event("snapshot", {"snapshot": snapshot, "counters": _counters(client.stats)})
+            yield _event("snapshot", {"snapshot": snapshot, "counters": _counters(engine.stats)})
         else:
             yield _COMMENT
         known = state
-        snapshot = client.snapshots.wait(SILENCE_S)
+        snapshot = engine.snapshots.wait(SILENCE_S)
 
 
-def _state(service: Service) -> Facts | str:
+def _state(engine: EngineConnection) -> Facts | str:
     """Return the facts of the engine, or why there is none."""
     try:
-        return service.client.facts
+        return engine.facts
     except EngineUnavailableError as error:
         return str(error)
 

@@ -89,9 +89,12 @@ class PageRoutes:
             app.add_url_rule(EVENTS_PATH, "events", self.events)
 
     def events(self) -> Response:
-        """Stream what the engine does, as server-sent events."""
+        """Stream what an engine does, as server-sent events: the first, or that of `?copy=`."""
         self._page.check_client()
-        stream = event_stream(self._service, has_chat_template=self._has_chat_template)
+        copy = request.args.get("copy", 0, type=int)
+        if not 0 <= copy < len(self._service.client.copies):
+            abort(404)
+        stream = event_stream(self._service, has_chat_template=self._has_chat_template, copy=copy)
         return Response(stream, mimetype="text/event-stream", headers={"Cache-Control": "no-store"})
 
 

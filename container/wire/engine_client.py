@@ -1,337 +1,166 @@
-"""The front end's connection to the engine: one DEALER socket and a queue per running request.
-
-Uses gevent's primitives explicitly, so it works with and without monkey-patching. All calls must
-come from the thread that created the client.
-"""
+"""A worker's access to the model: the engine, or one of the engines that have a copy of it."""
 
 from __future__ import annotations
 
-import itertools
-import logging
+import hashlib
 import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Mapping, Sequence
 
-import gevent
-import msgspec
-import zmq.green as zmq
-
-from container.wire.silence import Silence
-from container.wire.snapshots import SnapshotFeed
+from container.wire.engine_connection import Clock, EngineConnection, Health
 from container.wire.task_reply import TaskReply
 from container.wire.token_stream import TokenStream
 from core.adapter import Adapter
-from core.errors import EngineUnavailableError
-from core.messages import (
-    Abort,
-    AbortReason,
-    Adapters,
-    Dead,
-    Facts,
-    Failed,
-    FromEngine,
-    Heartbeat,
-    Hello,
-    LoadAdapter,
-    Perform,
-    Performed,
-    Ready,
-    Refused,
-    Step,
-    Submit,
-    ToEngine,
-    UnloadAdapter,
-    Watch,
-    Watched,
-)
-from core.output import Output
+from core.images import PromptImage
+from core.messages import Facts
+from core.routing import PrefixAware, RoutedRequest, Router, prefix_keys
 from core.sampling import SamplingParams
-from core.stats import Stats
-
-logger = logging.getLogger(__name__)
-
-HELLO_INTERVAL_S = 1.0
-LIVENESS_CHECK_INTERVAL_S = 0.25
-"""How long `recv` waits before checking whether the engine is still alive."""
-UNHEALTHY_SILENCE_S = 4.0
-"""An engine that has been silent for this long is not healthy. It may recover."""
-MAX_SILENCE_S = 10.0
-"""An engine that has been silent for this long is considered dead; its requests fail."""
-MAX_STILL_S = 2.5
-"""A step within which no thread has run for this long hangs."""
-
-Clock = Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """Whether the engine can answer requests now; `reason` says why not."""
-
-    healthy: bool
-    reason: str
 
 
 class EngineClient:
-    """Submits requests to the engine at `endpoint` and routes its replies to their handlers."""
+    """Sends each request to one of the engines, of which there is one for each copy of the model.
+
+    Engines that are not ready or hang get requests only if all others do not serve either. A
+    session stays at one copy as long as that serves, whichever worker gets its requests.
+    """
 
     def __init__(
-        self, endpoint: str, heartbeat_timeout_s: float, clock: Clock = time.monotonic
+        self,
+        *endpoints: str,
+        heartbeat_timeout_s: float,
+        router: Router | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
-        self.endpoint = endpoint
-        self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._clock = clock
-        self._name = uuid.uuid4().hex
-        self._numbers = itertools.count(1)
-        self._streams: dict[str, TokenStream] = {}
-        self._replies: dict[str, TaskReply] = {}
-        self._refused: dict[str, int] = {}
-        self.snapshots = SnapshotFeed(self._watch, clock)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
-        self._context = zmq.Context()
-        self._connect()
-        self._down_reason = "the engine is starting"
-        self._receiver: gevent.Greenlet[[], None] = gevent.spawn(self._receive_forever)
+        """endpoints: the engines' addresses. router: default PrefixAware."""
+        has_several = len(endpoints) > 1
+        self.copies = tuple(
+            EngineConnection(
+                endpoint, heartbeat_timeout_s, clock, copy=str(copy) if has_several else ""
+            )
+            for copy, endpoint in enumerate(endpoints)
+        )
+        self._router = router or PrefixAware()
 
     @property
     def facts(self) -> Facts:
-        """The settings the engine resolved. Raises EngineUnavailableError while it is not ready."""
-        if self._facts is None:
-            raise EngineUnavailableError(self._down_reason)
-        return self._facts
+        """The settings of a ready engine; if several are ready, of one with the lowest limit.
 
-    @property
-    def stats(self) -> Stats:
-        """The engine's counters as of its last heartbeat."""
-        return self._stats
+        Raises EngineUnavailableError while no engine is ready.
+        """
+        ready = [copy.facts for copy in self.copies if copy.is_ready]
+        return min(ready or [self.copies[0].facts], key=lambda facts: facts.max_model_len)
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """The loaded adapters, as the engine last reported them; empty while it is not ready."""
-        return self._adapters
+        """The adapters that at least one engine has loaded; empty while none is ready."""
+        by_name: dict[str, Adapter] = {}
+        for copy in self.copies:
+            for adapter in copy.adapters:
+                by_name.setdefault(adapter.name, adapter)
+        return tuple(by_name.values())
 
     def health(self) -> Health:
-        """Check that the engine is ready, sends heartbeats and completes steps."""
-        if self._facts is None:
-            return Health(False, self._down_reason)
-        silence_s = self._silence.seconds
-        if silence_s >= UNHEALTHY_SILENCE_S:
-            return Health(False, f"no heartbeat from the engine for {silence_s:.0f} s")
-        if self._still_s >= MAX_STILL_S:
-            return Health(False, f"the engine hangs in a step: still for {self._still_s:.0f} s")
-        age = self._step_age_s
-        if age >= self._heartbeat_timeout_s:
-            return Health(False, f"the engine is stuck: no step completed for {age:.0f} s")
-        return Health(True, "")
+        """Return the health of the first engine that is healthy, or else of the first one."""
+        found = [copy.health() for copy in self.copies]
+        return next((health for health in found if health.healthy), found[0])
+
+    def num_serving(self) -> int:
+        """Return how many engines are healthy."""
+        return sum(copy.health().healthy for copy in self.copies)
 
     def submit(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, adapter: str = ""
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        adapter: str = "",
+        session: str | None = None,
+        images: tuple[PromptImage, ...] = (),
     ) -> TokenStream:
-        """Start a generation. Raises EngineUnavailableError while the engine is not ready."""
-        stream = TokenStream(self._new_id(), params.num_answers, self.abort)
-        self._send(Submit(stream.id, list(prompt_token_ids), params, adapter))
-        self._streams[stream.id] = stream
-        return stream
+        """Start a generation. Raises EngineUnavailableError while no engine is ready."""
+        chosen = self._choose(session, prompt_token_ids, adapter)
+        return chosen.submit(prompt_token_ids, params, adapter, images)
 
-    def perform(self, body: bytes, headers: Mapping[str, str]) -> TaskReply:
-        """Start a task. Raises EngineUnavailableError while the engine is not ready."""
-        return self._request(Perform(self._new_id(), body, dict(headers)))
+    def perform(
+        self, body: bytes, headers: Mapping[str, str], session: str | None = None
+    ) -> TaskReply:
+        """Start a task. Raises EngineUnavailableError while no engine is ready."""
+        return self._choose(session).perform(body, headers)
 
-    def load_adapter(self, name: str, src: str) -> TaskReply:
-        """Load the adapter at `src`. Raises EngineUnavailableError like `perform`."""
-        return self._request(LoadAdapter(self._new_id(), name, src))
+    def load_adapter(self, name: str, src: str) -> list[TaskReply]:
+        """Load the adapter at `src` into every engine that is ready and has none of that name.
 
-    def unload_adapter(self, name: str) -> TaskReply:
-        """Unload an adapter. Raises EngineUnavailableError like `perform`."""
-        return self._request(UnloadAdapter(self._new_id(), name))
+        If all have one, the first is asked, and refuses. Raises EngineUnavailableError as `perform`
+        does.
+        """
+        ready = self._ready()
+        return [copy.load_adapter(name, src) for copy in self._without(name, ready) or ready[:1]]
+
+    def unload_adapter(self, name: str) -> list[TaskReply]:
+        """Unload an adapter from every engine that has it.
+
+        If none has it, the first is asked, and refuses. Raises EngineUnavailableError as `perform`
+        does.
+        """
+        ready = self._ready()
+        lacking = self._without(name, ready)
+        having = [copy for copy in ready if copy not in lacking]
+        return [copy.unload_adapter(name) for copy in having or ready[:1]]
 
     def count_refusal(self, reason: str) -> None:
-        """Count a refused HTTP request; the engine gets the counts with its next heartbeat."""
-        self._refused[reason] = self._refused.get(reason, 0) + 1
+        """Count a refused HTTP request; a ready engine gets the counts with its next heartbeat."""
+        self._ready()[0].count_refusal(reason)
 
-    def abort_task(self, id: str, reason: AbortReason = "disconnect") -> None:
-        """Abort a task or an adapter request, unless its reply is complete."""
-        if self._replies.pop(id, None) is not None:
-            self._send(Abort(id, None, reason))
-
-    def abort(self, id: str, index: int | None = None, reason: AbortReason = "disconnect") -> None:
-        """Abort a running generation request, or only the answer with this index.
-
-        Drops what still arrives for an aborted request.
-        """
-        if id not in self._streams:
-            return
-        if index is None:
-            del self._streams[id]
-        self._send(Abort(id, index, reason))
+    def end_watching(self) -> None:
+        """End every wait for snapshots, now and later."""
+        for copy in self.copies:
+            copy.snapshots.close()
 
     def fail_all(self, reason: str) -> None:
         """Fail every running request with `reason`."""
-        running = [*self._streams.values(), *self._replies.values()]
-        self._streams.clear()
-        self._replies.clear()
-        for request in running:
-            request.push(Failed(request.id, "failed", reason))
-
-    def _request(self, message: Perform | LoadAdapter | UnloadAdapter) -> TaskReply:
-        reply = TaskReply(message.id, self.abort_task)
-        self._send(message)
-        self._replies[reply.id] = reply
-        return reply
-
-    @property
-    def _num_running(self) -> int:
-        return len(self._streams) + len(self._replies)
-
-    def _new_id(self) -> str:
-        if self._facts is None:
-            raise EngineUnavailableError(self._down_reason)
-        return f"{self._name}-{next(self._numbers)}"
+        for copy in self.copies:
+            copy.fail_all(reason)
 
     def close(self) -> None:
-        """Fail the running requests and close the socket."""
-        self._receiver.kill()
-        self.snapshots.close()
-        self.fail_all("the front end is closing")
-        self._disconnect()
-        self._context.term()
+        """Fail the running requests and close the sockets."""
+        for copy in self.copies:
+            copy.close()
 
-    def _connect(self) -> None:
-        self._facts: Facts | None = None
-        self._adapters: tuple[Adapter, ...] = ()
-        self._step_age_s = 0.0
-        self._still_s = 0.0
-        self._stats = Stats()
-        self._silence = Silence(self._clock)
-        self._hello_due = self._clock()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.sndhwm = self._socket.rcvhwm = 0
-        # NOTE: do not set `immediate`: on a disconnect it drops received messages, such as Dead.
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._socket.connect(self.endpoint)
+    def _choose(
+        self, session: str | None, prompt: Sequence[int] = (), adapter: str = ""
+    ) -> EngineConnection:
+        if len(self.copies) == 1:
+            return self.copies[0]
+        candidates = self._candidates(adapter)
+        if session is not None:
+            candidates = [max(candidates, key=lambda copy: _weight(session, copy.endpoint))]
+        by_name = {copy.endpoint: copy for copy in candidates}
+        request = RoutedRequest(session, prefix_keys(prompt, adapter))
+        loads = {name: copy.load for name, copy in by_name.items()}
+        return by_name[self._router.choose(request, loads)]
 
-    def _disconnect(self) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=0)
+    def _candidates(self, adapter: str) -> list[EngineConnection]:
+        """Return the engines that may get a request, best ones only; at least one.
 
-    def _reconnect(self, reason: str) -> None:
-        """Fail the running requests and wait for a new engine, on a new socket.
-
-        Messages still queued in the old socket are stale.
+        A restarted engine lacks the adapters that were loaded over HTTP.
         """
-        logger.warning("engine=lost reason=%r requests=%d", reason, self._num_running)
-        self._down_reason = reason
-        self._disconnect()
-        self._connect()
-        self.fail_all(reason)
+        ready = self._ready()
+        healthy = [copy for copy in ready if copy.health().healthy] or ready
+        if not adapter:
+            return healthy
+        lacking = self._without(adapter, healthy)
+        return [copy for copy in healthy if copy not in lacking] or healthy
 
-    def _receive_forever(self) -> None:
-        while True:
-            frame = self._receive(self._say_hello())
-            if frame is not None:
-                self._silence.heard()
-                self._dispatch(self._decoder.decode(frame))
-                gevent.sleep(0)  # lets other greenlets run even while more messages wait
-            else:
-                self._silence.listened()
-                self._check_alive()
+    def _ready(self) -> list[EngineConnection]:
+        """Return the engines that are ready; if none is, the first, which raises when asked."""
+        return [copy for copy in self.copies if copy.is_ready] or [self.copies[0]]
 
-    def _receive(self, timeout_s: float) -> bytes | None:
-        # NOTE: zmq.green's poll misses messages that arrive while another greenlet sends, because
-        # sending consumes the edge-triggered event of the socket's file descriptor. recv does not.
-        frame = self._receive_now()
-        if frame is not None:
-            return frame
-        with gevent.Timeout(timeout_s, False):  # pyright: ignore[reportArgumentType]
-            return cast(bytes, self._socket.recv())
-        # If the event loop was held up, the time is over but messages may have arrived.
-        return self._receive_now()
+    def _without(self, adapter: str, copies: Sequence[EngineConnection]) -> list[EngineConnection]:
+        return [copy for copy in copies if all(loaded.name != adapter for loaded in copy.adapters)]
 
-    def _receive_now(self) -> bytes | None:
-        try:
-            return cast(bytes, self._socket.recv(zmq.NOBLOCK))
-        except zmq.Again:
-            return None
 
-    def _check_alive(self) -> None:
-        """Reconnect if the engine has died without sending Dead.
+def _weight(session: str, endpoint: str) -> bytes:
+    """Return a number that is the same in all workers: a session's home is where it is highest.
 
-        Call only when no message waits, so that its last messages are read first.
-        """
-        if self._monitor.poll(0):
-            self._reconnect("the engine has ended")
-        elif self._facts and self._silence.seconds >= MAX_SILENCE_S:
-            self._reconnect(f"no heartbeat from the engine for {MAX_SILENCE_S:.0f} s")
-
-    def _dispatch(self, message: FromEngine) -> None:
-        match message:
-            case Step(outputs):
-                for id, output in outputs:
-                    self._push_to_stream(id, output)
-            case Performed():
-                self._push_to_reply(message)
-            case Failed():
-                self._push_failure(message)
-            case Heartbeat(step_age_s, stats, still_s):
-                self._step_age_s, self._still_s = step_age_s, still_s
-                self._stats = stats
-                self._report_refusals()
-            case Ready(facts, adapters):
-                self._facts = facts
-                self._adapters = adapters
-            case Adapters(loaded):
-                self._adapters = loaded
-            case Watched(snapshot):
-                self.snapshots.push(snapshot)
-            case Dead(reason):
-                self._reconnect(f"the engine has ended: {reason}")
-
-    def _push_failure(self, failure: Failed) -> None:
-        if failure.id in self._replies:
-            self._push_to_reply(failure)
-        else:
-            self._push_to_stream(failure.id, failure)
-
-    def _push_to_stream(self, id: str, message: Output | Failed) -> None:
-        stream = self._streams.get(id)
-        if stream is None:
-            return  # aborted while this message was in flight
-        stream.push(message)
-        if stream.has_ended:
-            del self._streams[id]
-
-    def _push_to_reply(self, message: Performed | Failed) -> None:
-        reply = self._replies.get(message.id)
-        if reply is None:
-            return  # aborted while this message was in flight
-        reply.push(message)
-        if isinstance(message, Failed) or message.is_last:
-            del self._replies[message.id]
-
-    def _report_refusals(self) -> None:
-        if self._refused:
-            self._send(Refused(self._refused))
-            self._refused = {}
-
-    def _watch(self, seconds: float) -> None:
-        if self._facts is not None:
-            self._send(Watch(seconds))
-
-    def _say_hello(self) -> float:
-        """Send Hello to an engine that is not ready yet, once per HELLO_INTERVAL_S.
-
-        Returns how many seconds to wait for messages.
-        """
-        if self._facts is not None:
-            return LIVENESS_CHECK_INTERVAL_S
-        if self._clock() >= self._hello_due:
-            self._send(Hello())
-            self._hello_due = self._clock() + HELLO_INTERVAL_S
-        return max(0.0, self._hello_due - self._clock())
-
-    def _send(self, message: ToEngine) -> None:
-        self._socket.send(self._encoder.encode(message))  # pyright: ignore[reportUnknownMemberType]
+    When that engine is lost, only its sessions move (rendezvous hashing, Thaler and Ravishankar,
+    1998).
+    """
+    return hashlib.blake2b(f"{session} {endpoint}".encode(errors="replace"), digest_size=8).digest()

@@ -38,7 +38,7 @@ class SnapshotFeed:
         return self._next.wait(timeout_s)
 
     def push(self, snapshot: Snapshot | None) -> None:
-        """Hand out a snapshot that the engine sent. Only EngineClient calls this."""
+        """Hand out a snapshot that the engine sent. Only EngineConnection calls this."""
         arrived, self._next = self._next, gevent.event.AsyncResult()
         arrived.set(snapshot)
 

@@ -32,7 +32,7 @@ class TaskReply:
         return message
 
     def push(self, message: Performed | Failed) -> None:
-        """Add a part that the engine sent. Only EngineClient calls this."""
+        """Add a part that the engine sent. Only EngineConnection calls this."""
         self._arrived.put(message)
 
     def abort(self, reason: AbortReason = "disconnect") -> None:

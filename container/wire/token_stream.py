@@ -70,7 +70,7 @@ class TokenStream:
         return _merged(outputs)
 
     def push(self, message: Output | Failed) -> None:
-        """Add a message that the engine sent. Only EngineClient calls this."""
+        """Add a message that the engine sent. Only EngineConnection calls this."""
         if isinstance(message, Failed):
             self._open.clear()
         elif message.finish is not None:

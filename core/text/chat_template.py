@@ -109,7 +109,8 @@ class ChatTemplate:
         content = message.get("content")
         if isinstance(content, list) and self._takes_text:
             parts = cast(list[Mapping[str, str]], content)
-            return {**message, "content": "\n".join(part["text"] for part in parts)}
+            if all(part["type"] == "text" for part in parts):
+                return {**message, "content": "\n".join(part["text"] for part in parts)}
         if isinstance(content, str) and not self._takes_text:
             return {**message, "content": [{"type": "text", "text": content}]}
         return dict(message)
@@ -120,7 +121,7 @@ def _mark_end(messages: list[dict[str, object]]) -> None:
     content = messages[-1].get("content")
     if isinstance(content, str):
         messages[-1]["content"] = content + _CONTINUE_HERE
-    elif isinstance(content, list) and content:
+    elif isinstance(content, list) and content and "text" in content[-1]:
         parts = cast(list[dict[str, str]], content)
         last = {**parts[-1], "text": parts[-1]["text"] + _CONTINUE_HERE}
         messages[-1]["content"] = [*parts[:-1], last]

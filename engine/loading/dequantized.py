@@ -13,7 +13,7 @@ from engine.loading.gate import load_reference
 from engine.loading.model_source import ModelSource
 from engine.model.checkpoint import Checkpoint, open_published
 from engine.model.families import ExpertNames
-from engine.model.quantization.at_load import quantize_weight
+from engine.model.quantization.at_load import HEAD_PRECISIONS, quantize_weight
 from engine.model.quantization.schemes import Scheme, read_scheme
 from engine.model.quantization.weights import Float4Weight
 from engine.model.spec import DecoderSpec
@@ -60,7 +60,7 @@ def _dequantized(checkpoint: Checkpoint, scheme: Scheme, num_experts: int) -> di
 
 @torch.no_grad()
 def round_weights(model: Any, names: ExpertNames | None, precision: str) -> None:
-    """Round the linear layers and experts of transformers' model as option.quantize does.
+    """Round the linear layers, experts and head of transformers' model as option.quantize does.
 
     names: the family's. precision: the option's value.
     """
@@ -70,6 +70,11 @@ def round_weights(model: Any, names: ExpertNames | None, precision: str) -> None
         if is_linear and module is not model.get_output_embeddings():
             weight = module.weight.T if isinstance(module, Conv1D) else module.weight
             weight.copy_(_rounded(weight, precision))
+    if precision in HEAD_PRECISIONS:
+        head = model.get_output_embeddings()
+        rounded = _rounded(head.weight, HEAD_PRECISIONS[precision]).to(head.weight.dtype)
+        # A new parameter, because a tied head's is also the embedding's.
+        head.weight = nn.Parameter(rounded, requires_grad=False)
     for parameter in model.parameters():
         if parameter.dim() == 3:
             is_transposed = names is not None and names.interleaved

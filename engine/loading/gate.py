@@ -111,7 +111,7 @@ def load_reference(
     ConfigurationError if its files cannot be read.
     """
     try:
-        with _quietly():
+        with quietly():
             model, missing = source.load_with_missing(AutoModelForCausalLM, attention, state)
     except KeyError as error:  # from a table of attention classes by name
         raise UnsupportedModelError("it has custom attention classes") from error
@@ -133,7 +133,7 @@ def probe_ids(vocab_size: int) -> list[int]:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Silence transformers, which would warn that most of the file is unused."""
     level = transformers_logging.get_verbosity()
     shows_progress = transformers_logging.is_progress_bar_enabled()

@@ -6,6 +6,7 @@ the values of the weights.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -14,13 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from core.errors import ConfigurationError
 from core.hub import PICKLE_CURE
 
 SEED = 0
-"""Seed of random weights: two builds on the same kind of device have equal weights."""
+"""Seed of the random weights that transformers makes: two builds on the same kind of device have
+equal ones. `random_weights` makes those of our own decoder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,10 @@ class ModelSource:
     """Quantize linear layers to this while they are loaded; see `quantization.at_load`."""
     is_exact: bool = False
     """Multiply rows as they are, even where rounding them first is faster."""
+
+    language_model: str = ""
+    """Prefix of the language model's tensors, if `config` is that of the language model inside a
+    model that takes images."""
 
     def __post_init__(self) -> None:
         if self.is_dummy or any(self.model_dir.glob("*.safetensors")):
@@ -75,6 +81,19 @@ class ModelSource:
 
     def with_config(self, config: PreTrainedConfig) -> ModelSource:
         return replace(self, config=config)
+
+    def of_language_model(self, prefix: str, model_type: str = "") -> ModelSource:
+        """Return the source of the language model in a model that takes images.
+
+        prefix: of its tensors in the files, in place of "model.". model_type: the one whose code
+        computes texts alike; '': its own.
+        """
+        given: Any = self.config
+        config: Any = deepcopy(given.get_text_config())
+        if model_type:
+            config = _as_model_type(config, model_type)
+        config.tie_word_embeddings = given.tie_word_embeddings
+        return replace(self, config=config, language_model=prefix)
 
     def for_comparison(self) -> ModelSource:
         """Return a source whose model is as exact as it can be."""
@@ -110,6 +129,8 @@ class ModelSource:
         # Copy the config, because transformers writes keywords into it.
         if not self.is_dummy:
             keywords |= {"config": deepcopy(self.config), "weights_only": True}
+            if self.language_model:
+                keywords["key_mapping"] = {f"^{re.escape(self.language_model)}": "model."}
             # Without it, transformers takes *.bin files where it finds no others.
             keywords |= {} if self.allow_pickle else {"use_safetensors": True}
             if "state_dict" in keywords:  # only the model's own class loads without a directory
@@ -123,3 +144,13 @@ class ModelSource:
         if (self.model_dir / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(self.model_dir)
         return model
+
+
+def _as_model_type(config: PreTrainedConfig, model_type: str) -> PreTrainedConfig:
+    """Return a config of another model type with the same settings."""
+    settings = config.to_dict()
+    del settings["model_type"]
+    ropes = settings.pop("rope_parameters")
+    other: Any = AutoConfig.for_model(model_type, **settings)
+    other.rope_parameters = ropes  # set now, because transformers would warn of keys of other types
+    return other

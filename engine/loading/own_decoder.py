@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from contextlib import suppress
 from typing import Any
 
@@ -17,13 +16,13 @@ from engine.loading.gate import (
     MAX_KERNEL_ERROR,
     MAX_RELATIVE_ERROR,
     eager_logits,
-    load_reference,
     mismatch_error,
     paged_logits,
     relative_error,
 )
 from engine.loading.model_source import ModelSource
-from engine.model.checkpoint import Checkpoint, checkpoint_from_tensors, open_checkpoint
+from engine.loading.random_weights import load_random_reference, random_weights
+from engine.model.checkpoint import Checkpoint, checkpoint_of, open_checkpoint
 from engine.model.decoder import Decoder
 from engine.model.loader import Loader
 from engine.model.native import NativeLayers
@@ -32,8 +31,6 @@ from engine.model.spec import DecoderSpec, read_spec
 from engine.phases import Phases
 from engine.ranks.group import Alone, Group
 from kernels.cpu.prepared import NoKernelError
-
-RANDOM = "random weights"
 
 
 @torch.inference_mode()
@@ -96,17 +93,11 @@ def _trial(
 ) -> float:
     """Return the relative error of the first `spec.num_trial_layers` layers' logits."""
     first = source.with_config(spec.first_layers_config(spec.num_trial_layers))
-    reference: Any = None
-    if source.is_dummy:
-        reference = load_reference(first)
-        checkpoint = checkpoint_from_tensors(reference.state_dict(), spec.family, RANDOM)
-    else:
-        checkpoint = open_checkpoint(source.model_dir, spec.family)
-    logits = _logits(checkpoint, source, spec, group, backend)
+    logits = _logits(_checkpoint(first, spec), source, spec, group, backend)
     error = 0.0
     if group.rank == 0:
-        # Our layers are freed before transformers' are loaded from files.
-        reference = reference or load_dequantized(first, spec)
+        # Our layers are freed before transformers' are loaded.
+        reference = _reference(first, spec)
         if source.precision is not None:
             round_weights(reference, spec.family.experts, source.precision)
         error = _error(reference, logits, spec)
@@ -134,11 +125,16 @@ def _logits(
 
 
 def _checkpoint(source: ModelSource, spec: DecoderSpec) -> Checkpoint:
-    if not source.is_dummy:
-        return open_checkpoint(source.model_dir, spec.family)
-    checkpoint = checkpoint_from_tensors(load_reference(source).state_dict(), spec.family, RANDOM)
-    gc.collect()  # frees modules in reference cycles, so that each tensor is freed when taken
-    return checkpoint
+    if source.is_dummy:
+        return checkpoint_of(random_weights(source), spec.family, "random weights")
+    return open_checkpoint(source.model_dir, spec.family, source.language_model)
+
+
+def _reference(source: ModelSource, spec: DecoderSpec) -> Any:
+    """Load transformers' model with the weights of `_checkpoint`."""
+    if source.is_dummy:
+        return load_random_reference(source)
+    return load_dequantized(source, spec)
 
 
 def _decoder(

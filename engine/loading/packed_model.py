@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
@@ -12,19 +14,27 @@ from engine.attention.call import PagedAttention, UnsupportedModelError
 from engine.inputs import StepInputs
 from engine.loading.model_source import ModelSource
 from engine.loading.own_decoder import load_own_decoder
-from engine.loading.transformers_decoder import TransformersDecoder, load_transformers_decoder
 from engine.lora.memory import AdapterMemory
 from engine.model.decoder import Decoder
 from engine.model.quantization.schemes import quantization_method
 from engine.phases import Phases
 from engine.ranks.group import Group
+from engine.vision.encoder import ImageEncoder
+from engine.vision.families import VISION_FAMILIES
+
+if TYPE_CHECKING:
+    from engine.loading.transformers_decoder import TransformersDecoder
 
 
 class PackedModel:
     """A model as the packed executor and memory sizing use it, made by `load_packed_model`."""
 
     def __init__(
-        self, decoder: Decoder | TransformersDecoder, source: ModelSource, description: str
+        self,
+        decoder: Decoder | TransformersDecoder,
+        source: ModelSource,
+        description: str,
+        encoder: ImageEncoder | None = None,
     ) -> None:
         self.description = description
         """Which code computes the layers, and if it is transformers', why."""
@@ -37,11 +47,13 @@ class PackedModel:
             self.quantization = source.precision or quantization_method(source.config) or ""
         self.adapter_memory: AdapterMemory | None = None
         """Set by `enable_adapters`."""
+        self.encoder = encoder
+        """Makes embeddings of images; None if the model takes none."""
         self._decoder = decoder
 
     @property
     def weights_bytes(self) -> int:
-        return self._decoder.num_bytes
+        return self._decoder.num_bytes + (self.encoder.num_bytes if self.encoder else 0)
 
     @property
     def num_weights(self) -> int:
@@ -65,12 +77,13 @@ class PackedModel:
         slots = inputs.adapter_slots
         if self.adapter_memory is not None:
             self.adapter_memory.choose(slots)
+        ids, positions, rows = inputs.tokens[0], inputs.tokens[1], inputs.logit_rows
+        has_adapters = slots is not None
+        if inputs.images is None:
+            return self._decoder(ids, positions, rows, paged, has_adapters=has_adapters)
+        assert isinstance(self._decoder, Decoder), "a model with an encoder has its own decoder"
         return self._decoder(
-            inputs.tokens[0],
-            inputs.tokens[1],
-            inputs.logit_rows,
-            paged,
-            has_adapters=slots is not None,
+            ids, positions, rows, paged, has_adapters=has_adapters, images=inputs.images
         )
 
 
@@ -90,6 +103,8 @@ def load_packed_model(
     decoder.
     """
     model_type = source.config.model_type
+    if model_type in VISION_FAMILIES:
+        return _load_with_encoder(source, max_length, choice, phases, group)
     reason = "option.decoder=transformers"
     if choice != "transformers":
         try:
@@ -108,13 +123,49 @@ def load_packed_model(
             f"transformers' code ({model_type}, {reason}) runs on one rank, and "
             f"option.tensor_parallel_degree is {group.size}"
         )
+    # Imported only here, since it imports transformers' models, which takes over a second.
+    from engine.loading.transformers_decoder import load_transformers_decoder
+
     decoder = load_transformers_decoder(source, max_length, phases)
     return _packed(decoder, source, f"transformers' code ({model_type}): {reason}")
 
 
+def _load_with_encoder(
+    source: ModelSource,
+    max_length: int,
+    choice: DecoderChoice,
+    phases: Phases,
+    group: Group | None,
+) -> PackedModel:
+    """Load a model that takes images. Raises as `load_packed_model` does."""
+    # Imported only here, so that other models need no processors and no Pillow.
+    from engine.loading.image_encoder import load_image_encoder
+
+    model_type = source.config.model_type
+    if choice == "transformers":
+        raise UnsupportedModelError("option.decoder=transformers gives it no embeddings of images")
+    if quantization_method(source.config) is not None:
+        raise UnsupportedModelError("it takes images, and its checkpoint is quantized")
+    if group is not None and group.size > 1:
+        raise UnsupportedModelError(
+            f"it takes images, which runs on one rank, and option.tensor_parallel_degree is "
+            f"{group.size}"
+        )
+    family = VISION_FAMILIES[model_type]
+    language_model = source.of_language_model(family.language_model, family.model_type)
+    decoder = load_own_decoder(language_model, max_length, phases, group)
+    encoder = load_image_encoder(source, family)
+    phases.end("image encoder")
+    description = f"own ({language_model.config.model_type}), and {model_type}'s image encoder"
+    return _packed(decoder, source, description, encoder)
+
+
 def _packed(
-    decoder: Decoder | TransformersDecoder, source: ModelSource, description: str
+    decoder: Decoder | TransformersDecoder,
+    source: ModelSource,
+    description: str,
+    encoder: ImageEncoder | None = None,
 ) -> PackedModel:
     if source.device.type == "cuda":
         torch.cuda.empty_cache()  # so that the device reports all memory that is free for KV
-    return PackedModel(decoder, source, description)
+    return PackedModel(decoder, source, description, encoder)

@@ -19,13 +19,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from core.sizing import LayerShape
-from engine.attention.call import (
-    ATTENTION_NAME,
-    AttentionCall,
-    PagedAttention,
-    UnsupportedModelError,
-    register_attention,
-)
+from engine.attention.call import AttentionCall, PagedAttention, UnsupportedModelError
 from engine.loading.gate import (
     MAX_RELATIVE_ERROR,
     PROBE_LENGTH,
@@ -37,6 +31,7 @@ from engine.loading.gate import (
     relative_error,
 )
 from engine.loading.model_source import ModelSource
+from engine.loading.transformers_attention import ATTENTION_NAME, register_attention
 from engine.model.linear import Add, Part
 from engine.model.spec import is_long
 from engine.phases import Phases

@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 
 from core.errors import InsufficientMemoryError
 from core.host_memory import available_host_memory
+from core.limits import IMAGE_PIXELS
 from core.options import Options
 from core.sizing import (
     LENGTH_NAMES,
@@ -123,12 +124,17 @@ def activation_bytes(
 
     That is the peak of the largest step, sampling included, and for CUDA graphs the peak of the
     largest one's forward pass, which their memory pool keeps, and their logits buffer. Graphs do
-    not sample. `measure` returns the peak of a function.
+    not sample. A model that takes images also needs memory for its encoder, and for the embeddings
+    that it keeps. `measure` returns the peak of a function.
 
     Raises InsufficientMemoryError if the largest step does not fit.
     """
     try:
         largest_step = measure(partial(run_step, model, step_tokens, max_sequences), model.device)
+        if model.encoder is not None:  # it runs before the step
+            largest_image = partial(model.encoder.run_blank, IMAGE_PIXELS.maximum)
+            largest_step = max(largest_step, measure(largest_image, model.device))
+            largest_step += model.encoder.max_kept_bytes
         if options.enforce_eager:
             return largest_step
         largest = graph_sizes(max_sequences, step_tokens, options.graph_prompt_sizes)[-1]
@@ -163,7 +169,8 @@ def kv_budget(
         return gpu_kv_budget(options, total, total - free, activation_bytes)
     if options.kv_cache_memory_bytes is not None:
         return options.kv_cache_memory_bytes // num_ranks
-    return min(MAX_DEFAULT_ON_CPU, available_host_memory() // 4) // num_ranks
+    available = available_host_memory() // options.copies
+    return min(MAX_DEFAULT_ON_CPU, available // 4) // num_ranks
 
 
 def useful_kv_bytes(weights_bytes: int, sequence_bytes: int) -> int:
@@ -178,4 +185,4 @@ def swap_budget(options: Options) -> int:
     """Return the bytes of host memory for swapped-out blocks."""
     if options.swap_space_gib is not None:
         return int(options.swap_space_gib * GIB)
-    return min(MAX_DEFAULT_SWAP, available_host_memory() // 4)
+    return min(MAX_DEFAULT_SWAP, available_host_memory() // options.copies // 4)

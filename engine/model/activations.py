@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.activations import ACT2FN
 
 from engine.model.loader import Loader
 
@@ -29,7 +28,7 @@ def make_gated(name: str, loader: Loader) -> Activation:
     if fused is not None:
         kernel = loader.elementwise.gated_activation
         return lambda gate_up: kernel(gate_up, fused)
-    activation = ACT2FN[name]
+    activation = _of_transformers(name)
 
     def compute(gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, -1)
@@ -40,7 +39,13 @@ def make_gated(name: str, loader: Loader) -> Activation:
 
 def make_plain(name: str, loader: Loader, block: str) -> Activation:
     """Return an elementwise activation. block: the MLP's name, for activations with weights."""
-    return XIELU(loader, block) if name == "xielu" else ACT2FN[name]
+    return XIELU(loader, block) if name == "xielu" else _of_transformers(name)
+
+
+def _of_transformers(name: str) -> Activation:
+    from transformers.activations import ACT2FN  # it imports transformers' models: over a second
+
+    return ACT2FN[name]
 
 
 class XIELU:

@@ -113,13 +113,25 @@ class Checkpoint:
             ) from error
 
 
-def open_checkpoint(model_dir: Path, family: Family) -> Checkpoint:
+def open_checkpoint(model_dir: Path, family: Family, language_model: str = "") -> Checkpoint:
     """Open the safetensors files of a model directory, the ones that transformers would read.
+
+    language_model: prefix of the tensors to take besides the head; '': take all. Older files have
+    the family's own prefix in its place.
 
     Raises UnsupportedModelError if the weights are in another format, ConfigurationError if a file
     is missing or broken.
     """
-    return Checkpoint(_renamed(_entries(model_dir), family), str(model_dir))
+    entries = _entries(model_dir)
+    if language_model:
+        found = any(name.startswith(language_model) for name in entries)
+        prefix = language_model if found else family.prefix
+        entries = {
+            name.replace(prefix, family.prefix, 1): entry
+            for name, entry in entries.items()
+            if name.startswith((prefix, family.head))
+        }
+    return Checkpoint(_renamed(entries, family), str(model_dir))
 
 
 def open_published(model_dir: Path) -> Checkpoint:
@@ -127,16 +139,15 @@ def open_published(model_dir: Path) -> Checkpoint:
     return Checkpoint(_entries(model_dir), str(model_dir))
 
 
-def checkpoint_from_tensors(state: Mapping[str, Tensor], family: Family, origin: str) -> Checkpoint:
-    """Wrap tensors that are already in memory, such as random weights."""
+def checkpoint_of(
+    readers: Mapping[str, Callable[[], Tensor]], family: Family, origin: str
+) -> Checkpoint:
+    """Return a checkpoint of tensors that are not in files, such as random weights.
 
-    # Each reader holds only its own tensor, so memory is freed as tensors are taken.
-    def reader(tensor: Tensor) -> Callable[[], Tensor]:
-        return lambda: tensor
-
-    return Checkpoint(
-        _renamed({name: (origin, reader(tensor)) for name, tensor in state.items()}, family), origin
-    )
+    readers: by the names of transformers' modules. origin: where the tensors come from, for errors.
+    """
+    entries = {name: (origin, read) for name, read in readers.items()}
+    return Checkpoint(_renamed(entries, family), origin)
 
 
 def _entries(model_dir: Path) -> dict[str, Entry]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from engine.attention.call import AttentionCall, PagedAttention, Rotation
+from engine.inputs import ImageTokens
 from engine.model.activations import make_gated, make_plain
 from engine.model.experts import Experts
 from engine.model.families import ExpertNames
@@ -84,14 +85,18 @@ class Decoder:
         paged: PagedAttention,
         *,
         has_adapters: bool = False,
+        images: ImageTokens | None = None,
     ) -> Tensor:
         """Return logits [R, vocab_size] of the tokens at `rows`.
 
         token_ids, positions: [T] int64. rows: [R] int64, indices of tokens. has_adapters: whether
-        any token of the step uses an adapter.
+        any token of the step uses an adapter. images: tokens with embeddings of their own.
         """
         hidden = self.embed(token_ids, positions)
-        angles = self.rotary(positions)
+        if images is not None:
+            hidden.index_copy_(0, images.rows, images.embeddings)
+        axes = None if images is None else images.positions
+        angles = self.rotary(positions if axes is None else axes)
         # The last layer drops the rows that need no logits after attention. With adapters it keeps
         # all T rows, because the adapter mask has T rows.
         last_rows = None if has_adapters or len(rows) >= len(hidden) else rows

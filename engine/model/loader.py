@@ -13,7 +13,7 @@ from engine.model.elementwise import Elementwise, make_elementwise
 from engine.model.families import NormKind
 from engine.model.linear import Dense, Format, Linear, Panels, Part, uses_panels
 from engine.model.norms import LayerNorm, Norm, RMSNorm, SplitRMSNorm
-from engine.model.quantization.at_load import quantize_weight
+from engine.model.quantization.at_load import HEAD_PRECISIONS, quantize_weight
 from engine.model.quantization.formats import make_format
 from engine.model.quantization.schemes import Scheme, is_quantized
 from engine.model.quantization.weights import Stored, select_rows, slice_columns
@@ -68,6 +68,7 @@ class Loader:
         """Elements of everything loaded so far."""
         self._is_transposed = is_transposed
         self._scheme, self._precision, self._is_exact = scheme, precision, is_exact
+        self._head_precision = HEAD_PRECISIONS.get(precision or "")
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         return self.place(self.checkpoint.take(name, *shape))
@@ -140,26 +141,37 @@ class Loader:
     def head(self, name: str, vocab_size: int, embedding: Tensor, *, is_tied: bool) -> Linear:
         """Load this rank's rows of the output projection.
 
-        A tied head shares the embedding's tensor. Panels would be a second copy of it, so they are
-        used only if bf16 represents the embedding exactly.
+        A tied head shares the embedding's tensor, unless it is quantized.
         """
         width = embedding.shape[1]
-        if not is_tied:
+        if is_tied:
+            format = self._tied_head(embedding)
+        else:
             # [out, in] even where other linear weights are transposed (GPT-2).
             weight = self._vocabulary_part(self.stored(name, vocab_size, width))
-            format = self.format([weight])
+            format = self.format([self.quantized(weight, is_head=True)])
             self.count(format.num_bytes, weight.shape[0] * width)
-        else:
-            format = Dense(embedding)
-            if uses_panels(self.device, self.dtype):
-                panels = Panels.of([embedding], self.dtype)
-                if panels.panels.dtype == torch.bfloat16:
-                    format = panels
-                    self.count(format.num_bytes, 0)
         bias = self._bias(Source(name, vocab_size))
         if bias is not None:
             bias = self._vocabulary(bias)
         return Linear(format, bias, {}, width, self.dtype)
+
+    def _tied_head(self, embedding: Tensor) -> Format:
+        """Return the head that multiplies by the embedding.
+
+        Panels would be a second copy of it, so they are used only if bf16 represents it exactly.
+        """
+        weight = self.quantized(embedding, is_head=True)
+        format: Format = Dense(embedding)
+        if not isinstance(weight, Tensor):
+            format = self.format([weight])
+        elif uses_panels(self.device, self.dtype):
+            panels = Panels.of([embedding], self.dtype)
+            if panels.panels.dtype == torch.bfloat16:
+                format = panels
+        if not isinstance(format, Dense):
+            self.count(format.num_bytes, 0)
+        return format
 
     def _vocabulary_part(self, weight: Stored) -> Stored:
         """Return this rank's outputs of the head. Padding has any weights: it is never read."""
@@ -228,11 +240,12 @@ class Loader:
             )
         return weight
 
-    def quantized(self, weight: Stored) -> Stored:
-        """Quantize a weight [out, in] if option.quantize is set."""
-        if self._precision is None or not isinstance(weight, Tensor):
+    def quantized(self, weight: Stored, *, is_head: bool = False) -> Stored:
+        """Quantize a weight [out, in] as option.quantize says, unless the checkpoint's is."""
+        precision = self._head_precision if is_head else self._precision
+        if precision is None or not isinstance(weight, Tensor):
             return weight
-        return quantize_weight(weight, self._precision, self.device)
+        return quantize_weight(weight, precision, self.device)
 
     def _weight(self, source: Source, in_features: int) -> Stored:
         name, size = source.name, source.size

@@ -37,16 +37,27 @@ class Rotary:
             for name in sorted(wanted)
             for frequencies, factor in [_frequencies(spec, name)]
         }
+        self._axes = {name: _axes(spec.ropes[name], device) for name in wanted}
 
     def __call__(self, positions: Tensor) -> Mapping[str, Angles]:
-        """Return the angles by `LayerSpec.rope`. positions: [T] int64."""
+        """Return the angles by `LayerSpec.rope`.
+
+        positions: [T] int64; or [3, T], the time, row and column of each token, where the model
+        rotates by them (Qwen2-VL's M-RoPE).
+        """
         return {
-            name: self._angles(positions, frequencies, factor)
+            name: self._angles(positions, frequencies, factor, self._axes[name])
             for name, (frequencies, factor) in self._frequencies.items()
         }
 
-    def _angles(self, positions: Tensor, frequencies: Tensor, factor: float) -> Angles:
-        angles = torch.outer(positions.float(), frequencies)
+    def _angles(
+        self, positions: Tensor, frequencies: Tensor, factor: float, axes: Tensor | None
+    ) -> Angles:
+        if positions.dim() == 1:
+            angles = torch.outer(positions.float(), frequencies)
+        else:
+            assert axes is not None, "only models with axes have such positions"
+            angles = positions[axes].T.float().contiguous() * frequencies  # kernels need rows
         cos, sin = angles.cos(), angles.sin()
         if factor != 1.0:
             cos, sin = cos * factor, sin * factor
@@ -55,6 +66,15 @@ class Rotary:
     def width(self, name: str) -> int:
         """Return how many elements of a head rotate."""
         return 2 * len(self._frequencies[name][0])
+
+
+def _axes(parameters: Mapping[str, Any], device: torch.device) -> Tensor | None:
+    """Return the axis of each frequency, [half] int64: 0, 1 or 2; None without `mrope_section`."""
+    sections = parameters.get("mrope_section")
+    if sections is None:
+        return None
+    axes = torch.arange(len(sections)) % 3
+    return axes.repeat_interleave(torch.tensor(sections)).to(device)
 
 
 def _frequencies(spec: DecoderSpec, name: str) -> tuple[Tensor, float]:

@@ -47,7 +47,7 @@ SERVICE_OPTIONS = frozenset({
     "heartbeat_timeout", "retry_threshold", "http_workers", "enable_stateful_sessions",
     "sessions_path", "sessions_expiration", "local_runtime_api", "install_requirements",
     "async_mode", "cors_allowed_origin", "api_keys_file", "ssl_certfile", "ssl_keyfile",
-    "cloudwatch_metrics_period", "source_roots", "ui",
+    "cloudwatch_metrics_period", "source_roots", "ui", "copies",
 })  # fmt: skip
 """Options of the server's other processes, which `LLM` does not start."""
 VLLM_NAMES: Mapping[str, str] = {
@@ -175,10 +175,13 @@ class LLM:
     ) -> TokensPrompt:
         """Render a conversation with the model's chat template, or that of option chat_template.
 
-        Raises RequestError if there is no template or it rejects the conversation.
+        Raises RequestError if there is no template, it rejects the conversation, or this has images
+        (a server takes them).
         """
         if self._template is None or self._tokenizer is None:
             raise RequestError("messages", "the model has no chat template; set chat_template")
+        if any(_is_not_text(part) for message in messages for part in _parts(message)):
+            raise RequestError("messages", "offline, only text is supported; images need a server")
         text = self._template.render(
             messages,
             tools=tools or (),
@@ -283,6 +286,19 @@ def _find_model(model: str | Path, options: Options) -> Path:
     if options.revision is not None:
         raise ConfigurationError(f"option 'revision' has no effect on the directory {path}")
     return path
+
+
+def _parts(message: Message) -> Sequence[object]:
+    content = message.get("content")
+    return cast(Sequence[object], content) if isinstance(content, list | tuple) else ()
+
+
+def _is_not_text(part: object) -> bool:
+    match part:
+        case {"type": str(kind)}:
+            return kind != "text"
+        case _:
+            return False
 
 
 def _params_per_prompt(

@@ -77,17 +77,17 @@ class GrammarMask:
         """Advance the matchers by the sampled tokens of all rows of the step.
 
         Changes `sampled`: a row whose answer is complete gets `ends=True`, and one with a
-        grammar error, or whose masks take too long, becomes a Failure.
+        grammar error, or whose masks take too long before it is complete, becomes a Failure.
         """
         for row, constraint in self._constraints.items():
             sample, matcher = sampled[row], constraint.matcher
             assert isinstance(sample, Sampled)
-            if constraint.overrun_s > MAX_OVERRUN_S:
-                sampled[row] = Failure(str(grammar_error(TOO_AMBIGUOUS)))
-            elif not matcher.consume_token(sample.token_ids[0]):
+            if not matcher.consume_token(sample.token_ids[0]):
                 sampled[row] = Failure(str(grammar_error(matcher.get_error())))
             elif matcher.is_stopped():
                 sampled[row] = replace(sample, ends=True)
+            elif constraint.overrun_s > MAX_OVERRUN_S:
+                sampled[row] = Failure(str(grammar_error(TOO_AMBIGUOUS)))
 
 
 def _is_constrained(row: Row) -> bool:

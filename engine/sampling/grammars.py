@@ -33,9 +33,11 @@ MAX_KEPT = 64
 MAX_CHARACTERS_KEPT = 8 * GRAMMAR.maximum
 """The length of their texts together. A compiled grammar takes up to 0.5 KB for each character."""
 SECONDS_PER_MASK = 0.01
-"""CPU time that a mask may take. Usual ones take 0.1 ms; those of ambiguous grammars up to 1 s."""
-MAX_OVERRUN_S = 1.0
-"""CPU time beyond that, after which an answer fails, since all others in its steps wait for it."""
+"""CPU time that an answer's masks may take on average. Usual ones take 0.1 ms; those of ambiguous
+grammars up to 1 s."""
+MAX_OVERRUN_S = 0.2
+"""CPU time by which an answer may be ahead of that average. Beyond it the answer fails, since all
+others in its steps wait for it."""
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ class Constraint:
     text: str
     matcher: Matcher
     overrun_s: float = 0.0
-    """CPU time of its masks beyond SECONDS_PER_MASK for each."""
+    """CPU time of its masks beyond SECONDS_PER_MASK for each; quick masks make up for slow ones."""
 
     @contextmanager
     def timed(self) -> Generator[None]:

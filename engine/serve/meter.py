@@ -101,8 +101,11 @@ class Meter:
             self._sums.queue.add(output.admitted - progress.arrived)
             self._sums.inference.add(now - output.admitted)
 
-    def snapshot(self, engine: Engine | TaskEngine) -> Stats:
-        """Return all statistics as of now, in an object that no longer changes."""
+    def snapshot(self, engine: Engine | TaskEngine, host_s: float = 0.0) -> Stats:
+        """Return all statistics as of now, in an object that no longer changes.
+
+        host_s: that of `HostTime`.
+        """
         strategy = engine.strategy
         return msgspec.structs.replace(
             # A deep copy: the socket's thread may encode it while this one goes on counting.
@@ -115,6 +118,7 @@ class Meter:
             num_filled_tokens=strategy.num_filled_tokens,
             num_steps=engine.num_steps,
             num_step_sequences=engine.num_step_sequences,
+            host_s=host_s,
             num_prefix_queries=strategy.num_prefix_queries,
             num_prefix_hits=strategy.num_prefix_hits,
             num_swaps=strategy.num_swaps,

@@ -6,6 +6,7 @@ import queue
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +16,7 @@ from core.errors import LongshoreError, OverloadedError, RequestError
 from core.messages import (
     Abort,
     Failed,
+    FromEngine,
     Heartbeat,
     Hello,
     LoadAdapter,
@@ -44,6 +46,7 @@ from engine.serve.connection import (
 )
 from engine.serve.emf import EmfReporter
 from engine.serve.grammar_compiler import GrammarCompiler, num_prompt_tokens
+from engine.serve.host_time import HostTime
 from engine.serve.meter import WORKER_LOST, Meter, RequestProgress
 from engine.serve.watchers import MIN_INTERVAL_S, Watchers
 from engine.tasks.engine import TaskEngine, TaskOutput
@@ -94,6 +97,7 @@ class Server:
         grammars = engine.grammars if isinstance(engine, Engine) else None
         self._grammar_compiler = GrammarCompiler(grammars, connection.inbox)
         self._meter = Meter()
+        self._host_time = HostTime(engine.model_time)
         self._watchers = Watchers(engine.strategy, connection.send, self._first_token)
         self._stats_due = 0.0
         self._was_idle = True
@@ -107,8 +111,11 @@ class Server:
             outputs = self._engine.step(time.monotonic(), self._between_tokens)
             if num_tokens := self._engine.num_step_tokens - num_before:
                 self._meter.record_step(num_tokens)
-            self._send_outputs(outputs)
+            messages = self._messages_of(outputs)
+            # Before the answers: whoever has the last one finds it counted in /metrics.
             self._update_pulse()
+            for client, message in messages:
+                self._connection.send(client, message)
 
     def _between_tokens(self) -> None:
         """Handles messages, above all aborts, within a step that generates whole answers."""
@@ -121,7 +128,7 @@ class Server:
         has_become_idle = is_idle and not self._was_idle
         self._was_idle = is_idle
         if now >= self._stats_due or has_become_idle:
-            stats = self._meter.snapshot(self._engine)
+            stats = self._meter.snapshot(self._engine, self._host_time.seconds())
             self._stats_due = now + HEARTBEAT_INTERVAL_S
         self._connection.pulse = Pulse(now, stats)
         if self._reporter is not None:
@@ -136,7 +143,8 @@ class Server:
         """Handles all messages in the inbox. Waits up to `timeout_s` for the first."""
         while True:
             try:
-                client, message = self._connection.inbox.get(timeout_s > 0, timeout_s)
+                with self._host_time.idle if timeout_s > 0 else nullcontext():
+                    client, message = self._connection.inbox.get(timeout_s > 0, timeout_s)
             except queue.Empty:
                 return
             self._handle(client, message)
@@ -202,7 +210,11 @@ class Server:
             match message, self._engine:
                 case Submit(), Engine() as engine:
                     request_id = engine.add(
-                        message.prompt_token_ids, message.params, arrival, message.adapter
+                        message.prompt_token_ids,
+                        message.params,
+                        arrival,
+                        message.adapter,
+                        message.images,
                     )
                     progress = RequestProgress.of(message, arrival)
                 case Perform(), TaskEngine() as engine:
@@ -289,8 +301,14 @@ class Server:
         request = self._requests.get(request_id)
         return request.progress.first_token if request is not None else None
 
-    def _send_outputs(self, outputs: Sequence[Output | TaskOutput]) -> None:
-        """Send a step's outputs. Each client gets its new tokens in one Step message."""
+    def _messages_of(
+        self, outputs: Sequence[Output | TaskOutput]
+    ) -> list[tuple[bytes, FromEngine]]:
+        """Count a step's outputs, and return the messages to the clients.
+
+        Each client gets its new tokens in one Step message.
+        """
+        messages: list[tuple[bytes, FromEngine]] = []
         steps: defaultdict[bytes, list[tuple[str, Output]]] = defaultdict(list)
         now = time.monotonic()
         for output in outputs:
@@ -299,11 +317,12 @@ class Server:
                 continue
             if isinstance(output, TaskOutput):
                 self._meter.record_task(request.progress, output, now)
-                self._connection.send(request.client, _performed(request.id, output))
+                messages.append((request.client, _performed(request.id, output)))
                 self._close(output.request_id, None)
             elif output.finish == Finish.ERROR:
                 self._meter.record(request.progress, output, now)
-                self._connection.send(request.client, Failed(request.id, "failed", output.failure))
+                failure = Failed(request.id, "failed", output.failure)
+                messages.append((request.client, failure))
                 self._close(output.request_id, None)
             elif output.index in request.open_answers:
                 timing = self._meter.record(request.progress, output, now)
@@ -313,8 +332,8 @@ class Server:
                 steps[request.client].append((request.id, output))
                 if output.finish is not None:
                     self._close(output.request_id, output.index)
-        for client, client_outputs in steps.items():
-            self._connection.send(client, Step(client_outputs))
+        messages += ((client, Step(outputs)) for client, outputs in steps.items())
+        return messages
 
 
 def _performed(id: str, output: TaskOutput) -> Performed | Failed:

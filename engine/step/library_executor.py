@@ -35,6 +35,7 @@ from engine.sampling.ranking import rank
 from engine.sampling.sampler import Row, Sampler
 from engine.staging import Staging
 from engine.step.prompt_scores import MAX_SCORED_ROWS
+from engine.stopwatch import Stopwatch
 
 
 class LibraryModel:
@@ -89,9 +90,15 @@ class LibraryExecutor:
         self.model = model.model
         has_encoder = model.config.is_encoder_decoder
         self._sampler = Sampler(Staging(model.device), grammars, with_prompt=not has_encoder)
+        self.model_time = Stopwatch()
+        """Runs during all of a step: transformers' loop samples between the forward passes."""
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> FinishedStep:
+        with self.model_time:
+            return self._run(plan, between_tokens)
+
+    def _run(self, plan: StepPlan, between_tokens: Callable[[], None]) -> FinishedStep:
         assert all(chunk.start == 0 and chunk.samples for chunk in plan.chunks), "whole prompts"
         result: dict[int, Sampled | Candidates | Hypotheses | Failure] = {}
         answers = [

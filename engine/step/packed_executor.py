@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +27,9 @@ from engine.step.block_mover import BlockMover
 from engine.step.leader import Leader
 from engine.step.prompt_scores import MAX_SCORED_ROWS, PromptScores, join_scores, split_plan
 from engine.step.step_graphs import StepGraphs
+from engine.stopwatch import Stopwatch
+
+logger = logging.getLogger(__name__)
 
 NOTHING_SAMPLED = Sampled((), ())
 
@@ -33,8 +37,9 @@ NOTHING_SAMPLED = Sampled((), ())
 class PackedExecutor:
     """Runs any mix of prefills, chunked prefills and decodes as one row of tokens, unpadded.
 
-    `submit` never waits for the device. Inputs and sampled tokens are copied asynchronously, and
-    the next step reads the tokens that it needs from the device's memory.
+    `submit` never waits for the device, except for the encoder of new images. Inputs and sampled
+    tokens are copied asynchronously, and the next step reads the tokens that it needs from the
+    device's memory.
     """
 
     def __init__(
@@ -62,6 +67,11 @@ class PackedExecutor:
         """[S] int64: the tokens sampled by the previous step."""
         self._newest_rows: dict[int, int] = {}
         """Indices into `_newest`, by sequence id."""
+        self.model_time = Stopwatch()
+        """Runs during forward passes on a CPU, and while other devices are waited for."""
+        is_cpu = model.device.type == "cpu"
+        self._during_forward = self.model_time if is_cpu else nullcontext()
+        self._during_wait = nullcontext() if is_cpu else self.model_time
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, between_tokens: Callable[[], None]) -> SubmittedStep:
@@ -71,13 +81,34 @@ class PackedExecutor:
         self._mover.launch(plan.moves)
         if not plan.chunks:
             return FinishedStep({})
-        parts = [self._run_forward(part) for part in split_plan(plan, MAX_SCORED_ROWS)]
+        with self.model_time:
+            embeddings, failures = self._encode(plan)
+        parts = [self._run_forward(part, embeddings) for part in split_plan(plan, MAX_SCORED_ROWS)]
         chunks = [chunk for part in parts for chunk in part.sampled]
         self._newest = torch.cat([part.token_ids for part in parts])
         self._newest_rows = {chunk.sequence.id: row for row, chunk in enumerate(chunks)}
-        return _PackedStep(parts)
+        return _PackedStep(parts, failures, self._during_wait)
 
-    def _run_forward(self, plan: StepPlan) -> _Part:
+    def _encode(self, plan: StepPlan) -> tuple[dict[bytes, Tensor], dict[int, Failure]]:
+        """Return the embeddings of the plan's images by digest, and the failures by sequence id.
+
+        A sequence whose image fails takes part in the step all the same, and ends with it.
+        """
+        embeddings: dict[bytes, Tensor] = {}
+        failures: dict[int, Failure] = {}
+        encoder = self.model.encoder
+        if encoder is None:
+            return embeddings, failures
+        for chunk in plan.chunks:
+            try:
+                for image in chunk.images:
+                    embeddings[image.digest] = encoder(image, chunk.sequence.prefix_salt)
+            except Exception as error:  # transformers' code may raise anything
+                logger.exception("image encoder failed request=%d", chunk.sequence.id)
+                failures[chunk.sequence.id] = Failure(f"the image encoder failed: {error}")
+        return embeddings, failures
+
+    def _run_forward(self, plan: StepPlan, embeddings: Mapping[bytes, Tensor]) -> _Part:
         """Run one forward pass, as a CUDA graph if there is one for it, and sample."""
         graph = self.graphs.graph_for(plan) if self.graphs is not None else None
         size = graph.size if graph is not None else None
@@ -86,11 +117,13 @@ class PackedExecutor:
             newest=self._newest,
             newest_rows=self._newest_rows,
             size=size,
+            embeddings=embeddings,
         )
         with self.leader.forward(inputs, size) if self.leader is not None else nullcontext():
             if graph is None:
                 step = PagedStep(inputs.batch, self.cache, self.backend)
-                logits = self.model.forward(inputs, step)
+                with self._during_forward:
+                    logits = self.model.forward(inputs, step)
             else:
                 logits = graph.replay(inputs)
         num_sampled = len(inputs.sampled)
@@ -119,8 +152,14 @@ class _Part:
 @dataclass(frozen=True, slots=True)
 class _PackedStep:
     parts: list[_Part]
+    failures: dict[int, Failure]
+    during_wait: AbstractContextManager[None]
 
     def wait(self) -> StepResult:
+        with self.during_wait:
+            return self._results()
+
+    def _results(self) -> StepResult:
         result: dict[int, Sampled | Candidates | Hypotheses | Failure] = {}
         scores: list[dict[int, tuple[TopLogprobs, ...]]] = []
         for part in self.parts:
@@ -136,4 +175,4 @@ class _PackedStep:
             if not isinstance(sampled, Failure):
                 assert isinstance(sampled, Sampled), "a beam search scores no prompt"
                 result[id] = replace(sampled, prompt=prompt_scores)
-        return result
+        return result | self.failures

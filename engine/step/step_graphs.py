@@ -118,9 +118,12 @@ class StepGraphs:
     def graph_for(self, plan: StepPlan) -> StepGraph | None:
         """Return the smallest graph that the step fits into; None if there is none.
 
-        Steps that score prompt tokens need more logits than a graph computes.
+        Steps that score prompt tokens need more logits than a graph computes, and a graph has no
+        embeddings of images.
         """
         if any(chunk.scored for chunk in plan.chunks):
+            return None
+        if self._model.encoder is not None and any(chunk.images for chunk in plan.chunks):
             return None
         step = StepSize.of(plan.chunks)
         for size in self.sizes:

@@ -14,12 +14,9 @@ from core.options import Options
 from core.sizing import sequence_limit
 from core.task import Task, check_options, choose_batching_of
 from engine.device import choose_device, notes_on_one_rank, use_expandable_segments
-from engine.parts import make_source, read_config
-from engine.tasks.embedding.embedder import Embedder
 from engine.tasks.engine import TaskEngine
 from engine.tasks.handlers.handler import load_handler
 from engine.tasks.performer import Performer
-from engine.tasks.pipelines.pipelines import PipelinePerformer
 from strategies.base import Limits
 from strategies.factory import StrategySettings, make_strategy
 
@@ -81,6 +78,11 @@ def _load_performer(
 ) -> Performer:
     if task.kind == "handler":
         return _load_handler(task, model_dir, device)
+    # Imported only here: transformers' models take over a second, and many handlers need none.
+    from engine.parts import make_source, read_config
+    from engine.tasks.embedding.embedder import Embedder
+    from engine.tasks.pipelines.pipelines import PipelinePerformer
+
     config = read_config(model_dir, options)
     source = make_source(model_dir, config, options, device)
     source.require_no_precision(f"transformers' code computes {task.name}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from core.messages import Facts
 from core.request import Request
 from core.sampling import Sampled, SamplingParams
+from engine.stopwatch import Stopwatch
 from engine.tasks.performer import Job, Outcome, Performer
 from strategies.base import Strategy
 
@@ -36,6 +37,8 @@ class TaskEngine:
         self.strategy = strategy
         self.facts = facts
         self.performer = performer
+        self.model_time = Stopwatch()
+        """Runs while the performer does."""
         self._jobs: dict[int, Job] = {}
         """Waiting jobs by request id."""
         self._next_id = 0
@@ -75,7 +78,8 @@ class TaskEngine:
         self.num_step_sequences += len(plan.chunks)
         ids = [chunk.sequence.id for chunk in plan.chunks]
         jobs = [self._jobs.pop(id) for id in ids]
-        outcomes = dict(zip(ids, self.performer.perform(jobs, between_runs), strict=True))
+        with self.model_time:
+            outcomes = dict(zip(ids, self.performer.perform(jobs, between_runs), strict=True))
         finished = self.strategy.commit(plan, dict.fromkeys(ids, _DONE))
         return [
             TaskOutput(output.request_id, outcomes[output.request_id], output.admitted)

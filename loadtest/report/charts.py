@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from loadtest.measures import filled, quantiles
-from loadtest.report.rounds import in_rounds
-from loadtest.report.style import GRID, INK, MUTED, colours, dashes, in_order, number
+from loadtest.report.leading import LATENCY, THROUGHPUT, TOKENS, Measure
+from loadtest.report.regime import conditions
+from loadtest.report.rounds import Rounds, in_rounds, labels_of
+from loadtest.report.style import GRID, INK, MUTED, colours, dashes
 from loadtest.results import Run
 from loadtest.tuning import TUNED, describe
 
@@ -19,93 +22,82 @@ LEAST_S = 1e-3
 
 
 def bars(runs: Sequence[Run]) -> Spec:
-    """Return bar charts of requests/s and output tokens/s, with a column per workload.
+    """Return bar charts, a column per workload: the leading figure, and another one below it.
 
     A bar is the median round; the line on it reaches from the lowest to the highest.
     """
-    rows = [
+    found = in_rounds(runs)
+    labels = labels_of(found)
+    columns = [
+        [rounds for rounds in found if rounds.workload == workload]
+        for workload in dict.fromkeys(rounds.workload for rounds in found)
+    ]
+    width = (WIDTH - 130 - 30 * len(columns)) / len(columns)
+    leading = [_bars(column, column[0].measure, labels, width) for column in columns]
+    for panel, column in zip(leading, columns, strict=True):
+        panel["title"]["subtitle"] = _notes([run for rounds in column for run in rounds.runs])
+    others = [_bars(column, _BELOW[column[0].measure], labels, width) for column in columns]
+    rows = [leading, others] if any(panel["data"]["values"] for panel in others) else [leading]
+    for row in rows:
+        for panel in row[1:]:
+            panel["encoding"]["y"]["axis"] = None
+    return {"vconcat": [{"hconcat": row, "spacing": 30} for row in rows], "spacing": 18}
+
+
+_BELOW = {THROUGHPUT: TOKENS, LATENCY: THROUGHPUT}
+"""What the second panel of a workload shows, by the leading measure."""
+
+
+def _notes(runs: Sequence[Run]) -> list[str]:
+    """Return the subtitle of a workload: what all servers had, and the tuned one's setting."""
+    tuned = (f"{run.name}: {describe(run.settings)}" for run in runs if run.name == TUNED)
+    return list(dict.fromkeys([*conditions(runs), *tuned]))
+
+
+def _bars(servers: Sequence[Rounds], measure: Measure, labels: Sequence[str], width: float) -> Spec:
+    """servers: those of one workload. labels: those of all workloads, in the order of rows."""
+    values = [
         {
-            "run": rounds.typical.label,
-            "workload": rounds.typical.workload,
+            "run": rounds.label,
             "value": value,
-            "low": min(values),
-            "high": max(values),
-            "text": number(value),
-            "unit": unit,
+            "low": min(spread),
+            "high": max(spread),
+            "text": measure.text(value),
         }
-        for rounds in in_rounds(runs)
-        for unit, value_of in (
-            ("requests/s", lambda run: run.measures.requests_per_s),
-            ("output tokens/s", lambda run: run.measures.tokens_per_s),
-        )
-        if (value := value_of(rounds.typical)) is not None
-        and (values := [known for run in rounds.runs if (known := value_of(run)) is not None])
+        for rounds in servers
+        if math.isfinite(value := measure.value(rounds.typical))
+        and (spread := [v for v in map(measure.value, rounds.runs) if math.isfinite(v)])
     ]
-    workloads = list(dict.fromkeys(run.workload for run in runs))
-    units = [
-        unit for unit in ("requests/s", "output tokens/s") if any(r["unit"] == unit for r in rows)
-    ]
-    notes = {
-        run.workload: [f"{run.name}: {describe(run.settings)}"] for run in runs if run.name == TUNED
-    }
-    rows_of_panels = [
-        _unit_bars(rows, unit, workloads, {} if at else notes) for at, unit in enumerate(units)
-    ]
-    return {"vconcat": rows_of_panels, "spacing": 18}
-
-
-def _unit_bars(
-    rows: Sequence[Spec], unit: str, workloads: Sequence[str], notes: Mapping[str, Sequence[str]]
-) -> Spec:
-    """notes: subtitles, by workload."""
-    labels = [row["run"] for row in rows]
-    width = (WIDTH - 130 - 30 * len(workloads)) / len(workloads)
-    x = {"field": "value", "type": "quantitative", "axis": None, "scale": {"nice": False}}
-    y = {
-        "field": "run",
-        "type": "nominal",
-        "sort": in_order(labels),
-        "axis": {
-            "title": None,
-            "domain": False,
-            "ticks": False,
-            "labelColor": INK,
-            "labelPadding": 8,
+    most = max((row["high"] for row in values), default=1.0)
+    x = {
+        "field": "value", "type": "quantitative", "axis": None,
+        "scale": {"nice": False, "domain": [0, 1.2 * most]},
+    }  # fmt: skip
+    axis = {"title": None, "domain": False, "ticks": False, "labelColor": INK, "labelPadding": 8}
+    title = f"{servers[0].workload}: {measure.title}{', less is better' if measure.is_cost else ''}"
+    return {
+        "title": {"text": title, "subtitle": ""},
+        "width": width,
+        "height": {"step": 24},
+        "data": {"values": values},
+        "encoding": {
+            "y": {"field": "run", "type": "nominal", "axis": axis, "scale": {"domain": labels}}
         },
-    }
-    panels = []
-    for index, workload in enumerate(workloads):
-        values = [row for row in rows if row["workload"] == workload and row["unit"] == unit]
-        most = max(row["high"] for row in values)
-        scale = {"domain": [0, 1.2 * most]}
-        shown = y if index == 0 else {**y, "axis": None}
-        panels.append(
+        "layer": [
             {
-                "title": {"text": f"{workload}: {unit}", "subtitle": notes.get(workload, "")},
-                "width": width,
-                "height": {"step": 24},
-                "data": {"values": values},
-                "encoding": {"y": {**shown, "scale": {"domain": in_order(labels)}}},
-                "layer": [
-                    {
-                        "mark": {"type": "bar", "cornerRadiusEnd": 2, "height": 16},
-                        "encoding": {
-                            "x": {**x, "scale": scale},
-                            "color": _colour(labels, legend=False),
-                        },
-                    },
-                    {
-                        "mark": {"type": "rule", "strokeWidth": 1.5, "color": INK},
-                        "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}},
-                    },
-                    {
-                        "mark": {"type": "text", "align": "left", "dx": 5, "color": INK},
-                        "encoding": {"x": {**x, "field": "high"}, "text": {"field": "text"}},
-                    },
-                ],
-            }
-        )
-    return {"hconcat": panels, "spacing": 30}
+                "mark": {"type": "bar", "cornerRadiusEnd": 2, "height": 16},
+                "encoding": {"x": x, "color": _colour(labels, legend=False)},
+            },
+            {
+                "mark": {"type": "rule", "strokeWidth": 1.5, "color": INK},
+                "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}},
+            },
+            {
+                "mark": {"type": "text", "align": "left", "dx": 5, "color": INK},
+                "encoding": {"x": {**x, "field": "high"}, "text": {"field": "text"}},
+            },
+        ],
+    }
 
 
 def latencies(runs: Sequence[Run]) -> Spec:
@@ -182,12 +174,11 @@ def timelines(runs: Sequence[Run]) -> Spec:
     """Return the batch size, and the KV cache allocated and filled, over time, a column per run."""
     runs = [run for run in runs if any(sample.metrics for sample in run.samples)]
     labels = [run.label for run in runs]
-    shown = sorted(runs, key=lambda run: in_order(labels).index(run.label))
-    most = max((max(_batches(run), default=0.0) for run in shown), default=1.0)
-    width = (WIDTH - 60 - 24 * len(shown)) / max(2, len(shown))
+    most = max((max(_batches(run), default=0.0) for run in runs), default=1.0)
+    width = (WIDTH - 60 - 24 * len(runs)) / max(2, len(runs))
     rows = (
-        [_batch(run, width, most, labels, has_axis=run is shown[0]) for run in shown],
-        [_memory(run, width, has_axis=run is shown[0]) for run in shown],
+        [_batch(run, width, most, labels, has_axis=run is runs[0]) for run in runs],
+        [_memory(run, width, has_axis=run is runs[0]) for run in runs],
     )
     return {
         "vconcat": [{"hconcat": row, "spacing": 24, "bounds": "flush"} for row in rows],

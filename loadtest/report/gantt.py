@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from loadtest.record import Record
 from loadtest.report.charts import WIDTH, Spec
-from loadtest.report.style import STAGES, in_order, number, percent
+from loadtest.report.style import STAGES, number, percent
+from loadtest.report.time_axis import TimeAxis, time_axes
 from loadtest.results import Run
 from loadtest.tuning import describe
 
@@ -25,15 +26,21 @@ class Bar(NamedTuple):
 
 
 def gantt(runs: Sequence[Run]) -> Spec | None:
-    """Return a panel per run with a row per request, on one time axis; None if no run has bars."""
+    """Return a panel per run with a row per request, all of one scale; None if no run has bars.
+
+    The time axis of a run that takes much longer than others is broken (time_axis.py).
+    """
     by_label = {run.label: run for run in runs}
-    shown = {label: list(bars_of(by_label[label], NUM_SHOWN)) for label in in_order(list(by_label))}
-    labels = [label for label, bars in shown.items() if bars]
-    if not labels:
+    bars = {label: list(bars_of(run, NUM_SHOWN)) for label, run in by_label.items()}
+    shown = {label: found for label, found in bars.items() if found}
+    if not shown:
         return None
-    end = max(bar.end_s for label in labels for bar in shown[label])
+    axes = time_axes(
+        {label: [at for bar in found for at in bar[2:]] for label, found in shown.items()}
+    )
     panels = [
-        _panel(by_label[label], shown[label], end, is_last=label == labels[-1]) for label in labels
+        _panel(by_label[label], found, axes[label], is_last=label == list(shown)[-1])
+        for label, found in shown.items()
     ]
     return {"vconcat": panels, "spacing": 14, "resolve": {"scale": {"color": "independent"}}}
 
@@ -98,39 +105,34 @@ def _sent(record: Record) -> float:
     return record.sent_s
 
 
-def _facts(run: Run) -> str:
-    """Return the subtitle: the largest batch, how full its KV blocks are, and the padding."""
+def _facts(run: Run) -> list[str]:
+    """Return the subtitle's lines: the largest batch, then how full memory and batch slots were."""
     batches = [sample.metrics["running"] for sample in run.samples if "running" in sample.metrics]
     if not batches:
-        return ""
-    text = f"at most {number(max(batches))} at once"
-    if run.strategy == "dynamic":
-        text = f"{describe(run.settings)}; {text}"
-    if run.measures.inside.kv_filled is not None:
-        text += f"; {percent(run.measures.inside.kv_filled)} of the allocated KV cache is filled"
-    padding = padding_share(run)
-    return text if padding is None else f"{text}; {percent(padding)} of batch slot time is padding"
-
-
-def _panel(run: Run, bars: Sequence[Bar], end: float, *, is_last: bool) -> Spec:
-    rows = [
-        {"request": bar.request, "stage": bar.stage, "from": bar.start_s, "to": bar.end_s}
-        for bar in bars
+        return []
+    setting = f"{describe(run.settings)}; " if run.strategy == "dynamic" else ""
+    shares = [
+        (run.measures.inside.kv_filled, "of the held KV memory is filled"),
+        (padding_share(run), "of slot time is padding"),
     ]
-    return {
-        "title": {"text": run.label, "subtitle": _facts(run)},
-        "width": WIDTH - 40,
-        "height": {"step": ROW_PIXELS},
+    told = [f"{percent(share)} {what}" for share, what in shares if share is not None]
+    return [f"{setting}at most {number(max(batches))} at once", *filter(None, ["; ".join(told)])]
+
+
+def _panel(run: Run, bars: Sequence[Bar], axis: TimeAxis, *, is_last: bool) -> Spec:
+    rows = [
+        {
+            "request": bar.request, "stage": bar.stage, "from": bar.start_s, "to": bar.end_s,
+            "left": axis.position(bar.start_s), "right": axis.position(bar.end_s),
+        }
+        for bar in bars
+    ]  # fmt: skip
+    shown = {
         "data": {"values": rows},
         "mark": {"type": "bar", "height": ROW_PIXELS - 1.5},
         "encoding": {
-            "x": {
-                "field": "from",
-                "type": "quantitative",
-                "scale": {"domain": [0, end], "nice": False},
-                "axis": {"title": "seconds" if is_last else None, "labels": is_last},
-            },
-            "x2": {"field": "to"},
+            "x": axis.encoding("left", "seconds" if is_last else None),
+            "x2": {"field": "right"},
             "y": {"field": "request", "type": "ordinal", "axis": None},
             "color": {
                 "field": "stage",
@@ -143,4 +145,10 @@ def _panel(run: Run, bars: Sequence[Bar], end: float, *, is_last: bool) -> Spec:
                 {"field": "to", "format": ".2f"},
             ],
         },
+    }
+    return {
+        "title": {"text": run.label, "subtitle": _facts(run)},
+        "width": WIDTH - 40,
+        "height": {"step": ROW_PIXELS},
+        "layer": [shown, *axis.break_layers()],
     }

@@ -15,7 +15,8 @@ from markupsafe import Markup
 from loadtest.report import charts, tables, verdict
 from loadtest.report.charts import Spec
 from loadtest.report.gantt import NUM_SHOWN, gantt
-from loadtest.report.rounds import typical_runs
+from loadtest.report.regime import conditions, memory, regime
+from loadtest.report.rounds import in_rounds
 from loadtest.report.style import CONFIG, duration, number
 from loadtest.report.tables import Table
 from loadtest.results import Results, Run
@@ -24,7 +25,7 @@ from loadtest.tuning import TUNED, Trial
 from loadtest.workloads import WORKLOADS
 
 PICTURE_SCALE = 2
-SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
 
 class Figure(NamedTuple):
@@ -39,6 +40,8 @@ class Section(NamedTuple):
     """The part of the page about one workload."""
 
     title: str
+    conditions: str
+    """Load and KV memory, for the captions."""
     text: str
     order: str | None
     tables: Sequence[tuple[str, Table]]
@@ -56,8 +59,8 @@ def write_report(results: Results, folder: Path) -> Path:
     page = environment.get_template("page.html").render(
         headline=_headline(results),
         results=results,
-        remarks=[*results.notes, *verdict.remarks(results.runs)],
-        summary=tables.objectives(results) if results.slo else tables.throughput(results.runs),
+        remarks=_remarks(results),
+        summary=_summary(results),
         overview=None if results.slo else _themed(_overview(results.runs)),
         goodputs=tables.goodputs(results) if results.objective else None,
         objective=tables.objective(results.objective),
@@ -73,13 +76,39 @@ def write_report(results: Results, folder: Path) -> Path:
     return path
 
 
+def write_markdown(results: Results, folder: Path) -> Path:
+    """Write report.md, to paste: the headline, warnings, the summary and goodput."""
+    blocks = [f"**{_headline(results)}**"]
+    blocks += [f"- {remark}" for remark in _remarks(results)]
+    blocks.append(tables.markdown(_summary(results)))
+    if results.objective:
+        bounds = tables.objective(results.objective)
+        blocks += [tables.markdown(tables.goodputs(results)), f"Goodput: {bounds}."]
+    machine = [f"{name} {value}" for name, value in results.machine.items()]
+    blocks.append(f"{results.created[:10]}, seed {results.seed}, {', '.join(machine)}")
+    blocks += [f"`{command}`" for command in results.command.splitlines()]
+    path = folder / "report.md"
+    path.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
+    return path
+
+
+def _remarks(results: Results) -> list[str]:
+    return [*results.notes, *verdict.remarks(results.runs)]
+
+
+def _summary(results: Results) -> Table:
+    return tables.objectives(results) if results.slo else tables.summary(results.runs)
+
+
 def write_pictures(results: Results, folder: Path) -> list[Path]:
     """Write every chart as a PNG, for documents and slides; return their paths."""
     figures = {"overview": _overview(results.runs)} if not results.slo else {}
     sections = [_objectives(results)] if results.slo else _sections(results)
     for section in sections:
         for figure in section.figures:
-            figures[f"{section.title} {figure.title}".lower().replace(" ", "-")] = figure.spec
+            name = f"{section.title} {figure.title}".lower().replace(" ", "-")
+            title = ": ".join(filter(None, [section.title, section.conditions]))
+            figures[name] = {**figure.spec, "title": {"text": title, "offset": 12}}
     paths = []
     for name, spec in figures.items():
         spec = {**_themed(spec), "background": "white", "padding": 12}
@@ -111,20 +140,22 @@ def _sections(results: Results) -> list[Section]:
 
 
 def _section(all_runs: Sequence[Run], trials: Sequence[Trial]) -> Section:
-    """Return the section of one workload. Tables show the median round of each run.
+    """Return the section of one workload.
 
-    Charts do so too, but not those of variants.
+    Tables show the median round of each server. Charts show the same runs, without the variants.
     """
-    runs = typical_runs(all_runs)
+    found = in_rounds(all_runs)
+    runs = [rounds.typical for rounds in found]
     shown = [
-        ("Client measurements", tables.client_measures(runs)),
+        ("Client measurements", tables.client_measures(runs, found[0].measure)),
         ("Server measurements", tables.server_measures(runs)),
     ]
     if trials:
         shown.append((f"Settings tried for {TUNED}", tables.trials(trials)))
     return Section(
         runs[0].workload,
-        _description(runs),
+        "; ".join(conditions(all_runs)),
+        " ".join(filter(None, [_description(runs), regime(all_runs)])),
         verdict.order(all_runs),
         shown,
         _figures([run for run in runs if not run.variant]),
@@ -155,9 +186,11 @@ def _figures(runs: Sequence[Run]) -> list[Figure]:
         figures.append(
             Figure(
                 f"The first {NUM_SHOWN} requests",
-                "One row per request in order of arrival; all panels share the time axis. Padding "
-                "is a slot of a dynamic batch whose request has finished; it stays occupied until "
-                "the last request of the batch has finished.",
+                "One row per request in order of arrival; all panels have the same scale. The time "
+                "axis of a panel that takes much longer is broken where the least happens, and the "
+                "break says how much is left out. Padding is a slot of a dynamic batch whose "
+                "request has finished; it stays occupied until the last request of the batch has "
+                "finished.",
                 chart,
             )
         )
@@ -178,6 +211,8 @@ def _description(runs: Sequence[Run]) -> str:
         f"{number(measures.prompt_tokens)} prompt tokens and {number(measures.output_tokens)} "
         "output tokens on average; end-of-sequence tokens are ignored."
     )
+    if size := memory(runs):
+        text += f" {size}."
     if first.num_left_out:
         text += f" {first.num_left_out} requests were skipped as too long for the server."
     return text
@@ -194,11 +229,12 @@ def _objectives(results: Results) -> Section:
     ]  # fmt: skip
     figure = Figure(
         "Latency by request rate",
-        "Each point is a run in an open loop at that request rate. The dashed line is the "
-        "objective.",
+        "Each point is a run in an open loop at that request rate. The horizontal line "
+        "is the objective.",
         {"hconcat": panels, "spacing": 40},
     )
-    return Section(runs[0].workload, _description(runs), None, [], [figure])
+    size = memory(runs) or ""  # the load differs from point to point
+    return Section(runs[0].workload, size, _description(runs), None, [], [figure])
 
 
 def _themed(spec: Spec) -> dict[str, Any]:

@@ -6,10 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadtest.measures import MAX_OTHER_CORES
+from loadtest.report.leading import LATENCY, Measure, leading
+from loadtest.report.style import in_order
 from loadtest.results import Run
 
 MIN_ROUNDS = 3
 """Fewer rounds prove no difference."""
+MIN_DIFFERENCE = 0.05
+"""Medians that are closer, relative to the lower one, prove no difference.
+
+The ranges of three rounds each are apart in one of ten cases even if the servers are equally fast.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,21 +24,40 @@ class Rounds:
     """All runs of one workload on one server."""
 
     runs: Sequence[Run]
+    measure: Measure
+    """What the servers of this workload are compared by."""
 
     @property
     def name(self) -> str:
         return self.runs[0].name
 
     @property
+    def label(self) -> str:
+        return self.runs[0].label
+
+    @property
+    def workload(self) -> str:
+        return self.runs[0].workload
+
+    @property
     def typical(self) -> Run:
-        """The run with the median of requests/s, the lower one of two."""
-        ordered = sorted(self.runs, key=lambda run: run.measures.requests_per_s)
+        """The run with the median of the measure, the lower one of two."""
+        ordered = sorted(self.runs, key=self.measure.value)
         return ordered[(len(ordered) - 1) // 2]
 
     @property
-    def rates(self) -> Sequence[float]:
-        """Requests/s of all runs, ascending."""
-        return sorted(run.measures.requests_per_s for run in self.runs)
+    def median(self) -> float:
+        return self.measure.value(self.typical)
+
+    @property
+    def cost(self) -> float:
+        """The median, negative if more is better: less is better."""
+        return self.median if self.measure.is_cost else -self.median
+
+    @property
+    def values(self) -> Sequence[float]:
+        """The measure of all runs, ascending."""
+        return sorted(map(self.measure.value, self.runs))
 
     @property
     def other_cores(self) -> float:
@@ -44,20 +70,37 @@ class Rounds:
 
 
 def in_rounds(runs: Sequence[Run]) -> list[Rounds]:
-    """Return the runs by workload and label, in the order in which they first appear."""
-    by_place: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        by_place.setdefault((run.workload, run.label), []).append(run)
-    return [Rounds(group) for group in by_place.values()]
+    """Return the runs by workload and label, as tables and charts show them.
+
+    Workloads are in the order in which they first appear. The servers of a workload are in the
+    order of strategies; where the latency leads, the shortest comes first, and variants last.
+    """
+    found: list[Rounds] = []
+    for workload in dict.fromkeys(run.workload for run in runs):
+        by_label: dict[str, list[Run]] = {}
+        for run in runs:
+            if run.workload == workload:
+                by_label.setdefault(run.label, []).append(run)
+        measure = leading([run for group in by_label.values() for run in group])
+        servers = [Rounds(by_label[label], measure) for label in in_order(list(by_label))]
+        if measure is LATENCY:
+            servers.sort(key=lambda rounds: (bool(rounds.typical.variant), rounds.cost))
+        found += servers
+    return found
 
 
-def typical_runs(runs: Sequence[Run]) -> list[Run]:
-    """Return the median run of each workload and label."""
-    return [rounds.typical for rounds in in_rounds(runs)]
+def labels_of(found: Sequence[Rounds]) -> list[str]:
+    """Return the labels in the order of rows.
+
+    If the latency leads on the first workload, which the headline is about, its order is that of
+    the rows; otherwise they have the order of strategies.
+    """
+    labels = [rounds.label for rounds in found]
+    return list(dict.fromkeys(labels)) if found[0].measure is LATENCY else in_order(labels)
 
 
 def doubt(one: Rounds, other: Rounds) -> str | None:
-    """Return why the two do not prove a difference in requests/s; None if they do."""
+    """Return why the two do not prove a difference of their measure; None if they do."""
     if min(len(one.runs), len(other.runs)) < MIN_ROUNDS:
         return f"there are fewer than {MIN_ROUNDS} rounds; use --rounds {MIN_ROUNDS}"
     for rounds in (one, other):
@@ -66,9 +109,13 @@ def doubt(one: Rounds, other: Rounds) -> str | None:
                 f"other processes used {rounds.other_cores:.1f} cores while {rounds.name} ran; "
                 "measure again on an idle machine"
             )
-    if one.rates[0] <= other.rates[-1] and other.rates[0] <= one.rates[-1]:
+    ones, others = one.values, other.values
+    if ones[0] <= others[-1] and others[0] <= ones[-1]:
         return (
             f"the rounds of {one.name} and {other.name} overlap; more requests per run "
             "(--requests) or more rounds narrow them"
         )
+    low, high = sorted(values[(len(values) - 1) // 2] for values in (ones, others))
+    if high < (1 + MIN_DIFFERENCE) * low:
+        return f"{one.name} and {other.name} are within {100 * MIN_DIFFERENCE:.0f} % of each other"
     return None

@@ -15,8 +15,8 @@ STRATEGIES = {
     "continuous": "#3f7fc1",
     "paged": "#15866a",
 }
-"""Colours by strategy, from the simplest to the most efficient one. Rows and legends keep this
-order."""
+"""Colours by strategy, from the simplest to the most efficient one. Legends keep this order, and so
+do rows unless the latency leads (rounds.py)."""
 OTHER = "#566270"
 """Colour of all servers that are none of ours; in line charts they differ in dashes."""
 SOLID = (1, 0)
@@ -71,7 +71,10 @@ def colours(labels: Sequence[str]) -> dict[str, str]:
 
 
 def dashes(labels: Sequence[str]) -> dict[str, Sequence[int]]:
-    """Return the lengths of a line's dashes and gaps for each label, so that no two look alike."""
+    """Return the lengths of a line's dashes and gaps for each label.
+
+    The lines of up to four servers that are not strategies differ.
+    """
     others = itertools.cycle(OTHER_DASHES)
     by_label: dict[str, Sequence[int]] = {}
     for label in in_order(labels):

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from loadtest.report.gantt import padding_share
-from loadtest.report.rounds import Rounds, in_rounds, typical_runs
+from loadtest.report.leading import LATENCY, THROUGHPUT, Measure
+from loadtest.report.rounds import Rounds, in_rounds, labels_of
 from loadtest.report.style import UNKNOWN, duration, in_order, number, percent, ratio_text
 from loadtest.report.verdict import winner
 from loadtest.results import Results, Run
@@ -23,39 +24,55 @@ class Table(NamedTuple):
     """Rows and columns of the cells to highlight."""
 
 
-def throughput(runs: Sequence[Run]) -> Table:
+def markdown(table: Table) -> str:
+    """Return a table in Markdown, the cells to highlight in bold."""
+    rows = [
+        [
+            f"**{cell}**" if (row, column) in table.best else cell
+            for column, cell in enumerate(cells)
+        ]
+        for row, cells in enumerate(table.rows)
+    ]
+    lines = [table.head, ["---"] * len(table.head), *rows]
+    escaped = [[cell.replace("|", r"\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
+
+
+def summary(runs: Sequence[Run]) -> Table:
     """Return requests/s by workload, with ratios to the reference as in the AWS article.
 
-    Medians of the rounds, with the lowest and highest. The winner of a workload is highlighted if
-    the rounds prove one.
+    Where the latency leads, it and its ratios come first, and requests/s after them. Medians of the
+    rounds, with the lowest and highest. The winner of a workload is highlighted if the rounds prove
+    one.
     """
-    workloads = list(dict.fromkeys(run.workload for run in runs))
-    labels = in_order([run.label for run in runs])
-    found = {(rounds.typical.workload, rounds.typical.label): rounds for rounds in in_rounds(runs)}
-    by_place = {place: rounds.typical.measures.requests_per_s for place, rounds in found.items()}
-    bases = {
-        workload: reference([label for label in labels if (workload, label) in found])
-        for workload in workloads
-    }
-    head = ["strategy"]
-    for workload in workloads:
-        head += [f"{workload}, requests/s", f"× {bases[workload]}"]
-    rows = []
-    for label in labels:
-        row = [label]
-        for workload in workloads:
-            rate = by_place.get((workload, label))
-            base_rate = by_place.get((workload, bases[workload]))
-            ratio = rate / base_rate if rate is not None and base_rate else None
-            rounds = found.get((workload, label))
-            row += [with_range(rounds) if rounds else UNKNOWN, ratio_text(ratio)]
-        rows.append(row)
-    winners = [
-        (labels.index(name), 1 + 2 * column)
-        for column, workload in enumerate(workloads)
-        if (name := winner(runs, workload)) is not None
-    ]
+    found = in_rounds(runs)
+    labels = labels_of(found)
+    head, rows, winners = ["strategy"], [[label] for label in labels], list[tuple[int, int]]()
+    for workload in dict.fromkeys(rounds.workload for rounds in found):
+        by_label = {rounds.label: rounds for rounds in found if rounds.workload == workload}
+        best = winner(runs, workload)
+        if best is not None:
+            winners.append((labels.index(best), len(head)))
+        titles, cells = _columns(by_label)
+        head += titles
+        for row, label in zip(rows, labels, strict=True):
+            row += cells.get(label, [UNKNOWN] * len(titles))
     return Table(head, rows, winners)
+
+
+def _columns(by_label: Mapping[str, Rounds]) -> tuple[Sequence[str], dict[str, list[str]]]:
+    """Return the titles of a workload's columns, and the cells of each server."""
+    base = by_label[reference(in_order(list(by_label)))]
+    titles = [f"{base.workload}, {base.measure.title}", f"× {base.label}"]
+    cells: dict[str, list[str]] = {}
+    for label, rounds in by_label.items():
+        ratio = rounds.median / base.median if base.median else None
+        cells[label] = [with_range(rounds), ratio_text(ratio)]
+        if base.measure is LATENCY:
+            cells[label].append(THROUGHPUT.text(THROUGHPUT.value(rounds.typical)))
+    if base.measure is LATENCY:
+        titles.append(f"{base.workload}, {THROUGHPUT.title}")
+    return titles, cells
 
 
 def objective(bounds: Mapping[str, float]) -> str:
@@ -64,12 +81,15 @@ def objective(bounds: Mapping[str, float]) -> str:
 
 
 def goodputs(results: Results) -> Table:
-    """Return the goodput of each workload, a row, on each server, a column."""
+    """Return the goodput of each workload, or of each rate of a sweep, on each server, a column."""
+    if results.slo:
+        return _goodputs_by_rate(results)
     runs = [run for run in results.runs if not run.variant]
-    labels = in_order([run.label for run in runs])
+    servers = in_rounds(runs)
+    labels = labels_of(servers)
     found = {
-        (run.workload, run.label): number(goodput(run, results.objective))
-        for run in typical_runs(runs)
+        (rounds.workload, rounds.label): number(goodput(rounds.typical, results.objective))
+        for rounds in servers
     }
     workloads = dict.fromkeys(run.workload for run in runs)
     rows = [
@@ -79,12 +99,23 @@ def goodputs(results: Results) -> Table:
     return Table(["goodput, requests/s", *labels], rows)
 
 
+def _goodputs_by_rate(results: Results) -> Table:
+    runs = results.runs
+    labels = in_order([run.label for run in runs])
+    found = {(run.rate, run.label): number(goodput(run, results.objective)) for run in runs}
+    rows = [
+        [f"at {number(rate)} sent", *(found.get((rate, label), UNKNOWN) for label in labels)]
+        for rate in sorted({run.rate or 0.0 for run in runs})
+    ]
+    return Table(["goodput, requests/s", *labels], rows)
+
+
 def with_range(rounds: Rounds) -> str:
-    """Format the median of requests/s, with the lowest and the highest round."""
-    text = number(rounds.typical.measures.requests_per_s)
-    if len(rounds.runs) == 1:
-        return text
-    return f"{text} ({number(rounds.rates[0])} to {number(rounds.rates[-1])})"
+    """Format the median of the measure, with the lowest and the highest round."""
+    text, values = rounds.measure.text, rounds.values
+    if len(values) == 1:
+        return text(values[0])
+    return f"{text(rounds.median)} ({text(values[0])} to {text(values[-1])})"
 
 
 def reference(labels: Sequence[str]) -> str:
@@ -100,22 +131,25 @@ OBJECTIVES = {
 }
 """What a bound on a request is about, by kind."""
 Column = tuple[str, Callable[[Run], str]]
-_CLIENT_COLUMNS: Sequence[Column] = (
+_THROUGHPUT_COLUMNS: Sequence[Column] = (
     ("requests/s", lambda run: number(run.measures.requests_per_s)),
     ("tokens/s", lambda run: number(run.measures.tokens_per_s)),
     ("awscurl tps", lambda run: number(run.measures.awscurl_tps)),
+)
+_LATENCY_COLUMNS: Sequence[Column] = (
+    ("latency p50", lambda run: _spread(run, "latency", "p50")),
+    ("p99", lambda run: _spread(run, "latency", "p99")),
     ("TTFT p50", lambda run: _spread(run, "first_token", "p50")),
     ("p99", lambda run: _spread(run, "first_token", "p99")),
     ("ITL p50", lambda run: _spread(run, "gap", "p50")),
     ("p99", lambda run: _spread(run, "gap", "p99")),
     ("max", lambda run: _spread(run, "gap", "max")),
-    ("latency p50", lambda run: _spread(run, "latency", "p50")),
-    ("p99", lambda run: _spread(run, "latency", "p99")),
-    ("errors", lambda run: number(run.measures.num_errors)),
 )
+_ERRORS: Column = ("errors", lambda run: number(run.measures.num_errors))
 _SERVER_COLUMNS: Sequence[Column] = (
     ("sequences/step", lambda run: number(run.measures.inside.batch)),
     ("time/step", lambda run: duration(run.measures.inside.step_s)),
+    ("host time/step", lambda run: duration(run.measures.inside.host_s)),
     ("queue p50", lambda run: _spread(run, "queue", "p50")),
     ("p99", lambda run: _spread(run, "queue", "p99")),
     ("KV cache allocated", lambda run: percent(run.measures.inside.kv_used)),
@@ -130,9 +164,12 @@ _SERVER_COLUMNS: Sequence[Column] = (
 )
 
 
-def client_measures(runs: Sequence[Run]) -> Table:
-    """Return the measures taken by the client."""
-    return _table(runs, _CLIENT_COLUMNS)
+def client_measures(runs: Sequence[Run], leads: Measure = THROUGHPUT) -> Table:
+    """Return the measures taken by the client, the leading ones first."""
+    columns = [_THROUGHPUT_COLUMNS, _LATENCY_COLUMNS]
+    if leads is LATENCY:
+        columns.reverse()
+    return _table(runs, [*columns[0], *columns[1], _ERRORS])
 
 
 def server_measures(runs: Sequence[Run]) -> Table:
@@ -141,8 +178,8 @@ def server_measures(runs: Sequence[Run]) -> Table:
 
 
 def objectives(results: Results) -> Table:
-    """Return the highest rate that each server of a sweep sustains, with the bounded measures."""
-    head = ["strategy", "sustained requests/s", "output tokens/s at that rate", *results.slo]
+    """Return the highest rate that each server of a sweep sustains, with figures at that rate."""
+    head = ["strategy", "sustained requests/s", "goodput", "output tokens/s", *results.slo]
     rows, rates = [], []
     for label in in_order([run.label for run in results.runs]):
         label_runs = [run for run in results.runs if run.label == label]
@@ -154,16 +191,20 @@ def objectives(results: Results) -> Table:
             continue
         best = next(run for run in label_runs if run.rate == rate)
         values = [duration(value_of(best.measures, name)) for name in results.slo]
-        rows.append([label, number(rate), number(best.measures.tokens_per_s), *values])
+        good = number(goodput(best, results.objective)) if results.objective else UNKNOWN
+        rows.append([label, number(rate), good, number(best.measures.tokens_per_s), *values])
     best = rates.index(max(rates))
     return Table(head, rows, [(best, column) for column in range(len(head))])
 
 
 def trials(tried: Sequence[Trial]) -> Table:
-    """Return the settings of dynamic batching that were tried, the first as given."""
+    """Return the settings of dynamic batching that were tried."""
     rows = [
-        [f"{describe(trial.settings)}{'' if at else ' (as given)'}", number(trial.requests_per_s)]
-        for at, trial in enumerate(tried)
+        [
+            f"{describe(trial.settings)}{' (as given)' if trial.is_given else ''}",
+            number(trial.requests_per_s),
+        ]
+        for trial in tried
     ]
     best = max(range(len(tried)), key=lambda at: tried[at].requests_per_s)
     return Table(["setting", "requests/s in one short run"], rows, [(best, 0), (best, 1)])
@@ -179,13 +220,9 @@ def settings(results: Results) -> Table:
 
 
 def _table(runs: Sequence[Run], columns: Sequence[Column]) -> Table:
-    """Return a row per run, without the columns that no run has a value for."""
-    labels = in_order([run.label for run in runs])
-    ranked = sorted(runs, key=lambda run: labels.index(run.label))
-    known = [
-        (title, cell) for title, cell in columns if any(cell(run) != UNKNOWN for run in ranked)
-    ]
-    rows = [[run.label, *(cell(run) for _, cell in known)] for run in ranked]
+    """Return a row per run, in their order, without the columns that no run has a value for."""
+    known = [(title, cell) for title, cell in columns if any(cell(run) != UNKNOWN for run in runs)]
+    rows = [[run.label, *(cell(run) for _, cell in known)] for run in runs]
     return Table(["strategy", *(title for title, _ in known)], rows)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from loadtest.measures import MAX_CLIENT_CORES, MAX_OTHER_CORES
+from loadtest.report.causes import explanation
+from loadtest.report.leading import LATENCY, THROUGHPUT
 from loadtest.report.rounds import Rounds, doubt, in_rounds
 from loadtest.report.style import STRATEGIES, duration, number, percent, ratio_text
 from loadtest.results import Run
@@ -13,36 +15,50 @@ from loadtest.results import Run
 
 def headline(runs: Sequence[Run]) -> str:
     """Return the title: the winner on the first workload and its lead, or why there is none."""
-    ranked = ranking(runs, runs[0].workload)
-    best, *others = ranked
-    rate = _rate(best)
+    best, *others = ranking(runs, runs[0].workload)
+    if others and best.measure is LATENCY:
+        return _fastest_answer(best, others[0])
+    rate = THROUGHPUT.value(best.typical)
     if not others:
         return f"{best.name} serves {number(rate)} requests/s on {runs[0].workload}"
     reason = doubt(best, others[0])
     if reason is not None:
         return f"Inconclusive on {runs[0].workload}: {reason}"
     leads = [
-        f"{ratio_text(rate / _rate(other))} {other.name}"
+        f"{ratio_text(rate / other.median)} {other.name}"
         for other in others
-        if _rate(other) > 0 and doubt(best, other) is None
+        if other.median > 0 and doubt(best, other) is None
     ]
     return f"{best.name} serves {number(rate)} requests/s on {runs[0].workload}: {', '.join(leads)}"
 
 
+def _fastest_answer(best: Rounds, second: Rounds) -> str:
+    """Name the server with the shortest median latency, if the rounds prove it."""
+    rate = number(THROUGHPUT.value(best.typical))
+    text = f"All servers keep up with {rate} requests/s on {best.workload}"
+    reason = doubt(best, second)
+    if reason is not None:
+        return f"{text}; inconclusive on latency: {reason}"
+    return (
+        f"{text}; {best.name} answers in {duration(best.median)} (median), "
+        f"{second.name} in {duration(second.median)}"
+    )
+
+
 def ranking(runs: Sequence[Run], workload: str) -> list[Rounds]:
-    """Return the servers of a workload, the highest median first, without variants."""
+    """Return the servers of a workload, the best median first, without variants."""
     chosen = [run for run in runs if run.workload == workload and not run.variant]
-    return sorted(in_rounds(chosen), key=lambda rounds: -rounds.typical.measures.requests_per_s)
+    return sorted(in_rounds(chosen), key=lambda rounds: rounds.cost)
 
 
 def winner(runs: Sequence[Run], workload: str) -> str | None:
-    """Return the name of the server that proved to be the fastest on a workload, if one did."""
+    """Return the name of the server that proved to be the best on a workload, if one did."""
     best, *others = ranking(runs, workload)
     return best.name if others and doubt(best, others[0]) is None else None
 
 
 def order(runs: Sequence[Run]) -> str | None:
-    """Say which strategies differ, and why a more elaborate one is slower if it is.
+    """Say which strategies differ, and what they do differently.
 
     runs: those of one workload. Returns None for fewer than two strategies.
     """
@@ -56,35 +72,15 @@ def order(runs: Sequence[Run]) -> str | None:
         return None
     sentences: list[str] = []
     for lower, higher in pairwise(present):
-        ratio = _rate(higher) / _rate(lower) if _rate(lower) else None
+        ratio = higher.median / lower.median if lower.median else None
         reason = doubt(lower, higher)
-        pair = f"{higher.name} has {ratio_text(ratio)} the requests/s of {lower.name}"
+        pair = f"{higher.name} has {ratio_text(ratio)} the {higher.measure.title} of {lower.name}"
         if reason is not None:
             sentences.append(f"{pair}, which proves no difference: {reason}.")
-        elif _rate(higher) < _rate(lower):
-            sentences.append(_explanation(lower.typical, higher.typical))
         else:
-            sentences.append(f"{pair}.")
+            measured = explanation(lower.typical, higher.typical)
+            sentences.append(f"{pair}: {measured}." if measured else f"{pair}.")
     return " ".join(sentences)
-
-
-def _rate(rounds: Rounds) -> float:
-    return rounds.typical.measures.requests_per_s
-
-
-def _explanation(lower: Run, higher: Run) -> str:
-    """Compare what determines requests/s: sequences per step and time per step."""
-    ratio = higher.measures.requests_per_s / lower.measures.requests_per_s
-    sentence = f"{higher.name} has {ratio_text(ratio)} the requests/s of {lower.name}"
-    high, low = higher.measures.inside, lower.measures.inside
-    if None in (high.batch, high.step_s, low.batch, low.step_s):
-        return f"{sentence}; the servers export no step metrics."
-    return (
-        f"{sentence}: its steps run {number(high.batch)} sequences against {number(low.batch)}"
-        f" and take {duration(high.step_s)} against {duration(low.step_s)}; it fills "
-        f"{percent(high.kv_filled)} of its allocated KV cache against "
-        f"{percent(low.kv_filled)}, with {number(high.preemptions)} preemptions."
-    )
 
 
 def remarks(runs: Sequence[Run]) -> Iterator[str]:
@@ -127,6 +123,11 @@ def _remarks_on_cores(runs: Sequence[Run]) -> Iterator[str]:
         yield (
             f": other processes used {number(other_cpu, 2)} cores of this machine during a run; "
             "measure again on an idle machine."
+        )
+    if any(run.measures.other_cpu is None for run in runs):
+        yield (
+            ": its processes are unknown, so nothing says whether other processes disturbed it; "
+            "see to it that its machine does nothing else."
         )
     if client_cpu > MAX_CLIENT_CORES:
         yield (

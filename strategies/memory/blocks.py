@@ -35,7 +35,7 @@ class PagedMemory(KVMemory):
         super().__init__(num_blocks, block_size)
         self.caches_prefixes = caches_prefixes
         self._pool = BlockPool(num_blocks)
-        self._prefixes = PrefixCache(block_size)
+        self._prefixes = PrefixCache()
         self._host = BlockPool(num_host_blocks)
         self._swapped: dict[int, tuple[int, ...]] = {}
         """Tables of host blocks. A sequence has either a device table or a host table."""
@@ -74,8 +74,9 @@ class PagedMemory(KVMemory):
         get logits.
         """
         assert sequence.id not in self._tables, "the sequence already holds blocks"
-        known = sequence.token_ids[: sequence.num_skippable_tokens]
-        blocks = self._prefixes.find(known, sequence.prefix_salt)
+        num_blocks = sequence.num_skippable_tokens // self.block_size
+        contents = (self._content(sequence, index) for index in range(num_blocks))
+        blocks = self._prefixes.find(contents, sequence.prefix_salt)
         if blocks:
             self._pool.share(blocks)
             self._tables[sequence.id] = tuple(blocks)
@@ -110,13 +111,16 @@ class PagedMemory(KVMemory):
             parent = self._prefixes.digest(table[index - 1])
         else:
             parent = self._prefixes.root(sequence.prefix_salt)
-        start = index * self.block_size
-        tokens = sequence.token_ids[start : start + self.block_size]
-        cached = self._prefixes.add(table[index], parent, tokens)
+        cached = self._prefixes.add(table[index], parent, self._content(sequence, index))
         if cached != table[index]:
             self._pool.share([cached])
             self._pool.release([table[index]])
         return cached
+
+    def _content(self, sequence: Sequence, index: int) -> bytes:
+        """Return the contents of the sequence's block `index`, for the prefix cache."""
+        start = index * self.block_size
+        return sequence.content(start, start + self.block_size)
 
     def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
         """Share the blocks of a parent's first `num_tokens` tokens with a new child."""

@@ -7,6 +7,8 @@ salt ──▶ H ──▶ H(·, tokens 0:16) ──▶ H(·, tokens 16:32) ─�
                   block 7               block 3
 ```
 
+The contents of a block are its token ids, and the digests of its images (`Sequence.content`).
+
 The hash is blake2b with a random key of this process. So no client can craft a prompt whose hash
 collides with another prompt's, or compute the hash of a prompt.
 """
@@ -14,10 +16,8 @@ collides with another prompt's, or compute the hash of a prompt.
 from __future__ import annotations
 
 import os
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from hashlib import blake2b
-from itertools import islice
 
 Digest = bytes
 DIGEST_BYTES = 16
@@ -26,8 +26,7 @@ DIGEST_BYTES = 16
 class PrefixCache:
     """Maps prefixes to the full block that ends each of them. Full blocks no longer change."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self) -> None:
         self._key = os.urandom(32)
         self._blocks: dict[Digest, int] = {}
         self._digests: dict[int, Digest] = {}
@@ -38,12 +37,12 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def find(self, token_ids: Sequence[int], salt: str) -> list[int]:
-        """Return the blocks of the longest cached prefix of these tokens, in whole blocks."""
+    def find(self, contents: Iterable[bytes], salt: str) -> list[int]:
+        """Return the blocks of the longest cached prefix of these contents, one for each block."""
         blocks: list[int] = []
         digest = self.root(salt)
-        for start in range(0, len(token_ids) - self._block_size + 1, self._block_size):
-            digest = self._next(digest, islice(token_ids, start, start + self._block_size))
+        for content in contents:
+            digest = self._next(digest, content)
             block = self._blocks.get(digest)
             if block is None:
                 break
@@ -57,9 +56,9 @@ class PrefixCache:
     def digest(self, block: int) -> Digest:
         return self._digests[block]
 
-    def add(self, block: int, parent: Digest, token_ids: Iterable[int]) -> int:
+    def add(self, block: int, parent: Digest, content: bytes) -> int:
         """Add a block, unless its prefix is already cached. Returns the block of that prefix."""
-        digest = self._next(parent, token_ids)
+        digest = self._next(parent, content)
         cached = self._blocks.setdefault(digest, block)
         if cached == block:
             self._digests[block] = digest
@@ -71,6 +70,5 @@ class PrefixCache:
         if digest is not None:
             del self._blocks[digest]
 
-    def _next(self, parent: Digest, token_ids: Iterable[int]) -> Digest:
-        content = parent + array("q", token_ids).tobytes()
-        return blake2b(content, key=self._key, digest_size=DIGEST_BYTES).digest()
+    def _next(self, parent: Digest, content: bytes) -> Digest:
+        return blake2b(parent + content, key=self._key, digest_size=DIGEST_BYTES).digest()

@@ -17,6 +17,7 @@ def test_every_family_has_groups_of_128_inputs(family):
     spec = read_spec(family_config(family), 512)
     assert spec.family == FAMILIES[family]
     assert spec.hidden_size % 128 == 0
+    assert spec.mlp_width % 128 == 0
     assert len(spec.layers) == 4
 
 

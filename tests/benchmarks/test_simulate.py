@@ -19,11 +19,11 @@ from benchmarks.simulate.cost import (
 )
 from benchmarks.simulate.fleet import Fleet
 from benchmarks.simulate.knee import highest_rate
-from benchmarks.simulate.router import LeastLoaded, PrefixAware, RoundRobin
 from benchmarks.simulate.system import SYSTEMS, Setup
 from benchmarks.simulate.tally import Tally
 from benchmarks.simulate.traffic import Arrival, Prefixes, Synthetic, Trace
 from core.output import Output
+from core.routing import LeastLoaded, RoundRobin
 from core.sampling import Finish
 
 TOY = ModelShape(
@@ -34,7 +34,7 @@ TOY = ModelShape(
 def hardware(kv_tokens=4096, **efficiency):
     """1e8 bytes and 1e12 FLOP per second: 20 ms for the weights, 10.24 us per token of K/V."""
     memory = (2e6 + 1024 * (kv_tokens + 0.5)) / GIB
-    gpu = Gpu(name="toy", memory_gib=memory, bandwidth=1e8, flops=1e12)
+    gpu = Gpu(name="toy", memory_gib=memory, bandwidth=1e8, flops=1e12, link=1e9)
     given = Efficiency(**({"bandwidth": 1.0, "flops": 1.0, "overhead_s": 0.001} | efficiency))
     return Hardware(TOY, gpu, 1, given, memory_utilization=1.0)
 
@@ -130,13 +130,25 @@ def test_reservations_limit_the_requests_that_run_at_once():
 
 
 def test_a_long_prompt_is_compute_bound():
-    slow = Gpu(name="slow", memory_gib=0.01, bandwidth=1e12, flops=1e9)
-    machine = Hardware(TOY, slow, 2, Efficiency(bandwidth=0.5, flops=0.5, overhead_s=0.25))
+    slow = Gpu(name="slow", memory_gib=0.01, bandwidth=1e12, flops=1e9, link=1e18)
+    efficiency = Efficiency(bandwidth=0.5, flops=0.5, overhead_s=0.25, sum_s=0.0)
+    machine = Hardware(TOY, slow, 2, efficiency)
     pairs = num_pairs(0, 100)
     assert pairs == 100 * 101 // 2
     assert num_pairs(5, 2) == 6 + 7
     flops = 2e6 * 100 + 4 * 256 * pairs
     assert machine.step_s(100, pairs, 100) == pytest.approx(flops / (2 * 0.5e9) + 0.25)
+
+
+def test_gpus_sum_two_times_per_layer_and_once_for_the_embedding():
+    """In a ring of four, each sends 3/2 of the hidden states."""
+    gpu = Gpu(name="a", memory_gib=1, bandwidth=1e30, flops=1e30, link=1e6)
+    efficiency = Efficiency(overhead_s=0.0, link=0.5, sum_s=1e-3)
+    sums = 2 * TOY.num_layers + 1
+    sent = 1.5 * TOY.attention_width * 2 * 10
+    expected = sums * (1e-3 + sent / 0.5e6)
+    assert Hardware(TOY, gpu, 4, efficiency).step_s(10, 0, 0) == pytest.approx(expected)
+    assert Hardware(TOY, gpu, 1, efficiency).step_s(10, 0, 0) == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize(
@@ -233,19 +245,6 @@ def test_an_overloaded_run_is_stopped_early():
     assert given_up.machines[0].num_steps < whole.machines[0].num_steps / 2
     assert fleet("none", requests).run(bound * 1.0001) is not None
     assert fleet("none", requests).run(bound * 0.9999) is None
-
-
-def test_each_router_chooses_by_its_rule():
-    turns, least, aware = RoundRobin(), LeastLoaded(), PrefixAware()
-    [any_one] = arrivals((0.0, 1, 1))
-    assert [turns.choose(any_one, [9, 0, 0]) for _ in range(4)] == [0, 1, 2, 0]
-    assert least.choose(any_one, [2, 1, 1]) == 1
-    ones, twos = (Arrival(0, 0.0, Lengths(1, 1), prefix) for prefix in (1, 2))
-    assert aware.choose(ones, [3, 2, 3]) == 1  # unknown prefix: the least loaded
-    assert aware.choose(ones, [2, 3, 4]) == 1  # known, and not too full: 3 + 1 <= 1.25 x 10 / 3
-    assert aware.choose(twos, [2, 3, 3]) == 0
-    assert aware.choose(ones, [2, 4, 3]) == 0  # 4 + 1 > 1.25 x 10 / 3; also known there from now on
-    assert aware.choose(ones, [4, 4, 3]) == 0  # although 2 is the least loaded
 
 
 def test_routers_see_unfinished_requests():

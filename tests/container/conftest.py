@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,14 +28,14 @@ from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from tests.container.configurations import Load
 from tests.container.fake_engine import FACTS, FakeEngine, says
-from tests.container.processes import Caller, free_port
+from tests.container.processes import HANG_S, Caller, children, free_port
 
 EOS = 256
 
 Serve = Callable[..., FlaskClient]
 
 
-def eventually(predicate: Callable[[], object], timeout_s: float = 5.0) -> None:
+def eventually(predicate: Callable[[], object], timeout_s: float = HANG_S) -> None:
     """Run greenlets until the predicate holds."""
     deadline = time.monotonic() + timeout_s
     while not predicate():
@@ -42,20 +43,12 @@ def eventually(predicate: Callable[[], object], timeout_s: float = 5.0) -> None:
         gevent.sleep(0.005)
 
 
-def child_processes() -> list[int]:
-    """Return the child processes of all threads of this process."""
-    children: list[int] = []
-    for path in Path("/proc/self/task").glob("*/children"):
-        children += map(int, path.read_text().split())
-    return children
-
-
 @pytest.fixture(autouse=True)
 def leak_detector() -> Iterator[None]:
     """Check that the test leaves no child process or open socket behind."""
-    before = set(child_processes())
+    before = set(children(os.getpid()))
     yield
-    assert set(child_processes()) <= before, "a child process is still running"
+    assert set(children(os.getpid())) <= before, "a child process is still running"
     sockets = [held for held in gc.get_objects() if issubclass(type(held), zmq.Socket)]
     assert all(socket.closed for socket in sockets), "a ZeroMQ socket is still open"
 

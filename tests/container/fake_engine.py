@@ -1,7 +1,7 @@
 """A fake engine without a model: speaks core.messages over a ROUTER socket and follows a script.
 
 It runs as a thread in a test (`FakeEngine`), or as a process in place of `python -m engine`:
-`python -m tests.container.fake_engine MODE LAUNCH_JSON`.
+`python -m tests.container.fake_engine MODE LAUNCH_JSON COPY`.
 """
 
 from __future__ import annotations
@@ -179,7 +179,12 @@ class FakeEngine:
         self._bound = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._bound.wait(5)
+        assert self._bound.wait(60)
+
+    @property
+    def num_clients(self) -> int:
+        """Front-end workers that have connected."""
+        return len(self._clients)
 
     def of_type(self, kind: type[ToEngine]) -> list[ToEngine]:
         """Return all messages of a type received so far."""
@@ -203,7 +208,7 @@ class FakeEngine:
     def close(self) -> None:
         """Stop without a message. May be called again."""
         self._commands.put(None)
-        self._thread.join(5)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def join(self) -> None:
@@ -284,8 +289,14 @@ def _crashes(mode: str, run_dir: Path) -> bool:
     return False
 
 
-def main(mode: str, launch_path: str) -> None:
-    """Run until SIGTERM. mode: well, stalls, crash, crash-once, refuse or never-ready."""
+def main(mode: str, launch_path: str, copy: int) -> None:
+    """Run until SIGTERM.
+
+    mode: well, stalls, crash, crash-once, refuse or never-ready; with `-1` at the end, only copy 1
+    is like that, and the others are well.
+    """
+    mode, is_of_one, _ = mode.partition("-1")
+    mode = "well" if is_of_one and copy != 1 else mode
     die_with_parent()
     tempfile.mkdtemp()  # never removed; the supervisor's run directory must not outlive it
     launch = read_launch(Path(launch_path))
@@ -294,10 +305,10 @@ def main(mode: str, launch_path: str) -> None:
     if mode == "refuse":
         sys.exit(2)
     script = stalls(after=[72]) if mode == "stalls" else says([72, 105])
-    engine = FakeEngine(launch.endpoint, script, ready=mode != "never-ready")
+    engine = FakeEngine(launch.endpoints[copy], script, ready=mode != "never-ready")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     engine.join()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -5,24 +5,37 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+HANG_S = 60.0
+"""Limit of waits that end much sooner, so that a test fails instead of hanging. Busy machines are
+slow: nothing that a test checks may depend on it."""
+
+
+_RESERVED: list[socket.socket] = []
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a port that the kernel gives to nobody else while this process runs.
+
+    A server can listen at it all the same, as servers set SO_REUSEADDR too.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    _RESERVED.append(reserved)
+    return reserved.getsockname()[1]
 
 
-def wait_until(predicate: Callable[[], object], timeout_s: float = 20.0) -> None:
+def wait_until(predicate: Callable[[], object], timeout_s: float = HANG_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not predicate():
         assert time.monotonic() < deadline, "did not happen in time"
@@ -66,20 +79,42 @@ def running_alone(
 
 def is_gone(pid: int) -> bool:
     """Return whether the process has ended, reaped or not."""
+    return _state(pid) in ("", "Z")
+
+
+def _state(pid: int) -> str:
+    """Return the letter of the process's state, in the notation of proc(5); '' without one."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return True
-    return state == "Z"
+        return ""
 
 
 def descendants(pid: int) -> list[int]:
     """Return the ids of all descendants of a process."""
+    return [found for child in children(pid) for found in (child, *descendants(child))]
+
+
+def children(pid: int) -> list[int]:
+    """Return the ids of the child processes of all threads of a process."""
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, path.read_text().split()):
-            found += [child, *descendants(child)]
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            found += map(int, path.read_text().split())
     return found
+
+
+@contextmanager
+def stopped(pids: Sequence[int]) -> Iterator[None]:
+    """Stop these processes during the block, as if the machine had no time for them."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: {_state(pid) for pid in pids} <= {"T"})
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 class Caller:
@@ -90,7 +125,7 @@ class Caller:
 
     def ping(self) -> int | None:
         """Return the status of /ping, or None if the connection fails."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
         try:
             connection.request("GET", "/ping")
             return connection.getresponse().status
@@ -103,7 +138,7 @@ class Caller:
         return self.ping() == 200
 
     def post(self, body: object) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
         try:
             connection.request("POST", "/invocations", json.dumps(body))
             response = connection.getresponse()
@@ -114,7 +149,7 @@ class Caller:
     def open(self, body: object) -> socket.socket:
         """Send a request without waiting for the response."""
         data = json.dumps(body).encode()
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=HANG_S)
         head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
         connection.sendall(head.encode() + data)
         return connection

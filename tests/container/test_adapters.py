@@ -47,6 +47,15 @@ def test_load_list_and_unload(lora: FlaskClient, engine: FakeEngine) -> None:
     assert len(engine.of_type(UnloadAdapter)) == 1
 
 
+def test_the_alias_of_sagemaker_is_in_the_answers(lora: FlaskClient) -> None:
+    headers = {"X-Amzn-SageMaker-Adapter-Alias": "Poems"}
+    loaded = lora.post("/adapters?name=a&src=/opt/ml/model/a", headers=headers)
+    assert loaded.get_json() == {"status": "Adapter Poems registered"}
+    assert lora.get("/adapters/a").get_json() == DESCRIBED
+    unloaded = lora.delete("/adapters/a", headers=headers)
+    assert unloaded.get_json() == {"status": "Adapter Poems unregistered"}
+
+
 def test_fields_may_be_query_parameters_as_in_djl_serving(lora: FlaskClient) -> None:
     query = "/adapters?name=a&src=/opt/ml/model/a&pin=true"
     assert lora.post(query).get_json() == {"status": "Adapter a registered"}
@@ -158,7 +167,7 @@ def test_adapters_loaded_by_other_workers_or_at_start(
     engine.send(Adapters((adapter,)))
     eventually(lambda: client.adapters)
     assert [entry["name"] for entry in lora.get("/adapters").get_json()["adapters"]] == ["b"]
-    newcomer = EngineClient(client.endpoint, heartbeat_timeout_s=60)
+    newcomer = EngineClient(engine.endpoint, heartbeat_timeout_s=60)
     try:
         eventually(lambda: newcomer.health().healthy)
         assert newcomer.adapters == (adapter,)

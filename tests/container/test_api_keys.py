@@ -24,7 +24,7 @@ from core.options import Options
 from core.text.tokenizer import Tokenizer
 from tests.clock import Clock
 from tests.container.fake_engine import FakeEngine, fails
-from tests.container.processes import running, wait_until
+from tests.container.processes import HANG_S, children, running, stopped, wait_until
 
 BODY = {"inputs": "Q", "parameters": {"max_new_tokens": 2}}
 Guarded = Callable[[str], FlaskClient]
@@ -291,19 +291,24 @@ def test_one_of_several_models_counts_for_itself_but_leaves_metrics_open(
         endpoint=endpoint,
         port=0,
         socket=str(server),
+        name="one",
         options=options,
     )
     path = tmp_path / "launch.json"
     path.write_bytes(msgspec.json.encode(launch))
     with running(["-m", "container.front_end.start", str(path)]) as process:
-        wait_until(lambda: ask(server, "GET", "/ping")[0] == 200)
-        wait_until(lambda: ask(server, "GET", "/metrics")[0] == 200)
+        wait_until(lambda: engine.num_clients == 2)
+        for worker in (workers := children(process.pid)):
+            with stopped([other for other in workers if other != worker]):  # so this one answers
+                wait_until(lambda: ask(server, "GET", "/ping")[0] == 200)
+        assert len(workers) == 2
+        assert ask(server, "GET", "/metrics")[0] == 200
         assert ask(server, "POST", "/invocations")[0] == 401
         key = {"x-api-key": "the-only-key"}
         statuses = [ask(server, "POST", "/invocations", **key)[0] for _ in range(6)]
         assert statuses == [200, 200, 429, 429, 429, 429]
         process.terminate()
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=HANG_S)
     assert "the-only-key" not in output + errors
 
 
@@ -318,7 +323,7 @@ def test_a_bad_file_ends_the_start(tmp_path: Path, tokenizer_dir: Path) -> None:
     path = tmp_path / "launch.json"
     path.write_bytes(msgspec.json.encode(launch))
     with running(["-m", "container.front_end.start", str(path)]) as process:
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 2
     assert errors == (
         "longshore: option.api_keys_file=/no/such/keys: cannot be read: No such file or directory\n"

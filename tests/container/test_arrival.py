@@ -10,8 +10,9 @@ from gunicorn.http.message import Request
 from gunicorn.http.unreader import SocketUnreader
 
 from container.front_end.arrival import DRAIN_BYTES, Arrival, ArrivingBody, SlowReaderError
+from container.front_end.body_memory import BodyMemory
 from container.http.deadline import ArrivalTimeoutError, ClientGoneError
-from core.errors import RequestError
+from core.errors import OverloadedError, RequestError
 from core.limits import CHUNKS
 from core.options import Options
 from tests.clock import Clock
@@ -69,8 +70,9 @@ def clock() -> Clock:
     return Clock()
 
 
-def arrival(clock: Clock, *pieces: bytes, **how: Any) -> Arrival:
-    return Arrival(Client(clock, list(pieces), **how), OPTIONS, clock)
+def arrival(clock: Clock, *pieces: bytes, memory: BodyMemory | None = None, **how: Any) -> Arrival:
+    memory = memory or BodyMemory(OPTIONS.max_body_memory)
+    return Arrival(Client(clock, list(pieces), **how), OPTIONS, memory, clock)
 
 
 def request(connection: Arrival) -> Request:
@@ -152,15 +154,37 @@ def test_the_rest_of_a_body_is_read_so_that_the_client_sees_the_response(clock: 
     assert not connection.drain(body_of(connection))
 
 
+def test_the_bodies_of_all_connections_share_their_memory(clock: Clock) -> None:
+    memory = BodyMemory(10)
+    head = HEAD + b"Content-Length: %d\r\n\r\n"
+    first = arrival(clock, head % 12, b"a" * 12, memory=memory)
+    assert body_of(first).read() == b"a" * 12, "it is the only one"
+    second = arrival(clock, head % 3, b"abc", memory=memory)
+    with pytest.raises(OverloadedError, match=r"10 bytes .*max_body_memory"):
+        body_of(second).read()
+    second.release_body()
+    first.release_body()
+    third, fourth = (arrival(clock, head % 5, b"abcde", memory=memory) for _ in range(2))
+    assert body_of(third).read() == body_of(fourth).read() == b"abcde", "10 bytes have room"
+
+
+def test_the_rest_of_a_body_takes_no_memory(clock: Clock) -> None:
+    memory = BodyMemory(4)
+    waiting = arrival(clock, HEAD + b"Content-Length: 2\r\n\r\n", b"ab", memory=memory)
+    assert body_of(waiting).read() == b"ab"
+    connection = arrival(clock, HEAD + b"Content-Length: 9\r\n\r\n", b"a" * 9, memory=memory)
+    assert connection.drain(body_of(connection))
+
+
 def test_a_connection_that_ends_is_read_for_two_seconds(clock: Clock) -> None:
     client = Client(clock, [b"a"] * 99, gap_s=0.5)
-    Arrival(client, OPTIONS, clock).linger()
+    Arrival(client, OPTIONS, BodyMemory(1), clock).linger()
     assert (client.has_shut_down, clock.now) == (True, 102)
 
 
 def test_a_client_that_does_not_read_is_cut_off(clock: Clock) -> None:
     client = Client(clock, [], space=4)
-    connection = Arrival(client, OPTIONS, clock)
+    connection = Arrival(client, OPTIONS, BodyMemory(1), clock)
     with pytest.raises(SlowReaderError):
         connection.sendall(b"123456")
     assert (client.sent, clock.now) == (b"1234", 105)
@@ -168,5 +192,5 @@ def test_a_client_that_does_not_read_is_cut_off(clock: Clock) -> None:
 
 def test_a_client_that_reads_gets_everything(clock: Clock) -> None:
     client = Client(clock, [], space=6)
-    Arrival(client, OPTIONS, clock).sendall(b"123456")
+    Arrival(client, OPTIONS, BodyMemory(1), clock).sendall(b"123456")
     assert client.sent == b"123456"

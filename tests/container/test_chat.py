@@ -13,6 +13,7 @@ from container.front_end.app import create_app
 from container.wire.engine_client import EngineClient
 from core.messages import Submit
 from core.options import Options
+from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 from tests.container.conftest import EOS, Serve
 from tests.container.fake_engine import FakeEngine, fails, says
@@ -59,6 +60,7 @@ def test_chat_completion(
             "message": {"role": "assistant", "content": "Hi there"},
             "logprobs": None,
             "finish_reason": "stop",
+            "stop_reason": None,
         }
     ]
     assert body["usage"] == {"prompt_tokens": 6, "completion_tokens": 9, "total_tokens": 15}
@@ -180,6 +182,22 @@ def test_past_tool_calls_are_rendered_for_the_model(
     assert prompt(engine, tokenizer) == "u:Q;a:;t:R;a:"
 
 
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
+def test_a_past_call_without_content_has_an_empty_one(
+    client: EngineClient, engine: FakeEngine, tokenizer: Tokenizer, content: dict[str, str | None]
+) -> None:
+    """Templates that join a role and a content fail without one, as the demo model's does."""
+    template = ChatTemplate(
+        "{% for message in messages %}{{ message.role[0] + message.content }}{% endfor %}"
+    )
+    http = create_app(client, tokenizer, Options(), "demo", template).test_client()
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    called = {"role": "assistant", "tool_calls": [call], **content}
+    result = {"role": "tool", "tool_call_id": "1", "content": "R"}
+    assert ask(http, USER, called, result).status_code == 200
+    assert prompt(engine, tokenizer) == "uQatR"
+
+
 def test_continuing_the_last_message(
     http: FlaskClient, engine: FakeEngine, tokenizer: Tokenizer
 ) -> None:
@@ -197,7 +215,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [USER, {"role": "user"}]}, "messages[1].content", "a string"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "a string"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-     "messages[0].content[0].type", "image_url is not supported"),
+     "messages[0].content[0].image_url.url", "expected a PNG, JPEG or WebP image"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+     "messages[0].content[0].type", "input_audio is not supported; only text and image_url are"),
+    ({"messages": [{"role": "system", "content": [{"type": "image_url"}]}]},
+     "messages[0].content[0].type", "only messages of the user and results of tools"),
     ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]", "a part"),
     ({"messages": [{"role": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function", ""),
     ({"messages": [{"role": "a", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
@@ -217,6 +239,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"x": 1}}, "logit_bias", "token ids to numbers"),
     ({"logit_bias": {"": 1}}, "logit_bias", "token ids to numbers"),
     ({"logit_bias": {"-5": 1}}, "logit_bias", "token ids to numbers"),
+    ({"logit_bias": {"05": 1}}, "logit_bias", "token ids to numbers"),
     ({"logit_bias": {"5.0": 1}}, "logit_bias", "token ids to numbers"),
     ({"logit_bias": {"9" * 20: 1}}, "logit_bias", "token ids to numbers"),
     ({"logit_bias": {"\u0665": 1}}, "logit_bias", "token ids to numbers"),

@@ -42,6 +42,7 @@ def test_completion(http: FlaskClient, engine: FakeEngine, path: str) -> None:
             "text": "Hi there",
             "logprobs": None,
             "finish_reason": "stop",
+            "stop_reason": None,
             "prompt_logprobs": None,
         }
     ]

@@ -111,9 +111,9 @@ def test_all_errors_are_reported_at_once(load: Load) -> None:
 @pytest.mark.parametrize(
     ("line", "advice"),
     [
-        ("minWorkers=2", "one copy of the model"),
+        ("minWorkers=2", "use option.copies"),
         ("load_on_devices=0", "use option.device"),
-        ("option.mpi_mode=true", "one process"),
+        ("option.mpi_mode=true", "starts the ranks"),
         ("option.load_in_4bit=true", "option.quantize=int4"),
         ("option.enable_streaming=true", '"stream": true'),
         ("chunked_read_timeout=60", "option.predict_timeout"),
@@ -307,6 +307,7 @@ def test_the_model_on_the_command_line_beats_the_others(
     monkeypatch.setenv("HF_MODEL_ID", "org/other")
     for model, shown in (
         ("org/name", "model: org/name (not a local directory)"),
+        ("/no/such", "model: /no/such (no such directory)"),
         (str(tmp_path), f"model: {tmp_path} (no model: config.json is missing)"),
     ):
         assert main(["explain", model]) == 0

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from container.wire.engine_client import MAX_SILENCE_S, EngineClient
+from container.wire.engine_client import EngineClient
+from container.wire.engine_connection import (
+    HELLO_INTERVAL_S,
+    MAX_SILENCE_S,
+    MAX_UNANSWERED_HELLOS,
+)
 from container.wire.token_stream import TokenStream
 from core.errors import (
     EngineUnavailableError,
@@ -26,7 +31,7 @@ PARAMS = SamplingParams(max_tokens=5)
 def failure_of(stream: TokenStream) -> str:
     """Return the last output of the stream, which must arrive soon."""
     with pytest.raises(GenerationError) as caught:
-        stream.get(5)
+        stream.get(60)
     return str(caught.value)
 
 
@@ -54,7 +59,7 @@ def test_tokens_arrive_in_order_with_one_end(client: EngineClient, engine: FakeE
     token_ids: list[int] = []
     finish = None
     while finish is None:
-        for generated in stream.get(5):
+        for generated in stream.get(60):
             token_ids += generated.token_ids
             finish = generated.finish
     assert (token_ids, finish) == ([1, 2, 3, 4, 5], Finish.LENGTH)
@@ -65,9 +70,9 @@ def test_tokens_arrive_in_order_with_one_end(client: EngineClient, engine: FakeE
 def test_waiting_tokens_are_merged(client: EngineClient, engine: FakeEngine) -> None:
     engine.script = says([1, 2, 3, 4, 5])
     first, second = client.submit([9], PARAMS), client.submit([9], PARAMS)
-    while not any(generated.finish for generated in second.get(5)):
+    while not any(generated.finish for generated in second.get(60)):
         pass
-    (merged,) = first.get(5)
+    (merged,) = first.get(60)
     assert merged.token_ids == (1, 2, 3, 4, 5)
     assert merged.finish is Finish.LENGTH
 
@@ -93,18 +98,18 @@ def test_failures_raise_errors(
 ) -> None:
     engine.script = fails(kind, "no luck", "top_p")
     with pytest.raises(error, match="no luck"):
-        client.submit([1], PARAMS).get(5)
+        client.submit([1], PARAMS).get(60)
 
 
 def test_tokens_before_a_failure_are_kept(client: EngineClient, engine: FakeEngine) -> None:
     engine.script = fails("failed", "no luck", after=[7])
     stream = client.submit([1], PARAMS)
-    (generated,) = stream.get(5)
+    (generated,) = stream.get(60)
     assert generated.token_ids == (7,)
     with pytest.raises(GenerationError, match="no luck"):
-        stream.get(5)
+        stream.get(60)
     with pytest.raises(GenerationError, match="no luck"):
-        stream.get(5)
+        stream.get(60)
 
 
 def test_abort_is_sent_once(client: EngineClient, engine: FakeEngine) -> None:
@@ -122,8 +127,8 @@ def test_a_request_ends_with_its_last_answer(client: EngineClient, engine: FakeE
     params = SamplingParams(n=3, max_tokens=5, logprobs=1, prompt_logprobs=0)
     stream, other = client.submit([9, 8], params), client.submit([9], params)
     while not other.has_ended:
-        other.get(5)
-    merged = {generated.index: generated for generated in stream.get(5)}
+        other.get(60)
+    merged = {generated.index: generated for generated in stream.get(60)}
     assert {index: generated.token_ids for index, generated in merged.items()} == {
         0: (1, 2, 3),
         1: (4,),
@@ -164,7 +169,7 @@ def test_the_client_is_not_ready_before_the_engine(endpoint: str) -> None:
 @pytest.fixture
 def quick_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check often whether messages have arrived, as the fake clock advances with each check."""
-    module = "container.wire.engine_client"
+    module = "container.wire.engine_connection"
     monkeypatch.setattr(f"{module}.LIVENESS_CHECK_INTERVAL_S", 0.01)
 
 
@@ -252,12 +257,26 @@ def test_engine_death_fails_all_requests_and_a_new_engine_is_used(
     assert "out of memory" in client.health().reason
     successor = FakeEngine(endpoint, says([1]))
     eventually(lambda: client.health().healthy)
-    (generated,) = client.submit([1], PARAMS).get(5)
+    (generated,) = client.submit([1], PARAMS).get(60)
     assert generated.finish is Finish.LENGTH
     assert [message.id for message in successor.received if isinstance(message, Submit)] != [
         stream.id
     ]
     successor.close()
+
+
+def test_an_engine_that_comes_late_is_not_flooded_with_hellos(endpoint: str, clock: Clock) -> None:
+    client = EngineClient(endpoint, heartbeat_timeout_s=60, clock=clock)
+    clock.step = HELLO_INTERVAL_S  # so that the client says hello whenever it looks at the clock
+    eventually(lambda: clock.now > 100 + 20 * MAX_UNANSWERED_HELLOS * HELLO_INTERVAL_S)
+    clock.step = 0.0
+    engine = FakeEngine(endpoint, says([1]))
+    try:
+        eventually(lambda: client.health().healthy)
+        assert 0 < len(engine.of_type(Hello)) <= MAX_UNANSWERED_HELLOS
+    finally:
+        client.close()
+        engine.close()
 
 
 def test_a_closed_connection_is_noticed_at_once(client: EngineClient, engine: FakeEngine) -> None:

@@ -55,13 +55,22 @@ def test_tgi_variables_come_last(load: Load) -> None:
     assert load("", {**tgi, "SERVING_JOB_QUEUE_SIZE": "9"}).options.job_queue_size == 9
 
 
+def test_lmis_numbers_of_workers_are_copies(load: Load) -> None:
+    assert load("maxWorkers=2").options.copies == 2
+    assert load("", {"SERVING_MAX_WORKERS": "3"}).options.copies == 3
+    assert load("maxWorkers=2", {"SERVING_MAX_WORKERS": "3"}).options.copies == 2
+    assert load("maxWorkers=2", {"SAGEMAKER_NUM_MODEL_WORKERS": "4"}).options.copies == 4
+
+
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("SAGEMAKER_NUM_MODEL_WORKERS", "one copy"),
+        ("SERVING_MIN_WORKERS", "use option.copies"),
         ("SAGEMAKER_PROGRAM", "option.entryPoint"),
-        ("PIPELINE_PARALLEL_DEGREE", "one device"),
+        ("PIPELINE_PARALLEL_DEGREE", "use option.tensor_parallel_degree"),
         ("SERVING_CHUNKED_READ_TIMEOUT", "option.predict_timeout"),
+        ("CUSTOM_SCRIPT_FILENAME", "CUSTOM_PRE_PROCESS=FILE.py"),
+        ("SAGEMAKER_MODEL_PATH", "option.model_id"),
         ("ARGS_ANYTHING", "no effect here"),
     ],
 )

@@ -18,11 +18,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from container.front_end.start import GRACEFUL_TIMEOUT_S, NICENESS
+from container.front_end.start import NICENESS
 from core.messages import Abort, Launch, Submit
 from core.options import Options
 from tests.container.fake_engine import FakeEngine, says, stalls
-from tests.container.processes import Caller, descendants, free_port, is_gone, running, wait_until
+from tests.container.processes import (
+    HANG_S,
+    Caller,
+    descendants,
+    is_gone,
+    running,
+    wait_until,
+)
 
 STREAM = {"inputs": "Q", "stream": True}
 HEAD, MORE = b"POST /invocations HTTP/1.1\r\nHost: x\r\n", bytes(2**22)
@@ -43,9 +50,12 @@ def write_launch(
     return path
 
 
-@pytest.fixture
-def caller() -> Caller:
-    return Caller(free_port())
+def with_time_to_stop(seconds: float, launch: Path) -> str:
+    """Return a program that is a front end whose requests have this long to finish."""
+    return (
+        "import container.front_end.start as start; "
+        f"start.GRACEFUL_TIMEOUT_S = {seconds:.0f}; start.main({str(launch)!r})"
+    )
 
 
 @pytest.fixture
@@ -53,7 +63,7 @@ def front_end(
     tmp_path: Path, tokenizer_dir: Path, engine: FakeEngine, endpoint: str, caller: Caller
 ) -> Iterator[subprocess.Popen[str]]:
     launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port, max_connections=16)
-    with running(["-m", "container.front_end.start", str(launch)]) as process:
+    with running(["-c", with_time_to_stop(10 * HANG_S, launch)]) as process:
         wait_until(caller.is_healthy)
         yield process
         pids = [process.pid, *descendants(process.pid)]
@@ -86,7 +96,7 @@ def test_streams_disconnects_and_shutdown(
         connection = caller.open(body)
         wait_until(lambda seen=submitted: len(engine.of_type(Submit)) > seen)
         connection.close()
-        wait_until(lambda seen=aborted: len(engine.of_type(Abort)) > seen, 3)
+        wait_until(lambda seen=aborted: len(engine.of_type(Abort)) > seen)
 
     assert caller.is_healthy()
     # Answered, and then kept alive as an idle connection.
@@ -97,7 +107,7 @@ def test_streams_disconnects_and_shutdown(
         assert answer.startswith(b"HTTP/1.1 400")
         pids = [front_end.pid, *descendants(front_end.pid)]
         front_end.send_signal(signal.SIGTERM)
-        assert front_end.wait(GRACEFUL_TIMEOUT_S / 2) == 0, "it does not wait for idle connections"
+        assert front_end.wait(HANG_S) == 0, "it does not wait for idle connections"
         assert idle.recv(1) == b""
     assert all(map(is_gone, pids))
     output, errors = front_end.communicate()
@@ -107,7 +117,7 @@ def test_streams_disconnects_and_shutdown(
 
 def exchange(caller: Caller, *parts: bytes) -> bytes:
     """Send all parts; return everything that comes until the server ends the connection."""
-    with socket.create_connection(("127.0.0.1", caller.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", caller.port), timeout=HANG_S) as connection:
         for part in parts:
             connection.sendall(part)
         return b"".join(iter(lambda: connection.recv(65536), b""))
@@ -150,7 +160,7 @@ def test_running_requests_may_finish(
         status, body = answer.result()
     assert status == 200
     assert json.loads(body.splitlines()[-1])["generated_text"] == "bc"
-    assert front_end.wait(5) == 0
+    assert front_end.wait(HANG_S) == 0
 
 
 def test_requests_that_do_not_finish_get_an_error(
@@ -158,10 +168,7 @@ def test_requests_that_do_not_finish_get_an_error(
 ) -> None:
     engine.script = stalls(after=[65])
     launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port)
-    hasty = (
-        f"import container.front_end.start as f; f.GRACEFUL_TIMEOUT_S = 2; f.main({str(launch)!r})"
-    )
-    with running(["-c", hasty]) as process, ThreadPoolExecutor(2) as pool:
+    with running(["-c", with_time_to_stop(2, launch)]) as process, ThreadPoolExecutor(2) as pool:
         wait_until(caller.is_healthy)
         answers = [
             pool.submit(caller.post, {"inputs": "Q", "stream": flag}) for flag in (True, False)
@@ -169,7 +176,7 @@ def test_requests_that_do_not_finish_get_an_error(
         wait_until(lambda: len(engine.of_type(Submit)) == 2)
         process.send_signal(signal.SIGTERM)
         (_, streamed), (status, body) = (answer.result() for answer in answers)
-        assert process.wait(5) == 0
+        assert process.wait(HANG_S) == 0
     last = json.loads(streamed.splitlines()[-1])
     assert last["token"]["error_msg"] == "the server is stopping"
     assert (status, json.loads(body)["error"]) == (424, "the server is stopping")
@@ -208,7 +215,7 @@ def test_port_in_use(
 ) -> None:
     launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port)
     with running(["-m", "container.front_end.start", str(launch)]) as second:
-        _, errors = second.communicate(timeout=20)
+        _, errors = second.communicate(timeout=HANG_S)
     assert second.returncode == 2
     assert errors == (
         f"longshore: port {caller.port}: Address already in use; choose another with --port\n"

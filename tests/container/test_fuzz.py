@@ -38,9 +38,7 @@ from container.schema.fields import Fields
 from core.errors import ConfigurationError, RequestError
 
 fuzz = settings(
-    derandomize=True,
     max_examples=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 TEXTS = st.text("ab{}:=\\\"'\n\r\t\x00\u00e9\u2028\U0001f600", max_size=12)

@@ -14,7 +14,9 @@ import pytest
 
 from container.apis.generation.conversation import Conversation
 from container.apis.generation.prompting import ISOLATED_BYTES, Prompting
+from container.isolation.child import Child
 from container.isolation.helper import MAX_KEPT, Helper
+from container.isolation.jobs import Done, Reply, Setup
 from container.isolation.process import HELPER_STACK_BYTES
 from core.errors import RequestError
 from core.limits import GRAMMAR
@@ -151,7 +153,7 @@ def test_the_event_loop_goes_on_meanwhile(own: Helper) -> None:
             ticks += 1
 
     ticking = gevent.spawn(tick)
-    with pytest.raises(RequestError, match="takes too long"):
+    with pytest.raises(RequestError, match=r"too complex|takes too long"):
         grammar(own, **HOSTILE[-1])
     ticking.kill()
     assert ticks > 10
@@ -205,6 +207,15 @@ def test_conversations_that_end_alone(tokenizer: Tokenizer, template: str, why: 
     assert caught.value.field == "messages"
 
 
+def test_a_job_that_needs_too_much_memory_ends_alone() -> None:
+    setup = Setup("", None)
+    child = Child[Done]("tests.container.hungry_helper", setup, Reply)
+    with pytest.raises(RequestError, match="takes too much memory to prepare"):
+        child.perform(Setup("hungry", None), "messages")
+    assert child.perform(Setup("frugal", None), "messages") == Done("done")
+    child.close()
+
+
 def test_long_conversations_are_rendered_alike(
     tokenizer: Tokenizer, helper: Helper, template: ChatTemplate
 ) -> None:
@@ -212,4 +223,4 @@ def test_long_conversations_are_rendered_alike(
     said = conversation("é" * 300)
     alike = [prompting.encode_chat(said, size=size) for size in (1, 10_000, ISOLATED_BYTES + 1)]
     assert alike[0] == alike[1] == alike[2]
-    assert tokenizer.decode(alike[0]) == "u:" + "é" * 300 + ";a:"
+    assert tokenizer.decode(alike[0].token_ids) == "u:" + "é" * 300 + ";a:"

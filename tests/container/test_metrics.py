@@ -23,7 +23,7 @@ from tests.container.fake_engine import FACTS, FakeEngine, fails, says
 
 STATS = Stats(
     num_running=3, num_waiting=2, num_held_blocks=10, num_filled_tokens=120, num_steps=9,
-    num_step_sequences=20, num_prompt_tokens=50, num_generated_tokens=60,
+    num_step_sequences=20, host_s=0.75, num_prompt_tokens=50, num_generated_tokens=60,
     num_prefix_queries=70, num_prefix_hits=30, num_swaps=1, num_recomputes=4,
     finished={"length": 5, "stop": 1}, aborted={"disconnect": 3}, refused={"invalid": 8},
 )  # fmt: skip
@@ -52,13 +52,14 @@ def test_metrics_have_the_engines_values(
     for seconds in (0.2, 0.3, 1000.0):
         stats.queue.add(seconds)
     engine.stats = stats
-    eventually(lambda: client.stats.num_running == 3)
+    eventually(lambda: client.copies[0].stats.num_running == 3)
     found = samples(http)
     assert found["vllm:num_requests_running"] == 3
     assert found["vllm:num_requests_waiting"] == 2
     assert found["vllm:kv_cache_usage_perc"] == 10 / FACTS.num_kv_blocks
     assert found["longshore:kv_blocks"] == FACTS.num_kv_blocks
     assert found["longshore:kv_tokens_filled"] == 120
+    assert found["longshore:host_seconds_total"] == 0.75
     assert found["vllm:prompt_tokens_total"] == 50
     assert found["vllm:generation_tokens_total"] == 60
     assert found["vllm:prefix_cache_queries_total"] == 70
@@ -104,7 +105,7 @@ def test_the_cache_and_the_adapters_are_labels(
 ) -> None:
     http = serve(enable_lora=True, max_loras=3)
     engine.stats = Stats(running_adapters=("a", "b"), waiting_adapters=("c",))
-    eventually(lambda: client.stats.waiting_adapters)
+    eventually(lambda: client.copies[0].stats.waiting_adapters)
     [cache] = infos(http, "vllm:cache_config_info")
     assert (cache["block_size"], cache["num_gpu_blocks"], cache["num_cpu_blocks"]) == (
         "16",
@@ -152,7 +153,7 @@ def test_failed_health_checks_are_no_refusals(
     engine.step_age_s = 100.0
     eventually(lambda: http.get("/ping").status_code == 503)
     engine.stats = Stats(num_running=1)
-    eventually(lambda: client.stats.num_running == 1)
+    eventually(lambda: client.copies[0].stats.num_running == 1)
     assert engine.of_type(Refused) == []
 
 
@@ -167,7 +168,7 @@ def test_every_worker_reports_the_same(
     other = EngineClient(endpoint, heartbeat_timeout_s=60)
     try:
         engine.stats = STATS
-        eventually(lambda: client.stats.num_steps == other.stats.num_steps == 9)
+        eventually(lambda: client.copies[0].stats.num_steps == other.copies[0].stats.num_steps == 9)
         theirs = create_app(other, tokenizer, Options(), "demo").test_client()
         assert samples(http) == samples(theirs)
     finally:

@@ -112,6 +112,7 @@ def test_events_name_the_strategy_and_pass_snapshots_on(engine: FakeEngine, even
     engine.stats = Stats(num_generated_tokens=12)
     about = events.next("engine")
     assert (about["batching"], about["model_name"], about["chat"]) == ("paged", "demo", True)
+    assert about["model"] == "fake"
     assert about["block_size"] == 16
     engine.send(Watched(SNAPSHOT))
     data = events.next("snapshot")
@@ -161,7 +162,7 @@ def test_events_survive_a_restart_of_the_engine(
 
 def test_the_streams_end_when_the_worker_stops(client: EngineClient, events: Events) -> None:
     events.next("engine")
-    client.snapshots.close()
+    client.end_watching()
     with pytest.raises(AssertionError, match="ended"):
         events.next("snapshot")
 
@@ -186,7 +187,7 @@ def test_a_feed_asks_again_and_again_while_somebody_waits() -> None:
 
 
 def test_every_page_gets_the_same_snapshot(client: EngineClient, engine: FakeEngine) -> None:
-    waiting = [gevent.spawn(client.snapshots.wait, 5.0) for _ in range(5)]
+    waiting = [gevent.spawn(client.copies[0].snapshots.wait, 60.0) for _ in range(5)]
     eventually(lambda: engine.of_type(Watch))
     engine.send(Watched(SNAPSHOT))
     gevent.joinall(waiting)

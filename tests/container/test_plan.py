@@ -78,22 +78,37 @@ LLAMA_70B = {"num_hidden_layers": 80, "num_attention_heads": 64, "hidden_size": 
 
 
 @pytest.mark.parametrize(
-    ("precision", "bytes_per_weight"),
-    [(None, 2), ("fp8", 1), ("int8", 1), ("int4", 0.5 + 5 / 128)],
+    ("precision", "bytes_per_weight", "head_bytes"),
+    [(None, 2, 2), ("fp8", 1, 2), ("int8", 1, 1), ("int4", 0.5 + 5 / 128, 1)],
 )
-def test_what_a_70b_needs(model: Path, precision: str | None, bytes_per_weight: float) -> None:
-    """Embeddings and head stay in 16 bits. Quantized, it fits into one H100."""
+def test_what_a_70b_needs(
+    model: Path, precision: str | None, bytes_per_weight: float, head_bytes: int
+) -> None:
+    """Embeddings stay in 16 bits. Quantized, it fits into one H100."""
     (model / "config.json").write_text(json.dumps({**LLAMA_8B, **LLAMA_70B}))
     decoder = decoder_from_directory(model, Options(quantize=cast(Any, precision)))
     assert decoder.num_parameters == 70_553_706_496
-    kept = 2 * 128256 * 8192
-    assert decoder.weights_bytes == 2 * kept + int((70_553_706_496 - kept) * bytes_per_weight)
+    embedding = 128256 * 8192
+    layers = int((70_553_706_496 - 2 * embedding) * bytes_per_weight)
+    assert decoder.weights_bytes == (2 + head_bytes) * embedding + layers
     assert decoder.weights_format == (precision or "bf16")
     if precision is None:
         with pytest.raises(ConfigurationError, match="does not fit"):
             planned(model, "paged", "ml.p5.4xlarge")
     else:
         assert planned(model, "paged", "ml.p5.4xlarge", quantize=precision).max_concurrent > 5
+
+
+@pytest.mark.parametrize(("precision", "more"), [("fp8", 0), ("int8", 1), ("int4", 1)])
+def test_a_tied_head_in_int8_stands_beside_the_embedding(
+    model: Path, precision: str, more: int
+) -> None:
+    (model / "config.json").write_text(json.dumps({**LLAMA_8B, "tie_word_embeddings": True}))
+    decoder = decoder_from_directory(model, Options(quantize=cast(Any, precision)))
+    embedding = 128256 * 4096
+    layers = decoder.num_parameters - embedding
+    bytes_per_weight = 0.5 + 5 / 128 if precision == "int4" else 1
+    assert decoder.weights_bytes == (2 + more) * embedding + int(layers * bytes_per_weight)
 
 
 @pytest.mark.parametrize(
@@ -267,6 +282,20 @@ def test_the_plan_of_several_ranks_is_that_of_one_gpu(
     text = capsys.readouterr().out
     assert "8 x H100 (the model uses 2 of them)" in text
     assert "on each GPU, and so below: weights 7,658.3 MiB" in text
+
+
+def test_the_plan_of_several_copies_shows_their_gpus(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    degree = ["--copies", "2", "--tensor-parallel-degree", "max"]
+    command = ["plan", str(model), "--instance-type", "ml.g5.12xlarge", *degree]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "4 x A10G (the model uses 4 of them)" in text
+    assert "    copy 1: rank 0 on GPU 2; rank 1 on GPU 3\n" in text
+    assert "concurrent requests of each copy" in text
+    of_two_ranks = planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="2")
+    assert f"{of_two_ranks.num_blocks} blocks" in text
 
 
 def test_ranks_share_weights_and_kv_heads(model: Path) -> None:

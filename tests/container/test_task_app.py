@@ -121,7 +121,7 @@ class TestPipelines:
         post = gevent.spawn(http.post, "/invocations", json={"inputs": "a"})
         eventually(lambda: engine.of_type(Perform))
         engine.send(Dead("out of memory"))
-        response = post.get(timeout=5)
+        response = post.get(timeout=60)
         assert response.status_code == 424
         assert "out of memory" in response.get_json()["error"]
         eventually(lambda: len(engine.of_type(Hello)) > 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import http.client
 import json
@@ -23,7 +24,7 @@ from core.errors import ConfigurationError
 from core.messages import Abort, Launch, Submit
 from core.options import Options
 from tests.container.fake_engine import FakeEngine, stalls
-from tests.container.processes import free_port, running, running_alone, wait_until
+from tests.container.processes import HANG_S, free_port, running, running_alone, wait_until
 
 
 def write_certificate(folder: Path, name: str, password: bytes | None = None) -> tuple[str, str]:
@@ -69,7 +70,7 @@ class TlsCaller:
 
     def request(self, method: str, path: str, body: object = None, **headers: str) -> tuple:
         connection = http.client.HTTPSConnection(
-            "localhost", self.port, context=self.context, timeout=20
+            "localhost", self.port, context=self.context, timeout=HANG_S
         )
         try:
             payload = None if body is None else json.dumps(body)
@@ -88,7 +89,7 @@ class TlsCaller:
     def open(self, body: object) -> ssl.SSLSocket:
         """Send a request without waiting for the response."""
         data = json.dumps(body).encode()
-        raw = socket.create_connection(("localhost", self.port), timeout=20)
+        raw = socket.create_connection(("localhost", self.port), timeout=HANG_S)
         connection = self.context.wrap_socket(raw, server_hostname="localhost")
         head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
         connection.sendall(head.encode() + data)
@@ -96,7 +97,7 @@ class TlsCaller:
 
 
 def answer_without_tls(port: int) -> bytes:
-    with socket.create_connection(("localhost", port), timeout=20) as connection:
+    with socket.create_connection(("localhost", port), timeout=HANG_S) as connection:
         connection.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
         try:
             return connection.recv(100)
@@ -152,7 +153,7 @@ def test_a_client_without_tls_is_disconnected_quietly(
     assert b"HTTP" not in answer_without_tls(caller.port)
     assert caller.is_healthy()
     front_end.terminate()
-    _, errors = front_end.communicate(timeout=20)
+    _, errors = front_end.communicate(timeout=HANG_S)
     assert errors == ""
 
 
@@ -161,7 +162,7 @@ def test_silent_connections_make_room_for_others(
 ) -> None:
     """More than the process accepts, none of which begins the handshake."""
     silent = [
-        socket.create_connection(("localhost", caller.port), timeout=20)
+        socket.create_connection(("localhost", caller.port), timeout=HANG_S)
         for _ in range(4 + EXTRA_CONNECTIONS)
     ]
     try:
@@ -191,7 +192,7 @@ front_end.main({str(launch)!r})
 """
     with running(["-c", hasty]):
         wait_until(caller.is_healthy)
-        with socket.create_connection(("localhost", caller.port), timeout=5) as client:
+        with socket.create_connection(("localhost", caller.port), timeout=HANG_S) as client:
             client.sendall(b"\x16\x03\x01")  # it begins, and goes on no more
             assert client.recv(1) == b"", "the connection is closed"
 
@@ -206,10 +207,10 @@ def test_a_disconnect_aborts_the_request(
     wait_until(lambda: engine.of_type(Submit))
     if says_goodbye:
         connection.setblocking(False)
-        with pytest.raises(ssl.SSLWantReadError):
+        with contextlib.suppress(OSError):  # if the server has not yet said goodbye, or is gone
             connection.unwrap()
     connection.close()
-    wait_until(lambda: engine.of_type(Abort), 5)
+    wait_until(lambda: engine.of_type(Abort))
 
 
 def test_the_certificate_files_are_checked(tmp_path: Path, files: tuple[str, str]) -> None:
@@ -259,6 +260,6 @@ def test_several_models_behind_one_certificate_and_one_file_of_keys(
         assert caller.request("GET", "/metrics", **key)[0] == 200
         assert b"HTTP" not in answer_without_tls(caller.port)
         process.terminate()
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=HANG_S)
     assert "the-only-key" not in output + errors
     assert "Traceback" not in errors

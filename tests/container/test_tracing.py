@@ -42,10 +42,10 @@ from core.text.tokenizer import Tokenizer
 from tests.container.fake_collector import FakeCollector, Received, collecting
 from tests.container.fake_engine import Answer, FakeEngine, Script, fails, stalls
 from tests.container.invocations import invoke, stream
-from tests.container.processes import ROOT, Caller, free_port, running, wait_until
+from tests.container.processes import HANG_S, ROOT, Caller, free_port, running, wait_until
 from tests.container.test_frontend import write_launch
 
-TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"  # pragma: allowlist secret
 SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
 PHASES = ["queue", "prefill", "decode"]
 
@@ -71,15 +71,21 @@ class Traced:
 
 
 @pytest.fixture
+def predict_timeout() -> int:
+    return 60
+
+
+@pytest.fixture
 def traced(
     client: EngineClient,
     tokenizer: Tokenizer,
     template: ChatTemplate,
     helper: Helper,
     collector: FakeCollector,
+    predict_timeout: int,
 ) -> Iterator[Traced]:
     tracing = Tracing(collector.url)
-    options = Options(enable_lora=True, predict_timeout=1)
+    options = Options(enable_lora=True, predict_timeout=predict_timeout)
     app = create_app(client, tokenizer, options, "demo", template, helper=helper, tracing=tracing)
     yield Traced(app.test_client(), tracing, collector)
     tracing.close()
@@ -258,6 +264,7 @@ def test_a_stream_that_fails_is_an_error_with_status_200(
     assert request.message == "no luck"
 
 
+@pytest.mark.parametrize("predict_timeout", [1])
 def test_a_request_that_never_leaves_the_queue(traced: Traced, engine: FakeEngine) -> None:
     engine.script = stalls()
     end(invoke(traced.http))
@@ -334,7 +341,8 @@ def test_messages_repeat_once_a_minute() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("url", ["localhost:4317", "grpc://localhost:4317", "http://", "collector"])
+@pytest.mark.parametrize("url", ["localhost:4317", "grpc://localhost:4317", "http://", "collector",
+                                 "http://[::1:4318"])  # fmt: skip
 def test_the_endpoint_is_a_url_of_http(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"otlp_traces_endpoint=.* over HTTP"):
         check_traces_endpoint(Options(otlp_traces_endpoint=url))
@@ -347,8 +355,8 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     options = Options(otlp_traces_endpoint="http://localhost:4318/v1/traces")
     check_traces_endpoint(options)
     monkeypatch.setattr(endpoints, "distribution", missing)
-    with pytest.raises(ConfigurationError, match=r"pip install 'longshore\[otel\]'"):
-        check_traces_endpoint(options)
+    with pytest.raises(ConfigurationError, match=r"^VARIABLE: .*pip install 'longshore\[otel\]'"):
+        check_traces_endpoint(options, "VARIABLE")
     check_traces_endpoint(Options())
 
 
@@ -379,7 +387,7 @@ def test_a_worker_sends_its_last_spans_when_it_stops(
         wait_until(caller.is_healthy)
         assert [caller.post(body)[0] for _ in range(3)] == [200] * 3
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(HANG_S) == 0
         _, errors = process.communicate()
     requests = [span for span in collector.spans if span.kind == "SPAN_KIND_SERVER"]
     assert len(requests) == (3 if is_alive else 0)

@@ -12,10 +12,11 @@ import boto3
 import pytest
 
 from deploy.__main__ import main
-from deploy.aws import TAG, Aws
+from deploy.aws import Aws
 from deploy.deployment import Deployment
 from deploy.errors import DeployError
 from deploy.package import make_package
+from deploy.tags import TAG
 from deploy.up import bring_up
 from tests.deploy.conftest import CREATING, IMAGE, REGION, ROLE, Failure, Faulty
 

@@ -21,18 +21,34 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.container.processes import descendants, free_port, is_gone, wait_until
+from tests.container.processes import HANG_S, descendants, free_port, is_gone, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo"
-START_S = 60
+START_S = 100
 IMAGE = os.environ.get("LONGSHORE_IMAGE")
 MODEL_NAME = "model" if IMAGE else "demo"
 """The model name that clients see: the name of its directory."""
 _MODELS = Path("/opt/ml/models")
 _COMMAND = (sys.executable, "-m", "container", "serve")
-_VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+_VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "OPTION_HTTP_WORKERS": "1"}
+"""One worker unless a test asks for more: with several, one may not know yet what another shows."""
+LONG_ANSWER = 8_000
+"""Tokens of an answer that takes seconds on any machine, from the model of `long_winded`."""
 BUILDAH = shlex.split(os.environ.get("BUILDAH", "buildah"))
+
+
+def long_winded(folder: Path) -> Path:
+    """Copy the demo model and let its answers have LONG_ANSWER tokens. Return the copy.
+
+    For requests that must still run when a test looks: the 1,000 tokens of the demo model itself
+    take a quick machine no longer than a heartbeat. Both answer alike.
+    """
+    copy = shutil.copytree(DEMO, folder / DEMO.name)
+    config = json.loads((copy / "config.json").read_text())
+    config["max_position_embeddings"] = 2**13
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
 
 
 class Container:
@@ -128,11 +144,8 @@ class Container:
         children = descendants(self.process.pid)
         assert len(children) >= 3, "engine, gunicorn and a worker"
         os.kill(self._supervisor(children), signum)
-        code = self.process.wait(30)
-        deadline = time.monotonic() + 5
-        while left := [pid for pid in children if not is_gone(pid)]:
-            assert time.monotonic() < deadline, f"still running: {left}"
-            time.sleep(0.02)
+        code = self.process.wait(HANG_S)
+        wait_until(lambda: all(map(is_gone, children)))
         return code
 
     def _supervisor(self, children: list[int]) -> int:

@@ -44,7 +44,7 @@ def test_hostile_grammars_harm_nobody_else(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_short_soak(tmp_path: Path) -> None:
-    arguments = ["soak", "--seconds", "8", "--seed", "1"]
+    arguments = ["soak", "--seconds", "12", "--seed", "1"]
     findings = msgspec.json.decode(loadtest(tmp_path, *arguments), type=Findings)
     assert findings.ends["whole"] > 0
     assert sum(findings.kills.values()) > 0

@@ -18,7 +18,7 @@ def test_two_strategies_answer_alike_and_show_what_they_do(tmp_path):
         assert b"ui/compare.js" in it.request("GET", "/")[1]
         listed = json.loads(it.request("GET", "/models")[1])["models"]
         assert [entry["modelName"] for entry in listed] == ["none", "paged"]
-        assert "[paged]   warning: batch_size has no effect with paged" in it.log
+        it.wait_for_log("[paged]   warning: batch_size has no effect with paged")
         texts = set()
         for name in ("none", "paged"):
             with it.events(f"/models/{name}/ui/events") as events:

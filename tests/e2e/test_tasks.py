@@ -22,6 +22,7 @@ from transformers import pipeline
 from tests.container.processes import free_port
 from tests.container.test_preparation import wheel
 from tests.e2e.serving import DEMO, IMAGE, MODEL_NAME, ROOT, serve
+from tests.engine.tasks.bodies import wav
 from tests.engine.tasks.models import save_task_model
 
 TEXTS = ["the cat sat", "a dog ran on it", "who is it"]
@@ -174,6 +175,44 @@ def test_speech_recognition(tmp_path):
         assert it.stop() == 0
 
 
+HOOK = """
+async def with_length(request, call_next):
+    length = len(await request.body())
+    response = await call_next(request)
+    response.headers["X-Body-Bytes"] = str(length)
+    return response
+"""
+
+
+def test_transcripts_and_a_hook_around_them(tmp_path):
+    """OpenAI's client, in a container with a middleware as AWS's containers take it."""
+    path = save_task_model("interpreter", tmp_path)
+    (path / "hooks.py").write_text(HOOK)
+    hook = {"CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS": "hooks.py:with_length"}
+    file = ("speech.wav", wav(1, 12_000, 16_000))
+    with serve(tmp_path, "max_batch_delay=5\n", model=path, **hook) as it:
+        it.wait_for_log("pre_post_process_hook: ")
+        url = f"http://127.0.0.1:{it.port}/v1"
+        with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            create = client.audio.transcriptions.create
+            verbose = create(
+                model="m", file=file, language="de", response_format="verbose_json",
+                timestamp_granularities=["segment", "word"],
+            )  # fmt: skip
+            assert (verbose.language, verbose.duration) == ("german", 0.75)
+            assert verbose.segments
+            assert verbose.words
+            raw = client.audio.transcriptions.with_raw_response.create(
+                model="m", file=file, language="de"
+            )
+            assert raw.parse().text
+            assert int(raw.headers["X-Body-Bytes"]) > len(file[1])
+            with pytest.raises(BadRequestError, match="file: is not a WAV file"):
+                create(model="m", file=("speech.mp3", b"ID3" * 99))
+        assert it.request("GET", "/ping")[0] == 200
+        assert it.stop() == 0
+
+
 def test_speech_synthesis(tmp_path):
     """As a WAV file or in base64."""
     path = save_task_model("speaker", tmp_path)
@@ -198,7 +237,7 @@ def handle(inputs):
     seen = pathlib.Path(inputs.get_as_json()["seen"])
     try:
         yield {"part": 1}
-        while not seen.exists():
+        while not (seen.exists() and seen.read_text()):
             yield b""
             time.sleep(0.01)
         yield {"part": 2}

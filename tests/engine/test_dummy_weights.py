@@ -18,6 +18,7 @@ from core.options import Options
 from engine import LLM, SamplingParams
 from engine.build import build_engine
 from engine.loading.model_source import ModelSource
+from engine.loading.random_weights import load_random_reference
 from tests.engine.tiny_models import MODELS, UNTIED
 
 PROMPTS = [[3, 5, 7], [11, 2], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
@@ -46,10 +47,13 @@ def source(path, **changes):
     return ModelSource(model_dir=path, config=config, **settings)
 
 
-def generate(path):
-    """Return transformers' own answers with a model of the same seed."""
+def generate(path, executor="library"):
+    """Return transformers' own answers with the same weights."""
     is_t5 = path.name == "t5"
-    model = source(path).load(AutoModelForSeq2SeqLM if is_t5 else AutoModelForCausalLM).eval()
+    if executor == "packed":
+        model = load_random_reference(source(path))
+    else:
+        model = source(path).load(AutoModelForSeq2SeqLM if is_t5 else AutoModelForCausalLM).eval()
     answers = []
     for prompt in PROMPTS:
         ids = model.generate(
@@ -77,7 +81,7 @@ def test_answers_equal_those_of_generate(folder, architecture, executor):
     answers = [
         request.outputs[0].token_ids for request in llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     ]
-    assert answers == generate(path)
+    assert answers == generate(path, executor)
     assert len({token for answer in answers for token in answer}) > 2
 
 
@@ -107,6 +111,19 @@ def test_builds_are_reproducible_and_leave_torchs_generator_unchanged(folder):
         assert tensor.dtype == torch.bfloat16
         assert torch.equal(tensor, two[name])
     assert one["lm_head.weight"].float().std() == pytest.approx(0.3, rel=0.1)
+
+
+def test_a_model_with_code_of_its_own(folder):
+    """Its own classes are not needed: our decoder knows the model type."""
+    path = folder("llama")
+    (path / "modeling_own.py").write_text(
+        "from transformers import LlamaForCausalLM\nclass Own(LlamaForCausalLM): pass\n"
+    )
+    config = json.loads((path / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling_own.Own"}
+    (path / "config.json").write_text(json.dumps(config))
+    facts = LLM(path, load_format="dummy", dtype="fp32", trust_remote_code=True).facts
+    assert facts.decoder == "own (llama)"
 
 
 def test_existing_weight_files_are_not_read(tiny_model, tmp_path):

@@ -11,7 +11,8 @@ import torch
 from core.errors import ConfigurationError
 from engine import LLM, SamplingParams
 from engine.attention.backends import CpuBackend
-from engine.attention.call import UnsupportedModelError, paged_attention_forward
+from engine.attention.call import UnsupportedModelError
+from engine.loading.transformers_attention import paged_attention_forward
 from engine.model.families import FAMILIES
 from kernels.cpu.shared_library import unavailable_reason
 from tests.engine.greedy_answers import NUM_NEW, STRATEGIES, generate, tokens

@@ -24,9 +24,7 @@ from engine.model.families import LLAMA
 from engine.serve.connection import Connection
 
 fuzz = settings(
-    derandomize=True,
     max_examples=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 VALUES = st.recursive(
@@ -52,7 +50,7 @@ class Peer:
         self._socket.send_multipart(frames)
         self._socket.send(msgspec.msgpack.encode(Abort("last")))
         while True:
-            _, message = self._connection.inbox.get(timeout=10)
+            _, message = self._connection.inbox.get(timeout=60)
             if message == Abort("last"):
                 return
             assert isinstance(message, Submit | Hello | Abort | LoadAdapter), message

@@ -77,12 +77,19 @@ def test_large_grammars_of_many_requests_are_refused(grammar_model, monkeypatch)
         assert answer(llm, max_tokens=2, **form(regex="b{20}")).text == "bb"
 
 
-def test_an_ambiguous_grammar_fails_only_its_request(grammar_model, monkeypatch):
-    """Here every mask counts as if it had taken longer than it may."""
-    monkeypatch.setattr("engine.sampling.grammars.SECONDS_PER_MASK", -0.4)
+AMBIGUOUS = form(grammar='start: s\ns: s s | "a"')
+
+
+@pytest.fixture
+def slow_masks(monkeypatch):
+    """Let every mask count as if it had taken 0.15 s longer than it may."""
+    monkeypatch.setattr("engine.sampling.grammars.SECONDS_PER_MASK", -0.15)
+
+
+@pytest.mark.usefixtures("slow_masks")
+def test_an_ambiguous_grammar_fails_only_its_request(grammar_model):
     with LLM(grammar_model, **SMALL) as llm:
-        grammar = form(grammar='start: s\ns: s s | "a"')
-        ambiguous = SamplingParams(seed=1, max_tokens=9, ignore_eos=True, **grammar)
+        ambiguous = SamplingParams(seed=1, max_tokens=3, ignore_eos=True, **AMBIGUOUS)
         streams = [
             llm.stream(PROMPTS[0], ambiguous),
             llm.stream(PROMPTS[1], SamplingParams(seed=1)),
@@ -90,6 +97,16 @@ def test_an_ambiguous_grammar_fails_only_its_request(grammar_model, monkeypatch)
         with pytest.raises(GenerationError, match="too ambiguous"):
             list(streams[0])
         assert "".join(delta.text for delta in streams[1])
+
+
+@pytest.mark.usefixtures("slow_masks")
+@pytest.mark.parametrize(
+    ("max_tokens", "grammar"),
+    [(1, AMBIGUOUS), (8, form(regex="aa"))],  # the second is complete with its second mask
+)
+def test_slow_masks_harm_no_answer_that_ends_in_time(grammar_model, max_tokens, grammar):
+    with LLM(grammar_model, **SMALL) as llm:
+        assert set(answer(llm, max_tokens=max_tokens, **grammar).text) == {"a"}
 
 
 def test_compiled_grammars_are_cached_up_to_a_limit(grammar_model):

@@ -74,7 +74,7 @@ def test_a_handler_may_sleep_and_metrics_are_written_for_cloudwatch(tmp_path, sh
         lines = iter(process.stdout.readline, "")
         assert any(line.startswith('{"_aws":') for line in lines)
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(START_S) == 0
     assert message.body == b"awake"
     assert max(beat.step_age_s for beat in beats) > 1
     assert {beat.still_s for beat in beats} == {0.0}

@@ -7,6 +7,8 @@ step and fail a graph's capture.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -14,7 +16,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from engine.memory.largest_step import NoAttention
-from engine.model.checkpoint import checkpoint_from_tensors
+from engine.model.checkpoint import checkpoint_of
 from engine.model.decoder import Decoder
 from engine.model.loader import Loader
 from engine.model.spec import read_spec
@@ -49,8 +51,9 @@ def test_a_decoder_computes_without_the_device(family):
     with META:
         state = AutoModelForCausalLM.from_config(config).state_dict()
     spec = read_spec(config, MAX_MODEL_LEN)
+    readers = {name: partial(state.__getitem__, name) for name in state}
     loader = Loader(
-        checkpoint_from_tensors(state, spec.family, "no weights"),
+        checkpoint_of(readers, spec.family, "no weights"),
         META,
         torch.bfloat16,
         is_transposed=spec.family.is_transposed,

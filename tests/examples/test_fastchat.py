@@ -85,7 +85,7 @@ def worker(container: Container, controller: Controller) -> Iterator[str]:
 
 
 def _wait_until_open(address: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         connection = http.client.HTTPConnection(address.removeprefix("http://"))
         try:
@@ -116,10 +116,10 @@ def records(address: str, **params: Any) -> list[dict[str, Any]]:
 def test_the_controller_knows_the_worker(controller: Controller, worker: str) -> None:
     status = {"model_names": ["demo"], "speed": 1, "queue_length": 0}
     expected = {"worker_name": worker, "check_heart_beat": True, "worker_status": status}
-    assert controller.registered.get(timeout=30) == expected
-    assert controller.beats.get(timeout=30) == {"worker_name": worker, "queue_length": 0}
+    assert controller.registered.get(timeout=60) == expected
+    assert controller.beats.get(timeout=60) == {"worker_name": worker, "queue_length": 0}
     controller.known.clear()  # as after a restart of the controller
-    assert controller.registered.get(timeout=30) == expected
+    assert controller.registered.get(timeout=60) == expected
     assert post(worker, "/worker_get_status") == status
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from loadtest.measures import measures_of, quantiles
 from loadtest.record import Record, Timings
 from loadtest.results import Results, Run
+from loadtest.tuning import TUNED, Trial
 from loadtest.watch import Sample
 
 
@@ -61,3 +62,50 @@ def results(*runs: Run, **changes: Any) -> Results:
         "seed": 0, "machine": {"processor": "one", "GPU": "none"}, "runs": list(runs),
     }  # fmt: skip
     return Results(**(values | changes))
+
+
+def rounds(name: str, *seconds: float, **changes: Any) -> list[Run]:
+    """Runs of one server, one per round."""
+    return [run(name, length, round=at, **changes) for at, length in enumerate(seconds, 1)]
+
+
+def compared() -> Results:
+    """Three rounds in which each strategy is twice as fast as the one before it."""
+    strategies = ("none", "dynamic", "continuous", "paged")
+    runs = [
+        entry
+        for at, name in enumerate(strategies)
+        for entry in rounds(name, *(length / 2**at for length in (15.0, 16.0, 17.0)))
+    ]
+    return results(*runs, *rounds("dynamic", 4.0, 4.0, 4.0, variant="all answers 32 tokens"))
+
+
+def swept() -> Results:
+    runs = [run(name, seconds=rate, rate=rate, users=None) for name in ("continuous", "paged")
+            for rate in (1.0, 2.0, 4.0)]  # fmt: skip
+    return results(*runs, slo={"ttft_p99": 1.5, "itl_p99": 0.2})
+
+
+def tuned() -> Results:
+    """Dynamic batching as given, and with the best of two settings tried."""
+    given = {"option.batching": "dynamic", "batch_size": "64", "max_batch_delay": "1000"}
+    found = given | {"batch_size": "16", "max_batch_delay": "10"}
+    trials = [
+        Trial(workload="aws", settings=settings, is_given=settings == given, requests_per_s=rate)
+        for settings, rate in ((given, 1.5), (found, 2.5))
+    ]
+    runs = [
+        *rounds("dynamic", 4.0, 4.0, 4.0, settings=given),
+        *rounds("dynamic", 3.0, 3.0, 3.0, settings=given, variant="all answers 32 tokens"),
+        *rounds(TUNED, 2.0, 2.0, 2.0, settings=found),
+        *rounds("paged", 1.0, 1.0, 1.0),
+    ]
+    return results(*runs, trials=trials)
+
+
+def in_an_open_loop(pace: float, latency_s: float, name: str) -> list[Run]:
+    """Three rounds of one server in which all requests take as long."""
+    runs = rounds(name, *3 * [latency_s])
+    for one in runs:
+        one.measures.pace = pace
+    return runs

@@ -67,6 +67,7 @@ class Stub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.script = script
+        self.metrics = METRICS
         self.status = 200
         self.breaks_off = False
         """End a stream without its last chunk."""
@@ -97,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.num_connections += 1
 
     def do_GET(self) -> None:
-        known = {"/metrics": METRICS.encode(), "/v1/models": MODELS}
+        known = {"/metrics": self.server.metrics.encode(), "/v1/models": MODELS}
         self._send(200 if self.path in known else 404, known.get(self.path, b""))
 
     def do_POST(self) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +19,7 @@ import pytest
 
 from loadtest.__main__ import main
 from loadtest.results import Results, read_results
-from tests.container.processes import running, wait_until
+from tests.container.processes import free_port, running, wait_until
 from tests.loadtest.stub import Stub, lmi, openai, serving
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +54,16 @@ def test_a_running_server(stub: Stub, tmp_path: Path) -> None:
     assert len(stub.bodies) == 1 + 2 * (12 + 2), "a probe, then warm-up and requests"
 
 
+def test_a_package_that_is_missing_is_said_before_measuring(stub: Stub, tmp_path: Path) -> None:
+    without = "import sys; sys.modules['vl_convert'] = None; from loadtest.__main__ import main; "
+    compare = f"main(['compare', '--target', '{stub.url}', '--out', '{tmp_path}'])"
+    command = [sys.executable, "-c", without + compare]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "vl_convert" in done.stderr
+    assert not stub.bodies
+
+
 @pytest.mark.parametrize("workload", ["parallel", "beam"])
 def test_workloads_of_several_sequences(stub: Stub, tmp_path: Path, workload: str) -> None:
     found = compare(stub, tmp_path, "--workload", workload, "--requests", "6", "--warm-up", "0")
@@ -73,6 +89,7 @@ def test_a_sweep(stub: Stub, tmp_path: Path) -> None:
     assert [run.rate for run in found.runs] == [20.0, 40.0]
     assert [len(run.records) for run in found.runs] == [24, 48]
     assert found.slo == {"ttft_p99": 10.0, "itl_p50": 10.0}
+    assert found.objective == {"ttft": 10.0, "itl": 10.0}
     assert "sustains" in (tmp_path / "report.html").read_text()
 
 
@@ -80,9 +97,11 @@ def test_a_sweep(stub: Stub, tmp_path: Path) -> None:
 def test_an_interruption_writes_the_results_so_far(
     stub: Stub, tmp_path: Path, number: signal.Signals
 ) -> None:
+    answers = count()
+
     def endless(path: str, body: dict[str, Any]) -> Iterator[bytes | float]:
-        if len(stub.bodies) > 5:
-            yield 30.0
+        if next(answers) > 4:  # after the probe and four requests
+            yield 60.0
         yield from lmi(path, body)
 
     stub.script = endless
@@ -139,18 +158,44 @@ def test_a_server_that_is_down_is_an_error_before_any_measurement(
     assert len(stub.bodies) == 1, "the probe alone"
 
 
+def first_line(url: str) -> dict[str, Any]:
+    """Wait until the page of strategies has a line with a point, and return it."""
+    deadline = time.monotonic() + 40
+    while time.monotonic() < deadline:
+        with suppress(OSError), urllib.request.urlopen(url) as response:
+            lines = json.load(response)
+            if lines and lines[0]["requests/s"]:
+                return lines[0]
+        time.sleep(0.1)
+    raise AssertionError("no line appeared")
+
+
 def test_running_the_locustfile_by_hand(stub: Stub) -> None:
+    """Rows and lines are named by strategy, and only requests count in the total."""
+    port = free_port()
+    stub.metrics += 'longshore:kv_blocks{model_name="stub",batching="paged"} 40.0\n'
     command = [
-        sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--host",
-        stub.url, "--users", "2", "--spawn-rate", "2", "--run-time", "6s", "--workload",
+        sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--autostart",
+        "--autoquit", "2", "--web-host", "127.0.0.1", "--web-port", str(port), "--host",
+        stub.url, "--users", "2", "--spawn-rate", "2", "--run-time", "60s", "--workload",
         "shared-prefix", "--length-scale", "0.05", "--stop-timeout", "5",
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    for kind in ("request", "first token", "stall"):
-        assert f"{kind} " in done.stderr + done.stdout
-    assert "shared-prefix" in done.stderr + done.stdout
-    assert len(stub.bodies) > 4
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        line = first_line(f"http://127.0.0.1:{port}/strategies/data")
+        process.terminate()
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert line["label"] == "shared-prefix on paged"
+    rows = re.findall(
+        r"^(request|first token|stall|) +(?:shared-prefix on paged|Aggregated) +(\d+) +0\(0.00%\)",
+        output,
+        re.MULTILINE,
+    )
+    counts = {kind or "total": int(count) for kind, count in rows}
+    assert counts.keys() == {"request", "first token", "stall", "total"}
+    assert counts["total"] == counts["request"] == counts["first token"] == len(stub.bodies) > 4
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,18 @@ from typing import Any
 
 import pytest
 
-from loadtest.compare import Comparison, turns
+from core.options import Options
+from core.sizing import DEFAULT_BATCH_SIZE
+from loadtest.compare import Comparison, announced, turns
 from loadtest.plan import Load, make_plan, most_sequences
 from loadtest.request import Words
 from loadtest.results import Run
-from loadtest.tuning import TUNED, Setting, Trial, best_setting
+from loadtest.tuning import DEFAULT, TUNED, Setting, Trial, best_setting, given_setting
 from loadtest.workloads import WORKLOADS
 from tests.loadtest.known_runs import run
+
+ARTICLE = Setting(64, 1000)
+"""What the properties of these tests give, as AWS's article does."""
 
 
 class Endpoint:
@@ -38,6 +43,7 @@ class Opened:
 class Servers:
     names: tuple[str, ...]
     keeps_servers: bool
+    given_setting: Setting = ARTICLE
     started: list[str] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
 
@@ -112,6 +118,14 @@ def test_a_disturbed_run_is_measured_again_and_the_quietest_counts(
     assert len(said) == 3
 
 
+def test_a_machine_that_stays_busy_delays_the_comparison_once() -> None:
+    measurement = Measurement([0.9, 0.8, 0.7, 0.6, 0.1, 0.5, 0.0])
+    runs, said = compared(Servers(("none", "paged"), True), measurement)
+    assert [entry.measures.other_cpu for entry in runs[:4]] == [0.7, 0.6, 0.1, 0.0]
+    assert [entry.num_discarded for entry in runs] == [2, 0, 0, 1, 0, 0]
+    assert len(said) == 3
+
+
 def test_rounds_and_attempts_differ_in_words_alone() -> None:
     measurement = Measurement([0.9])
     compared(Servers(("none", "paged"), True), measurement, rounds=2)
@@ -138,37 +152,54 @@ def test_rounds_and_attempts_differ_in_words_alone() -> None:
     [
         (Setting(16, 10), Setting(16, 10)),
         (Setting(64, 100), Setting(64, 100)),
-        (None, None),
-        (Setting(1000, 1), None),
+        (ARTICLE, ARTICLE),
+        (Setting(1000, 1), ARTICLE),
     ],
 )
-def test_the_search_finds_the_fastest_setting_it_tries(
-    fast: Setting | None, found: Setting | None
-) -> None:
+def test_the_search_finds_the_fastest_setting_it_tries(fast: Setting, found: Setting) -> None:
     """Other settings are slower, more so the more they differ from the fastest."""
-    tried: list[Setting | None] = []
+    tried: list[Setting] = []
 
-    def rate_of(setting: Setting | None) -> float:
+    def rate_of(setting: Setting) -> float:
         tried.append(setting)
         if setting == fast:
             return 10.0
-        is_near = setting is not None and fast is not None and setting.batch_size == fast.batch_size
-        return 2.0 if setting is None else 1.0 + is_near / 2
+        return 2.0 if setting == ARTICLE else 1.0 + (setting.batch_size == fast.batch_size) / 2
 
-    assert best_setting(rate_of) == found
-    assert tried[0] is None
+    assert best_setting(rate_of, ARTICLE) == found
+    assert tried[0] == ARTICLE
     assert len(tried) == len(set(tried)) == 5
 
 
-def test_no_batch_is_larger_than_what_the_clients_send() -> None:
-    tried: list[Setting | None] = []
+@pytest.mark.parametrize("given", [DEFAULT, Setting(64, 100), Setting(16, 10)])
+def test_the_given_setting_is_tried_once(given: Setting) -> None:
+    """Its rate is a measurement: a second one would only compare noise."""
+    tried: list[Setting] = []
 
-    def rate_of(setting: Setting | None) -> float:
+    def rate_of(setting: Setting) -> float:
+        tried.append(setting)
+        return {given: 9.0}.get(setting, 1.0)
+
+    assert best_setting(rate_of, given) == given
+    assert sorted(map(str, tried)) == sorted(set(map(str, tried)))
+
+
+def test_no_batch_is_larger_than_what_the_clients_send() -> None:
+    tried: list[Setting] = []
+
+    def rate_of(setting: Setting) -> float:
         tried.append(setting)
         return float(len(tried))
 
-    assert best_setting(rate_of, 24) == Setting(24, 10)
-    assert tried == [None, Setting(16, 100), Setting(24, 100), Setting(24, 10)]
+    assert best_setting(rate_of, ARTICLE, 24) == Setting(24, 10)
+    assert tried == [ARTICLE, Setting(16, 100), Setting(24, 100), Setting(24, 10)]
+
+
+def test_the_given_setting_is_that_of_the_properties_or_the_servers_own() -> None:
+    assert Setting(Options().batch_size or DEFAULT_BATCH_SIZE, Options().max_batch_delay) == DEFAULT
+    assert given_setting({}) == DEFAULT
+    assert given_setting({"batch_size": "8", "max_batch_delay": "5"}) == Setting(8, 5)
+    assert given_setting({"batch_size": "8"}) == Setting(8, DEFAULT.delay_ms)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +222,7 @@ def test_tuning_tries_half_of_the_requests_and_leaves_no_server(keeps: bool) -> 
     with comparison_of(servers, measurement, []) as comparison:
         tuned = comparison.tune(WORKLOADS["chat"], trials.append)
         assert servers.running == ({"dynamic"} if keeps else set())
+        assert [trial.is_given for trial in trials] == [True] + 4 * [False]
         for turn in turns(WORKLOADS["chat"], servers.names, 1, tuned):
             comparison.run(turn)
     assert tuned == Setting(32, 100)
@@ -200,9 +232,35 @@ def test_tuning_tries_half_of_the_requests_and_leaves_no_server(keeps: bool) -> 
     assert not servers.running
 
 
+def test_the_server_tuned_for_a_workload_ends_with_it() -> None:
+    servers = Servers(("dynamic",), True)
+    measurement = Measurement(seconds={Setting(32, 100): 0.5})
+    with comparison_of(servers, measurement, []) as comparison:
+        for _ in range(2):
+            tuned = comparison.tune(WORKLOADS["chat"], [].append)
+            assert servers.running == {"dynamic"}
+            for turn in turns(WORKLOADS["chat"], servers.names, 1, tuned):
+                comparison.run(turn)
+            assert servers.running == {"dynamic", TUNED}
+    assert not servers.running
+
+
 def test_the_tuned_setting_runs_behind_the_given_one_in_every_round() -> None:
     order = turns(WORKLOADS["aws"], ["none", "dynamic"], 2, Setting(32, 10))
     assert [(turn.round, turn.name, turn.fixed_output) for turn in order] == [
         (1, "none", None), (1, "dynamic", None), (1, "dynamic", 128), (1, TUNED, None),
         (2, "dynamic", None), (2, "dynamic", 128), (2, TUNED, None), (2, "none", None),
     ]  # fmt: skip
+
+
+def test_each_run_is_announced_with_the_time_that_is_left() -> None:
+    planned = list(turns(WORKLOADS["chat"], ["none", "paged"], 2))
+    seconds = chain([0.0], [100.0, 150.0, 180.0])
+    said: list[str] = []
+    assert list(announced(planned, said.append, lambda: next(seconds))) == planned
+    assert said == [
+        "chat, run 1 of 4: none",
+        "chat, run 2 of 4: paged, about 5 min left",
+        "chat, run 3 of 4: paged, about 2 min left",
+        "chat, run 4 of 4: none, 60 s left",
+    ]

@@ -129,7 +129,7 @@ def test_a_client_goes_on_after_its_connection_was_lost(monkeypatch: pytest.Monk
         return ""
 
     client = Neighbour(request)
-    assert whole.wait(10)
+    assert whole.wait(60)
     client.stop()
     failures = [attempt.failure for attempt in client.attempts[:3]]
     assert [failure.partition(":")[0] for failure in failures] == [
@@ -141,9 +141,9 @@ def test_a_client_goes_on_after_its_connection_was_lost(monkeypatch: pytest.Monk
 
 def test_ends_of_a_row() -> None:
     with stub(b"") as server:
-        assert send(server.url, b"x\r\n\r\n", 5.0).status == CLOSED
+        assert send(server.url, b"x\r\n\r\n", 60.0).status == CLOSED
     with stub(ANSWER % 413) as server:
-        assert send(server.url, b"x\r\n\r\n", 5.0).status == "413"
+        assert send(server.url, b"x\r\n\r\n", 60.0).status == "413"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         assert send(url, b"x", 0.1).status == HELD

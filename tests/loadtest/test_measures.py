@@ -93,13 +93,26 @@ def test_metrics_of_vllm_and_of_our_server() -> None:
     assert parse(text) == expected
 
 
+def test_metrics_of_several_copies() -> None:
+    text = (
+        "# TYPE vllm:num_requests_running gauge\n"
+        'vllm:num_requests_running{engine="0"} 3.0\nvllm:num_requests_running{engine="1"} 1.0\n'
+        "# TYPE vllm:kv_cache_usage_perc gauge\n"
+        'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:kv_cache_usage_perc{engine="1"} 0.25\n'
+        "# TYPE longshore:kv_block_tokens gauge\n"
+        'longshore:kv_block_tokens{engine="0"} 16\nlongshore:kv_block_tokens{engine="1"} 16\n'
+    )
+    assert parse(text) == {"running": 4.0, "kv_used": 0.375, "kv_block_tokens": 16.0}
+
+
 def test_results_round_trip_through_files(tmp_path: Path) -> None:
-    written = results(run("none"), run("paged"))
+    written = results(run("none"), run("paged", round=2))
     written.write(tmp_path)
     assert read_results(tmp_path) == read_results(tmp_path / "results.json") == written
     with (tmp_path / "requests.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 16
+    assert [row["round"] for row in rows] == [*8 * ["1"], *8 * ["2"]]
     assert (rows[0]["run"], rows[0]["output_tokens"], rows[0]["admitted"]) == (
         "none",
         "10",

@@ -22,7 +22,7 @@ def ask(answer: int = 3, **changes: Any) -> Request:
 
 
 def send(stub: Stub, what: Request, schema: str = "lmi") -> tuple[Record, Session]:
-    endpoint = Endpoint(url=stub.url, schema=schema, timeout_s=5)
+    endpoint = Endpoint(url=stub.url, schema=schema, timeout_s=60)
     session = Session([what], endpoint.connect, endpoint.make_schema())
     transport = session.connect()
     taken = session.take()
@@ -153,7 +153,7 @@ def test_connection_refused() -> None:
 @pytest.mark.parametrize("samples", [1, 2])
 def test_connections_are_reused(stub: Stub, samples: int) -> None:
     """After a stream, and after a document with a Content-Length."""
-    endpoint = Endpoint(url=stub.url, timeout_s=5)
+    endpoint = Endpoint(url=stub.url, timeout_s=60)
     session = Session([ask(samples=samples)] * 2, endpoint.connect, LmiSchema())
     transport = session.connect()
     while (request := session.take()) is not None:
@@ -163,7 +163,7 @@ def test_connections_are_reused(stub: Stub, samples: int) -> None:
 
 
 def test_a_session_ends_with_its_last_answer(stub: Stub) -> None:
-    endpoint = Endpoint(url=stub.url, timeout_s=5)
+    endpoint = Endpoint(url=stub.url, timeout_s=60)
     session = Session([ask()], endpoint.connect, LmiSchema())
     taken = session.take()
     assert taken is not None

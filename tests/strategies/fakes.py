@@ -177,7 +177,8 @@ def strategy_of(batching: str, *, num_blocks: int = 64, **changes: object) -> St
 
 
 def request_of(arrival: Arrival, id: int) -> Request:
-    own = ("prompt", arrival.prompt_seed) if arrival.prompt_seed is not None else id
+    # Integers only: the hash of a string differs from process to process.
+    own = -1 - arrival.prompt_seed if arrival.prompt_seed is not None else id
     prompt = [
         1 + hash((own, position)) % (VOCABULARY - 1)
         for position in range(arrival.num_prompt_tokens)

@@ -39,7 +39,7 @@ ARRIVALS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     arrivals=ARRIVALS,
     num_blocks=st.integers(12, 30),

@@ -12,7 +12,7 @@ from strategies.memory.pool import BlockPool
 from strategies.memory.slots import SlotMemory
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     steps=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40)), max_size=60),
     kind=st.sampled_from([PagedMemory, SlotMemory]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -151,7 +153,8 @@ class PagedMemoryMachine(RuleBasedStateMachine):
             first = len(tokens) - BLOCK_SIZE + 1
             assert self.device[block] == [tokens[: first + slot] for slot in range(BLOCK_SIZE)]
             for start in range(0, len(tokens), BLOCK_SIZE):
-                chained = prefixes._next(chained, tokens[start : start + BLOCK_SIZE])
+                content = array("q", tokens[start : start + BLOCK_SIZE]).tobytes()
+                chained = prefixes._next(chained, content)
             assert digest == chained
 
     @invariant()
@@ -160,4 +163,4 @@ class PagedMemoryMachine(RuleBasedStateMachine):
 
 
 TestPagedMemory = PagedMemoryMachine.TestCase
-TestPagedMemory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPagedMemory.settings = settings(max_examples=60, stateful_step_count=40)

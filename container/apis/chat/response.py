@@ -11,13 +11,13 @@ from container.apis.generation.logprobs import chat_logprobs, prompt_logprobs
 from container.apis.generation.response import Record
 from container.apis.openai import Envelope, finish_reason, usage
 from container.http.failures import Failure
-from core.sampling import Finish
-from core.text.answer import TokenText
+from core.text.answer import Answer, TokenText
 from core.text.answers import Delta
 from core.text.tokenizer import Tokenizer
 
 _ROLE: Record = {"role": "assistant", "content": ""}
 """The first delta of each choice."""
+_RUNNING: Record = {"finish_reason": None}
 
 
 class ChatResponse:
@@ -48,7 +48,7 @@ class ChatResponse:
             {
                 **self._choice(index, answer.tokens),
                 "message": self._message(index, answer.tokens),
-                "finish_reason": self._finish_reason(index, answer.finish),
+                **self._end(index, answer),
             }
             for index, answer in enumerate(self._generation.answers)
         ]
@@ -71,8 +71,8 @@ class ChatResponse:
             started.add(delta.index)
             records += self._message_chunks(delta)
             if delta.finish is not None:
-                reason = self._finish_reason(delta.index, delta.finish)
-                records.append(self._chunk(delta.index, {}, finish_reason=reason))
+                end = self._end(delta.index, self._generation.answers[delta.index])
+                records.append(self._chunk(delta.index, {}, end=end))
             yield records
         if self._request.stream_usage.last:
             yield [self._envelope.record("chat.completion.chunk", [], usage=self._usage())]
@@ -103,21 +103,25 @@ class ChatResponse:
         chunks = [self._chunk(delta.index, part) for part in parts[:-1]]
         return chunks + [self._chunk(delta.index, part, delta.tokens) for part in parts[-1:]]
 
-    def _finish_reason(self, index: int, finish: Finish | None) -> str | None:
-        reason = finish_reason(finish)
-        is_call = reason == "stop" and self._messages[index].has_calls
-        if not is_call:
-            return reason
-        return "function_call" if self._request.uses_functions else "tool_calls"
+    def _end(self, index: int, answer: Answer) -> Record:
+        """Return the fields that say why an answer has ended.
+
+        The reason of a call is `stop` if the request names the function, as OpenAI has it.
+        """
+        reason = finish_reason(answer.finish)
+        is_choice = self._messages[index].has_calls and not self._request.names_function
+        if reason == "stop" and is_choice:
+            reason = "function_call" if self._request.uses_functions else "tool_calls"
+        return {"finish_reason": reason, "stop_reason": answer.stop_reason}
 
     def _chunk(
         self,
         index: int,
         delta: Record,
         tokens: Sequence[TokenText] = (),
-        finish_reason: str | None = None,
+        end: Record = _RUNNING,
     ) -> Record:
-        choice = {**self._choice(index, tokens), "delta": delta, "finish_reason": finish_reason}
+        choice = {**self._choice(index, tokens), "delta": delta, **end}
         usage_field = self._request.stream_usage.field(self._usage)
         return self._envelope.record("chat.completion.chunk", [choice], **usage_field)
 

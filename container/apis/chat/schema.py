@@ -77,6 +77,8 @@ class ChatRequest:
     turn: Turn
     uses_functions: bool
     """Whether calls are returned as OpenAI's former `function_call`."""
+    names_function: bool
+    """Whether `tool_choice` names the function to call."""
     stream: bool
     stream_usage: StreamUsage
     shown: Shown
@@ -108,6 +110,7 @@ def read_chat_request(body: Mapping[str, object]) -> ChatRequest:
     return ChatRequest(
         turn=Turn(conversation, decoding, forced, values.get("model", None), read_adapter(values)),
         uses_functions=uses_functions,
+        names_function=isinstance(values.given.get("tool_choice"), dict),
         stream=values.get("stream", False),
         stream_usage=stream_usage,
         shown=read_shown(values),

@@ -80,14 +80,19 @@ class Assistant:
         service, prompting = self._service, self._service.prompting
         adapter = service.adapter(context, turn.adapter, turn.model)
         tools = self._tool_parsers(turn)
-        prompt = prompting.encode_chat(turn.conversation, size=len(context.body))
+        prompt = service.encode_chat(context, turn.conversation)
         marks = prompting.tokenizer.ids_of(tools[0].special_tokens) if tools[0] else {}
         decoding = service.with_checked_grammar(self._decoding(turn, tools[0], marks))
         decoding = service.with_tokenized_words(decoding)
-        reasoning = self._reasoning_parsers(turn, decoding, prompt)
+        reasoning = self._reasoning_parsers(turn, decoding, prompt.token_ids)
         tags = prompting.tokenizer.ids_of(reasoning[0].special_tokens) if reasoning[0] else {}
         (generation,) = service.start(
-            context, [prompt], decoding, adapter=adapter, keep={*marks.values(), *tags.values()}
+            context,
+            [prompt.token_ids],
+            decoding,
+            adapter=adapter,
+            keep={*marks.values(), *tags.values()},
+            images=prompt.images,
         )
         parsers = [AnswerParser(*pair) for pair in zip(reasoning, tools, strict=True)]
         return StartedTurn(generation, parsers, adapter or service.model_name)

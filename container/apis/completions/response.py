@@ -90,8 +90,8 @@ class CompletionsResponse:
                 choice = _choice(index, prefix + text, logprobs)
                 records.append(self._record(prompt, {**choice, **ids}))
             if delta.finish is not None:
-                reason = self._finish_reason(delta.finish)
-                records.append(self._record(prompt, _choice(index, "", finish_reason=reason)))
+                answer = self._generations[prompt].answers[delta.index]
+                records.append(self._record(prompt, {**_choice(index, ""), **self._end(answer)}))
             yield records
 
     def _full_choice(
@@ -101,9 +101,8 @@ class CompletionsResponse:
         tokens = self._shown(answer.tokens)
         text = echo + "".join(token.text for token in tokens)
         logprobs = self._logprobs(echoed, tokens, len(echo))
-        reason = self._finish_reason(answer.finish)
-        choice = _choice(self._choice_index(prompt, index), text, logprobs, reason)
-        choice |= self._ids(prompt, tokens)
+        choice = _choice(self._choice_index(prompt, index), text, logprobs)
+        choice |= {**self._end(answer), **self._ids(prompt, tokens)}
         if self._request.decoding.params.prompt_logprobs is None or self._request.echoes_logprobs:
             return {**choice, "prompt_logprobs": None}
         token_ids, scores = generation.prompt_token_ids, generation.prompt_scores
@@ -119,8 +118,11 @@ class CompletionsResponse:
         """Return the answer's tokens; none if the request wants only the prompt."""
         return [] if self._request.only_echo else tokens
 
-    def _finish_reason(self, finish: Finish | None) -> str | None:
-        return finish_reason(Finish.LENGTH if finish and self._request.only_echo else finish)
+    def _end(self, answer: Answer) -> Record:
+        """Return the fields that say why an answer has ended."""
+        if self._request.only_echo:
+            return {"finish_reason": finish_reason(Finish.LENGTH), "stop_reason": None}
+        return {"finish_reason": finish_reason(answer.finish), "stop_reason": answer.stop_reason}
 
     def _usage(self, generations: Sequence[Generation]) -> Record:
         counts = usage(generations)
@@ -160,7 +162,6 @@ class CompletionsResponse:
         return completion_logprobs(scored, num_top, self._name)
 
 
-def _choice(
-    index: int, text: str, logprobs: Record | None = None, finish_reason: str | None = None
-) -> Record:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+def _choice(index: int, text: str, logprobs: Record | None = None) -> Record:
+    """Return a choice that is still running."""
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}

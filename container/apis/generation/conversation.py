@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from container.apis.generation.images import URL, WHO_HAS_IMAGES, Images, Part, text_part
 from container.schema.fields import Field, Fields, Values, unsupported
 from container.schema.json_body import decode_json
 from container.schema.kinds import (
@@ -19,25 +20,54 @@ from container.schema.kinds import (
     with_schema,
 )
 from core.errors import RequestError
+from core.images import ImageFile
 from core.limits import MESSAGES, TOOLS
 
+_TEXT_PART: Schema = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_IMAGE_PART: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "image_url"},
+        "image_url": {"type": "object", "properties": {"url": URL}, "required": ["url"]},
+    },
+    "required": ["type", "image_url"],
+}
 _CONTENT: Schema = {
     "anyOf": [
         {"type": "string"},
-        {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                "required": ["type", "text"],
-            },
-        },
+        {"type": "array", "items": {"anyOf": [_TEXT_PART, _IMAGE_PART]}},
     ]
+}
+_CALL: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "arguments": {"type": "object"}},
+            "required": ["name", "arguments"],
+        },
+    },
+    "required": ["type", "function"],
 }
 _MESSAGE: Schema = {
     "type": "object",
-    "properties": {"role": {"type": "string"}, "content": _CONTENT},
-    "required": ["role", "content"],
+    "properties": {"role": {"type": "string"}},
+    "required": ["role"],
+    "anyOf": [
+        {"properties": {"content": _CONTENT}, "required": ["content"]},
+        {
+            "properties": {
+                "content": {"type": "null"},
+                "tool_calls": {"type": "array", "items": _CALL},
+            },
+            "required": ["tool_calls"],
+        },
+    ],
 }
 _FUNCTION_CALL_ID = "function0"
 """Former calls have no id; Mistral's chat templates need nine letters and digits."""
@@ -48,7 +78,9 @@ EFFORT = Kind(
 _MESSAGES = with_schema(OBJECTS, {"minItems": 1, "items": _MESSAGE})
 
 TEMPLATE_FIELDS: Fields = {
-    "messages": Field(_MESSAGES, "The conversation, oldest message first.", limit=MESSAGES),
+    "messages": Field(
+        _MESSAGES, "The conversation, oldest message first; images as data: URLs.", limit=MESSAGES
+    ),
     "tools": Field(OBJECTS, "Functions that the model may call.", limit=TOOLS),
     "add_generation_prompt": Field(
         BOOLEAN, "End the prompt where an answer starts (default true)."
@@ -79,6 +111,8 @@ class Conversation:
     continue_final_message: bool
     add_special_tokens: bool
     variables: Mapping[str, object]
+    images: tuple[ImageFile, ...] = ()
+    """In the order of the messages' parts of type `image`, which the template sees."""
 
 
 def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversation:
@@ -97,15 +131,18 @@ def read_conversation(values: Values, *, uses_tools: bool = True) -> Conversatio
             "continue_final_message",
             "cannot be combined with add_generation_prompt; set one of them",
         )
+    images = Images("messages")
+    checked = tuple(
+        _message(message, f"messages[{index}]", images) for index, message in enumerate(messages)
+    )
     return Conversation(
-        messages=tuple(
-            _message(message, f"messages[{index}]") for index, message in enumerate(messages)
-        ),
+        messages=checked,
         tools=tuple(tools) if uses_tools else (),
         add_generation_prompt=values.get("add_generation_prompt", not continues),
         continue_final_message=continues,
         add_special_tokens=values.get("add_special_tokens", False),
         variables=template_variables(values, values.get("reasoning_effort", None)),
+        images=images.files,
     )
 
 
@@ -125,8 +162,11 @@ def template_variables(
     return variables | values.get("chat_template_kwargs", cast(dict[str, object], {}))
 
 
-def _message(message: Mapping[str, object], field: str) -> Mapping[str, object]:
+def _message(message: Mapping[str, object], field: str, images: Images) -> Mapping[str, object]:
     """Check a message. Fields that are null are removed, as templates treat them as present.
+
+    The content of a message with tool calls is the exception: null or absent, it becomes empty.
+    Adds the message's images to `images`.
 
     Templates know the reasoning of earlier answers by either of vLLM's names.
     """
@@ -138,8 +178,13 @@ def _message(message: Mapping[str, object], field: str) -> Mapping[str, object]:
     if not isinstance(given.get("role"), str):
         raise RequestError(f"{field}.role", "expected a string such as user")
     if "content" in given:
-        given["content"] = _content(given["content"], f"{field}.content")
-    elif "tool_calls" not in given:
+        has_images = given["role"] in ("user", "tool")
+        given["content"] = _content(
+            given["content"], f"{field}.content", images if has_images else None
+        )
+    elif "tool_calls" in given:
+        given["content"] = ""  # many templates add it to the prompt without asking for it
+    else:
         raise RequestError(f"{field}.content", "expected a string or a list of text parts")
     if "tool_calls" in given:
         given["tool_calls"] = _tool_calls(given["tool_calls"], f"{field}.tool_calls")
@@ -157,26 +202,32 @@ def _in_current_format(message: dict[str, object]) -> dict[str, object]:
     return {**rest, "tool_calls": [call]}
 
 
-def _content(content: object, field: str) -> str | list[dict[str, str]]:
+def _content(content: object, field: str, images: Images | None) -> str | list[Part]:
+    """Return a message's content for the template. images: None if the message may have none."""
     if isinstance(content, str):
         return content
     if not is_list(content):
-        raise RequestError(field, "expected a string or a list of text parts")
-    return [
-        {"type": "text", "text": _part(part, f"{field}[{index}]")}
-        for index, part in enumerate(content)
-    ]
+        raise RequestError(field, "expected a string or a list of parts")
+    return [_part(part, f"{field}[{index}]", images) for index, part in enumerate(content)]
 
 
-def _part(part: object, field: str) -> str:
-    """Return the text of a content part."""
+def _part(part: object, field: str, images: Images | None) -> Part:
+    """Return a content part for the template; add an image to `images`."""
     match part:
         case {"type": "text", "text": str(text)}:
-            return text
+            return text_part(text)
         case {"type": "text"}:
             raise RequestError(f"{field}.text", "expected a string")
+        case {"type": "image_url", "image_url": {"url": str(url)}} if images is not None:
+            return images.add_url(url, f"{field}.image_url.url")
+        case {"type": "image_url"} if images is not None:
+            return images.add_url(None, f"{field}.image_url.url")
+        case {"type": "image_url"}:
+            raise RequestError(f"{field}.type", WHO_HAS_IMAGES)
         case {"type": str(kind)}:
-            raise RequestError(f"{field}.type", f"{kind} is not supported; only text parts are")
+            raise RequestError(
+                f"{field}.type", f"{kind} is not supported; only text and image_url are"
+            )
         case _:
             raise RequestError(field, 'expected a part such as {"type": "text", "text": "..."}')
 

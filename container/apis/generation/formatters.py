@@ -21,7 +21,7 @@ import msgspec
 from core.errors import ConfigurationError, GenerationError, LongshoreError, RequestError
 from core.text.chat_template import ChatTemplate, Message
 from core.text.tokenizer import Tokenizer
-from core.user_code import run_file, start_error
+from core.user_code import exit_code_of_check, run_file, start_error
 
 logger = logging.getLogger(__name__)
 
@@ -146,13 +146,8 @@ def _marked(module: ModuleType, path: Path, which: str) -> Formatter | None:
 
 
 def main(path: str, library_dir: str = "") -> int:
-    """Check the file. Returns 0, or 2 after printing what is wrong with it."""
-    try:
-        load_formatters(Path(path), library_dir)
-    except ConfigurationError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    """Check the file and return the exit code."""
+    return exit_code_of_check(lambda: load_formatters(Path(path), library_dir))
 
 
 if __name__ == "__main__":

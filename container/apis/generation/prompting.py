@@ -9,6 +9,7 @@ from container.http.off_loop import in_thread_if_long
 from container.isolation.helper import Helper
 from container.isolation.jobs import Render
 from core.errors import RequestError
+from core.images import EncodedPrompt, ReadImages
 from core.limits import TEXT_CHARACTERS
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ class Prompting:
     ) -> None:
         """`max_model_len` returns the maximum tokens of a prompt, once the engine has said it.
 
-        helper: renders long conversations; made with the source of `template`.
+        helper: renders long conversations and reads images; made with the source of `template`.
         """
         self.tokenizer = tokenizer
         self._template = template
@@ -78,11 +79,11 @@ class Prompting:
 
         return in_thread_if_long(encode_all, size=sum(map(len, texts)))
 
-    def encode_chat(self, conversation: Conversation, *, size: int) -> list[int]:
-        """Return a conversation's token ids. `size` is the approximate length of its JSON.
+    def encode_chat(self, conversation: Conversation, *, size: int) -> EncodedPrompt:
+        """Return a conversation's tokens. `size` is the approximate length of its JSON.
 
-        Raises RequestError if the model has no chat template, the template rejects it, or its text
-        is too long.
+        Raises RequestError if the model has no chat template, the template rejects it, its text is
+        too long, or an image cannot be read.
         """
         template = self._template
         if template is None:
@@ -90,20 +91,18 @@ class Prompting:
                 "messages",
                 "the model has no chat template; set option.chat_template, or send a prompt",
             )
-
-        if size > ISOLATED_BYTES:
-            prompt = self._helper.render(
-                Render(
-                    messages=conversation.messages,
-                    tools=conversation.tools,
-                    add_generation_prompt=conversation.add_generation_prompt,
-                    continue_final_message=conversation.continue_final_message,
-                    variables=conversation.variables,
+        if conversation.images:
+            return self._helper.read_images(
+                ReadImages(
+                    self._rendered_apart(conversation),
+                    conversation.images,
+                    conversation.add_special_tokens,
                 )
             )
-            self.check_length(prompt, "messages")
+        if size > ISOLATED_BYTES:
+            prompt = self._rendered_apart(conversation)
             (token_ids,) = self.encode([prompt], add_special_tokens=conversation.add_special_tokens)
-            return token_ids
+            return EncodedPrompt(token_ids)
 
         def encode() -> list[int]:
             prompt = template.render(
@@ -116,7 +115,21 @@ class Prompting:
             self.check_length(prompt, "messages")
             return self.tokenizer.encode(prompt, add_special_tokens=conversation.add_special_tokens)
 
-        return in_thread_if_long(encode, size=size)
+        return EncodedPrompt(in_thread_if_long(encode, size=size))
+
+    def _rendered_apart(self, conversation: Conversation) -> str:
+        """Render a conversation in the helper process, and check its length."""
+        prompt = self._helper.render(
+            Render(
+                messages=conversation.messages,
+                tools=conversation.tools,
+                add_generation_prompt=conversation.add_generation_prompt,
+                continue_final_message=conversation.continue_final_message,
+                variables=conversation.variables,
+            )
+        )
+        self.check_length(prompt, "messages")
+        return prompt
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, including special tokens."""

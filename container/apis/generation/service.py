@@ -9,6 +9,7 @@ from itertools import chain
 import msgspec
 from flask import Response
 
+from container.apis.generation.conversation import Conversation
 from container.apis.generation.formatters import Formatters
 from container.apis.generation.generation import Generation
 from container.apis.generation.prompting import Prompting, too_long
@@ -23,6 +24,7 @@ from container.isolation.helper import Helper
 from container.wire.engine_client import EngineClient
 from core.adapter import lora_disabled
 from core.errors import RequestError
+from core.images import NO_IMAGES, EncodedPrompt, PromptImage
 from core.limits import BAD_WORDS_CHARACTERS, PROMPT_LOGPROBS
 from core.options import Options
 from core.sampling import SamplingParams
@@ -79,6 +81,15 @@ class GenerationService(Service):
             raise RequestError("model", "expected a string")
         return model
 
+    def encode_chat(self, context: RequestContext, conversation: Conversation) -> EncodedPrompt:
+        """Return a conversation's tokens and images.
+
+        Raises RequestError if the model takes no images, and as `Prompting.encode_chat` does.
+        """
+        if conversation.images and not self.client.facts.takes_images:
+            raise RequestError(conversation.images[0].field, NO_IMAGES)
+        return self.prompting.encode_chat(conversation, size=len(context.body))
+
     def with_checked_grammar(self, decoding: Decoding) -> Decoding:
         """Replace the structured outputs by a grammar that the engine can compile.
 
@@ -113,10 +124,12 @@ class GenerationService(Service):
         *,
         adapter: str,
         keep: Collection[int] = (),
+        images: tuple[PromptImage, ...] = (),
     ) -> list[Generation]:
         """Submit a request to the engine for each prompt's token ids, or none if one is refused.
 
         `adapter` is a name or ''. `keep` holds special tokens that stay in the answers' text.
+        `images` are those of the prompt, if there is just one.
         Raises RequestError if a prompt is too long or has token ids that the model does not know.
         """
         tokenizer = self.prompting.tokenizer
@@ -128,7 +141,7 @@ class GenerationService(Service):
                 token_ids = decoding.params.truncated(prompt, self.client.facts.max_model_len)
                 params = self._params(token_ids, decoding)
                 submitted = context.record.now()
-                stream = self.client.submit(token_ids, params, adapter)
+                stream = self.client.submit(token_ids, params, adapter, context.session, images)
                 operation = decoding.dialect.operation
                 context.record.submit(operation, adapter, params, len(token_ids), submitted)
                 generations.append(

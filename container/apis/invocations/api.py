@@ -48,18 +48,15 @@ class Invocations:
             app.add_url_rule(path, view_func=self.predict, methods=["POST"])
 
     def ping(self) -> Response:
-        """Return 200 if the engine is healthy, else 503."""
+        """Return 200 if an engine is healthy, else 503."""
         health = self._service.client.health()
         if not health.healthy:
             return failure_response(Failure(503, health.reason))
         return json_response({"status": "healthy"})
 
     def metrics(self) -> Response:
-        """Return the engine's metrics for Prometheus; 503 until the engine is ready."""
-        client = self._service.client
-        text = metrics_text(
-            client.facts, client.stats, self._service.model_name, self._service.options
-        )
+        """Return the engines' metrics for Prometheus; 503 while no engine is ready."""
+        text = metrics_text(self._service.client, self._service.model_name, self._service.options)
         return Response(text, content_type=METRICS_MIMETYPE)
 
     def predict(self, model: str) -> Response:

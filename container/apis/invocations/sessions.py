@@ -1,7 +1,8 @@
 """SageMaker's sessions: with a session's id SageMaker routes a client to the same container.
 
 The container keeps nothing else of a session. Each one is an empty file, so that all workers see
-it, and the file's modification time is the time of the session's last use.
+it, and the file's modification time is the time of the session's last use. The copy of the model
+that answers its requests follows from its id (`EngineClient`).
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ from pathlib import Path
 
 from flask import Response
 
-from container.http.request_context import RequestContext
+from container.http.request_context import SESSION_HEADER, RequestContext
 from container.http.service import json_response
 from core.errors import OverloadedError, RequestError
 from core.options import Options
 
-SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
 MAX_SESSIONS = 10_000
 
 _NEW = "NEW_SESSION"

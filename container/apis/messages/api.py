@@ -42,5 +42,5 @@ class MessagesRoutes:
         body = context.json_fields()
         conversation, warnings = context.checked(lambda: read_count_request(body))
         context.warn(warnings)
-        tokens = self._service.prompting.encode_chat(conversation, size=len(context.body))
-        return json_response({"input_tokens": len(tokens)})
+        prompt = self._service.encode_chat(context, conversation)
+        return json_response({"input_tokens": len(prompt.token_ids)})

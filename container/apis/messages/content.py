@@ -5,22 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from container.apis.generation.images import (
+    WHO_HAS_IMAGES,
+    Images,
+    Part,
+    content_of,
+    text_part,
+)
 from container.schema.kinds import is_list
 from core.errors import RequestError
+from core.images import ImageFile
 
 _ROLES = ("user", "assistant", "system")
 
 
 def read_messages(
     given: Sequence[Mapping[str, Any]], system: object
-) -> tuple[Mapping[str, object], ...]:
-    """Return the messages, the system's first. Raises RequestError that names the first bad one.
+) -> tuple[tuple[Mapping[str, object], ...], tuple[ImageFile, ...]]:
+    """Return the messages, the system's first, and their images.
+
+    Raises RequestError that names the first bad message.
 
     The results of tools become messages of their own, before the rest of the user's message.
     """
     messages: list[Mapping[str, object]] = []
+    images = Images("messages")
     if system:
-        messages.append({"role": "system", "content": _text(system, "system")})
+        messages.append({"role": "system", "content": _content(system, "system", None)})
     for index, message in enumerate(given):
         field, role = f"messages[{index}]", message.get("role")
         if role not in _ROLES:
@@ -29,8 +40,9 @@ def read_messages(
         if role == "assistant":
             messages.append(_assistant(blocks, f"{field}.content"))
         else:
-            messages += _others(role, blocks, f"{field}.content")
-    return tuple(messages)
+            allowed = images if role == "user" else None
+            messages += _others(role, blocks, f"{field}.content", allowed)
+    return tuple(messages), images.files
 
 
 def _assistant(blocks: Sequence[Mapping[str, Any]], field: str) -> Mapping[str, object]:
@@ -57,21 +69,25 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], field: str) -> Mapping[str, 
 
 
 def _others(
-    role: str, blocks: Sequence[Mapping[str, Any]], field: str
+    role: str, blocks: Sequence[Mapping[str, Any]], field: str, images: Images | None
 ) -> list[Mapping[str, object]]:
-    texts: list[str] = []
+    """Return the results of tools, then the message with the other blocks, if there are any.
+
+    Images are added in the order of these messages.
+    """
+    others: list[tuple[str, Mapping[str, Any]]] = []
     results: list[Mapping[str, object]] = []
     for index, block in enumerate(blocks):
+        place = f"{field}[{index}]"
         match block:
-            case {"type": "text", "text": str(text)}:
-                texts.append(text)
             case {"type": "tool_result", "tool_use_id": str(id)}:
-                content = _text(block.get("content") or "", f"{field}[{index}].content")
+                content = _content(block.get("content") or "", f"{place}.content", images)
                 results.append({"role": "tool", "tool_call_id": id, "content": content})
             case _:
-                raise _unsupported(block, f"{field}[{index}]", "text or tool_result")
-    if texts or not results:
-        results.append({"role": role, "content": "\n".join(texts)})
+                others.append((place, block))
+    parts = [_part(block, place, images, "text, image or tool_result") for place, block in others]
+    if parts or not results:
+        results.append({"role": role, "content": content_of(parts)})
     return results
 
 
@@ -83,16 +99,33 @@ def _blocks(content: object, field: str) -> Sequence[Mapping[str, Any]]:
     return cast(Sequence[Mapping[str, Any]], content)
 
 
-def _text(content: object, field: str) -> str:
-    """Return the text of a content that may only have text blocks."""
-    texts: list[str] = []
-    for index, block in enumerate(_blocks(content, field)):
-        match block:
-            case {"type": "text", "text": str(text)}:
-                texts.append(text)
-            case _:
-                raise _unsupported(block, f"{field}[{index}]", "text")
-    return "\n".join(texts)
+def _content(content: object, field: str, images: Images | None) -> str | list[Part]:
+    """Return a content that may only have text, and images unless they are None."""
+    kinds = "text" if images is None else "text or image"
+    blocks = enumerate(_blocks(content, field))
+    return content_of([_part(block, f"{field}[{index}]", images, kinds) for index, block in blocks])
+
+
+def _part(block: Mapping[str, Any], field: str, images: Images | None, kinds: str) -> Part:
+    match block:
+        case {"type": "text", "text": str(text)}:
+            return text_part(text)
+        case {"type": "image", "source": dict()} if images is not None:
+            return _image(block["source"], f"{field}.source", images)
+        case {"type": "image"} if images is None:
+            raise RequestError(f"{field}.type", WHO_HAS_IMAGES)
+        case _:
+            raise _unsupported(block, field, kinds)
+
+
+def _image(source: Mapping[str, Any], field: str, images: Images) -> Part:
+    match source:
+        case {"type": "base64", "media_type": str(media_type), "data": str(data)}:
+            return images.add_base64(media_type, data, field)
+        case {"type": "url"}:
+            return images.add_url(source.get("url"), f"{field}.url")
+        case _:
+            raise RequestError(field, "expected the type base64, media_type and data")
 
 
 def _unsupported(block: Mapping[str, Any], field: str, kinds: str) -> RequestError:

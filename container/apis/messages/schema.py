@@ -16,6 +16,7 @@ from container.apis.generation.conversation import (
     Conversation,
     template_variables,
 )
+from container.apis.generation.images import BASE64_SOURCE
 from container.apis.generation.sampling import (
     ONE_ANSWER_FIELDS,
     Decoding,
@@ -51,9 +52,20 @@ _NAMED_TOOL = {
     },
     "required": ["name"],
 }
+_TEXT = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_IMAGE = {
+    "type": "object",
+    "properties": {"type": {"const": "image"}, "source": BASE64_SOURCE},
+    "required": ["type", "source"],
+}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [_TEXT, _IMAGE]}}]}
 _MESSAGE = {
     "type": "object",
-    "properties": {"role": {"enum": ["user", "assistant"]}, "content": {"type": "string"}},
+    "properties": {"role": {"enum": ["user", "assistant"]}, "content": _CONTENT},
     "required": ["role", "content"],
 }
 _SYSTEM = Kind(
@@ -76,8 +88,8 @@ COUNT_FIELDS: Fields = {
     "model": OPENAI_FIELDS["model"],
     "messages": Field(
         with_schema(OBJECTS, {"minItems": 1, "items": _MESSAGE}),
-        "The conversation, oldest message first. If the last one is the assistant's, the answer "
-        "continues it.",
+        "The conversation, oldest message first; images in base64. If the last message is the "
+        "assistant's, the answer continues it.",
         limit=MESSAGES,
     ),
     "system": Field(_SYSTEM, "The system message."),
@@ -166,8 +178,10 @@ def _conversation(values: Values) -> tuple[Conversation, ForcedCalls | None, tup
     output = read_fields(values.get("output_config", {}), _OUTPUT, "output_config.")
     tools = _tools(values)
     continues = given[-1].get("role") == "assistant"
+    messages, images = read_messages(given, values.get("system", ""))
     conversation = Conversation(
-        messages=read_messages(given, values.get("system", "")),
+        messages=messages,
+        images=images,
         tools=tools.seen,
         add_generation_prompt=not continues,
         continue_final_message=continues,

@@ -6,9 +6,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from container.apis.generation.conversation import read_arguments
+from container.apis.generation.images import (
+    URL,
+    WHO_HAS_IMAGES,
+    Images,
+    Part,
+    content_of,
+    text_part,
+)
 from container.schema.kinds import Kind, is_list
 from core.errors import RequestError
+from core.images import ImageFile
 
+_TEXT = {
+    "type": "object",
+    "properties": {"type": {"const": "input_text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_IMAGE = {
+    "type": "object",
+    "properties": {"type": {"const": "input_image"}, "image_url": URL},
+    "required": ["type", "image_url"],
+}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [_TEXT, _IMAGE]}}]}
 INPUT = Kind(
     "a string or a list of objects",
     lambda value: (
@@ -25,7 +45,7 @@ INPUT = Kind(
                     "properties": {
                         "type": {"const": "message"},
                         "role": {"enum": ["user", "assistant", "system", "developer"]},
-                        "content": {"type": "string"},
+                        "content": _CONTENT,
                     },
                     "required": ["role", "content"],
                 },
@@ -39,10 +59,11 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text",
 
 def read_input(
     given: str | Sequence[Mapping[str, Any]], instructions: str | None
-) -> tuple[Mapping[str, object], ...]:
-    """Return the messages. `instructions` and a first item of the system are one message.
+) -> tuple[tuple[Mapping[str, object], ...], tuple[ImageFile, ...]]:
+    """Return the messages and their images.
 
-    Raises RequestError that names the first bad item.
+    `instructions` and a first item of the system are one message. Raises RequestError that names
+    the first bad item.
     """
     conversation = _Messages()
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -55,7 +76,7 @@ def read_input(
         is_system = messages[0]["role"] == "system"
         first = f"{instructions}\n\n{messages.pop(0)['content']}" if is_system else instructions
         messages.insert(0, {"role": "system", "content": first})
-    return tuple(messages)
+    return tuple(messages), conversation.images.files
 
 
 class _Messages:
@@ -63,6 +84,7 @@ class _Messages:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.images = Images("input")
 
     def add(self, item: Mapping[str, Any], field: str) -> None:
         match item.get("type", "message"):
@@ -72,11 +94,11 @@ class _Messages:
                 self._call(item, field)
             case "function_call_output":
                 call_id = _string(item, "call_id", field)
-                content = _text(item.get("output"), f"{field}.output")
+                content = _content(item.get("output"), f"{field}.output", self.images)
                 self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
             case "reasoning":
                 name = "content" if item.get("content") else "summary"
-                reasoning = _text(item.get(name), f"{field}.{name}")
+                reasoning = _content(item.get(name), f"{field}.{name}", None)
                 self.messages.append(
                     {"role": "assistant", "reasoning": reasoning, "reasoning_content": reasoning,
                      "content": ""}
@@ -90,7 +112,8 @@ class _Messages:
         role = _ROLES.get(_string(item, "role", field))
         if role is None:
             raise RequestError(f"{field}.role", f"expected one of {', '.join(_ROLES)}")
-        content = _text(item.get("content"), f"{field}.content")
+        images = self.images if role == "user" else None
+        content = _content(item.get("content"), f"{field}.content", images)
         last = self.messages[-1] if self.messages else {}
         if role == "assistant" and "reasoning" in last and not last["content"]:
             last["content"] = content
@@ -114,22 +137,34 @@ def _string(item: Mapping[str, Any], name: str, field: str) -> str:
     return value
 
 
-def _text(content: object, field: str) -> str:
-    """Return the text of a content, which is a string or a list of parts."""
+def _content(content: object, field: str, images: Images | None) -> str | list[Part]:
+    """Return a content, a string or a list of parts, for the template.
+
+    images: None if there may be none; the content is then a string.
+    """
     if isinstance(content, str):
         return content
     if not is_list(content):
-        raise RequestError(field, "expected a string or a list of text parts")
-    return "\n".join(_part(part, f"{field}[{index}]") for index, part in enumerate(content))
+        raise RequestError(field, "expected a string or a list of parts")
+    return content_of(
+        [_part(part, f"{field}[{index}]", images) for index, part in enumerate(content)]
+    )
 
 
-def _part(part: object, field: str) -> str:
+def _part(part: object, field: str, images: Images | None) -> Part:
     match part:
         case {"type": "refusal", "refusal": str(text)}:
-            return text
+            return text_part(text)
         case {"type": str(kind), "text": str(text)} if kind in _TEXT_PARTS:
-            return text
+            return text_part(text)
+        case {"type": "input_image", "image_url": str(url)} if images is not None:
+            return images.add_url(url, f"{field}.image_url")
+        case {"type": "input_image"} if images is not None:
+            raise RequestError(f"{field}.image_url", "expected a data: URL; no files are stored")
+        case {"type": "input_image"}:
+            raise RequestError(f"{field}.type", WHO_HAS_IMAGES)
         case {"type": str(kind)} if kind not in _TEXT_PARTS:
-            raise RequestError(f"{field}.type", f"{kind:.50} is not supported; only text is")
+            kinds = "only text and input_image are"
+            raise RequestError(f"{field}.type", f"{kind:.50} is not supported; {kinds}")
         case _:
             raise RequestError(field, 'expected a part such as {"type": "input_text", "text": ""}')

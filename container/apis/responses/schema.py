@@ -90,7 +90,11 @@ RESPONSES_FIELDS: Fields = {
     **ONE_ANSWER_FIELDS,
     **{name: OPENAI_FIELDS[name] for name in _SHARED},
     "chat_template_kwargs": TEMPLATE_FIELDS["chat_template_kwargs"],
-    "input": Field(INPUT, "The prompt, or the items of the conversation.", limit=MESSAGES),
+    "input": Field(
+        INPUT,
+        "The prompt, or the items of the conversation; images as data: URLs.",
+        limit=MESSAGES,
+    ),
     "instructions": Field(STRING, "The system message."),
     "max_output_tokens": Field(
         INTEGER, "Maximum number of generated tokens (default: the rest of the context)."
@@ -151,11 +155,13 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
     tools = _tools(values)
     decoding = _decoding(values, text)
     effort: str | None = reasoning.get("effort", None)
+    messages, images = read_input(
+        values.get("input", cast(str | list[dict[str, Any]], "")),
+        values.get("instructions", None),
+    )
     conversation = Conversation(
-        messages=read_input(
-            values.get("input", cast(str | list[dict[str, Any]], "")),
-            values.get("instructions", None),
-        ),
+        messages=messages,
+        images=images,
         tools=tools.seen,
         add_generation_prompt=True,
         continue_final_message=False,

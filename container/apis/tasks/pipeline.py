@@ -15,6 +15,7 @@ from werkzeug.http import parse_accept_header
 
 from container.apis.tasks.pipeline_inputs import read_input
 from container.apis.tasks.rerank import RerankApi
+from container.apis.tasks.transcription import TranscriptionApi
 from container.http.request_context import RequestContext
 from container.http.service import Service
 from container.schema.fields import MODEL_IGNORED, Field, Fields, ignored, read_fields
@@ -142,10 +143,12 @@ class PipelineApi:
         self._service = service
         self._task = task
         self._rerank = RerankApi(service, task)
+        self._transcription = TranscriptionApi(service, task)
 
     def add_to(self, app: Flask) -> None:
-        """Add the routes for scores to the app."""
+        """Add the routes for scores and transcripts to the app."""
         self._rerank.add_to(app)
+        self._transcription.add_to(app)
 
     def read(self, context: RequestContext) -> Mapping[str, object]:
         """Parse the body. The bytes of an image, audio or video file become `inputs`."""

@@ -39,8 +39,8 @@ export function batchLegend(list, settings) {
 export function lastSeconds(history, localNow) {
   const now = history.time(localNow);
   const ticks = [0, 5, 10, 15, 20].map((age) => [now - age, age === 0 ? "now" : `−${age} s`]);
-  const name = `in the last ${WINDOW_S} seconds`;
-  return { from: now - WINDOW_S, seconds: WINDOW_S, now, ticks, name };
+  const during = ` in the last ${WINDOW_S} seconds`;
+  return { from: now - WINDOW_S, seconds: WINDOW_S, now, ticks, during };
 }
 
 export function drawBatch(canvas, history, settings, period) {
@@ -158,16 +158,16 @@ function drawAxis(context, width, height, { from, seconds, ticks }) {
   }
 }
 
-function drawEmpty(context, width, height, { name }) {
+function drawEmpty(context, width, height, { during }) {
   context.font = "14px system-ui, sans-serif";
   context.textAlign = "center";
   context.textBaseline = "middle";
   context.fillStyle = palette().quiet;
-  context.fillText(`No requests ${name}`, (GUTTER + width) / 2, (height - AXIS) / 2);
+  context.fillText(`No requests${during || " yet"}`, (GUTTER + width) / 2, (height - AXIS) / 2);
 }
 
-function describe(rows, snapshot, { name }) {
+function describe(rows, snapshot, { during }) {
   if (!snapshot) return "No requests";
   const { num_running: running, num_waiting: waiting } = snapshot;
-  return `${rows.length} requests ${name}; ${running} running, ${waiting} waiting`;
+  return `${rows.length} requests${during}; ${running} running, ${waiting} waiting`;
 }

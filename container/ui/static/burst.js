@@ -51,7 +51,7 @@ export async function* choices(path, body, signal) {
   }
 }
 
-// Returns a grid with a card for each answer; the text goes into a card's last element.
+// Returns a grid with a card for each answer; `show` adds to one, and returns the element that grows.
 export function answerGrid(prompts) {
   const grid = document.createElement("div");
   grid.className = "burst";
@@ -67,5 +67,11 @@ export function answerGrid(prompts) {
     return card;
   });
   grid.append(...cards);
-  return grid;
+  const show = (index, text, isEnd) => {
+    cards[index].lastChild.append(text);
+    if (isEnd) cards[index].classList.remove("streaming");
+    return cards[index].lastChild;
+  };
+  const end = () => cards.forEach((card) => card.classList.remove("streaming"));
+  return { grid, show, end };
 }

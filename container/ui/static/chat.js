@@ -97,19 +97,14 @@ export class Chat {
     const settings = this.#settings();
     const prompts = burst(BURST, own, settings.max_tokens);
     this.#say("user", own ? `8 times: ${own}` : "8 prompts with the same beginning, each to another speaker");
-    const grid = answerGrid(prompts);
-    this.elements.messages.append(grid);
+    const answers = answerGrid(prompts);
+    this.elements.messages.append(answers.grid);
     this.#follow(this.elements.messages);
-    const show = (index, text, isEnd) => {
-      const card = grid.children[index];
-      card.lastChild.append(text);
-      this.#follow(card.lastChild);
-      if (isEnd) card.classList.remove("streaming");
-    };
+    const show = (...piece) => this.#follow(answers.show(...piece));
     try {
       await sendBurst("", prompts, { hasTemplate: this.hasTemplate, settings, signal, show });
     } finally {
-      for (const card of grid.children) card.classList.remove("streaming");
+      answers.end();
     }
   }
 

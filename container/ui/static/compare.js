@@ -5,6 +5,7 @@
 import { onUnauthorized, request, setKey } from "./api.js";
 import { burst } from "./burst.js";
 import { STRATEGIES } from "./explanation.js";
+import { longestAnswer } from "./numbers.js";
 import { Panel } from "./panel.js";
 
 const RETRY_MS = 1000;
@@ -91,7 +92,6 @@ async function strategies() {
       await request("ping");
       const { models } = await (await request("models")).json();
       const names = models.map(({ modelName }) => modelName);
-      element("model").textContent = models[0]?.modelUrl.split("/").at(-1) ?? "";
       return STRATEGIES.filter((strategy) => names.includes(strategy));
     } catch (error) {
       setStatus(error.message, "down");
@@ -107,9 +107,11 @@ async function open() {
     panels.push(new Panel(strategy, root, () => isCalm.matches && draw()));
   }
   for (const panel of panels) await panel.load().catch((error) => panel.say(error.message));
+  const model = panels.find(({ settings }) => settings)?.settings.model ?? "";
+  element("model").textContent = model.split("/").at(-1);
   const lengths = panels.flatMap(({ settings }) => settings?.max_model_len ?? []);
   const slider = element("max-tokens");
-  slider.max = Math.max(16, Math.min(1024, Math.floor(Math.min(...lengths) / 32) * 16));
+  slider.max = longestAnswer(Math.min(...lengths));
   slider.dispatchEvent(new Event("input"));
   drawAll();
   element("send").disabled = false;

@@ -1,4 +1,4 @@
-// What happened to each sequence in the last seconds, from the engine's snapshots.
+// What happened to each sequence in the last seconds, or since the last reset, from the engine's snapshots.
 //
 // A row has the times of the engine: arrived, admitted, first (token), end. Interruptions after
 // that are seen only as phases of snapshots, so they are exact to the time between two snapshots.
@@ -55,7 +55,7 @@ export class History {
     return first && last[0] > first[0] ? (last[1] - first[1]) / (last[0] - first[0]) : 0;
   }
 
-  // Median seconds to the first token of the requests in the window; null if there is none.
+  // Median seconds to the first token of the requests that are kept; null if there is none.
   firstToken() {
     const waits = [];
     for (const { arrived, first } of this.rows.values()) {

@@ -6,7 +6,7 @@ import { blocksLegend, drawBlocks } from "./blocks.js";
 import { Chat } from "./chat.js";
 import { explain } from "./explanation.js";
 import { History } from "./history.js";
-import { setNumber, setSeconds } from "./numbers.js";
+import { longestAnswer, setNumber, setRounded, setSeconds } from "./numbers.js";
 
 const RETRY_MS = 1000;
 const FRAME_MS = 45;
@@ -27,12 +27,13 @@ function onEngine(data) {
   settings = data;
   history.reset();
   element("model").textContent = `${data.model_name} · ${data.device}, ${data.dtype}`;
+  showCopies(data);
   element("strategy").textContent = data.batching;
   element("explanation").textContent = explain(data);
   batchLegend(element("batch-legend"), data);
   blocksLegend(element("blocks-legend"), data);
   const slider = element("max-tokens");
-  slider.max = Math.max(16, Math.min(1024, Math.floor(data.max_model_len / 32) * 16));
+  slider.max = longestAnswer(data.max_model_len);
   slider.dispatchEvent(new Event("input"));
   chat ??= new Chat(
     {
@@ -45,15 +46,28 @@ function onEngine(data) {
   setStatus("live", "live");
 }
 
+// Several copies of the model have an engine each; the page shows one of them.
+function showCopies({ copy, copies = 1 }) {
+  element("copies").hidden = copies === 1;
+  const links = Array.from({ length: copies }, (_, number) => {
+    const link = document.createElement("a");
+    link.href = `?copy=${number}`;
+    link.textContent = number;
+    if (number === copy) link.ariaCurrent = "page";
+    return link;
+  });
+  element("copies").replaceChildren("Shows copy", ...links, `of ${copies}; requests go to all`);
+}
+
 function onSnapshot({ snapshot, counters }) {
   history.update(snapshot, counters, localNow());
   const rate = history.tokensPerSecond();
-  setNumber(element("tokens-per-second"), rate < 10 ? rate.toFixed(1) : rate.toFixed(0));
+  setRounded(element("tokens-per-second"), rate);
   setSeconds(element("first-token"), history.firstToken());
   setNumber(element("running"), snapshot.num_running, `of ${settings.max_sequences}`);
   setNumber(element("queue"), snapshot.num_waiting);
   const use = (100 * snapshot.num_held_blocks) / snapshot.num_blocks;
-  setNumber(element("kv-use"), use.toFixed(use < 10 ? 1 : 0), "%");
+  setRounded(element("kv-use"), use, "%");
   element("blocks-range").textContent = drawBlocks(element("blocks"), snapshot, settings);
   if (isCalm.matches) drawBatch(element("batch"), history, settings, lastSeconds(history, localNow()));
 }
@@ -79,7 +93,8 @@ async function watch() {
     const stop = () => document.hidden && controller.abort();
     document.addEventListener("visibilitychange", stop);
     try {
-      for await (const event of events("ui/events", { signal: controller.signal })) onEvent(event);
+      const path = `ui/events${location.search}`; // of the copy that the page's address names
+      for await (const event of events(path, { signal: controller.signal })) onEvent(event);
       setStatus("the server has closed the stream; connecting…", "down");
     } catch (error) {
       if (error.name !== "AbortError") setStatus(`no connection: ${error.message}`, "down");

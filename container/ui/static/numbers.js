@@ -1,9 +1,19 @@
-// Numbers with small units.
+// Numbers with small units, and the limit of the slider for the answers' length.
+
+// Half of what fits, so that the prompt has room, in steps of 16 tokens.
+export function longestAnswer(maxModelLen) {
+  return Math.max(16, Math.min(1024, Math.floor(maxModelLen / 32) * 16));
+}
 
 export function setNumber(element, value, unit = "") {
   const small = document.createElement("small");
   small.textContent = unit && ` ${unit}`;
   element.replaceChildren(String(value), small);
+}
+
+// Below ten with one decimal.
+export function setRounded(element, value, unit) {
+  setNumber(element, value.toFixed(value < 10 ? 1 : 0), unit);
 }
 
 // seconds: null if they are not known.

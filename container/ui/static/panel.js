@@ -6,7 +6,7 @@ import { blocksLegend, drawBlocks } from "./blocks.js";
 import { answerGrid, sendBurst } from "./burst.js";
 import { explain } from "./explanation.js";
 import { History } from "./history.js";
-import { setNumber, setSeconds } from "./numbers.js";
+import { setNumber, setRounded, setSeconds } from "./numbers.js";
 
 const localNow = () => performance.now() / 1000;
 
@@ -49,16 +49,13 @@ export class Panel {
   // Sends the prompts and returns when all answers have ended.
   async run(prompts, settings, signal) {
     this.clear();
-    this.say("running");
-    const grid = answerGrid(prompts);
+    const { grid, show, end } = answerGrid(prompts);
     this.#part("answers").replaceChildren(grid);
-    const show = (index, text, isEnd) => {
-      const card = grid.children[index];
-      card.lastChild.append(text);
-      if (isEnd) card.classList.remove("streaming");
-    };
     const work = async (inner) => {
       await this.#until(() => this.history.snapshot);
+      if (this.history.snapshot.sequences.length) this.say("waits for other requests to end");
+      await this.#until(() => !this.history.snapshot.sequences.length);
+      this.say("running");
       this.history.rows.clear(); // those of a run that was stopped
       this.tokensBefore = this.history.counters.generated_tokens;
       this.isRunning = true;
@@ -71,7 +68,7 @@ export class Panel {
       this.say("done");
     } finally {
       this.isRunning = false;
-      for (const card of grid.children) card.classList.remove("streaming");
+      end();
     }
   }
 
@@ -89,9 +86,8 @@ export class Panel {
     for (let time = 0; time <= seconds + step / 2; time += step) {
       ticks.push([from + time, `${+time.toFixed(1)} s`]);
     }
-    drawBatch(this.#part("batch"), this.history, this.settings, {
-      from, seconds, now, ticks, name: "yet",
-    }); // prettier-ignore
+    const period = { from, seconds, now, ticks, during: "" };
+    drawBatch(this.#part("batch"), this.history, this.settings, period);
   }
 
   drawAll(seconds, step) {
@@ -110,6 +106,7 @@ export class Panel {
       await Promise.race([this.#watch(inner), work(inner)]);
     } finally {
       controller.abort();
+      this.waiters = [];
     }
   }
 
@@ -139,12 +136,12 @@ export class Panel {
     const duration = this.duration();
     const numTokens = counters.generated_tokens - this.tokensBefore;
     const rate = duration > 0 ? numTokens / duration : 0;
-    setNumber(this.#part("rate"), rate.toFixed(rate < 10 ? 1 : 0));
+    setRounded(this.#part("rate"), rate);
     setSeconds(this.#part("first-token"), this.history.firstToken());
     setSeconds(this.#part("duration"), duration);
     if (snapshot.num_held_blocks > (this.fullest?.num_held_blocks ?? 0)) this.fullest = snapshot;
     const use = (100 * (this.fullest?.num_held_blocks ?? 0)) / snapshot.num_blocks;
-    setNumber(this.#part("kv-use"), use.toFixed(use < 10 ? 1 : 0), "%");
+    setRounded(this.#part("kv-use"), use, "%");
   }
 
   // The memory as it is or, after the run, when it was fullest.

@@ -6,7 +6,6 @@ the URL. So they only ever get values decoded here.
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from core.pipeline_tasks import CHAT_TASKS, Content, PipelineTask
 from engine.tasks.lengths import check_length
 from engine.tasks.pipelines.sound import read_wav
 from engine.tasks.pipelines.video import read_video
+from engine.vision.image_file import read_image
 
 Parameters = Mapping[str, Any]
 MAX_PIXELS, MAX_MAPPED_PIXELS = 2**26, 2**24
@@ -65,7 +65,9 @@ class InputReader:
             case "image":
                 return read_image(given, field, self._max_pixels)
             case "images":
-                return [read_image(image, f"{field}[{i}]") for i, image in enumerate(given)]
+                return [
+                    read_image(image, f"{field}[{i}]", MAX_PIXELS) for i, image in enumerate(given)
+                ]
             case "audio":
                 return read_wav(given, self._pipeline.feature_extractor.sampling_rate)
             case "video":
@@ -148,22 +150,6 @@ def has_tesseract() -> bool:
     return find_spec("pytesseract") is not None and shutil.which("tesseract") is not None
 
 
-def read_image(data: object, field: str, max_pixels: int | None = None) -> Any:
-    """Decode an image file to RGB. Raises RequestError if it is not an image or too large."""
-    from PIL import Image, UnidentifiedImageError  # start-up checked that it is installed
-
-    if not isinstance(data, bytes):  # a str would be a path
-        raise RequestError(field, "expected the bytes of an image")
-    max_pixels = max_pixels or MAX_PIXELS
-    try:
-        image = Image.open(io.BytesIO(data))  # reads the header only
-        if image.width * image.height <= max_pixels:
-            return image.convert("RGB")
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError):
-        raise RequestError(field, "is not an image of a known format, or is truncated") from None
-    raise RequestError(field, f"has more than {max_pixels} pixels; send a smaller image")
-
-
 def _image_pair(given: dict[str, Any]) -> tuple[Any, ...]:
     if len(given["images"]) != 2:
         raise RequestError("inputs.images", "expected two images")
@@ -172,7 +158,7 @@ def _image_pair(given: dict[str, Any]) -> tuple[Any, ...]:
 
 def _read_message(given: dict[str, Any], field: str) -> dict[str, Any]:
     parts = [
-        part | {"image": read_image(part["image"], f"{field}.content[{index}]")}
+        part | {"image": read_image(part["image"], f"{field}.content[{index}]", MAX_PIXELS)}
         if part["type"] == "image"
         else part
         for index, part in enumerate(given["content"])

@@ -27,12 +27,14 @@ from core.pipeline_tasks import (
     VIDEO_CLASSIFICATION,
 )
 from core.suggest import did_you_mean
+from core.task_bodies import TRANSCRIPTION
 from engine.loading.model_source import ModelSource
 from engine.tasks.lengths import check_length, longest_text
 from engine.tasks.loading import load_with_head
 from engine.tasks.pipelines.answers import postprocessor
 from engine.tasks.pipelines.inputs import InputReader, Parameters
 from engine.tasks.pipelines.parts import check_packages, load_parts
+from engine.tasks.pipelines.speech import transcribe
 from engine.tasks.pipelines.video import FramesPipeline
 
 logger = logging.getLogger(__name__)
@@ -110,6 +112,9 @@ class PipelineModel:
         return self._reader.read(given, parameters)
 
     def run(self, inputs: list[Any], parameters: Parameters) -> list[Any]:
+        if TRANSCRIPTION in parameters:
+            wanted = parameters[TRANSCRIPTION]
+            return [transcribe(self.pipeline, samples, wanted) for samples in inputs]
         parameters = self._with_defaults(deepcopy(parameters))  # some pipelines modify them
         if len(inputs) == 1 and self._task != "text-classification":
             results = [self.pipeline(inputs[0], **parameters)]  # some unpack a list of one

@@ -90,11 +90,11 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(201, json.dumps(echo).encode(), ("X-Own", "kept"), ("X-Request-Id", "own-id"))
 
     def stream(self) -> None:
-        """Stream lines until the file `end` exists, then its content as the last line."""
+        """Stream lines until the file `end` has a line, then this as the last one."""
         self.head(200, ("Content-Type", "text/event-stream"), ("Transfer-Encoding", "chunked"))
         end = self.server.url / "end"
         self.piece(b"first\n")
-        while not end.exists():
+        while not (end.exists() and end.stat().st_size):
             time.sleep(0.01)
         self.piece(end.read_bytes())
         self.piece(b"")

@@ -12,8 +12,9 @@ import pytest
 from flask.testing import FlaskClient
 
 from container.multi_model.model_container import ModelContainer
-from tests.container.conftest import child_processes, eventually
+from tests.container.conftest import eventually
 from tests.container.multi_model.fronts import Front, MakeModel, load, names
+from tests.container.processes import children
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,11 @@ def test_an_invalid_configuration_is_reported_before_anything_starts(
     error = load(front, "a", model_dir("a", max_model_length=5), status=400)
     assert "serving.properties:1: unknown key 'option.max_model_length'" in error["error"]
     assert error["field"] == "url"
+
+
+def test_a_model_among_several_has_one_copy(front: FlaskClient, model_dir: MakeModel) -> None:
+    error = load(front, "a", model_dir("a", copies=2), status=400)["error"]
+    assert "option.copies=2: a model among several has one copy" in error
 
 
 def test_a_model_larger_than_memory_is_not_started(
@@ -90,16 +96,16 @@ def test_duplicate_names(front: FlaskClient, model_dir: MakeModel) -> None:
 
 
 def test_a_model_is_unloaded_while_it_loads(front: FlaskClient, model_dir: MakeModel) -> None:
-    before = len(child_processes())
+    before = len(children(os.getpid()))
     body = {"model_name": "a", "url": model_dir("a", "never-ready")}
     loading = gevent.spawn(front.application.test_client().post, "/models", json=body)
     waiting = gevent.spawn(
         front.application.test_client().post, "/models", json={**body, "model_name": "b"}
     )
     eventually(lambda: names(front) == ["a", "b"])
-    eventually(lambda: len(child_processes()) > before)
+    eventually(lambda: len(children(os.getpid())) > before)
     gevent.sleep(0.1)
-    assert len(child_processes()) == before + 1, "loads take turns"
+    assert len(children(os.getpid())) == before + 1, "loads take turns"
     assert front.get("/models/a").get_json()[0]["status"] == "LOADING"
     assert front.post("/models/a/invoke").status_code == 503
     unloading = gevent.spawn(front.application.test_client().delete, "/models/b")

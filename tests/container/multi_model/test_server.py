@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.container.processes import (
+    HANG_S,
     Caller,
     descendants,
     is_gone,
@@ -61,13 +62,13 @@ def start(caller: Caller, short_dir: Path, tmp_path: Path) -> Start:
 def ends_well(process: subprocess.Popen[str]) -> None:
     """Stop the server and check that it logged no errors."""
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
+    assert process.wait(HANG_S) == 0
     _, errors = process.communicate()
     assert "Traceback" not in errors
 
 
 def ask(caller: Caller, method: str, path: str, body: object = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", caller.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", caller.port, timeout=HANG_S)
     try:
         connection.request(method, path, None if body is None else json.dumps(body))
         response = connection.getresponse()
@@ -81,7 +82,7 @@ def load(caller: Caller, name: str, path: Path) -> None:
 
 
 def send(caller: Caller, path: str, *headers: str) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", caller.port), timeout=20)
+    connection = socket.create_connection(("127.0.0.1", caller.port), timeout=HANG_S)
     lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Length: 0", *headers, "", ""]
     connection.sendall("\r\n".join(lines).encode())
     return connection
@@ -118,7 +119,7 @@ def test_chunked_bodies_are_passed_on(start: Start, caller: Caller, model: Model
     with start():
         wait_until(caller.is_healthy)
         load(caller, "a", model("a"))
-        connection = http.client.HTTPConnection("127.0.0.1", caller.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", caller.port, timeout=HANG_S)
         connection.request("POST", "/models/a/invoke", iter([b"one ", b"two"]))
         assert json.loads(connection.getresponse().read())["body"] == "one two"
         connection.close()
@@ -126,18 +127,22 @@ def test_chunked_bodies_are_passed_on(start: Start, caller: Caller, model: Model
 
 def test_clients_have_the_time_limits_of_a_single_model(start: Start, caller: Caller) -> None:
     head = b"POST /models HTTP/1.1\r\nHost: x\r\n"
-    with start(header_timeout=1, body_timeout=1) as process:
+    statuses = {
+        b"POST /models HTT": 408,
+        head: 408,
+        head + b"Content-Length: 99\r\n\r\n{": 408,
+        head + b"Transfer-Encoding: chunked\r\n\r\n9\r\nab": 408,
+        b"\x16\x03\x01\x00\xc8\x01\x00": 400,
+    }
+
+    def answer_to(data: bytes) -> bytes:
+        with socket.create_connection(("127.0.0.1", caller.port), timeout=HANG_S) as connection:
+            connection.sendall(data)
+            return read_all(connection)
+
+    with start(header_timeout=4, body_timeout=4) as process, ThreadPoolExecutor(5) as pool:
         wait_until(caller.is_healthy)
-        for data, status in (
-            (b"POST /models HTT", 408),
-            (head, 408),
-            (head + b"Content-Length: 99\r\n\r\n{", 408),
-            (head + b"Transfer-Encoding: chunked\r\n\r\n9\r\nab", 408),
-            (b"\x16\x03\x01\x00\xc8\x01\x00", 400),
-        ):
-            with socket.create_connection(("127.0.0.1", caller.port), timeout=20) as connection:
-                connection.sendall(data)
-                answer = read_all(connection)
+        for answer, status in zip(pool.map(answer_to, statuses), statuses.values(), strict=True):
             assert answer.startswith(b"HTTP/1.1 %d " % status)
             assert json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == status
         ends_well(process)
@@ -234,7 +239,7 @@ def test_running_requests_may_finish(
             assert process.poll() is None
             (path / "end").write_text("last\n")
             read_until(connection, b"0\r\n\r\n")
-            assert process.wait(10) == 0
+            assert process.wait(HANG_S) == 0
         output, errors = process.communicate()
     assert list(short_dir.iterdir()) == []
     assert "Traceback" not in errors
@@ -257,7 +262,7 @@ def test_stopping_while_a_model_unloads(start: Start, caller: Caller, model: Mod
             (path / "end").write_text("last\n")
             read_until(connection, b"0\r\n\r\n")
         assert unloading.result()[0] == 200
-        assert process.wait(10) == 0
+        assert process.wait(HANG_S) == 0
 
 
 def test_a_second_signal_stops_at_once(start: Start, caller: Caller, model: Model) -> None:
@@ -270,7 +275,7 @@ def test_a_second_signal_stops_at_once(start: Start, caller: Caller, model: Mode
             wait_until(lambda: caller.ping() is None)
             assert process.poll() is None
             process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 0
+            assert process.wait(HANG_S) == 0
 
 
 def test_models_die_with_the_server(start: Start, caller: Caller, model: Model) -> None:
@@ -281,7 +286,7 @@ def test_models_die_with_the_server(start: Start, caller: Caller, model: Model) 
         assert len(pids) == 1
         process.kill()
         process.wait()
-        wait_until(lambda: all(map(is_gone, pids)), 5)
+        wait_until(lambda: all(map(is_gone, pids)))
 
 
 def test_stopping_while_a_model_loads(start: Start, caller: Caller, model: Model) -> None:
@@ -291,7 +296,7 @@ def test_stopping_while_a_model_loads(start: Start, caller: Caller, model: Model
         loading = pool.submit(ask, caller, "POST", "/models", body)
         wait_until(lambda: descendants(process.pid))
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(HANG_S) == 0
         status, answer = loading.result()
     assert (status, json.loads(answer)["error"]) == (503, "the server is stopping")
 
@@ -314,7 +319,7 @@ def test_a_store_with_a_model_that_fails_to_load(
         model("a" + name)
         path = model(name, mode)
         with start(tmp_path / "store") as process:
-            _, errors = process.communicate(timeout=20)
+            _, errors = process.communicate(timeout=HANG_S)
         assert process.returncode == code
         assert f"longshore: model '{name}' cannot be loaded: " in errors
         assert "Traceback" not in errors
@@ -336,7 +341,7 @@ def test_port_in_use(start: Start, caller: Caller) -> None:
     with start() as process:
         wait_until(caller.is_healthy)
         with start() as second:
-            _, errors = second.communicate(timeout=20)
+            _, errors = second.communicate(timeout=HANG_S)
         assert process.poll() is None
     assert second.returncode == 2
     assert f"port {caller.port}: Address already in use" in errors

@@ -13,7 +13,7 @@ from container.configuration.properties import Setting
 from container.configuration.resolve import load_configuration
 from container.multi_model.app import create_front
 from container.multi_model.models import Models
-from container.multi_model.overrides import Overrides, read_overrides
+from container.multi_model.overrides import Overrides, overrides_from_json
 from container.multi_model.strategies import Comparison, compare_strategies, read_strategies
 from container.security.api_keys import read_api_keys
 from container.security.authentication import Gate
@@ -25,6 +25,10 @@ from tests.container.multi_model.fronts import FAKE, MakeModel
 MAX_LEN = Setting("option.max_model_len", "64", "--max-model-len")
 
 
+NO_MODEL = Path(__file__).parent
+"""A folder without a serving.properties."""
+
+
 def compare(
     *names: str, gpus: tuple[str, ...] = (), flags: tuple[Setting, ...] = (), **variables: str
 ) -> Comparison:
@@ -34,8 +38,8 @@ def compare(
 
 def options_of(comparison: Comparison, name: str, **variables: str) -> Options:
     """Return the options of a strategy's container, which reads its command line."""
-    overrides = read_overrides(comparison.overrides[name].arguments())
-    return overrides.load(Path("/nonexistent"), variables).options
+    overrides = overrides_from_json(comparison.overrides[name].as_json())
+    return overrides.load(NO_MODEL, variables).options
 
 
 def test_a_list_of_strategies() -> None:
@@ -80,10 +84,19 @@ def test_each_strategy_has_the_flags_and_overrides_the_rest() -> None:
         assert (options.batching, options.max_model_len) == (name, 64)
 
 
+def test_the_first_of_two_flags_counts_as_for_one_model() -> None:
+    """MODEL stands before --model-id."""
+    flags = (Setting("option.model_id", "org/a", "MODEL"),
+             Setting("option.model_id", "org/b", "--model-id"))  # fmt: skip
+    comparison = compare("none", flags=flags)
+    assert comparison.options.model_id == "org/a"
+    assert options_of(comparison, "none").model_id == "org/a"
+
+
 def test_a_file_of_another_place(tmp_path: Path) -> None:
     path = tmp_path / "other.properties"
     path.write_text("option.max_model_len=32\n")
-    again = read_overrides(Overrides(path, (MAX_LEN,)).arguments())
+    again = overrides_from_json(Overrides(path, (MAX_LEN,)).as_json())
     assert again == Overrides(path, (MAX_LEN,))
     assert Overrides(path).load(tmp_path, {}).options.max_model_len == 32
 
@@ -114,8 +127,8 @@ def test_the_front_decides_who_sees_the_events(front: str, engine: str) -> None:
 def models(short_dir: Path, model_dir: MakeModel) -> Iterator[Models]:
     """A strategy's fake model."""
     comparison = compare("paged")
-    models = Models(short_dir, {"PYTHONPATH": "."}, FAKE, gpus=(), overrides=comparison.overrides)
-    models.load("paged", model_dir("m"))
+    models = Models(short_dir, {"PYTHONPATH": "."}, FAKE, gpus=())
+    models.load("paged", model_dir("m"), comparison.overrides["paged"])
     yield models
     models.unload("paged")
 

@@ -15,7 +15,7 @@ from core.step_size import StepSize
 from engine import LLM
 from engine.block_tables import table_bytes
 from engine.memory.largest_step import run_step
-from engine.memory.sizing import activation_bytes, kv_budget, useful_kv_bytes
+from engine.memory.sizing import activation_bytes, kv_budget, swap_budget, useful_kv_bytes
 
 DEMO = str(Path(__file__).parents[3] / "models" / "demo")
 MIB = 2**20
@@ -43,6 +43,9 @@ def test_no_more_blocks_than_requests_can_use(llama):
 def test_the_default_budget_is_a_quarter_of_what_is_available(monkeypatch):
     monkeypatch.setattr("engine.memory.sizing.available_host_memory", lambda: 4000)
     assert kv_budget(Options(), torch.device("cpu")) == 1000
+    assert kv_budget(Options(copies=4), torch.device("cpu")) == 250
+    assert swap_budget(Options()) == 1000
+    assert swap_budget(Options(copies=4)) == 250
 
 
 def test_on_cuda_the_budget_subtracts_used_memory_and_activations(monkeypatch):

@@ -87,10 +87,11 @@ def test_only_the_trial_layers_are_loaded_twice(copied, monkeypatch):
     assert loaded == [2, 6]
 
 
+@pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("architecture", OWN)
-def test_random_weights_have_the_names_of_files(tiny_model, load, architecture):
+def test_random_weights_pass_the_gate(tiny_model, load, architecture, is_tied):
     """They are kept once: each tensor is freed when it is taken."""
-    folder = tiny_model(architecture)
+    folder = tiny_model(architecture, changes={"tie_word_embeddings": is_tied})
     assert load(folder, is_dummy=True).num_bytes == load(folder).num_bytes
 
 

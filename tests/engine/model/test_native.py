@@ -7,6 +7,7 @@ import torch
 
 from engine.loading.gate import relative_error
 from engine.model.native import NativeLayers
+from kernels.cpu.integers import rounds_rows
 from kernels.cpu.linear import has_pairs
 from kernels.cpu.prepared import NoKernelError, PreparedMLP
 from kernels.cpu.shared_library import unavailable_reason
@@ -86,12 +87,18 @@ def test_integer_weights(tiny_model, load, runs, dtype, precision):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rounded_rows(tiny_model, load, runs, dtype, precision):
     """Rows are rounded alike in all layers in one call and layer by layer."""
-    decoder = load(tiny_model("llama", is_wide=True), precision=precision, dtype=dtype)
+    folder = tiny_model("llama", is_wide=True)
+    decoder = load(folder, precision=precision, dtype=dtype)
     runs.clear()
     native = logits(decoder, dtype)
     assert runs
     decoder.native = None
     assert relative_error(logits(decoder, dtype), native) == 0.0
+    exact = logits(load(folder, precision=precision, dtype=dtype, is_exact=True), dtype)
+    if rounds_rows():
+        assert 0.0 < relative_error(native, exact) < 0.2
+    else:
+        assert torch.equal(native, exact)
 
 
 def test_the_last_layer_only_computes_rows_with_logits(tiny_model, load, runs):

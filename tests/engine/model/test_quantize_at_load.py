@@ -10,7 +10,7 @@ from core.errors import ConfigurationError
 from engine import LLM
 from engine.loading import own_decoder
 from engine.model.loader import Loader
-from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
+from engine.model.quantization.at_load import HEAD_PRECISIONS, QUANTIZERS, quantize_weight
 from tests.engine.greedy_answers import STRATEGIES, prompts, tokens
 from tests.engine.model.conftest import logits
 
@@ -34,15 +34,16 @@ def generate_with(model, num_new=14):
 
 @pytest.mark.parametrize("precision", QUANTIZERS)
 def test_tokens_equal_those_of_the_rounded_weights(tiny_model, precision):
-    """In all strategies; embeddings, head and norms are not rounded."""
+    """In all strategies; the head is int8 or not rounded, embeddings and norms never are."""
     folder = tiny_model("llama")
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     with torch.no_grad():
         for name, module in model.named_modules():
-            if isinstance(module, torch.nn.Linear) and name != "lm_head":
-                module.weight.copy_(quantize_weight(module.weight, precision, CPU).dequantized())
+            own = HEAD_PRECISIONS.get(precision) if name == "lm_head" else precision
+            if isinstance(module, torch.nn.Linear) and own is not None:
+                module.weight.copy_(quantize_weight(module.weight, own, CPU).dequantized())
     expected = generate_with(model)
     for batching, options in STRATEGIES.items():
         llm = LLM(folder, batching=batching, dtype="fp32", quantize=precision, **options)
@@ -63,6 +64,20 @@ def test_families(tiny_model, load, architecture, precision):
     assert rounded.num_bytes < whole.num_bytes
     assert rounded.num_weights == whole.num_weights
     assert not torch.equal(logits(rounded), logits(whole))
+
+
+@pytest.mark.parametrize("precision", QUANTIZERS)
+def test_a_tied_head_leaves_the_embedding_as_it_is(tiny_model, load, precision):
+    folder = tiny_model("gemma", changes={"tie_word_embeddings": True})
+    decoder, whole = load(folder, precision=precision), load(folder)
+    assert torch.equal(decoder.embedding, whole.embedding)
+    rows = torch.randn(3, decoder.embedding.shape[1])
+    own = HEAD_PRECISIONS.get(precision)
+    weight = whole.embedding
+    if own is not None:
+        weight = quantize_weight(weight, own, CPU).dequantized()
+    assert torch.allclose(decoder.head(rows), rows @ weight.T, atol=1e-5)
+    assert torch.equal(decoder.head(rows), whole.head(rows)) == (own is None)
 
 
 @pytest.mark.parametrize("precision", QUANTIZERS)
@@ -96,9 +111,10 @@ def test_no_more_than_a_layer_is_ever_whole(tiny_model, load, monkeypatch):
     """Each weight is quantized before the next one is read."""
     quantized, rows = Loader.quantized, []
 
-    def watch(loader, weight):
-        rows.append(len(weight))
-        return quantized(loader, weight)
+    def watch(loader, weight, *, is_head=False):
+        if not is_head:
+            rows.append(len(weight))
+        return quantized(loader, weight, is_head=is_head)
 
     monkeypatch.setattr(Loader, "quantized", watch)
     load(tiny_model("llama"), precision="int8")

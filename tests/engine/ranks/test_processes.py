@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -22,11 +21,9 @@ from engine.ranks.followers import Followers, rank_variables, threads_for_ranks
 from engine.ranks.group import ProcessGroup
 from engine.ranks.messages import LastWords, Move
 from engine.ranks.shard import Shard
-from tests.container.processes import descendants, is_gone, wait_until
+from tests.container.processes import HANG_S, descendants, is_gone, wait_until
 from tests.engine.greedy_answers import generate, prompts, tokens
 
-LIMIT_S = 15
-"""How soon the group must have ended, on a busy machine."""
 CPU = torch.device("cpu")
 RANK = """
 import os, sys, time
@@ -76,7 +73,7 @@ class Group:
         self.lost.set()
 
     def wait_for_the_end(self):
-        assert self.lost.wait(LIMIT_S)
+        assert self.lost.wait(HANG_S)
         wait_until(lambda: all(is_gone(pid) for pid in self.followers.pids))
 
 
@@ -118,7 +115,7 @@ def test_a_rank_that_fails_says_why(group):
 
 def test_a_rank_without_enough_memory_for_its_part_says_so():
     group = Group(2, FULL)
-    joined = ProcessGroup(Shard(0, 2), CPU, group.followers.store, LIMIT_S)
+    joined = ProcessGroup(Shard(0, 2), CPU, group.followers.store, HANG_S)
     group.wait_for_the_end()
     joined.close()
     group.followers.close()
@@ -187,10 +184,8 @@ def end_of_rank_1(llm):
     stream = llm.stream(prompts(), params)
     next(stream)
     os.kill(pid, signal.SIGKILL)
-    started = time.monotonic()
     with pytest.raises(EngineUnavailableError, match="rank 1 ended with exit code -9"):
         list(stream)
-    assert time.monotonic() - started < LIMIT_S
 
 
 def command_of(pid):

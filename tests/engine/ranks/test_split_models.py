@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import threading
+import weakref
 
 import pytest
 import torch
 from transformers import AutoConfig
 
 from core.errors import ConfigurationError
+from engine.loading import random_weights
 from engine.loading.gate import relative_error
 from engine.loading.model_source import ModelSource
 from engine.loading.own_decoder import load_own_decoder
+from engine.loading.random_weights import random_tensor
 from engine.phases import Phases
 from tests.engine.model.conftest import expected_logits, logits
 from tests.engine.ranks.threads import run_ranks
@@ -82,18 +84,30 @@ def test_low_precision(tiny_model, dtype):
     assert relative_error(mine.float(), expected) < 0.05
 
 
-def test_random_weights_are_the_same_on_every_rank(tiny_model, monkeypatch):
+def test_random_weights_are_the_same_on_every_rank(tiny_model):
     """Each rank makes them itself; the trial of the first layers would find a difference."""
-    folder, load, lock = tiny_model("llama"), ModelSource.load, threading.Lock()
-
-    def alone(*arguments, **keywords):  # threads share the random generator; processes do not
-        with lock:
-            return load(*arguments, **keywords)
-
-    monkeypatch.setattr(ModelSource, "load", alone)
+    folder = tiny_model("llama")
     [(_, whole)] = split_logits(folder, 1, is_dummy=True)
     for _, mine in split_logits(folder, 2, is_dummy=True):
         torch.testing.assert_close(mine, whole, atol=2e-5, rtol=1e-4)
+
+
+def test_random_weights_are_made_tensor_by_tensor(tiny_model, monkeypatch):
+    """A rank frees each whole tensor before it makes many more."""
+    made, alive = [], []
+
+    def watch(name, like, deviation, device):
+        tensor = random_tensor(name, like, deviation, device)
+        made.append(weakref.ref(tensor))
+        tensors = [reference() for reference in tuple(made)]  # the other rank adds to it too
+        alive.append(sum(other.nbytes for other in tensors if other is not None))
+        return tensor
+
+    monkeypatch.setattr(random_weights, "random_tensor", watch)
+    folder = tiny_model("llama", changes={"num_hidden_layers": 12, "layer_types": None})
+    (shard_bytes, _), _ = split_logits(folder, 2, is_dummy=True)
+    assert len(alive) > 2 * 12 * 9, "of two ranks"
+    assert max(alive) < shard_bytes, "less than one rank's weights at any time, for both"
 
 
 def test_more_ranks_than_heads_are_refused(tiny_model):

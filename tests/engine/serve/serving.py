@@ -37,7 +37,7 @@ class Client:
     def send(self, message):
         self.socket.send(msgspec.msgpack.encode(message))
 
-    def receive(self, kind, timeout_s=10):
+    def receive(self, kind, timeout_s=60):
         """Return the next message of this kind, skipping others."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -72,7 +72,7 @@ class Gate:
         self.error = None
 
     def submit(self, plan, between_tokens):
-        self.open.wait(10)
+        self.open.wait(60)
         if self.error is not None:
             raise self.error
         return self.executor.submit(plan, between_tokens)
@@ -94,7 +94,7 @@ def expected(sequence_id, prompt, count):
 
 
 def until(condition):
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -95,10 +95,10 @@ def test_the_server_reports_also_while_it_is_idle(tmp_path, lines):
         thread.start()
         client = Client(connection.endpoint)
         client.send(Submit("a", [1, 2, 3], SamplingParams(max_tokens=4, ignore_eos=True)))
-        assert reported.wait(10)
+        assert reported.wait(60)
         gate.error = Stop()
         client.send(Submit("b", [1, 2, 3], SamplingParams(max_tokens=4)))
-        thread.join(10)
+        thread.join(60)
         client.close()
     assert sum(line["GenerationTokens"] for line in lines) == 4
     assert lines[-1]["RequestsRunning"] == 0

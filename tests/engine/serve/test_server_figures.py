@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from core.messages import (
@@ -26,7 +28,7 @@ from tests.engine.serve.serving import (
 
 def test_heartbeats_show_a_stuck_step_loop(client, gate):
     client.send(Hello())
-    assert client.receive(Heartbeat).step_age_s < 1
+    until(lambda: client.receive(Heartbeat).step_age_s < 1)
     gate.open.clear()
     client.send(Submit("a", [1], greedy()))
     until(lambda: client.receive(Heartbeat).step_age_s > 1)
@@ -71,12 +73,15 @@ def rare_heartbeats(monkeypatch):
 
 
 def test_an_engine_that_becomes_idle_says_so_at_once(rare_heartbeats, client):
-    """Not only when the loop, which now waits for messages, next wakes up."""
+    """Not only when the loop, which now waits for messages, next wakes up.
+
+    It says so before it sends the last token: a client that has it finds it counted.
+    """
     client.send(Submit("a", [1, 2, 3], SamplingParams(max_tokens=3, ignore_eos=True)))
-    client.answer("a")
     stats = stats_when(client, lambda stats: stats.finished)
     assert (stats.num_running, stats.num_held_blocks) == (0, 0)
     assert stats.finished == {"length": 1}
+    assert client.answer("a")[1] == Finish.LENGTH
 
 
 def test_aborts_are_counted_by_their_reason(client, engine, gate, connection):
@@ -114,3 +119,21 @@ def test_a_client_that_watches_gets_snapshots_until_it_wants_no_more(client, eng
     client.send(Submit("b", [1], greedy(9)))
     kinds = {type(client.receive(FromEngine)) for _ in range(12)}
     assert kinds == {Step, Heartbeat}
+
+
+def test_heartbeats_have_the_time_outside_the_model(engine, gate, client):
+    """The executor's own time, which would be most of it, is left out."""
+    submit, held = gate.submit, []
+
+    def timed(plan, between_tokens):
+        with engine.model_time:
+            begin = time.monotonic()
+            until(lambda: time.monotonic() > begin + 0.1)
+            held.append(time.monotonic() - begin)
+            return submit(plan, between_tokens)
+
+    gate.submit = timed
+    begin = time.monotonic()
+    client.send(Submit("a", [1, 2, 3], greedy(1)))
+    stats = stats_when(client, lambda stats: stats.finished and not stats.num_running)
+    assert 0 < stats.host_s < time.monotonic() - begin - sum(held)

@@ -24,20 +24,19 @@ def test_a_step_that_has_just_begun_is_not_looked_at() -> None:
 
 def test_threads_that_wait_are_not_active() -> None:
     """Another thread of this process, which sleeps, computes and sleeps again."""
-    answers: dict[str, bool] = {}
+    found: list[bool] = []
     done = threading.Event()
 
     def watch() -> None:
         activity = Activity()
         activity()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while activity():  # until all threads sleep, as this one then does not count itself
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        answers["asleep"] = activity()
         computes.set()
         time.sleep(0.2)
-        answers["computing"] = activity()
+        found.append(activity())
         stop.set()
         done.set()
 
@@ -49,7 +48,7 @@ def test_threads_that_wait_are_not_active() -> None:
         pass
     done.wait()
     watcher.join()
-    assert answers == {"asleep": False, "computing": True}
+    assert found == [True]
 
 
 def test_without_proc_a_step_counts_as_busy(tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForSpeechSeq2Seq,
     AutoModelForTokenClassification,
+    GenerationConfig,
     Wav2Vec2CTCTokenizer,
     Wav2Vec2FeatureExtractor,
     WhisperFeatureExtractor,
@@ -34,6 +36,11 @@ _SOUND = {"vocab_size": len(LETTERS), "hidden_size": 16, "num_hidden_layers": 1,
           "conv_stride": (5, 4), "conv_kernel": (10, 8), "num_feat_extract_layers": 2,
           "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "num_labels": 3,
           "classifier_proj_size": 8}  # fmt: skip
+_WHISPER = {"vocab_size": 17, "num_mel_bins": 8, "d_model": 16, "encoder_layers": 1,
+            "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_source_positions": 50,
+            "max_target_positions": 300, "decoder_start_token_id": 9, "pad_token_id": 8,
+            "eos_token_id": 8, "bos_token_id": 8}  # fmt: skip
 _NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
 _MODELS = {
     "classifier": (AutoModelForSequenceClassification, "bert", BERT | {"num_labels": 3}),
@@ -59,16 +66,33 @@ _MODELS = {
     ),
     "hearer": (AutoModelForAudioClassification, "wav2vec2", _SOUND),
     "listener": (AutoModelForCTC, "wav2vec2", _SOUND),
-    "whisper": (
-        AutoModelForSpeechSeq2Seq,
-        "whisper",
-        {"vocab_size": 17, "num_mel_bins": 8, "d_model": 16, "encoder_layers": 1,
-         "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-         "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_source_positions": 50,
-         "max_target_positions": 300, "decoder_start_token_id": 9, "pad_token_id": 8,
-         "eos_token_id": 8, "bos_token_id": 8},
-    ),
+    "whisper": (AutoModelForSpeechSeq2Seq, "whisper", _WHISPER),
+    "interpreter": (AutoModelForSpeechSeq2Seq, "whisper", _WHISPER | {"vocab_size": 69}),
 }  # fmt: skip
+_ENGLISH = ("endoftext", "startoftranscript", "en", "translate", "transcribe", "startoflm",
+            "startofprev", "nospeech", "notimestamps")  # fmt: skip
+_MULTILINGUAL = (*_ENGLISH[:-1], "de", _ENGLISH[-1], *(f"{n / 50:.2f}" for n in range(51)))
+"""Whisper's control tokens; a model of one second has timestamps up to that."""
+
+
+def _multilingual(tokenizer: WhisperTokenizer) -> GenerationConfig:
+    """Return what a multilingual Whisper's files say of its tokens."""
+    id = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in _MULTILINGUAL}
+    return GenerationConfig(
+        max_new_tokens=8,
+        decoder_start_token_id=id["startoftranscript"],
+        bos_token_id=id["endoftext"],
+        eos_token_id=id["endoftext"],
+        pad_token_id=id["endoftext"],
+        is_multilingual=True,
+        lang_to_id={f"<|{name}|>": id[name] for name in ("en", "de")},
+        task_to_id={name: id[name] for name in ("translate", "transcribe")},
+        no_timestamps_token_id=id["notimestamps"],
+        prev_sot_token_id=id["startofprev"],
+        alignment_heads=[[0, 0], [0, 1]],
+        suppress_tokens=[id[name] for name in (*_ENGLISH[1:-1], "de")],
+        begin_suppress_tokens=[id["endoftext"]],
+    )
 
 
 def save_task_model(name: str, folder: Path) -> Path:
@@ -98,19 +122,20 @@ def save_task_model(name: str, folder: Path) -> Path:
             Wav2Vec2CTCTokenizer(str(path / "vocab.json")).save_pretrained(path)
         case "whisper":
             WhisperFeatureExtractor(feature_size=8, chunk_length=1).save_pretrained(path)
-            _whisper_tokenizer().save_pretrained(path)
+            is_multilingual = name == "interpreter"
+            speech = _whisper_tokenizer(_MULTILINGUAL if is_multilingual else _ENGLISH)
+            speech.save_pretrained(path)
             model.generation_config.max_new_tokens = 8
-            model.generation_config.save_pretrained(path)
+            config = _multilingual(speech) if is_multilingual else model.generation_config
+            config.save_pretrained(path)
         case _:
             tokenizer().save_pretrained(path)
     return path
 
 
-def _whisper_tokenizer() -> WhisperTokenizer:
-    """A tokenizer of eight letters and Whisper's control tokens."""
+def _whisper_tokenizer(names: Sequence[str]) -> WhisperTokenizer:
+    """A tokenizer of eight letters and of control tokens."""
     letters = {letter: id for id, letter in enumerate("abcdefgh")}
-    names = ("endoftext", "startoftranscript", "en", "translate", "transcribe", "startoflm",
-             "startofprev", "nospeech", "notimestamps")  # fmt: skip
     tokenizer = WhisperTokenizer(vocab=letters, merges=[])
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{entry}|>" for entry in names]})
     return tokenizer

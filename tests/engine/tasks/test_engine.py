@@ -32,7 +32,7 @@ class Echo:
         self.open.set()
 
     def perform(self, jobs, between_runs):
-        self.open.wait(10)
+        self.open.wait(60)
         self.batches.append([job.body.decode() for job in jobs])
         between_runs()
         self.between()
@@ -147,7 +147,7 @@ def client(make, echo, tmp_path):
         yield client
         echo.open.set()
         client.send(Perform("stop", b"stop"))
-        thread.join(10)
+        thread.join(60)
         client.close()
         assert not thread.is_alive()
 

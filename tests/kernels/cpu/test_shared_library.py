@@ -20,7 +20,13 @@ def quickly(monkeypatch):
     monkeypatch.setattr(shared_library, "FLAGS", (*flags, "-O0"))
 
 
-@pytest.mark.usefixtures("quickly")
+@pytest.fixture
+def one_source(quickly, monkeypatch):
+    """Compile a part of the library without optimization."""
+    monkeypatch.setattr(shared_library, "SOURCES", ("elementwise.cpp",))
+
+
+@pytest.mark.usefixtures("one_source")
 def test_the_library_is_compiled_once(tmp_path, monkeypatch):
     first = build(host_target(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [first.name], "no temporary files are left"
@@ -29,7 +35,7 @@ def test_the_library_is_compiled_once(tmp_path, monkeypatch):
     assert build(host_target(), tmp_path) == first
 
 
-@pytest.mark.usefixtures("quickly")
+@pytest.mark.usefixtures("one_source")
 def test_changed_flags_give_another_file(tmp_path, monkeypatch):
     first = build(host_target(), tmp_path)
     monkeypatch.setattr(shared_library, "FLAGS", (*shared_library.FLAGS, "-DOTHER"))
@@ -72,6 +78,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("targets")
 
 
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_compiles_for_every_target_of_this_architecture(target, folder):
     probe = [find_compiler(), *target.flags, "-E", "-x", "c++", "/dev/null"]
@@ -97,6 +104,7 @@ def test_the_library_uses_torchs_openmp():
     assert "undefined symbol" in needed.stderr, "without torch there is no OpenMP runtime"
 
 
+@pytest.mark.usefixtures("quickly")
 def test_an_image_is_built_for_every_cpu(folder, monkeypatch, capsys):
     monkeypatch.setenv("LONGSHORE_CACHE", str(folder))
     assert main() == 0

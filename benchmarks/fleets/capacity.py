@@ -1,0 +1,97 @@
+"""How many requests per second a fleet sustains, by simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from benchmarks.lengths import Lengths
+from benchmarks.simulate.cost import Hardware
+from benchmarks.simulate.fleet import Fleet
+from benchmarks.simulate.knee import highest_rate
+from benchmarks.simulate.system import SYSTEMS, Setup
+from benchmarks.simulate.traffic import Prefixes, Superposed
+from core.routing import LeastLoaded, PrefixAware, RoundRobin, RoutedRequest, Router
+
+REPORT_S = 0.25
+"""How often the machines tell the router their loads: as often as engines tell their workers."""
+PRECISION = 0.03
+NEAR_FACTOR = 1.06
+"""The search's first step if it begins near its end; otherwise it doubles the rate."""
+
+
+class BySession(Router):
+    """Sends all requests with one prefix to one machine: they are those of one session.
+
+    The prefix is what the user and the model have said before.
+    """
+
+    def __init__(self) -> None:
+        self._router = PrefixAware()
+
+    def choose(self, request: RoutedRequest, loads: Mapping[str, int]) -> str:
+        return self._router.choose(RoutedRequest(str(request.prefixes[0]), ()), loads)
+
+
+ROUTINGS: dict[str, type[Router]] = {
+    "round-robin": RoundRobin,
+    "least-loaded": LeastLoaded,
+    "sessions": BySession,
+    "prefix-aware": PrefixAware,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """The requests of one machine's share of the users, and what they expect."""
+
+    trace: list[tuple[float, Lengths]]
+    """Arrival seconds and lengths, in order."""
+    max_length: int
+    """Tokens of prompt, including its prefix, and output; longer requests are left out."""
+    prefixes: Prefixes
+    """Those of one machine: N machines have N times as many."""
+    duration_s: float
+    bound: float
+    """Highest mean of latency over output length, in seconds per token."""
+
+    def traffic(self, num_machines: int, seed: int) -> Superposed:
+        """Return the requests of `num_machines` such services. Raises ValueError as Trace does."""
+        prefixes = Prefixes(self.prefixes.count * num_machines, self.prefixes.num_tokens)
+        return Superposed(self.trace, self.max_length, prefixes, seed, num_services=num_machines)
+
+    def setup(self, hardware: Hardware) -> Setup:
+        has_prefixes = self.prefixes.num_tokens > 0
+        return Setup(hardware=hardware, max_length=self.max_length, caches_prefixes=has_prefixes)
+
+
+def sustained_rate(
+    service: Service,
+    hardware: Hardware,
+    num_machines: int,
+    routing: str,
+    *,
+    seed: int = 0,
+    near: float | None = None,
+    progress: Callable[[float], None] = lambda now: None,
+) -> float:
+    """Return the most requests per second that arrive and are served by `paged` within the bound.
+
+    Returns 0 if there is no such rate. near: requests per second with which the search begins.
+    progress: called with the simulated seconds of each attempt.
+
+    Raises ValueError if a machine has too little memory for one sequence.
+    """
+    traffic, setup = service.traffic(num_machines, seed), service.setup(hardware)
+
+    def attempt(rate: float) -> float | None:
+        arrivals = traffic.arrivals(rate, service.duration_s)
+        router, system = ROUTINGS[routing](), SYSTEMS["paged"]
+        fleet = Fleet(setup, system, arrivals, router, num_machines, report_s=REPORT_S)
+        if not arrivals or fleet.run(service.bound, progress) is None:
+            return None
+        return len(arrivals) / service.duration_s
+
+    start, factor = (float(num_machines), 2.0) if near is None else (near, NEAR_FACTOR)
+    found = highest_rate(attempt, start, PRECISION, factor)
+    return found[1] if found else 0.0

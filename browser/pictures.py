@@ -1,0 +1,188 @@
+"""Makes the pictures and measured figures of README and docs anew, and says beside each how.
+
+    make pictures OUT=build/compare          # after `make compare`
+    .browser/bin/python -m browser.pictures --only ui.png,strategies.png
+
+`compare.png` and `compare-requests.png` are drawn from the results of `make compare`; nothing is
+measured here. `ui.png` and `strategies.png` are screenshots of the demo model. `vllm` is README's
+table from files of benchmarks/results. The texts between the markers of README and docs are
+replaced (captions.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import TimeoutError
+
+from browser.captions import fill
+from browser.chromium import NoBrowserError, chromium
+from browser.demo_server import PYTHON, ROOT, demo_server
+from browser.live_page import open_page, set_slider, wait_for_answers
+from browser.peer_table import peer_table
+
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
+NUM_COLOURS = 256
+DESCRIBE = (
+    "import json; from loadtest.machine import describe_machine; "
+    "print(json.dumps(describe_machine()))"
+)
+UI_FLAGS = ("--max-model-len", "512", "--num-kv-blocks", "72")
+STRATEGIES_FLAGS = ("--strategies", "all", "--max-model-len", "512", "--num-kv-blocks", "96")
+NEARLY_FULL = re.compile(r"^[6-9]\d")
+"""What the page says of the KV memory, in percent, when most of it is in use."""
+MAX_BURSTS = 20
+FULL_MS = 5_000
+"""How long to wait for that after the requests are sent, in milliseconds."""
+CHARTS = {"compare.png": "overview.png", "compare-requests.png": "aws-the-first-24-requests.png"}
+"""The pictures that the load test draws, by the names that they have in docs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """From what and where the pictures are made."""
+
+    compare: Path
+    machine: Mapping[str, str]
+    """With the commit, asked before any picture is written."""
+    created: str
+    load: float
+    """The load average of the last minute, before any picture is made."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--compare", type=Path, default=Path("build/compare"), metavar="DIR",
+        help="results of `make compare` (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--only", type=_names, default=list(MAKERS), metavar="NAME,...",
+        help=f"out of {', '.join(MAKERS)} (default: all)",
+    )  # fmt: skip
+    options = parser.parse_args()
+    try:
+        made = Made(
+            options.compare.resolve(), _machine(), datetime.now(UTC).isoformat(), os.getloadavg()[0]
+        )
+        fill(PAGES, {name: MAKERS[name](name, made) for name in options.only})
+    except (NoBrowserError, OSError, ValueError, RuntimeError) as error:
+        sys.exit(f"error: {error}")
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in MAKERS]:
+        raise argparse.ArgumentTypeError(
+            f"no picture {', '.join(unknown)}; choose from {', '.join(MAKERS)}"
+        )
+    return names
+
+
+def _chart(name: str, made: Made) -> str:
+    """Draw a chart of the load test, and return its caption."""
+    results = made.compare / "results.json"
+    if not results.is_file():
+        raise ValueError(f"no {results}; run `make compare` first, or name its folder by --compare")
+    with tempfile.TemporaryDirectory() as folder:
+        _run("-m", "loadtest", "report", str(made.compare), "--pictures", "--out", folder)
+        _save(Path(folder, CHARTS[name]).read_bytes(), name)
+    found = json.loads(results.read_text())
+    return _caption("`make compare`", found["machine"], found["created"])
+
+
+def _ui(name: str, made: Made) -> str:
+    """Photograph the live page while eight requests run, after eight others."""
+    with chromium() as browser, demo_server(*UI_FLAGS) as url:
+        page = browser.new_page(viewport={"width": 1400, "height": 990})
+        open_page(page, url)
+        set_slider(page, "max-tokens", 256)
+        page.click("#burst")
+        wait_for_answers(page, "burst")
+        for _ in range(MAX_BURSTS):  # on a fast machine, memory is full between two looks at it
+            page.click("#burst")
+            with suppress(TimeoutError):
+                page.locator("#kv-use", has_text=NEARLY_FULL).wait_for(timeout=FULL_MS)
+                _save(page.screenshot(), name)
+                return _screenshot_caption(UI_FLAGS, made)
+            wait_for_answers(page, "burst")
+    raise RuntimeError(f"{name}: the KV memory was never seen nearly full; run it again")
+
+
+def _strategies(name: str, made: Made) -> str:
+    """Photograph the page of all strategies after eight requests to each."""
+    with chromium() as browser, demo_server(*STRATEGIES_FLAGS) as url:
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        open_page(page, url)
+        page.click("#send")
+        wait_for_answers(page, "send")
+        _save(page.screenshot(full_page=True), name)
+    return _screenshot_caption(STRATEGIES_FLAGS, made)
+
+
+def _vllm(name: str, made: Made) -> str:
+    return peer_table(ROOT / "benchmarks" / "results")
+
+
+MAKERS: Mapping[str, Callable[[str, Made], str]] = {
+    **dict.fromkeys(CHARTS, _chart),
+    "ui.png": _ui,
+    "strategies.png": _strategies,
+    "vllm": _vllm,
+}
+"""Makes a picture in docs, and returns the text for its markers."""
+
+
+def _caption(command: str, machine: Mapping[str, str], created: str, load: str = "") -> str:
+    processor = machine["processor"].replace("(R)", "").removesuffix(" for this process")
+    gpu = "no GPU" if machine["GPU"] == "none" else machine["GPU"]
+    return f"*{command} on {processor}, {gpu}; {created[:10]}, commit {machine['commit']}{load}*"
+
+
+def _screenshot_caption(flags: Sequence[str], made: Made) -> str:
+    """Return a caption with the machine's load, which the figures in a screenshot depend on."""
+    command = f"`longshore serve models/demo {' '.join(flags)}`"
+    load = f"; load average {made.load:.1f} before"
+    return _caption(command, made.machine, made.created, load)
+
+
+def _machine() -> dict[str, str]:
+    return json.loads(_run("-c", DESCRIBE))
+
+
+def _run(*arguments: str) -> str:
+    """Return what our own Python prints. Raises RuntimeError with its errors if it fails."""
+    done = subprocess.run(
+        [PYTHON, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"python {' '.join(arguments)} failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _save(png: bytes, name: str) -> None:
+    """Write a picture with a palette, which makes it several times smaller."""
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    small = picture.quantize(NUM_COLOURS, dither=Image.Dither.NONE)
+    small.save(DOCS / name, optimize=True)
+    print(f"wrote {DOCS / name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""AWS's hooks: the user's functions around every request, as in AWS's model hosting standards."""

@@ -1,0 +1,108 @@
+"""The application with the user's hooks around every route, as AWS's containers have them.
+
+They run after the API key has been checked. Of an error, they see the response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from flask import Flask, Response, g, request
+
+from container.hooks.calls import call, takes_request
+from container.hooks.load import Function, Hooks
+from container.hooks.messages import HookRequest, HookResponse, as_response
+from container.http.request_context import client_body
+from core.errors import GenerationError
+
+Step = Callable[[HookRequest], object]
+"""Makes the response of a request: the routes, or a hook around them."""
+
+
+class HookedFlask(Flask):
+    """A Flask application whose routes are called through the hooks."""
+
+    def __init__(self, name: str, hooks: Hooks) -> None:
+        super().__init__(name, static_folder=None)
+        self._hooks = hooks
+
+    def dispatch_request(self) -> Response:
+        """Answer the current request. Called by Flask, which handles what this raises."""
+        answered: list[Response] = []
+
+        def routes(hook_request: HookRequest) -> object:
+            answered.append(self._answer(hook_request))
+            return HookResponse(answered[-1])
+
+        response: Response | None = None
+        try:
+            response = as_response(self._around(routes)(HookRequest(request, client_body)))
+            return response
+        finally:
+            for other in answered:
+                if other is not response:
+                    other.close()  # a stream that nobody will read
+
+    def _answer(self, hook_request: HookRequest) -> Response:
+        """Return the response of the route, or of the error that it raises."""
+        g.body = hook_request.known_body
+        try:
+            response = self.make_response(super().dispatch_request())
+        except Exception as error:
+            response = self.make_response(self.handle_user_exception(error))
+        ping = self._hooks.ping_hook
+        if ping is None or request.path != "/ping" or response.status_code != 200:
+            return response
+        arguments = [hook_request][: takes_request(ping)]
+        return _call("ping_hook", ping, *arguments).inner
+
+    def _around(self, routes: Step) -> Step:
+        """Return the routes within the hooks: throttle, then those that process."""
+        hooks, step = self._hooks, routes
+        if hooks.pre_process_hook is not None:
+            step = _after_pre_process(hooks.pre_process_hook, step)
+        if hooks.post_process_hook is not None:
+            step = _before_post_process(hooks.post_process_hook, step)
+        if hooks.pre_post_process_hook is not None:
+            step = _within("pre_post_process_hook", hooks.pre_post_process_hook, step)
+        if hooks.throttle_hook is not None:
+            step = _within("throttle_hook", hooks.throttle_hook, step)
+        return step
+
+
+def _after_pre_process(function: Function, step: Step) -> Step:
+    def changed(hook_request: HookRequest) -> object:
+        returned = call("pre_process_hook", function, hook_request)
+        if returned is not hook_request:
+            raise GenerationError(
+                f"option.pre_process_hook: returned {returned!r:.100} instead of its request"
+            )
+        return step(hook_request)
+
+    return changed
+
+
+def _before_post_process(function: Function, step: Step) -> Step:
+    return lambda hook_request: _call("post_process_hook", function, step(hook_request))
+
+
+def _within(option: str, middleware: Function, step: Step) -> Step:
+    def respond(hook_request: HookRequest) -> object:
+        return _call(option, middleware, hook_request, call_next)
+
+    def call_next(hook_request: HookRequest) -> Awaitable[object]:
+        async def answer() -> object:
+            return step(hook_request)
+
+        return answer()
+
+    return respond
+
+
+def _call(option: str, function: Function, *arguments: object) -> HookResponse:
+    """Call a hook that returns a response. Raises GenerationError if it returns none."""
+    returned = call(option, function, *arguments)
+    try:
+        return HookResponse(as_response(returned))
+    except TypeError as error:
+        raise GenerationError(f"option.{option}: {error}") from error

@@ -1,0 +1,63 @@
+"""Calls the user's functions in a worker, where greenlets run and no asyncio event loop.
+
+An async function may await the methods of its request and `call_next`, none of which waits for an
+event loop. Its own input and output are plain calls: in a worker, a socket that blocks lets other
+requests run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Coroutine
+from typing import Any, cast
+
+import gevent
+from werkzeug.exceptions import HTTPException
+
+from container.hooks.load import Function
+from core.errors import GenerationError, LongshoreError
+
+logger = logging.getLogger(__name__)
+
+
+def call(option: str, function: Function, *arguments: object) -> object:
+    """Return what a hook returns.
+
+    An exception with a `status_code`, such as Starlette's HTTPException, becomes a response of that
+    status; any other becomes a GenerationError that names the option.
+    """
+    try:
+        result = function(*arguments)
+        return _finished(result) if inspect.iscoroutine(result) else result
+    except (LongshoreError, HTTPException):
+        raise
+    except (Exception, SystemExit) as error:
+        status = getattr(error, "status_code", None)
+        if isinstance(status, int) and 400 <= status <= 599:
+            raise _refusal(status, getattr(error, "detail", None)) from error
+        logger.warning("option.%s failed", option, exc_info=error)
+        raise GenerationError(f"option.{option}: {type(error).__name__}: {error}") from error
+
+
+def takes_request(function: Function) -> bool:
+    """Return whether a function has a parameter: a ping hook may do without."""
+    return bool(inspect.signature(function).parameters)
+
+
+def _finished(coroutine: Coroutine[Any, Any, object]) -> object:
+    """Run a coroutine to its end. Raises RuntimeError if it waits for an event loop."""
+    try:
+        while coroutine.send(None) is None:  # asyncio.sleep(0)
+            gevent.sleep(0)
+    except StopIteration as stop:
+        return cast(object, stop.value)
+    finally:
+        coroutine.close()
+    raise RuntimeError("hooks run without an event loop; call blocking functions instead")
+
+
+def _refusal(status: int, detail: object) -> HTTPException:
+    error = HTTPException(str(detail or "refused"))
+    error.code = status
+    return error

@@ -1,0 +1,80 @@
+"""Images of prompts, from the process that reads them to the encoder in the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from core.frames import Refused
+
+NO_IMAGES = "this model takes no images here; Idefics3, SmolVLM and Qwen2.5-VL do (docs/models.md)"
+
+
+class Array(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor as bytes, in the machine's byte order."""
+
+    dtype: str
+    """The name that torch and NumPy share, such as float32."""
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class PromptImage(msgspec.Struct, frozen=True, array_like=True):
+    """An image of a prompt, or one tile of it: a run of image tokens in the prompt.
+
+    In the first layer, the encoder's outputs take the place of these tokens' embeddings.
+    """
+
+    start: int
+    """Position of its first token in the prompt."""
+    num_tokens: int
+    digest: bytes
+    """Hash of `inputs`: images with equal digests have equal embeddings."""
+    inputs: dict[str, Array]
+    """The arguments of the encoder, by name."""
+    grid: tuple[int, int] | None = None
+    """Height and width in tokens, for models that rotate by time, row and column (mrope)."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(array.data) for array in self.inputs.values())
+
+
+class ReaderSetup(msgspec.Struct, frozen=True):
+    """The first message to the process that reads images."""
+
+    model_dir: str
+
+
+class ImageFile(msgspec.Struct, frozen=True, array_like=True):
+    """An image as a client sent it."""
+
+    field: str
+    """The request's field that holds it, for errors."""
+    data: bytes
+    """A PNG, JPEG or WebP file."""
+
+
+class ReadImages(msgspec.Struct, frozen=True):
+    """Decode images, and give each as many image tokens in the prompt as it needs."""
+
+    text: str
+    """The rendered conversation, with the model's image token once for each image."""
+    files: tuple[ImageFile, ...]
+    add_special_tokens: bool
+
+
+class EncodedPrompt(msgspec.Struct, frozen=True, tag=True):
+    """A prompt as the engine takes it."""
+
+    token_ids: Sequence[int]
+    images: tuple[PromptImage, ...] = ()
+    """In the order of their positions."""
+
+
+ReaderReply = EncodedPrompt | Refused

@@ -1,0 +1,93 @@
+"""Which GPUs, or which share of a CPU, each copy of the model gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from core.errors import ConfigurationError
+from core.gpus import visible_gpus
+from core.options import Options
+from core.processes import num_cores
+from core.ranks import num_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Copies of the model and the ranks of each. Every rank has a GPU or some cores of its own."""
+
+    num_copies: int
+    num_ranks: int
+    """Ranks that share one copy."""
+    gpus: tuple[str, ...]
+    """The GPUs of this machine, of which each rank takes the next; empty for a CPU."""
+    num_cores: int
+
+    @property
+    def num_threads(self) -> int:
+        """OpenMP threads of a rank on a CPU."""
+        return max(1, self.num_cores // (self.num_copies * self.num_ranks))
+
+    def gpus_of(self, copy: int) -> tuple[str, ...]:
+        """Return the GPUs of a copy's ranks; none on a CPU."""
+        return self.gpus[copy * self.num_ranks : (copy + 1) * self.num_ranks]
+
+    def variables(self, copy: int, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of a copy's engine; `variables` is that of this process.
+
+        A single copy gets all GPUs and cores, and shares them out by itself. The user's own
+        OMP_NUM_THREADS may lower the number of threads, but not raise it.
+        """
+        if self.num_copies == 1:
+            return dict(variables)
+        if self.gpus:
+            return {**variables, "CUDA_VISIBLE_DEVICES": ",".join(self.gpus_of(copy))}
+        given = variables.get("OMP_NUM_THREADS", "")
+        most = min(self.num_threads, int(given)) if given.isdecimal() else self.num_threads
+        return {**variables, "OMP_NUM_THREADS": str(max(1, most))}
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines that show the layout: a line for each copy."""
+        copies, ranks = counted(self.num_copies, "copy", "copies"), counted(self.num_ranks, "rank")
+        yield f"  layout: {copies} x {ranks}"
+        for copy in range(self.num_copies):
+            places = [f"rank {rank} on GPU {gpu}" for rank, gpu in enumerate(self.gpus_of(copy))]
+            if not self.gpus:
+                threads = counted(self.num_threads, "thread")
+                places = [f"rank {rank} on the CPU, {threads}" for rank in range(self.num_ranks)]
+            yield f"    copy {copy}: {'; '.join(places)}"
+
+
+def lay_out(
+    options: Options, gpus: Sequence[str], num_cores: int, place: str = "this machine"
+) -> Layout:
+    """Lay out the copies and ranks that the options ask for.
+
+    gpus: the GPUs of `place`; empty if the model runs on its CPU, which has `num_cores`.
+
+    Raises ConfigurationError if there are too few GPUs, or for several copies too few cores.
+    """
+    copies, degree = options.copies, options.tensor_parallel_degree
+    num_gpus = len(gpus) // copies if degree == "max" else len(gpus)
+    ranks = num_ranks(degree, num_gpus, place)
+    num_devices = len(gpus) or num_cores
+    if copies > 1 and copies * ranks > num_devices:
+        devices = counted(num_devices, "GPU" if gpus else "core")
+        raise ConfigurationError(
+            f"option.copies={copies} with {counted(ranks, 'rank')} each needs {copies * ranks} "
+            f"{'GPUs' if gpus else 'cores'}, but {place} has {devices}; set option.copies to at "
+            f"most {max(1, num_devices // ranks)}"
+        )
+    return Layout(copies, ranks, tuple(gpus), num_cores)
+
+
+def layout_here(options: Options, variables: Mapping[str, str] = os.environ) -> Layout:
+    """Return the layout on this machine. Raises ConfigurationError as `lay_out` does."""
+    gpus = () if options.device == "cpu" else visible_gpus(variables)
+    return lay_out(options, gpus, num_cores())
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"

@@ -1,0 +1,11 @@
+"""The tag by which `down` knows a deployment's resources."""
+
+from __future__ import annotations
+
+TAG = "longshore:deployment"
+"""Tag of every resource created, with the deployment's name; `down` removes by it alone."""
+
+
+def deployment_tags(name: str) -> list[dict[str, str]]:
+    """Return the tags of a deployment's resources, in SageMaker's format."""
+    return [{"Key": TAG, "Value": name}]

@@ -1,0 +1,46 @@
+"""Loads the image encoder of a model that takes images."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from transformers import AutoModelForImageTextToText
+
+from core.errors import ConfigurationError
+from engine.loading.gate import quietly
+from engine.loading.model_source import ModelSource
+from engine.vision.encoder import ImageEncoder
+from engine.vision.families import VisionFamily
+from engine.vision.reader import ImageReader
+
+TRIAL_PIXELS = 2**10
+
+
+def load_image_encoder(source: ModelSource, family: VisionFamily) -> ImageEncoder:
+    """Load transformers' model without its language model, and run it once.
+
+    Raises ConfigurationError if its files lack a tensor or cannot be read, it does not run, or the
+    workers could not load its processor.
+    """
+    reader = ImageReader(source.model_dir)
+    config: Any = deepcopy(source.config)
+    text = config.get_text_config()
+    text.num_hidden_layers = 0
+    if getattr(text, "layer_types", None):
+        text.layer_types = []
+    try:
+        with quietly():
+            model, missing = source.with_config(config).load_with_missing(
+                AutoModelForImageTextToText, "sdpa"
+            )
+        setattr(model.model, family.language_model.split(".")[1], None)  # what is left of it
+        encoder = ImageEncoder(model.model.to(source.device).eval(), reader.blank)
+        encoder.run_blank(TRIAL_PIXELS)
+    except Exception as error:  # transformers' code and the weight files may raise anything
+        raise ConfigurationError(
+            f"transformers cannot run the image encoder of {source.model_dir}: {error}"
+        ) from error
+    if missing:
+        raise ConfigurationError(f"{source.model_dir} has no tensor '{missing[0]}'")
+    return encoder

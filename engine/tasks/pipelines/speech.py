@@ -1,0 +1,161 @@
+"""Transcriptions and translations of speech, as OpenAI's audio routes ask for them.
+
+Errors name the fields of those routes (`container/apis/tasks/transcription.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import torch
+from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
+
+from core.errors import RequestError
+from core.task_bodies import Span, Transcript, Transcription
+from engine.tasks.pipelines.sound import Samples
+
+_INITIAL_TOKENS = 4
+"""Whisper's tokens before an answer: start, language, task, no timestamps."""
+_ENGLISH = "en"
+
+
+def transcribe(pipeline: Any, samples: Samples, wanted: object) -> Transcript:
+    """Run a speech recognition pipeline. `wanted` holds the fields of a `Transcription`.
+
+    With both segments and words, the model runs twice, as it gives one kind of times in a run.
+    Raises RequestError for what the model cannot do.
+    """
+    asked = msgspec.convert(wanted, Transcription)
+    is_whisper = pipeline.type == "seq2seq_whisper"
+    language = _language(pipeline, samples, asked) if is_whisper else None
+    if is_whisper:
+        _check_times(pipeline, samples, asked)
+        parameters = {"generate_kwargs": _generation(pipeline, asked, language)}
+    else:
+        _check_other(pipeline, asked)
+        parameters = {}
+    kinds = [name for name in ("segments", "words") if getattr(asked, name)]
+    results = {
+        kind: pipeline(samples.copy(), **parameters, **_timestamps(pipeline, samples, kind))
+        for kind in kinds or [None]
+    }
+    duration = len(samples) / pipeline.feature_extractor.sampling_rate
+    return Transcript(
+        next(iter(results.values()))["text"],
+        duration,
+        LANGUAGES.get(language or "") if asked.names_language else None,
+        **{kind: _spans(results[kind], duration) for kind in kinds},
+    )
+
+
+def _timestamps(pipeline: Any, samples: Samples, kind: str | None) -> Mapping[str, object]:
+    """Return the parameter for the times of `kind`; Whisper needs it for a long sound too."""
+    if pipeline.type != "seq2seq_whisper":
+        return {"return_timestamps": "word"} if kind else {}
+    if kind == "words":
+        return {"return_timestamps": "word"}
+    return {"return_timestamps": True} if kind or _is_long(pipeline, samples) else {}
+
+
+def _spans(result: Mapping[str, Any], duration: float) -> list[Span]:
+    """Return the chunks of a result. A chunk that the model has not ended ends with the sound."""
+    spans: list[Span] = []
+    for chunk in result["chunks"]:
+        start, end = chunk["timestamp"]
+        start = (spans[-1].end if spans else 0.0) if start is None else start
+        spans.append(Span(chunk["text"], float(start), float(duration if end is None else end)))
+    return spans
+
+
+def _check_other(pipeline: Any, asked: Transcription) -> None:
+    """Check the request for a model that only writes what it hears."""
+    model = pipeline.model.config.model_type
+    for field in ("language", "prompt", "temperature"):
+        if getattr(asked, field):
+            raise RequestError(field, f"cannot be set for {model}; leave it out")
+    if asked.translates:
+        raise RequestError("model", f"{model} does not translate; a multilingual Whisper does")
+    if (asked.segments or asked.words) and pipeline.type != "ctc":
+        raise RequestError("response_format", f"{model} gives no times; use json or text")
+
+
+def _generation(pipeline: Any, asked: Transcription, language: str | None) -> dict[str, object]:
+    """Return the arguments of Whisper's `generate`."""
+    arguments: dict[str, object] = {}
+    if _is_multilingual(pipeline):
+        arguments["task"] = "translate" if asked.translates else "transcribe"
+        if language is not None:
+            arguments["language"] = language
+    elif asked.translates:
+        raise RequestError("model", "is for English only, so it does not translate")
+    if asked.prompt:
+        arguments |= _prompted(pipeline, asked.prompt)
+    if asked.temperature:
+        arguments["temperature"] = asked.temperature
+    return arguments
+
+
+def _language(pipeline: Any, samples: Samples, asked: Transcription) -> str | None:
+    """Return the code of what is spoken; None if nobody needs to know."""
+    code = (asked.language or "").lower()
+    code = TO_LANGUAGE_CODE.get(code, code)
+    if not _is_multilingual(pipeline):
+        if code not in ("", _ENGLISH):
+            raise RequestError("language", "the model is for English only; leave it out")
+        return _ENGLISH
+    ids: Mapping[str, int] = pipeline.model.generation_config.lang_to_id
+    codes = {token.strip("<|>"): id for token, id in ids.items()}
+    if not code:
+        return _detected(pipeline, samples, codes) if asked.names_language else None
+    if code not in codes:
+        raise RequestError("language", f"expected one of {', '.join(sorted(codes))}")
+    return code
+
+
+def _detected(pipeline: Any, samples: Samples, codes: Mapping[str, int]) -> str:
+    """Return the language of the beginning of a sound."""
+    rate = pipeline.feature_extractor.sampling_rate
+    features = pipeline.feature_extractor(samples, sampling_rate=rate, return_tensors="pt")
+    model = pipeline.model
+    spoken = model.detect_language(features.input_features.to(model.device, model.dtype)).item()
+    return next(code for code, id in codes.items() if id == spoken)
+
+
+def _is_multilingual(pipeline: Any) -> bool:
+    config = pipeline.model.generation_config
+    return getattr(config, "is_multilingual", True) and hasattr(config, "lang_to_id")
+
+
+def _check_times(pipeline: Any, samples: Samples, asked: Transcription) -> None:
+    """Check that the model's files say which tokens are times, if it needs them."""
+    settings = vars(pipeline.model.generation_config)
+    if asked.words and not settings.get("alignment_heads"):
+        raise RequestError("timestamp_granularities", "the model gives no times of words")
+    if settings.get("no_timestamps_token_id") is not None:
+        return
+    if asked.segments or asked.words:
+        raise RequestError("response_format", "the model gives no times; use json or text")
+    if _is_long(pipeline, samples):
+        seconds = pipeline.feature_extractor.chunk_length
+        raise RequestError("file", f"the model hears {seconds} s at most; send a shorter sound")
+
+
+def _is_long(pipeline: Any, samples: Samples) -> bool:
+    """Return whether a sound is longer than what Whisper hears at once."""
+    return len(samples) > pipeline.feature_extractor.n_samples
+
+
+def _prompted(pipeline: Any, prompt: str) -> Mapping[str, object]:
+    """Return the end of the prompt, at most half of the context, and the room for an answer."""
+    try:
+        ids = pipeline.tokenizer.get_prompt_ids(prompt, return_tensors="pt")
+    except ValueError as error:  # a control token
+        raise RequestError("prompt", f"not accepted: {error}") from None
+    positions = pipeline.model.config.max_target_positions
+    start, text = ids[:1], ids[1:][-(positions // 2 - 2) :]  # as Whisper cuts earlier text
+    ids = torch.cat([start, text]).to(pipeline.device)
+    usual = pipeline.model.generation_config.max_new_tokens or positions // 2
+    room = positions - len(ids) - _INITIAL_TOKENS
+    return {"prompt_ids": ids, "max_new_tokens": min(usual, room)}

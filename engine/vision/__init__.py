@@ -1,0 +1,1 @@
+"""Images in prompts: read in a process of their own, embedded by transformers' own encoder."""

@@ -1,0 +1,35 @@
+"""The models that take images: what differs between their checkpoints and processors.
+
+All of them have a language model that runs packed, and an image encoder whose outputs replace the
+embeddings of its image tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class VisionFamily:
+    """One row of the table. The names are those of transformers' modules."""
+
+    language_model: str
+    """Prefix of the language model's tensors."""
+    processor: Literal["tiles", "grid"]
+    """See `engine.vision.processors`, which only models that take images import."""
+    model_type: str = ""
+    """The family of `engine.model.families` that computes the language model; '': that of its
+    config."""
+
+
+IDEFICS3 = VisionFamily("model.text_model.", "tiles")
+QWEN2_VL = VisionFamily("model.language_model.", "grid", "qwen2")
+
+VISION_FAMILIES: dict[str, VisionFamily] = {
+    "idefics3": IDEFICS3,
+    "smolvlm": IDEFICS3,
+    "qwen2_vl": QWEN2_VL,
+    "qwen2_5_vl": QWEN2_VL,
+}
+"""Keyed by `model_type` in config.json."""

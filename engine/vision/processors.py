@@ -1,0 +1,129 @@
+"""Turn a text and its images into a prompt, each as the model's own processor does it.
+
+transformers' processors of models that also take videos need torchvision, which we do without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from transformers import AutoImageProcessor, AutoTokenizer, Idefics3Processor
+
+from core.images import Array, EncodedPrompt, PromptImage
+
+DIGEST_BYTES = 16
+
+
+class TileProcessor:
+    """Idefics3 and SmolVLM: an image is cut into tiles, with as many image tokens each.
+
+    It is Idefics3Processor. SmolVLMProcessor does the same with images.
+    """
+
+    def __init__(self, model_dir: Path, config: Any) -> None:
+        """config: the model's. Raises what transformers raises."""
+        self._processor: Any = Idefics3Processor.from_pretrained(model_dir)
+        self._image_token_id: int = config.image_token_id
+        self.image_token: str = self._processor.image_token
+
+    def __call__(
+        self, text: str, images: Sequence[Any], *, add_special_tokens: bool
+    ) -> EncodedPrompt:
+        """Return the prompt, with a `PromptImage` for each tile.
+
+        text: with an image token for each image. images: Pillow's. Raises ValueError if they do not
+        fit together.
+        """
+        inputs: Mapping[str, Tensor] = self._processor(
+            text=[text],
+            images=[list(images)],
+            add_special_tokens=add_special_tokens,
+            return_tensors="pt",
+        )
+        ids: list[int] = inputs["input_ids"][0].tolist()
+        pixels, mask = inputs["pixel_values"], inputs["pixel_attention_mask"].bool()
+        num_tiles = pixels.shape[1]
+        length = ids.count(self._image_token_id) // num_tiles
+        starts = _starts(ids, self._image_token_id, [length] * num_tiles)
+        tiles = [
+            _image(
+                start,
+                length,
+                {
+                    "pixel_values": pixels[:, tile : tile + 1],
+                    "pixel_attention_mask": mask[:, tile : tile + 1],
+                },
+            )
+            for tile, start in enumerate(starts)
+        ]
+        return EncodedPrompt(ids, tuple(tiles))
+
+
+class GridProcessor:
+    """Qwen2-VL and Qwen2.5-VL: an image is a grid of patches, some of which share an image token.
+
+    It does with images what Qwen2_5_VLProcessor does.
+    """
+
+    def __init__(self, model_dir: Path, config: Any) -> None:
+        """config: the model's. Raises what transformers raises."""
+        self._images: Any = AutoImageProcessor.from_pretrained(model_dir)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
+        self._image_token_id: int = config.image_token_id
+        self._merge: int = config.vision_config.spatial_merge_size
+        self.image_token: str = self._tokenizer.convert_ids_to_tokens(config.image_token_id)
+
+    def __call__(
+        self, text: str, images: Sequence[Any], *, add_special_tokens: bool
+    ) -> EncodedPrompt:
+        """Return the prompt, with a `PromptImage` for each image; see `TileProcessor`."""
+        first, *others = text.split(self.image_token)
+        if len(others) != len(images):
+            raise ValueError(f"{len(others)} image tokens for {len(images)} images")
+        inputs = [dict(self._images(images=[image], return_tensors="pt")) for image in images]
+        grids = [(tensors["image_grid_thw"][0, 1:] // self._merge).tolist() for tensors in inputs]
+        lengths = [height * width for height, width in grids]
+        runs = [self.image_token * length for length in lengths]
+        expanded = first + "".join(run + other for run, other in zip(runs, others, strict=True))
+        ids = self._tokenizer(expanded, add_special_tokens=add_special_tokens)["input_ids"]
+        starts = _starts(ids, self._image_token_id, lengths)
+        columns = zip(starts, lengths, inputs, grids, strict=True)
+        return EncodedPrompt(ids, tuple(_image(*column) for column in columns))
+
+
+def _starts(ids: Sequence[int], token_id: int, lengths: Sequence[int]) -> list[int]:
+    """Return where the tokens of each image start, `lengths[i]` of them without a gap.
+
+    Raises ValueError if they lie otherwise.
+    """
+    places = [at for at, other in enumerate(ids) if other == token_id]
+    if len(places) != sum(lengths):
+        raise ValueError(f"{len(places)} image tokens instead of {sum(lengths)}")
+    ends = zip(accumulate(lengths), lengths, strict=True)
+    runs = [places[end - length : end] for end, length in ends]
+    if any(run[-1] - run[0] != len(run) - 1 for run in runs):
+        raise ValueError("there is text between the tokens of an image")
+    return [run[0] for run in runs]
+
+
+def _image(
+    start: int,
+    num_tokens: int,
+    inputs: Mapping[str, Tensor],
+    grid: tuple[int, int] | None = None,
+) -> PromptImage:
+    arrays = {name: _array(tensor) for name, tensor in inputs.items()}
+    digest = blake2b(msgspec.msgpack.encode(arrays), digest_size=DIGEST_BYTES).digest()
+    return PromptImage(start, num_tokens, digest, arrays, grid)
+
+
+def _array(tensor: Tensor) -> Array:
+    data = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    return Array(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)

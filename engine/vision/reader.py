@@ -1,0 +1,93 @@
+"""The process that reads images for a worker: files and a text in, tokens and tensors out.
+
+A hostile file ends this process, and with it the one request that has it. Started as
+`python -m engine.vision.reader`, with a socket as standard input; `core.images` has the messages.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+from transformers import AutoConfig
+
+from core.errors import ConfigurationError, RequestError
+from core.frames import run_helper
+from core.images import EncodedPrompt, PromptImage, ReaderSetup, ReadImages
+from core.limits import IMAGE_PIXELS
+from core.processes import cpu_limit, limit_memory
+from engine.vision.families import VISION_FAMILIES
+from engine.vision.image_file import read_image
+from engine.vision.processors import GridProcessor, TileProcessor
+
+CPU_SECONDS = 10.0
+"""CPU time for each image of a job. One of 4,000 × 4,000 pixels takes Qwen2.5-VL's 4.5 s."""
+MAX_CPU_SECONDS = 90.0
+"""CPU time of a job, less than the worker waits for it."""
+MEMORY_BYTES = 4 * 2**30
+"""Memory that a job may add to what the process has at its start."""
+FORMATS = ("PNG", "JPEG", "WEBP")
+FIELD = "messages"
+PROCESSORS = {"tiles": TileProcessor, "grid": GridProcessor}
+
+
+class ImageReader:
+    """Turns a conversation's text and its images into a prompt."""
+
+    def __init__(self, model_dir: Path) -> None:
+        """Raises ConfigurationError if the model's files have no processor that works."""
+        config = AutoConfig.from_pretrained(model_dir)
+        try:
+            kind = PROCESSORS[VISION_FAMILIES[config.model_type].processor]
+            self._processor = kind(model_dir, config)
+        except (OSError, ValueError, ImportError) as error:
+            raise ConfigurationError(
+                f"{model_dir}: the processor of images cannot be loaded: {error}"
+            ) from error
+
+    def read(self, job: ReadImages) -> EncodedPrompt:
+        """Return the prompt of a conversation.
+
+        Raises RequestError if a file is no image, or if the processor refuses them.
+        """
+        images = [
+            read_image(file.data, file.field, IMAGE_PIXELS.maximum, FORMATS) for file in job.files
+        ]
+        try:
+            return self._processor(job.text, images, add_special_tokens=job.add_special_tokens)
+        except (ValueError, IndexError, RuntimeError) as error:
+            if "can't allocate memory" in str(error):  # torch has no MemoryError
+                raise MemoryError from error
+            raise RequestError(FIELD, f"the model's processor refuses them: {error}") from error
+
+    def blank(self, num_pixels: int) -> PromptImage:
+        """Return a square image of this many pixels, or what the processor makes of it."""
+        from PIL import Image  # the processor needs it, so it is installed
+
+        side = math.isqrt(num_pixels)
+        white = Image.new("RGB", (side, side), "white")
+        text = self._processor.image_token
+        return self._processor(text, [white], add_special_tokens=False).images[0]
+
+
+def start(setup: bytes) -> Callable[[bytes], EncodedPrompt]:
+    """Return what reads the images for the model that the first message names."""
+    torch.set_num_threads(1)
+    reader = ImageReader(Path(msgspec.msgpack.decode(setup, type=ReaderSetup).model_dir))
+    limit_memory(MEMORY_BYTES)
+    decode = msgspec.msgpack.Decoder(ReadImages).decode
+
+    def read(message: bytes) -> EncodedPrompt:
+        job = decode(message)
+        with cpu_limit(min(CPU_SECONDS * len(job.files), MAX_CPU_SECONDS)):
+            return reader.read(job)
+
+    return read
+
+
+if __name__ == "__main__":
+    sys.exit(run_helper(start))

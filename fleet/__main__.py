@@ -1,0 +1,73 @@
+"""The command line: `serve` starts or updates a fleet of containers on Ray, `stop` ends it."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from container.configuration.report import report_error
+from container.launch.ports import require_free_port
+from core.errors import ConfigurationError
+from core.options import Options
+from fleet.arguments import DEFAULT_PORT, make_parser
+from fleet.properties import read_options
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m fleet") -> int:
+    """Run a command line and return the exit code. prog: the program's name in its help.
+
+    Raises ModuleNotFoundError if Ray is not installed.
+    """
+    try:
+        parsed = make_parser(prog).parse_args(arguments)
+        if parsed.command == "stop":
+            return _stop(parsed.address)
+        options = read_options(parsed.properties)
+        return _serve_locally(parsed, options) if parsed.local_nodes else _serve(parsed, options)
+    except ConfigurationError as error:
+        return report_error(error)
+
+
+def _serve(parsed: argparse.Namespace, options: Options) -> int:
+    from fleet.application import fleet_of  # lazy: only now Ray is needed
+    from fleet.deployment import connected, deploy
+
+    with connected(parsed.address):
+        deploy(fleet_of(parsed, options), parsed.port)
+    print("the fleet serves; `stop` ends it", flush=True)
+    return 0
+
+
+def _serve_locally(parsed: argparse.Namespace, options: Options) -> int:
+    from fleet.application import fleet_of
+    from fleet.deployment import connected, deploy, end
+    from fleet.local_cluster import local_cluster
+
+    port = parsed.port or DEFAULT_PORT
+    require_free_port(port)
+    fleet = fleet_of(parsed, options)
+    with local_cluster(parsed.local_nodes, fleet.most_cpus) as address, connected(address):
+        deploy(fleet, port)
+        stopped = threading.Event()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, lambda number, frame: stopped.set())
+        print(f"the fleet serves on http://localhost:{port}", flush=True)
+        stopped.wait()
+        print(f"stopping; requests that run have up to {parsed.grace:g} s to finish", flush=True)
+        end()
+    return 0
+
+
+def _stop(address: str | None) -> int:
+    from fleet.deployment import connected, end
+
+    with connected(address):
+        end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""The Serve application: gateways, and behind them replicas of the container."""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+
+from core.options import Options
+from fleet.front import Front
+from fleet.replica import Replica
+from fleet.router import ReplicaRouter
+
+NAME = "longshore"
+_UNLIMITED = 100_000
+"""Requests that a replica may have: the container itself refuses those beyond its limits."""
+_ROUTING_STATS_PERIOD_S = 1.0
+_HEALTH_CHECK_PERIOD_S = 2.0
+QUIET = {"enable_access_log": False}
+"""Requests are logged by the containers (option.log_requests), not by Serve too."""
+_NUM_STARTS = 3
+"""How often Serve tries to start a replica before it gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What `fleet serve` deploys."""
+
+    properties: Path
+    """At the same place on every node."""
+    options: Options
+    """Those of the properties."""
+    least_replicas: int
+    most_replicas: int
+    cpus: float
+    """CPU cores of a replica."""
+    grace_s: float
+    """How long requests may run on a replica that leaves."""
+    surge_percent: int
+    """Replicas that an update starts before old ones leave, of 100; rounded up."""
+    router: str
+    """A name in core.routing.ROUTERS."""
+
+    @property
+    def most_cpus(self) -> float:
+        """The most CPU cores that it ever needs: those of an update."""
+        surge = math.ceil(self.most_replicas * self.surge_percent / 100)
+        return (self.most_replicas + surge) * self.cpus
+
+
+def fleet_of(parsed: argparse.Namespace, options: Options) -> Fleet:
+    """Return the fleet that the flags of `serve` describe. options: those of its properties."""
+    least, most = parsed.autoscale or (parsed.replicas, parsed.replicas)
+    return Fleet(
+        # Not resolved: a ConfigMap's links lead to another folder in each pod.
+        properties=parsed.properties.absolute(),
+        options=options,
+        least_replicas=least,
+        most_replicas=most,
+        cpus=parsed.cpus,
+        grace_s=parsed.grace,
+        surge_percent=parsed.surge,
+        router=parsed.router,
+    )
+
+
+def application(fleet: Fleet, gpus: int, num_fronts: int) -> serve.Application:
+    """Return the application. To deploy it again is a rolling update. gpus: of a replica."""
+    replicas = serve.deployment(
+        Replica,
+        name="Replica",
+        ray_actor_options={"num_cpus": fleet.cpus, "num_gpus": gpus},
+        request_router_config=RequestRouterConfig(
+            request_router_class=ReplicaRouter,
+            request_router_kwargs={"router": fleet.router},
+            request_routing_stats_period_s=_ROUTING_STATS_PERIOD_S,
+        ),
+        max_constructor_retry_count=_NUM_STARTS,
+        max_surge_percent=fleet.surge_percent,
+        **_scale(fleet),
+        **_lifetime(fleet),
+    )
+    front = serve.deployment(
+        Front,
+        name="Front",
+        num_replicas=num_fronts,
+        ray_actor_options={"num_cpus": 0},
+        max_surge_percent=100,
+        **_lifetime(fleet),
+    )
+    return front.bind(
+        replicas.bind(str(fleet.properties), fleet.cpus), fleet.options.max_request_size
+    )
+
+
+def _scale(fleet: Fleet) -> dict[str, Any]:
+    if fleet.least_replicas == fleet.most_replicas:
+        return {"num_replicas": fleet.least_replicas}
+    # As many requests as a replica runs at a time: more would wait.
+    options = fleet.options
+    scaling = AutoscalingConfig(
+        min_replicas=fleet.least_replicas,
+        max_replicas=fleet.most_replicas,
+        target_ongoing_requests=options.copies * options.max_rolling_batch_size,
+    )
+    return {"autoscaling_config": scaling}
+
+
+def _lifetime(fleet: Fleet) -> dict[str, Any]:
+    return {
+        "max_ongoing_requests": _UNLIMITED,
+        "graceful_shutdown_timeout_s": fleet.grace_s,
+        "health_check_period_s": _HEALTH_CHECK_PERIOD_S,
+        "logging_config": QUIET,
+    }

@@ -1,0 +1,91 @@
+"""The container of a replica: its processes, and its health."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from container.launch.children import Child
+from core.layout import lay_out
+from core.names import python_command
+from core.options import Options
+from fleet.exchange import fetch
+from fleet.http_message import ReplicaLostError, Request
+
+COMMAND = python_command("fleet.child")
+_POLL_INTERVAL_S = 0.1
+_PING_TIMEOUT_S = 2.0
+_STOP_S = 5.0
+"""Time for a container without requests to end by itself."""
+
+
+class ContainerEndedError(Exception):
+    """The container has ended by itself."""
+
+
+class ContainerProcess:
+    """`longshore serve` on a Unix socket. It is killed together with this process."""
+
+    def __init__(
+        self, properties: Path, cpus: float = 1.0, command: tuple[str, ...] = COMMAND
+    ) -> None:
+        """cpus: the cores that its ranks share."""
+        self._directory = Path(tempfile.mkdtemp(prefix="longshore-fleet-"))
+        self.socket = self._directory / "http"
+        self._child = Child("container", [*command, str(properties), str(self.socket), str(cpus)])
+
+    @property
+    def has_ended(self) -> bool:
+        return self._child.exit_code is not None
+
+    async def wait_until_ready(self) -> None:
+        """Wait until it answers requests. Raises ContainerEndedError if it never will.
+
+        How long loading may take is the container's own limit (option.model_loading_timeout).
+        """
+        while not await self.is_ready():
+            self.require_running()
+            await asyncio.sleep(_POLL_INTERVAL_S)
+
+    async def wait_until_ended(self) -> None:
+        """Wait until its main process has ended, for whatever reason."""
+        while not self.has_ended:
+            await asyncio.sleep(_POLL_INTERVAL_S)
+
+    def require_running(self) -> None:
+        """Raise ContainerEndedError if it has ended."""
+        if self.has_ended:
+            raise ContainerEndedError(f"the container {self._child.describe_exit()}; see its log")
+
+    async def is_ready(self) -> bool:
+        """Return whether /ping answers 200 in time."""
+        ping = Request("GET", b"/ping", ((b"host", b"localhost"),), b"")
+        try:
+            head, _ = await asyncio.wait_for(fetch(self.socket, ping), _PING_TIMEOUT_S)
+        except (ReplicaLostError, TimeoutError):
+            return False
+        return head.status == 200
+
+    async def stop(self) -> None:
+        """End it, by SIGTERM if that is enough, and delete its files."""
+        self._child.terminate()
+        deadline = time.monotonic() + _STOP_S
+        while not self.has_ended and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_INTERVAL_S)
+        self._child.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def required_gpus(options: Options, num_gpus: int) -> int:
+    """Return the GPUs of a container: one for each rank of each copy, or none if it needs no GPU.
+
+    num_gpus: those of the largest node. Raises ConfigurationError if it has too few: a container
+    starts all its processes on its own machine.
+    """
+    if not num_gpus or options.device == "cpu":
+        return 0
+    layout = lay_out(options, tuple(map(str, range(num_gpus))), 0, "the largest node")
+    return layout.num_copies * layout.num_ranks

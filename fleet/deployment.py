@@ -1,0 +1,74 @@
+"""Deploys a fleet to a Ray cluster, and ends it."""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions
+
+from core.errors import ConfigurationError
+from fleet.application import NAME, QUIET, Fleet, application
+from fleet.arguments import DEFAULT_PORT
+from fleet.container_process import required_gpus
+
+_KEEPALIVE_S = 75
+"""Longer than load balancers keep idle connections, so that they do not use one as it closes."""
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[None]:
+    """Connect to a Ray cluster. Raises ConfigurationError if there is none at the address."""
+    address = address or "auto"
+    try:
+        ray.init(address=address, namespace=NAME, log_to_driver=True)
+    except ConnectionError as error:
+        raise ConfigurationError(
+            f"--address {address}: {error}; start a cluster with `ray start`, or try --local-nodes"
+        ) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def deploy(fleet: Fleet, port: int | None) -> None:
+    """Start the fleet, or update the one that runs; return when all replicas are ready.
+
+    port: of every node; that of a fleet that runs cannot change. Raises ConfigurationError if the
+    cluster cannot hold a replica, or replicas do not start.
+    """
+    is_update = is_running()
+    if not is_update:
+        _start_serve(port or DEFAULT_PORT)
+    elif port is not None:
+        raise ConfigurationError(f"--port {port}: a fleet runs, and its port cannot change")
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    most = max((int(node["Resources"].get("GPU", 0)) for node in nodes), default=0)
+    gpus = required_gpus(fleet.options, most)
+    try:
+        serve.run(application(fleet, gpus, len(nodes)), name=NAME, route_prefix="/")
+    except RuntimeError as error:
+        # Serve keeps what runs, but starts no replica of it any more.
+        cure = "; deploy the former properties again, since nothing replaces a replica that ends"
+        raise ConfigurationError(f"{error} The log says why{cure if is_update else ''}") from None
+
+
+def is_running() -> bool:
+    """Return whether the cluster has a fleet."""
+    return NAME in serve.status().applications
+
+
+def end() -> None:
+    """End the fleet and Serve. Raises ConfigurationError if there is no fleet."""
+    if not is_running():
+        raise ConfigurationError("no fleet runs on this cluster")
+    serve.shutdown()
+
+
+def _start_serve(port: int) -> None:
+    options = HTTPOptions(host="0.0.0.0", port=port, keep_alive_timeout_s=_KEEPALIVE_S)
+    serve.start(proxy_location="EveryNode", http_options=options, logging_config=QUIET)

@@ -1,0 +1,54 @@
+"""The front: Ray's actor that runs the gateway, and reaches the replicas through Serve."""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+
+from ray import serve
+from ray.exceptions import ObjectLostError, RayActorError
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from fleet.gateway import Gateway, Parts, Replicas
+from fleet.http_message import Head, ReplicaLostError, Request
+from fleet.metrics import merge_metrics
+
+METRICS_TIMEOUT_S = 2.0
+"""How long the metrics of a replica may take; those of the others are shown without them."""
+
+
+@serve.ingress()
+class Front:
+    """Serve's ingress. Each one routes on its own, by what it has sent and what replicas report."""
+
+    def __init__(self, replicas: DeploymentHandle, max_body_bytes: int) -> None:
+        self._replicas = replicas
+        self._exchange = replicas.options(method_name="exchange", stream=True)
+        self._max_body_bytes = max_body_bytes
+
+    def __serve_build_asgi_app__(self) -> Gateway:
+        replicas = Replicas(self._exchange_with_one, self._fetch_from_all)
+        return Gateway(replicas, self._max_body_bytes, merge_metrics)
+
+    async def _exchange_with_one(self, request: Request) -> Parts:
+        parts = self._exchange.remote(request)
+        try:
+            async for part in parts:
+                yield part
+        except (RayActorError, ObjectLostError) as error:
+            raise ReplicaLostError(type(error).__name__) from None
+        except BaseException:  # the client has left
+            parts.cancel()
+            raise
+
+    async def _fetch_from_all(self, request: Request) -> Sequence[tuple[str, Head, bytes]]:
+        try:
+            answers = await self._replicas.broadcast(
+                "fetch", request, METRICS_TIMEOUT_S
+            ).results_async(timeout_s=2 * METRICS_TIMEOUT_S, return_exceptions=True)
+        except (DeploymentUnavailableError, TimeoutError):
+            return []
+        complete = (answer for answer in answers if not isinstance(answer, BaseException))
+        return sorted(complete, key=itemgetter(0))

@@ -1,0 +1,49 @@
+"""A Ray cluster of several nodes on this machine, to try a fleet."""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ray.cluster_utils import Cluster
+
+from core.names import import_root
+
+HEALTH_CHECK_PERIOD_MS = 1000
+"""How often Ray's head asks for a sign of life. It gives a node up after five without an answer."""
+_OBJECT_STORE_BYTES = 80 * 2**20
+"""Of a node. It holds requests and pieces of responses of over 100 KB only."""
+
+
+@contextmanager
+def local_cluster(num_nodes: int, cpus: float) -> Iterator[str]:
+    """Start a cluster whose nodes have together this many CPUs, and yield its address.
+
+    The CPUs are counted, not enforced: all nodes share this machine's cores.
+    """
+    _let_workers_import()
+    arguments = {
+        "num_cpus": math.ceil(cpus / num_nodes),
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "include_dashboard": False,
+    }
+    settings = {"health_check_period_ms": HEALTH_CHECK_PERIOD_MS}
+    head_arguments = {**arguments, "_system_config": settings}
+    cluster = Cluster(initialize_head=True, head_node_args=head_arguments)
+    try:
+        for _ in range(num_nodes - 1):
+            cluster.add_node(**arguments)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def _let_workers_import() -> None:
+    """Let the processes that Ray starts import our modules, also from a checkout."""
+    paths = [str(import_root()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    # A trial on one machine reports nothing.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -1,0 +1,46 @@
+"""The application for a config file of Serve, such as that of a RayService of Kubernetes.
+
+```yaml
+import_path: longshore.fleet.serve_config:build
+args: {flags: --properties FILE --replicas 2, nodes: 3, gpus_per_node: 1}
+```
+"""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from ray.serve import Application
+
+from core.errors import ConfigurationError
+from fleet.application import application, fleet_of
+from fleet.arguments import parse_flags
+from fleet.container_process import required_gpus
+from fleet.properties import read_options
+
+_NAMES = {"flags": str, "nodes": int, "gpus_per_node": int}
+
+
+def build(arguments: Mapping[str, Any]) -> Application:
+    """Return the application that `fleet serve` would deploy. Serve calls this.
+
+    arguments: the `flags` of `fleet serve`, without a place and a port; the number of `nodes` of
+    the cluster, and the `gpus_per_node` of the largest: not all may be there yet.
+
+    Raises ConfigurationError if a container could not start with the properties, or has no room.
+    """
+    for name, kind in _NAMES.items():
+        if not isinstance(arguments.get(name), kind):
+            raise ConfigurationError(
+                f"args: {name} is {arguments.get(name)!r}; expected {kind.__name__}, as in "
+                "{flags: --properties FILE --replicas 2, nodes: 3, gpus_per_node: 1}"
+            )
+    if unknown := arguments.keys() - _NAMES.keys():
+        raise ConfigurationError(f"args: no {', '.join(sorted(unknown))}; there are {[*_NAMES]}")
+    parsed = parse_flags(shlex.split(arguments["flags"]))
+    options = read_options(parsed.properties)
+    gpus = required_gpus(options, arguments["gpus_per_node"])
+    return application(fleet_of(parsed, options), gpus, arguments["nodes"])

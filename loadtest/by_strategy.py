@@ -1,0 +1,90 @@
+"""A page beside locust's own: requests and tokens per second, a line for each strategy.
+
+locust's charts show the total of the run that goes on. This page keeps the last run of each
+strategy, so that those made one after another can be compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flask import Flask, Response, jsonify
+
+from loadtest.record import Record
+from loadtest.report.style import OTHER, STRATEGIES
+
+PATH = "/strategies"
+WINDOW_S = 5
+"""A point of a line is the mean of as many seconds."""
+_PAGE = Path(__file__).with_name("by_strategy.html")
+
+
+@dataclass
+class Line:
+    """What one run did in each second since its start."""
+
+    strategy: str | None
+    started: float
+    requests: list[int] = field(default_factory=list[int])
+    tokens: list[int] = field(default_factory=list[int])
+
+    def add(self, num_tokens: int, now: float) -> None:
+        """Count a request that ended at `now`, by the clock of `started`."""
+        second = int(now - self.started)
+        for counts in (self.requests, self.tokens):
+            counts += [0] * (second + 1 - len(counts))
+        self.requests[second] += 1
+        self.tokens[second] += num_tokens
+
+
+class ByStrategy:
+    """The lines by their labels, in the order of their runs."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, Line] = {}
+        self._current: Line | None = None
+
+    def begin(self, label: str, strategy: str | None, now: float) -> None:
+        """Begin a run at `now`, in seconds. It takes the place of the one with this label."""
+        self._current = Line(strategy, now)
+        self._lines.pop(label, None)
+        self._lines[label] = self._current
+
+    def add(self, record: Record, now: float) -> None:
+        """Count a request of the current run that ended at `now`, unless it failed."""
+        if self._current is not None and record.is_good:
+            self._current.add(record.output_tokens or 0, now)
+
+    def serve(self, app: Flask) -> None:
+        """Add the page to an application: locust's."""
+
+        def page() -> Response:
+            return Response(_PAGE.read_bytes(), mimetype="text/html")
+
+        def data() -> Response:
+            return jsonify(self.data())
+
+        app.add_url_rule(PATH, "by_strategy", page)
+        app.add_url_rule(f"{PATH}/data", "by_strategy_data", data)
+
+    def data(self) -> list[dict[str, object]]:
+        """Return what the page draws: for each line its label, its colour and its points."""
+        return [
+            {
+                "label": label,
+                "colour": STRATEGIES.get(line.strategy or "", OTHER),
+                "requests/s": smoothed(line.requests),
+                "output tokens/s": smoothed(line.tokens),
+            }
+            for label, line in self._lines.items()
+        ]
+
+
+def smoothed(counts: list[int]) -> list[float]:
+    """Return the mean of each second and those before it, WINDOW_S in all or as many as there are.
+
+    The last second is left out, since it may not be over.
+    """
+    windows = (counts[max(0, end - WINDOW_S) : end] for end in range(1, len(counts)))
+    return [round(sum(window) / len(window), 2) for window in windows]

@@ -1,0 +1,259 @@
+"""The commands of `loadtest`, by their parsed arguments."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from tqdm import tqdm
+
+from loadtest.combination import combined
+from loadtest.results import Results, Run, read_results
+
+if TYPE_CHECKING:  # these import locust, which monkey-patches the process
+    from loadtest.endpoint import Endpoint
+    from loadtest.subjects import Strategies, Subjects
+    from loadtest.tuning import Trial
+
+FIXED_MEMORY = {"option.num_kv_blocks", "option.kv_cache_memory_bytes"}
+"""Without one of these, an engine's KV memory depends on what other servers have left."""
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+def run(parser: argparse.ArgumentParser, parsed: argparse.Namespace, command: str) -> int:
+    """Run a command and return the exit code.
+
+    parser: for errors of usage. command: the whole command line, for the results.
+    """
+    if parsed.command == "report":
+        return _report(parsed)
+    if parsed.command == "kills":
+        return _kills(parsed)
+    if parsed.command in ("harm", "soak"):
+        from loadtest.harm import command as harm
+
+        return harm.run(parser, parsed)
+    return _measure(parser, parsed, command)
+
+
+def _measure(parser: argparse.ArgumentParser, parsed: argparse.Namespace, command: str) -> int:
+    import locust  # noqa: F401 - monkey-patches sockets, so it must precede modules that use them
+
+    from loadtest.machine import describe_machine
+    from loadtest.measure import WarmUpError
+    from loadtest.report import page  # noqa: F401 - misses what the report needs before it measures
+    from loadtest.server import ServerError
+    from loadtest.slo import parse_slo, per_request
+    from loadtest.subjects import SubjectError
+
+    try:
+        slo = parse_slo(parsed.slo)
+    except ValueError as error:
+        parser.error(str(error))
+    results = Results(
+        command=command,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        seed=parsed.seed,
+        machine=describe_machine(),
+        slo=slo if parsed.command == "sweep" else {},
+        objective=per_request(slo),
+    )
+
+    def save(run: Run) -> None:
+        """Write all results after each run, so that they survive a crash."""
+        results.runs.append(run)
+        results.write(parsed.out)
+
+    def save_trial(trial: Trial) -> None:
+        results.trials.append(trial)
+        results.write(parsed.out)
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # both must unwind and stop the servers
+        signal.signal(number, signal.default_int_handler)
+    code = 0
+    try:
+        if not _run(parser, parsed, results, save, save_trial):
+            code = EXIT_INTERRUPTED
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except (ServerError, SubjectError, WarmUpError, ValueError, OSError) as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        code = EXIT_FAILED
+    if code:
+        results.notes.append("Incomplete: the command did not run to its end.")
+    written = _write(results, parsed.out)
+    return code or written
+
+
+def _run(
+    parser: argparse.ArgumentParser,
+    parsed: argparse.Namespace,
+    results: Results,
+    save: Callable[[Run], None],
+    save_trial: Callable[[Trial], None],
+) -> bool:
+    """Run `compare` or `sweep`. Returns False if it was interrupted."""
+    from loadtest.compare import Comparison, announced, turns
+    from loadtest.measure import measure
+    from loadtest.plan import Load
+    from loadtest.sweep import sweep
+
+    subjects = _subjects(parser, parsed)
+    subjects.require_up()
+    load = Load(
+        num_requests=getattr(parsed, "requests", 0),  # a sweep sets it for each rate
+        users=parsed.users,
+        rate=parsed.rate,
+        trace=parsed.trace,
+        time_scale=parsed.time_scale,
+        length_scale=parsed.length_scale,
+        max_length=parsed.max_length,
+        seed=parsed.seed,
+    )
+    if parsed.command == "compare":
+        results.fresh_servers = not subjects.keeps_servers
+        tunes = parsed.tunes and subjects.has_dynamic
+        with Comparison(
+            subjects, load, num_warm_up=parsed.warm_up, measure=measure, say=tqdm.write
+        ) as comparison:
+            for workload in parsed.workload:
+                tuned = comparison.tune(workload, save_trial) if tunes else None
+                planned = list(turns(workload, subjects.names, parsed.rounds, tuned))
+                for turn in announced(planned, tqdm.write):
+                    run = comparison.run(turn)
+                    save(run)
+                    if not run.is_whole:
+                        return False
+            return True
+    return sweep(
+        subjects,
+        parsed.workload,
+        load,
+        results.slo,
+        seconds=parsed.seconds,
+        rates=parsed.rates,
+        first_rate=parsed.first_rate,
+        num_refinements=parsed.refinements,
+        num_warm_up=parsed.warm_up,
+        on_run=save,
+    )
+
+
+def _subjects(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> Subjects:
+    from loadtest.subjects import Subjects
+
+    running = _running(parser, parsed)
+    if parsed.target or parsed.sagemaker:
+        return Subjects(strategies=None, running=running)
+    strategies = _strategies(parser, parsed)
+    if not strategies.names and not running:
+        parser.error("nothing to measure: give --strategies or --subject")
+    return Subjects(strategies=strategies if strategies.names else None, running=running)
+
+
+def _running(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> dict[str, Endpoint]:
+    """Return the endpoints of `--target`, `--sagemaker` and `--subject`, by name."""
+    from loadtest.endpoint import Endpoint
+    from loadtest.report.style import STRATEGIES
+
+    found: dict[str, Endpoint] = {}
+    if parsed.target or parsed.sagemaker:
+        name = parsed.sagemaker or urlsplit(parsed.target).netloc or parsed.target
+        found[name] = Endpoint(
+            url=parsed.target,
+            sagemaker=parsed.sagemaker,
+            schema=parsed.schema,
+            path=parsed.path,
+            timeout_s=parsed.timeout,
+        )
+    for server in parsed.subject:
+        if server.name in {*STRATEGIES, *found}:
+            parser.error(f"--subject {server.name}: the name is taken; choose another")
+        found[server.name] = Endpoint(
+            url=server.url,
+            sagemaker=server.sagemaker,
+            schema=server.schema or parsed.schema,
+            path=parsed.path if server.schema in (None, parsed.schema) else None,
+            timeout_s=parsed.timeout,
+        )
+    return found
+
+
+def _strategies(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> Strategies:
+    from loadtest.machine import has_gpu
+    from loadtest.server import given_properties
+    from loadtest.subjects import Strategies
+
+    try:
+        properties = given_properties(parsed.properties)
+    except ValueError as error:
+        parser.error(str(error))
+    return Strategies(
+        names=parsed.strategies,
+        properties=properties,
+        keeps_servers=parsed.command == "compare"
+        and not parsed.fresh
+        and not has_gpu()
+        and not FIXED_MEMORY.isdisjoint(properties),
+        model_dir=parsed.model_dir,
+        logs=parsed.out / "logs",
+        schema=parsed.schema,
+        path=parsed.path,
+        timeout_s=parsed.timeout,
+    )
+
+
+def _report(parsed: argparse.Namespace) -> int:
+    try:
+        results = combined([read_results(path) for path in parsed.results])
+    except ValueError as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    code = _write(results, parsed.out)
+    if parsed.pictures and not code:
+        from loadtest.report.page import write_pictures
+
+        for path in write_pictures(results, parsed.out):
+            print(f"wrote {path}")
+    return code
+
+
+def _kills(parsed: argparse.Namespace) -> int:
+    from loadtest.kills import report_lines, run_kills
+    from loadtest.server import ServerError, read_properties
+
+    parsed.out.mkdir(parents=True, exist_ok=True)
+    properties = read_properties(parsed.properties) if parsed.properties else {}
+    try:
+        kills = run_kills(
+            parsed.times,
+            properties,
+            model_dir=parsed.model_dir,
+            seed=parsed.seed,
+            folder=parsed.out,
+        )
+    except (ServerError, TimeoutError) as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    print(*report_lines(kills), sep="\n")
+    return 0
+
+
+def _write(results: Results, out: Path) -> int:
+    """Write the results and the reports. Returns EXIT_FAILED if there is no run."""
+    if not results.runs:
+        print("loadtest: no results", file=sys.stderr)
+        return EXIT_FAILED
+    from loadtest.report.page import write_markdown, write_report
+
+    results.write(out)
+    print(f"wrote {write_report(results, out)}")
+    print(f"wrote {write_markdown(results, out)}")
+    return 0

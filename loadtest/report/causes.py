@@ -1,0 +1,66 @@
+"""Why two servers differ: what was measured of them, never what is known of their strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from loadtest.report.gantt import padding_share
+from loadtest.report.regime import memory_wait_share
+from loadtest.report.style import duration, number, percent
+from loadtest.results import Run
+
+MIN_SHARE = 0.05
+"""Shares that are closer are no cause of a difference."""
+
+
+def explanation(lower: Run, higher: Run) -> str:
+    """Say how the steps of two runs differ, and which causes of that differ too.
+
+    Only what the servers measured is compared. Returns '' if they export no figures of steps.
+    """
+    high, low = higher.measures.inside, lower.measures.inside
+    if None in (high.batch, high.step_s, low.batch, low.step_s):
+        return ""
+    parts = [
+        f"its steps run {number(high.batch)} sequences against {number(low.batch)}, one every "
+        f"{duration(high.step_s)} against {duration(low.step_s)}"
+    ]
+    for share, text in _CAUSES:
+        ours, theirs = share(higher), share(lower)
+        if ours is not None and theirs is not None and abs(ours - theirs) > MIN_SHARE:
+            parts.append(text.format(percent(ours), percent(theirs)))
+    if None not in (high.preemptions, low.preemptions) and high.preemptions != low.preemptions:
+        parts.append(f"{number(high.preemptions)} preemptions against {number(low.preemptions)}")
+    return "; ".join(parts)
+
+
+def _padding(run: Run) -> float | None:
+    """Return the share of slot time; without gangs there is none, as a request frees its slot."""
+    return 0.0 if run.strategy in ("none", "continuous", "paged") else padding_share(run)
+
+
+def _queue(run: Run) -> float | None:
+    queue, latency = run.measures.queue, run.measures.latency
+    return queue.mean / latency.mean if queue and latency and latency.mean else None
+
+
+def _host(run: Run) -> float | None:
+    inside = run.measures.inside
+    return inside.host_s / inside.step_s if inside.host_s is not None and inside.step_s else None
+
+
+_CAUSES: Sequence[tuple[Callable[[Run], float | None], str]] = (
+    (
+        lambda run: run.measures.inside.kv_filled,
+        "it fills {} of its allocated KV memory against {}",
+    ),
+    (memory_wait_share, "its requests wait for KV memory during {} of the run against {}"),
+    (_queue, "its requests queue for {} of their latency against {}"),
+    (_padding, "padding is {} of its slot time against {}"),
+    (
+        lambda run: run.measures.inside.prefix_hits,
+        "it finds {} of the prompt tokens in its cache against {}",
+    ),
+    (_host, "host time is {} of the run against {}"),
+)
+"""Shares of a run, and sentences for two of them."""

@@ -1,0 +1,23 @@
+"""A helper process that has no memory for some jobs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from container.isolation.jobs import Done
+from core.frames import run_helper
+
+
+def start(setup: bytes) -> Callable[[bytes], Done]:
+    return perform
+
+
+def perform(job: bytes) -> Done:
+    if b"hungry" in job:
+        raise MemoryError
+    return Done("done")
+
+
+if __name__ == "__main__":
+    sys.exit(run_helper(start))

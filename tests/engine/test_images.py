@@ -1,0 +1,277 @@
+"""Images in prompts: greedy fp32 tokens equal those of transformers' `generate`."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    Idefics3Processor,
+    LlavaConfig,
+)
+
+from core.errors import ConfigurationError, OverloadedError, RequestError
+from core.images import EncodedPrompt, ImageFile, ReadImages
+from core.limits import IMAGES_IN_USE
+from core.options import Options
+from core.sampling import Finish
+from engine import LLM, SamplingParams
+from engine.attention.backends import CpuBackend
+from engine.memory.sizing import activation_bytes
+from engine.vision.families import VISION_FAMILIES
+from engine.vision.image_file import read_image
+from engine.vision.reader import ImageReader
+from kernels.cpu.shared_library import unavailable_reason
+from tests.engine.greedy_answers import STRATEGIES
+from tests.engine.vision_models import picture, save_vision_model
+
+NUM_NEW = 24
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}
+CONVERSATIONS = {
+    "u:which <image> is <image>?;a:": (1, 2),
+    "u:one word;a:": (),
+    "u:<image>;a:": (3,),
+    "u:a longer text without any picture, which is computed in chunks;a:": (),
+    "u:which <image> is <image> now?;a:": (2, 1),
+}
+"""Texts and the seeds of their pictures."""
+
+
+@pytest.fixture(scope="module")
+def vision_model(tmp_path_factory):
+    """Return a function (model_type, is_wide=False) → folder of a model that takes images."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("vision")
+    return lambda model_type="idefics3", **settings: save_vision_model(
+        folder, model_type, **settings
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(vision_model):
+    """Return a function (model_type, is_wide=False) → the answers of `generate`."""
+    known = {}
+
+    def of(model_type="idefics3", **settings):
+        path = vision_model(model_type, **settings)
+        if path not in known:
+            known[path] = [generate(path, text, seeds) for text, seeds in CONVERSATIONS.items()]
+        return known[path]
+
+    return of
+
+
+def shot(seed):
+    """Return a picture; only those of seed 1 are square."""
+    return picture(seed, 32, 32 if seed == 1 else 16)
+
+
+def generate(path, text, seeds):
+    """Return the tokens of transformers' `generate`, with the inputs of its own processors."""
+    model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()
+    images = [read_image(shot(seed), "", 10**6) for seed in seeds]
+    if model.config.model_type.startswith("qwen"):
+        inputs = {"input_ids": torch.tensor([read(path, text, seeds).token_ids])}
+        if images:
+            inputs |= AutoImageProcessor.from_pretrained(path)(images, return_tensors="pt")
+            inputs["mm_token_type_ids"] = (inputs["input_ids"] == model.config.image_token_id).int()
+    else:
+        inputs = Idefics3Processor.from_pretrained(path)(
+            text=[text], images=[images] if images else None, add_special_tokens=False,
+            return_tensors="pt",
+        )  # fmt: skip
+    ids = model.generate(
+        **inputs, max_new_tokens=NUM_NEW, eos_token_id=None, do_sample=False, pad_token_id=0
+    )
+    return ids[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def read(path, text, seeds):
+    files = tuple(ImageFile("messages", shot(seed)) for seed in seeds)
+    if files:
+        return ImageReader(path).read(ReadImages(text, files, add_special_tokens=False))
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    return EncodedPrompt(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def prompts(path):
+    return [read(path, text, seeds) for text, seeds in CONVERSATIONS.items()]
+
+
+def answers(llm, given, params=GREEDY):
+    """Run prompts together; return each one's tokens, or the reason of its failure."""
+    engine = llm.llm_engine
+    ids = [engine.add(prompt.token_ids, params, 0.0, images=prompt.images) for prompt in given]
+    results = {id: [] for id in ids}
+    while engine.has_work():
+        for output in engine.step(0.0):
+            results[output.request_id] += output.token_ids
+            if output.finish is Finish.ERROR:
+                results[output.request_id] = output.failure
+    return [results[id] for id in ids]
+
+
+@pytest.mark.parametrize("batching", STRATEGIES)
+@pytest.mark.parametrize("model_type", VISION_FAMILIES)
+def test_tokens_equal_transformers(vision_model, expected, model_type, batching):
+    """Prompts in chunks of 10 tokens, beside texts without images; in `paged` with preemption."""
+    path = vision_model(model_type)
+    llm = LLM(
+        path,
+        batching=batching,
+        num_kv_blocks=44 if batching == "paged" else 400,
+        **SMALL,
+        **STRATEGIES[batching],
+    )
+    assert llm.facts.takes_images
+    assert answers(llm, prompts(path)) == expected(model_type)
+    if batching == "paged":
+        assert llm.llm_engine.strategy.num_preemptions > 0
+    assert llm.llm_engine.strategy.memory.num_held_blocks == 0
+
+
+def test_the_images_matter(expected):
+    first, last = expected()[0], expected()[4]
+    assert first != last
+    assert len({tuple(answer) for answer in expected()}) == len(CONVERSATIONS)
+
+
+@pytest.mark.parametrize("model_type", ["idefics3", "qwen2_5_vl"])
+def test_the_cpu_kernels_and_overlapping_steps(vision_model, expected, model_type):
+    path = vision_model(model_type, is_wide=True)
+    llm = LLM(path, num_kv_blocks=44, async_scheduling=True, **SMALL)
+    assert answers(llm, prompts(path)) == expected(model_type, is_wide=True)
+    assert isinstance(llm.llm_engine.executor.backend, CpuBackend) or unavailable_reason()
+
+
+def test_prefixes_are_shared_only_between_equal_images(vision_model):
+    path = vision_model()
+    llm = LLM(path, batching="paged", num_kv_blocks=400, **SMALL)
+    text = "u:<image> and a question;a:"
+    one, other = read(path, text, (2,)), read(path, text, (3,))
+    assert one.token_ids == other.token_ids
+    [first] = answers(llm, [one])
+    strategy = llm.llm_engine.strategy
+    [second] = answers(llm, [other])
+    assert strategy.num_prefix_hits == one.images[0].start == 4, "the text before the image"
+    assert answers(llm, [one, other]) == [first, second]
+    assert first != second
+    assert strategy.num_prefix_hits >= 2 * (len(one.token_ids) - 4)
+
+
+def test_samples_of_a_prompt_share_its_images(vision_model, expected):
+    path = vision_model()
+    llm = LLM(path, batching="paged", num_kv_blocks=400, **SMALL)
+    params = msgspec.structs.replace(GREEDY, n=2)
+    [both] = answers(llm, prompts(path)[:1], params)
+    assert sorted(both) == sorted(2 * expected()[0])
+
+
+def test_embeddings_are_kept_for_each_salt(vision_model):
+    path = vision_model()
+    llm = LLM(path, batching="paged", num_kv_blocks=400, **SMALL)
+    encoder, image = llm.llm_engine.executor.model.encoder, prompts(path)[0].images[0]
+    assert encoder(image, "one tenant") is encoder(image, "one tenant")
+    assert encoder(image, "another") is not encoder(image, "one tenant")
+    assert torch.equal(encoder(image, "another"), encoder(image, "one tenant"))
+
+
+def test_offline_conversations_have_no_images(vision_model, tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages }}")
+    llm = LLM(vision_model(), num_kv_blocks=400, **SMALL, chat_template=str(template))
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aa"}}
+    with pytest.raises(RequestError, match="only text is supported"):
+        llm.chat([{"role": "user", "content": [{"type": "text", "text": "see"}, part]}])
+
+
+def test_dropped_embeddings_are_computed_again(vision_model, expected, monkeypatch):
+    path = vision_model()
+    monkeypatch.setattr("engine.vision.encoder.MAX_KEPT_TOKENS", 0)
+    llm = LLM(path, batching="continuous", num_kv_blocks=400, **SMALL)
+    assert answers(llm, prompts(path)) == expected()
+
+
+def test_both_names_of_a_language_model(vision_model, expected, tmp_path):
+    """Files that some versions of transformers saved have the prefixes of its modules."""
+    path = shutil.copytree(vision_model("qwen2_5_vl"), tmp_path / "renamed")
+    tensors = load_file(path / "model.safetensors")
+    assert any(name.startswith("model.layers.") for name in tensors)
+    renamed = {_module_name(name): tensor for name, tensor in tensors.items()}
+    save_file(renamed, path / "model.safetensors", {"format": "pt"})
+    assert answers(LLM(path, num_kv_blocks=400, **SMALL), prompts(path)) == expected("qwen2_5_vl")
+
+
+def _module_name(name):
+    if name.startswith("model."):
+        return name.replace("model.", "model.language_model.", 1)
+    return f"model.{name}" if name.startswith("visual.") else name
+
+
+def test_an_image_that_fails_ends_its_request_alone(vision_model, expected):
+    path = vision_model()
+    llm = LLM(path, batching="paged", num_kv_blocks=400, **SMALL)
+    given = prompts(path)
+    broken = given[2].images[0]
+    wrong = msgspec.structs.replace(broken, num_tokens=3, digest=b"wrong")
+    given[2] = msgspec.structs.replace(given[2], images=(wrong,))
+    results = answers(llm, given)
+    assert "4 embeddings for 3 tokens" in results[2]
+    assert results[:2] + results[3:] == expected()[:2] + expected()[3:]
+
+
+def test_requests_that_the_engine_refuses(vision_model, tiny_model, monkeypatch):
+    path = vision_model()
+    prompt = read(path, "u:<image>;a:", (1,))
+    with pytest.raises(RequestError, match="takes no images"):
+        answers(LLM(tiny_model("llama"), dtype="fp32"), [EncodedPrompt([1] * 90, prompt.images)])
+    llm = LLM(path, num_kv_blocks=400, **SMALL)
+    with pytest.raises(RequestError, match="cannot cut a prompt with images"):
+        answers(llm, [prompt], msgspec.structs.replace(GREEDY, truncate_prompt_tokens=8))
+    monkeypatch.setattr("engine.engine.IMAGES_IN_USE", replace(IMAGES_IN_USE, maximum=10))
+    with pytest.raises(OverloadedError, match="images in use"):
+        answers(llm, [prompt])
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"executor": "library"}, "takes images and only runs packed"),
+        ({"decoder": "transformers"}, "gives it no embeddings of images"),
+    ],
+)
+def test_options_that_images_exclude(vision_model, options, why):
+    with pytest.raises(ConfigurationError, match=why):
+        LLM(vision_model(), dtype="fp32", **options)
+
+
+def test_other_models_that_take_images_name_those_that_work(tmp_path):
+    size = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+    config = LlavaConfig(
+        text_config={"model_type": "llama", "vocab_size": 50, "num_hidden_layers": 1, **size},
+        vision_config={"num_hidden_layers": 1, "image_size": 16, "patch_size": 4, **size},
+    )
+    AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match="of such models, idefics3, smolvlm, qwen2_vl"):
+        LLM(tmp_path, dtype="fp32")
+
+
+def test_steps_leave_memory_for_the_encoder(vision_model):
+    model = LLM(vision_model(), num_kv_blocks=400, **SMALL).llm_engine.executor.model
+    shapes = []
+
+    def measure(work, device):
+        shapes.append(work().shape)
+        return 100 * len(shapes)
+
+    total = activation_bytes(Options(enforce_eager=True), model, 20, 7, measure)
+    assert shapes == [(7,), (4, 32)], "a token for each sequence, embeddings of a tile"
+    assert total == 200 + model.encoder.max_kept_bytes

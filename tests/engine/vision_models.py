@@ -1,0 +1,121 @@
+"""Tiny random models that take images, with their processors, and pictures for them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+import torch
+from PIL import Image
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForImageTextToText,
+    Idefics3ImageProcessorPil,
+    Idefics3Processor,
+    PreTrainedTokenizerFast,
+    Qwen2VLImageProcessorPil,
+    SmolVLMImageProcessorPil,
+)
+
+EOS = 256
+TILE = 16
+"""Width and height of a tile in pixels. Pictures are scaled to two tiles on the longer side."""
+SPECIAL = (
+    "<eos>",
+    "<image>",
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<end_of_utterance>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
+)
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}:"
+    "{% for part in message.content %}"
+    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %};{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+def save_vision_model(folder: Path, model_type: str, *, is_wide: bool = False) -> Path:
+    """Write the model, its processor and its chat template unless they exist; return the folder.
+
+    is_wide: with head sizes that the C++ kernels support.
+    """
+    path = folder / (f"{model_type}-wide" if is_wide else model_type)
+    if path.exists():
+        return path
+    tokenizer = _tokenizer()
+    head_dim = 32 if is_wide else 8
+    settings = {"vocab_size": len(tokenizer), "hidden_size": 4 * head_dim, "intermediate_size": 48,
+                "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+                "max_position_embeddings": 1024, "head_dim": head_dim, "eos_token_id": EOS,
+                "bos_token_id": None, "pad_token_id": 0}  # fmt: skip
+    make = _qwen if model_type.startswith("qwen") else _idefics
+    changes, processor = make(model_type, settings, tokenizer)
+    config = CONFIG_MAPPING[model_type](
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        tie_word_embeddings=False,
+        **changes,
+    )
+    torch.manual_seed(11)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() >= 2 and "norm" not in name:
+                weight.normal_(0, 1.4 / weight[0].numel() ** 0.5)
+            elif name.endswith("proj.bias"):
+                weight.normal_(0, 0.2)
+    model.generation_config.eos_token_id = EOS
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    processor.save_pretrained(path)
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    return path
+
+
+def _idefics(model_type: str, settings: dict[str, object], tokenizer: PreTrainedTokenizerFast):
+    kind = SmolVLMImageProcessorPil if model_type == "smolvlm" else Idefics3ImageProcessorPil
+    images = kind(size={"longest_edge": 2 * TILE}, max_image_size={"longest_edge": TILE})
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+              "num_attention_heads": 2, "image_size": TILE, "patch_size": 4}  # fmt: skip
+    text = {"model_type": "llama", **settings}
+    processor = Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=TEMPLATE)
+    return {"text_config": text, "vision_config": vision, "scale_factor": 2}, processor
+
+
+def _qwen(model_type: str, settings: dict[str, object], tokenizer: PreTrainedTokenizerFast):
+    half = settings.pop("head_dim") // 2
+    sections = [half // 4, half // 4, half // 2]
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections}
+    vision = {"depth": 2, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 2}
+    if model_type == "qwen2_vl":
+        vision |= {"embed_dim": 16, "hidden_size": settings["hidden_size"], "mlp_ratio": 2}
+    else:
+        vision |= {"hidden_size": 16, "intermediate_size": 24, "window_size": 16}
+        vision |= {"fullatt_block_indexes": [1], "out_hidden_size": settings["hidden_size"]}
+    images = Qwen2VLImageProcessorPil(
+        size={"shortest_edge": 64, "longest_edge": 32 * 32}, patch_size=4
+    )
+    text = {**settings, "rope_parameters": rope}
+    return {"text_config": text, "vision_config": vision}, images
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    model = models.BPE({letter: number for number, letter in enumerate(letters)}, [])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+
+
+def picture(seed: int, width: int = 32, height: int = 32, kind: str = "PNG") -> bytes:
+    """Return an image file of noise."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
