@@ -21,7 +21,8 @@ from fleet.local_cluster import local_cluster
 NUM_LINES, LINES_PER_PART = 1000, 25
 BAD_LINES = {3: b"{", 500: b'{"id": "bad"}'}
 MODEL = str(ROOT / "models" / "demo")
-SAMPLING = {"temperature": 0, "max_tokens": 16}
+SAMPLING = {"temperature": 0, "max_tokens": 96}
+"""Long enough that a run takes ten seconds, so that a signal comes before its end."""
 END_S = 240
 
 
@@ -69,8 +70,13 @@ def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
     command += ["--sampling", json.dumps(SAMPLING), "--lines-per-part", str(LINES_PER_PART)]
     return subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_heed_sigint,
     )  # fmt: skip
+
+
+def _heed_sigint() -> None:
+    """Undo what shells do to background jobs, which inherit that SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def is_running(process: subprocess.Popen[str]) -> bool:
