@@ -81,6 +81,7 @@ ENV PATH=/opt/longshore/bin:${PATH} \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true \
+      com.amazonaws.sagemaker.capabilities.bidirectional-streaming=true \
       com.amazonaws.sagemaker.capabilities.multi-models=true
 # A number, so that Kubernetes' runAsNonRoot accepts it. Only /tmp and /dev/shm are written.
 USER 1000

@@ -142,6 +142,20 @@ PROMPT_LOGPROBS = Limit(
     "logprobs of the prompt",
     "They are one JSON document in memory.",
 )
+SOCKET_MESSAGES = Limit(
+    "Messages of a WebSocket that wait while another one is answered",
+    8,
+    "messages",
+    "They are held in memory. The socket is not read until one of them is taken.",
+    101,
+)
+SOCKET_IDLE = Limit(
+    "Time for which a WebSocket may be idle: no message and no ping arrives, none is answered",
+    300,
+    "s",
+    "SageMaker pings every 60 s, and gives up after five pings itself.",
+    101,
+)
 UNREAD_BYTES = Limit(
     "Bytes of a response that its client has not read",
     2**18,
@@ -184,6 +198,8 @@ LIMITS: tuple[Limit | OptionLimit, ...] = (
     FORM_PARTS,
     FORM_TEXT,
     CHUNKS,
+    SOCKET_MESSAGES,
+    SOCKET_IDLE,
     JSON_VALUES,
     JSON_OBJECTS,
     JSON_DEPTH,
@@ -250,6 +266,10 @@ def markdown_lines() -> list[str]:
         "",
         "Status 200: the response has begun, so it is cut off. With `option.overload_status=429` a "
         "full queue answers 429 instead of 503; both have `Retry-After`.",
+        "",
+        "Status 101: of a [WebSocket](requests.md#bidirectional-streams). One that is idle for too "
+        "long is closed with 1008, as is one whose message does not arrive in time; a message that "
+        "is too large closes it with 1009.",
     ]
 
 

@@ -23,6 +23,7 @@ from container.apis.text.tgi import TgiRoutes
 from container.apis.tokenize import TokenizeRoutes
 from container.front_end.generation_routes import GenerationApi, OpenAIRoutes
 from container.front_end.openapi import openapi_document
+from container.front_end.upgrade import UpgradeRoute
 from container.hooks.app import HookedFlask
 from container.hooks.load import Hooks
 from container.http.cors import register_cors
@@ -76,6 +77,7 @@ def create_app(
     MessagesRoutes(service).add_to(app)
     TgiRoutes(service).add_to(app)
     TokenizeRoutes(service).add_to(app)
+    UpgradeRoute(options).add_to(app)
     add_aliases(app)
     PageRoutes(service, has_chat_template=template is not None).add_to(app)
     return app

@@ -10,7 +10,7 @@ import errno
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal, Protocol
 
@@ -21,6 +21,7 @@ from gunicorn.http.message import Request
 from gunicorn.http.unreader import Unreader
 
 from container.front_end.body_memory import BodyMemory
+from container.front_end.connections import silent_timeout
 from container.http.deadline import ArrivalTimeoutError, ClientGoneError
 from core.errors import RequestError
 from core.limits import CHUNKS, UNREAD_BYTES
@@ -85,6 +86,8 @@ class Arrival:
         self._part: Literal["head", "body", "rest"] = "head"
         self._num_held = 0
         self._is_first_read = True
+        self.upgraded: Mapping[str, Any] | None = None
+        """The WSGI environment of the request after which WebSocket frames follow, not HTTP."""
         client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES.maximum // 2)
 
     def __getattr__(self, name: str) -> Any:
@@ -100,11 +103,28 @@ class Arrival:
 
     def release_body(self) -> None:
         """Count the body as held no longer, because its request has ended."""
-        self._memory.release(self._num_held)
-        self._num_held = 0
+        self.release(self._num_held)
+
+    def hold(self, num_bytes: int, *, beside: int) -> None:
+        """Count further bytes of a body as held, of which `beside` are held already.
+
+        Raises OverloadedError if there is no memory for them.
+        """
+        self._memory.take(num_bytes, beside=beside)
+        self._num_held += num_bytes
+
+    def release(self, num_bytes: int) -> None:
+        """Count bytes that `hold` counted as held no longer."""
+        self._memory.release(num_bytes)
+        self._num_held -= num_bytes
 
     def drain(self, body: ArrivingBody) -> bool:
-        """Read the rest of a body. Return False if it is malformed, too long or too slow."""
+        """Read the rest of a body.
+
+        Return False if it is malformed, too long or too slow, or if no HTTP may follow it.
+        """
+        if self.upgraded is not None:
+            return False
         self._begin("rest", DRAIN_S)
         try:
             left = DRAIN_BYTES
@@ -148,9 +168,21 @@ class Arrival:
             self._begin("head", self._timeouts.header_timeout)
         self._is_first_read = False
         if self._part == "body":
-            self._memory.take(len(data), beside=self._num_held)
-            self._num_held += len(data)
+            self.hold(len(data), beside=self._num_held)
         return data
+
+    def recv_within(self, timeout_s: float | None) -> bytes:
+        """Read what arrives within a time, while another greenlet may send.
+
+        Raises TimeoutError when nothing has arrived.
+        """
+        gevent.sleep(0)
+        with silent_timeout(timeout_s):
+            while True:
+                # The timeout of a send is the socket's, so it also ends this read.
+                with suppress(TimeoutError):
+                    return self._client.recv(READ_BYTES)
+        raise TimeoutError
 
     def sendall(self, data: bytes) -> None:
         """Send all data. Raises SlowReaderError if the client does not read for `write_timeout`.

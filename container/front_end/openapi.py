@@ -206,6 +206,7 @@ def _adapter_paths(prefix: str, *path_names: str) -> Json:
 _NO_SLOT: dict[str, Json] = {
     "507": {"description": "option.max_loras adapters are loaded; unload one first."}
 }
+_UPGRADE: dict[str, Json] = {"101": {"description": "The connection is a WebSocket now."}}
 _PARAMETERS = {"anyOf": [_ref("Parameters"), {"type": "null"}]}
 _RESPONSES = {
     "200": {"description": "The response."},
@@ -227,6 +228,11 @@ _RERANK = _post("Rank texts by their score for a query.", _body("Rerank", "Texts
 _SCORE = _post("Score pairs of texts.", _body("Score"))
 _OWN_PATHS: Mapping[Kind, Json] = {
     "generation": {
+        "/invocations-bidirectional-stream": {
+            "get": _operation(
+                "A WebSocket whose messages are requests to /invocations.", (), **_UPGRADE
+            )
+        },
         "/v1/chat/completions": _post("OpenAI's chat completions.", _body("Chat")),
         "/v1/completions": _post("OpenAI's completions.", _body("Completion")),
         "/v1/responses": _post("OpenAI's responses; nothing is stored.", _body("Response")),

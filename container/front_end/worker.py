@@ -31,6 +31,7 @@ from container.front_end.arrival import Arrival, ArrivingBody
 from container.front_end.body_memory import BodyMemory
 from container.front_end.connections import Connections, silent_timeout
 from container.front_end.refusal import refuse
+from container.front_end.web_socket import WebSocket
 from container.http.off_loop import SWITCH_INTERVAL_S
 from core.errors import LongshoreError, RequestError
 from core.options import Options
@@ -109,6 +110,9 @@ class DrainingWorker(GeventWorker):
             closes = True
         finally:
             sock.release_body()
+        if sock.upgraded is not None:
+            early, app = req.unreader.take_buffered(), self._application
+            WebSocket(sock, self.wsgi, app, self._connections, self._is_alive, early).serve()
         if not sock.drain(body):
             sock.linger()
             closes = True
@@ -155,6 +159,9 @@ class DrainingWorker(GeventWorker):
             server.stop(timeout=0)
         app.end_tracing()
         gc.unfreeze()  # so that Python takes the application apart in its usual order
+
+    def _is_alive(self) -> bool:
+        return self.alive
 
     def _server(self, listener: Any) -> StreamServer:
         listener.setblocking(1)

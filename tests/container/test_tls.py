@@ -17,8 +17,10 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from websockets.sync.client import connect
 
 from container.front_end.connections import EXTRA_CONNECTIONS
+from container.front_end.upgrade import PATH
 from container.security.tls import tls_context
 from core.errors import ConfigurationError
 from core.messages import Abort, Launch, Submit
@@ -145,6 +147,26 @@ def test_requests_and_streams(front_end: subprocess.Popen[str], caller: TlsCalle
     status, body = caller.request("POST", "/invocations", {"inputs": "Q", "stream": True})
     assert status == 200
     assert json.loads(body.splitlines()[-1])["generated_text"] == "Hi there"
+
+
+def test_a_web_socket(
+    front_end: subprocess.Popen[str], caller: TlsCaller, engine: FakeEngine
+) -> None:
+    """Frames are read while others are sent."""
+    url = f"wss://localhost:{caller.port}{PATH}"
+    stream = json.dumps({"inputs": "Q", "stream": True})
+    with connect(url, ssl=caller.context, proxy=None) as client:
+        for _ in range(4):
+            client.send(stream)
+        assert client.ping().wait(HANG_S)
+        records = [json.loads(client.recv(HANG_S)) for _ in range(4 * len(b"Hi there."))]
+        assert [record["generated_text"] for record in records if record["generated_text"]] == (
+            ["Hi there"] * 4
+        )
+        engine.script = stalls(after=[65])
+        client.send(stream)
+        assert json.loads(client.recv(HANG_S))["generated_text"] is None
+    wait_until(lambda: engine.of_type(Abort))
 
 
 def test_a_client_without_tls_is_disconnected_quietly(

@@ -9,9 +9,11 @@ import json
 import threading
 
 import pytest
+from websockets.sync.client import connect
 
+from container.front_end.upgrade import PATH
 from engine import LLM, SamplingParams, StructuredOutputsParams
-from tests.container.processes import wait_until
+from tests.container.processes import HANG_S, wait_until
 from tests.e2e.serving import DEMO, LONG_ANSWER, long_winded, serve
 
 OPTIONS = {
@@ -119,6 +121,23 @@ def test_decoding_parameters(server, offline):
     check_search(server, offline)
     check_best_of(server, offline)
     check_structured(complete, offline)
+
+
+@every_strategy
+def test_a_socket_answers_as_http_does_and_frees_the_blocks_of_a_client_that_leaves(server):
+    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_NEW, "details": True}}
+    long = {"max_new_tokens": LONG_ANSWER, "ignore_eos_token": True}
+    url = f"ws://127.0.0.1:{server.port}{PATH}"
+    with server.post_lines({**body, "stream": True}) as lines:
+        streamed = list(lines)
+    with connect(url, proxy=None) as client:
+        client.send(json.dumps(body))
+        client.send(json.dumps({**body, "stream": True}))
+        assert json.loads(client.recv(HANG_S)) == server.invoke(PROMPT, **body["parameters"])
+        assert [json.loads(client.recv(HANG_S)) for _ in streamed] == streamed
+        client.send(json.dumps({"inputs": PROMPT, "parameters": long, "stream": True}))
+        assert json.loads(client.recv(HANG_S))["generated_text"] is None
+    wait_until(lambda: server.metric("longshore:kv_blocks_held") == 0)
 
 
 @every_strategy

@@ -15,7 +15,7 @@ def test_the_image_starts_as_sagemaker_expects():
     assert configuration["Cmd"] == ["serve"]
     assert configuration["User"] == "1000", "not root"
     assert "8080/tcp" in configuration["ExposedPorts"]
-    for capability in ("accept-bind-to-port", "multi-models"):
+    for capability in ("accept-bind-to-port", "bidirectional-streaming", "multi-models"):
         label = f"com.amazonaws.sagemaker.capabilities.{capability}"
         assert configuration["Labels"][label] == "true"
     variables = dict(variable.split("=", 1) for variable in configuration["Env"])

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
+from websockets.sync.client import connect as web_socket
 
+from container.front_end.upgrade import PATH
 from core import limits
 from tests.container.processes import HANG_S, wait_until
 from tests.e2e.serving import LONG_ANSWER, long_winded, serve
@@ -110,16 +113,23 @@ def _is_closed(client):
         return False
 
 
-def test_a_client_that_does_not_read_is_cut_off_and_its_blocks_are_freed(container):
+@pytest.mark.parametrize("is_web_socket", [False, True])
+def test_a_client_that_does_not_read_is_cut_off_and_its_blocks_are_freed(container, is_web_socket):
     """Its answer has more bytes than the buffers of both sides."""
     parameters = {"max_new_tokens": LONG_ANSWER, "ignore_eos_token": True, "top_n_tokens": 20,
                   "details": True}  # fmt: skip
     body = json.dumps({"inputs": "Once", "stream": True, "parameters": parameters}).encode()
-    with socket.socket() as client:
+    num_before = container.log.count("event=cut_off")
+    with socket.socket() as client, ExitStack() as stack:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", container.port))
-        client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        wait_until(lambda: "event=cut_off" in container.log)
+        if is_web_socket:
+            url = f"ws://127.0.0.1:{container.port}{PATH}"
+            opened = web_socket(url, sock=client, proxy=None, max_queue=1, close_timeout=0.1)
+            stack.enter_context(opened).send(body)
+        else:
+            client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        wait_until(lambda: container.log.count("event=cut_off") > num_before)
         wait_until(lambda: container.metric("longshore:kv_blocks_held") == 0)
 
 

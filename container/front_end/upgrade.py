@@ -1,0 +1,88 @@
+"""The route of SageMaker's bidirectional streams, which turns its connection into a WebSocket."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from urllib.parse import urlsplit
+
+from flask import Flask, Response, abort, request
+from wsproto.utilities import generate_accept_token
+
+from container.http.failures import Failure, failure_response
+from core.errors import RequestError
+from core.options import Options
+
+PATH = "/invocations-bidirectional-stream"
+_VERSION = "13"
+
+
+class UpgradeRoute:
+    """The route that turns a connection into a WebSocket."""
+
+    def __init__(self, options: Options) -> None:
+        self._allowed_origin = options.cors_allowed_origin
+
+    def add_to(self, app: Flask) -> None:
+        """Add the route to the app."""
+        app.add_url_rule(PATH, view_func=self.upgrade, websocket=True)
+        app.add_url_rule(PATH, view_func=self.upgrade)  # so that other requests get a 426
+        app.after_request(_mark_upgraded)
+
+    def upgrade(self) -> Response:
+        """Accept an upgrade request (RFC 6455, section 4.2); 426 for any other request.
+
+        Raises RequestError if the request is malformed, and Forbidden for a page of another origin.
+        """
+        headers = request.headers
+        if (
+            headers.get("Upgrade", "").lower() != "websocket"
+            or "upgrade" not in headers.get("Connection", "").lower()
+            or request.environ["SERVER_PROTOCOL"] != "HTTP/1.1"
+        ):
+            return _upgrade_required("is for WebSockets over HTTP/1.1: send 'Upgrade: websocket'")
+        if headers.get("Sec-WebSocket-Version") != _VERSION:
+            return _upgrade_required(f"takes 'Sec-WebSocket-Version: {_VERSION}' only")
+        if request.content_length or "Transfer-Encoding" in headers:
+            raise RequestError("body", "is not allowed in an upgrade request")
+        self._check_origin()
+        accepted = {
+            "Connection": "Upgrade",
+            "Upgrade": "websocket",
+            "Sec-WebSocket-Accept": _accept_token(headers.get("Sec-WebSocket-Key", "")),
+        }
+        return Response(status=101, headers=accepted)
+
+    def _check_origin(self) -> None:
+        """Refuse pages of another origin: unlike other answers, browsers let them read these."""
+        origin = request.headers.get("Origin")
+        if origin is None or self._allowed_origin in ("*", origin):
+            return
+        if urlsplit(origin).hostname != urlsplit(f"//{request.host}").hostname:
+            abort(403, f"pages of {origin} may not use this server (option.cors_allowed_origin)")
+
+
+def _upgrade_required(reason: str) -> Response:
+    response = failure_response(Failure(426, f"{PATH} {reason}"))
+    response.headers.update(
+        {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": _VERSION}
+    )
+    return response
+
+
+def _accept_token(key: str) -> str:
+    """Return the proof that the key was read. Raises RequestError if it is not 16 bytes."""
+    try:
+        is_valid = len(base64.b64decode(key, validate=True)) == 16
+    except (binascii.Error, ValueError):
+        is_valid = False
+    if not is_valid:
+        raise RequestError("Sec-WebSocket-Key", "must be 16 bytes in base64")
+    return generate_accept_token(key.encode()).decode()
+
+
+def _mark_upgraded(response: Response) -> Response:
+    """Mark the connection if this is the response that is sent: a hook may have replaced it."""
+    if response.status_code == 101:
+        request.environ["gunicorn.socket"].upgraded = request.environ
+    return response
