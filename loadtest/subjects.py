@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadtest.endpoint import Endpoint
+from loadtest.local_processes import server_processes
 from loadtest.measure import Subject
 from loadtest.server import Server
 from loadtest.tuning import Setting, given_setting
@@ -89,7 +90,12 @@ class Subjects:
     def open(self, name: str, setting: Setting | None = None) -> AbstractContextManager[Subject]:
         """Start a server until the block ends, as `Strategies.open` does, or take a running one."""
         if name in self.running:
-            return nullcontext(Subject(name=name, endpoint=self.running[name], settings={}))
+            endpoint = self.running[name]
+            url = None if endpoint.sagemaker else endpoint.url
+            processes = server_processes(url) if url else ()
+            return nullcontext(
+                Subject(name=name, endpoint=endpoint, processes=processes, settings={})
+            )
         assert self.strategies is not None, f"no subject is called {name}"
         return self.strategies.open(name, setting)
 

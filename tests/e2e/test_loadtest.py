@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.results import Results, Run, read_results
-from tests.e2e.serving import DEMO, ROOT, serve
+from tests.e2e.serving import DEMO, IMAGE, ROOT, serve
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none", "AWS_DEFAULT_REGION": "us-east-1",
@@ -92,6 +92,8 @@ def test_a_strategy_beside_running_servers(
     asked = [[record.asked_tokens for record in run.records] for run in runs]
     assert asked[0] == asked[1] == asked[2]
     assert [run.measures.num_good for run in runs] == [6, 6, 6]
+    knows_processes = [run.samples[-1].server_cpu is not None for run in runs]
+    assert knows_processes == [True, IMAGE is None, False]
 
 
 def test_load_test_starts_a_container(tmp_path: Path) -> None:
