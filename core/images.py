@@ -8,7 +8,9 @@ import msgspec
 
 from core.frames import Refused
 
-NO_IMAGES = "this model takes no images here; Idefics3, SmolVLM and Qwen2.5-VL do (docs/models.md)"
+NO_IMAGES = (
+    "this model takes no images here; Gemma 3, Idefics3, SmolVLM and Qwen2.5-VL do (docs/models.md)"
+)
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True):
@@ -35,6 +37,9 @@ class PromptImage(msgspec.Struct, frozen=True, array_like=True):
     """The arguments of the encoder, by name."""
     grid: tuple[int, int] | None = None
     """Height and width in tokens, for models that rotate by time, row and column (mrope)."""
+    is_bidirectional: bool = False
+    """Whether its tokens also attend to those after them in the image, so that no step may end
+    inside it."""
 
     @property
     def end(self) -> int:

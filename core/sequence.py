@@ -116,6 +116,17 @@ class Sequence:
         after = bisect_left(self.images, end, key=lambda image: image.start)
         return list(self.images[first:after])
 
+    def chunk_end(self, end: int) -> int:
+        """Return the last position up to `end` where a chunk may end.
+
+        A chunk may begin inside a bidirectional image, because the K and V before it are final.
+        """
+        cut = self.images_in(end - 1, end + 1) if self.images else ()
+        inside = [
+            image for image in cut if image.is_bidirectional and image.start < end < image.end
+        ]
+        return inside[0].start if inside else end
+
     def content(self, start: int, end: int) -> bytes:
         """Return what tells the tokens `start : end` from others: their ids, and their images.
 

@@ -16,7 +16,7 @@ from core.plan import Chunk, StepPlan
 from core.step_size import StepSize
 from engine.block_tables import BlockTables
 from engine.staging import Parcel, Sent, Staging
-from kernels.batch import PagedBatch, Span
+from kernels.batch import ImageSpan, PagedBatch, Span
 
 PADDING_SLOT = -1
 NO_ADAPTER = -1
@@ -160,6 +160,7 @@ class InputBuilder:
         row_numbers, tables = self._tables.put(chunks, parcel)
         rows = parcel.put(places.by_sequence(row_numbers))
         num_blocks = -(-max(chunk.end for chunk in chunks) // self._block_size)
+        image_spans = _image_spans(chunks, places.ends)
         return lambda slot_mapping: PagedBatch(
             query_starts=starts(),
             context_lens=context_lens(),
@@ -167,6 +168,7 @@ class InputBuilder:
             slot_mapping=slot_mapping,
             spans=places.spans(chunks),
             num_decodes=places.size.num_decodes,
+            images=image_spans,
         )
 
     def _tokens(self, chunks: Sequence[Chunk], places: _Places) -> NDArray[np.int64]:
@@ -297,6 +299,21 @@ def _image_tokens(
     positions = None if axes is None else parcel.put(axes)
     return lambda: ImageTokens(
         sent(), torch.cat(parts), positions() if positions is not None else None
+    )
+
+
+def _image_spans(chunks: Sequence[Chunk], ends: Sequence[int]) -> tuple[ImageSpan, ...]:
+    """Return the tokens that attend both ways. Steps with images are never padded."""
+    return tuple(
+        ImageSpan(
+            index,
+            end - chunk.end + max(image.start, chunk.start),
+            end - chunk.end + image.end,
+            image.end,
+        )
+        for index, (chunk, end) in enumerate(zip(chunks, ends, strict=True))
+        for image in chunk.images
+        if image.is_bidirectional
     )
 
 

@@ -17,8 +17,23 @@ The output of padding tokens after the last prompt is undefined.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
+
+
+class ImageSpan(NamedTuple):
+    """New tokens of a sequence that belong to one image and attend to each other both ways."""
+
+    sequence: int
+    """Its index in the batch."""
+    start: int
+    """The first of the new tokens, among all tokens."""
+    end: int
+    """After the image's last token, which is new too."""
+    context_len: int
+    """Tokens in the sequence up to the image's end."""
+
 
 Span = tuple[int, int, int]
 """Start and end (exclusive) of a sequence's new tokens among all tokens, and its context length."""
@@ -39,6 +54,9 @@ class PagedBatch:
     spans: tuple[Span, ...] | None
     """One per sequence, on the host; None if only the device has them."""
     num_decodes: int = 0
+    images: tuple[ImageSpan, ...] = ()
+    """The tokens whose attention is not causal. Kernels take all tokens as causal; these rows are
+    computed again (`kernels.sdpa.attend_in_images`)."""
 
     def host_spans(self) -> tuple[Span, ...]:
         """Return `spans`, read from the device if they are not on the host."""

@@ -7,6 +7,8 @@ than the attention itself.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -62,85 +64,143 @@ def paged_attention(
     softmax but has no value. Returns [T, heads, value_dim].
     """
     out = query.new_empty(*query.shape[:2], value_cache.shape[3])
-    block_size = key_cache.shape[1]
+    scores = _Scores(scale, window, softcap, sinks)
     for row, (start, end, context_len) in enumerate(batch.host_spans()):
         if context_len == 0:
             out[start:end] = 0
             continue
-        first_query = context_len - (end - start)
-        first_block = 0 if window is None else max(0, first_query - window + 1) // block_size
-        blocks = batch.block_tables[row, first_block : -(-context_len // block_size)]
-        num_keys = context_len - first_block * block_size
-        keys = scratch.gather("key", key_cache, blocks, query.dtype)[:num_keys].transpose(0, 1)
-        values = scratch.gather("value", value_cache, blocks, query.dtype)[:num_keys].transpose(
-            0, 1
-        )
-        queries = query[start:end].transpose(0, 1)
-        if softcap is None and sinks is None:
-            attended = _sdpa(queries, keys, values, scale, window)
-        else:
-            attended = _attend_by_hand(queries, keys, values, scale, window, softcap, sinks)
-        out[start:end] = attended.transpose(0, 1)
+        first_key = scores.first_key(end - start, context_len)
+        caches = _Caches(key_cache, value_cache, batch.block_tables[row])
+        keys, values = caches.gather(scratch, query.dtype, first_key, context_len)
+        out[start:end] = _attend(query[start:end], keys, values, scores, sees_ahead=False)
     return out
 
 
+def attend_in_images(
+    out: Tensor,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: PagedBatch,
+    scratch: Scratch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> None:
+    """Compute the rows of `batch.images` in `out` [T, heads, value_dim] again, not causally.
+
+    Each of these tokens sees all tokens of its sequence up to the end of its image, except those
+    that are `window` or more positions before it. The other arguments are those of
+    `paged_attention`.
+    """
+    scores = _Scores(scale, window, softcap, sinks)
+    for row, start, end, context_len in batch.images:
+        first_key = scores.first_key(end - start, context_len)
+        caches = _Caches(key_cache, value_cache, batch.block_tables[row])
+        keys, values = caches.gather(scratch, query.dtype, first_key, context_len)
+        out[start:end] = _attend(query[start:end], keys, values, scores, sees_ahead=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """How scores become weights; see `paged_attention`."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+
+    def first_key(self, num_queries: int, context_len: int) -> int:
+        """Return the first position that the first of the last `num_queries` tokens sees."""
+        return 0 if self.window is None else max(0, context_len - num_queries - self.window + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Caches:
+    """The K and V of one sequence in the cache."""
+
+    keys: Tensor
+    values: Tensor
+    block_table: Tensor
+
+    def gather(
+        self, scratch: Scratch, dtype: torch.dtype, first_key: int, context_len: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return K and V, [kv_heads, tokens, dim], from the block of `first_key` on."""
+        block_size = self.keys.shape[1]
+        first_block = first_key // block_size
+        blocks = self.block_table[first_block : -(-context_len // block_size)]
+        num_keys = context_len - first_block * block_size
+        keys = scratch.gather("key", self.keys, blocks, dtype)[:num_keys]
+        values = scratch.gather("value", self.values, blocks, dtype)[:num_keys]
+        return keys.transpose(0, 1), values.transpose(0, 1)
+
+
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, scores: _Scores, *, sees_ahead: bool
+) -> Tensor:
+    """Return [Q, heads, value_dim] for the last Q tokens; sees_ahead: they see all later ones."""
+    queries = query.transpose(0, 1)
+    is_plain = scores.softcap is None and scores.sinks is None
+    attend = _sdpa if is_plain else _attend_by_hand
+    return attend(queries, keys, values, scores, sees_ahead).transpose(0, 1)
+
+
 def _sdpa(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None
+    queries: Tensor, keys: Tensor, values: Tensor, scores: _Scores, sees_ahead: bool
 ) -> Tensor:
     """Return [heads, Q, value_dim] for queries [heads, Q, D], keys and values [kv_heads, K, D]."""
     (num_heads, num_queries, _), (num_kv_heads, num_keys, _) = queries.shape, keys.shape
-    if num_queries == 1 and (window is None or num_keys <= window):
+    is_within_window = scores.window is None or num_keys <= scores.window
+    if num_queries == 1 and is_within_window:
         # Decode: the heads of a group become queries of one KV head, so K and V are read once.
         grouped = queries.reshape(1, num_kv_heads, num_heads // num_kv_heads, -1)
         return F.scaled_dot_product_attention(
-            grouped, keys[None], values[None], scale=scale
+            grouped, keys[None], values[None], scale=scores.scale
         ).reshape(num_heads, 1, -1)
-    is_whole_prompt = num_queries == num_keys and (window is None or num_keys <= window)
-    mask = None if is_whole_prompt else _mask(num_queries, num_keys, window, queries.device)
+    is_whole_prompt = num_queries == num_keys and is_within_window and not sees_ahead
+    needs_mask = not is_whole_prompt and not (sees_ahead and is_within_window)
     return F.scaled_dot_product_attention(
         queries[None],
         keys[None],
         values[None],
-        attn_mask=mask,
+        attn_mask=_mask(queries, keys, scores.window, sees_ahead) if needs_mask else None,
         is_causal=is_whole_prompt,
-        scale=scale,
+        scale=scores.scale,
         enable_gqa=num_heads != num_kv_heads,
     )[0]
 
 
 def _attend_by_hand(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
+    queries: Tensor, keys: Tensor, values: Tensor, scores: _Scores, sees_ahead: bool
 ) -> Tensor:
     """Attend with softcap or sinks, which SDPA does not support.
 
     The softmax is in fp32, as in transformers' eager attention.
     """
     num_heads, num_queries, _ = queries.shape
+    mask = _mask(queries, keys, scores.window, sees_ahead)
     group = num_heads // keys.shape[0]
     keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
-    scores = queries @ keys.transpose(1, 2) * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    mask = _mask(num_queries, keys.shape[1], window, queries.device)
-    scores = scores.float().masked_fill(~mask, float("-inf"))
-    if sinks is not None:
-        column = sinks.float().view(-1, 1, 1).expand(-1, num_queries, 1)
-        scores = torch.cat([scores, column], -1)
-    weights = scores.softmax(-1)[..., : keys.shape[1]]
+    logits = queries @ keys.transpose(1, 2) * scores.scale
+    if scores.softcap is not None:
+        logits = scores.softcap * torch.tanh(logits / scores.softcap)
+    logits = logits.float().masked_fill(~mask, float("-inf"))
+    if scores.sinks is not None:
+        column = scores.sinks.float().view(-1, 1, 1).expand(-1, num_queries, 1)
+        logits = torch.cat([logits, column], -1)
+    weights = logits.softmax(-1)[..., : keys.shape[1]]
     return weights.to(values.dtype) @ values
 
 
-def _mask(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
+def _mask(queries: Tensor, keys: Tensor, window: int | None, sees_ahead: bool) -> Tensor:
     """Return a mask [Q, K], True where a query sees a key; the last query is at the last key."""
-    query = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
-    key = torch.arange(num_keys, device=device)[None]
-    mask = key <= query
+    num_queries, num_keys = queries.shape[1], keys.shape[1]
+    query = torch.arange(num_keys - num_queries, num_keys, device=queries.device)[:, None]
+    key = torch.arange(num_keys, device=queries.device)[None]
+    mask = torch.ones_like(key <= query) if sees_ahead else key <= query
     return mask if window is None else mask & (key > query - window)
 
 

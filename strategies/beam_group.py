@@ -10,7 +10,7 @@ from core.plan import StepResult
 from core.request import Request
 from core.sampling import Finish, Sampled
 from core.sequence import Sequence
-from strategies.group import SequenceGroup, Turn
+from strategies.group import SequenceGroup, Turn, chunk_length
 from strategies.memory.base import KVMemory
 
 
@@ -46,7 +46,7 @@ class BeamGroup(SequenceGroup):
         # Too much for one step. First compute all but each beam's last token: these last tokens
         # must go into the same step.
         for sequence in self.sequences:
-            length = min(sequence.num_pending_tokens - 1, budget)
+            length = chunk_length(sequence, sequence.num_pending_tokens - 1, budget)
             if length > 0:
                 turns.append((sequence, length))
                 budget -= length

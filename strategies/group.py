@@ -36,7 +36,8 @@ class SequenceGroup:
         self.sequence_ids = tuple(sequence.id for sequence in self.sequences)
         self.rank = request.params.priority, self.sequences[0].id
         """Groups are served in ascending order of rank: priority, then arrival."""
-        self.num_shared_tokens = self.sequences[0].num_prompt_tokens - 1
+        first = self.sequences[0]
+        self.num_shared_tokens = first.chunk_end(first.num_prompt_tokens - 1)
 
     @property
     def num_sequences(self) -> int:
@@ -59,10 +60,12 @@ class SequenceGroup:
         if budget <= 0:
             return []
         if self._is_sharing:
-            return [(first, min(self.num_shared_tokens - first.num_computed_tokens, budget))]
+            missing = self.num_shared_tokens - first.num_computed_tokens
+            length = chunk_length(first, missing, budget)
+            return [(first, length)] if length > 0 else []
         turns: list[Turn] = []
         for sequence in self.sequences:
-            length = min(sequence.num_pending_tokens, budget)
+            length = chunk_length(sequence, sequence.num_pending_tokens, budget)
             if length > 0:
                 turns.append((sequence, length))
                 budget -= length
@@ -85,3 +88,10 @@ class SequenceGroup:
         sequence.finish = finish
         memory.release(sequence.id)
         self.sequences.remove(sequence)
+
+
+def chunk_length(sequence: Sequence, num_wanted: int, budget: int) -> int:
+    """Return the length of a sequence's next chunk; 0 or less if none fits into the budget."""
+    length = min(num_wanted, budget)
+    start = sequence.num_computed_tokens
+    return sequence.chunk_end(start + length) - start if sequence.images else length

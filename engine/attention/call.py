@@ -41,7 +41,7 @@ class AttentionCall:
     sinks: Tensor | None
     rotation: Rotation | None = None
     """Rotary embedding that the backend has yet to apply to `query` and `key`; None if they are
-    final. The backend may apply it in place."""
+    final. The backend applies it in place."""
 
 
 class PagedAttention(Protocol):

@@ -8,6 +8,7 @@ from engine.attention.backends import AttentionBackend
 from engine.attention.call import AttentionCall
 from engine.attention.kv_cache import KVCache
 from kernels.batch import PagedBatch
+from kernels.sdpa import Scratch, attend_in_images
 
 
 class PagedStep:
@@ -17,9 +18,24 @@ class PagedStep:
         self.batch = batch
         self.cache = cache
         self.backend = backend
+        self._scratch = Scratch()
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Write the new K and V, then attend over each sequence's K and V so far."""
         keys, values = self.cache.keys[call.layer], self.cache.values[call.layer]
         self.backend.write(call, keys, values, self.batch.slot_mapping)
-        return self.backend.attend(call, keys, values, self.batch)
+        out = self.backend.attend(call, keys, values, self.batch)
+        if self.batch.images:
+            attend_in_images(
+                out,
+                call.query,
+                keys,
+                values,
+                self.batch,
+                self._scratch,
+                scale=call.scale,
+                window=call.window,
+                softcap=call.softcap,
+                sinks=call.sinks,
+            )
+        return out

@@ -10,11 +10,9 @@ from transformers import AutoModelForImageTextToText
 from core.errors import ConfigurationError
 from engine.loading.gate import quietly
 from engine.loading.model_source import ModelSource
-from engine.vision.encoder import ImageEncoder
+from engine.vision.encoder import BLANK_PIXELS, ImageEncoder
 from engine.vision.families import VisionFamily
 from engine.vision.reader import ImageReader
-
-TRIAL_PIXELS = 2**10
 
 
 def load_image_encoder(source: ModelSource, family: VisionFamily) -> ImageEncoder:
@@ -34,9 +32,9 @@ def load_image_encoder(source: ModelSource, family: VisionFamily) -> ImageEncode
             model, missing = source.with_config(config).load_with_missing(
                 AutoModelForImageTextToText, "sdpa"
             )
-        setattr(model.model, family.language_model.split(".")[1], None)  # what is left of it
+        setattr(model.model, family.module, None)  # what is left of it
         encoder = ImageEncoder(model.model.to(source.device).eval(), reader.blank)
-        encoder.run_blank(TRIAL_PIXELS)
+        encoder.run_blank(BLANK_PIXELS)
     except Exception as error:  # transformers' code and the weight files may raise anything
         raise ConfigurationError(
             f"transformers cannot run the image encoder of {source.model_dir}: {error}"

@@ -19,6 +19,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from core.errors import ConfigurationError
 from core.hub import PICKLE_CURE
+from engine.model.checkpoint import head_prefix
 
 SEED = 0
 """Seed of the random weights that transformers makes: two builds on the same kind of device have
@@ -130,7 +131,11 @@ class ModelSource:
         if not self.is_dummy:
             keywords |= {"config": deepcopy(self.config), "weights_only": True}
             if self.language_model:
-                keywords["key_mapping"] = {f"^{re.escape(self.language_model)}": "model."}
+                head = head_prefix(self.language_model)
+                keywords["key_mapping"] = {
+                    f"^{re.escape(self.language_model)}": "model.",
+                    f"^{re.escape(head)}lm_head": "lm_head",
+                }
             # Without it, transformers takes *.bin files where it finds no others.
             keywords |= {} if self.allow_pickle else {"use_safetensors": True}
             if "state_dict" in keywords:  # only the model's own class loads without a directory

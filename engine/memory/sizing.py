@@ -79,8 +79,10 @@ def choose_sizes(
         step_tokens = step_token_budget(options, model.device.type)
         # With fewer tokens per step than sequences, the newest sequences would never be scheduled.
         max_sequences = min(max_sequences, step_tokens)
+        step_tokens, image_notes = _with_room_for_image(options, model, step_tokens, max_sequences)
     else:
         step_tokens = max_sequences * max_len  # `generate` does not split prompts
+        image_notes = ()
     usable = max_sequences * blocks_for(max_len, options.block_size)
     num_blocks = options.num_kv_blocks or usable
     reserved_bytes = num_swap_blocks = 0
@@ -90,6 +92,7 @@ def choose_sizes(
         if options.num_kv_blocks is None:
             if model.device.type == "cuda":
                 reserved_bytes = activation_bytes(options, model, step_tokens, max_sequences)
+                reserved_bytes += image_attention_bytes(model, max_len, kv_dtype)
                 reserved_bytes += table_bytes(
                     max_sequences, blocks_for(max_len, options.block_size)
                 )
@@ -109,8 +112,40 @@ def choose_sizes(
         num_blocks=num_blocks,
         activation_bytes=reserved_bytes,
         num_swap_blocks=num_swap_blocks,
-        notes=notes,
+        notes=notes + image_notes,
     )
+
+
+def _with_room_for_image(
+    options: Options, model: PackedModel, step_tokens: int, max_sequences: int
+) -> tuple[int, tuple[str, ...]]:
+    """Return a step's tokens, and notes: with room for an image beside all decoding sequences.
+
+    Only for models whose images one step must compute whole. With less, one could wait forever.
+    """
+    undivided = model.encoder.undivided_tokens if model.encoder is not None else 0
+    needed = max_sequences + undivided
+    if not undivided or step_tokens >= needed:
+        return step_tokens, ()
+    note = (
+        f"a step has up to {needed} tokens, not {step_tokens}: an image's {undivided} tokens are "
+        f"computed in one step, beside {max_sequences} sequences"
+    )
+    return needed, (note,)
+
+
+def image_attention_bytes(model: PackedModel, max_len: int, kv_dtype: torch.dtype) -> int:
+    """Return the bytes that attention within an image takes beside that of other tokens.
+
+    It gathers the K and V of the longest sequence for one layer at a time, and has a mask.
+    """
+    undivided = model.encoder.undivided_tokens if model.encoder is not None else 0
+    if not undivided:
+        return 0
+    width = max(shape.numel for shape in model.shapes)
+    itemsize = kv_dtype.itemsize
+    itemsize += model.dtype.itemsize if kv_dtype != model.dtype else 0
+    return max_len * (width * itemsize + undivided)
 
 
 def activation_bytes(

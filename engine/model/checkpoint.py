@@ -126,12 +126,22 @@ def open_checkpoint(model_dir: Path, family: Family, language_model: str = "") -
     if language_model:
         found = any(name.startswith(language_model) for name in entries)
         prefix = language_model if found else family.prefix
+        head = head_prefix(prefix) + family.head
         entries = {
-            name.replace(prefix, family.prefix, 1): entry
+            name.replace(prefix, family.prefix, 1).replace(head, family.head, 1): entry
             for name, entry in entries.items()
-            if name.startswith((prefix, family.head))
+            if name.startswith((prefix, family.head, head))
         }
     return Checkpoint(_renamed(entries, family), str(model_dir))
+
+
+def head_prefix(language_model: str) -> str:
+    """Return the prefix of the head's tensor, for the one of the language model's other tensors.
+
+    It is "language_model." for "language_model.model.", as Gemma 3 is published, and else "".
+    """
+    is_whole = language_model.endswith(".model.")
+    return language_model.removesuffix("model.") if is_whole else ""
 
 
 def open_published(model_dir: Path) -> Checkpoint:

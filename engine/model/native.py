@@ -31,8 +31,12 @@ class NativeLayers:
         self._layers = PreparedLayers([_layer(layer) for layer in decoder.layers])
 
     def supports(self, paged: object) -> bool:
-        """Whether `paged` is a step of the CPU backend."""
-        return isinstance(paged, PagedStep) and isinstance(paged.backend, CpuBackend)
+        """Whether `paged` is a step of the CPU backend whose attention is all causal."""
+        return (
+            isinstance(paged, PagedStep)
+            and isinstance(paged.backend, CpuBackend)
+            and not paged.batch.images
+        )
 
     def __call__(
         self, hidden: Tensor, angles: AnglesByRope, paged: PagedStep, rows: Tensor | None

@@ -28,9 +28,12 @@ def split_plan(plan: StepPlan, max_rows: int) -> list[StepPlan]:
     for chunk in plan.chunks:
         rest = chunk
         while len(rest.scored) > room:
-            if room > 0:
-                parts[-1].append(_until(rest, rest.scored[room]))
-                rest = _from(rest, rest.scored[room])
+            cut = rest.sequence.chunk_end(rest.scored[room]) if room > 0 else rest.start
+            if cut <= rest.start and room == max_rows:
+                break  # an image that one pass must compute, with more rows than that
+            if cut > rest.start:
+                parts[-1].append(_until(rest, cut))
+                rest = _from(rest, cut)
             parts.append([])
             room = max_rows
         parts[-1].append(rest)

@@ -13,6 +13,8 @@ from core.images import Array, PromptImage
 
 MAX_KEPT_TOKENS = 2**14
 """Tokens whose embeddings are kept for later chunks and requests: 64 MiB with 2,048 in bf16."""
+BLANK_PIXELS = 2**10
+"""Of an image that shows how others are read."""
 
 
 class ImageEncoder:
@@ -33,6 +35,9 @@ class ImageEncoder:
         self.num_bytes: int = model.get_memory_footprint()
         hidden_size = model.config.get_text_config().hidden_size
         self.max_kept_bytes: int = MAX_KEPT_TOKENS * hidden_size * model.dtype.itemsize
+        sample = blank(BLANK_PIXELS)
+        self.undivided_tokens: int = sample.num_tokens if sample.is_bidirectional else 0
+        """Tokens of an image that one step must compute whole; 0: a step may end inside it."""
         self._kept: OrderedDict[tuple[str, bytes], Tensor] = OrderedDict()
 
     @torch.inference_mode()

@@ -15,18 +15,21 @@ class VisionFamily:
     """One row of the table. The names are those of transformers' modules."""
 
     language_model: str
-    """Prefix of the language model's tensors."""
-    processor: Literal["tiles", "grid"]
+    """Prefix of the language model's tensors in published files."""
+    processor: Literal["tiles", "grid", "runs"]
     """See `engine.vision.processors`, which only models that take images import."""
     model_type: str = ""
     """The family of `engine.model.families` that computes the language model; '': that of its
     config."""
+    module: str = "language_model"
+    """The language model's name in transformers' model."""
 
 
-IDEFICS3 = VisionFamily("model.text_model.", "tiles")
+IDEFICS3 = VisionFamily("model.text_model.", "tiles", module="text_model")
 QWEN2_VL = VisionFamily("model.language_model.", "grid", "qwen2")
 
 VISION_FAMILIES: dict[str, VisionFamily] = {
+    "gemma3": VisionFamily("language_model.model.", "runs"),
     "idefics3": IDEFICS3,
     "smolvlm": IDEFICS3,
     "qwen2_vl": QWEN2_VL,

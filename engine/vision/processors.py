@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor
-from transformers import AutoImageProcessor, AutoTokenizer, Idefics3Processor
+from transformers import AutoImageProcessor, AutoTokenizer, Gemma3Processor, Idefics3Processor
 
 from core.images import Array, EncodedPrompt, PromptImage
 
@@ -98,6 +98,39 @@ class GridProcessor:
         return EncodedPrompt(ids, tuple(_image(*column) for column in columns))
 
 
+class RunProcessor:
+    """Gemma 3: an image, or a crop of it (pan and scan), is a run of image tokens.
+
+    The runs of all images have the same length, and their tokens attend both ways.
+    """
+
+    def __init__(self, model_dir: Path, config: Any) -> None:
+        """config: the model's. Raises what transformers raises."""
+        self._processor: Any = Gemma3Processor.from_pretrained(model_dir)
+        self._image_token_id: int = config.image_token_id
+        self.image_token: str = self._processor.boi_token
+
+    def __call__(
+        self, text: str, images: Sequence[Any], *, add_special_tokens: bool
+    ) -> EncodedPrompt:
+        """Return the prompt, with a `PromptImage` for each run; see `TileProcessor`."""
+        inputs: Mapping[str, Tensor] = self._processor(
+            text=[text],
+            images=[list(images)],
+            add_special_tokens=add_special_tokens,
+            return_tensors="pt",
+        )
+        ids: list[int] = inputs["input_ids"][0].tolist()
+        pixels = inputs["pixel_values"]
+        length: int = self._processor.image_seq_length
+        starts = _starts(ids, self._image_token_id, [length] * len(pixels))
+        runs = [
+            _image(start, length, {"pixel_values": crop[None]}, is_bidirectional=True)
+            for start, crop in zip(starts, pixels, strict=True)
+        ]
+        return EncodedPrompt(ids, tuple(runs))
+
+
 def _starts(ids: Sequence[int], token_id: int, lengths: Sequence[int]) -> list[int]:
     """Return where the tokens of each image start, `lengths[i]` of them without a gap.
 
@@ -118,10 +151,12 @@ def _image(
     num_tokens: int,
     inputs: Mapping[str, Tensor],
     grid: tuple[int, int] | None = None,
+    *,
+    is_bidirectional: bool = False,
 ) -> PromptImage:
     arrays = {name: _array(tensor) for name, tensor in inputs.items()}
     digest = blake2b(msgspec.msgpack.encode(arrays), digest_size=DIGEST_BYTES).digest()
-    return PromptImage(start, num_tokens, digest, arrays, grid)
+    return PromptImage(start, num_tokens, digest, arrays, grid, is_bidirectional)
 
 
 def _array(tensor: Tensor) -> Array:

@@ -22,7 +22,7 @@ from core.limits import IMAGE_PIXELS
 from core.processes import cpu_limit, limit_memory
 from engine.vision.families import VISION_FAMILIES
 from engine.vision.image_file import read_image
-from engine.vision.processors import GridProcessor, TileProcessor
+from engine.vision.processors import GridProcessor, RunProcessor, TileProcessor
 
 CPU_SECONDS = 10.0
 """CPU time for each image of a job. One of 4,000 × 4,000 pixels takes Qwen2.5-VL's 4.5 s."""
@@ -32,7 +32,7 @@ MEMORY_BYTES = 4 * 2**30
 """Memory that a job may add to what the process has at its start."""
 FORMATS = ("PNG", "JPEG", "WEBP")
 FIELD = "messages"
-PROCESSORS = {"tiles": TileProcessor, "grid": GridProcessor}
+PROCESSORS = {"tiles": TileProcessor, "grid": GridProcessor, "runs": RunProcessor}
 
 
 class ImageReader:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from core.errors import RequestError
+from core.images import PromptImage
 from core.messages import Step, Submit
 from core.output import Output
 from core.sampling import Finish, Sampled, SamplingParams, TopLogprobs
@@ -196,3 +197,13 @@ def test_out_of_range_numbers_of_answers_are_named(params, field):
     with pytest.raises(RequestError) as caught:
         SamplingParams(**params)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("end", "cut"), [(2, 2), (3, 2), (5, 2), (6, 6), (7, 6), (9, 6), (10, 10), (11, 11)]
+)
+def test_chunks_do_not_end_inside_bidirectional_images(end, cut):
+    images = tuple(PromptImage(start, 4, b"digest", {}, is_bidirectional=True) for start in (2, 6))
+    assert Sequence(0, range(12), SamplingParams(), images=images).chunk_end(end) == cut
+    causal = tuple(PromptImage(start, 4, b"digest", {}) for start in (2, 6))
+    assert Sequence(0, range(12), SamplingParams(), images=causal).chunk_end(end) == end

@@ -13,6 +13,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForImageTextToText,
+    Gemma3ImageProcessorPil,
+    Gemma3Processor,
     Idefics3ImageProcessorPil,
     Idefics3Processor,
     PreTrainedTokenizerFast,
@@ -31,6 +33,7 @@ SPECIAL = (
     "<end_of_utterance>",
     *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
 )
+GEMMA_TOKENS = {"image_token": "<image>", "boi_token": "<begin>", "eoi_token": "<end>"}
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}:"
     "{% for part in message.content %}"
@@ -47,13 +50,13 @@ def save_vision_model(folder: Path, model_type: str, *, is_wide: bool = False) -
     path = folder / (f"{model_type}-wide" if is_wide else model_type)
     if path.exists():
         return path
-    tokenizer = _tokenizer()
+    tokenizer = _tokenizer(GEMMA_TOKENS if model_type == "gemma3" else {})
     head_dim = 32 if is_wide else 8
     settings = {"vocab_size": len(tokenizer), "hidden_size": 4 * head_dim, "intermediate_size": 48,
                 "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
                 "max_position_embeddings": 1024, "head_dim": head_dim, "eos_token_id": EOS,
                 "bos_token_id": None, "pad_token_id": 0}  # fmt: skip
-    make = _qwen if model_type.startswith("qwen") else _idefics
+    make = {"gemma3": _gemma, "qwen2_vl": _qwen, "qwen2_5_vl": _qwen}.get(model_type, _idefics)
     changes, processor = make(model_type, settings, tokenizer)
     config = CONFIG_MAPPING[model_type](
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
@@ -72,8 +75,13 @@ def save_vision_model(folder: Path, model_type: str, *, is_wide: bool = False) -
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     processor.save_pretrained(path)
-    (path / "chat_template.jinja").write_text(TEMPLATE)
+    (path / "chat_template.jinja").write_text(in_text(model_type, TEMPLATE))
     return path
+
+
+def in_text(model_type: str, text: str) -> str:
+    """Return a text with the image token that the model's processor expects, for `<image>`."""
+    return text.replace("<image>", "<begin>") if model_type == "gemma3" else text
 
 
 def _idefics(model_type: str, settings: dict[str, object], tokenizer: PreTrainedTokenizerFast):
@@ -84,6 +92,28 @@ def _idefics(model_type: str, settings: dict[str, object], tokenizer: PreTrained
     text = {"model_type": "llama", **settings}
     processor = Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=TEMPLATE)
     return {"text_config": text, "vision_config": vision, "scale_factor": 2}, processor
+
+
+def _gemma(model_type: str, settings: dict[str, object], tokenizer: PreTrainedTokenizerFast):
+    """Windows of 6 tokens, fewer than the prompts have and more than an image's 4."""
+    processor = Gemma3Processor(
+        Gemma3ImageProcessorPil(size={"height": TILE, "width": TILE}),
+        tokenizer,
+        in_text(model_type, TEMPLATE),
+        4,
+    )
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+              "num_attention_heads": 2, "image_size": TILE, "patch_size": 4}  # fmt: skip
+    text = {
+        "model_type": "gemma3_text",
+        **settings,
+        "vocab_size": len(tokenizer),
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }
+    text["layer_types"] = text["layer_types"][:3]
+    changes = {"text_config": text, "vision_config": vision, "mm_tokens_per_image": 4}
+    return changes, processor
 
 
 def _qwen(model_type: str, settings: dict[str, object], tokenizer: PreTrainedTokenizerFast):
@@ -103,14 +133,17 @@ def _qwen(model_type: str, settings: dict[str, object], tokenizer: PreTrainedTok
     return {"text_config": text, "vision_config": vision}, images
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def _tokenizer(names: dict[str, str]) -> PreTrainedTokenizerFast:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     model = models.BPE({letter: number for number, letter in enumerate(letters)}, [])
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+    tokenizer.add_special_tokens([name for name in names.values() if name not in SPECIAL])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", extra_special_tokens=names
+    )
 
 
 def picture(seed: int, width: int = 32, height: int = 32, kind: str = "PNG") -> bytes:

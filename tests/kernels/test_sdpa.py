@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from kernels.batch import PagedBatch
+from kernels.batch import ImageSpan, PagedBatch
 from kernels.reference import paged_attention_reference
-from kernels.sdpa import Scratch, paged_attention
+from kernels.sdpa import Scratch, attend_in_images, paged_attention
 from kernels.torch_cache import write_kv
 
 BLOCK_SIZE = 4
@@ -107,3 +109,48 @@ def test_scratch_is_reused():
     again = scratch.gather("key", cache, blocks[:1], torch.float32)
     assert first.data_ptr() == again.data_ptr()
     assert torch.equal(again, cache[1])
+
+
+@pytest.mark.parametrize(
+    "extras", [{}, {"window": 3}, {"window": 5}, {"window": 30}, {"softcap": 5.0, "window": 4}]
+)
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_tokens_of_an_image_see_each_other(extras, with_sinks):
+    """Two images of a sequence, and one whose first two tokens are cached; other rows stay."""
+    generator = torch.Generator().manual_seed(3)
+    batch, num_blocks = make_batch([(1, 3), (12, 5), (4, 2)], generator)
+    images = (ImageSpan(1, 2, 6, 10), ImageSpan(1, 8, 12, 16), ImageSpan(2, 13, 16, 5))
+    batch = replace(batch, images=images)
+    query = torch.randn(17, 4, 8, generator=generator, dtype=torch.float64)
+    keys = poisoned_cache(batch, num_blocks, 2, 8, torch.float64, generator)
+    values = poisoned_cache(batch, num_blocks, 2, 8, torch.float64, generator)
+    sinks = torch.randn(4, generator=generator) if with_sinks else None
+    options = {"scale": 0.4, "sinks": sinks, **extras}
+    causal = paged_attention(query, keys, values, batch, Scratch(), **options)
+    out = causal.clone()
+    attend_in_images(out, query, keys, values, batch, Scratch(), **options)
+    inside = {row for image in images for row in range(image.start, image.end)}
+    outside = [row for row in range(17) if row not in inside]
+    assert torch.equal(out[outside], causal[outside])
+    for image in images:
+        for row in range(image.start, image.end):
+            expected = see(image, row, query, keys, values, batch, **options)
+            torch.testing.assert_close(out[row], expected, rtol=1e-5, atol=1e-6)
+
+
+def see(image, row, query, keys, values, batch, *, scale, sinks, window=None, softcap=None):
+    """Return the attention of a row over all K and V in its window, up to the image's end."""
+    position = image.context_len - (image.end - row)
+    first = 0 if window is None else max(0, position - window + 1)
+    table = batch.block_tables[image.sequence].tolist()
+    slots = [(table[at // BLOCK_SIZE], at % BLOCK_SIZE) for at in range(first, image.context_len)]
+    seen_keys, seen_values = (
+        torch.stack([cache[slot] for slot in slots], 1).repeat_interleave(2, 0)
+        for cache in (keys, values)
+    )
+    scores = (seen_keys @ query[row][:, :, None])[:, :, 0] * scale
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None].double()], 1)
+    weights = scores.softmax(1)[:, : len(slots)]
+    return (weights[:, None] @ seen_values)[:, 0]
