@@ -155,11 +155,12 @@ class InputBuilder:
 
         Return a function for after the parcel's `send`, which takes the slot mapping.
         """
-        context_lens = parcel.put(places.by_sequence([c.end for c in chunks]).astype(np.int32))
+        lens = [chunk.end for chunk in chunks]
+        context_lens = parcel.put(places.by_sequence(lens).astype(np.int32))
         starts = parcel.put(places.query_starts())
         row_numbers, tables = self._tables.put(chunks, parcel)
         rows = parcel.put(places.by_sequence(row_numbers))
-        num_blocks = -(-max(chunk.end for chunk in chunks) // self._block_size)
+        num_blocks = -(-max(lens) // self._block_size)
         image_spans = _image_spans(chunks, places.ends)
         return lambda slot_mapping: PagedBatch(
             query_starts=starts(),
@@ -312,6 +313,7 @@ def _image_spans(chunks: Sequence[Chunk], ends: Sequence[int]) -> tuple[ImageSpa
             image.end,
         )
         for index, (chunk, end) in enumerate(zip(chunks, ends, strict=True))
+        if chunk.sequence.images
         for image in chunk.images
         if image.is_bidirectional
     )
