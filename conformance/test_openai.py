@@ -108,6 +108,20 @@ def test_response_stream(client: openai.OpenAI) -> None:
     assert kinds[-1] in ("response.completed", "response.incomplete")
 
 
+def test_response_logprobs(client: openai.OpenAI) -> None:
+    response = client.responses.create(
+        model="demo", input="Speak.", max_output_tokens=16,
+        include=["message.output_text.logprobs"], top_logprobs=3,
+    )  # fmt: skip
+    (message,) = response.output
+    assert message.type == "message"
+    (part,) = message.content
+    assert part.type == "output_text"
+    assert part.logprobs
+    assert all(len(token.top_logprobs) == 3 for token in part.logprobs)
+    assert "".join(token.token for token in part.logprobs).strip() == part.text.strip()
+
+
 def test_response_parse(client: openai.OpenAI) -> None:
     response = client.responses.parse(model="demo", input="Speak.", text_format=Verdict)
     assert isinstance(response.output_parsed, Verdict)

@@ -22,6 +22,11 @@ class AnswerParser:
         self.num_reasoning_tokens = 0
         """Tokens so far after which the answer was inside its reasoning."""
 
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the answer is inside its reasoning after the tokens so far."""
+        return self._reasoning is not None and self._reasoning.is_inside
+
     def push(self, tokens: Sequence[TokenText], *, is_last: bool) -> list[AnswerPiece]:
         """Add tokens and return the pieces that are certain by now; all of them if `is_last`."""
         pieces: list[AnswerPiece] = []

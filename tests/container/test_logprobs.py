@@ -50,7 +50,7 @@ def test_of_tokens_with_equal_text_the_likelier_is_kept(tokenizer: Tokenizer) ->
 def test_incomplete_characters_have_no_bytes(tokenizer: Tokenizer) -> None:
     half = tokenizer.encode("\u00e9")[0]
     tokens = [TokenText(half, "", -1.0), TokenText(EOS, "", -2.0)]
-    content = chat_logprobs(tokens, tokenizer.piece)["content"]
+    content = chat_logprobs(tokens, tokenizer.piece)
     assert content == [
         {"token": "\ufffd", "logprob": -1.0, "bytes": None, "top_logprobs": []},
         {"token": "<eos>", "logprob": -2.0, "bytes": list(b"<eos>"), "top_logprobs": []},

@@ -248,8 +248,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": {"id": "p"}}, "prompt", "nothing is stored"),
     ({"background": True}, "background", "Not supported".lower()),
     ({"truncation": "auto"}, "truncation", "truncate_prompt_tokens"),
-    ({"top_logprobs": 2}, "top_logprobs", "chat/completions"),
-    ({"include": ["message.output_text.logprobs"]}, "include", "chat/completions"),
+    ({"top_logprobs": 21}, "top_logprobs", "0 to 20"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search is not supported"),
     ({"tools": [{"type": "function"}]}, "tools[0].name", "a string"),
     ({"tools": [{"type": "function", "name": "f", "parameters": []}]}, "tools[0].parameters", ""),
@@ -282,6 +281,62 @@ def test_invalid_requests(
     assert not engine.of_type(Submit)
 
 
+LOGPROBS: Any = ["message.output_text.logprobs"]
+
+
+def scored(logprobs: Any) -> list[tuple[str, float]]:
+    return [(entry.token, entry.logprob) for entry in logprobs]
+
+
+def test_logprobs(demo: openai.OpenAI, engine: FakeEngine) -> None:
+    """The end token, which is no text, has none."""
+    asked: Any = {"model": "demo", "input": "Q", "include": LOGPROBS, "top_logprobs": 2}
+    expected = [(letter, -0.5) for letter in "Hi there"]
+    response = demo.responses.create(**asked)
+    (message,) = response.output
+    assert message.type == "message"
+    (part,) = message.content
+    assert part.type == "output_text"
+    assert scored(part.logprobs) == expected
+    assert part.logprobs is not None
+    assert [len(entry.top_logprobs) for entry in part.logprobs] == [2] * 8
+    assert part.logprobs[0].bytes == [ord("H")]
+    assert response.top_logprobs == 2
+    assert submitted(engine).params.logprobs == 2
+    events = list(demo.responses.create(**asked, stream=True))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert [pair for event in deltas for pair in scored(event.logprobs)] == expected
+    assert all(scored(event.logprobs) == [(event.delta, -0.5)] for event in deltas), (
+        "each with the text that it scores"
+    )
+    (done,) = (event for event in events if event.type == "response.output_text.done")
+    assert scored(done.logprobs) == expected
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output[0].to_dict() == {**message.to_dict(), "id": done.item_id}
+
+
+def test_logprobs_are_of_the_text_alone(thinker: openai.OpenAI) -> None:
+    """Not of reasoning, tags and calls."""
+    asked: Any = {"model": "demo", "input": "Q", "include": LOGPROBS, "tools": TOOLS}
+    _, message, _ = thinker.responses.create(**asked).output
+    assert message.type == "message"
+    (part,) = message.content
+    assert part.type == "output_text"
+    assert part.logprobs is not None
+    assert "".join(entry.token for entry in part.logprobs).strip() == part.text == "So:"
+    events = list(thinker.responses.create(**asked, stream=True))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    streamed = [pair for event in deltas for pair in scored(event.logprobs)]
+    assert streamed == scored(part.logprobs)
+
+
+def test_without_include_there_are_no_logprobs(http: FlaskClient) -> None:
+    response = http.post("/v1/responses", json={"input": "Q", "top_logprobs": 2})
+    (message,) = response.get_json()["output"]
+    assert message["content"][0]["logprobs"] == []
+    assert "top_logprobs has no effect without" in response.headers["X-Longshore-Warning"]
+
+
 def test_fields_without_effect_are_named(http: FlaskClient, engine: FakeEngine) -> None:
     fields = {
         "store": True, "include": ["reasoning.encrypted_content"], "user": "me", "stop": "x",
@@ -312,7 +367,9 @@ def test_a_limit_of_one_call_that_cannot_be_kept_is_named(serve: Serve) -> None:
 def test_a_warning_does_not_repeat_what_the_client_wrote(http: FlaskClient, name: str) -> None:
     response = http.post("/v1/responses", json={"input": "Q", "include": [name, name]})
     assert response.status_code == 200
-    assert response.headers["X-Longshore-Warning"] == "include has no effect here"
+    assert response.headers["X-Longshore-Warning"] == (
+        "include has no effect here, except message.output_text.logprobs"
+    )
 
 
 def test_failures(demo: openai.OpenAI, http: FlaskClient, engine: FakeEngine) -> None:

@@ -134,7 +134,7 @@ class ChatResponse:
 
     def _choice(self, index: int, tokens: Sequence[TokenText]) -> Record:
         shows = self._request.logprobs and tokens
-        logprobs = chat_logprobs(tokens, self._name) if shows else None
+        logprobs = {"content": chat_logprobs(tokens, self._name)} if shows else None
         return {"index": index, "logprobs": logprobs, **self._request.shown.answer(tokens)}
 
     def _prompt_logprobs(self) -> object:

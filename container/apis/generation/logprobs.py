@@ -69,20 +69,20 @@ def completion_logprobs(
     return in_thread_if_long(record, size=len(tokens) * (num_top + 1))
 
 
-def chat_logprobs(tokens: Sequence[TokenText], name: Callable[[int], str]) -> Record:
-    """Return `logprobs` of OpenAI's chat completions, with all likely tokens of `tokens`."""
-    return {
-        "content": [
-            {
-                **_chat_logprob(name(token.id), token.logprob),
-                "top_logprobs": [
-                    _chat_logprob(name(token_id), logprob)
-                    for token_id, logprob in _likely(token.top)
-                ],
-            }
-            for token in tokens
-        ]
-    }
+def chat_logprobs(tokens: Sequence[TokenText], name: Callable[[int], str]) -> list[Record]:
+    """Return logprobs as OpenAI's chat completions and responses have them: a record per token.
+
+    They have all likely tokens of `tokens`.
+    """
+    return [
+        {
+            **_chat_logprob(name(token.id), token.logprob),
+            "top_logprobs": [
+                _chat_logprob(name(token_id), logprob) for token_id, logprob in _likely(token.top)
+            ],
+        }
+        for token in tokens
+    ]
 
 
 def prompt_logprobs(

@@ -32,7 +32,9 @@ class ResponsesRoutes:
         context.warn(request.warnings)
         started = self._assistant.start(context, request.turn)
         id = f"resp_{request.request_id or context.id}"
-        response = ResponsesResponse(started, request, id, int(time.time()))
+        response = ResponsesResponse(
+            started, request, id, int(time.time()), self._service.prompting.tokenizer.piece
+        )
         return self._service.send(
             context, response, stream=request.stream, stream_format="named_sse"
         )

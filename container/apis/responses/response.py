@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from container.apis.chat.blocks import Block, BlockKind, Blocks
 from container.apis.chat.turn import StartedTurn
+from container.apis.generation.logprobs import chat_logprobs
 from container.apis.generation.response import Record
 from container.apis.responses.schema import ResponsesRequest
 from container.http.failures import Failure
 from core.sampling import Finish
+from core.text.answer import TokenText
 from core.text.tools.base import call_id
 
 _PARTS: Mapping[BlockKind, str] = {"text": "output_text", "reasoning": "reasoning_text"}
@@ -23,9 +25,14 @@ class ResponsesResponse:
     ends_with_done = False
 
     def __init__(
-        self, started: StartedTurn, request: ResponsesRequest, id: str, created_at: int
+        self,
+        started: StartedTurn,
+        request: ResponsesRequest,
+        id: str,
+        created_at: int,
+        name: Callable[[int], str],
     ) -> None:
-        """created_at: seconds since 1970."""
+        """created_at: seconds since 1970; name: returns the string of a token id, for logprobs."""
         self._generation = started.generation
         self._parser = started.parsers[0]
         self._request = request
@@ -33,6 +40,11 @@ class ResponsesResponse:
         self._blocks = Blocks(self)
         self._finish: Finish | None = None
         self._num_events = 0
+        self._name = name
+        self._unplaced: list[TokenText] = []
+        """The tokens that belong to the next piece of text, if the request has logprobs."""
+        self._logprobs: dict[int, list[Record]] = {}
+        """Logprobs of the tokens of each block of text, by the block's index."""
         self._envelope: Record = {
             "id": id, "object": "response", "created_at": created_at, "model": started.model,
             **request.echo,
@@ -43,7 +55,7 @@ class ResponsesResponse:
         self._generation.run()
         (answer,) = self._generation.answers
         self._finish = answer.finish
-        self._blocks.push(self._parser.push(answer.tokens, is_last=True), is_last=True)
+        self._push(answer.tokens, is_last=True)
         return self._ended()
 
     def chunks(self) -> Iterator[list[Record]]:
@@ -53,8 +65,7 @@ class ResponsesResponse:
             records = [] if has_begun else self._begin()
             has_begun, is_last = True, delta.finish is not None
             self._finish = delta.finish
-            pieces = self._parser.push(delta.tokens, is_last=is_last)
-            records += self._blocks.push(pieces, is_last=is_last)
+            records += self._push(delta.tokens, is_last=is_last)
             if is_last:
                 response = self._ended()
                 records.append(self._event(f"response.{response['status']}", response=response))
@@ -74,14 +85,19 @@ class ResponsesResponse:
         added = self._event("response.output_item.added", output_index=block.index, item=item)
         if block.kind == "call":
             return [added]
-        return [added, self._of_part("response.content_part.added", block, part=_part(block))]
+        return [added, self._of_part("response.content_part.added", block, part=self._part(block))]
 
     def grown(self, block: Block, text: str) -> list[Record]:
         """See `BlockEvents`."""
+        tokens, self._unplaced = self._unplaced, []
         if block.kind == "call":
             return [self._of_item("response.function_call_arguments.delta", block, delta=text)]
         name = f"response.{_PARTS[block.kind]}.delta"
-        return [self._of_part(name, block, delta=text, **_logprobs(block))]
+        if block.kind == "reasoning":
+            return [self._of_part(name, block, delta=text)]
+        logprobs = chat_logprobs(tokens, self._name)
+        self._logprobs.setdefault(block.index, []).extend(logprobs)
+        return [self._of_part(name, block, delta=text, logprobs=logprobs)]
 
     def closed(self, block: Block) -> list[Record]:
         """See `BlockEvents`."""
@@ -91,12 +107,28 @@ class ResponsesResponse:
         else:
             name = f"response.{_PARTS[block.kind]}.done"
             events = [
-                self._of_part(name, block, text=block.text, **_logprobs(block)),
-                self._of_part("response.content_part.done", block, part=_part(block)),
+                self._of_part(name, block, text=block.text, **self._scores(block)),
+                self._of_part("response.content_part.done", block, part=self._part(block)),
             ]
         item = self._item(block, self._item_status(block))
         done = self._event("response.output_item.done", output_index=block.index, item=item)
         return [*events, done]
+
+    def _push(self, tokens: Sequence[TokenText], *, is_last: bool) -> list[Record]:
+        """Add tokens of the answer and return the events for them."""
+        if not self._request.logprobs or not tokens:
+            pieces = self._parser.push(tokens, is_last=is_last)
+            return self._blocks.push(pieces, is_last=is_last)
+        records: list[Record] = []
+        # One by one, since the parser does not say which tokens a piece is made of.
+        for number, token in enumerate(tokens, 1):
+            is_text = not self._parser.is_reasoning
+            ends = is_last and number == len(tokens)
+            pieces = self._parser.push([token], is_last=ends)
+            if is_text:
+                self._unplaced.append(token)
+            records += self._blocks.push(pieces, is_last=ends)
+        return records
 
     def _begin(self) -> list[Record]:
         names = ("response.created", "response.in_progress")
@@ -140,9 +172,9 @@ class ResponsesResponse:
         item: Record = {"id": self._item_id(block), "status": status}
         match block.kind:
             case "reasoning":
-                return {**item, "type": "reasoning", "summary": [], "content": [_part(block)]}
+                return {**item, "type": "reasoning", "summary": [], "content": [self._part(block)]}
             case "text":
-                content = [_part(block)]
+                content = [self._part(block)]
                 return {**item, "type": "message", "role": "assistant", "content": content}
             case "call":
                 return {
@@ -152,6 +184,14 @@ class ResponsesResponse:
 
     def _item_id(self, block: Block) -> str:
         return f"{_ITEM_PREFIXES[block.kind]}_{self._id.removeprefix('resp_')}_{block.index}"
+
+    def _part(self, block: Block) -> Record:
+        part: Record = {"type": _PARTS[block.kind], "text": block.text, **self._scores(block)}
+        return {**part, "annotations": []} if block.kind == "text" else part
+
+    def _scores(self, block: Block) -> Record:
+        """Return the field that clients expect of every text; empty without `include`."""
+        return {"logprobs": self._logprobs.get(block.index, [])} if block.kind == "text" else {}
 
     def _of_part(self, event: str, block: Block, /, **fields: object) -> Record:
         return self._of_item(event, block, content_index=0, **fields)
@@ -168,13 +208,3 @@ class ResponsesResponse:
 
 _EMPTY: Record = {"content": []}
 """The content of an item before its first part."""
-
-
-def _part(block: Block) -> Record:
-    part: Record = {"type": _PARTS[block.kind], "text": block.text, **_logprobs(block)}
-    return {**part, "annotations": []} if block.kind == "text" else part
-
-
-def _logprobs(block: Block) -> Record:
-    """Return the field of OpenAI's text that clients expect to be there, always empty here."""
-    return {"logprobs": []} if block.kind == "text" else {}

@@ -40,7 +40,11 @@ from core.errors import RequestError
 from core.limits import MESSAGES, TOOLS
 from core.structured_outputs import StructuredOutputsParams
 
-_DIALECT = Dialect(prompt="input", names={"max_tokens": "max_output_tokens"}, operation="chat")
+_DIALECT = Dialect(
+    prompt="input",
+    names={"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"},
+    operation="chat",
+)
 _NOT_STORED = "send the whole conversation as input, since nothing is stored"
 _LOGPROBS = "message.output_text.logprobs"
 _TOOL_CHOICE = Kind(
@@ -115,10 +119,13 @@ RESPONSES_FIELDS: Fields = {
         "`effort`: how much the model reasons.",
     ),
     "include": Field(
-        with_schema(STRINGS, {"items": {"enum": ["reasoning.encrypted_content"]}}),
-        "Has no effect here; logprobs are only in chat completions.",
+        with_schema(STRINGS, {"items": {"enum": [_LOGPROBS, "reasoning.encrypted_content"]}}),
+        f"`{_LOGPROBS}`: return the logprob of each token of the text. Others have no effect here.",
     ),
-    "top_logprobs": unsupported(INTEGER, 0, instead="use /v1/chat/completions"),
+    "top_logprobs": Field(
+        INTEGER,
+        f"With `{_LOGPROBS}` in `include`: return this many most likely tokens at each position.",
+    ),
     "metadata": Field(OBJECT, "Returned with the response."),
     "truncation": unsupported(STRING, "disabled", instead="use truncate_prompt_tokens"),
     "store": Field(BOOLEAN, "Nothing is stored, whatever it says; the response has false."),
@@ -139,6 +146,7 @@ class ResponsesRequest:
 
     turn: Turn
     stream: bool
+    logprobs: bool
     request_id: str | None
     echo: Record
     """The fields of the request that the response repeats."""
@@ -173,6 +181,7 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
             conversation, decoding, tools.forced, values.get("model", None), read_adapter(values)
         ),
         stream=values.get("stream", False),
+        logprobs=_includes_logprobs(values),
         request_id=read_request_id(values),
         echo=_echo(values, decoding, effort),
         warnings=(
@@ -188,7 +197,9 @@ def read_responses_request(body: Mapping[str, object]) -> ResponsesRequest:
 
 def _decoding(values: Values, text: Values) -> Decoding:
     max_tokens: int | None = values.get("max_output_tokens", None)
-    decoding = read_openai_decoding(values, _DIALECT, max_tokens=max_tokens)
+    # Checked in either case, so that a bad number is refused with and without `include`.
+    logprobs = values.get("top_logprobs", 0) or None
+    decoding = read_openai_decoding(values, _DIALECT, max_tokens=max_tokens, logprobs=logprobs)
     form = _format(text.get("format", {"type": "text"}))
     return decoding if form is None else decoding.with_structured_outputs(form, "text.format")
 
@@ -266,16 +277,24 @@ def _echo(values: Values, decoding: Decoding, effort: str | None) -> Record:
         "text": values.get("text", {"format": {"type": "text"}}),
         "tool_choice": values.get("tool_choice", "auto"),
         "tools": values.get("tools", []),
+        "top_logprobs": values.get("top_logprobs", 0),
         "top_p": decoding.params.top_p,
         "truncation": "disabled",
     }
 
 
 def _ignored_fields(values: Values) -> tuple[str, ...]:
-    """Return warnings for values without effect. Raises RequestError if `include` has logprobs."""
-    include: list[str] = values.get("include", [])
-    if _LOGPROBS in include:
-        raise RequestError("include", f"{_LOGPROBS}: use /v1/chat/completions")
-    stored = ("store has no effect here: nothing is stored",) if values.get("store", False) else ()
-    # Without the client's own text, which a header may not be able to hold.
-    return (*stored, "include has no effect here") if include else stored
+    """Return warnings for values without effect."""
+    warnings: list[str] = []
+    if values.get("store", False):
+        warnings.append("store has no effect here: nothing is stored")
+    if any(name != _LOGPROBS for name in values.get("include", list[str]())):
+        # Without the client's own text, which a header may not be able to hold.
+        warnings.append(f"include has no effect here, except {_LOGPROBS}")
+    if values.get("top_logprobs", 0) and not _includes_logprobs(values):
+        warnings.append(f"top_logprobs has no effect without {_LOGPROBS} in include")
+    return tuple(warnings)
+
+
+def _includes_logprobs(values: Values) -> bool:
+    return _LOGPROBS in values.get("include", list[str]())
