@@ -100,7 +100,7 @@ def _run(
     save_trial: Callable[[Trial], None],
 ) -> bool:
     """Run `compare` or `sweep`. Returns False if it was interrupted."""
-    from loadtest.compare import Comparison, announced, turns
+    from loadtest.compare import Comparison
     from loadtest.measure import measure
     from loadtest.plan import Load
     from loadtest.sweep import sweep
@@ -125,12 +125,13 @@ def _run(
         ) as comparison:
             for workload in parsed.workload:
                 tuned = comparison.tune(workload, save_trial) if tunes else None
-                planned = list(turns(workload, subjects.names, parsed.rounds, tuned))
-                for turn in announced(planned, tqdm.write):
-                    run = comparison.run(turn)
+                for run in comparison.rounds(workload, parsed.rounds, tuned):
                     save(run)
-                    if not run.is_whole:
-                        return False
+                if not results.runs[-1].is_whole:
+                    return False
+                if results.runs[-1].round < parsed.rounds:
+                    results.notes.append(_stopped(workload.name, results.runs[-1].round))
+                    tqdm.write(results.notes[-1])
             return True
     return sweep(
         subjects,
@@ -143,6 +144,14 @@ def _run(
         num_refinements=parsed.refinements,
         num_warm_up=parsed.warm_up,
         on_run=save,
+    )
+
+
+def _stopped(workload: str, num_rounds: int) -> str:
+    return (
+        f"{workload}: stopped after {num_rounds} round{'s' * (num_rounds > 1)}, because other "
+        "processes disturbed every server, so no winner could be named; run it again on an idle "
+        "machine."
     )
 
 

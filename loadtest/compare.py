@@ -146,6 +146,27 @@ class Comparison:
         best = best_setting(rate_of, given, most_sequences(workload, self._load))
         return None if best == given else best
 
+    def rounds(self, workload: Workload, num_rounds: int, tuned: Setting | None) -> Iterator[Run]:
+        """Measure a workload in rounds, and yield each run.
+
+        Stops after an interrupted run. Stops after a round by which other processes have disturbed
+        every server: whatever came next, no winner could be named.
+        """
+        disturbed: dict[str, bool] = {}
+        last_round = 1
+        for turn in announced(
+            list(turns(workload, self._subjects.names, num_rounds, tuned)), self._say
+        ):
+            if turn.round > last_round and len(disturbed) > 1 and all(disturbed.values()):
+                return
+            last_round = turn.round
+            run = self.run(turn)
+            yield run
+            if not run.is_whole:
+                return
+            is_disturbed = _other_cores(run) > MAX_OTHER_CORES
+            disturbed[run.name] = disturbed.get(run.name, False) or is_disturbed
+
     def run(self, turn: Turn) -> Run:
         """Measure a turn, again if the machine is busy with other things.
 

@@ -101,14 +101,14 @@ def labels_of(found: Sequence[Rounds]) -> list[str]:
 
 def doubt(one: Rounds, other: Rounds) -> str | None:
     """Return why the two do not prove a difference of their measure; None if they do."""
-    if min(len(one.runs), len(other.runs)) < MIN_ROUNDS:
-        return f"there are fewer than {MIN_ROUNDS} rounds; use --rounds {MIN_ROUNDS}"
     for rounds in (one, other):
         if not rounds.is_quiet:
             return (
                 f"other processes used {rounds.other_cores:.1f} cores while {rounds.name} ran; "
                 "measure again on an idle machine"
             )
+    if min(len(one.runs), len(other.runs)) < MIN_ROUNDS:
+        return f"there are fewer than {MIN_ROUNDS} rounds; use --rounds {MIN_ROUNDS}"
     ones, others = one.values, other.values
     if ones[0] <= others[-1] and others[0] <= ones[-1]:
         return (

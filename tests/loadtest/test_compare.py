@@ -84,10 +84,11 @@ def comparison_of(servers: Servers, measurement: Measurement, said: list[str]) -
 def compared(
     servers: Servers, measurement: Measurement, rounds: int = 3
 ) -> tuple[list[Run], list[str]]:
+    """Return the runs, and what was said of runs that are measured again."""
     said: list[str] = []
     with comparison_of(servers, measurement, said) as comparison:
-        chat = turns(WORKLOADS["chat"], servers.names, rounds)
-        return [comparison.run(turn) for turn in chat], said
+        runs = list(comparison.rounds(WORKLOADS["chat"], rounds, None))
+    return runs, [line for line in said if "again" in line]
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -119,11 +120,29 @@ def test_a_disturbed_run_is_measured_again_and_the_quietest_counts(
 
 
 def test_a_machine_that_stays_busy_delays_the_comparison_once() -> None:
-    measurement = Measurement([0.9, 0.8, 0.7, 0.6, 0.1, 0.5, 0.0])
-    runs, said = compared(Servers(("none", "paged"), True), measurement)
-    assert [entry.measures.other_cpu for entry in runs[:4]] == [0.7, 0.6, 0.1, 0.0]
-    assert [entry.num_discarded for entry in runs] == [2, 0, 0, 1, 0, 0]
-    assert len(said) == 3
+    measurement = Measurement([0.9, 0.8, 0.7, 0.1, 0.6, 0.5, 0.4, 0.1, 0.5, 0.0])
+    runs, said = compared(Servers(("none", "dynamic", "paged"), True), measurement)
+    assert [entry.measures.other_cpu for entry in runs[:5]] == [0.7, 0.1, 0.4, 0.1, 0.0]
+    assert [entry.num_discarded for entry in runs] == [2, 0, 2, 0, 1, 0, 0, 0, 0]
+    assert len(said) == 5
+
+
+@pytest.mark.parametrize(
+    ("names", "other_cores", "num_rounds"),
+    [
+        (("none", "paged"), [0.9, 0.9, 0.9, 0.9], 1),
+        (("none", "paged"), [0.9, 0.9, 0.9, 0.1], 3),
+        (("none", "paged"), [0.9, 0.9, 0.9, 0.1, 0.9, 0.9, 0.9, 0.1], 2),
+        (("paged",), [0.9, 0.9, 0.9], 3),
+    ],
+)
+def test_no_round_follows_once_every_server_was_disturbed(
+    names: tuple[str, ...], other_cores: list[float], num_rounds: int
+) -> None:
+    """The verdict is known then. A server alone has no verdict."""
+    runs, _ = compared(Servers(names, True), Measurement(other_cores))
+    assert runs[-1].round == num_rounds
+    assert len(runs) == num_rounds * len(names), "rounds are whole"
 
 
 def test_rounds_and_attempts_differ_in_words_alone() -> None:

@@ -38,6 +38,7 @@ def busy(runs: list[Run]) -> list[Run]:
         (rounds("continuous", 2.0, 3.0, 4.0), rounds("paged", 1.0, 1.5, 2.5), "overlap"),
         (rounds("continuous", 4.0, 4.0), rounds("paged", 2.0, 2.0), "fewer than 3 rounds"),
         (busy(rounds("continuous", 4.0, 4.0, 4.0)), rounds("paged", 2.0, 2.0, 2.0), "0.9 cores"),
+        (busy(rounds("continuous", 4.0)), rounds("paged", 2.0), "0.9 cores"),
     ],
 )
 def test_without_proof_there_is_no_winner(
