@@ -14,7 +14,11 @@ ALIASES: Mapping[str, str] = {
     "max_dynamic_batch_size": "batch_size",
     "option.quantization": "option.quantize",
     "maxWorkers": "option.copies",
+    "option.s3url": "option.model_id",
+    "option.number_of_partitions": "option.tensor_parallel_degree",
+    "option.prediction_timeout": "option.predict_timeout",
 }
+"""The last three are names of older containers and of the SageMaker SDK's `DJLModel`."""
 
 _FIXED_COPIES = "the number of copies is fixed; use option.copies, which maxWorkers sets"
 _FORMAT = "the request's fields choose its schema; option.output_formatter sets the stream format"
@@ -68,6 +72,13 @@ ADVICE: Mapping[str, str] = {
     "option.decoding_strategy": "set parameters.do_sample and temperature in the request",
     "option.disable_flash_attn": "Longshore has its own attention kernels; leave it out",
     "option.multi_gpu": _RANKS,
+    "option.device_map": _RANKS,
+    "option.device_id": "use option.device",
+    "option.max_tokens": "use option.max_model_len",
+    "option.low_cpu_mem_usage": "weights are always read a tensor at a time; leave it out",
+    "option.enable_cuda_graph": "use option.enforce_eager",
+    "option.triangular_masking": "attention is always causal; leave it out",
+    "option.return_tuple": "leave it out",
     "option.max_sparsity": "leave it out",
     "option.max_splits": "leave it out",
     "option.max_cpu_loras": "all loaded adapters stay on the device; use option.max_loras",
@@ -80,7 +91,6 @@ ADVICE: Mapping[str, str] = {
     "option.speculative_config": _SPECULATIVE,
     "option.chat_template_content_format": "the format follows from the template; leave it out",
     "option.enable_auto_tool_choice": "option.tool_call_parser is enough",
-    "option.s3url": "use option.model_id",
 }
 
 VALUE_ALIASES: Mapping[tuple[str, str], str] = {

@@ -62,6 +62,25 @@ def test_lmis_numbers_of_workers_are_copies(load: Load) -> None:
     assert load("maxWorkers=2", {"SAGEMAKER_NUM_MODEL_WORKERS": "4"}).options.copies == 4
 
 
+def test_a_file_of_the_sagemaker_sdk(load: Load) -> None:
+    """What DJLModel of SDK 2 writes for a model on S3 with number_of_partitions=4."""
+    found = load(
+        "engine=Python\noption.s3url=s3://bucket/model/\noption.tensor_parallel_degree=4\n"
+        "option.task=text-generation\noption.dtype=fp16\nmaxWorkers=1\njob_queue_size=7\n"
+        "option.prediction_timeout=90\noption.device_map=auto\noption.low_cpu_mem_usage=True\n"
+    )
+    options = found.options
+    assert options.model_id == "s3://bucket/model/"
+    assert (options.tensor_parallel_degree, options.predict_timeout) == ("4", 90)
+    assert len(found.warnings) == 2
+
+
+@pytest.mark.parametrize("variables", [{}, {"OPTION_NUMBER_OF_PARTITIONS": "max"}])
+def test_partitions_are_ranks(load: Load, variables: dict[str, str]) -> None:
+    text = "" if variables else "option.number_of_partitions=max"
+    assert load(text, variables).options.tensor_parallel_degree == "max"
+
+
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
