@@ -8,7 +8,7 @@ INSTALL = $(BIN)/python distribution/install.py --disable-pip-version-check --co
 GPU_PYTHON ?= $(BIN)/python
 TRITON_FLOOR := 3.6.0
 PIP_AUDIT := 2.10.1
-COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties examples/compare/cpu.properties --requests 60
+COMPARE := OMP_NUM_THREADS=1 $(BIN)/python -m loadtest compare --properties examples/compare/cpu.properties --seconds 2 --requests 2000
 EVERY_VARIANT := LONGSHORE_ALL_VARIANTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
 .PHONY: help setup serve compare harm soak test conformance page-test pictures fleet-test check audit audit-versions asan image-check variants kernels \
@@ -36,7 +36,7 @@ serve: .venv/serving  ## Serve the demo model (PORT=8080 PROPERTIES=serving.prop
 
 compare: setup  ## Load-test every strategy with the demo model on this machine; report in OUT=build/compare
 	$(COMPARE) --workload aws --users 24 --length-scale 0.5 --out $(OUT)/aws
-	$(COMPARE) --workload chat --requests 100 --length-scale 0.12 --time-scale 16 --out $(OUT)/chat
+	$(COMPARE) --workload chat --length-scale 0.12 --time-scale 16 --out $(OUT)/chat
 	$(COMPARE) --workload shared-prefix --users 24 --length-scale 0.4 --out $(OUT)/shared-prefix
 	$(BIN)/python -m loadtest report $(OUT)/aws $(OUT)/chat $(OUT)/shared-prefix --pictures --out $(OUT)
 

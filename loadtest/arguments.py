@@ -40,6 +40,12 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         "--requests", type=_count, default=500, help="requests per run (default: 500)"
     )
     compare.add_argument(
+        "--seconds",
+        type=_positive,
+        help="stop sending after this many seconds, though fewer requests than --requests were "
+        "sent; so a slow server gets fewer of them (default: send all)",
+    )
+    compare.add_argument(
         "--rounds",
         type=_count,
         default=3,

@@ -109,6 +109,7 @@ def _run(
     subjects.require_up()
     load = Load(
         num_requests=getattr(parsed, "requests", 0),  # a sweep sets it for each rate
+        seconds=parsed.seconds if parsed.command == "compare" else None,
         users=parsed.users,
         rate=parsed.rate,
         trace=parsed.trace,

@@ -225,7 +225,12 @@ class Comparison:
 
 
 def for_trial(load: Load) -> Load:
-    """Return the load with half of the requests, but two for every user if it has as many."""
+    """Return the load with half of the seconds, or else with half of the requests.
+
+    There are two requests for every user if the load has as many.
+    """
+    if load.seconds is not None:
+        return dataclasses.replace(load, seconds=load.seconds / 2)
     enough = min(load.num_requests, 2 * load.users)
     return dataclasses.replace(load, num_requests=max(load.num_requests // 2, enough))
 

@@ -65,7 +65,7 @@ def measure(
     samples = []
     if is_whole:
         gevent.sleep(SETTLE_S)  # otherwise the first sample would still count the warm-up
-        session = _session(subject, workload.name, plan.requests)
+        session = _session(subject, workload.name, plan.requests, plan.stop_s)
         with _bar(session, subject.name, workload.name, plan):
             watch = Watch(subject.endpoint.url, lambda: session.now_s, subject.processes)
             watch.start()
@@ -104,9 +104,12 @@ class WarmUpError(Exception):
     """Every warm-up request failed, so nothing can be measured."""
 
 
-def _session(subject: Subject, name: str, requests: Sequence[Request]) -> Session:
+def _session(
+    subject: Subject, name: str, requests: Sequence[Request], stop_s: float | None = None
+) -> Session:
     endpoint = subject.endpoint
-    return Session(requests, endpoint.connect, endpoint.make_schema(), name=name)
+    schema = endpoint.make_schema()
+    return Session(requests, endpoint.connect, schema, name=name, stop_s=stop_s)
 
 
 def _completes(session: Session, num_users: int) -> bool:
@@ -140,7 +143,8 @@ def _require_success(records: Sequence[Record]) -> None:
 
 def _bar(session: Session, name: str, workload: str, plan: Plan) -> tqdm:
     """Return a progress bar that advances with the session's records."""
-    total, title = len(plan.requests), f"{workload}, {name}"
+    total = len(plan.requests) if plan.stop_s is None else None
+    title = f"{workload}, {name}"
     bar = tqdm(total=total, desc=title, unit="request", leave=True, disable=None)  # not in files
 
     def advance(record: Record) -> None:

@@ -24,6 +24,8 @@ class Load:
     """Load settings that do not come from the workload."""
 
     num_requests: int
+    seconds: float | None = None
+    """How long requests are sent, if fewer than `num_requests` are sent by then."""
     users: int
     """Concurrent users of a closed loop."""
     rate: float | None = None
@@ -50,6 +52,8 @@ class Plan:
     """Description of the closed or open loop."""
     num_left_out: int
     """Requests of the workload that were skipped as too long for the server."""
+    stop_s: float | None = None
+    """Closed loop: when users stop sending, in seconds from the start; None: never."""
 
     @property
     def is_open(self) -> bool:
@@ -86,6 +90,8 @@ def make_plan(
             "use a smaller --length-scale"
         )
     times, loop = _times(workload, load, fitting)
+    if load.seconds is not None:
+        loop += f", for {load.seconds:g} s"
     requests = tuple(
         Request(
             index,
@@ -95,8 +101,10 @@ def make_plan(
             index,
         )
         for index, (arrival, due_s) in enumerate(zip(fitting, times, strict=True))
+        if index == 0 or due_s is None or load.seconds is None or due_s <= load.seconds
     )
-    return Plan(requests, loop, num_seen - len(fitting))
+    stop_s = load.seconds if times[0] is None else None
+    return Plan(requests, loop, num_seen - len(fitting), stop_s)
 
 
 def most_sequences(workload: Workload, load: Load) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -28,8 +29,9 @@ class Session:
         schema: Schema,
         *,
         name: str = "",
+        stop_s: float | None = None,
     ) -> None:
-        """name: workload name in locust's own statistics."""
+        """name: workload name in locust's own statistics. stop_s: when to hand out no more."""
         self.name = name
         self.connect = connect
         self.records: list[Record] = []
@@ -38,8 +40,9 @@ class Session:
         self.gaps_s: list[float] = []
         """Inter-token gaps in seconds, over all successful requests."""
         self.finished = Event()
-        """Set once every request has a record."""
+        """Set once every request that was handed out has a record, and no more will be."""
         self._requests = iter(requests)
+        self._stop_s = math.inf if stop_s is None else stop_s
         self._schema = schema
         self._num_open = 0
         self._start = time.perf_counter()
@@ -50,8 +53,8 @@ class Session:
         return time.perf_counter() - self._start
 
     def take(self) -> Request | None:
-        """Return the next request, or None if none is left. The caller must send it."""
-        request = next(self._requests, None)
+        """Return the next request, or None if the session ends. The caller must send it."""
+        request = next(self._requests, None) if self.now_s < self._stop_s else None
         if request is not None:
             self._num_open += 1
         elif not self._num_open:

@@ -12,7 +12,7 @@ import pytest
 
 from core.options import Options
 from core.sizing import DEFAULT_BATCH_SIZE
-from loadtest.compare import Comparison, announced, turns
+from loadtest.compare import Comparison, announced, for_trial, turns
 from loadtest.plan import Load, make_plan, most_sequences
 from loadtest.request import Words
 from loadtest.results import Run
@@ -249,6 +249,11 @@ def test_tuning_tries_half_of_the_requests_and_leaves_no_server(keeps: bool) -> 
     assert {load.num_requests for _, load in measurement.loads[: len(trials)]} == {5}
     assert [load.num_requests for _, load in measurement.loads[len(trials) :]] == [10] * 3
     assert not servers.running
+
+
+def test_a_trial_takes_half_of_the_seconds() -> None:
+    load = for_trial(Load(num_requests=10, users=2, seconds=3.0))
+    assert (load.seconds, load.num_requests) == (1.5, 10)
 
 
 def test_the_server_tuned_for_a_workload_ends_with_it() -> None:

@@ -103,6 +103,23 @@ def test_closed_and_open_loops() -> None:
     assert poisson_plan.num_users(4) == 36, "no request waits for another's answer"
 
 
+def test_an_open_loop_has_the_requests_that_fall_due_in_its_seconds() -> None:
+    whole, cut = plan(rate=2.0), plan(rate=2.0, seconds=5.0)
+    assert 1 < len(cut.requests) < 36
+    due = [request for request in whole.requests if (request.due_s or 0.0) <= 5]
+    assert cut.requests == tuple(due)
+    assert cut.stop_s is None
+    assert cut.loop.endswith("2 requests/s, for 5 s")
+    assert len(plan(rate=2.0, seconds=1e-9).requests) == 1, "no run is empty"
+
+
+def test_users_of_a_closed_loop_stop_after_its_seconds() -> None:
+    found = plan(seconds=5.0)
+    assert (found.requests, found.stop_s) == (plan().requests, 5.0)
+    assert found.loop.endswith("after a response, for 5 s")
+    assert plan().stop_s is None
+
+
 def test_a_trace_gives_lengths_and_arrivals(tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text(TRACE)
     found = plan("chat", trace=tmp_path / "trace.csv", max_length=1000, time_scale=2.0)

@@ -34,6 +34,19 @@ def send(stub: Stub, what: Request, schema: str = "lmi") -> tuple[Record, Sessio
     return record, session
 
 
+def test_no_request_is_handed_out_after_the_time_to_stop(stub: Stub) -> None:
+    endpoint = Endpoint(url=stub.url, schema="lmi", timeout_s=60)
+    session = Session([ask()] * 1000, endpoint.connect, endpoint.make_schema(), stop_s=0.2)
+    transport = session.connect()
+    while (taken := session.take()) is not None:
+        assert session.now_s < 1
+        session.send(transport, taken)
+    assert session.now_s >= 0.2
+    assert 0 < len(session.records) < 1000
+    assert session.finished.is_set()
+    transport.close()
+
+
 def test_an_answer_of_lmi(stub: Stub) -> None:
     record, session = send(stub, ask())
     assert (record.error, record.output_tokens, record.asked_tokens) == (None, 3, 3)
