@@ -62,14 +62,14 @@ class Invocations:
     def predict(self, model: str) -> Response:
         """Answer a request on one of DJL Serving's paths, which name the model."""
         self._service.require_model(model)
-        return self.answer(request_context())
+        return self.invoke()
 
-    def invoke(self) -> Response:
-        """Answer a request to /invocations."""
-        return self.answer(request_context())
+    def invoke(self, accept_header: str = "Accept") -> Response:
+        """Answer a request to another path or about sessions; the API answers all others.
 
-    def answer(self, context: RequestContext) -> Response:
-        """Answer a request to another path or about sessions; the API answers all others."""
+        accept_header: as in `request_context`.
+        """
+        context = request_context(accept_header)
         routed = routed_answer(context.headers)
         if routed is not None:
             return routed

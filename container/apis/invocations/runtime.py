@@ -13,7 +13,6 @@ from flask import Flask, Response, current_app
 
 from container.apis.invocations.api import Invocations
 from container.http.event_stream import MIMETYPE, payload_part
-from container.http.request_context import request_context
 
 _VARIANT = "AllTraffic"
 
@@ -52,7 +51,7 @@ class RuntimeRoutes:
     def _answer(self, accept_header: str) -> Response:
         """Return the container's response; an error becomes the runtime's ModelError."""
         try:
-            response = self._invocations.answer(request_context(accept_header))
+            response = self._invocations.invoke(accept_header)
         except Exception as error:
             response = current_app.make_response(current_app.handle_user_exception(error))
         if response.status_code != 200:
