@@ -19,7 +19,14 @@ from benchmarks.cpu.http_server import ROOT, MeasurementError
 from benchmarks.cpu.machine import busy_cores, describe_machine
 from benchmarks.cpu.peer_python import PACKAGES, make_peer, versions
 from benchmarks.cpu.shapes import SHAPES
-from benchmarks.cpu.systems import OURS, PEERS, QUANTIZING, make_systems
+from benchmarks.cpu.systems import (
+    OFFLINE,
+    OURS,
+    OURS_OFFLINE,
+    PEERS,
+    QUANTIZING,
+    make_systems,
+)
 from benchmarks.cpu.table import table
 from benchmarks.cpu.work import DTYPES, Result, Work
 
@@ -142,6 +149,8 @@ def _parse() -> argparse.Namespace:
         parser.error("--peer-python is for one system: use it with --vs vllm or --vs openvino")
     if options.quantize and not set(options.vs) <= set(QUANTIZING):
         parser.error(f"--quantize is for {', '.join(QUANTIZING)} of --vs")
+    if set(options.vs) & set(OFFLINE) and OURS_OFFLINE not in options.vs:
+        options.vs.append(OURS_OFFLINE)
     if options.dry:
         options.shape, options.users, options.requests, options.rounds = "dry", 3, 4, 1
     options.out = options.out.resolve()

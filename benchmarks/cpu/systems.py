@@ -21,7 +21,10 @@ Measure = Callable[[Path, Work, Sequence[Sent], Path], Result]
 folder for the files of the run. Raises MeasurementError.
 """
 OURS = "paged"
-PEERS = ("vllm", "openvino", "transformers", "offline")
+OURS_OFFLINE = "offline"
+PEERS = ("vllm", "openvino", "transformers", OURS_OFFLINE)
+OFFLINE = ("openvino", "transformers", OURS_OFFLINE)
+"""The systems that run without a server. They are compared with ours without one."""
 QUANTIZING = ("openvino", "offline")
 """The peers that this benchmark also runs with quantized weights."""
 TITLES = {
@@ -29,7 +32,7 @@ TITLES = {
     "vllm": "vLLM's CPU build, over HTTP",
     "openvino": "OpenVINO GenAI, offline",
     "transformers": "transformers' generate, offline",
-    "offline": "paged, offline",
+    OURS_OFFLINE: "paged, offline",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from benchmarks.cpu.systems import OURS, TITLES
+from benchmarks.cpu.systems import OFFLINE, OURS, OURS_OFFLINE, TITLES
 from benchmarks.cpu.work import Result
 
 Runs = Mapping[str, Sequence[Result]]
@@ -13,7 +13,10 @@ Runs = Mapping[str, Sequence[Result]]
 
 
 def table(runs: Runs) -> list[str]:
-    """Return the lines of the table. Each ratio, ours to the system's, is a median over rounds."""
+    """Return the lines of the table. Each ratio, ours to the system's, is a median over rounds.
+
+    Systems that run offline are compared with ours offline, all others with ours over HTTP.
+    """
     lines = [
         "| system | tokens/s | ours / system | tokens/s, one user | ours / system |",
         "| --- | --- | --- | --- | --- |",
@@ -21,7 +24,7 @@ def table(runs: Runs) -> list[str]:
     for name, results in runs.items():
         many = [result.tokens_per_s for result in results]
         one = [result.tokens_per_s_of_one for result in results]
-        ours = runs[OURS]
+        ours = runs[OURS_OFFLINE if name in OFFLINE else OURS]
         cells = [
             TITLES[name],
             _spread(many),
