@@ -1,4 +1,4 @@
-"""Turn a text and its images into a prompt, each as the model's own processor does it.
+"""Turn a text and its images into a prompt, as the model's own processor does.
 
 transformers' processors of models that also take videos need torchvision, which we do without.
 """
@@ -22,9 +22,9 @@ DIGEST_BYTES = 16
 
 
 class TileProcessor:
-    """Idefics3 and SmolVLM: an image is cut into tiles, with as many image tokens each.
+    """Idefics3 and SmolVLM: an image is cut into tiles, each with the same number of image tokens.
 
-    It is Idefics3Processor. SmolVLMProcessor does the same with images.
+    Runs Idefics3Processor, which treats images as SmolVLMProcessor does.
     """
 
     def __init__(self, model_dir: Path, config: Any) -> None:
@@ -38,8 +38,8 @@ class TileProcessor:
     ) -> EncodedPrompt:
         """Return the prompt, with a `PromptImage` for each tile.
 
-        text: with an image token for each image. images: Pillow's. Raises ValueError if they do not
-        fit together.
+        text: with an image token for each image. images: images of Pillow. Raises ValueError if
+        they do not match.
         """
         inputs: Mapping[str, Tensor] = self._processor(
             text=[text],
@@ -67,9 +67,9 @@ class TileProcessor:
 
 
 class GridProcessor:
-    """Qwen2-VL and Qwen2.5-VL: an image is a grid of patches, some of which share an image token.
+    """Qwen2-VL and Qwen2.5-VL: an image is a grid of patches, and each square of them is a token.
 
-    It does with images what Qwen2_5_VLProcessor does.
+    Treats images as Qwen2_5_VLProcessor does.
     """
 
     def __init__(self, model_dir: Path, config: Any) -> None:
@@ -132,9 +132,9 @@ class RunProcessor:
 
 
 def _starts(ids: Sequence[int], token_id: int, lengths: Sequence[int]) -> list[int]:
-    """Return where the tokens of each image start, `lengths[i]` of them without a gap.
+    """Return the position of each image's first token. Image i has lengths[i] consecutive tokens.
 
-    Raises ValueError if they lie otherwise.
+    Raises ValueError if the ids do not fit that.
     """
     places = [at for at, other in enumerate(ids) if other == token_id]
     if len(places) != sum(lengths):
