@@ -41,13 +41,7 @@ class TileProcessor:
         text: with an image token for each image. images: images of Pillow. Raises ValueError if
         they do not match.
         """
-        inputs: Mapping[str, Tensor] = self._processor(
-            text=[text],
-            images=[list(images)],
-            add_special_tokens=add_special_tokens,
-            return_tensors="pt",
-        )
-        ids: list[int] = inputs["input_ids"][0].tolist()
+        ids, inputs = _processed(self._processor, text, images, add_special_tokens)
         pixels, mask = inputs["pixel_values"], inputs["pixel_attention_mask"].bool()
         num_tiles = pixels.shape[1]
         length = ids.count(self._image_token_id) // num_tiles
@@ -114,13 +108,7 @@ class RunProcessor:
         self, text: str, images: Sequence[Any], *, add_special_tokens: bool
     ) -> EncodedPrompt:
         """Return the prompt, with a `PromptImage` for each run; see `TileProcessor`."""
-        inputs: Mapping[str, Tensor] = self._processor(
-            text=[text],
-            images=[list(images)],
-            add_special_tokens=add_special_tokens,
-            return_tensors="pt",
-        )
-        ids: list[int] = inputs["input_ids"][0].tolist()
+        ids, inputs = _processed(self._processor, text, images, add_special_tokens)
         pixels = inputs["pixel_values"]
         length: int = self._processor.image_seq_length
         starts = _starts(ids, self._image_token_id, [length] * len(pixels))
@@ -129,6 +117,19 @@ class RunProcessor:
             for start, crop in zip(starts, pixels, strict=True)
         ]
         return EncodedPrompt(ids, tuple(runs))
+
+
+def _processed(
+    processor: Any, text: str, images: Sequence[Any], add_special_tokens: bool
+) -> tuple[list[int], Mapping[str, Tensor]]:
+    """Run one of transformers' processors. Return the token ids, and all of its tensors."""
+    inputs: Mapping[str, Tensor] = processor(
+        text=[text],
+        images=[list(images)],
+        add_special_tokens=add_special_tokens,
+        return_tensors="pt",
+    )
+    return inputs["input_ids"][0].tolist(), inputs
 
 
 def _starts(ids: Sequence[int], token_id: int, lengths: Sequence[int]) -> list[int]:
