@@ -21,7 +21,7 @@ METRICS_TIMEOUT_S = 2.0
 
 @serve.ingress()
 class Front:
-    """Serve's ingress. Each front routes on its own, by what it has sent and replicas' reports."""
+    """Serve's ingress. Each front routes by the requests it has sent and the replicas' reports."""
 
     def __init__(self, replicas: DeploymentHandle, max_body_bytes: int) -> None:
         self._replicas = replicas

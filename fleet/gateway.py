@@ -51,7 +51,7 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class _Response:
-    """A response of which at least one piece has arrived, or the end."""
+    """A response whose first piece, or whose end, has arrived."""
 
     head: Head
     first: bytes
@@ -67,7 +67,7 @@ class Gateway:
         max_body_bytes: int,
         merge_metrics: Callable[[Sequence[tuple[str, bytes]]], bytes],
     ) -> None:
-        """max_body_bytes: one byte more of a longer body is passed on, so that it is refused."""
+        """max_body_bytes: of a longer body, one byte more is passed on: the replica refuses it."""
         self._replicas = replicas
         self._max_body_bytes = max_body_bytes
         self._merge_metrics = merge_metrics

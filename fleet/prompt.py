@@ -43,7 +43,7 @@ def routed_request(request: Request) -> RoutedRequest:
 
 
 def _prompt(body: Mapping[str, object]) -> str | Sequence[int]:
-    """Return the prompt as text or token ids. Prompts that begin alike give results that do."""
+    """Return the prompt as text or token ids. If prompts begin alike, so do the results."""
     before = [body[name] for name in _BEFORE_PROMPT if name in body]
     prompt = next((body[name] for name in _PROMPT if name in body), "")
     if not before and isinstance(prompt, str):

@@ -50,7 +50,7 @@ EXAMPLES = """examples:
 FIELDS = ("id", "prompt", "messages")
 ROW = ("line", "id", "text", "finish_reason", "error")
 RUN_FILE = "run.json"
-"""In the output: what its answers were made from."""
+"""File in the output that records the input and the settings of its answers."""
 MAX_RETRIES = 3
 """How often a part whose actor died is tried again, so that no prompt can kill actors for ever."""
 
@@ -63,7 +63,7 @@ class Part:
     first_line: int
     """From 1."""
     offset: int
-    """Of the first line, in bytes."""
+    """Byte offset of the first line."""
     num_lines: int
 
     def path(self, output: Path) -> Path:
@@ -79,7 +79,7 @@ class Answerer:
         self._params = longshore.SamplingParams(**sampling)
 
     def __call__(self, part_as_row: Json) -> Json:
-        """Write the file of a part, unless an actor did before it died. Return what is in it."""
+        """Write the file of a part, unless an earlier actor did. Return its numbers of lines."""
         part = Part(**part_as_row)
         path = part.path(self.output)
         if not path.exists():
@@ -326,11 +326,11 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add(
         "--options", type=_json, default={}, metavar="JSON",
-        help="of LLM (docs/offline.md), such as '{\"dtype\": \"bf16\"}'",
+        help="options of LLM (docs/offline.md), such as '{\"dtype\": \"bf16\"}'",
     )  # fmt: skip
     add(
         "--sampling", type=_json, default={}, metavar="JSON",
-        help="of SamplingParams, such as '{\"max_tokens\": 64, \"temperature\": 0}'",
+        help="fields of SamplingParams, such as '{\"max_tokens\": 64, \"temperature\": 0}'",
     )  # fmt: skip
     add(
         "--lines-per-part", type=_count, default=256, metavar="N",
