@@ -11,7 +11,7 @@ lines are in the order of the input:
     {"line": 1, "id": "a", "text": "...", "finish_reason": "length", "error": null}
     {"line": 2, "id": "b", "text": null, "finish_reason": null, "error": "messages: ..."}
 
-The same command again goes on where a run was interrupted. The exit code is 0 once every line has
+To continue an interrupted run, run the same command again. The exit code is 0 once every line has
 an answer or an error.
 """
 
@@ -119,8 +119,8 @@ class Answerer:
         """Set the text or the error of each row, given with its prompt.
 
         A prompt that is too long, or a step that fails (such as for lack of memory), stops all
-        prompts that were given with it. So each half is tried alone, down to one prompt; what fails
-        alone too is its error. An engine that died raises another error, which ends the run.
+        prompts that were given with it. So each half is tried alone, down to one prompt. If that
+        fails, its row gets the error. An engine that died raises another error and ends the run.
         """
         if not rows:
             return
@@ -297,10 +297,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RuntimeError as error:
-        print(f"error: {error}; fix the cause; the same command resumes", file=sys.stderr)
+        print(f"error: {error}; fix the cause, then run the same command again", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
+        print("interrupted; run the same command again to continue", file=sys.stderr)
         return 130
     return 0
 
