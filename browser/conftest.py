@@ -1,4 +1,4 @@
-"""A browser, servers of the demo model, and a page in each of the looks that it has to have."""
+"""A browser, servers of the demo model, and a page at each width and in each colour scheme."""
 
 from __future__ import annotations
 

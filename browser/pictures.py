@@ -1,4 +1,4 @@
-"""Makes the pictures and measured figures of README and docs anew, and says beside each how.
+"""Makes the pictures and measured figures of README and docs, with captions that say how.
 
     make pictures OUT=build/compare          # after `make compare`
     .browser/bin/python -m browser.pictures --only ui.png,strategies.png

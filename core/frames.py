@@ -15,7 +15,7 @@ from core.errors import RequestError
 from core.processes import die_with_parent
 
 OUT_OF_MEMORY = 3
-"""Exit code of a helper for whose job its limit of memory was too low."""
+"""Exit code of a helper whose job needed more memory than its limit."""
 _LENGTH_BYTES = 4
 
 
@@ -49,8 +49,9 @@ def _read(stream: BinaryIO, count: int) -> bytes:
 def run_helper(start: Callable[[bytes], Callable[[bytes], msgspec.Struct]]) -> int:
     """Perform the parent's jobs until it closes the socket that is standard input.
 
-    start: takes the first message, and returns what takes a job and returns the reply. The reply to
-    a job that raises RequestError is `Refused`. A job that raises MemoryError ends the helper.
+    start: takes the first message, and returns the function that performs a job and returns its
+    reply. The reply to a job that raises RequestError is `Refused`. A job that raises MemoryError
+    ends the helper.
 
     Returns the exit code.
     """

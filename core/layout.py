@@ -1,16 +1,15 @@
-"""Which GPUs, or which share of a CPU, each copy of the model gets."""
+"""Which GPUs, or which share of a CPU, each copy of the model and each of its ranks gets."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from core.errors import ConfigurationError
-from core.gpus import visible_gpus
 from core.options import Options
 from core.processes import num_cores
-from core.ranks import num_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,7 @@ class Layout:
     num_ranks: int
     """Ranks that share one copy."""
     gpus: tuple[str, ...]
-    """The GPUs of this machine, of which each rank takes the next; empty for a CPU."""
+    """The GPUs of this machine; each rank takes the next one. Empty for a CPU."""
     num_cores: int
 
     @property
@@ -36,7 +35,7 @@ class Layout:
     def variables(self, copy: int, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a copy's engine; `variables` is that of this process.
 
-        A single copy gets all GPUs and cores, and shares them out by itself. The user's own
+        A single copy gets all GPUs and cores, and divides them by itself. The user's own
         OMP_NUM_THREADS may lower the number of threads, but not raise it.
         """
         if self.num_copies == 1:
@@ -86,6 +85,42 @@ def layout_here(options: Options, variables: Mapping[str, str] = os.environ) -> 
     """Return the layout on this machine. Raises ConfigurationError as `lay_out` does."""
     gpus = () if options.device == "cpu" else visible_gpus(variables)
     return lay_out(options, gpus, num_cores())
+
+
+def num_ranks(degree: str | None, num_gpus: int, place: str) -> int:
+    """Return the ranks that `option.tensor_parallel_degree` asks for. 1 if it is not set.
+
+    num_gpus: those that `place` has. 0: a CPU, which any number of ranks can share.
+
+    Raises ConfigurationError for an invalid degree and for more ranks than GPUs.
+    """
+    if degree is None:
+        return 1
+    if degree == "max":
+        return max(1, num_gpus)
+    if not degree.isdecimal() or int(degree) == 0:
+        raise ConfigurationError(
+            f"option.tensor_parallel_degree={degree}: expected a positive integer or max"
+        )
+    if num_gpus and int(degree) > num_gpus:
+        gpus = "1 GPU" if num_gpus == 1 else f"{num_gpus} GPUs"
+        raise ConfigurationError(
+            f"option.tensor_parallel_degree={degree}, but {place} has {gpus}; set it to at most "
+            f"{num_gpus}"
+        )
+    return int(degree)
+
+
+def visible_gpus(variables: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
+    """Return the GPUs in CUDA_VISIBLE_DEVICES or, if it is not set, the numbers of all GPUs.
+
+    variables: the environment. devices: the directory of the operating system's device files.
+    """
+    chosen = variables.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        numbers = (path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*"))
+        return tuple(sorted(numbers, key=int))
+    return tuple(name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1"))
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

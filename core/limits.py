@@ -1,4 +1,4 @@
-"""The bounds on what one request may be and hold, in one table; docs/limits.md is made from it.
+"""The bounds on one request, in one table, from which docs/limits.md is made.
 
 A bound is checked before the work that it limits. Bounds that an option sets are fields of
 `core.options.Options`; their rows here name the option.
@@ -58,10 +58,10 @@ JSON_OBJECTS = Limit(
     "Decoding takes up to 1 µs for each.",
 )
 JSON_DEPTH = Limit(
-    "Depth of a JSON body", 128, "levels", "Code that follows the nesting must not overflow."
+    "Depth of a JSON body", 128, "levels", "Recursive code must not overflow the stack."
 )
 CSV_BYTES = Limit(
-    "Bytes of a text/csv body, but for handlers",
+    "Bytes of a text/csv body, except for handlers",
     2**20,
     "bytes",
     "Python's CSV reader takes 40 ms for them.",
@@ -88,7 +88,10 @@ IMAGES = Limit(
     "Images of an input or a conversation", 32, "images", "Each one is decoded in memory."
 )
 IMAGE_BYTES = Limit(
-    "Bytes of an image in a conversation", 20 * 2**20, "bytes", "It is held in memory. OpenAI's."
+    "Bytes of an image in a conversation",
+    20 * 2**20,
+    "bytes",
+    "It is held in memory. OpenAI's limit.",
 )
 IMAGE_PIXELS = Limit(
     "Pixels of an image in a conversation",
@@ -171,7 +174,7 @@ LIMITS: tuple[Limit | OptionLimit, ...] = (
         "max_connections",
         "connections",
         "The connection that is idle for longest is closed for a new one. If none is idle, the new "
-        "one gets 503, unless it asks for the health.",
+        "one gets 503, unless it requests a health path.",
         503,
     ),
     REQUEST_LINE,
@@ -184,7 +187,13 @@ LIMITS: tuple[Limit | OptionLimit, ...] = (
         "A slow client must not hold a connection.",
         408,
     ),
-    OptionLimit("Time for a body to arrive", "body_timeout", "s", "Nor memory.", 408),
+    OptionLimit(
+        "Time for a body to arrive",
+        "body_timeout",
+        "s",
+        "A slow client must not hold memory.",
+        408,
+    ),
     OptionLimit("Bytes of a body", "max_request_size", "bytes", "It is held in memory.", 413),
     OptionLimit(
         "Bytes of the bodies of all requests that a front-end process holds",
@@ -257,7 +266,7 @@ def markdown_lines() -> list[str]:
     return [
         "# Limits",
         "",
-        "What one request may be and hold, so that it harms no other. "
+        "The bounds on one request, so that none harms the others. "
         "Generated from `core/limits.py` by `make docs`.",
         "",
         "| what | default | option | status | why |",
@@ -267,9 +276,9 @@ def markdown_lines() -> list[str]:
         "Status 200: the response has begun, so it is cut off. With `option.overload_status=429` a "
         "full queue answers 429 instead of 503; both have `Retry-After`.",
         "",
-        "Status 101: of a [WebSocket](requests.md#bidirectional-streams). One that is idle for too "
-        "long is closed with 1008, as is one whose message does not arrive in time; a message that "
-        "is too large closes it with 1009.",
+        "Status 101: a bound of [WebSockets](requests.md#bidirectional-streams). A WebSocket that "
+        "is idle for too long is closed with 1008, as is one whose message does not arrive in "
+        "time. A message that is too large closes it with 1009.",
     ]
 
 

@@ -82,7 +82,7 @@ class Options:
     served_model_name: str | None = _option(
         None,
         "The model's name in responses, in /v1/models and in metrics. Default: the last part of "
-        "its path or id. A model among several has the name that it was loaded by.",
+        "its path or id. One of several models has the name that it was loaded by.",
     )
     trust_remote_code: bool = _option(False, "Run Python code from the model's directory.")
     allow_pickle_weights: bool = _option(
@@ -238,8 +238,8 @@ class Options:
         "packed: quantize linear layers and experts while they are loaded; embeddings, router "
         "and norms keep option.dtype. fp8, int8: a scale for each output; int4: groups of 128 "
         "inputs. The head is int8 with int8 and int4, and keeps option.dtype with fp8. awq, gptq, "
-        "compressed-tensors: LMI's way to say what config.json says of a "
-        "quantized checkpoint; never needed, and an error for another checkpoint.",
+        "compressed-tensors: accepted, as in LMI, for a checkpoint whose config.json says the "
+        "same; never needed.",
     )
     device: Literal["auto", "cpu", "cuda"] = _option("auto", "auto: CUDA if available.")
     enforce_eager: bool = _option(False, "packed, CUDA: run all steps without CUDA graphs.")
@@ -379,8 +379,8 @@ class Options:
     )
     throttle_hook: str | None = _option(
         None,
-        "FILE.py:FUNCTION, async (request, call_next), that answers every request or passes it on; "
-        "around the other hooks.",
+        "FILE.py:FUNCTION, async (request, call_next), that answers a request or passes it on. It "
+        "runs around the other hooks.",
     )
     pre_post_process_hook: str | None = _option(
         None,

@@ -45,7 +45,7 @@ def cpu_limit(seconds: float) -> Generator[None]:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Limit the address space to what is used now and `num_bytes`."""
+    """Limit the address space to what is used now plus `num_bytes`."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + num_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_AS)

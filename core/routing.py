@@ -18,14 +18,14 @@ CHUNK_CHARACTERS = 512
 CHUNK_TOKENS = 128
 """Prompts that share less than a chunk are not worth sending to the same server."""
 MAX_PREFIXES_PER_PROMPT = 64
-"""Longer prompts are told apart by their first 32,768 characters or 8,192 tokens."""
+"""Longer prompts are compared by their first 32,768 characters or 8,192 tokens."""
 MAX_REMEMBERED = 32_768
 """How many prefixes, and how many sessions, a router remembers: those used last."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
-    """What a router knows of a request."""
+    """The facts about a request that decide its routing."""
 
     session: str | None
     """Requests of one session belong to one server."""
@@ -90,7 +90,7 @@ class LeastLoaded(Router):
 class PrefixAware(Router):
     """Chooses the server that probably has the K/V of most of the prompt.
 
-    A session stays at its server for as long as that may be chosen. Any other request goes to the
+    A session stays at its server while this server may be chosen. Any other request goes to the
     least loaded of the servers that have seen the longest known prefix of its prompt. Those that
     are overloaded do not count: they would have more than 1.25 times the mean load, rounded up,
     including the new request, as in consistent hashing with bounded loads (Mirrokni, Thorup,

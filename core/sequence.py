@@ -128,7 +128,7 @@ class Sequence:
         return inside[0].start if inside else end
 
     def content(self, start: int, end: int) -> bytes:
-        """Return what tells the tokens `start : end` from others: their ids, and their images.
+        """Return bytes that identify the tokens `start : end`: their ids, and their images.
 
         The tokens of all images have the same id.
         """

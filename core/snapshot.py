@@ -1,4 +1,4 @@
-"""What the live page shows of the engine: its sequences and its KV blocks (docs/ui.md).
+"""The engine's state for the live page: its sequences and its KV blocks (docs/ui.md).
 
 Numbers only: no text, no token ids and no names of clients.
 """

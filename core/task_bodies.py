@@ -54,9 +54,9 @@ class Transcription(msgspec.Struct, frozen=True):
     translates: bool = False
     """Whether to write English, whatever is spoken."""
     language: str | None = None
-    """The code or the name of what is spoken. None: the model finds out."""
+    """The code or the name of the spoken language. None: the model detects it."""
     prompt: str | None = None
-    """Text before what is spoken, whose style the answer follows."""
+    """Text that precedes the speech, whose style the answer follows."""
     temperature: float = 0.0
     segments: bool = False
     words: bool = False
@@ -74,7 +74,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Transcript(msgspec.Struct, frozen=True):
-    """What is spoken in a sound."""
+    """The speech in a sound, as text."""
 
     text: str
     duration: float

@@ -37,7 +37,7 @@ def run_file(path: Path) -> ModuleType:
 
 
 def _provide_djl_python() -> None:
-    """Have `import djl_python` find ours in this process, also where its full name is longer.
+    """Make `import djl_python` find our package, also in a wheel, where it has a longer name.
 
     Modules that user code imports must be the same objects as ours, since `isinstance` decides
     what an answer is.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 TAG = "longshore:deployment"
-"""Tag of every resource created, with the deployment's name; `down` removes by it alone."""
+"""Tag of every resource created, with the deployment's name; `down` removes only what has it."""
 
 
 def deployment_tags(name: str) -> list[dict[str, str]]:

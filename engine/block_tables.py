@@ -80,7 +80,7 @@ class BlockTables:
             self._sent[chunk.sequence.id] = chunk.blocks
 
     def _assign_rows(self, chunks: Sequence[Chunk], changed: Sequence[Chunk]) -> None:
-        """Give each sequence without a row a free one, or that of a sequence not in `chunks`."""
+        """Give each new sequence a row. If too few are free, free those not of these chunks."""
         new = [chunk.sequence.id for chunk in changed if chunk.sequence.id not in self._rows]
         if len(new) > len(self._free_rows):
             self._drop_all_but({chunk.sequence.id for chunk in chunks})
@@ -112,7 +112,7 @@ def _power_of_two(number: int) -> int:
 
 
 def table_bytes(max_sequences: int, max_blocks: int) -> int:
-    """Return the bytes of the largest table, of one step's copy of it and of the CUDA graphs'."""
+    """Return the bytes of the largest table, one step's copy of it and the CUDA graphs' copy."""
     kept = _power_of_two(2 * max_sequences) * _power_of_two(max_blocks)
     of_graphs = max_sequences + MAX_PROMPTS  # padded: room for prompts beside the most decodes
     return (kept + (max_sequences + of_graphs) * max_blocks) * torch.int32.itemsize

@@ -14,9 +14,8 @@ import torch
 from transformers import PreTrainedConfig
 
 from core.errors import ConfigurationError, InsufficientMemoryError
-from core.gpus import visible_gpus
+from core.layout import num_ranks, visible_gpus
 from core.options import Options
-from core.ranks import num_ranks
 
 DTYPES = {
     "fp32": torch.float32,

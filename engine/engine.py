@@ -191,9 +191,7 @@ class Engine:
         if num_sequences < 2 or not is_out_of_memory(error):
             return self._fail(plan, error)
         logger.exception("step out of memory num_sequences=%d, the largest one ends", num_sequences)
-        reason = (
-            f"out of memory in a step of {num_sequences} sequences, of which it was the largest"
-        )
+        reason = f"out of memory in a step of {num_sequences} sequences; this one was the largest"
         return self.strategy.fail_largest(plan, reason)
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[Output]:

@@ -40,7 +40,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class ImageTokens:
-    """The K image tokens of a step, and what takes the place of their embeddings."""
+    """The K image tokens of a step, and the image embeddings that replace theirs."""
 
     rows: Tensor
     """[K] int64: their indices among the step's T tokens."""

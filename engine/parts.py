@@ -1,4 +1,4 @@
-"""What every rank builds: its part of the model, the KV cache and CUDA graphs."""
+"""Build the parts that each rank has: its part of the model, the KV cache and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from engine.vision.families import VISION_FAMILIES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cache:
-    """The paged KV cache of a packed model, and what runs on it."""
+    """The paged KV cache of a packed model, its attention backend and its CUDA graphs."""
 
     cache: KVCache
     backend: AttentionBackend

@@ -14,7 +14,7 @@ ALIGNMENT = 16
 
 
 def aligned(num_bytes: int) -> int:
-    """Return how many bytes an array of `num_bytes` takes, up to the next one's start."""
+    """Round a number of bytes up to a multiple of ALIGNMENT."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 

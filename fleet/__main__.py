@@ -56,7 +56,7 @@ def _serve_locally(parsed: argparse.Namespace, options: Options) -> int:
             signal.signal(signum, lambda number, frame: stopped.set())
         print(f"the fleet serves on http://localhost:{port}", flush=True)
         stopped.wait()
-        print(f"stopping; requests that run have up to {parsed.grace:g} s to finish", flush=True)
+        print(f"stopping; running requests have {parsed.grace:g} s to finish", flush=True)
         end()
     return 0
 

@@ -19,37 +19,37 @@ from fleet.router import ReplicaRouter
 
 NAME = "longshore"
 _UNLIMITED = 100_000
-"""Requests that a replica may have: the container itself refuses those beyond its limits."""
+"""Requests that Serve may send to a replica. The container refuses those beyond its own limits."""
 _ROUTING_STATS_PERIOD_S = 1.0
 _HEALTH_CHECK_PERIOD_S = 2.0
 QUIET = {"enable_access_log": False}
-"""Requests are logged by the containers (option.log_requests), not by Serve too."""
+"""The containers log requests (option.log_requests), so Serve does not."""
 _NUM_STARTS = 3
 """How often Serve tries to start a replica before it gives up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What `fleet serve` deploys."""
+    """The settings of a fleet, from the flags of `fleet serve`."""
 
     properties: Path
-    """At the same place on every node."""
+    """The serving.properties, at the same path on every node."""
     options: Options
-    """Those of the properties."""
+    """The options in the properties."""
     least_replicas: int
     most_replicas: int
     cpus: float
     """CPU cores of a replica."""
     grace_s: float
-    """How long requests may run on a replica that leaves."""
+    """Time that requests have to finish on a replica that stops."""
     surge_percent: int
-    """Replicas that an update starts before old ones leave, of 100; rounded up."""
+    """Replicas that an update starts before old ones stop, in percent of all; rounded up."""
     router: str
     """A name in core.routing.ROUTERS."""
 
     @property
     def most_cpus(self) -> float:
-        """The most CPU cores that it ever needs: those of an update."""
+        """CPU cores that it needs during an update, when it has the most replicas."""
         surge = math.ceil(self.most_replicas * self.surge_percent / 100)
         return (self.most_replicas + surge) * self.cpus
 
@@ -71,7 +71,7 @@ def fleet_of(parsed: argparse.Namespace, options: Options) -> Fleet:
 
 
 def application(fleet: Fleet, gpus: int, num_fronts: int) -> serve.Application:
-    """Return the application. To deploy it again is a rolling update. gpus: of a replica."""
+    """Return the application. Deploying it again is a rolling update. gpus: GPUs of a replica."""
     replicas = serve.deployment(
         Replica,
         name="Replica",

@@ -13,7 +13,7 @@ from core.routing import ROUTERS
 EXAMPLES = (
     "serve --replicas 2 --local-nodes 2 --properties FILE      # try it on this machine",
     "serve --replicas 8 --address auto --properties FILE       # on a running Ray cluster",
-    "serve --replicas 8 --address auto --properties NEW_FILE   # update it by rolling",
+    "serve --replicas 8 --address auto --properties NEW_FILE   # a rolling update",
 )
 DEFAULT_PORT = 8080
 
@@ -63,7 +63,9 @@ class _Raising(argparse.ArgumentParser):
 
 def _add_address(parser: argparse._ActionsContainer) -> None:  # pyright: ignore[reportPrivateUsage]
     parser.add_argument(
-        "--address", metavar="HOST:PORT", help="a Ray cluster's (default: auto, as `ray` finds it)"
+        "--address",
+        metavar="HOST:PORT",
+        help="address of a Ray cluster (default: auto, as `ray` finds it)",
     )
 
 
@@ -83,15 +85,16 @@ def _add_scale(parser: argparse.ArgumentParser) -> None:
         "--autoscale",
         type=parse_range,
         metavar="MIN:MAX",
-        help="as many containers as the unfinished requests need: one for each "
-        "option.max_rolling_batch_size of them and each of option.copies",
+        help="as many containers as the unfinished requests need: one for every "
+        "option.copies × option.max_rolling_batch_size of them",
     )
     parser.add_argument(
         "--cpus",
         type=_positive_float,
         default=1.0,
         metavar="N",
-        help="CPU cores of a replica (default: 1); its GPUs are option.tensor_parallel_degree",
+        help="CPU cores of a replica (default: 1); its GPUs follow from "
+        "option.tensor_parallel_degree and option.copies",
     )
 
 
@@ -101,7 +104,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=_positive_float,
         default=30.0,
         metavar="S",
-        help="seconds in which requests may finish on a replica that leaves (default: 30)",
+        help="seconds that requests have to finish on a replica that stops (default: 30)",
     )
     parser.add_argument(
         "--surge",
@@ -109,8 +112,8 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         choices=range(101),
         default=25,
         metavar="PERCENT",
-        help="replicas that an update starts beyond their number, rounded up (default: 25); they "
-        "need free cores and GPUs. With 0, old replicas leave first",
+        help="additional replicas that an update starts, rounded up (default: 25); they need free "
+        "cores and GPUs. With 0, old replicas stop first",
     )
     parser.add_argument(
         "--router",

@@ -21,8 +21,7 @@ from core.processes import die_with_parent
 def threads_of_a_rank(options: Options, cpus: float, variables: Mapping[str, str]) -> str:
     """Return OMP_NUM_THREADS for one of the ranks that share the cores of a replica.
 
-    A variable that is set lowers it. Ray sets it to the cores of the whole replica if nobody else
-    has set it.
+    The variable can only lower it. Ray sets it to the cores of the whole replica if it is not set.
     """
     layout = layout_here(options, variables)
     share = max(1, int(cpus) // (layout.num_copies * layout.num_ranks))

@@ -19,7 +19,7 @@ COMMAND = python_command("fleet.child")
 _POLL_INTERVAL_S = 0.1
 _PING_TIMEOUT_S = 2.0
 _STOP_S = 5.0
-"""Time for a container without requests to end by itself."""
+"""Time for a container that has no requests left to end after SIGTERM."""
 
 
 class ContainerEndedError(Exception):
@@ -82,8 +82,8 @@ class ContainerProcess:
 def required_gpus(options: Options, num_gpus: int) -> int:
     """Return the GPUs of a container: one for each rank of each copy, or none if it needs no GPU.
 
-    num_gpus: those of the largest node. Raises ConfigurationError if it has too few: a container
-    starts all its processes on its own machine.
+    num_gpus: GPUs of the largest node. Raises ConfigurationError if it has too few: all processes
+    of a container run on one machine.
     """
     if not num_gpus or options.device == "cpu":
         return 0

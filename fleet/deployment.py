@@ -16,7 +16,7 @@ from fleet.arguments import DEFAULT_PORT
 from fleet.container_process import required_gpus
 
 _KEEPALIVE_S = 75
-"""Longer than load balancers keep idle connections, so that they do not use one as it closes."""
+"""Longer than load balancers keep idle connections, so that they never use one that closes."""
 
 
 @contextmanager
@@ -38,8 +38,8 @@ def connected(address: str | None) -> Iterator[None]:
 def deploy(fleet: Fleet, port: int | None) -> None:
     """Start the fleet, or update the one that runs; return when all replicas are ready.
 
-    port: of every node; that of a fleet that runs cannot change. Raises ConfigurationError if the
-    cluster cannot hold a replica, or replicas do not start.
+    port: TCP port of every node. It cannot change while the fleet runs. Raises ConfigurationError
+    if the cluster cannot hold a replica, or replicas do not start.
     """
     is_update = is_running()
     if not is_update:
@@ -52,8 +52,8 @@ def deploy(fleet: Fleet, port: int | None) -> None:
     try:
         serve.run(application(fleet, gpus, len(nodes)), name=NAME, route_prefix="/")
     except RuntimeError as error:
-        # Serve keeps what runs, but starts no replica of it any more.
-        cure = "; deploy the former properties again, since nothing replaces a replica that ends"
+        # Serve keeps the running replicas, but does not replace one that ends.
+        cure = "; deploy the former properties again: replicas that end are not replaced until then"
         raise ConfigurationError(f"{error} The log says why{cure if is_update else ''}") from None
 
 

@@ -16,12 +16,12 @@ from fleet.http_message import Head, ReplicaLostError, Request
 from fleet.metrics import merge_metrics
 
 METRICS_TIMEOUT_S = 2.0
-"""How long the metrics of a replica may take; those of the others are shown without them."""
+"""How long to wait for a replica's metrics. Slower replicas are left out."""
 
 
 @serve.ingress()
 class Front:
-    """Serve's ingress. Each one routes on its own, by what it has sent and what replicas report."""
+    """Serve's ingress. Each front routes by the requests it has sent and the replicas' reports."""
 
     def __init__(self, replicas: DeploymentHandle, max_body_bytes: int) -> None:
         self._replicas = replicas

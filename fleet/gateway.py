@@ -1,4 +1,4 @@
-"""The ASGI application in front of the replicas: a container's HTTP, whichever replica answers."""
+"""The ASGI application in front of the replicas. Its HTTP API is that of one container."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Send = Callable[[Message], Awaitable[None]]
 Parts = AsyncGenerator[Head | bytes]
 
 RETRY_DELAYS_S = (0.1, 0.2, 0.4, 0.8)
-"""Pauses before a request is tried again. Within them Serve learns that a replica has ended."""
+"""Pauses before a request is tried again, in which Serve notices that a replica has ended."""
 PING_TIMEOUT_S = 5.0
 """How long a health check waits for a replica; other requests wait until there is one."""
 _OF_SERVE = frozenset((b"date", b"server", b"x-request-id"))
@@ -38,7 +38,7 @@ class ClientGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """What a gateway asks of the replicas."""
+    """The calls that a gateway makes to replicas."""
 
     exchange: Callable[[Request], Parts]
     """Send a request to a replica; yield the head and the body's pieces as they come.
@@ -51,7 +51,7 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class _Response:
-    """A response of which at least one piece has arrived, or the end."""
+    """A response whose first piece, or whose end, has arrived."""
 
     head: Head
     first: bytes
@@ -67,7 +67,7 @@ class Gateway:
         max_body_bytes: int,
         merge_metrics: Callable[[Sequence[tuple[str, bytes]]], bytes],
     ) -> None:
-        """Of longer bodies one byte more is passed on, so that the container refuses them."""
+        """max_body_bytes: of a longer body, one byte more is passed on: the replica refuses it."""
         self._replicas = replicas
         self._max_body_bytes = max_body_bytes
         self._merge_metrics = merge_metrics
@@ -130,7 +130,7 @@ class Gateway:
         await self._relay(response, send)
 
     async def _answer_metrics(self, request: Request, send: Send) -> None:
-        """Answer with the metrics of all replicas, or as one of them does, such as with a 401."""
+        """Answer with the metrics of all replicas or, if all refuse, with a refusal such as 401."""
         answers = await self._replicas.fetch_from_all(request)
         if not answers:
             raise _UnansweredError("no replica is ready")
@@ -146,8 +146,8 @@ class Gateway:
     async def _open(self, request: Request) -> _Response:
         """Return a response that has begun.
 
-        Until then nothing has been sent to the client, so that a request whose replica ends is
-        tried again: generating an answer twice does no harm. Raises _UnansweredError in the end.
+        Nothing has been sent to the client before, so a request whose replica ends is tried again:
+        generating an answer twice does no harm. Raises _UnansweredError after the last try.
         """
         for delay_s in (*RETRY_DELAYS_S, None):
             parts = self._replicas.exchange(request)
@@ -165,13 +165,13 @@ class Gateway:
             except BaseException:
                 await parts.aclose()
                 raise
-        raise _UnansweredError("the replicas that had this request have ended; try again")
+        raise _UnansweredError("every replica that got this request has ended; try again")
 
     async def _relay(self, response: _Response, send: Send) -> None:
         """Pass a response on.
 
-        If its replica ends before it is complete, the error ends this application's call, and the
-        server cuts the client's connection off: the client must not take a part for the whole.
+        If its replica ends before it is complete, raise the error. The server then cuts the
+        connection, so that the client does not take a part for the whole.
         """
         async with aclosing(response.rest) as rest:
             await _start(response.head, send)
@@ -210,7 +210,7 @@ def _request(scope: Message, body: bytes) -> Request:
 
 
 def _with_id(headers: Headers) -> Headers:
-    """Give the container the id that Serve has given the request, unless the client gave one."""
+    """Add Serve's id of the request for the container, unless the client has given one."""
     names = {name.lower(): value for name, value in headers}
     if _INFERENCE_ID in names or b"x-request-id" not in names:
         return headers

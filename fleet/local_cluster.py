@@ -13,14 +13,14 @@ from ray.cluster_utils import Cluster
 from core.names import import_root
 
 HEALTH_CHECK_PERIOD_MS = 1000
-"""How often Ray's head asks for a sign of life. It gives a node up after five without an answer."""
+"""How often Ray's head checks a node. It gives the node up after five failed checks."""
 _OBJECT_STORE_BYTES = 80 * 2**20
-"""Of a node. It holds requests and pieces of responses of over 100 KB only."""
+"""Object store of each node. Only requests and response pieces above 100 KB need it."""
 
 
 @contextmanager
 def local_cluster(num_nodes: int, cpus: float) -> Iterator[str]:
-    """Start a cluster whose nodes have together this many CPUs, and yield its address.
+    """Start a cluster and yield its address. cpus: CPUs of all nodes together.
 
     The CPUs are counted, not enforced: all nodes share this machine's cores.
     """

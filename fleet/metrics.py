@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 
 def merge_metrics(pages: Sequence[tuple[str, bytes]]) -> bytes:
-    """Merge the pages of replicas, each given with its replica's name."""
+    """Merge the pages of replicas, each given with the name of its replica."""
     registry = CollectorRegistry()
     registry.register(_Merged(pages))
     return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""What a router knows of an HTTP request: its session, and prefixes of its prompt."""
+"""The parts of an HTTP request that decide its routing: its session and its prompt's prefixes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _PROMPT = ("inputs", "prompt", "messages", "input")
 
 
 def routed_request(request: Request) -> RoutedRequest:
-    """Return what to route a request by. A body that is no valid JSON, text or CSV has no prefixes.
+    """Return the session and prefixes of a request. An invalid body has no prefixes.
 
-    Nothing is checked beyond that: the container does.
+    The container does all other checks.
     """
     session = request.header(_SESSION)
     content_type = re.split("[;,]", request.header(b"content-type") or "")[0].strip().lower()
@@ -43,7 +43,7 @@ def routed_request(request: Request) -> RoutedRequest:
 
 
 def _prompt(body: Mapping[str, object]) -> str | Sequence[int]:
-    """Return a text, or token ids, of which prompts with a common beginning have one in common."""
+    """Return the prompt as text or token ids. If prompts begin alike, so do the results."""
     before = [body[name] for name in _BEFORE_PROMPT if name in body]
     prompt = next((body[name] for name in _PROMPT if name in body), "")
     if not before and isinstance(prompt, str):

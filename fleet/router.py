@@ -21,14 +21,14 @@ ASK_AGAIN_S = 1.0
 
 
 class ReplicaRouter(RequestRouter):
-    """Chooses by a router of core.routing. Every front has one, with a memory of its own.
+    """Chooses replicas by a router of core.routing. Each front has one, with its own memory.
 
     The loads are Serve's: replicas report their unfinished requests, those of other fronts
     included, and each request that is sent from here counts at once.
     """
 
     def initialize_state(self, router: str) -> None:
-        """Begin without a memory. Serve calls this. router: a name in ROUTERS."""
+        """Start with a new router. Called by Serve. router: a name in ROUTERS."""
         self._router = ROUTERS[router]()
         self._chosen = Counter[str]()
         """Requests that were routed, but are not yet sent: Serve does not count them yet."""
@@ -40,7 +40,7 @@ class ReplicaRouter(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return the chosen replica, and after it the others, for the case that it is full."""
+        """Return the chosen replica, then the others in case it is full."""
         if pending_request is None:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # pause between two attempts
@@ -51,9 +51,9 @@ class ReplicaRouter(RequestRouter):
         return [[replicas.pop(chosen)], list(replicas.values())]
 
     def on_replica_actor_unavailable(self, replica_id: ReplicaID) -> None:
-        """Send nothing to a replica that cannot be reached. Serve calls this.
+        """Send nothing to a replica that cannot be reached. Called by Serve.
 
-        A node that dies without a word is dead for Ray only when it has missed several heartbeats.
+        Ray itself declares a node dead only after several missed heartbeats.
         """
         super().on_replica_actor_unavailable(replica_id)
         self._avoid(replica_id)
@@ -61,7 +61,7 @@ class ReplicaRouter(RequestRouter):
     async def _loads(self, replicas: list[RunningReplica]) -> dict[str, int]:
         """Return the loads of the replicas that may get a request: at least one."""
         cache = self.replica_queue_len_cache
-        # An idle replica reports nothing for a while, and then is asked.
+        # The report of an idle replica expires, so it is asked again.
         unknown = [
             one
             for one in replicas

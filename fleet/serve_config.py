@@ -27,8 +27,9 @@ _NAMES = {"flags": str, "nodes": int, "gpus_per_node": int}
 def build(arguments: Mapping[str, Any]) -> Application:
     """Return the application that `fleet serve` would deploy. Serve calls this.
 
-    arguments: the `flags` of `fleet serve`, without a place and a port; the number of `nodes` of
-    the cluster, and the `gpus_per_node` of the largest: not all may be there yet.
+    arguments: the `flags` of `fleet serve`, except `--address`, `--local-nodes` and `--port`; the
+    number of `nodes` of the cluster and the `gpus_per_node` of the largest, which cannot be counted
+    because some may not have started yet.
 
     Raises ConfigurationError if a container could not start with the properties, or has no room.
     """

@@ -118,7 +118,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     kills.add_argument(
         "--model-dir", type=Path, metavar="DIR", help="passed to the container as --model-dir"
     )
-    kills.add_argument("--seed", type=int, default=0, help="seed of the moments (default: 0)")
+    kills.add_argument("--seed", type=int, default=0, help="seed of the kills' times (default: 0)")
     kills.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder for the containers' logs"
     )
@@ -137,8 +137,8 @@ def _add_harm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "harm",
         help="send hostile requests and measure what they cost everyone else",
         description="Send every hostile request of loadtest/harm/rows.py, one after another, while "
-        "/ping is asked every 25 ms and ordinary streams run. The exit code is 1 if one of them "
-        "broke a limit.",
+        "ordinary streams run and /ping is requested every 25 ms. The exit code is 1 if a hostile "
+        "request broke a limit.",
         epilog="examples:\n"
         "  %(prog)s                        # starts a server with the demo model\n"
         "  %(prog)s --url http://host:8080 --json harm.json\n"
@@ -148,7 +148,11 @@ def _add_harm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     harm.add_argument("--url", help="a running server (default: start one)")
     _add_own_server(harm)
     harm.add_argument(
-        "--rows", type=_names, default=[""], metavar="WORD,...", help="only rows that have a word"
+        "--rows",
+        type=_names,
+        default=[""],
+        metavar="WORD,...",
+        help="only rows whose name contains one of these words",
     )
     harm.add_argument(
         "--max-ping", type=_positive, default=250.0, metavar="MS",
@@ -156,17 +160,17 @@ def _add_harm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )  # fmt: skip
     harm.add_argument(
         "--max-row", type=_positive, default=120.0, metavar="S",
-        help="longest time that the server may hold a row, in s (default: 120)",
+        help="longest time until the server must have ended a row, in s (default: 120)",
     )  # fmt: skip
     harm.add_argument("--streams", type=_count, default=4, help="ordinary streams (default: 4)")
     harm.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes as JSON")
     soak = commands.add_parser(
         "soak",
         help="mix ordinary, impatient and hostile clients at random, and kill processes",
-        description="Start a server; for --seconds mix clients that behave with some that leave, "
-        "stall or send garbage, and kill its processes at random. Then check that every request "
-        "had one end, and that KV memory, processes, memory, threads and open files are as before. "
-        "The exit code is 1 if they are not.",
+        description="Start a server. For --seconds, mix well-behaved clients with some that leave, "
+        "stall or send garbage, and kill the server's processes at random. Then check that every "
+        "request ended exactly once, and that KV memory, processes, memory, threads and open files "
+        "are as before. The exit code is 1 if they are not.",
         epilog="examples:\n"
         "  %(prog)s --seconds 600\n"
         "  %(prog)s --seconds 60 --seed 7 --json soak.json",
@@ -174,7 +178,7 @@ def _add_harm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     _add_own_server(soak)
     soak.add_argument("--seconds", type=_positive, default=600.0, help="(default: 600)")
-    soak.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
+    soak.add_argument("--seed", type=int, default=0, help="seed of all choices (default: 0)")
     soak.add_argument("--json", type=Path, metavar="FILE", help="write the findings as JSON")
 
 
@@ -185,7 +189,7 @@ def _add_own_server(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("build/loadtest-server.log"),
         metavar="FILE",
-        help="its log (default: %(default)s)",
+        help="log of that server (default: %(default)s)",
     )
 
 

@@ -1,7 +1,7 @@
 """A page beside locust's own: requests and tokens per second, a line for each strategy.
 
-locust's charts show the total of the run that goes on. This page keeps the last run of each
-strategy, so that those made one after another can be compared.
+locust's charts show the total of the current run. This page keeps the last run of each strategy, so
+that runs made one after another can be compared.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from loadtest.report.style import OTHER, STRATEGIES
 
 PATH = "/strategies"
 WINDOW_S = 5
-"""A point of a line is the mean of as many seconds."""
+"""Each point of a line is the mean over this many seconds."""
 _PAGE = Path(__file__).with_name("by_strategy.html")
 
 
 @dataclass
 class Line:
-    """What one run did in each second since its start."""
+    """Counts of one run, for each second since its start."""
 
     strategy: str | None
     started: float
@@ -46,7 +46,7 @@ class ByStrategy:
         self._current: Line | None = None
 
     def begin(self, label: str, strategy: str | None, now: float) -> None:
-        """Begin a run at `now`, in seconds. It takes the place of the one with this label."""
+        """Begin a run, which replaces an earlier run with the same label. now: seconds."""
         self._current = Line(strategy, now)
         self._lines.pop(label, None)
         self._lines[label] = self._current
@@ -82,7 +82,7 @@ class ByStrategy:
 
 
 def smoothed(counts: list[int]) -> list[float]:
-    """Return the mean of each second and those before it, WINDOW_S in all or as many as there are.
+    """Return for each second the mean over the last WINDOW_S seconds, or over all before it.
 
     The last second is left out, since it may not be over.
     """

@@ -48,7 +48,7 @@ def _measure(parser: argparse.ArgumentParser, parsed: argparse.Namespace, comman
 
     from loadtest.machine import describe_machine
     from loadtest.measure import WarmUpError
-    from loadtest.report import page  # noqa: F401 - misses what the report needs before it measures
+    from loadtest.report import page  # noqa: F401 - fails now if a package for the report is missing
     from loadtest.server import ServerError
     from loadtest.slo import parse_slo, per_request
     from loadtest.subjects import SubjectError

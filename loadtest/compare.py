@@ -20,9 +20,9 @@ if TYPE_CHECKING:  # these import locust, which monkey-patches the process
     from loadtest.subjects import Subjects
 
 MAX_ATTEMPTS = 3
-"""Of a run that other processes disturb; 1 while the machine stays busy."""
+"""Attempts at a run that other processes disturb; 1 while the machine stays busy."""
 TRIAL = 0
-"""The round of runs that only choose a setting."""
+"""Round number of trial runs, which only choose a setting."""
 
 
 class Turn(NamedTuple):
@@ -32,20 +32,20 @@ class Turn(NamedTuple):
     round: int
     """From 1; TRIAL for a trial."""
     name: str
-    """The subject's."""
+    """The subject's name."""
     fixed_output: int | None
     """As in `loadtest.plan.make_plan`."""
     setting: Setting | None = None
-    """Of dynamic batching; None for the given properties."""
+    """The setting of dynamic batching; None: as in the given properties."""
 
 
 def turns(
     workload: Workload, names: Sequence[str], rounds: int, tuned: Setting | None = None
 ) -> Iterator[Turn]:
-    """Yield all runs of a workload. Each round begins with another subject.
+    """Yield all runs of a workload. Each round begins with another subject, to be fair to all.
 
-    So no subject always runs first or last. Dynamic batching also runs with the setting `tuned`, if
-    there is one, and with answers of one length, as in AWS's article.
+    Dynamic batching also runs with the setting `tuned`, if there is one, and with answers of one
+    length, as in AWS's article.
     """
     for number in range(1, rounds + 1):
         start = (number - 1) % len(names)
@@ -62,7 +62,7 @@ def announced(
     say: Callable[[str], object],
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Turn]:
-    """Yield the turns, and say before each which it is and about how long the rest takes."""
+    """Yield the turns. Before each, say which one it is and about how long the rest takes."""
     begin = clock()
     for done, turn in enumerate(planned):
         left = ""
@@ -102,7 +102,7 @@ class Comparison:
         self._say = say
         self._servers = ExitStack()
         self._tuned = self._servers.enter_context(ExitStack())
-        """Of these, the server of `TUNED`."""
+        """The part of `_servers` that holds the server of `TUNED`."""
         self._kept: dict[tuple[str, Setting | None], Subject] = {}
         self._stays_busy = False
 
@@ -120,7 +120,7 @@ class Comparison:
         """
 
         self._say(f"{workload.name}: looking for the best setting of dynamic batching")
-        self._tuned.close()  # the server with the setting of the workload before
+        self._tuned.close()  # the server with the previous workload's setting
         self._kept = {key: subject for key, subject in self._kept.items() if key[1] is None}
         given = self._subjects.given_setting
 
@@ -170,9 +170,8 @@ class Comparison:
     def run(self, turn: Turn) -> Run:
         """Measure a turn, again if the machine is busy with other things.
 
-        Where all attempts were disturbed, the next turns have one attempt each, until one of them
-        is not. Returns the attempt that other processes disturbed least, or one that was
-        interrupted.
+        If all attempts are disturbed, each of the following turns has one attempt, until one is
+        undisturbed. Returns the least disturbed attempt, or one that was interrupted.
         """
         attempts: list[Run] = []
         max_attempts = 1 if self._stays_busy else MAX_ATTEMPTS
@@ -214,8 +213,8 @@ class Comparison:
         return for_trial(load) if turn.round == TRIAL else load
 
     def _opened(self, turn: Turn) -> AbstractContextManager[Subject]:
-        is_passing = turn.round == TRIAL and turn.setting is not None
-        if is_passing or not self._subjects.keeps_servers:
+        is_trial = turn.round == TRIAL and turn.setting is not None
+        if is_trial or not self._subjects.keeps_servers:
             return self._subjects.open(turn.name, turn.setting)
         key = turn.name, turn.setting
         if key not in self._kept:
@@ -227,7 +226,7 @@ class Comparison:
 def for_trial(load: Load) -> Load:
     """Return the load with half of the seconds, or else with half of the requests.
 
-    There are two requests for every user if the load has as many.
+    These are no fewer than two per user, if the load has as many.
     """
     if load.seconds is not None:
         return dataclasses.replace(load, seconds=load.seconds / 2)

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 PROMPT = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\n"
-Kind = Literal["answered", "told", "cut"]
+Kind = Literal["answered", "error", "cut"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How one request ended.
 
-    answered: with its whole answer. told: with an error, as a status or as the last record of a
+    answered: with its whole answer. error: with an error, as a status or as the last record of a
     stream. cut: the connection closed, and the client does not know why.
     """
 
@@ -68,16 +68,16 @@ class Clients:
 
 
 def classify(status: int, body: bytes) -> tuple[Kind, str]:
-    """Return how a response ended whose body arrived whole, and its error message."""
+    """Classify a response whose body has arrived whole. Return its kind and its error message."""
     lines = body.splitlines()
     try:
         last = json.loads(lines[-1])
     except (IndexError, ValueError):
         return "cut", f"status {status}, and the last line is no record"
     if status != 200:
-        return "told", str(last.get("error"))
+        return "error", str(last.get("error"))
     if "error_msg" in last.get("token", {}):
-        return "told", last["token"]["error_msg"]
+        return "error", last["token"]["error_msg"]
     if last.get("generated_text") is not None:
         return "answered", ""
     return "cut", "the last record does not end the answer"

@@ -1,8 +1,8 @@
 """`python -m loadtest kills`: kills a container's processes under load, at random moments.
 
-Each kill is SIGKILL to one process: the engine, a front-end worker or the supervisor. What counts
-is how the running requests end, how long the clients wait for that, how long until the container
-answers again, and what is left behind.
+Each kill is SIGKILL to one process: the engine, a front-end worker or the supervisor. It measures
+how the running requests end, how long that takes, how long it takes until the container answers
+again, and which processes and files are left behind.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ NUM_STREAMS = 12
 NUM_WHOLE = 4
 MAX_NEW_TOKENS = 900
 MAX_DELAY_S = 1.5
-"""The kill comes at most this long after the requests."""
+"""A process is killed at most this long after the requests were sent."""
 END_S = 60.0
 RECOVERY_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """What one kill did."""
+    """The effects of one kill."""
 
     target: str
     killed_at: float
     endings: Sequence[Ending]
     recovery_s: float | None
-    """Until a new request was answered; None for the supervisor, after which nothing is left."""
+    """Time until a new request was answered; None for the supervisor, which ends the container."""
     num_processes_left: int = 0
     num_files_left: int = 0
 
     @property
     def last_end_s(self) -> float:
-        """Seconds from the kill until the last client knew."""
+        """Seconds from the kill until the last request ended."""
         return max(0.0, max(ending.at for ending in self.endings) - self.killed_at)
 
 
@@ -77,7 +77,7 @@ def run_kills(
 def report_lines(kills: Sequence[Kill]) -> list[str]:
     """Return a Markdown table with one row for each kind of process."""
     lines = [
-        "| killed | times | answered | told | cut | last client knew after, s (median, max) | "
+        "| killed | times | answered | error | cut | last request ended after, s (median, max) | "
         "answers again after, s (median, max) | processes left | files left |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -90,7 +90,7 @@ def report_lines(kills: Sequence[Kill]) -> list[str]:
         cells = [
             target,
             str(len(rows)),
-            *(str(kinds[kind]) for kind in ("answered", "told", "cut")),
+            *(str(kinds[kind]) for kind in ("answered", "error", "cut")),
             _spread([kill.last_end_s for kill in rows]),
             _spread(recoveries) if recoveries else "—",
             str(sum(kill.num_processes_left for kill in rows)),
@@ -137,8 +137,8 @@ def _line(kill: Kill) -> str:
     kinds = count(kill.endings)
     recovery = "" if kill.recovery_s is None else f" answers_again_s={kill.recovery_s:.1f}"
     return (
-        f"killed={kill.target} answered={kinds['answered']} told={kinds['told']} "
-        f"cut={kinds['cut']} last_client_knew_s={kill.last_end_s:.1f}{recovery} "
+        f"killed={kill.target} answered={kinds['answered']} error={kinds['error']} "
+        f"cut={kinds['cut']} last_request_ended_s={kill.last_end_s:.1f}{recovery} "
         f"processes_left={kill.num_processes_left} files_left={kill.num_files_left}"
     )
 

@@ -29,7 +29,7 @@ def server_processes(url: str) -> list[psutil.Process]:
         for listener in _listeners(port):
             root = _root(listener)
             found |= {process.pid: process for process in (root, *root.children(recursive=True))}
-    except psutil.Error:  # one has ended, or may not be looked at
+    except psutil.Error:  # a process has ended, or belongs to another user
         return []
     return list(found.values())
 
@@ -40,7 +40,8 @@ def _is_local(host: str) -> bool:
         infos = socket.getaddrinfo(host, None)
     except OSError:
         return False
-    ours = {address.address for of in psutil.net_if_addrs().values() for address in of}
+    interfaces = psutil.net_if_addrs().values()
+    ours = {address.address for addresses in interfaces for address in addresses}
     theirs = {str(info[4][0]) for info in infos}
     return any(ip in ours or ipaddress.ip_address(ip).is_loopback for ip in theirs)
 
@@ -60,7 +61,7 @@ def _listeners(port: int) -> Iterator[psutil.Process]:
 
 
 def _root(process: psutil.Process) -> psutil.Process:
-    """Return the first process of the server: a shell that started it is another program."""
+    """Return the topmost process that runs the same program, so not the shell that started it."""
     root, program = process, process.exe()
     for parent in process.parents():
         if parent.pid in _load_test() or parent.exe() != program:

@@ -1,4 +1,4 @@
-"""Which of a container's processes is which."""
+"""The roles of a container's processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Role = Literal["supervisor", "engine", "gunicorn", "worker", "helper"]
 
 
 def by_role(processes: Sequence[psutil.Process]) -> Mapping[Role, list[psutil.Process]]:
-    """Return the processes of each role; of those that have ended, none.
+    """Return the processes of each role, without those that have ended.
 
     `processes` are the supervisor and all its descendants, each before its own children.
     """
@@ -39,8 +39,7 @@ def _role(process: psutil.Process, gunicorn: Sequence[psutil.Process]) -> Role |
         return "engine"
     if PACKAGE_PREFIX + "container.isolation.process" in command:
         return "helper"
-    if (
-        PACKAGE_PREFIX + "container.front_end.start" in command
-    ):  # a worker has the command line of its parent
+    if PACKAGE_PREFIX + "container.front_end.start" in command:
+        # A worker has its parent's command line.
         return "worker" if process.parent() in gunicorn else "gunicorn"
     return None

@@ -17,7 +17,7 @@ class Running(NamedTuple):
 
     name: str
     schema: str | None
-    """None for that of `--schema`."""
+    """None: the schema of `--schema`."""
     url: str | None
     sagemaker: str | None
     """Name of the SageMaker endpoint, if it is one."""

@@ -24,7 +24,7 @@ _DEFAULT = Path("serving.properties")
 _ALIAS = "max_dynamic_batch_size"
 """LMI's name for batch_size."""
 PACKAGE_PREFIX = __name__.removesuffix("loadtest.server")
-"""What precedes the names of our packages: `longshore.` if this is an installed wheel."""
+"""Prefix of our packages' names: `longshore.` in an installed wheel, else empty."""
 
 
 class ServerError(Exception):
@@ -48,7 +48,7 @@ class Server:
         model_dir: Path | None = None,
         temporary: Path | None = None,
     ) -> None:
-        """temporary: its TMPDIR; None for that of this process."""
+        """temporary: the server's TMPDIR; None: the same as of this process."""
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.start_s = 0.0
@@ -154,7 +154,7 @@ def read_properties(path: Path) -> dict[str, str]:
     model = properties.get("option.model_id", "")
     if model and (path.parent / model).exists():
         properties["option.model_id"] = str((path.parent / model).resolve())
-    if _ALIAS in properties:  # the search of a setting changes the batch size by its own name
+    if _ALIAS in properties:  # tuning sets `batch_size`
         properties["batch_size"] = properties.pop(_ALIAS)
     return properties
 

@@ -80,7 +80,7 @@ class Subjects:
 
     @property
     def given_setting(self) -> Setting:
-        """What the properties say of dynamic batching."""
+        """The setting of dynamic batching in the given properties."""
         return given_setting(self.strategies.properties if self.strategies else {})
 
     @property

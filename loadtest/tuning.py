@@ -10,7 +10,7 @@ TUNED = "dynamic (tuned)"
 """Name of dynamic batching with the setting that was found."""
 BATCH_SIZES = (16, 32, 64)
 DELAYS_MS = (100, 10)
-"""Longer delays are left out: a batch that does not fill wastes all of them."""
+"""Longer delays are left out: a batch that does not fill waits for the whole delay."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 DEFAULT = Setting(batch_size=32, delay_ms=100)
-"""What a server does whose properties say nothing."""
+"""The setting of a server whose properties have none."""
 
 
 class Trial(msgspec.Struct, kw_only=True):
@@ -53,8 +53,8 @@ def best_setting(
     """Try some settings and return the fastest, each tried once.
 
     First the given one, then all batch sizes with the first delay, then the other delays with the
-    best batch size. rate_of: measures the requests/s of a setting. most_sequences: how many the
-    clients send at once; a larger batch would only wait for more.
+    best batch size. rate_of: measures the requests/s of a setting. most_sequences: how many
+    sequences the clients send at once; a larger batch would never fill.
     """
     rates = {given: rate_of(given)}
 

@@ -23,7 +23,7 @@ class LoadUser(User):
     """A concurrent user. Stops when the session has no requests left.
 
     Locust's own timing of a request ends at the response headers, before the first token. So
-    locust is told the time of the whole request, and its statistics have two more rows, for the
+    this class reports the time of the whole request, and adds two rows to the statistics, for the
     first token and the longest stall. Those are not requests: locust's totals and charts count
     each request once.
     """

@@ -34,7 +34,7 @@ NAMES = {
     "queue_count": "vllm:request_queue_time_seconds_count",
 }
 MEANS = ("kv_used", "kv_block_tokens")
-"""Values that the copies of a model do not add up to."""
+"""Values that are averaged over the copies of a model instead of summed."""
 
 
 class Sample(msgspec.Struct, kw_only=True):

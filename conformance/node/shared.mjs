@@ -1,4 +1,4 @@
-// What the cases of all clients share: the servers' addresses, a prompt, a schema and a tool.
+// Shared by the cases of all clients: the servers' addresses, a prompt, a schema and a tool.
 import assert from "node:assert/strict";
 import { setTimeout as sleep } from "node:timers/promises";
 

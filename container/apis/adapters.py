@@ -202,7 +202,7 @@ def _fields(context: RequestContext) -> Mapping[str, object]:
 
 
 def _status(context: RequestContext, name: str, change: str) -> Response:
-    """Return what happened to an adapter, with its alias if SageMaker has sent one."""
+    """Return a message about an adapter, which it calls by SageMaker's alias if one was sent."""
     shown = context.headers.get(ALIAS_HEADER) or name
     return json_response({"status": f"Adapter {shown} {change}"})
 

@@ -176,7 +176,7 @@ class _Sender:
     def _write(self, outcome: Outcome) -> None:
         """Append an outcome, in one call, so that a kill cuts off at most the last line."""
         data = msgspec.json.encode(outcome) + b"\n"
-        while data:  # again if the disk is full, which is an error the second time
+        while data:  # a full disk takes a part of the data, and raises at the second call
             data = data[self._out.write(data) :]
 
     def _outcome(self, line: Line) -> Outcome | None:

@@ -43,8 +43,8 @@ def main(model_dir: str, properties: str, socket: str, num_workers: str, flags: 
 def for_batch(configuration: Configuration, num_workers: int) -> Configuration:
     """Return the configuration for a server whose only client is the batch.
 
-    No client gives up, so requests may wait for any time; and nobody has to prove who they are. A
-    full queue is a 503, after which the batch tries again.
+    Requests may wait for any time, since the client does not give up, and need no API key. A full
+    queue is a 503, after which the batch tries again.
     """
     options = configuration.options
     return dataclasses.replace(

@@ -48,7 +48,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """A line of the output file."""
 
     id: str
-    """`line-N`, by the number of the input line, from 1. A resumed batch goes by it."""
+    """`line-N`, with the number of the input line, from 1. A resumed batch skips such lines."""
     custom_id: str | None
     response: BatchResponse | None = None
     error: BatchError | None = None

@@ -56,7 +56,7 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class _Headers:
-    """What the headers of the weights' files say."""
+    """Totals over the headers of the weights' files."""
 
     num_elements: int
     """Packed elements count once."""
@@ -213,7 +213,7 @@ def _quantized_bytes(
 
 
 def _bits(quantization: Mapping[str, Any]) -> str:
-    """Return the key of BYTES_PER_WEIGHT for a quantized checkpoint whose files are not there."""
+    """Return the key of BYTES_PER_WEIGHT for a quantized checkpoint without its files."""
     groups: Mapping[str, Any] = quantization.get("config_groups") or {}
     bits: int | None = quantization.get("bits") or quantization.get("w_bit")
     for group in groups.values():

@@ -114,7 +114,7 @@ def plan_lines(
     )
     decoder = rank_part(decoder, ranks)
     if ranks > 1:
-        yield f"  on each GPU, and so below: weights {_size(decoder.weights_bytes)}"
+        yield f"  on each GPU, as all figures below: weights {_size(decoder.weights_bytes)}"
     if options.enable_lora:
         yield f"  adapters: {_size(adapter_bytes(decoder, options))} for option.max_loras"
     usable = int(instance.gpu_mib * 2**20 * options.gpu_memory_utilization)

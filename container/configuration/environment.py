@@ -166,7 +166,7 @@ def _serving_variables() -> dict[str, str]:
 
 
 def _vllm_variables() -> dict[str, str]:
-    """Return the variables of vLLM's arguments, of which most have our options' names."""
+    """Return the variables of vLLM's arguments; most arguments have our options' names."""
     keys = [option.key for option in option_table().values() if option.key.startswith("option.")]
     names = {key.removeprefix("option."): key for key in keys}
     names |= {name: f"option.{ours}" for name, ours in _VLLM_NAMES.items()}

@@ -9,7 +9,7 @@ from container.configuration.report import format_value
 from core.options import Option, option_table
 
 _DESTINATION = "flag "
-"""Starts a flag's name in the parsed arguments, where no other argument has a space."""
+"""Prefix of flags in the parsed arguments. It has a space, unlike the names of other arguments."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -42,6 +42,6 @@ def parse_properties(text: str, name: str) -> Iterator[Setting]:
     line = 1
     for element in javaproperties.parse(text):  # pyright: ignore[reportUnknownMemberType]
         if isinstance(element, javaproperties.KeyValue):
-            # Java keeps trailing whitespace in a value, but nobody means it.
+            # Java keeps trailing whitespace in a value. It is never intended, so strip it.
             yield Setting(element.key, element.value.strip(), f"{name}:{line}")
         line += len(element.source.splitlines())

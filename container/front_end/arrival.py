@@ -33,9 +33,9 @@ READ_BYTES = 2**18
 MIN_READ_RATE = 2**14
 """Bytes per second at which a client must read a response whose buffer is full."""
 DRAIN_BYTES = 2**25
-"""What is read of a body after the response to it. If more follows, the connection is closed."""
+"""Limit for reading the rest of a body after the response. If more follows, the connection ends."""
 DRAIN_S = 2.0
-"""The time limit for that, and for reading on when the connection ends."""
+"""Time limit for that, and for reading on while the connection ends."""
 
 Clock = Callable[[], float]
 
@@ -94,27 +94,27 @@ class Arrival:
         return getattr(self._client, name)
 
     def expect_head(self) -> None:
-        """Wait for the next request: the time limit begins with its first byte."""
+        """Expect the head of the next request. Its time limit starts with its first byte."""
         self._part, self._deadline, self._is_first_read = "head", None, True
 
     def expect_body(self) -> None:
-        """Start the time limit of a body, which is held until `release_body`."""
+        """Start the time limit of a body. Its bytes count as held until `release_body`."""
         self._begin("body", self._timeouts.body_timeout)
 
     def release_body(self) -> None:
-        """Count the body as held no longer, because its request has ended."""
+        """Stop counting the body's bytes as held: its request has ended."""
         self.release(self._num_held)
 
-    def hold(self, num_bytes: int, *, beside: int) -> None:
-        """Count further bytes of a body as held, of which `beside` are held already.
+    def hold(self, num_bytes: int, *, held: int) -> None:
+        """Count more bytes of a body as held. `held`: bytes of the same body held already.
 
         Raises OverloadedError if there is no memory for them.
         """
-        self._memory.take(num_bytes, beside=beside)
+        self._memory.take(num_bytes, held=held)
         self._num_held += num_bytes
 
     def release(self, num_bytes: int) -> None:
-        """Count bytes that `hold` counted as held no longer."""
+        """Stop counting bytes that `hold` counted."""
         self._memory.release(num_bytes)
         self._num_held -= num_bytes
 
@@ -160,7 +160,7 @@ class Arrival:
         try:
             data = self._client.recv(min(size, READ_BYTES))
         except TimeoutError:
-            raise self._late() from None
+            raise self._timeout_error() from None
         finally:
             self._client.settimeout(None)
         if self._is_first_read and data and self._part == "head":
@@ -168,7 +168,7 @@ class Arrival:
             self._begin("head", self._timeouts.header_timeout)
         self._is_first_read = False
         if self._part == "body":
-            self.hold(len(data), beside=self._num_held)
+            self.hold(len(data), held=self._num_held)
         return data
 
     def recv_within(self, timeout_s: float | None) -> bytes:
@@ -187,7 +187,7 @@ class Arrival:
     def sendall(self, data: bytes) -> None:
         """Send all data. Raises SlowReaderError if the client does not read for `write_timeout`.
 
-        The kernel takes data until the client has left `UNREAD_BYTES` unread.
+        The kernel buffers up to `UNREAD_BYTES` that the client has not read.
         """
         limit_s = self._timeouts.write_timeout + len(data) / MIN_READ_RATE
         deadline = self._clock() + limit_s
@@ -211,10 +211,10 @@ class Arrival:
             return None
         remaining_s = self._deadline - self._clock()
         if remaining_s <= 0:
-            raise self._late()
+            raise self._timeout_error()
         return remaining_s
 
-    def _late(self) -> ArrivalTimeoutError:
+    def _timeout_error(self) -> ArrivalTimeoutError:
         option = "header_timeout" if self._part == "head" else "body_timeout"
         return ArrivalTimeoutError(f"the {self._part} did not arrive in time (option.{option})")
 

@@ -15,15 +15,15 @@ class BodyMemory:
         self._maximum = maximum
         self._num_held = 0
 
-    def take(self, num_bytes: int, *, beside: int) -> None:
-        """Hold more bytes of a body, of which `beside` are held already.
+    def take(self, num_bytes: int, *, held: int) -> None:
+        """Hold more bytes of a body. `held`: bytes of the same body that are held already.
 
         Raises OverloadedError if there is no room for them.
         """
-        is_alone = self._num_held == beside
+        is_alone = self._num_held == held
         if not is_alone and self._num_held + num_bytes > self._maximum:
             raise OverloadedError(
-                f"the bodies of all requests have {self._maximum:,} bytes (option.max_body_memory)"
+                f"request bodies fill all {self._maximum:,} bytes of option.max_body_memory"
             )
         self._num_held += num_bytes
 

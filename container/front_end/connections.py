@@ -17,14 +17,14 @@ from core.errors import OverloadedError
 KEEPALIVE_S = 75
 """Longer than the 60 s for which AWS's load balancers keep idle connections."""
 EXTRA_CONNECTIONS = 64
-"""Connections beyond the maximum that may ask for the health, or are refused."""
+"""Connections beyond the maximum. They may only request a health path; the rest is refused."""
 
 
 class Connections:
     """At most `maximum` connections, each served by a greenlet of its own.
 
-    For one more, that which is idle for longest is closed. If none is idle, the new one may only
-    ask for the health.
+    To accept one more, the connection that has been idle longest is closed. If none is idle, the
+    new one may only request a health path.
     """
 
     def __init__(self, maximum: int) -> None:

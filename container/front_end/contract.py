@@ -1,4 +1,4 @@
-"""docs/contract.md: every route, header and field, whose it is, and what it does here.
+"""docs/contract.md: every route, header and field, who defined it, and what it does here.
 
 It is built from the tables that requests are checked against (`make docs`).
 """
@@ -40,7 +40,7 @@ _OWNERS = (
     (HEALTH_PATHS, "SageMaker, Kubernetes"),
     ("/", "text-generation-inference"),
 )
-"""The beginnings of paths, with those whose clients call them. The first that fits counts."""
+"""Path prefixes, and the servers whose clients call them. The first match counts."""
 _HEADERS = (
     ("Authorization: Bearer KEY", "OpenAI", "the API key, with option.api_keys_file"),
     ("x-api-key", "Anthropic", "the same"),
@@ -62,7 +62,7 @@ _HEADERS = (
 _STANDARDS = (
     ("`POST /adapters`, `DELETE /adapters/{name}`, headers and query parameters", "as there"),
     ("`requestType` `NEW_SESSION` and `CLOSE`, `X-Amzn-SageMaker-Session-Id`, expiry",
-     "as there, but a use of a session starts its lifetime anew, and its directory holds no data"),
+     "as there, but each use of a session extends its lifetime, and its directory holds no data"),
     ("`SAGEMAKER_ENABLE_STATEFUL_SESSIONS`, `SAGEMAKER_SESSIONS_EXPIRATION`, "
      "`SAGEMAKER_SESSIONS_PATH`", "options of the same names"),
     ("`CUSTOM_FASTAPI_PING_HANDLER`",
@@ -81,11 +81,11 @@ _STANDARDS = (
     ("`CUSTOM_SCRIPT_FILENAME`, `SAGEMAKER_MODEL_PATH`",
      "a warning: options name files, which are beside serving.properties or the model"),
     ("handlers of the engine's own sessions and adapters (`register_...`)",
-     "not here: they are for authors of servers"),
+     "not here: they are for authors of inference engines"),
     ("`standard-supervisor`, `PROCESS_AUTO_RECOVERY`, `PROCESS_MAX_START_RETRIES`",
      "not here: `retry_threshold` restarts a dead engine"),
 )  # fmt: skip
-"""What AWS's package model-hosting-container-standards defines, and what each is here."""
+"""The features of AWS's package model-hosting-container-standards, and their equivalents here."""
 _ANSWERS = (
     ("`usage.prompt_tokens`", "the prompt's tokens, with special tokens, once for all `n`", "same"),
     ("`usage.completion_tokens`",
@@ -99,7 +99,8 @@ _ANSWERS = (
     ("`finish_reason` of calls that `max_tokens` cuts off",
      "`length`; `tool_calls` with `tool_choice` auto", "`length`"),
     ("`stop_reason`", "the stop string, the id of a token of `stop_token_ids`, or null",
-     "same, but null at each end of sequence of the model; vLLM gives the id of all but the first"),
+     "same, but null for every end-of-sequence token of the model; vLLM returns the ids of all but "
+     "the first"),
     ("an error's body", "`error` with `message`, `type`, `param` and `code`, the status", "same"),
     ("`type` of a 4xx", "`BadRequestError`, `NotFoundError`", "`invalid_request_error`, OpenAI's"),
     ("`type` of a 5xx", "`InternalServerError`", "`server_error`, OpenAI's"),
@@ -109,7 +110,7 @@ _ANSWERS = (
     ("a full queue", "there is none: the queue has no limit",
      "503 with `Retry-After` (`option.overload_status`)"),
 )  # fmt: skip
-"""What chat completions and completions return, at vLLM and here."""
+"""The answers of chat completions and completions, in vLLM and here."""
 _LMI_ANSWERS = (
     ("`details.finish_reason` at the end of sequence", "`eos_token`", "same"),
     ("`details.finish_reason` at a stop string", "`eos_token`; documented: `stop_sequence`",
@@ -120,7 +121,7 @@ _LMI_ANSWERS = (
     ("a failure in a stream", "a last line with `details.finish_reason` `error`", "same"),
     ("chat completions", "`eos_token`, `length` or `tool_calls`", "vLLM's, above"),
 )  # fmt: skip
-"""What `inputs` return, at LMI and here."""
+"""The answers to `inputs`, in LMI and here."""
 _BODIES: Mapping[str, Fields] = {
     "`/invocations` with `inputs`, `/generate`": TEXT_FIELDS,
     "Its `parameters`": PARAMETERS,
@@ -159,8 +160,8 @@ def markdown_lines() -> list[str]:
         "",
         "## AWS's container standards",
         "",
-        "What the package model-hosting-container-standards 0.1.16 gives containers of AWS; "
-        "[handlers.md](handlers.md#hooks) explains the hooks.",
+        "The features that the package model-hosting-container-standards 0.1.16 gives AWS's "
+        "containers. [handlers.md](handlers.md#hooks) explains the hooks.",
         *("", "| there | here |", "| --- | --- |"),
         *(f"| {there} | {here} |" for there, here in _STANDARDS),
         "",

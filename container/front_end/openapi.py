@@ -108,7 +108,7 @@ def _object(fields: Fields, required: Sequence[str] = ()) -> Json:
 
 
 def _form(fields: Fields, required: Sequence[str]) -> Json:
-    """Return the schema of a form, which has no nulls and so no field without a valid value."""
+    """Return the schema of a form. It has no null, so fields without a valid value are left out."""
     properties: dict[str, Json] = {}
     for name, field in fields.items():
         if field.effect != "unsupported":
@@ -260,8 +260,8 @@ _OWN_PATHS: Mapping[Kind, Json] = {
         "/v2/rerank": _RERANK,
         "/score": _SCORE,
         "/v1/score": _SCORE,
-        "/v1/audio/transcriptions": _post("Write down what is spoken in a sound.", _SPEECH),
-        "/v1/audio/translations": _post("The same in English.", _SPEECH),
+        "/v1/audio/transcriptions": _post("Transcribe speech.", _SPEECH),
+        "/v1/audio/translations": _post("Translate speech to English text.", _SPEECH),
     },
     "handler": {},
 }

@@ -48,7 +48,7 @@ still gets time between matmuls, and when it is late it sends several tokens at 
 
 
 class PropagatingLogger(Logger):
-    """Leaves gunicorn's own messages to the log of this process."""
+    """Passes gunicorn's own messages on to this process's log."""
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
@@ -63,7 +63,7 @@ class FrontEnd(BaseApplication):
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        # A model among several: the front checks the keys for /metrics, and asks without one.
+        # With several models, the front process checks keys and reads each /metrics without one.
         open_paths = (*HEALTH_PATHS, "/metrics") if launch.name else HEALTH_PATHS
         self._gate = open_gate(launch.options, open_paths=open_paths)
         super().__init__()
@@ -119,7 +119,7 @@ class FrontEnd(BaseApplication):
 
     @property
     def options(self) -> Options:
-        """Read by the worker."""
+        """The options of the server. Read by the worker."""
         return self._launch.options
 
     def count_refusal(self, status: int) -> None:
@@ -193,7 +193,7 @@ def main(launch_path: str) -> int:
     os.nice(NICENESS)
     launch = read_launch(Path(launch_path))
     configure_logs(launch.options.log_format, launch.options.log_level, launch.name)
-    # Texts are tokenized one at a time, so the tokenizer's threads would have nothing to share.
+    # Texts are tokenized one at a time, so the tokenizer's threads would have nothing to do.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     allow_many_connections()
     try:

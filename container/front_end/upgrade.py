@@ -54,7 +54,7 @@ class UpgradeRoute:
         return Response(status=101, headers=accepted)
 
     def _check_origin(self) -> None:
-        """Refuse pages of another origin: unlike other answers, browsers let them read these."""
+        """Refuse pages of another origin. Browsers let them read WebSockets, unlike responses."""
         origin = request.headers.get("Origin")
         if origin is None or self._allowed_origin in ("*", origin):
             return
@@ -71,7 +71,7 @@ def _upgrade_required(reason: str) -> Response:
 
 
 def _accept_token(key: str) -> str:
-    """Return the proof that the key was read. Raises RequestError if it is not 16 bytes."""
+    """Return `Sec-WebSocket-Accept` for a key. Raises RequestError if it is not 16 bytes."""
     try:
         is_valid = len(base64.b64decode(key, validate=True)) == 16
     except (binascii.Error, ValueError):
@@ -82,7 +82,7 @@ def _accept_token(key: str) -> str:
 
 
 def _mark_upgraded(response: Response) -> Response:
-    """Mark the connection if this is the response that is sent: a hook may have replaced it."""
+    """Mark the connection, unless a hook has replaced the response with another one."""
     if response.status_code == 101:
         request.environ["gunicorn.socket"].upgraded = request.environ
     return response

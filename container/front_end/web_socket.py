@@ -1,7 +1,7 @@
 """SageMaker's bidirectional streams: a WebSocket whose messages are requests to /invocations.
 
-Each message becomes a WSGI request with the headers of the upgrade request, so that everything
-that holds for HTTP holds for messages. They are answered one after the other. A second greenlet
+Each message becomes a WSGI request with the headers of the upgrade request, so that limits, keys
+and hooks apply as they do to HTTP. Messages are answered one after the other. A second greenlet
 reads meanwhile: it answers pings, queues messages and notices that the client has left.
 """
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OF_THE_UPGRADE = ("HTTP_CONNECTION", "HTTP_UPGRADE", "HTTP_SEC_WEBSOCKET_")
-"""Headers, or their beginnings, that do not hold for the messages."""
+_UPGRADE_HEADERS = ("HTTP_CONNECTION", "HTTP_UPGRADE", "HTTP_SEC_WEBSOCKET_")
+"""Prefixes of the headers that concern the upgrade only, and that messages do not inherit."""
 _INTERNAL_ERROR = CloseConnection(CloseReason.INTERNAL_ERROR, "internal error")
 _STREAMS = ("text/event-stream", "application/jsonlines")
 
@@ -48,7 +48,7 @@ class _Body:
     def __init__(self) -> None:
         self.data = bytearray()
         self.length = 0
-        """Of the whole message, even if it was not kept."""
+        """Bytes of the whole message, even if it was not kept."""
         self.refusal: OverloadedError | None = None
         """Why the message was not kept. Raised by `read`, as by other bodies."""
         self._num_read = 0
@@ -74,7 +74,8 @@ class WebSocket:
         is_alive: Callable[[], bool],
         early: bytes = b"",
     ) -> None:
-        """`is_alive`: whether the server accepts further requests. early: frames read already."""
+        """is_alive: whether the server accepts further requests. early: bytes that were read
+        together with the upgrade request."""
         assert connection.upgraded is not None
         self._connection = connection
         self._app = app
@@ -83,9 +84,10 @@ class WebSocket:
         self._connections = connections
         self._is_alive = is_alive
         self._protocol = Connection(ConnectionType.SERVER, trailing_data=early)
-        self._sending = Semaphore()
+        self._send_lock = Semaphore()
         self._arrived: Queue[_Body | CloseConnection | None] = Queue(SOCKET_MESSAGES.maximum)
-        """Messages to answer, then how to close the socket. None: the client has sent a ping."""
+        """Messages to answer, then how to close the socket. None only wakes `_next`: after a ping,
+        or when the client has left."""
         self._message: _Body | None = None
         """The message of which a part has arrived."""
         self._deadline = 0.0
@@ -97,7 +99,7 @@ class WebSocket:
         kept = {
             name: value
             for name, value in connection.upgraded.items()
-            if not name.startswith(_OF_THE_UPGRADE)
+            if not name.startswith(_UPGRADE_HEADERS)
         }
         self._environ: dict[str, Any] = {
             **kept,
@@ -108,7 +110,7 @@ class WebSocket:
         }
 
     def fileno(self) -> int:
-        """Return the connection's file descriptor; -1, as of a closed socket, without a client.
+        """Return the connection's file descriptor, or -1 once the client has left.
 
         `disconnect_check` needs it.
         """
@@ -140,7 +142,7 @@ class WebSocket:
         return self._reply or CloseConnection(CloseReason.GOING_AWAY, "the server is stopping")
 
     def _next(self) -> _Body | CloseConnection | None:
-        """Wait for a message. Returns None if only a ping came, or how to close the socket."""
+        """Wait for a message. Returns how to close the socket if it shall close, None if woken."""
         began = time.monotonic()
         with self._connections.idle(SOCKET_IDLE.maximum):
             return self._arrived.get()
@@ -162,7 +164,7 @@ class WebSocket:
 
     def _send(self, event: Event) -> None:
         """Send a frame. Raises LocalProtocolError if the socket is closed, and OSError."""
-        with self._sending:
+        with self._send_lock:
             self._connection.sendall(self._protocol.send(event))
 
     def _read(self) -> None:
@@ -197,7 +199,7 @@ class WebSocket:
             self._leave()
 
     def _leave(self) -> None:
-        """Let the running request notice that nobody waits for it, and `_answer_all` too."""
+        """Let the running request and `_answer_all` notice that the client has left."""
         self._has_left = True
         self._arrived.put(None)
 
@@ -235,7 +237,7 @@ class WebSocket:
             return CloseConnection(CloseReason.MESSAGE_TOO_BIG, reason)
         try:
             if message.refusal is None:
-                self._connection.hold(len(data), beside=len(message.data))
+                self._connection.hold(len(data), held=len(message.data))
                 message.data += data
         except OverloadedError as error:
             self._connection.release(len(message.data))

@@ -37,7 +37,7 @@ from core.errors import LongshoreError, RequestError
 from core.options import Options
 from core.processes import die_with_parent
 
-LAST_WORDS_S = 2.0
+FAIL_EARLY_S = 2.0
 """Seconds before the end of the graceful timeout at which running requests are failed."""
 _POLL_INTERVAL_S = 0.05
 
@@ -51,7 +51,7 @@ class DrainableApplication(Protocol):
 
     @property
     def options(self) -> Options:
-        """The limits of connections are among them."""
+        """The options of the server, such as the limits of connections."""
         ...
 
     def count_refusal(self, status: int) -> None:
@@ -63,7 +63,7 @@ class DrainableApplication(Protocol):
         ...
 
     def end_tracing(self) -> None:
-        """Send what is known of the last requests."""
+        """Send the spans of the last requests."""
         ...
 
 
@@ -139,7 +139,7 @@ class DrainingWorker(GeventWorker):
     def run(self) -> None:
         """Serve until SIGTERM, then until all requests have ended or the graceful timeout ends."""
         gc.collect()
-        gc.freeze()  # the application stays: large bodies should not make the collector scan it
+        gc.freeze()  # the application stays: the collector need not scan it with each large body
         self._tls = ssl_context(self.cfg) if self.cfg.is_ssl else None
         servers = [self._server(listener) for listener in self.sockets]
         for server in servers:
@@ -152,13 +152,13 @@ class DrainingWorker(GeventWorker):
             server.close()
         app.end_watching()
         self._connections.end_idle()
-        if not self._drained(servers, self.cfg.graceful_timeout - LAST_WORDS_S):
+        if not self._drained(servers, self.cfg.graceful_timeout - FAIL_EARLY_S):
             app.end_requests("the server is stopping")
-            self._drained(servers, LAST_WORDS_S)
+            self._drained(servers, FAIL_EARLY_S)
         for server in servers:
             server.stop(timeout=0)
         app.end_tracing()
-        gc.unfreeze()  # so that Python takes the application apart in its usual order
+        gc.unfreeze()  # so that Python frees the application in its usual order
 
     def _is_alive(self) -> bool:
         return self.alive

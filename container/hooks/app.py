@@ -1,6 +1,6 @@
 """The application with the user's hooks around every route, as AWS's containers have them.
 
-They run after the API key has been checked. Of an error, they see the response.
+The hooks run after the API key has been checked. If a route fails, they see the error's response.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from container.hooks.messages import HookRequest, HookResponse, as_response
 from container.http.request_context import client_body
 from core.errors import GenerationError
 
-Step = Callable[[HookRequest], object]
-"""Makes the response of a request: the routes, or a hook around them."""
+Respond = Callable[[HookRequest], object]
+"""Returns the response to a request: the routes, or a hook around them."""
 
 
 class HookedFlask(Flask):
@@ -36,7 +36,7 @@ class HookedFlask(Flask):
 
         response: Response | None = None
         try:
-            response = as_response(self._around(routes)(HookRequest(request, client_body)))
+            response = as_response(self._with_hooks(routes)(HookRequest(request, client_body)))
             return response
         finally:
             for other in answered:
@@ -56,43 +56,44 @@ class HookedFlask(Flask):
         arguments = [hook_request][: takes_request(ping)]
         return _call("ping_hook", ping, *arguments).inner
 
-    def _around(self, routes: Step) -> Step:
-        """Return the routes within the hooks: throttle, then those that process."""
-        hooks, step = self._hooks, routes
+    def _with_hooks(self, routes: Respond) -> Respond:
+        """Wrap the routes in the hooks. The throttle hook is the outermost."""
+        hooks, respond = self._hooks, routes
         if hooks.pre_process_hook is not None:
-            step = _after_pre_process(hooks.pre_process_hook, step)
+            respond = _with_pre_process(hooks.pre_process_hook, respond)
         if hooks.post_process_hook is not None:
-            step = _before_post_process(hooks.post_process_hook, step)
+            respond = _with_post_process(hooks.post_process_hook, respond)
         if hooks.pre_post_process_hook is not None:
-            step = _within("pre_post_process_hook", hooks.pre_post_process_hook, step)
+            hook = hooks.pre_post_process_hook
+            respond = _with_middleware("pre_post_process_hook", hook, respond)
         if hooks.throttle_hook is not None:
-            step = _within("throttle_hook", hooks.throttle_hook, step)
-        return step
+            respond = _with_middleware("throttle_hook", hooks.throttle_hook, respond)
+        return respond
 
 
-def _after_pre_process(function: Function, step: Step) -> Step:
-    def changed(hook_request: HookRequest) -> object:
+def _with_pre_process(function: Function, inner: Respond) -> Respond:
+    def respond(hook_request: HookRequest) -> object:
         returned = call("pre_process_hook", function, hook_request)
         if returned is not hook_request:
             raise GenerationError(
                 f"option.pre_process_hook: returned {returned!r:.100} instead of its request"
             )
-        return step(hook_request)
+        return inner(hook_request)
 
-    return changed
-
-
-def _before_post_process(function: Function, step: Step) -> Step:
-    return lambda hook_request: _call("post_process_hook", function, step(hook_request))
+    return respond
 
 
-def _within(option: str, middleware: Function, step: Step) -> Step:
+def _with_post_process(function: Function, inner: Respond) -> Respond:
+    return lambda hook_request: _call("post_process_hook", function, inner(hook_request))
+
+
+def _with_middleware(option: str, middleware: Function, inner: Respond) -> Respond:
     def respond(hook_request: HookRequest) -> object:
         return _call(option, middleware, hook_request, call_next)
 
     def call_next(hook_request: HookRequest) -> Awaitable[object]:
         async def answer() -> object:
-            return step(hook_request)
+            return inner(hook_request)
 
         return answer()
 

@@ -1,8 +1,7 @@
-"""Calls the user's functions in a worker, where greenlets run and no asyncio event loop.
+"""Calls the user's hooks in a worker, which runs greenlets but no asyncio event loop.
 
-An async function may await the methods of its request and `call_next`, none of which waits for an
-event loop. Its own input and output are plain calls: in a worker, a socket that blocks lets other
-requests run.
+An async hook may await the methods of its request and `call_next`, which need no event loop. For
+other I/O it calls blocking functions: gevent runs other requests while a socket blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def call(option: str, function: Function, *arguments: object) -> object:
-    """Return what a hook returns.
+    """Call a hook and return its result.
 
     An exception with a `status_code`, such as Starlette's HTTPException, becomes a response of that
     status; any other becomes a GenerationError that names the option.
@@ -41,7 +40,7 @@ def call(option: str, function: Function, *arguments: object) -> object:
 
 
 def takes_request(function: Function) -> bool:
-    """Return whether a function has a parameter: a ping hook may do without."""
+    """Return whether a function has a parameter. A ping hook may have none."""
     return bool(inspect.signature(function).parameters)
 
 

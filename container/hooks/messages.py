@@ -1,4 +1,4 @@
-"""The request and the response that hooks get: what AWS's examples use of Starlette's classes."""
+"""The requests and responses of hooks: the part of Starlette's API that AWS's examples use."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class HookResponse:
 
 @runtime_checkable
 class _Response(Protocol):
-    """What Starlette's and FastAPI's responses have in common."""
+    """The attributes that Starlette's and FastAPI's responses share."""
 
     status_code: int
     body: bytes
@@ -94,7 +94,7 @@ class _Response(Protocol):
 
 
 def as_response(value: object) -> Response:
-    """Return what a hook has returned as a response; anything but a response is sent as JSON.
+    """Convert the value that a hook returned to a response: JSON, unless it is a response already.
 
     Raises TypeError for None and for a value that JSON cannot represent.
     """

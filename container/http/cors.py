@@ -19,8 +19,8 @@ def register_cors(app: Flask, origin: str) -> None:
         headers["Access-Control-Expose-Headers"] = "X-Request-Id, X-Longshore-Warning, Retry-After"
         if request.method == "OPTIONS":
             headers["Access-Control-Allow-Methods"] = response.headers.get("Allow", "")
-            asked = request.headers.get("Access-Control-Request-Headers", "")
-            headers["Access-Control-Allow-Headers"] = asked
+            requested = request.headers.get("Access-Control-Request-Headers", "")
+            headers["Access-Control-Allow-Headers"] = requested
             headers["Access-Control-Max-Age"] = "600"
         return response
 

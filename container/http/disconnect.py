@@ -29,7 +29,7 @@ def disconnect_check(environ: Mapping[str, object]) -> Callable[[], bool]:
 def has_hung_up(connection: HasFileno) -> bool:
     """Return whether the peer closed its end of the connection. Consumes no data.
 
-    Peeking would not tell with TLS: before the end, the client sends an encrypted notice.
+    Peeking would fail with TLS: before it closes, the client sends an encrypted notice.
     """
     try:
         # gevent's poll would wait.

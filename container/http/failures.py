@@ -52,7 +52,7 @@ class Failure:
     message: str
     field: str | None = None
     retry_after_s: int | None = None
-    """When the same request may succeed, if that is known."""
+    """Time after which the same request may succeed, if known."""
 
     def as_lmi(self) -> dict[str, object]:
         """Return the body in LMI's format, plus the request field at fault."""
@@ -98,8 +98,8 @@ FORMATS: Sequence[tuple[tuple[str, ...], Callable[[Failure], dict[str, object]]]
     (("/v1/", "/openai/v1/", "/tokenize", "/detokenize"), Failure.as_openai),
     (("/generate",), Failure.as_tgi),
 )
-"""Path prefixes with the format in which their clients expect errors; the first that fits counts.
-Other paths use LMI's."""
+"""Path prefixes, and the format in which their clients expect errors. The first match counts. Other
+paths use LMI's format."""
 
 
 def register_failures(
@@ -135,7 +135,7 @@ def register_failures(
 
 
 def refusal_reason(status: int) -> str:
-    """Return what the statistics call a refusal with this status."""
+    """Return the name in the statistics of a refusal with this status."""
     return _REFUSALS[status]
 
 

@@ -7,8 +7,8 @@ import uuid
 
 from flask import Flask, Response, g, request
 
+from container.http.request_context import WARNED, Warned
 from container.http.request_record import RequestRecord
-from container.http.warned import WARNED, Warned
 
 CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 

@@ -8,7 +8,7 @@ number as the label `engine`; their sum is left to Prometheus.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -18,8 +18,8 @@ from prometheus_client.metrics_core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.registry import Collector
 
+from container.http.merged_metrics import MergedMetrics
 from container.wire.engine_client import EngineClient
 from core.messages import Facts
 from core.options import Options
@@ -46,7 +46,7 @@ def metrics_text(client: EngineClient, model_name: str, options: Options) -> byt
         if copy.is_ready
     ]
     registry = CollectorRegistry()
-    registry.register(_Collector(engines))
+    registry.register(MergedMetrics(metric for engine in engines for metric in engine.collect()))
     if has_several:
         serving = Gauge(
             "longshore:copies_serving",
@@ -56,23 +56,6 @@ def metrics_text(client: EngineClient, model_name: str, options: Options) -> byt
         )
         serving.labels(*labels.values()).set(client.num_serving())
     return generate_latest(registry)
-
-
-class _Collector(Collector):
-    """Joins the series of all engines by metric."""
-
-    def __init__(self, engines: Sequence[_EngineMetrics]) -> None:
-        self._engines = engines
-
-    def collect(self) -> Iterator[Metric]:
-        joined: dict[str, Metric] = {}
-        for engine in self._engines:
-            for metric in engine.collect():
-                if metric.name in joined:
-                    joined[metric.name].samples.extend(metric.samples)
-                else:
-                    joined[metric.name] = metric
-        yield from joined.values()
 
 
 class _EngineMetrics:

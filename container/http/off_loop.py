@@ -1,8 +1,8 @@
 """Runs long work in threads, so that the other requests of the worker do not wait for it.
 
-Threads share the interpreter: a thread that runs Python code lets the event loop have it every
-`SWITCH_INTERVAL_S`, but a single call into C keeps it unless that call releases it. So each such
-call has to be short, which the limits on a request's size see to (`core/limits.py`).
+Threads share the interpreter lock. A thread that runs Python code releases it every
+`SWITCH_INTERVAL_S`, but a single call into C may hold it until it returns. So each such call has to
+be short, which the limits on a request's size ensure (`core/limits.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def in_thread_if_long(work: Callable[[], T], *, size: int, long: int = LONG_TEXT
 
 
 class _Outcome(Generic[T]):
-    """What a call returned or raised. The pool itself would print the traceback of an exception."""
+    """The result or the error of a call. The pool itself would print the error's traceback."""
 
     def __init__(self) -> None:
         self.values: list[T] = []
@@ -50,14 +50,14 @@ class _Outcome(Generic[T]):
 
 
 class Turns:
-    """Lets other requests run during a loop on the event loop that may take long."""
+    """Lets other requests run during a long loop in a greenlet."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._began = clock()
 
     def give(self) -> None:
-        """Let others run if this one has run for 10 ms."""
+        """Let other greenlets run if this one has run for 10 ms."""
         if self._clock() - self._began >= _TURN_S:
             gevent.sleep(0)
             self._began = self._clock()

@@ -16,7 +16,6 @@ from container.http.disconnect import disconnect_check
 from container.http.failures import Failure, describe
 from container.http.off_loop import LONG_BODY_BYTES, in_thread_if_long
 from container.http.request_record import RequestRecord
-from container.http.warned import WARNED
 from container.schema.body import is_json_type, is_supported_type, read_body
 from container.schema.fields import Fields
 from container.schema.form import MIMETYPE as FORM_TYPE
@@ -29,6 +28,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
+WARNED = "longshore-warned"
+"""The key of an app's `Warned` in `Flask.extensions`."""
+MAX_WARNINGS = 1000
 
 
 class BodyTooLargeError(LongshoreError):
@@ -53,7 +55,7 @@ class RequestContext:
     charge: Callable[[int], None]
     """Counts tokens, of the prompt or generated, against the limit of the request's API key."""
     record: RequestRecord
-    """What the log and the traces will say of the request."""
+    """The figures of the request for the log and the traces."""
     is_new_warning: Callable[[str], bool]
     """Returns whether a warning has not been logged yet."""
     response_headers: dict[str, str]
@@ -99,7 +101,7 @@ class RequestContext:
         return self.checked(lambda: read_form(self.body, content_type, fields))
 
     def describe(self, error: Exception) -> Failure:
-        """Return the failure with which the response ends, after it has begun. Logs it."""
+        """Log an error in a response that has begun, and return the failure that ends it."""
         self.record.failure = describe(error, self.id)
         return self.record.failure
 
@@ -108,7 +110,7 @@ class RequestContext:
         self.describe(ClientGoneError())
 
     def checked(self, read: Callable[[], T]) -> T:
-        """Return what `read` makes of the body. It runs in a thread if the body is long."""
+        """Call `read`, which reads the body, in a thread if it is long. Return its result."""
         return in_thread_if_long(read, size=len(self.body), long=LONG_BODY_BYTES)
 
     def warn(self, warnings: Sequence[str]) -> None:
@@ -149,3 +151,20 @@ def client_body() -> bytes:
     if request.content_length is None and limit is not None and len(body) >= limit:
         raise RequestEntityTooLarge
     return body
+
+
+class Warned:
+    """The warnings that a worker has logged, so that a repeated one is not logged again.
+
+    Once there are MAX_WARNINGS, no warning is new: clients choose the fields' names.
+    """
+
+    def __init__(self) -> None:
+        self._warnings: set[str] = set()
+
+    def add(self, warning: str) -> bool:
+        """Return whether the warning is new, and remember it."""
+        if warning in self._warnings or len(self._warnings) == MAX_WARNINGS:
+            return False
+        self._warnings.add(warning)
+        return True

@@ -13,15 +13,15 @@ from core.logs import log_event
 logger = logging.getLogger(__name__)
 
 MAX_BODY_CHARACTERS = 2000
-MONITORS_PATHS = (*HEALTH_PATHS, "/metrics")
-"""What monitors ask for every few seconds. Such requests are neither logged nor traced."""
+MONITORING_PATHS = (*HEALTH_PATHS, "/metrics")
+"""Paths that monitors request every few seconds. Such requests are neither logged nor traced."""
 
 
 def register_request_log(app: Flask, *, with_bodies: bool) -> None:
     """Log every request to the app, except those of monitors, with its body only if asked."""
 
     def after(response: Response) -> Response:
-        if request.path not in MONITORS_PATHS:
+        if request.path not in MONITORING_PATHS:
             record: RequestRecord = g.record
             id, method, path = g.request_id, request.method, request.path
             # A streamed response is closed after its last part, or when the client is gone.

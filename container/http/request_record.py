@@ -1,4 +1,4 @@
-"""What is known of a request so far, for its log line and its spans."""
+"""The figures of a request, collected for its log line and its spans."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RequestRecord:
     adapter: str = ""
     """Name of the LoRA adapter; '' for none."""
     params: SamplingParams | None = None
-    """Of the last prompt that was sent to the engine."""
+    """The sampling parameters of the last prompt that was sent to the engine."""
     prompt_tokens: int = 0
     tokens: int = 0
     """Generated tokens of all answers."""

@@ -57,7 +57,7 @@ class Service:
 def json_response(body: object) -> Response:
     """Return a JSON response. A str must be JSON already; anything else is encoded as one line.
 
-    The line ends, since AWS's `LineIterator` reads even a whole answer until a newline.
+    It ends with a newline, since AWS's `LineIterator` reads until one.
     """
     if isinstance(body, str):
         return Response(body, mimetype="application/json")

@@ -1,4 +1,4 @@
-"""A process that performs the jobs of a worker, and may die of one.
+"""A helper process that performs jobs for a worker. A job may crash it.
 
 Uses gevent's primitives explicitly, as `container.wire.engine_client` does.
 """
@@ -23,16 +23,16 @@ from core.names import python_command
 logger = logging.getLogger(__name__)
 
 MAX_WAIT_S = 30.0
-"""Time for which most jobs may wait for their turn, and then run. CPU time, which the process
-limits itself, is reached long before, except on a machine without any to spare."""
+"""Limit for waiting for the turn and, again, for running. The process limits its own CPU time,
+which a job exceeds long before this unless the machine is overloaded."""
 GRACE_S = 0.1
-"""Time for a process that has died by itself to end with its own exit code."""
+"""Time for a process that is dying by itself to exit with its own code before it is killed."""
 
 Answer = TypeVar("Answer")
 
 
 class Child(Generic[Answer]):
-    """The process, started with its first job and again after it has died.
+    """The process, started with its first job and again after it dies.
 
     All calls must come from greenlets of one thread.
     """
@@ -41,8 +41,8 @@ class Child(Generic[Answer]):
         self, module: str, setup: msgspec.Struct, reply: object, max_wait_s: float = MAX_WAIT_S
     ) -> None:
         """module: what the process runs. setup: its first message. reply: the type of its replies,
-        `Answer | Refused`. max_wait_s: time for a job to take its turn, and then time for the
-        process to start and to perform it."""
+        `Answer | Refused`. max_wait_s: limits a job's wait for its turn, then the start of the
+        process and the job together."""
         self._module = module
         self._setup = setup
         self._max_wait_s = max_wait_s
@@ -53,8 +53,8 @@ class Child(Generic[Answer]):
     def perform(self, job: msgspec.Struct, field: str) -> Answer:
         """Perform a job after those before it.
 
-        Raises RequestError if the process refuses the job, or, for `field`, if it dies of it, and
-        OverloadedError if there was no time for it.
+        Raises RequestError if the process refuses the job or, naming `field`, if the job kills the
+        process. Raises OverloadedError when the time is up.
         """
         late = OverloadedError("the server has no time to prepare the request")
         if not self._turn.acquire(timeout=self._max_wait_s):
@@ -99,8 +99,8 @@ class _Process:
         self._socket, theirs = gevent.socket.socketpair()
         command = python_command(module)
         with theirs:
-            # gevent's subprocess would fork in Python, which runs the hooks that libraries have for
-            # a fork. OpenTelemetry's switches greenlets: the child would run the worker's loop.
+            # gevent's subprocess would fork in Python, which runs the fork hooks of libraries.
+            # OpenTelemetry's hook switches greenlets: the child would run the worker's loop.
             self._pid = os.posix_spawn(
                 command[0],
                 command,

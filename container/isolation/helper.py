@@ -25,8 +25,7 @@ MAX_KEPT = 64
 class Helper:
     """Sends jobs to `container.isolation.process` and `engine.vision.reader`.
 
-    All calls must come from greenlets of one thread. They raise RequestError if the process
-    refuses the job, and what `Child.perform` raises.
+    All calls must come from greenlets of one thread, and may raise what `Child.perform` raises.
     """
 
     def __init__(self, model_dir: Path, template: ChatTemplateSource | None) -> None:
@@ -64,7 +63,7 @@ class Helper:
     def read_images(self, job: ReadImages) -> EncodedPrompt:
         """Return the prompt of a conversation with images.
 
-        Raises RequestError if a file is no image, or the model's processor refuses them.
+        Raises RequestError if a file is no image, or the model's processor refuses an image.
         """
         return self._reader.perform(job, "messages")
 

@@ -12,13 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from container.isolation.jobs import (
-    Compile,
-    Done,
-    Job,
-    Render,
-    Setup,
-)
+from container.isolation.jobs import Compile, Done, Job, Render, Setup
 from core.frames import run_helper
 from core.processes import cpu_limit, limit_memory
 from core.structured_outputs import StructuredOutputsParams
@@ -37,7 +31,7 @@ CPU_SECONDS = 1.0
 MEMORY_BYTES = 512 * 2**20
 """Memory that a job may add to what the process has at its start and for the tokenizer."""
 HELPER_STACK_BYTES = STACK_BYTES // 8
-"""What compiles here, compiles in the engine, where the same calls have eight times the stack."""
+"""The engine has eight times this stack, so it can compile every grammar that compiles here."""
 
 
 class Jobs:
@@ -78,7 +72,7 @@ class Jobs:
 
 
 def start(setup: bytes) -> Callable[[bytes], Done]:
-    """Return what performs the jobs of the model that the first message names."""
+    """Return the function that performs jobs for the model named in the first message."""
     jobs = Jobs(msgspec.msgpack.decode(setup, type=Setup))
     limit_memory(MEMORY_BYTES)
     decode = msgspec.msgpack.Decoder[Job](Job).decode

@@ -1,4 +1,4 @@
-"""One engine, as the supervisor sees it: over several processes, if it is restarted."""
+"""One engine of the supervisor: its process, and the process that replaces it after a restart."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class EngineProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended, which is to be answered by `restart` or `give_up`."""
+        """Whether the process has ended. The caller then calls `restart` or `give_up`."""
         return not self.is_given_up and self.child.exit_code is not None
 
     @property
@@ -104,13 +104,13 @@ class EngineProcess:
         return True
 
     def give_up(self) -> None:
-        """Kill what is left of the engine's processes, and leave it ended."""
+        """Kill what is left of the engine's processes, and start no others."""
         self.close()
         self.is_given_up = True
 
     def close(self) -> None:
         """Kill the process and its process group."""
-        if not self.is_given_up:  # whose process id may be that of another process by now
+        if not self.is_given_up:  # else its process id may belong to another process by now
             self.child.kill()
         self._close_readiness()
 

@@ -88,8 +88,8 @@ class Supervisor:
                 code = self._run_until_stopped()
                 if self._num_stop_signals:
                     self._print_line(
-                        f"stopping; requests that run have up to {FRONT_END_STOP_S:.0f} s to "
-                        "finish; repeat the signal to stop now"
+                        f"stopping; running requests have {FRONT_END_STOP_S:.0f} s to finish; "
+                        "repeat the signal to stop now"
                     )
                 self._stop([self._front_end], FRONT_END_STOP_S)
                 self._stop([engine.child for engine in self._engines], ENGINE_STOP_S)
@@ -124,7 +124,7 @@ class Supervisor:
         return 0
 
     def _wait(self) -> None:
-        """Wait one poll interval. Print what the engines say that become ready."""
+        """Wait one poll interval. Print the facts of engines that become ready."""
         starting = [engine for engine in self._engines if engine.is_starting]
         if not starting:
             time.sleep(_POLL_INTERVAL_S)
@@ -143,7 +143,7 @@ class Supervisor:
             self._print_line(f"{engine.name} is ready")
 
     def _goes_on_after(self, engine: EngineProcess) -> bool:
-        """Restart an engine that has ended, or do without it; return whether either is possible."""
+        """Restart an engine that has ended, or go on without it. Return False if neither works."""
         logger.error("%s %s", engine.name, engine.child.describe_exit())
         if self._num_stop_signals:
             return False

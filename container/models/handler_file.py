@@ -36,7 +36,7 @@ _HOOKS: Mapping[str, str] = {
     "output_formatter": _HOOK_ADVICE.format("post_process_hook"),
 }
 """Decorators and functions of AWS's container standards, which only options select here. Two of
-these decorators are also LMI's, so it counts where a file imports them from."""
+these decorators are LMI's too, so a file is refused only if it imports AWS's package."""
 _STANDARDS = "model_hosting_container_standards"
 
 
@@ -178,7 +178,7 @@ def _refuse_standards(path: Path, module: ast.Module) -> None:
         plain = name.partition("(")[0]  # as in @custom_middleware("throttle")
         if plain in _HOOKS:
             raise ConfigurationError(
-                f"{path}:{line}: {plain} is not found by itself here; {_HOOKS[plain]}"
+                f"{path}:{line}: {plain} has no effect here by itself; {_HOOKS[plain]}"
             )
 
 

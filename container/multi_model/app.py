@@ -58,9 +58,9 @@ def create_front(
 ) -> Flask:
     """Create the app: SageMaker's multi-model routes, and routes forwarded to the models.
 
-    `gate` checks API keys; each model's container counts what a key may use of it. `sources`:
-    where models may be loaded from, by default SageMaker's directory. page: the live page, which
-    shows the models that generate text.
+    gate: checks API keys; each model's container applies their rate limits. sources: where models
+    may be loaded from, by default SageMaker's directory. page: the live page, which shows the
+    models that generate text.
     """
     app = Flask("longshore", static_folder=None)
     routes = Routes(models, sources or SourceRoots())

@@ -34,7 +34,7 @@ def main(url: str, name: str, socket: str, share_of_others: str, overrides: str)
 
 
 def with_gpu_share_of_others(configuration: Configuration, share: float) -> Configuration:
-    """Return the configuration for a GPU of which other models use this share of the memory.
+    """Return the configuration for a GPU whose memory other models use to this share.
 
     An engine counts all used memory of its GPU, also that of other processes, against
     option.gpu_memory_utilization. So the share of the others is added to this option.

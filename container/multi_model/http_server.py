@@ -18,7 +18,7 @@ _BACKLOG = 2048
 
 
 class HttpServer(WSGIServer):
-    """Serves an application. Its connections have the deadlines and the maximum of the options."""
+    """Serves an application, and limits the number and the slowness of its connections."""
 
     def __init__(self, port: int, app: Any, options: Options, tls: Any | None) -> None:
         """`tls` is an SSLContext, or None for HTTP."""
@@ -89,14 +89,14 @@ class _Handler(WSGIHandler):
             self._client.release_body()
 
     def handle_error(self, t: Any, v: Any, tb: Any) -> None:
-        """Handle an error behind the response: the rest of the body did not arrive in time."""
+        """Handle an error after the response, such as a body whose rest did not arrive in time."""
         if isinstance(v, LongshoreError):
             self.close_connection = True
         else:
             super().handle_error(t, v, tb)
 
     def _handle_client_error(self, ex: Exception) -> Any:
-        """Handle an error in a head. gevent calls this and documents it, if not as a method."""
+        """Handle an error in a request's head. Called by gevent."""
         if isinstance(ex, LongshoreError | ConnectionError):
             raise ex
         return super()._handle_client_error(ex)  # pyright: ignore

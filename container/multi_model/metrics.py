@@ -8,10 +8,9 @@ from pathlib import Path
 
 import gevent
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 
+from container.http.merged_metrics import MergedMetrics
 from container.multi_model.model_container import UnixConnection
 
 TIMEOUT_S = 2.0
@@ -22,23 +21,11 @@ def merge_metrics(sockets: Iterable[Path]) -> bytes:
     fetches: list[gevent.Greenlet[[], str]] = [gevent.spawn(_fetch, socket) for socket in sockets]
     gevent.joinall(fetches, TIMEOUT_S)
     gevent.killall(fetches)
-    registry = CollectorRegistry()
     pages = [fetch.value for fetch in fetches if isinstance(fetch.value, str)]
-    registry.register(_Merged(pages))
+    families = (family for page in pages for family in text_string_to_metric_families(page))
+    registry = CollectorRegistry()
+    registry.register(MergedMetrics(families))
     return generate_latest(registry)
-
-
-class _Merged(Collector):
-    def __init__(self, pages: Iterable[str]) -> None:
-        self._families: dict[str, Metric] = {}
-        for page in pages:
-            for family in text_string_to_metric_families(page):
-                merged = self._families.setdefault(family.name, family)
-                if merged is not family:
-                    merged.samples += family.samples
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families.values()
 
 
 def _fetch(socket: Path) -> str:

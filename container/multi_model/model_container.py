@@ -132,6 +132,6 @@ class ModelContainer:
             for line in lines:
                 text = line.decode("utf-8", "replace").rstrip("\n")
                 self._lines.append(text)
-                # Readers of JSON, such as CloudWatch, want lines that are nothing else.
+                # CloudWatch and other readers of JSON need lines that are only JSON.
                 prefix = "" if text.startswith((_METRICS_LINE, JSON_START)) else f"[{self._name}] "
                 print(prefix + text, flush=True)

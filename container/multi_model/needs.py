@@ -34,7 +34,8 @@ def estimate_needs(url: Path, variables: Mapping[str, str], overrides: Overrides
     options, min_bytes = configuration.options, 0
     if options.copies > 1:
         raise ConfigurationError(
-            f"option.copies={options.copies}: a model among several has one copy; leave it out"
+            f"option.copies={options.copies}: one of several models cannot have copies; leave the "
+            "option out"
         )
     # If the size is unknown or config.json is invalid, leave the error to the engine.
     with suppress(ConfigurationError, OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -1,4 +1,4 @@
-"""What a command line sets for one of several models, beside the model's own configuration."""
+"""Settings from the command line for one of several models, beside its own configuration."""
 
 from __future__ import annotations
 

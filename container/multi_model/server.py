@@ -43,7 +43,7 @@ def serve_models(
 ) -> int:
     """Serve these models, and those loaded later, until a signal; return the exit code.
 
-    A `comparison` has a page, and its entries are the strategies.
+    With a `comparison`, the entries are strategies, and a page shows them side by side.
 
     Raises ConfigurationError if the port is in use, one of `entries` cannot be loaded, or the API
     keys or the certificate cannot be read. Call it from the main thread, which receives signals and
@@ -83,7 +83,7 @@ def serve_models(
 
 
 class _BusyTracker:
-    """WSGI middleware that knows whether requests are running."""
+    """WSGI middleware that tracks whether requests are running."""
 
     def __init__(self, app: Flask) -> None:
         self.idle = Event()

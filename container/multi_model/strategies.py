@@ -17,7 +17,7 @@ from core.suggest import did_you_mean
 
 FLAG = "--strategies"
 _SHARE_STEPS = 10_000
-"""GPU shares are rounded down to this fraction, so that their sum is at most what was set."""
+"""GPU shares are rounded down to multiples of 1/10,000: their sum must not exceed the option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class Comparison:
     """The strategies to serve one model with."""
 
     options: Options
-    """Those of the front process."""
+    """The options of the front process."""
     overrides: Mapping[str, Overrides]
-    """By the strategy's name."""
+    """The settings of each strategy's container, by the strategy's name."""
 
 
 def read_strategies(text: str) -> tuple[str, ...]:
@@ -56,10 +56,10 @@ def compare_strategies(
     flags: Sequence[Setting],
     gpus: Sequence[str],
 ) -> Comparison:
-    """Return how to serve a model with each of these strategies.
+    """Return the settings to serve a model with each of these strategies.
 
-    `configuration` is what `properties`, `flags` and the environment result in. The strategies
-    share what it allows of a GPU's memory. Raises ConfigurationError if `flags` name a strategy.
+    configuration: the result of `properties`, `flags` and the environment. The strategies divide
+    the GPU memory that it allows. Raises ConfigurationError if `flags` name a strategy.
     """
     if any(flag.key == "option.batching" for flag in flags):
         raise ConfigurationError(f"{FLAG} and --batching both name strategies; give one of them")

@@ -26,7 +26,7 @@ class Field:
     canonical_name: str | None = None
     """For an alias, the name of the field it stands for."""
     limit: Limit | None = None
-    """The most entries that a list or object may have; checked before they are."""
+    """The most entries that a list or object may have. Checked before the entries are."""
 
 
 Fields = Mapping[str, Field]

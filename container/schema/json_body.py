@@ -56,7 +56,7 @@ def _without_escapes(data: bytes) -> bytes:
 
 
 def _count(data: bytes, characters: bytes) -> int:
-    return sum(part.count(bytes([one])) for part in _slices(data) for one in characters)
+    return sum(part.count(bytes([byte])) for part in _slices(data) for byte in characters)
 
 
 def _slices(data: bytes) -> Iterator[bytes]:

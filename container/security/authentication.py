@@ -1,4 +1,4 @@
-"""Lets only requests with a valid API key in, within the key's limits."""
+"""Admits only requests with a valid API key, within the key's limits."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ class Gate:
         open_paths: Sequence[str] = HEALTH_PATHS,
         limits: RateLimits | None = None,
     ) -> None:
-        """open_paths: those that need no key. Without `limits`, nothing is counted."""
+        """open_paths: paths that need no key. limits: None enforces no limits."""
         self._keys = keys
         self._open_paths = frozenset(open_paths)
         self._limits = limits
 
     def add_to(self, app: Flask, keyless_endpoints: Collection[str] = ()) -> None:
-        """Check every request of an app, whatever its path, except these endpoints of Flask's.
+        """Check every request of an app, except those to `keyless_endpoints`, Flask's names.
 
-        A browser's OPTIONS requests, before those of a page of another origin, have no key.
+        OPTIONS requests pass too: browsers send them without a key before a request of a page of
+        another origin.
         """
 
         def check() -> None:

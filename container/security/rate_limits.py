@@ -23,8 +23,8 @@ class RateLimits:
     """The buckets of all keys: full at first, with room for one minute, refilled continuously.
 
     A request takes one from its key's bucket of requests before it starts. Tokens are taken as they
-    are computed, since nobody knows before how many an answer will have. So the request that
-    empties the bucket of tokens runs to its end, and the next ones wait until the debt is paid.
+    are computed, since the length of an answer is not known before. So the request that empties the
+    bucket of tokens runs to its end, and later ones are refused until the debt is paid.
 
     Create it before the workers are forked: the levels are in a file in memory that all of them
     map, and a lock on that file guards them. The kernel releases the lock of a process that dies.

@@ -23,7 +23,7 @@ CONTEXT_HEADERS = ("traceparent", "tracestate")
 
 @dataclass(frozen=True, slots=True)
 class HttpExchange:
-    """What the spans say of the HTTP request and its response."""
+    """The facts about an HTTP request and its response that its spans record."""
 
     id: str
     method: str
@@ -33,7 +33,7 @@ class HttpExchange:
     """The path's pattern; None if there is no such path."""
     status: int
     context: Mapping[str, str]
-    """Those of `CONTEXT_HEADERS` that the request has."""
+    """The headers in `CONTEXT_HEADERS` that the request has."""
 
 
 def write_spans(
@@ -72,7 +72,7 @@ def write_spans(
 def phases(record: RequestRecord, now: float) -> Iterator[tuple[str, float, float]]:
     """Yield name, start and end of each phase that the request reached.
 
-    The times are the engine's if it has sent those of all answers, else what this process saw. A
+    The times are the engine's if it has sent them for all answers, otherwise this process's own. A
     phase without an end lasted until the engine stopped working on the request.
     """
     timing = record.timing

@@ -16,14 +16,14 @@ INTERVAL_S = 1.0
 BATCH_SPANS = 64
 """Encoding a batch holds up the worker's event loop for about 1.5 ms."""
 MAX_WAITING_SPANS = 2048
-"""While the collector does not take them, newer spans are lost."""
+"""If the collector accepts none, spans beyond these are dropped."""
 FLUSH_S = 1.0
 """Time to send what is left when the worker stops."""
 REPEAT_S = 60.0
 
 
 class Repeats(logging.Filter):
-    """Lets each message through once per `REPEAT_S`; a dead collector causes several a batch."""
+    """Passes each message once per `REPEAT_S`. A dead collector causes several for each batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,9 +38,10 @@ class Repeats(logging.Filter):
 
 
 class SpanSender(SpanProcessor):
-    """A span processor in place of OpenTelemetry's own.
+    """A span processor that replaces OpenTelemetry's own.
 
-    That one's thread would retry for many seconds while the worker stops, if the collector is away.
+    If the collector cannot be reached, OpenTelemetry's would retry for many seconds while the
+    worker stops.
     """
 
     def __init__(self, exporter: SpanExporter) -> None:
@@ -78,7 +79,7 @@ class SpanSender(SpanProcessor):
             size = min(len(self._waiting), BATCH_SPANS)
             if size:
                 self._send([self._waiting.popleft() for _ in range(size)])
-            # Else the next batch is sent at once: it is full, or one of the last.
+            # Otherwise the next batch is sent at once: it is full, or the worker is stopping.
             if len(self._waiting) < BATCH_SPANS and not self._is_closing:
                 self._wake.clear()
 

@@ -10,7 +10,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 
-from container.http.request_log import MONITORS_PATHS
+from container.http.request_log import MONITORING_PATHS
 from container.http.request_record import RequestRecord
 from container.tracing import sender
 from container.tracing.request_spans import CONTEXT_HEADERS, HttpExchange, write_spans
@@ -38,7 +38,7 @@ class Tracing:
         """Trace every request to the app, except those of monitors."""
 
         def after(response: Response) -> Response:
-            if request.path not in MONITORS_PATHS:
+            if request.path not in MONITORING_PATHS:
                 exchange, record = _exchange(response), g.record
                 response.call_on_close(lambda: self._write(model_name, exchange, record))
             return response
@@ -56,18 +56,18 @@ class Tracing:
 
 
 def _resource() -> Resource:
-    """Return what every span says of this server. The environment overrides our own attributes."""
+    """Return the attributes of every span. Environment variables override our own."""
     ours = {"service.name": "longshore", "service.version": version("longshore")}
     return Resource.create(ours).merge(OTELResourceDetector().detect())
 
 
 def _loggers() -> list[logging.Logger]:
-    """Return the loggers whose messages a dead collector would repeat without end."""
+    """Return the loggers that a dead collector would fill with repeated messages."""
     return [logging.getLogger(name) for name in (OTLPSpanExporter.__module__, sender.__name__)]
 
 
 def _exchange(response: Response) -> HttpExchange:
-    """Return what the spans need of Flask's current request."""
+    """Return the facts about Flask's current request that its spans record."""
     given = ((name, request.headers.get(name)) for name in CONTEXT_HEADERS)
     return HttpExchange(
         id=g.request_id,

@@ -29,7 +29,7 @@ _COMMENT = b":\n\n"
 def event_stream(service: Service, *, has_chat_template: bool, copy: int = 0) -> Iterator[bytes]:
     """Yield events until the worker stops or the caller closes the generator.
 
-    copy: which of the copies of the model they are about.
+    copy: index of the copy of the model that the events describe.
     """
     engine = service.client.copies[copy]
     known: Facts | str = ""

@@ -1,4 +1,4 @@
-"""The routes of the live page, and who may use them."""
+"""The routes of the live page, and the check of which clients may use them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 _FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
-"""Headers of a proxy, which may be on this machine while its client is not."""
+"""Headers that a proxy adds. A proxy on this machine may have clients elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class PageRoutes:
             app.add_url_rule(EVENTS_PATH, "events", self.events)
 
     def events(self) -> Response:
-        """Stream what an engine does, as server-sent events: the first, or that of `?copy=`."""
+        """Stream the events of the first engine, or of the copy that `?copy=` names."""
         self._page.check_client()
         copy = request.args.get("copy", 0, type=int)
         if not 0 <= copy < len(self._service.client.copies):
@@ -99,10 +99,10 @@ class PageRoutes:
 
 
 def _is_local(address: str | None, headers: Headers) -> bool:
-    """Return whether a browser on this machine has asked, without a proxy.
+    """Return whether the request comes from a browser on this machine, without a proxy.
 
-    A page of another site may have its own name resolved to this machine (DNS rebinding), and a
-    plain proxy may send no header of its own; both are seen by the host that they ask for.
+    Another site may resolve its own name to this machine (DNS rebinding), and a simple proxy may
+    add no header. The Host header reveals both.
     """
     if any(name in headers for name in _FORWARDED):
         return False
@@ -110,7 +110,7 @@ def _is_local(address: str | None, headers: Headers) -> bool:
         host = urlsplit(f"//{headers.get('Host', '')}").hostname or ""
         is_own = host == "localhost" or ipaddress.ip_address(host).is_loopback
         return is_own and ipaddress.ip_address(address or "").is_loopback
-    except ValueError:  # no address, as at a Unix socket: its client forwards requests of others
+    except ValueError:  # no address: over a Unix socket, requests of others are forwarded
         return False
 
 

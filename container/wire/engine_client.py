@@ -1,4 +1,4 @@
-"""A worker's access to the model: the engine, or one of the engines that have a copy of it."""
+"""A worker's access to the model, which one engine serves, or several with a copy each."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from core.sampling import SamplingParams
 
 
 class EngineClient:
-    """Sends each request to one of the engines, of which there is one for each copy of the model.
+    """Sends each request to one of the engines. There is one for each copy of the model.
 
-    Engines that are not ready or hang get requests only if all others do not serve either. A
-    session stays at one copy as long as that serves, whichever worker gets its requests.
+    An engine that is not ready or hangs gets requests only if no other engine serves. A session's
+    requests go to the same copy while that copy serves, whichever worker gets them.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class EngineClient:
         return by_name[self._router.choose(request, loads)]
 
     def _candidates(self, adapter: str) -> list[EngineConnection]:
-        """Return the engines that may get a request, best ones only; at least one.
+        """Return the engines that suit a request best: healthy, with its adapter if possible.
 
         A restarted engine lacks the adapters that were loaded over HTTP.
         """
@@ -150,7 +150,7 @@ class EngineClient:
         return [copy for copy in healthy if copy not in lacking] or healthy
 
     def _ready(self) -> list[EngineConnection]:
-        """Return the engines that are ready; if none is, the first, which raises when asked."""
+        """Return the engines that are ready. If none is, return the first, which raises in use."""
         return [copy for copy in self.copies if copy.is_ready] or [self.copies[0]]
 
     def _without(self, adapter: str, copies: Sequence[EngineConnection]) -> list[EngineConnection]:
@@ -158,9 +158,9 @@ class EngineClient:
 
 
 def _weight(session: str, endpoint: str) -> bytes:
-    """Return a number that is the same in all workers: a session's home is where it is highest.
+    """Return an engine's weight for a session. The engine with the highest one serves the session.
 
-    When that engine is lost, only its sessions move (rendezvous hashing, Thaler and Ravishankar,
-    1998).
+    All workers compute the same weights. When an engine is lost, only its sessions move (rendezvous
+    hashing, Thaler and Ravishankar, 1998).
     """
     return hashlib.blake2b(f"{session} {endpoint}".encode(errors="replace"), digest_size=8).digest()

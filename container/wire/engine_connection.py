@@ -124,9 +124,9 @@ class EngineConnection:
 
     @property
     def load(self) -> int:
-        """The engine's unfinished requests: those of this worker, and those of others.
+        """The engine's unfinished requests, of this worker and of others.
 
-        Of the others it knows what the engine last reported. Their answers count, not requests.
+        Those of others are as of the last heartbeat, and count once for each answer.
         """
         return self._num_running + self._num_of_others
 

@@ -17,7 +17,7 @@ class Silence:
         self.heard()
 
     def heard(self) -> None:
-        """Begin anew: a message has been read."""
+        """Start again at zero: a message has been read."""
         self.seconds = 0.0
         self._read_at = self._clock()
 

@@ -14,10 +14,10 @@ RENEWAL_S = 2.0
 
 
 class SnapshotFeed:
-    """Passes each snapshot to all that wait for one, and keeps none.
+    """Passes each snapshot to all callers that wait for one, and keeps none.
 
-    While somebody waits, it asks the engine for snapshots again and again. When the last page is
-    closed, nobody asks, and the engine stops by itself. A restarted engine is asked like any other.
+    While callers wait, it renews its request for snapshots, also to a restarted engine. When the
+    last page is closed, it does not, and the engine stops sending them.
     """
 
     def __init__(self, ask: Callable[[float], None], clock: Callable[[], float]) -> None:

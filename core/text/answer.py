@@ -87,8 +87,8 @@ class Answer:
 
     @property
     def stop_reason(self) -> str | int | None:
-        """What ended the answer, as vLLM names it: the stop string, or the id of a stop token of
-        the request. None if something else did, such as the model's own end of sequence."""
+        """The cause of the end, as in vLLM: the stop string, or the id of a stop token of the
+        request. None for any other, such as the model's own end of sequence."""
         if self.finish != Finish.STOP:
             return None
         return self.tokens[-1].id if self.stop_string is None else self.stop_string

@@ -14,7 +14,7 @@ AnswerPiece = Reasoning | str | ToolCall
 
 
 class AnswerParser:
-    """Parses one answer. What one of the parsers would find is content if the parser is None."""
+    """Parses one answer. Without a parser of reasoning or tool calls, these are content."""
 
     def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser | None) -> None:
         self._reasoning = reasoning

@@ -13,8 +13,8 @@ from core.text.tokenizer import Tokenizer
 def with_bad_word_ids(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
     """Return the parameters with the texts in `bad_words` replaced by their tokens.
 
-    A word may start the answer or follow a space. As in vLLM, the spelling with a space is also
-    forbidden if it has another first token than the plain one and as many tokens.
+    A word may start the answer or follow a space. As in vLLM, the spelling with a space is
+    forbidden too if it has as many tokens as the plain one and a different first token.
     """
     if not any(isinstance(word, str) for word in params.bad_words):
         return params

@@ -24,7 +24,7 @@ STACK_BYTES = 16 * 2**20
 """Stack on which the engine compiles. llguidance recurses into nested rules and schemas, up to
 10 KB deep for each, and ends the process with SIGSEGV when the stack is full."""
 
-_stack_size = threading.Lock()
+_stack_size_lock = threading.Lock()
 
 
 def read_grammar_tokenizer(model_dir: Path, eos_token_ids: Collection[int]) -> GrammarTokenizer:
@@ -69,7 +69,7 @@ def call_on_stack(num_bytes: int, work: Callable[[], T]) -> T:
             future.set_exception(error)
 
     thread = threading.Thread(target=run)
-    with _stack_size:  # it applies to every thread that the process starts meanwhile
+    with _stack_size_lock:  # it applies to every thread that the process starts meanwhile
         before = threading.stack_size(num_bytes)
         try:
             thread.start()

@@ -1,4 +1,4 @@
-"""transformers' model with the weights that a quantized model stands for: the gate's reference."""
+"""transformers' model with the dequantized weights of a quantized model: the gate's reference."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ class ModelSource:
     def of_language_model(self, prefix: str, model_type: str = "") -> ModelSource:
         """Return the source of the language model in a model that takes images.
 
-        prefix: of its tensors in the files, in place of "model.". model_type: the one whose code
-        computes texts alike; '': its own.
+        prefix: what its tensors' names start with in the files, in place of "model.". model_type:
+        the model type whose code computes the language model; '': its own.
         """
         given: Any = self.config
         config: Any = deepcopy(given.get_text_config())

@@ -1,4 +1,4 @@
-"""What option.quantize means for a model: quantize at load, or a word about its checkpoint."""
+"""Decide what option.quantize asks for: quantize at load, or only name the checkpoint's format."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from engine.loading.model_source import ModelSource
 from engine.model.activations import XIELU
 
 STANDARD_DEVIATION = 0.02
-"""Of models whose config.json has no `initializer_range`."""
+"""The deviation for models whose config.json has no `initializer_range`."""
 CONSTANTS = {"act_fn.beta": XIELU.BETA, "act_fn.eps": XIELU.EPS}
 """Values of tensors that are no weights, by the ends of their names."""
 

@@ -136,16 +136,16 @@ def open_checkpoint(model_dir: Path, family: Family, language_model: str = "") -
 
 
 def head_prefix(language_model: str) -> str:
-    """Return the prefix of the head's tensor, for the one of the language model's other tensors.
+    """Return the prefix of the head's tensor. language_model: prefix of the other tensors.
 
-    It is "language_model." for "language_model.model.", as Gemma 3 is published, and else "".
+    It is "language_model." for "language_model.model.", as in Gemma 3's files, and otherwise "".
     """
     is_whole = language_model.endswith(".model.")
     return language_model.removesuffix("model.") if is_whole else ""
 
 
 def open_published(model_dir: Path) -> Checkpoint:
-    """As `open_checkpoint`, but with the names of the files."""
+    """Open the same files as `open_checkpoint`, but keep the names that the tensors have there."""
     return Checkpoint(_entries(model_dir), str(model_dir))
 
 

@@ -195,7 +195,7 @@ def _transposed(
 def _load(
     loader: Loader, parts: Iterator[Stored], count: int, out_features: int, columns: range
 ) -> Tensor | QuantizedExperts:
-    """Load parts, together [count * out, in], of which only these columns are kept.
+    """Load parts, together [count * out, in], and keep only these columns.
 
     Unquantized ones are copied once, to their place.
     """

@@ -82,8 +82,8 @@ class Panels:
         return cpu_linear.linear(rows, self.panels, self.num_columns, bias)
 
     def prepared(self, bias: Tensor | None, dtype: torch.dtype) -> PreparedLinear:
-        """Return the product for `kernels.cpu.prepared_layers`. Its dtype may not be `dtype`, that
-        of the rows. bias: [out] fp32."""
+        """Return the weight for `kernels.cpu.prepared_layers`. bias: [out] fp32. dtype: dtype of
+        the rows, which the panels need not have."""
         return PreparedLinear.of(self.panels, self.num_columns, bias)
 
 
@@ -116,8 +116,9 @@ class Linear:
     Layers with the same input (q, k and v; gate and up) are merged into one `Linear`; `parts` says
     which outputs belong to which layer. Adapters add to the outputs.
 
-    A rank may hold only some of the outputs, which is an `order` of its parts, or only some of the
-    inputs. Outputs of the latter are partial, and `reduce` sums them over the ranks.
+    A rank may hold only some of the outputs (the `order` of its parts says which), or only some of
+    the inputs. With some of the inputs, outputs are partial sums, which `reduce` adds up over the
+    ranks.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Linear:
     ) -> None:
         """bias: [out]. parts: keyed by name in the checkpoint. dtype: dtype of the rows.
 
-        in_features: inputs in the checkpoint. columns: those that the rows have; None: all.
+        in_features: inputs in the checkpoint. columns: the inputs that the rows have; None: all.
         """
         self.format = format
         self.bias = bias

@@ -54,7 +54,7 @@ class Loader:
         is quantized, if it is. precision: quantize linear layers to it (option.quantize). is_exact:
         linear layers must not round rows further.
 
-        group: the ranks that share the model, of which this one reads its part; None: one rank.
+        group: the ranks that share the model, each with its part; None: one rank has all of it.
         """
         self.checkpoint = checkpoint
         self.device, self.dtype = device, dtype
@@ -174,7 +174,7 @@ class Loader:
         return format
 
     def _vocabulary_part(self, weight: Stored) -> Stored:
-        """Return this rank's outputs of the head. Padding has any weights: it is never read."""
+        """Return this rank's outputs of the head. Padding repeats the last row; nobody reads it."""
         if isinstance(weight, Tensor):
             return self._vocabulary(weight)
         share = self.group.shard.vocabulary(weight.shape[0])
@@ -215,7 +215,7 @@ class Loader:
     def split_norm(
         self, name: str, width: int, columns: range, num_holders: int, kind: NormKind, eps: float
     ) -> Norm:
-        """Load an RMSNorm of rows [T, width], of which this rank has `columns`.
+        """Load an RMSNorm of rows [T, width]. columns: those that this rank has.
 
         num_holders: how many ranks have each of these columns.
         """

@@ -58,7 +58,7 @@ class RMSNorm:
 
 
 class SplitRMSNorm:
-    """An RMSNorm of rows that are split over ranks, of which this one has [T, share]."""
+    """An RMSNorm of rows that are split over ranks; this rank has [T, share]."""
 
     def __init__(self, weight: Tensor, eps: float, kind: NormKind, mean: Mean) -> None:
         """weight: [share]. mean: of the whole rows' squares, from the sum of this rank's."""

@@ -175,8 +175,8 @@ class LLM:
     ) -> TokensPrompt:
         """Render a conversation with the model's chat template, or that of option chat_template.
 
-        Raises RequestError if there is no template, it rejects the conversation, or this has images
-        (a server takes them).
+        Raises RequestError if there is no template, it rejects the conversation, or the
+        conversation has images, which only a server takes.
         """
         if self._template is None or self._tokenizer is None:
             raise RequestError("messages", "the model has no chat template; set chat_template")

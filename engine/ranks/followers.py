@@ -1,4 +1,4 @@
-"""The processes of ranks 1 and up, as rank 0 sees them."""
+"""The processes of ranks 1 and up, which rank 0 starts, commands and ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POLL_S = 0.1
 END_S = 2.0
 """Time for the ranks to end by themselves, before they are killed."""
 EXPLANATION_S = 1.0
-"""How long an error of a collective waits for the news that explains it."""
+"""How long a failed collective waits for the last words of a rank, which may explain it."""
 
 
 class Followers:
@@ -75,7 +75,7 @@ class Followers:
     def wait(self) -> None:
         """Wait until all ranks are about to join the group.
 
-        Raises the error of a rank that fails before, for which the group would wait.
+        Raises the error of a rank that fails before that; the group would wait for it.
         """
         for connection in self._orders:
             with self.explaining():
@@ -109,13 +109,13 @@ class Followers:
         return len(message)
 
     def explained(self, error: Exception) -> Exception:
-        """Return the error to raise for one of rank 0, which another rank may have caused."""
+        """Return the error to raise in place of rank 0's, which another rank may have caused."""
         if isinstance(error, LongshoreError):
             return error
         self._has_failed.wait(EXPLANATION_S)
         if self._failure is not None:
             return self._failure
-        # Whatever rank 0 has not done, the others wait for.
+        # The other ranks wait for what rank 0 has not done.
         return EngineUnavailableError(f"rank 0 failed: {type(error).__name__}: {error}")
 
     def close(self) -> None:

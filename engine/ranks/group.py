@@ -17,7 +17,7 @@ from engine.ranks.shard import Shard
 
 
 class Group(ABC):
-    """A group as one of its ranks sees it. All ranks must call the same methods in the same order.
+    """A rank's access to its group. All ranks must call the same methods in the same order.
 
     The tensors of a call have the same shape and dtype on every rank.
     """

@@ -1,4 +1,4 @@
-"""What rank 0 sends to the other ranks: their launch, then one order after the other."""
+"""The messages of rank 0 to the other ranks: their launch, then one order after the other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RankLaunch(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Base class of what a rank is told to do."""
+    """Base class of the orders to a rank."""
 
 
 class Move(Order, frozen=True):

@@ -17,7 +17,7 @@ from engine.staging import Parcel
 
 BAN = float("-inf")
 ANY = -1
-"""In place of the newest token that a ban requires: the ban applies after any token."""
+"""Stands for the newest token in a ban that applies after any token."""
 Biases = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 

@@ -22,9 +22,9 @@ class SamplingKernels:
     """All choices find the same tokens."""
 
     best_tokens: Callable[[Tensor], tuple[Tensor, Tensor]]
-    """As `kernels.torch_logits.best_tokens`."""
+    """Has the contract of `kernels.torch_logits.best_tokens`."""
     plan_draws: Callable[[Sequence[Row], int, Parcel], list[Draw]]
-    """As `engine.sampling.draw.plan_draws`."""
+    """Has the contract of `engine.sampling.draw.plan_draws`."""
 
 
 def make_sampling_kernels(device: torch.device) -> SamplingKernels:

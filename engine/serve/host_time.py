@@ -1,4 +1,4 @@
-"""How long the engine's loop was busy with other things than the model."""
+"""The time that the engine's loop spends outside the model."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from engine.stopwatch import Stopwatch
 
 
 class HostTime:
-    """The time of the loop in which neither the model computed nor a message was waited for.
+    """Adds up the loop's time, except while the model computes or the loop waits for a message.
 
-    It goes to handling messages, scheduling, building a step's inputs, sampling and sending. On a
-    GPU, launching a step is part of it, and only waiting for the step's results is not.
+    That is the time of handling messages, scheduling, building a step's inputs, sampling and
+    sending. On a GPU, launching a step is part of it; waiting for the step's results is not.
     """
 
     def __init__(self, model: Stopwatch, clock: Callable[[], float] = time.monotonic) -> None:
         """model: runs while the model computes, or the loop waits for its results."""
         self.idle = Stopwatch(clock)
-        """To be run while the loop waits for a message."""
+        """Must run while the loop waits for a message."""
         self._model = model
         self._clock = clock
         self._begin = clock()
@@ -26,7 +26,7 @@ class HostTime:
         self._last = 0.0
 
     def seconds(self) -> float:
-        """Return the time since the start. It never falls, as counters of metrics must not."""
+        """Return the time since the start. It never falls, since it is a counter in `/metrics`."""
         elsewhere = self.idle.seconds + self._model.seconds - self._model_before
         self._last = max(self._last, self._clock() - self._begin - elsewhere)
         return self._last

@@ -22,7 +22,7 @@ WORKER_LOST = "worker_lost"
 
 @dataclass(slots=True)
 class RequestProgress:
-    """What the statistics need of one request, with times in seconds of the loop's clock."""
+    """The facts about a request that the statistics need. Times are seconds of the loop's clock."""
 
     arrived: float
     num_prompt_tokens: int = 0
@@ -69,17 +69,17 @@ class Meter:
         reason: AbortReason | str,
         now: float,
     ) -> dict[int, Timing]:
-        """Count answers that a worker has aborted. At a stop string, they have ended well.
+        """Count answers that a worker has aborted. At a stop string, they count as finished.
 
-        Return the timings of the answers that have, by index.
+        Return the timings of the finished answers by index.
         """
-        has_ended_well = reason == "stop_string"
-        if not has_ended_well:
+        is_finished = reason == "stop_string"
+        if not is_finished:
             _count(self._sums.aborted, reason)
         timings: dict[int, Timing] = {}
         for index in answers:
-            _count(self._sums.finished, "stop" if has_ended_well else "abort")
-            timing = self._record_end(progress, index, now) if has_ended_well else None
+            _count(self._sums.finished, "stop" if is_finished else "abort")
+            timing = self._record_end(progress, index, now) if is_finished else None
             if timing is not None:
                 timings[index] = timing
         return timings
@@ -104,7 +104,7 @@ class Meter:
     def snapshot(self, engine: Engine | TaskEngine, host_s: float = 0.0) -> Stats:
         """Return all statistics as of now, in an object that no longer changes.
 
-        host_s: that of `HostTime`.
+        host_s: the seconds of `HostTime`.
         """
         strategy = engine.strategy
         return msgspec.structs.replace(

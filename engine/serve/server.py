@@ -104,7 +104,7 @@ class Server:
         self._reporter = reporter
 
     def serve_forever(self) -> None:
-        """Never returns. Raises the error that ends the engine."""
+        """Serve until an error ends the engine, and raise it."""
         while True:
             self._receive(self._idle_seconds())
             num_before = self._engine.num_step_tokens
@@ -112,13 +112,13 @@ class Server:
             if num_tokens := self._engine.num_step_tokens - num_before:
                 self._meter.record_step(num_tokens)
             messages = self._messages_of(outputs)
-            # Before the answers: whoever has the last one finds it counted in /metrics.
+            # Before the answers, so that a client with the last one finds it counted in /metrics.
             self._update_pulse()
             for client, message in messages:
                 self._connection.send(client, message)
 
     def _between_tokens(self) -> None:
-        """Handles messages, above all aborts, within a step that generates whole answers."""
+        """Handle messages, above all aborts, within a step that generates whole answers."""
         self._receive(0)
         self._update_pulse()
 
@@ -134,13 +134,13 @@ class Server:
         if self._reporter is not None:
             self._reporter.tick(self._engine.facts, stats, now)
         if has_become_idle:
-            # The loop now waits for messages; until then, /metrics would show requests that ended.
+            # Until the next heartbeat, /metrics would show requests that have ended.
             self._connection.broadcast(Heartbeat(0.0, stats))
         if self._watchers:
             self._watchers.update()
 
     def _receive(self, timeout_s: float) -> None:
-        """Handles all messages in the inbox. Waits up to `timeout_s` for the first."""
+        """Handle all messages in the inbox. Wait up to `timeout_s` for the first."""
         while True:
             try:
                 with self._host_time.idle if timeout_s > 0 else nullcontext():
@@ -195,9 +195,9 @@ class Server:
     def _submit(
         self, client: bytes, message: Submit | Perform, arrival: float, *, is_new: bool = False
     ) -> None:
-        """Adds a request to the engine, after its grammar is compiled; or answers with Failed.
+        """Add a request to the engine once its grammar is compiled, or answer with Failed.
 
-        A full queue refuses only what is new, not what has waited for its grammar.
+        is_new: a full queue refuses it. A request that has waited for its grammar is not refused.
         """
         key = client, message.id
         try:
@@ -246,8 +246,8 @@ class Server:
     def _check_queue(self, message: Submit | Perform) -> None:
         """Raise OverloadedError if the request does not fit into the queue.
 
-        The queue holds `max_waiting` requests beyond those that fit into a batch. It holds
-        `max_waiting_tokens`, or any one request.
+        The queue holds `max_waiting` requests beyond those that fit into a batch, and
+        `max_waiting_tokens` prompt tokens or one request of any length.
         """
         strategy = self._engine.strategy
         num_held = len(strategy.waiting) + len(strategy.running) + len(self._grammar_compiler)

@@ -1,7 +1,7 @@
-"""Notices a step that hangs: it goes on, but every thread of the process sleeps.
+"""Detects a hung step: it does not end, and every thread of the process sleeps.
 
-A step that is merely long computes, so a thread runs. A step that waits for a device counts as busy
-too, since CUDA's own wait keeps the processor running.
+In a step that is merely long, a thread computes. A step that waits for a device counts as busy too,
+since CUDA's own wait keeps the processor running.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 MIN_STEP_AGE_S = 0.75
-"""Younger steps are not looked at, which saves the reading of /proc."""
+"""Younger steps are not checked, which saves reading /proc."""
 _TASKS = Path("/proc/self/task")
 _ACTIVE_STATES = "RD"
 """Running or ready to run, and waiting for a disk, in the notation of proc(5)."""

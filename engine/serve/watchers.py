@@ -1,4 +1,4 @@
-"""Snapshots of the engine for clients that show it to people. They cost nothing while none does."""
+"""Snapshots of the engine for the live page. They cost nothing while no page is open."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from strategies.group import SequenceGroup
 MIN_INTERVAL_S = 0.1
 MAX_INTERVAL_S = 0.5
 MAX_SHARE = 0.004
-"""The fraction of the loop's CPU time that snapshots may take. A large batch, or a loop that gets
-little of a busy machine, sends fewer of them; but one every MAX_INTERVAL_S, also while it idles."""
+"""Fraction of the loop's CPU time that snapshots may take. With a large batch or a busy machine
+they become rarer, but there is one every MAX_INTERVAL_S, also while the engine is idle."""
 MAX_WAITING = 64
 """Waiting groups in a snapshot."""
 MAX_ENDED = 1024
@@ -29,7 +29,7 @@ FirstToken = Callable[[int], float | None]
 
 
 class Watchers:
-    """The clients that watch, each until its time is up. False while there are none."""
+    """Sends snapshots to each client that watches until its time is up. False without clients."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ def take_snapshot(
             SequenceSnapshot(
                 id=sequence.id,
                 request=group.request.id,
-                phase=_phase(strategy, group, sequence, runs=rank < len(strategy.running)),
+                phase=_phase(strategy, group, sequence, runs=index < len(strategy.running)),
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 num_tokens=len(sequence.token_ids),
                 num_computed_tokens=sequence.num_computed_tokens,
@@ -108,7 +108,7 @@ def take_snapshot(
                 first_token=first_token(group.request.id),
                 blocks=block_runs(memory.table(sequence.id)),
             )
-            for rank, group in enumerate(groups)
+            for index, group in enumerate(groups)
             for sequence in group.sequences
         ],
         ended=list(ended),
@@ -139,6 +139,6 @@ def _phase(strategy: Strategy, group: SequenceGroup, sequence: Sequence, *, runs
         return "prefill" if is_first or sequence.num_pending_tokens > 1 else "decode"
     if strategy.memory.is_swapped(sequence.id):
         return "swapped"
-    # Where groups are never preempted, an admitted request may have a group that waits to begin.
+    # Without preemption, an admitted request may still have a group that has not begun.
     was_running = group.request.admitted is not None and strategy.num_preemptions > 0
     return "preempted" if was_running else "waiting"

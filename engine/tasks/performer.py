@@ -1,4 +1,4 @@
-"""The interface of whatever performs a task, and the isolation of failing requests."""
+"""The interface of performers, which perform tasks, and the isolation of failing requests."""
 
 from __future__ import annotations
 

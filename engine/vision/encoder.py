@@ -14,7 +14,7 @@ from core.images import Array, PromptImage
 MAX_KEPT_TOKENS = 2**14
 """Tokens whose embeddings are kept for later chunks and requests: 64 MiB with 2,048 in bf16."""
 BLANK_PIXELS = 2**10
-"""Of an image that shows how others are read."""
+"""Size of a sample image, which shows whether image tokens attend both ways."""
 
 
 class ImageEncoder:
@@ -44,10 +44,10 @@ class ImageEncoder:
     def __call__(self, image: PromptImage, salt: str = "") -> Tensor:
         """Return the embeddings, [image.num_tokens, hidden].
 
-        salt: only calls with the same one share what is kept, so that no client can tell from the
-        time of an answer which images others sent.
+        salt: only calls with the same salt share embeddings, so that response times do not tell a
+        client which images others have sent.
 
-        Raises ValueError if the encoder returns another number of them.
+        Raises ValueError if the encoder returns a different number of embeddings.
         """
         key = salt, image.digest
         embeddings = self._kept.get(key)
@@ -60,7 +60,7 @@ class ImageEncoder:
 
     @torch.inference_mode()
     def run_blank(self, num_pixels: int) -> Tensor:
-        """Encode a blank image of this many pixels, or of the most that the model takes."""
+        """Encode a blank image of this many pixels, or of the model's maximum."""
         return self._encode(self._blank(num_pixels))
 
     def _encode(self, image: PromptImage) -> Tensor:

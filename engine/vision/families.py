@@ -19,8 +19,8 @@ class VisionFamily:
     processor: Literal["tiles", "grid", "runs"]
     """See `engine.vision.processors`, which only models that take images import."""
     model_type: str = ""
-    """The family of `engine.model.families` that computes the language model; '': that of its
-    config."""
+    """The family in `engine.model.families` that computes the language model; '': the model type
+    in its config."""
     module: str = "language_model"
     """The language model's name in transformers' model."""
 

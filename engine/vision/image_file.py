@@ -9,13 +9,13 @@ from typing import Any
 from core.errors import RequestError
 
 BROKEN = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, struct.error)
-"""What Pillow raises for files that are broken in one place or another."""
+"""Exceptions that Pillow raises for broken files."""
 
 
 def read_image(
     data: object, field: str, max_pixels: int, formats: tuple[str, ...] | None = None
 ) -> Any:
-    """Decode an image file to RGB, turned as its EXIF data says.
+    """Decode an image file to RGB, rotated as its EXIF data says.
 
     formats: Pillow's names of the formats to accept; None: all that it knows.
 
@@ -38,7 +38,7 @@ def read_image(
 def _upright(image: Any) -> Any:
     from PIL import ImageOps
 
-    image.load()  # raises if its pixels are broken; what is raised later is about its EXIF data
+    image.load()  # raises if its pixels are broken; later errors concern its EXIF data
     try:
         return ImageOps.exif_transpose(image)
     except BROKEN:  # viewers ignore EXIF data that is broken

@@ -1,4 +1,4 @@
-"""Turn a text and its images into a prompt, each as the model's own processor does it.
+"""Turn a text and its images into a prompt, as the model's own processor does.
 
 transformers' processors of models that also take videos need torchvision, which we do without.
 """
@@ -22,9 +22,9 @@ DIGEST_BYTES = 16
 
 
 class TileProcessor:
-    """Idefics3 and SmolVLM: an image is cut into tiles, with as many image tokens each.
+    """Idefics3 and SmolVLM: an image is cut into tiles, each with the same number of image tokens.
 
-    It is Idefics3Processor. SmolVLMProcessor does the same with images.
+    Runs Idefics3Processor, which treats images as SmolVLMProcessor does.
     """
 
     def __init__(self, model_dir: Path, config: Any) -> None:
@@ -38,16 +38,10 @@ class TileProcessor:
     ) -> EncodedPrompt:
         """Return the prompt, with a `PromptImage` for each tile.
 
-        text: with an image token for each image. images: Pillow's. Raises ValueError if they do not
-        fit together.
+        text: with an image token for each image. images: images of Pillow. Raises ValueError if
+        they do not match.
         """
-        inputs: Mapping[str, Tensor] = self._processor(
-            text=[text],
-            images=[list(images)],
-            add_special_tokens=add_special_tokens,
-            return_tensors="pt",
-        )
-        ids: list[int] = inputs["input_ids"][0].tolist()
+        ids, inputs = _processed(self._processor, text, images, add_special_tokens)
         pixels, mask = inputs["pixel_values"], inputs["pixel_attention_mask"].bool()
         num_tiles = pixels.shape[1]
         length = ids.count(self._image_token_id) // num_tiles
@@ -67,9 +61,9 @@ class TileProcessor:
 
 
 class GridProcessor:
-    """Qwen2-VL and Qwen2.5-VL: an image is a grid of patches, some of which share an image token.
+    """Qwen2-VL and Qwen2.5-VL: an image is a grid of patches, and each square of them is a token.
 
-    It does with images what Qwen2_5_VLProcessor does.
+    Treats images as Qwen2_5_VLProcessor does.
     """
 
     def __init__(self, model_dir: Path, config: Any) -> None:
@@ -114,13 +108,7 @@ class RunProcessor:
         self, text: str, images: Sequence[Any], *, add_special_tokens: bool
     ) -> EncodedPrompt:
         """Return the prompt, with a `PromptImage` for each run; see `TileProcessor`."""
-        inputs: Mapping[str, Tensor] = self._processor(
-            text=[text],
-            images=[list(images)],
-            add_special_tokens=add_special_tokens,
-            return_tensors="pt",
-        )
-        ids: list[int] = inputs["input_ids"][0].tolist()
+        ids, inputs = _processed(self._processor, text, images, add_special_tokens)
         pixels = inputs["pixel_values"]
         length: int = self._processor.image_seq_length
         starts = _starts(ids, self._image_token_id, [length] * len(pixels))
@@ -131,10 +119,23 @@ class RunProcessor:
         return EncodedPrompt(ids, tuple(runs))
 
 
-def _starts(ids: Sequence[int], token_id: int, lengths: Sequence[int]) -> list[int]:
-    """Return where the tokens of each image start, `lengths[i]` of them without a gap.
+def _processed(
+    processor: Any, text: str, images: Sequence[Any], add_special_tokens: bool
+) -> tuple[list[int], Mapping[str, Tensor]]:
+    """Run one of transformers' processors. Return the token ids, and all of its tensors."""
+    inputs: Mapping[str, Tensor] = processor(
+        text=[text],
+        images=[list(images)],
+        add_special_tokens=add_special_tokens,
+        return_tensors="pt",
+    )
+    return inputs["input_ids"][0].tolist(), inputs
 
-    Raises ValueError if they lie otherwise.
+
+def _starts(ids: Sequence[int], token_id: int, lengths: Sequence[int]) -> list[int]:
+    """Return the position of each image's first token. Image i has lengths[i] consecutive tokens.
+
+    Raises ValueError if the ids do not fit that.
     """
     places = [at for at, other in enumerate(ids) if other == token_id]
     if len(places) != sum(lengths):

@@ -1,6 +1,6 @@
 """The process that reads images for a worker: files and a text in, tokens and tensors out.
 
-A hostile file ends this process, and with it the one request that has it. Started as
+A hostile file can crash this process, which fails only the request that sent it. Started as
 `python -m engine.vision.reader`, with a socket as standard input; `core.images` has the messages.
 """
 
@@ -25,7 +25,7 @@ from engine.vision.image_file import read_image
 from engine.vision.processors import GridProcessor, RunProcessor, TileProcessor
 
 CPU_SECONDS = 10.0
-"""CPU time for each image of a job. One of 4,000 × 4,000 pixels takes Qwen2.5-VL's 4.5 s."""
+"""CPU time for each image of a job. Qwen2.5-VL's processor takes 4.5 s for 4,000 × 4,000 pixels."""
 MAX_CPU_SECONDS = 90.0
 """CPU time of a job, less than the worker waits for it."""
 MEMORY_BYTES = 4 * 2**30
@@ -52,7 +52,7 @@ class ImageReader:
     def read(self, job: ReadImages) -> EncodedPrompt:
         """Return the prompt of a conversation.
 
-        Raises RequestError if a file is no image, or if the processor refuses them.
+        Raises RequestError if a file is no image, or if the processor refuses an image.
         """
         images = [
             read_image(file.data, file.field, IMAGE_PIXELS.maximum, FORMATS) for file in job.files
@@ -62,10 +62,12 @@ class ImageReader:
         except (ValueError, IndexError, RuntimeError) as error:
             if "can't allocate memory" in str(error):  # torch has no MemoryError
                 raise MemoryError from error
-            raise RequestError(FIELD, f"the model's processor refuses them: {error}") from error
+            raise RequestError(
+                FIELD, f"the model's processor refuses the images: {error}"
+            ) from error
 
     def blank(self, num_pixels: int) -> PromptImage:
-        """Return a square image of this many pixels, or what the processor makes of it."""
+        """Return a white square of this many pixels, as the processor prepares it."""
         from PIL import Image  # the processor needs it, so it is installed
 
         side = math.isqrt(num_pixels)
@@ -75,7 +77,7 @@ class ImageReader:
 
 
 def start(setup: bytes) -> Callable[[bytes], EncodedPrompt]:
-    """Return what reads the images for the model that the first message names."""
+    """Return the function that reads images for the model named in the first message."""
     torch.set_num_threads(1)
     reader = ImageReader(Path(msgspec.msgpack.decode(setup, type=ReaderSetup).model_dir))
     limit_memory(MEMORY_BYTES)

@@ -11,7 +11,7 @@ lines are in the order of the input:
     {"line": 1, "id": "a", "text": "...", "finish_reason": "length", "error": null}
     {"line": 2, "id": "b", "text": null, "finish_reason": null, "error": "messages: ..."}
 
-The same command again goes on where a run was interrupted. The exit code is 0 once every line has
+To continue an interrupted run, run the same command again. The exit code is 0 once every line has
 an answer or an error.
 """
 
@@ -50,7 +50,7 @@ EXAMPLES = """examples:
 FIELDS = ("id", "prompt", "messages")
 ROW = ("line", "id", "text", "finish_reason", "error")
 RUN_FILE = "run.json"
-"""In the output: what its answers were made from."""
+"""File in the output that records the input and the settings of its answers."""
 MAX_RETRIES = 3
 """How often a part whose actor died is tried again, so that no prompt can kill actors for ever."""
 
@@ -63,7 +63,7 @@ class Part:
     first_line: int
     """From 1."""
     offset: int
-    """Of the first line, in bytes."""
+    """Byte offset of the first line."""
     num_lines: int
 
     def path(self, output: Path) -> Path:
@@ -79,7 +79,7 @@ class Answerer:
         self._params = longshore.SamplingParams(**sampling)
 
     def __call__(self, part_as_row: Json) -> Json:
-        """Write the file of a part, unless an actor did before it died. Return what is in it."""
+        """Write the file of a part, unless an earlier actor did. Return its numbers of lines."""
         part = Part(**part_as_row)
         path = part.path(self.output)
         if not path.exists():
@@ -119,8 +119,8 @@ class Answerer:
         """Set the text or the error of each row, given with its prompt.
 
         A prompt that is too long, or a step that fails (such as for lack of memory), stops all
-        prompts that were given with it. So each half is tried alone, down to one prompt; what fails
-        alone too is its error. An engine that died raises another error, which ends the run.
+        prompts that were given with it. So each half is tried alone, down to one prompt. If that
+        fails, its row gets the error. An engine that died raises another error and ends the run.
         """
         if not rows:
             return
@@ -297,10 +297,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RuntimeError as error:
-        print(f"error: {error}; fix the cause; the same command resumes", file=sys.stderr)
+        print(f"error: {error}; fix the cause, then run the same command again", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
+        print("interrupted; run the same command again to continue", file=sys.stderr)
         return 130
     return 0
 
@@ -326,11 +326,11 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add(
         "--options", type=_json, default={}, metavar="JSON",
-        help="of LLM (docs/offline.md), such as '{\"dtype\": \"bf16\"}'",
+        help="options of LLM (docs/offline.md), such as '{\"dtype\": \"bf16\"}'",
     )  # fmt: skip
     add(
         "--sampling", type=_json, default={}, metavar="JSON",
-        help="of SamplingParams, such as '{\"max_tokens\": 64, \"temperature\": 0}'",
+        help="fields of SamplingParams, such as '{\"max_tokens\": 64, \"temperature\": 0}'",
     )  # fmt: skip
     add(
         "--lines-per-part", type=_count, default=256, metavar="N",

@@ -1,5 +1,6 @@
-"""`harm` and `soak`: what one hostile client costs all others, and what stays after hours of them.
+"""`harm` and `soak`: what a hostile client costs other clients, and what many leave behind.
 
 `rows` has the hostile requests, `neighbours` the ordinary clients beside them. `harm` sends one row
-after another; `soak` mixes everything at random, and kills processes; `findings` judges what stays.
+after another. `soak` mixes all clients at random and kills processes, and `findings` judges the
+server's state afterwards.
 """

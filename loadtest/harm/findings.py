@@ -1,4 +1,4 @@
-"""What a soak finds: how requests ended, and what the server's processes hold more than before."""
+"""The result of a soak: how requests ended, and whether the server's processes have grown."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from loadtest.harm.neighbours import Attempt
 
 MAX_GROWTH = 0.25
 MAX_GROWTH_BYTES = 48 * 2**20
-"""A process may have grown by this share and this much, since the quiet part at the start."""
+"""A process may grow by this share and this much since the part without kills."""
 MAX_MORE_FILES = 8
 MAX_MORE_THREADS = 4
 """Connections that the kernel still holds, and threads of pools that had not started all."""
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What the processes of one role have together."""
+    """Resources of all processes of one role together."""
 
     processes: int
     rss_bytes: int
@@ -27,7 +27,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Findings(msgspec.Struct, kw_only=True):
-    """The end of a soak."""
+    """The result of a soak."""
 
     seconds: float
     requests: dict[str, int]
@@ -37,7 +37,7 @@ class Findings(msgspec.Struct, kw_only=True):
     kills: dict[str, int]
     """By role."""
     before: dict[str, Usage]
-    """By role, after a quiet part without kills."""
+    """By role, after the part without kills."""
     after: dict[str, Usage]
     broken: list[str]
 
@@ -55,7 +55,7 @@ class Findings(msgspec.Struct, kw_only=True):
 def count_ends(
     attempts: Sequence[Attempt], outages: Sequence[tuple[float, float]]
 ) -> tuple[dict[str, int], list[str]]:
-    """Return how requests ended, and what is wrong with that. One may fail only in an outage."""
+    """Return how requests ended, and what is wrong. A request may fail only in an outage."""
     ends, broken = Counter[str](), list[str]()
     for attempt in attempts:
         if not attempt.failure:
@@ -71,7 +71,7 @@ def count_ends(
 
 
 def grown(before: dict[str, Usage], after: dict[str, Usage]) -> list[str]:
-    """Return what is more than it was."""
+    """Return the resources that have grown beyond their limits, in words."""
     broken = []
     for role, was in before.items():
         now = after.get(role)

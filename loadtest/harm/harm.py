@@ -1,4 +1,4 @@
-"""`harm`: sends every hostile row while ordinary clients run, and tells what it cost them."""
+"""`harm`: sends every hostile row while ordinary clients run, and measures what it costs them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from loadtest.harm.rows import CLOSED, HELD, Row, send
 
 WARM_UP_S = 2.0
 ALONE_S = 3.0
-"""How long the neighbours run after that and before the first row, to know their usual speed."""
+"""How long the neighbours then run before the first row, to measure their usual speed."""
 AFTER_S = 0.5
 """How long a row is watched after its end."""
 EXPENDABLE = "container.isolation"
-"""Processes that exist to be lost."""
+"""Processes that may crash, and are restarted."""
 HEADINGS = ("row", "status", "seconds", "/ping ms", "failed", "slowdown", "lost", "broken")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a row may cost."""
+    """Limits of what a row may cost others."""
 
     ping_s: float
     row_s: float
@@ -35,7 +35,7 @@ class Bounds:
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row did."""
+    """The effects of a row."""
 
     row: str
     status: str
@@ -43,7 +43,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     longest_ping_s: float
     neighbours_failed: int
     slowdown: float | None
-    """Mean time of the neighbours' requests, in that of the same ones without a row."""
+    """Mean time of the neighbours' requests, relative to their mean time without a row."""
     processes_lost: int | None
     """None if the server is not one of our processes."""
     broken: list[str]
@@ -82,7 +82,7 @@ class Harm:
         stop_all((self._ping, *self._streams))
 
     def measure(self, row: Row) -> Outcome:
-        """Send a row and return what it did."""
+        """Send a row and return its effects."""
         payload = row.make()
         before = self._running()
         begin = time.perf_counter()
@@ -91,7 +91,7 @@ class Harm:
         end = time.perf_counter()
         pings = self._ping.during(begin, end)
         attempts = self._attempts(begin, end)
-        durations = [one.end - one.begin for one in attempts if not one.failure]
+        durations = [attempt.end - attempt.begin for attempt in attempts if not attempt.failure]
         after = self._running()
         lost = None if before is None or after is None else len(before - after)
         return Outcome(
@@ -99,7 +99,7 @@ class Harm:
             status=reply.status,
             seconds=reply.seconds,
             longest_ping_s=_longest(pings),
-            neighbours_failed=sum(bool(one.failure) for one in attempts),
+            neighbours_failed=sum(bool(attempt.failure) for attempt in attempts),
             slowdown=statistics.fmean(durations) / self._alone_s if durations else None,
             processes_lost=lost,
             broken=self._broken(row, reply.status, pings, attempts, lost),
@@ -127,7 +127,7 @@ class Harm:
         return broken
 
     def _attempts(self, begin: float, end: float) -> list[Attempt]:
-        return [one for stream in self._streams for one in stream.during(begin, end)]
+        return [attempt for stream in self._streams for attempt in stream.during(begin, end)]
 
     def _running(self) -> set[int] | None:
         """Return the server's processes that must survive."""
@@ -137,19 +137,19 @@ class Harm:
 
 
 def _longest(attempts: Sequence[Attempt]) -> float:
-    return max((one.end - one.begin for one in attempts), default=0.0)
+    return max((attempt.end - attempt.begin for attempt in attempts), default=0.0)
 
 
 def _failures(attempts: Sequence[Attempt]) -> list[str]:
-    """Return the reasons of those that failed, each once."""
-    return [*dict.fromkeys(one.failure for one in attempts if one.failure)]
+    """Return why attempts failed, each reason once."""
+    return [*dict.fromkeys(attempt.failure for attempt in attempts if attempt.failure)]
 
 
 def _is_expendable(process: psutil.Process) -> bool:
     try:
         return any(EXPENDABLE in word for word in process.cmdline())
     except psutil.Error:
-        return True  # gone already, or a zombie of one
+        return True  # it has ended
 
 
 def measure_all(harm: Harm, rows: Sequence[Row]) -> list[Outcome]:

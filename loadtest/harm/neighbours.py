@@ -14,9 +14,9 @@ PING_INTERVAL_S = 0.025
 PROMPT = "Once upon a time"
 TIMEOUT_S = 120.0
 LOST = (OSError, http.client.HTTPException)
-"""What a request raises whose connection is lost; `IncompleteRead` is no OSError."""
+"""Raised by a request that loses its connection; `IncompleteRead` is no OSError."""
 RETRY_S = 0.5
-"""Wait after a request that failed at once, so that a dead server is not asked in a busy loop."""
+"""Pause after a failed request, so that a dead server is not asked in a busy loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Neighbour:
 
     def __init__(self, request: Callable[[], str], interval_s: float = 0.0) -> None:
         self.attempts: list[Attempt] = []
-        """All that have ended, in order; appended to by the thread."""
+        """The attempts that have ended, in order. The thread appends to it."""
         self.begin: float | None = None
-        """When the running request began; None between two."""
+        """When the running request began; None between two requests."""
         self._request = request
         self._interval_s = interval_s
         self._stop = threading.Event()
@@ -47,10 +47,11 @@ class Neighbour:
         self._thread.start()
 
     def during(self, begin: float, end: float) -> list[Attempt]:
-        """Return the attempts that overlap a time; waits for the one that is running at its end."""
+        """Return the attempts that overlap a time. Wait for the one that runs at its end."""
         while self.begin is not None and self.begin < end and self._thread.is_alive():
             time.sleep(0.001)
-        return [one for one in list(self.attempts) if one.end > begin and one.begin < end]
+        attempts = list(self.attempts)
+        return [attempt for attempt in attempts if attempt.end > begin and attempt.begin < end]
 
     def leave(self) -> None:
         """Send no more requests after the running one."""
@@ -93,7 +94,7 @@ def connect(url: str, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnectio
 
 
 def ping(url: str) -> str:
-    """Ask for the health, on a connection of its own."""
+    """Request /ping on a new connection. Return '' or why it failed."""
     connection = connect(url)
     try:
         connection.request("GET", "/ping")
@@ -107,7 +108,7 @@ def ping(url: str) -> str:
 
 
 def stream(url: str, **fields: object) -> str:
-    """Stream a completion to its end."""
+    """Stream a completion to its end. Return '' or why it failed."""
     body = {"prompt": PROMPT, "max_tokens": 24, "ignore_eos": True, "stream": True, **fields}
     connection = connect(url)
     try:

@@ -44,7 +44,7 @@ def send(url: str, payload: bytes, timeout_s: float) -> Reply:
     answer = b""
     try:
         with socket.create_connection((parts.hostname, parts.port or 80), timeout_s) as connection:
-            # It may be refused before its end; the response may be there all the same.
+            # The server may refuse it before its end, and still respond.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.sendall(payload)
             while data := connection.recv(READ_BYTES):

@@ -1,4 +1,4 @@
-"""`soak`: ordinary, impatient and hostile clients at random beside kills, and what is left then."""
+"""`soak`: mixes ordinary, impatient and hostile clients with kills, and checks the server after."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from loadtest.roles import Role, by_role
 from loadtest.server import Server
 
 QUICK = ("grammar, chain", "schema, chain of 1,200", "chunk size", "TLS", "never sent")
-"""Rows that are sent here, by the begin or end of their names: those that a client can repeat."""
+"""Rows to send, by the beginning or end of their names: those that a client can repeat quickly."""
 GARBAGE_S = 3.0
-"""A garbage client leaves after this long."""
+"""A client that sends garbage leaves after this time."""
 UP_S = 4.0
-"""Mean time for which the server is well between two kills."""
+"""Mean time between the recovery from a kill and the next one."""
 NOTICE_S = 2.0
-"""Least time until a dead process counts as noticed; /ping may answer 200 until then."""
+"""Minimum time for the server to notice a dead process; /ping may answer 200 until then."""
 SETTLE_S = 60.0
-"""Time for everything to be as before, after the clients have left."""
-MORTAL: Sequence[Role] = ("engine", "helper", "worker")
-"""Roles that are restarted when they die."""
+"""Time for the server to become idle after the clients have left."""
+RESTARTED: Sequence[Role] = ("engine", "helper", "worker")
+"""Roles whose processes are restarted when they die."""
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
 IDLE = ("vllm:num_requests_running", "vllm:num_requests_waiting", "longshore:kv_blocks_held")
 """Metrics that are 0 when nothing runs."""
@@ -48,13 +48,13 @@ class Soak:
         self._kills: Counter[str] = Counter()
         """By role."""
         self._outages: list[tuple[float, float]] = []
-        """From each kill until the server was well again, in times of `time.perf_counter`."""
+        """From each kill until /ping was 200 again, in times of `time.perf_counter`."""
         self._garbage = [
             row.make() for row in ROWS if row.name.startswith(QUICK) or row.name.endswith(QUICK)
         ]
 
     def run(self, seconds: float) -> Findings:
-        """Soak for a quarter of the time without kills, then with them; return what is left."""
+        """Soak for a quarter of the time without kills, then with them; return the result."""
         broken: list[str] = []
         clients = self._clients()
         with tqdm(total=round(seconds), desc="soak", unit="s", disable=None) as bar:
@@ -74,7 +74,7 @@ class Soak:
         return Findings(
             seconds=seconds,
             requests={
-                kind: sum(len(one.attempts) for one in (*clients[kind], *more[kind]))
+                kind: sum(len(client.attempts) for client in (*clients[kind], *more[kind]))
                 for kind in clients
             },
             ends=ends,
@@ -87,21 +87,21 @@ class Soak:
     def _clients(self) -> dict[str, list[Neighbour]]:
         """Start the clients, by kind."""
 
-        def some(
+        def start(
             count: int, request: Callable[[str, random.Random], str], interval_s: float = 0.0
         ) -> list[Neighbour]:
             choices = [random.Random(self._random.random()) for _ in range(count)]
-            return [Neighbour(partial(request, self._url, one), interval_s) for one in choices]
+            return [Neighbour(partial(request, self._url, rng), interval_s) for rng in choices]
 
         return {
-            "ordinary": some(4, _ordinary),
-            "leaving": some(2, _leaving, 0.2),
-            "stalling": some(1, _stalling),
-            "hostile": some(1, partial(_hostile, self._garbage), 0.2),
+            "ordinary": start(4, _ordinary),
+            "leaving": start(2, _leaving, 0.2),
+            "stalling": start(1, _stalling),
+            "hostile": start(1, partial(_hostile, self._garbage), 0.2),
         }
 
     def _wait(self, seconds: float, bar: tqdm, *, with_kills: bool) -> None:
-        """Let the clients run, and kill a process whenever the server was well for some time."""
+        """Let the clients run, and kill a process some time after each recovery."""
         begin = time.monotonic()
         until = begin + seconds
         next_kill = begin + UP_S if with_kills else until
@@ -113,9 +113,9 @@ class Soak:
             bar.update(max(0, round(time.monotonic() - begin) - round(now - begin)))
 
     def _kill(self) -> None:
-        """Kill a process, other than those that nothing restarts, and wait until all is well."""
+        """Kill a process that is restarted then, and wait until /ping is 200 again."""
         processes = by_role(self._server.processes())
-        alive: list[Role] = [role for role in MORTAL if processes[role]]
+        alive: list[Role] = [role for role in RESTARTED if processes[role]]
         role = self._random.choice(alive)
         victim = self._random.choice(processes[role])
         begin = time.perf_counter()
@@ -131,14 +131,14 @@ class Soak:
         self._outages.append((begin, time.perf_counter()))
 
     def _has_noticed(self, role: Role, pids: set[int]) -> bool:
-        """Whether the server knows that one of these is dead: a new one runs, or /ping fails."""
+        """Whether the server has noticed a death: a new process runs, or /ping fails."""
         if role == "helper":
-            return True  # the next request that needs one finds out, and starts it
+            return True  # the next request that needs a helper starts one
         now = {process.pid for process in by_role(self._server.processes())[role]}
         return bool(now - pids) or bool(ping(self._url))
 
     def _settle(self) -> list[str]:
-        """Wait until nothing runs. Return what still does after SETTLE_S."""
+        """Wait until nothing runs. Return what still runs after SETTLE_S."""
         deadline = time.monotonic() + SETTLE_S
         while True:
             failure = ping(self._url) or self._busy()
@@ -167,7 +167,7 @@ class Soak:
         return ", ".join(f"{name} is {value:g}" for name, value in values.items() if value)
 
     def _usage(self) -> dict[str, Usage]:
-        """Return what each role uses; helpers come and go as they are needed."""
+        """Return what each role uses, except helpers, which are started when needed."""
         usage: dict[str, Usage] = {}
         for role, processes in by_role(self._server.processes()).items():
             if role == "helper" or not processes:
@@ -197,7 +197,7 @@ def _ordinary(url: str, chosen: random.Random) -> str:
 
 
 def _leaving(url: str, chosen: random.Random) -> str:
-    """Leave in the middle of an answer, at times before its first byte."""
+    """Leave in the middle of an answer, sometimes before its first byte."""
     return _read_some(url, chosen, num_reads=chosen.randrange(4), pause_s=0.0)
 
 
@@ -231,4 +231,4 @@ def _hostile(garbage: list[bytes], url: str, chosen: random.Random) -> str:
 
 
 def _all(clients: dict[str, list[Neighbour]]) -> list[Neighbour]:
-    return [one for several in clients.values() for one in several]
+    return [client for group in clients.values() for client in group]

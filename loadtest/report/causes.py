@@ -1,4 +1,4 @@
-"""Why two servers differ: what was measured of them, never what is known of their strategies."""
+"""Explains why two servers differ, from their measurements alone."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from loadtest.report.style import duration, number, percent
 from loadtest.results import Run
 
 MIN_SHARE = 0.05
-"""Shares that are closer are no cause of a difference."""
+"""Shares that differ by less do not explain a difference."""
 
 
 def explanation(lower: Run, higher: Run) -> str:
     """Say how the steps of two runs differ, and which causes of that differ too.
 
-    Only what the servers measured is compared. Returns '' if they export no figures of steps.
+    Compares only what was measured, not what is known about strategies. Returns '' if the servers
+    export no figures of steps.
     """
     high, low = higher.measures.inside, lower.measures.inside
     if None in (high.batch, high.step_s, low.batch, low.step_s):
@@ -35,7 +36,7 @@ def explanation(lower: Run, higher: Run) -> str:
 
 
 def _padding(run: Run) -> float | None:
-    """Return the share of slot time; without gangs there is none, as a request frees its slot."""
+    """Return the padding's share of slot time: none where a request frees its slot when it ends."""
     return 0.0 if run.strategy in ("none", "continuous", "paged") else padding_share(run)
 
 
@@ -63,4 +64,4 @@ _CAUSES: Sequence[tuple[Callable[[Run], float | None], str]] = (
     ),
     (_host, "host time is {} of the run against {}"),
 )
-"""Shares of a run, and sentences for two of them."""
+"""Shares of a run, each with a sentence that compares it in two runs."""

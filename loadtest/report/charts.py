@@ -45,17 +45,17 @@ def bars(runs: Sequence[Run]) -> Spec:
 
 
 _BELOW = {THROUGHPUT: TOKENS, LATENCY: THROUGHPUT}
-"""What the second panel of a workload shows, by the leading measure."""
+"""The measure in the second panel of a workload, by the leading measure."""
 
 
 def _notes(runs: Sequence[Run]) -> list[str]:
-    """Return the subtitle of a workload: what all servers had, and the tuned one's setting."""
+    """Return the subtitle of a workload: its conditions, and the setting of the tuned server."""
     tuned = (f"{run.name}: {describe(run.settings)}" for run in runs if run.name == TUNED)
     return list(dict.fromkeys([*conditions(runs), *tuned]))
 
 
 def _bars(servers: Sequence[Rounds], measure: Measure, labels: Sequence[str], width: float) -> Spec:
-    """servers: those of one workload. labels: those of all workloads, in the order of rows."""
+    """Return a bar chart of the servers of one workload. labels: all rows of the page, in order."""
     values = [
         {
             "run": rounds.label,

@@ -115,8 +115,8 @@ def _facts(run: Run) -> list[str]:
         (run.measures.inside.kv_filled, "of the held KV memory is filled"),
         (padding_share(run), "of slot time is padding"),
     ]
-    told = [f"{percent(share)} {what}" for share, what in shares if share is not None]
-    return [f"{setting}at most {number(max(batches))} at once", *filter(None, ["; ".join(told)])]
+    known = [f"{percent(share)} {what}" for share, what in shares if share is not None]
+    return [f"{setting}at most {number(max(batches))} at once", *filter(None, ["; ".join(known)])]
 
 
 def _panel(run: Run, bars: Sequence[Bar], axis: TimeAxis, *, is_last: bool) -> Spec:

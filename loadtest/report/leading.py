@@ -53,9 +53,9 @@ def keep_up(runs: Sequence[Run]) -> bool:
 
 
 def leading(runs: Sequence[Run]) -> Measure:
-    """Return what the servers of one workload are compared by.
+    """Return the figure by which the servers of one workload are compared.
 
-    If all keep up with an open loop, their requests/s are those of the load: the latency leads.
+    If all keep up with an open loop, their requests/s equal the load's, so the latency leads.
     Variants have another load, so they do not count.
     """
     shown = [run for run in runs if not run.variant]

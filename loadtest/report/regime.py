@@ -12,7 +12,7 @@ from loadtest.slo import MIN_PACE
 from loadtest.watch import Sample
 
 SCARCE = 0.8
-"""Requests that wait while more than this share of the KV memory is allocated wait for memory."""
+"""If more than this share of the KV memory is allocated, waiting requests wait for memory."""
 _SHARING = ("continuous", "paged")
 """Strategies that differ only in how they allocate KV memory."""
 
@@ -35,7 +35,7 @@ def memory(runs: Sequence[Run]) -> str | None:
 
 
 def conditions(runs: Sequence[Run]) -> list[str]:
-    """Return the load, which all runs of a workload have, and the KV memory in a few words each."""
+    """Return the load, which all runs of a workload share, and the KV memory, both in words."""
     load = runs[0].loop.partition(": ")[2].partition(", each")[0]
     return [load, *filter(None, [memory(runs)])]
 
@@ -85,7 +85,7 @@ def _memory(runs: Sequence[Run]) -> list[str]:
 def memory_wait_share(run: Run) -> float | None:
     """Return the share of samples in which requests waited for KV memory; None if unknown.
 
-    It is known of continuous and paged only: elsewhere requests also wait for a gang to end.
+    It is known for continuous and paged only: otherwise requests also wait for a batch to end.
     """
     seen = [sample for sample in run.samples if "kv_used" in sample.metrics]
     if run.strategy not in _SHARING or not seen:

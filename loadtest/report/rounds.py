@@ -25,7 +25,7 @@ class Rounds:
 
     runs: Sequence[Run]
     measure: Measure
-    """What the servers of this workload are compared by."""
+    """The figure by which the servers of this workload are compared."""
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class Rounds:
 
     @property
     def cost(self) -> float:
-        """The median, negative if more is better: less is better."""
+        """The median, negated if more is better, so that a lower cost is always better."""
         return self.median if self.measure.is_cost else -self.median
 
     @property
@@ -92,8 +92,8 @@ def in_rounds(runs: Sequence[Run]) -> list[Rounds]:
 def labels_of(found: Sequence[Rounds]) -> list[str]:
     """Return the labels in the order of rows.
 
-    If the latency leads on the first workload, which the headline is about, its order is that of
-    the rows; otherwise they have the order of strategies.
+    If the latency leads on the first workload, which the headline is about, rows have the order of
+    its latencies; otherwise they have the order of strategies.
     """
     labels = [rounds.label for rounds in found]
     return list(dict.fromkeys(labels)) if found[0].measure is LATENCY else in_order(labels)

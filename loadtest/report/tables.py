@@ -129,7 +129,7 @@ OBJECTIVES = {
     "e2e": "latency",
     "queue": "queue time",
 }
-"""What a bound on a request is about, by kind."""
+"""Names of the figures that a bound limits, by kind."""
 Column = tuple[str, Callable[[Run], str]]
 _THROUGHPUT_COLUMNS: Sequence[Column] = (
     ("requests/s", lambda run: number(run.measures.requests_per_s)),

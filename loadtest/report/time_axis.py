@@ -1,4 +1,4 @@
-"""Time axes of one scale; that of a long panel is broken where the least happens."""
+"""Time axes of the same scale. The axis of a long panel is broken where the least happens."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_STRETCH = 1.3
 GAP_SHARE = 0.02
 """Width of a break, as a share of the axis."""
 MARGIN_SHARE = 0.02
-"""What stays visible at each end of a broken axis, at least, and beside an event at its break."""
+"""Minimum visible part at each end of a broken axis, and beside an event at its break."""
 TICK_STEPS = (1, 2, 5)
 MAX_TICKS = 12
 LABEL_SHARE = 0.09
-"""Ticks closer than this to a break have no label, because that of the break stands there."""
+"""Ticks closer to a break have no label, to leave room for the break's own label."""
 
 
 class Span(NamedTuple):
@@ -70,7 +70,7 @@ class TimeAxis:
         }
 
     def break_layers(self) -> list[dict[str, Any]]:
-        """Return what marks the break in Vega-Lite: a white gap, its edges, and its length."""
+        """Return the Vega-Lite layers that mark the break: a white gap, its edges, its length."""
         if self.left_out is None:
             return []
         start_s, end_s = self.left_out
@@ -112,8 +112,8 @@ class TimeAxis:
 def time_axes(events: Mapping[str, Sequence[float]]) -> dict[str, TimeAxis]:
     """Return an axis for each panel, all of one scale.
 
-    events: the times in seconds at which something begins or ends, at least one per panel. An
-    axis ends at the last of them, and is as long as that of the longest panel that needs no break.
+    events: the times in seconds at which something begins or ends, at least one per panel. All axes
+    have the length of the longest one that needs no break.
     """
     ends = sorted(max(times) for times in events.values())
     longest = MAX_STRETCH * ends[(len(ends) - 1) // 2]
@@ -127,7 +127,7 @@ def time_axes(events: Mapping[str, Sequence[float]]) -> dict[str, TimeAxis]:
 def _calmest(times: Sequence[float], shown_s: float) -> Span:
     """Return the span with the fewest events of those that make the axis short enough.
 
-    If several have as few, the one closest to the middle of the axis is left out.
+    Of several such spans, return the one closest to the middle of the axis.
     """
     length = max(times) - shown_s * (1 - GAP_SHARE)
     margin = MARGIN_SHARE * shown_s

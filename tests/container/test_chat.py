@@ -258,7 +258,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "true or false"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", ""),
     ({"messages": [{"role": "user", "content": "x" * 100}]}, "messages", "no room"),
-    ({"messages": [{"role": "user", "content": "x" * 9000}]}, "messages", "more than these"),
+    ({"messages": [{"role": "user", "content": "x" * 9000}]}, "messages", "does not fit"),
 ]  # fmt: skip
 
 

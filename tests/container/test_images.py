@@ -177,7 +177,7 @@ def test_an_image_token_in_a_text_is_refused(ask: Ask) -> None:
     """It would shift the images."""
     status, answer = ask(text("<image>"), image(picture(1)))
     assert (status, answer["error"]["param"]) == (400, "messages")
-    assert "the model's processor refuses them" in answer["error"]["message"]
+    assert "the model's processor refuses the images" in answer["error"]["message"]
 
 
 def in_chat(*parts: bytes | str) -> tuple[str, Json]:

@@ -13,8 +13,8 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from container.http.deadline import ArrivalTimeoutError
+from container.http.request_context import MAX_WARNINGS, Warned
 from container.http.request_log import MAX_BODY_CHARACTERS
-from container.http.warned import MAX_REMEMBERED, Warned
 from core.logs import JSON_START, JsonFormatter, log_event
 from tests.container.conftest import Serve
 from tests.container.invocations import invoke, stream
@@ -127,7 +127,7 @@ def test_a_warning_is_logged_once_and_sent_always(
 
 def test_remembered_warnings_are_limited() -> None:
     warned = Warned()
-    assert all(warned.add(str(number)) for number in range(MAX_REMEMBERED))
+    assert all(warned.add(str(number)) for number in range(MAX_WARNINGS))
     assert not warned.add("one more")
 
 

@@ -87,17 +87,17 @@ def test_scores(encoder: FlaskClient, path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "param", "message"),
     [
-        ("/v1/rerank", {"query": "What?"}, "documents", "expected a text"),
-        ("/v1/rerank", {**ASK, "query": ""}, "query", "expected a text"),
+        ("/v1/rerank", {"query": "What?"}, "documents", "at least one text"),
+        ("/v1/rerank", {**ASK, "query": ""}, "query", "at least one text"),
         ("/v1/rerank", {**ASK, "documents": [3]}, "documents", "list of strings"),
-        ("/v1/rerank", {**ASK, "documents": ["a", ""]}, "documents", "no empty one"),
+        ("/v1/rerank", {**ASK, "documents": ["a", ""]}, "documents", "no empty text"),
         ("/v1/rerank", {**ASK, "documents": ["a"] * 1025}, "documents", "at most 1024"),
         ("/v1/rerank", {**ASK, "top_n": -1}, "top_n", "0 or more"),
         ("/v1/rerank", {**ASK, "query": "What??"}, "model", "several labels"),
         ("/v1/rerank", {**ASK, "documents": ["a!"]}, "documents", "too long"),
         ("/v1/score", {"text_1": "a?", "text_2": "b!"}, "text_2", "too long"),
         ("/v1/score", {"text_1": ["a?", "b?"], "text_2": "c"}, "text_1", "expected one text"),
-        ("/v1/score", {"text_1": "a?"}, "text_2", "expected a text"),
+        ("/v1/score", {"text_1": "a?"}, "text_2", "at least one text"),
     ],
 )
 def test_invalid_requests(

@@ -236,7 +236,7 @@ def test_text_that_cannot_fit_is_not_tokenized(http: FlaskClient) -> None:
     for fields in ({}, {"truncate": 10}):
         response = invoke(http, "x" * 501, **fields)
         assert response.status_code == 400
-        assert response.get_json()["error"].endswith("501 characters are more than these can have")
+        assert response.get_json()["error"].endswith("501 characters does not fit")
     answers = invoke(http, ["x" * 501, "x"], max_new_tokens=1).get_json()
     assert answers[0]["field"] == "inputs[0]"
     assert "generated_text" in answers[1]

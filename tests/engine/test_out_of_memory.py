@@ -66,7 +66,7 @@ def test_only_the_largest_request_of_the_step_ends(batching, overlaps):
     engine = engine_of(batching, 8, overlaps=overlaps)
     short, long, other = (engine.add(prompt, PARAMS, 0.0) for prompt in (SHORT, LONG, SHORT))
     tokens, finish = run(engine)
-    reason = "out of memory in a step of 3 sequences, of which it was the largest"
+    reason = "out of memory in a step of 3 sequences; this one was the largest"
     assert finish[long] == (Finish.ERROR, reason)
     assert (finish[short][0], finish[other][0]) == (Finish.LENGTH, Finish.LENGTH)
     assert (tokens[short], tokens[other]) == (expected(short, SHORT), expected(other, SHORT))

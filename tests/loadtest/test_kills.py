@@ -24,9 +24,9 @@ TOKEN = b'{"index":0,"generated_text":null,"details":null,"token":{"id":1,"text"
         (
             200,
             TOKEN + b'{"token":{"id":-1,"error_msg":"stopping"},"generated_text":""}\n',
-            ("told", "stopping"),
+            ("error", "stopping"),
         ),
-        (424, b'{"error":"stopping","code":424}', ("told", "stopping")),
+        (424, b'{"error":"stopping","code":424}', ("error", "stopping")),
         (200, TOKEN, ("cut", "the last record does not end the answer")),
         (200, b'{"token":{"id":1', ("cut", "status 200, and the last line is no record")),
         (200, b"", ("cut", "status 200, and the last line is no record")),
@@ -63,10 +63,10 @@ def test_a_request_that_never_ends_is_an_error(stub: Stub) -> None:
 
 
 def test_the_table_has_a_row_for_each_kind_of_process() -> None:
-    told, cut = Ending("told", 10.5, "gone"), Ending("cut", 12.0, "reset")
+    error, cut = Ending("error", 10.5, "gone"), Ending("cut", 12.0, "reset")
     kills = [
-        Kill("engine", 10.0, [told, told], 4.0),
-        Kill("engine", 10.25, [told], 6.0),
+        Kill("engine", 10.0, [error, error], 4.0),
+        Kill("engine", 10.25, [error], 6.0),
         Kill("supervisor", 11.0, [cut], None, num_processes_left=1, num_files_left=2),
     ]
     _, _, engine, supervisor = report_lines(kills)

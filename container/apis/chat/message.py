@@ -22,10 +22,10 @@ class Message:
         uses_functions: bool = False,
         shows_reasoning: bool = True,
     ) -> None:
-        """The ids of tool calls are hashes of `seed`.
+        """seed: the ids of tool calls are hashes of it.
 
-        With `uses_functions` the first call is OpenAI's former `function_call`, and the others,
-        which that format cannot hold, are left out. Without `shows_reasoning` the reasoning is.
+        uses_functions: return the first call as OpenAI's former `function_call`, and leave out the
+        others, which that format cannot hold. shows_reasoning: False leaves out the reasoning.
         """
         self._parser = parser
         self._uses_functions = uses_functions

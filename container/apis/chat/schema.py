@@ -136,6 +136,6 @@ def _last_text(conversation: Conversation) -> str:
 
 
 def _default_top_logprobs(values: Values) -> int:
-    """Return LMI's default: the most likely token, but in beam search, which scores no others."""
+    """Return LMI's default: one, the most likely token; none for beam search, which scores none."""
     is_beam_search = values.get("num_beams", 1) != 1 or values.get("use_beam_search", False)
     return 1 if values.get("logprobs", False) and not is_beam_search else 0

@@ -94,7 +94,7 @@ def _called(call: object) -> str | None:
 
 
 def with_allowed_tools(values: Values) -> Values:
-    """Turn `allowed_tools` into its mode, and `tools` into those that it names.
+    """Replace `allowed_tools` by its mode, and keep only the `tools` that it names.
 
     Raises RequestError if it is malformed or names a tool that the request does not have.
     """
@@ -167,12 +167,12 @@ def read_tool_choice(values: Values) -> Literal["none", "auto"] | ForcedCalls:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a request says about tools."""
+    """The tools of a request."""
 
     seen: tuple[Mapping[str, object], ...]
-    """Those that the model may see."""
+    """The tools that the model sees."""
     forced: ForcedCalls | None
-    """The calls that it must make; None if it is free to choose."""
+    """The calls that the model must make; None if it is free to choose."""
     warnings: tuple[str, ...]
 
 

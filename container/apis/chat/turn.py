@@ -1,4 +1,4 @@
-"""The assistant's next turn of a conversation: what every API for conversations asks of the model.
+"""The assistant's next turn of a conversation, for all APIs that have conversations.
 
 Chat completions, OpenAI's responses and Anthropic's messages turn their bodies into a `Turn` and
 format what `Assistant.start` returns.
@@ -24,8 +24,8 @@ from core.text.tools.base import ToolParser
 from core.text.tools.factory import make_tool_parser
 
 DEFAULT_TOOL_PARSER: ToolCallParser = "llama3_json"
-"""For forced calls, which are plain JSON and nothing else without option.tool_call_parser, or if
-the model's own format does not write arguments as JSON."""
+"""Parses forced calls without option.tool_call_parser, or if its format does not write arguments as
+JSON. The model must then write the calls as plain JSON."""
 _END_TOKENS = 16
 """Tokens at the end of a prompt that hold the tags of the reasoning."""
 
@@ -59,7 +59,7 @@ class StartedTurn:
 
     generation: Generation
     parsers: Sequence[AnswerParser]
-    """One for each answer."""
+    """A parser for each answer."""
     model: str
     """The name of the adapter or the model, for the response."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from container.apis.generation.images import URL, WHO_HAS_IMAGES, Images, Part, text_part
+from container.apis.generation.images import IMAGES_NOT_ALLOWED, URL, Images, Part, text_part
 from container.schema.fields import Field, Fields, Values, unsupported
 from container.schema.json_body import decode_json
 from container.schema.kinds import (
@@ -183,7 +183,7 @@ def _message(message: Mapping[str, object], field: str, images: Images) -> Mappi
             given["content"], f"{field}.content", images if has_images else None
         )
     elif "tool_calls" in given:
-        given["content"] = ""  # many templates add it to the prompt without asking for it
+        given["content"] = ""  # many templates add it to the prompt without checking for it
     else:
         raise RequestError(f"{field}.content", "expected a string or a list of text parts")
     if "tool_calls" in given:
@@ -192,7 +192,7 @@ def _message(message: Mapping[str, object], field: str, images: Images) -> Mappi
 
 
 def _in_current_format(message: dict[str, object]) -> dict[str, object]:
-    """Turn OpenAI's former `function_call`, and the role `function` of its result, into tools'."""
+    """Replace OpenAI's former `function_call` and role `function` by `tool_calls` and `tool`."""
     if message.get("role") == "function":
         return {**message, "role": "tool", "tool_call_id": _FUNCTION_CALL_ID}
     if "function_call" not in message or "tool_calls" in message:
@@ -223,7 +223,7 @@ def _part(part: object, field: str, images: Images | None) -> Part:
         case {"type": "image_url"} if images is not None:
             return images.add_url(None, f"{field}.image_url.url")
         case {"type": "image_url"}:
-            raise RequestError(f"{field}.type", WHO_HAS_IMAGES)
+            raise RequestError(f"{field}.type", IMAGES_NOT_ALLOWED)
         case {"type": str(kind)}:
             raise RequestError(
                 f"{field}.type", f"{kind} is not supported; only text and image_url are"
@@ -254,7 +254,7 @@ def _tool_call(call: object, field: str) -> object:
 
 
 def read_arguments(text: str, field: str) -> object:
-    """Decode a call's arguments. Raises RequestError, naming `field`, for other than an object."""
+    """Decode a call's arguments. Raises RequestError, naming `field`, unless they are an object."""
     try:
         arguments = decode_json(text.encode() or b"{}", field)
     except ValueError:

@@ -15,7 +15,7 @@ from core.limits import IMAGE_BYTES, IMAGES
 Part = dict[str, str]
 """A part of a message's content, for the template: a text, or the place of an image."""
 
-WHO_HAS_IMAGES = "only messages of the user and results of tools may have images"
+IMAGES_NOT_ALLOWED = "only messages of the user and results of tools may have images"
 _DATA_URL = re.compile("data:image/(png|jpe?g|webp);base64,", re.IGNORECASE)
 _MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp")
 _EXPECTED = "a PNG, JPEG or WebP image as data:image/png;base64,..."
@@ -59,7 +59,7 @@ class Images:
         return self._add(url[head.end() :], field)
 
     def add_base64(self, media_type: str, data: str, field: str) -> Part:
-        """Add an image in base64. field: that of the object with `media_type` and `data`."""
+        """Add an image in base64. field: the field with `media_type` and `data`, for errors."""
         if media_type not in _MEDIA_TYPES:
             raise RequestError(f"{field}.media_type", f"expected one of {', '.join(_MEDIA_TYPES)}")
         return self._add(data, f"{field}.data")

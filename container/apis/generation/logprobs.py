@@ -54,8 +54,8 @@ def completion_logprobs(
 ) -> Record:
     """Return `logprobs` of OpenAI's completions, with `num_top` likely tokens at each position.
 
-    `name` returns the string of a token id. A token has the same one in all lists, so that clients
-    can look it up.
+    name: returns the string of a token id, which is the same in all lists, so that clients can look
+    tokens up.
     """
 
     def record() -> Record:
@@ -72,7 +72,7 @@ def completion_logprobs(
 def chat_logprobs(tokens: Sequence[TokenText], name: Callable[[int], str]) -> list[Record]:
     """Return logprobs as OpenAI's chat completions and responses have them: a record per token.
 
-    They have all likely tokens of `tokens`.
+    Each record lists all likely tokens that its token has.
     """
     return [
         {

@@ -15,8 +15,8 @@ from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 
 ISOLATED_BYTES = 2**18
-"""Longer conversations are rendered in the helper process. Below that, a template takes some 20 ms,
-and never waits for the long ones."""
+"""Longer conversations are rendered in the helper process. Shorter ones take some 20 ms at most,
+and do not wait for the long ones."""
 
 
 class Prompting:
@@ -29,7 +29,7 @@ class Prompting:
         max_model_len: Callable[[], int],
         helper: Helper,
     ) -> None:
-        """`max_model_len` returns the maximum tokens of a prompt, once the engine has said it.
+        """max_model_len: returns the maximum tokens of a prompt, once the engine is ready.
 
         helper: renders long conversations and reads images; made with the source of `template`.
         """
@@ -52,8 +52,8 @@ class Prompting:
         if len(text) > max_model_len * longest:
             raise RequestError(
                 field,
-                f"{too_long(max_model_len)}, each of at most {longest} characters, and "
-                f"{len(text):,} characters are more than these can have",
+                f"{too_long(max_model_len)}, and a token has at most {longest} characters, so a "
+                f"text of {len(text):,} characters does not fit",
             )
         TEXT_CHARACTERS.check(field, len(text))
 
@@ -94,13 +94,13 @@ class Prompting:
         if conversation.images:
             return self._helper.read_images(
                 ReadImages(
-                    self._rendered_apart(conversation),
+                    self._render_in_helper(conversation),
                     conversation.images,
                     conversation.add_special_tokens,
                 )
             )
         if size > ISOLATED_BYTES:
-            prompt = self._rendered_apart(conversation)
+            prompt = self._render_in_helper(conversation)
             (token_ids,) = self.encode([prompt], add_special_tokens=conversation.add_special_tokens)
             return EncodedPrompt(token_ids)
 
@@ -117,7 +117,7 @@ class Prompting:
 
         return EncodedPrompt(in_thread_if_long(encode, size=size))
 
-    def _rendered_apart(self, conversation: Conversation) -> str:
+    def _render_in_helper(self, conversation: Conversation) -> str:
         """Render a conversation in the helper process, and check its length."""
         prompt = self._helper.render(
             Render(
@@ -141,5 +141,5 @@ class Prompting:
 
 
 def too_long(limit: int) -> str:
-    """Return OpenAI's words, by which clients such as litellm choose a model with more context."""
+    """Return OpenAI's wording. Clients such as litellm then choose a model with more context."""
     return f"this model's maximum context length is {limit} tokens (option.max_model_len)"

@@ -31,7 +31,7 @@ from core.sampling import NO_LIMIT, Operation, SamplingParams
 from core.structured_outputs import StructuredOutputsParams
 
 NO_SEED = -1
-"""What clients of vLLM and of hosted APIs send for a random seed."""
+"""The seed with which clients of vLLM and of hosted APIs ask for a random one."""
 
 _EARLY_STOPPING = Kind(
     'true, false or "never"',
@@ -113,12 +113,12 @@ _ONLY_OF_CHOICES = {
 ONE_ANSWER_FIELDS: Fields = {
     name: field for name, field in SAMPLING_FIELDS.items() if name not in _ONLY_OF_CHOICES
 }
-"""For APIs whose responses are one answer, and only its text."""
+"""The fields for APIs that return one answer, as text only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The names of one API: of its fields, so that errors name those that the client sent."""
+    """Names that one API uses, so that errors name the fields that the client sent."""
 
     prompt: str
     """The field with the prompt."""
@@ -127,7 +127,7 @@ class Dialect:
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     """The API's names by the name in SamplingParams, where the two differ."""
     operation: Operation = "text_completion"
-    """What the API is for, as traces name it."""
+    """The name of the operation in traces."""
 
     def naming(self, field: str, name: str) -> Dialect:
         """Return a copy with another name for a field of SamplingParams."""

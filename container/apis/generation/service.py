@@ -129,7 +129,7 @@ class GenerationService(Service):
         """Submit a request to the engine for each prompt's token ids, or none if one is refused.
 
         `adapter` is a name or ''. `keep` holds special tokens that stay in the answers' text.
-        `images` are those of the prompt, if there is just one.
+        images: the images of the prompt, if there is only one prompt.
         Raises RequestError if a prompt is too long or has token ids that the model does not know.
         """
         tokenizer = self.prompting.tokenizer

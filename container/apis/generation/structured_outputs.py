@@ -41,7 +41,7 @@ _FORMS: Mapping[str, tuple[str, ...]] = {
     "json": ("value",),
     "regex": ("value",),
 }
-"""The types of `response_format`, with the fields of which each may have one. `value` is
+"""The fields of each type of `response_format`; a request has at most one. `value` is
 text-generation-inference's; `json_object` with a `schema` is that of llama.cpp and hosted APIs."""
 _RESPONSE_FORMAT = with_schema(
     OBJECT,

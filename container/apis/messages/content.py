@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from container.apis.generation.images import (
-    WHO_HAS_IMAGES,
+    IMAGES_NOT_ALLOWED,
     Images,
     Part,
     content_of,
@@ -100,7 +100,7 @@ def _blocks(content: object, field: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _content(content: object, field: str, images: Images | None) -> str | list[Part]:
-    """Return a content that may only have text, and images unless they are None."""
+    """Return content that may have text and, unless `images` is None, images."""
     kinds = "text" if images is None else "text or image"
     blocks = enumerate(_blocks(content, field))
     return content_of([_part(block, f"{field}[{index}]", images, kinds) for index, block in blocks])
@@ -113,7 +113,7 @@ def _part(block: Mapping[str, Any], field: str, images: Images | None, kinds: st
         case {"type": "image", "source": dict()} if images is not None:
             return _image(block["source"], f"{field}.source", images)
         case {"type": "image"} if images is None:
-            raise RequestError(f"{field}.type", WHO_HAS_IMAGES)
+            raise RequestError(f"{field}.type", IMAGES_NOT_ALLOWED)
         case _:
             raise _unsupported(block, field, kinds)
 

@@ -15,7 +15,7 @@ from core.text.tools.base import call_id
 
 
 class MessagesResponse:
-    """Formats the only answer of a turn: each block is one of the message's content."""
+    """Formats a turn's single answer. Each of its blocks becomes a content block."""
 
     ends_with_done = False
 
@@ -77,14 +77,14 @@ class MessagesResponse:
         return [{"type": "content_block_stop", "index": block.index}]
 
     def _message(self, content: object = ()) -> Record:
-        """Return the message, as long as nothing has stopped it."""
+        """Return the message as it is before it stops."""
         return {
             "id": self._id, "type": "message", "role": "assistant", "model": self._model,
             "content": content, "stop_reason": None, "stop_sequence": None, "usage": self._usage(),
         }  # fmt: skip
 
     def _content(self, block: Block) -> Record:
-        """Return a content block with what it has so far."""
+        """Return a content block with its text so far."""
         match block.kind:
             case "text":
                 return {"type": "text", "text": block.text}

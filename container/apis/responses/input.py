@@ -7,8 +7,8 @@ from typing import Any
 
 from container.apis.generation.conversation import read_arguments
 from container.apis.generation.images import (
+    IMAGES_NOT_ALLOWED,
     URL,
-    WHO_HAS_IMAGES,
     Images,
     Part,
     content_of,
@@ -62,8 +62,8 @@ def read_input(
 ) -> tuple[tuple[Mapping[str, object], ...], tuple[ImageFile, ...]]:
     """Return the messages and their images.
 
-    `instructions` and a first item of the system are one message. Raises RequestError that names
-    the first bad item.
+    `instructions` and a system message at the start become one message. Raises RequestError that
+    names the first bad item.
     """
     conversation = _Messages()
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -138,9 +138,9 @@ def _string(item: Mapping[str, Any], name: str, field: str) -> str:
 
 
 def _content(content: object, field: str, images: Images | None) -> str | list[Part]:
-    """Return a content, a string or a list of parts, for the template.
+    """Return a message's content for the chat template: a string or a list of parts.
 
-    images: None if there may be none; the content is then a string.
+    images: collects the images. None refuses images, and the content is then a string.
     """
     if isinstance(content, str):
         return content
@@ -162,7 +162,7 @@ def _part(part: object, field: str, images: Images | None) -> Part:
         case {"type": "input_image"} if images is not None:
             raise RequestError(f"{field}.image_url", "expected a data: URL; no files are stored")
         case {"type": "input_image"}:
-            raise RequestError(f"{field}.type", WHO_HAS_IMAGES)
+            raise RequestError(f"{field}.type", IMAGES_NOT_ALLOWED)
         case {"type": str(kind)} if kind not in _TEXT_PARTS:
             kinds = "only text and input_image are"
             raise RequestError(f"{field}.type", f"{kind:.50} is not supported; {kinds}")

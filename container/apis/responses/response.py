@@ -20,7 +20,7 @@ _ITEM_PREFIXES: Mapping[BlockKind, str] = {"text": "msg", "reasoning": "rs", "ca
 
 
 class ResponsesResponse:
-    """Formats the only answer of a turn: each block is an item of the output."""
+    """Formats a turn's single answer. Each of its blocks becomes an output item."""
 
     ends_with_done = False
 
@@ -163,7 +163,7 @@ class ResponsesResponse:
         }
 
     def _item_status(self, block: Block) -> str:
-        """Return the status of an item that has ended; the last one of a cut answer is cut too."""
+        """Return the final status of an item: incomplete for the last one of a cut-off answer."""
         is_last = block.index == len(self._blocks.all) - 1
         return "incomplete" if is_last and self._finish == Finish.LENGTH else "completed"
 
@@ -190,7 +190,7 @@ class ResponsesResponse:
         return {**part, "annotations": []} if block.kind == "text" else part
 
     def _scores(self, block: Block) -> Record:
-        """Return the field that clients expect of every text; empty without `include`."""
+        """Return the field that clients expect in every text. It is empty without `include`."""
         return {"logprobs": self._logprobs.get(block.index, [])} if block.kind == "text" else {}
 
     def _of_part(self, event: str, block: Block, /, **fields: object) -> Record:

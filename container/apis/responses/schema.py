@@ -128,7 +128,7 @@ RESPONSES_FIELDS: Fields = {
     ),
     "metadata": Field(OBJECT, "Returned with the response."),
     "truncation": unsupported(STRING, "disabled", instead="use truncate_prompt_tokens"),
-    "store": Field(BOOLEAN, "Nothing is stored, whatever it says; the response has false."),
+    "store": Field(BOOLEAN, "No effect: nothing is stored, and the response says false."),
     "background": unsupported(BOOLEAN, False),
     "previous_response_id": unsupported(STRING, instead=_NOT_STORED),
     "conversation": unsupported(ANYTHING, instead=_NOT_STORED),
@@ -289,7 +289,7 @@ def _ignored_fields(values: Values) -> tuple[str, ...]:
     if values.get("store", False):
         warnings.append("store has no effect here: nothing is stored")
     if any(name != _LOGPROBS for name in values.get("include", list[str]())):
-        # Without the client's own text, which a header may not be able to hold.
+        # The client's text is not repeated: a header cannot hold every character.
         warnings.append(f"include has no effect here, except {_LOGPROBS}")
     if values.get("top_logprobs", 0) and not _includes_logprobs(values):
         warnings.append(f"top_logprobs has no effect without {_LOGPROBS} in include")

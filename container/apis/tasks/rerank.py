@@ -1,5 +1,7 @@
-"""Reranking and scores of pairs of texts, for cross-encoders: vLLM's routes, which follow Cohere's
-and Jina's, and `query` with `texts` as text-embeddings-inference and DJL Serving take it.
+"""Ranks texts, and scores pairs of texts, with cross-encoders.
+
+The routes are vLLM's, which follow Cohere's and Jina's. A body with `query` and `texts` has the
+format of text-embeddings-inference and DJL Serving.
 
 The model is a text-classification model with one label; the score is its probability.
 """
@@ -145,7 +147,7 @@ class RerankApi:
     def _scores(
         self, context: RequestContext, values: Values, pairs: Sequence[tuple[str, str]], field: str
     ) -> list[float]:
-        """Return a score per pair, of which each has a text from the request's `field`.
+        """Return a score for each pair. field: the request's field with the texts, for errors.
 
         Raises RequestError if the model cannot take a pair, or is not a cross-encoder.
         """
@@ -191,7 +193,7 @@ def _texts(values: Values, field: str) -> list[str]:
     items = cast(list[object], given if isinstance(given, list) else [given])
     texts = [text for text in map(_text, items) if text]
     if not texts or len(texts) < len(items):
-        raise RequestError(field, "expected a text, and no empty one")
+        raise RequestError(field, "expected at least one text, and no empty text")
     if len(texts) > MAX_TEXTS:
         raise RequestError(field, f"at most {MAX_TEXTS} texts are allowed in a request")
     return texts

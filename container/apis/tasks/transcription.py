@@ -31,12 +31,14 @@ GRANULARITIES = ("segment", "word")
 _FILE = Kind(
     "a file", lambda value: isinstance(value, bytes), {"type": "string", "format": "binary"}
 )
-_ONE_SPEAKER = unsupported(ANYTHING, instead="speakers are not told apart")
+_ONE_SPEAKER = unsupported(ANYTHING, instead="speakers are not distinguished")
 TRANSCRIPTION_FIELDS: Fields = {
     "file": Field(_FILE, "The sound: a WAV file of PCM samples, of up to 10 minutes."),
     "model": MODEL_IGNORED,
-    "language": Field(STRING, "Whisper: what is spoken, as an ISO-639-1 code or an English name."),
-    "prompt": Field(STRING, "Whisper: text whose style the answer follows. Its end counts."),
+    "language": Field(STRING, "Whisper: the spoken language, as an ISO-639-1 code or in English."),
+    "prompt": Field(
+        STRING, "Whisper: text whose style the answer follows. Only the end of a long one counts."
+    ),
     "response_format": Field(
         with_schema(STRING, {"enum": list(FORMATS)}),
         "json (default), text, srt, verbose_json or vtt.",
@@ -61,7 +63,7 @@ TRANSCRIPTION_FIELDS: Fields = {
 
 
 class TranscriptionApi:
-    """Writes down speech with the model's pipeline."""
+    """Transcribes speech with the model's pipeline."""
 
     def __init__(self, service: Service, task: Task) -> None:
         self._service = service
@@ -104,7 +106,7 @@ class TranscriptionApi:
 
 
 def read_transcription(values: Values, *, translates: bool) -> Transcription:
-    """Return what a request asks for. Raises RequestError naming the first bad field."""
+    """Return the transcription to make. Raises RequestError naming the first bad field."""
     response_format = values.get("response_format", "json")
     if response_format not in FORMATS:
         raise RequestError("response_format", f"expected one of {', '.join(FORMATS)}")

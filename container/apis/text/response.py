@@ -19,9 +19,9 @@ from core.text.answer import Answer, TokenText
 from core.text.tokenizer import Tokenizer
 
 Form = Literal["rolling", "async", "tgi", "generate"]
-"""The shape of answers: that of LMI's rolling batch, that of its asynchronous mode (its default
-since version 17), text-generation-inference's list of one document, always with details, or the
-document of its route /generate."""
+"""The shape of answers. rolling: as in LMI's rolling batch. async: as in LMI's asynchronous mode,
+its default since version 17. tgi: text-generation-inference's list of one document, always with
+details. generate: the document of its route /generate."""
 
 
 def form_of(options: Options) -> Form:
@@ -52,7 +52,7 @@ class TextStyle:
                 return {**record, "logprob": logprob, "special": is_special}
 
     def no_token(self) -> Record:
-        """Return the token, with id -1, that LMI writes in a last record that has none."""
+        """Return LMI's placeholder, with id -1, for the last record of an answer without tokens."""
         match self.form:
             case "rolling":
                 return {"id": -1, "text": "", "log_prob": -1, "special_token": True}
@@ -62,7 +62,7 @@ class TextStyle:
                 return {"id": -1, "text": "", "logprob": -1, "special": True}
 
     def in_stream(self, record: Record, number: int) -> Record:
-        """Return a stream's record for its token of this number, from 1."""
+        """Return the record of a token in a stream. number: counts the stream's tokens from 1."""
         if self.form == "rolling":
             return record
         index = 0 if self.form == "async" else number

@@ -1,4 +1,4 @@
-// Requests to the server. Every request of the page is made here, so a key has one place.
+// Requests to the server. The page makes all requests here, so only this file uses the API key.
 
 const KEY = "longshore-api-key";
 const listeners = new Set();

@@ -34,8 +34,8 @@ export function batchLegend(list, settings) {
   );
 }
 
-// The part of the time that a chart shows, in the engine's seconds: from `from`, for `seconds`, and
-// drawn up to `now`. `ticks` are [time, text].
+// The time axis of a chart, in the engine's seconds: it starts at `from` and is `seconds` long, and
+// bars are drawn up to `now`. `ticks` are [time, text].
 export function lastSeconds(history, localNow) {
   const now = history.time(localNow);
   const ticks = [0, 5, 10, 15, 20].map((age) => [now - age, age === 0 ? "now" : `−${age} s`]);

@@ -75,7 +75,7 @@ function layout(width, height, count) {
   return { size: CELL.min, columns, perCell: Math.ceil(count / places) };
 }
 
-// Held blocks hide kept ones, and those hide free ones.
+// Returns the state to paint for several blocks: the one held most often, else kept, else free.
 function strongest(cells, start, count) {
   let best = cells[start];
   for (const cell of cells.slice(start, start + count)) {

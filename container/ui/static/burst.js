@@ -12,7 +12,7 @@ const LENGTHS = [1, 0.25, 0.75, 0.5];
 // A browser opens at most six connections to a server, and one of them streams the events. So there
 // is one request for each length, with all prompts whose answers have it.
 
-// Returns prompts that begin alike, or `own` as often, and the length of each one's answer.
+// Returns `count` prompts that begin alike, or `own` repeated, and the length of each answer.
 export function burst(count, own, maxTokens) {
   return Array.from({ length: count }, (_, index) => ({
     prompt: own || `${OPENING}${SPEAKERS[index % SPEAKERS.length]}.`,
@@ -51,7 +51,7 @@ export async function* choices(path, body, signal) {
   }
 }
 
-// Returns a grid with a card for each answer; `show` adds to one, and returns the element that grows.
+// Returns a grid with a card for each answer. `show` adds text to one and returns its element.
 export function answerGrid(prompts) {
   const grid = document.createElement("div");
   grid.className = "burst";

@@ -1,6 +1,6 @@
-// The page that compares strategies: sends the same requests to one after the other.
+// The page that compares strategies: sends the same requests to one strategy after the other.
 //
-// In turn, so that each has the machine to itself, and so that a browser's six connections suffice.
+// One at a time, so that each has the whole machine, and since a browser opens six connections only.
 
 import { onUnauthorized, request, setKey } from "./api.js";
 import { burst } from "./burst.js";
@@ -33,7 +33,7 @@ function scale() {
   return [Math.ceil(longest / step) * step, step];
 }
 
-// Draws the charts that have changed: the running one, or all of them if the scale has.
+// Draws the charts that have changed: the running one, or all of them if the scale has changed.
 function draw() {
   const [seconds, step] = scale();
   const isSame = shown === `${seconds} ${step}`;

@@ -1,7 +1,7 @@
-// What happened to each sequence in the last seconds, or since the last reset, from the engine's snapshots.
+// The recent history of each sequence, built from the engine's snapshots.
 //
-// A row has the times of the engine: arrived, admitted, first (token), end. Interruptions after
-// that are seen only as phases of snapshots, so they are exact to the time between two snapshots.
+// A row has the engine's times: arrived, admitted, first (token), end. Interruptions are seen only
+// as phases in snapshots, so their times are as coarse as the snapshots.
 
 export const WINDOW_S = 20;
 const MAX_ROWS = 2000;
@@ -104,7 +104,7 @@ export class History {
   }
 }
 
-// A phase that does not follow from the times: the sequence ran before, and lost its place.
+// Returns the phase of a sequence that ran before and was preempted; null for all others.
 function interruption({ phase, first_token }) {
   if (phase === "preempted" || phase === "swapped") return phase;
   return phase === "prefill" && first_token !== null ? "prefill" : null;

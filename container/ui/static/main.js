@@ -93,7 +93,7 @@ async function watch() {
     const stop = () => document.hidden && controller.abort();
     document.addEventListener("visibilitychange", stop);
     try {
-      const path = `ui/events${location.search}`; // of the copy that the page's address names
+      const path = `ui/events${location.search}`; // the address may name a copy
       for await (const event of events(path, { signal: controller.signal })) onEvent(event);
       setStatus("the server has closed the stream; connecting…", "down");
     } catch (error) {

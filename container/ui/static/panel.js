@@ -72,7 +72,7 @@ export class Panel {
     }
   }
 
-  // Seconds from the first request until now or, after the run, until the last answer's end.
+  // Seconds from the first request until now or, after the run, until the last answer ended.
   duration() {
     const [from, to] = this.#range();
     return Math.max(0, to - from);
@@ -144,7 +144,7 @@ export class Panel {
     setRounded(this.#part("kv-use"), use, "%");
   }
 
-  // The memory as it is or, after the run, when it was fullest.
+  // The memory now or, after the run, when it was fullest.
   #drawBlocks() {
     const isOver = !this.isRunning && this.fullest !== null;
     const snapshot = isOver ? this.fullest : this.history.snapshot;
@@ -157,7 +157,7 @@ export class Panel {
     return [...this.history.rows.values()].filter((row) => row.end !== null);
   }
 
-  // The engine's times of the first request and of what is known last.
+  // The engine's times at which the first request arrived and up to which the charts are drawn.
   #range() {
     const rows = [...this.history.rows.values()];
     if (!rows.length) return [0, 0];

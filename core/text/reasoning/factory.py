@@ -12,18 +12,18 @@ from core.text.reasoning.think_tags import ThinkTags
 
 
 def _harmony(prompt: str) -> ReasoningParser:
-    """Harmony's answers say themselves what they are, whatever the prompt."""
+    """Return the parser of harmony, whose answers do not depend on the end of the prompt."""
     return Harmony()
 
 
 _think = partial(ThinkTags, "<think>", "</think>")
 _PARSERS: Mapping[ReasoningParserName, Callable[[str], ReasoningParser]] = {
     "qwen3": _think,
-    "deepseek_r1": partial(_think, assumes=True),
+    "deepseek_r1": partial(_think, starts_inside=True),
     "deepseek_v3": _think,
     "glm45": _think,
-    "minimax_m2": partial(_think, assumes=True),
-    "olmo3": partial(_think, assumes=True),
+    "minimax_m2": partial(_think, starts_inside=True),
+    "olmo3": partial(_think, starts_inside=True),
     "seed_oss": partial(ThinkTags, "<seed:think>", "</seed:think>"),
     "mistral": partial(ThinkTags, "[THINK]", "[/THINK]"),
     "openai_gptoss": _harmony,
@@ -31,15 +31,15 @@ _PARSERS: Mapping[ReasoningParserName, Callable[[str], ReasoningParser]] = {
 
 
 def make_reasoning_parser(name: ReasoningParserName, prompt: str) -> ReasoningParser:
-    """Return a new parser, which parses one answer to a prompt, of which the end is enough."""
+    """Return a new parser for one answer. prompt: the prompt, or its end."""
     return _PARSERS[name](prompt)
 
 
 def find_reasoning_parser(template: str) -> ReasoningParserName | None:
     """Return the parser for the models of a chat template; None if it shows no reasoning.
 
-    Templates take the reasoning out of earlier answers or put it there, so they name its tags. An
-    answer without the tags is all content to these parsers.
+    Templates remove the reasoning of earlier answers or insert it, so they name its tags. If an
+    answer has no tags, these parsers return all of it as content.
     """
     if all(mark in template for mark in ("<|start|>", "<|channel|>analysis", "<|message|>")):
         return "openai_gptoss"

@@ -61,7 +61,7 @@ class Harmony:
         return self._parts(rest)
 
     def _read_header(self) -> bool:
-        """Read a message's header; returns whether it is complete."""
+        """Read a message's header. Return whether it is complete."""
         start = self._held.lstrip()
         if self._is_first and start and not _may_start_a_header(start):
             self._is_first = self._in_header = False  # a bare text is content
@@ -78,7 +78,7 @@ class Harmony:
         return True
 
     def _read_body(self, parts: list[Reasoning | str]) -> bool:
-        """Add what is certain of a message to the parts; returns whether the message has ended."""
+        """Add the certain text of a message to the parts. Return whether the message has ended."""
         found = [(at, end) for end in _ENDS if (at := self._held.find(end)) >= 0]
         if not found:
             keep = partial_match_length(self._held, _ENDS)

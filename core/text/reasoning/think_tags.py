@@ -18,18 +18,20 @@ from core.text.stopping import partial_match_length
 class ThinkTags:
     """Parses one pair of tags at the start of the answer. Whitespace around the tags is dropped."""
 
-    def __init__(self, opening: str, closing: str, prompt: str, *, assumes: bool = False) -> None:
-        """`prompt` is the prompt, or its end.
+    def __init__(
+        self, opening: str, closing: str, prompt: str, *, starts_inside: bool = False
+    ) -> None:
+        """prompt: the prompt, or its end.
 
-        assumes: an answer that does not begin with the opening tag is reasoning all the same, up to
-        the closing tag. That is always so if the prompt ends with the opening tag.
+        starts_inside: the answer is reasoning from its start to the closing tag, even without the
+        opening tag. That is always so if the prompt ends with the opening tag.
         """
         prompt = prompt.rstrip()
         self.special_tokens: Sequence[str] = (opening, closing)
         self.is_inside = False
         self._opening = opening
         self._closing = closing
-        self._assumes = assumes or prompt.endswith(opening)
+        self._starts_inside = starts_inside or prompt.endswith(opening)
         self._has_begun = prompt.endswith(closing)
         self._drops_spaces = not self._has_begun
         self._held = ""
@@ -50,7 +52,7 @@ class ThinkTags:
         rest, self._held = self._held, ""
         if self._drops_spaces and not rest.strip():
             return []
-        is_reasoning = self.is_inside if self._has_begun else self._assumes
+        is_reasoning = self.is_inside if self._has_begun else self._starts_inside
         return [Reasoning(rest) if is_reasoning else rest] if rest else []
 
     def _begin(self) -> bool:
@@ -62,11 +64,11 @@ class ThinkTags:
         if is_tagged:
             self._held = start.removeprefix(self._opening)
         self._has_begun = True
-        self.is_inside = self._drops_spaces = is_tagged or self._assumes
+        self.is_inside = self._drops_spaces = is_tagged or self._starts_inside
         return True
 
     def _reasoning(self) -> list[Reasoning | str]:
-        """Release what is certainly reasoning. Holds back spaces, which may precede the tag."""
+        """Release text that is certainly reasoning. Hold back spaces, which may precede the tag."""
         if self._drops_spaces:
             self._held = self._held.lstrip()
             self._drops_spaces = not self._held

@@ -42,7 +42,7 @@ class ToolParser(Protocol):
     """Special tokens of the format. Detokenization must keep them."""
 
     def notation(self, special_tokens: Collection[str]) -> Notation | None:
-        """Return how a model writes calls whose vocabulary has these special tokens.
+        """Return how a model writes calls if its vocabulary has these special tokens.
 
         None if the format does not write arguments as JSON.
         """
@@ -121,7 +121,7 @@ class SectionParser(ABC):
             self._in_section = False
 
     def _text_before_mark(self) -> list[Piece]:
-        """Release what is certainly text. Holds back trailing spaces, which may precede a mark."""
+        """Release what is certainly text. Hold back trailing spaces: they may precede a mark."""
         found = [(at, mark) for mark in self._marks if (at := self._held.find(mark)) >= 0]
         self._in_section = bool(found)
         if found:

@@ -8,12 +8,11 @@ from typing import Any
 from core.options import ToolCallParser
 from core.text.tools.base import ToolParser
 from core.text.tools.deepseek_v3 import DeepSeekV3Parser, DeepSeekV31Parser
-from core.text.tools.granite import GraniteParser
 from core.text.tools.hermes import HermesParser
+from core.text.tools.json_list import GraniteParser, Phi4MiniParser
 from core.text.tools.llama3 import Llama3Parser
 from core.text.tools.mistral import MistralParser
 from core.text.tools.openai import OpenAIParser
-from core.text.tools.phi4_mini import Phi4MiniParser
 from core.text.tools.pythonic import PythonicParser
 from core.text.tools.qwen3_coder import Qwen3CoderParser
 

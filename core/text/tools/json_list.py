@@ -1,16 +1,20 @@
-"""Formats in which a list follows a mark: `MARK[{"name": ..., "arguments": {...}}, ...]`."""
+"""Formats in which a list follows a mark: `MARK[{"name": ..., "arguments": {...}}, ...]`.
+
+Granite 3 writes `<|tool_call|>[...]`, Granite 3.1 `<tool_call>[...]`, and Phi 4 mini
+`functools[...]`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import cast
 
 from core.text.tools.base import SectionParser, ToolCall, decode_json, tool_call
 from core.text.tools.notation import Notation, json_head
 
 
-class JsonListParser(SectionParser):
-    """Base class. A section ends with the end of its list."""
+class _JsonListParser(SectionParser):
+    """A section ends with the end of its list."""
 
     def notation(self, special_tokens: Collection[str]) -> Notation:
         return Notation(json_head("arguments"), "}", ", ", opening=f"{self.mark}[", closing="]")
@@ -28,3 +32,13 @@ class JsonListParser(SectionParser):
         if not value:
             raise ValueError("no calls")
         return [tool_call(call) for call in cast(list[object], value)], section[end:]
+
+
+class GraniteParser(_JsonListParser):
+    mark = "<|tool_call|>"
+    other_marks = ("<tool_call>",)
+    special_tokens: Sequence[str] = (mark,)
+
+
+class Phi4MiniParser(_JsonListParser):
+    mark = "functools"

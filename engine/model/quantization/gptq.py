@@ -15,8 +15,8 @@ from engine.model.quantization.weights import IntegerWeight, PermutedWeight
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 """What to add to the stored zeros, by `checkpoint_format`: the first one stores them minus 1.
 
-GPTQModel subtracts from whole words, so that a zero of 0 borrows from its neighbour. Added to whole
-words, the 1 goes back where it came from.
+GPTQModel subtracts from whole words, so that a zero of 0 borrows from its neighbour. For the same
+reason the 1 must be added to whole words.
 """
 
 

@@ -48,5 +48,5 @@ class Integers:
         return integer_linear(rows, self.panels, bias, rounded=self.is_rounded)
 
     def prepared(self, bias: Tensor | None, dtype: torch.dtype) -> PreparedLinear:
-        """Return the product for `kernels.cpu.prepared_layers`. bias: [out] fp32."""
+        """Return the weight for `kernels.cpu.prepared_layers`. bias: [out] fp32."""
         return PreparedLinear.of_integers(self.panels, bias, dtype, rounded=self.is_rounded)

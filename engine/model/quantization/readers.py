@@ -1,4 +1,4 @@
-"""What readers of several formats share: FP8 scales, and inputs in the order of their groups."""
+"""Helpers for the readers of several formats: FP8 scales, and inputs sorted by group."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def float8_weight(
 ) -> Float8Weight:
     """Make a weight of codes [out, in] and scales for the layer, for each output, or for blocks.
 
-    block: numbers of outputs and of inputs. name: of the scales in the checkpoint. Raises
-    ConfigurationError for other scales.
+    block: the outputs and the inputs of a block. name: the name of the scales in the checkpoint,
+    for errors. Raises ConfigurationError for scales of another shape.
     """
     rows, columns = codes.shape
     scales = scales.float()
@@ -38,8 +38,8 @@ def sorted_by_group(
 ) -> IntegerWeight | PermutedWeight:
     """Sort the columns so that the inputs of each group are neighbours, as the weight needs them.
 
-    name: of the tensor [in] with the group of each input (GPTQ's g_idx); without it, they are
-    neighbours already. Raises ConfigurationError if they are not groups of the weight's size.
+    name: the name of the tensor [in] with the group of each input (GPTQ's g_idx). If there is none,
+    the inputs are sorted already. Raises ConfigurationError for groups of another size.
     """
     if name not in checkpoint:
         return weight

@@ -27,16 +27,16 @@ def transcribe(pipeline: Any, samples: Samples, wanted: object) -> Transcript:
     With both segments and words, the model runs twice, as it gives one kind of times in a run.
     Raises RequestError for what the model cannot do.
     """
-    asked = msgspec.convert(wanted, Transcription)
+    request = msgspec.convert(wanted, Transcription)
     is_whisper = pipeline.type == "seq2seq_whisper"
-    language = _language(pipeline, samples, asked) if is_whisper else None
+    language = _language(pipeline, samples, request) if is_whisper else None
     if is_whisper:
-        _check_times(pipeline, samples, asked)
-        parameters = {"generate_kwargs": _generation(pipeline, asked, language)}
+        _check_times(pipeline, samples, request)
+        parameters = {"generate_kwargs": _generation(pipeline, request, language)}
     else:
-        _check_other(pipeline, asked)
+        _check_other(pipeline, request)
         parameters = {}
-    kinds = [name for name in ("segments", "words") if getattr(asked, name)]
+    kinds = [name for name in ("segments", "words") if getattr(request, name)]
     results = {
         kind: pipeline(samples.copy(), **parameters, **_timestamps(pipeline, samples, kind))
         for kind in kinds or [None]
@@ -45,7 +45,7 @@ def transcribe(pipeline: Any, samples: Samples, wanted: object) -> Transcript:
     return Transcript(
         next(iter(results.values()))["text"],
         duration,
-        LANGUAGES.get(language or "") if asked.names_language else None,
+        LANGUAGES.get(language or "") if request.names_language else None,
         **{kind: _spans(results[kind], duration) for kind in kinds},
     )
 
@@ -69,37 +69,37 @@ def _spans(result: Mapping[str, Any], duration: float) -> list[Span]:
     return spans
 
 
-def _check_other(pipeline: Any, asked: Transcription) -> None:
-    """Check the request for a model that only writes what it hears."""
+def _check_other(pipeline: Any, request: Transcription) -> None:
+    """Check the request for a model other than Whisper, which can only transcribe."""
     model = pipeline.model.config.model_type
     for field in ("language", "prompt", "temperature"):
-        if getattr(asked, field):
+        if getattr(request, field):
             raise RequestError(field, f"cannot be set for {model}; leave it out")
-    if asked.translates:
+    if request.translates:
         raise RequestError("model", f"{model} does not translate; a multilingual Whisper does")
-    if (asked.segments or asked.words) and pipeline.type != "ctc":
+    if (request.segments or request.words) and pipeline.type != "ctc":
         raise RequestError("response_format", f"{model} gives no times; use json or text")
 
 
-def _generation(pipeline: Any, asked: Transcription, language: str | None) -> dict[str, object]:
+def _generation(pipeline: Any, request: Transcription, language: str | None) -> dict[str, object]:
     """Return the arguments of Whisper's `generate`."""
     arguments: dict[str, object] = {}
     if _is_multilingual(pipeline):
-        arguments["task"] = "translate" if asked.translates else "transcribe"
+        arguments["task"] = "translate" if request.translates else "transcribe"
         if language is not None:
             arguments["language"] = language
-    elif asked.translates:
+    elif request.translates:
         raise RequestError("model", "is for English only, so it does not translate")
-    if asked.prompt:
-        arguments |= _prompted(pipeline, asked.prompt)
-    if asked.temperature:
-        arguments["temperature"] = asked.temperature
+    if request.prompt:
+        arguments |= _prompted(pipeline, request.prompt)
+    if request.temperature:
+        arguments["temperature"] = request.temperature
     return arguments
 
 
-def _language(pipeline: Any, samples: Samples, asked: Transcription) -> str | None:
-    """Return the code of what is spoken; None if nobody needs to know."""
-    code = (asked.language or "").lower()
+def _language(pipeline: Any, samples: Samples, request: Transcription) -> str | None:
+    """Return the code of the spoken language; None if neither model nor client needs it."""
+    code = (request.language or "").lower()
     code = TO_LANGUAGE_CODE.get(code, code)
     if not _is_multilingual(pipeline):
         if code not in ("", _ENGLISH):
@@ -108,14 +108,14 @@ def _language(pipeline: Any, samples: Samples, asked: Transcription) -> str | No
     ids: Mapping[str, int] = pipeline.model.generation_config.lang_to_id
     codes = {token.strip("<|>"): id for token, id in ids.items()}
     if not code:
-        return _detected(pipeline, samples, codes) if asked.names_language else None
+        return _detected(pipeline, samples, codes) if request.names_language else None
     if code not in codes:
         raise RequestError("language", f"expected one of {', '.join(sorted(codes))}")
     return code
 
 
 def _detected(pipeline: Any, samples: Samples, codes: Mapping[str, int]) -> str:
-    """Return the language of the beginning of a sound."""
+    """Return the language that is spoken at the beginning of a sound."""
     rate = pipeline.feature_extractor.sampling_rate
     features = pipeline.feature_extractor(samples, sampling_rate=rate, return_tensors="pt")
     model = pipeline.model
@@ -128,27 +128,27 @@ def _is_multilingual(pipeline: Any) -> bool:
     return getattr(config, "is_multilingual", True) and hasattr(config, "lang_to_id")
 
 
-def _check_times(pipeline: Any, samples: Samples, asked: Transcription) -> None:
-    """Check that the model's files say which tokens are times, if it needs them."""
+def _check_times(pipeline: Any, samples: Samples, request: Transcription) -> None:
+    """Check that the model gives the times that the client wants, or that a long sound needs."""
     settings = vars(pipeline.model.generation_config)
-    if asked.words and not settings.get("alignment_heads"):
+    if request.words and not settings.get("alignment_heads"):
         raise RequestError("timestamp_granularities", "the model gives no times of words")
     if settings.get("no_timestamps_token_id") is not None:
         return
-    if asked.segments or asked.words:
+    if request.segments or request.words:
         raise RequestError("response_format", "the model gives no times; use json or text")
     if _is_long(pipeline, samples):
         seconds = pipeline.feature_extractor.chunk_length
-        raise RequestError("file", f"the model hears {seconds} s at most; send a shorter sound")
+        raise RequestError("file", f"the model takes at most {seconds} s; send a shorter sound")
 
 
 def _is_long(pipeline: Any, samples: Samples) -> bool:
-    """Return whether a sound is longer than what Whisper hears at once."""
+    """Return whether a sound is longer than Whisper's window."""
     return len(samples) > pipeline.feature_extractor.n_samples
 
 
 def _prompted(pipeline: Any, prompt: str) -> Mapping[str, object]:
-    """Return the end of the prompt, at most half of the context, and the room for an answer."""
+    """Return the arguments for a prompt: its end, at most half of the context, and max tokens."""
     try:
         ids = pipeline.tokenizer.get_prompt_ids(prompt, return_tensors="pt")
     except ValueError as error:  # a control token

@@ -133,7 +133,7 @@ def test_what_a_model_cannot_do(task_model, name, fields, message):
 
 
 def test_a_model_without_times_hears_short_sounds(task_model):
-    with pytest.raises(RequestError, match="file: the model hears 1 s at most"):
+    with pytest.raises(RequestError, match="file: the model takes at most 1 s"):
         ask(engine_of(task_model("whisper")), LONG)
 
 
