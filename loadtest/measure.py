@@ -124,7 +124,7 @@ def _completes(session: Session, num_users: int) -> bool:
 def _drive(session: Session, num_users: int) -> None:
     """Run a session with locust's runner, and stop the users at the end or when interrupted."""
     for name in ("locust", "locust.runners"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).setLevel(logging.ERROR)  # warns of many users at once
     environment = SessionEnvironment(user_classes=[LoadUser], stop_timeout=0)
     environment.session = session
     runner = environment.create_local_runner()

@@ -61,7 +61,9 @@ def test_ratios_are_medians_over_pairs():
     assert first == "| paged, over HTTP | 100 (90 to 300) | 1.00× | 10 (9 to 30) | 1.00× |"
     assert second.endswith("| 60 (50 to 100) | 2.00× | 15 (9 to 20) | 1.00× |")
     *_, third, fourth = table({"paged": ours, "openvino": theirs, "offline": theirs})
-    assert third.endswith("| 60 (50 to 100) | 1.00× | 15 (9 to 20) | 1.00× |"), "ours is offline too"
+    assert third.endswith("| 60 (50 to 100) | 1.00× | 15 (9 to 20) | 1.00× |"), (
+        "ours is offline too"
+    )
     assert fourth.startswith("| paged, offline |")
     (*_, only) = table({"paged": ours[:1]})
     assert only == "| paged, over HTTP | 100 | 1.00× | 10 | 1.00× |"
