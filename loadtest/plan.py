@@ -15,6 +15,8 @@ from loadtest.workloads import Workload
 
 MAX_DRAWS = 100
 """Shapes drawn per planned request before giving up on finding ones that fit."""
+EACH_SENDS = ", each sending its next request after a response"
+"""Part of the description of a closed loop. Captions leave it out."""
 MARGIN = 4
 """Tokens a server may add to a prompt: special tokens, or a first word without its space."""
 
@@ -166,7 +168,7 @@ def _times(
         times = [(arrival.at_s - start) / scale for arrival in arrivals]
         return list(times), f"open loop: arrivals of {load.trace.name}, sped up {scale:.3g}×"
     if _is_closed(workload, load):
-        loop = f"closed loop: {load.users} users, each sending its next request after a response"
+        loop = f"closed loop: {load.users} users{EACH_SENDS}"
         return [None] * len(arrivals), loop
     rate = load.rate or workload.rate * load.time_scale
     process, name = poisson, "Poisson arrivals"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from loadtest.plan import EACH_SENDS
 from loadtest.report.leading import keep_up
 from loadtest.report.rounds import in_rounds
 from loadtest.report.style import number, percent
@@ -36,7 +37,7 @@ def memory(runs: Sequence[Run]) -> str | None:
 
 def conditions(runs: Sequence[Run]) -> list[str]:
     """Return the load, which all runs of a workload share, and the KV memory, both in words."""
-    load = runs[0].loop.partition(": ")[2].partition(", each")[0]
+    load = runs[0].loop.partition(": ")[2].replace(EACH_SENDS, "")
     return [load, *filter(None, [memory(runs)])]
 
 
