@@ -15,7 +15,10 @@ from core.ranks import num_ranks
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Copies of the model and the ranks of each. Every rank has a GPU or some cores of its own."""
+    """Copies of the model and the ranks of each. Every rank has a GPU or some cores of its own.
+
+    As the machine of rank 0 sees it; on others, its ranks are those that join.
+    """
 
     num_copies: int
     num_ranks: int
@@ -23,15 +26,22 @@ class Layout:
     gpus: tuple[str, ...]
     """The GPUs of this machine, of which each rank takes the next; empty for a CPU."""
     num_cores: int
+    num_nodes: int = 1
+    """Machines that share the only copy."""
+
+    @property
+    def num_local_ranks(self) -> int:
+        """Ranks of a copy on this machine."""
+        return self.num_ranks // self.num_nodes
 
     @property
     def num_threads(self) -> int:
         """OpenMP threads of a rank on a CPU."""
-        return max(1, self.num_cores // (self.num_copies * self.num_ranks))
+        return max(1, self.num_cores // (self.num_copies * self.num_local_ranks))
 
     def gpus_of(self, copy: int) -> tuple[str, ...]:
-        """Return the GPUs of a copy's ranks; none on a CPU."""
-        return self.gpus[copy * self.num_ranks : (copy + 1) * self.num_ranks]
+        """Return the GPUs of a copy's ranks on this machine; none on a CPU."""
+        return self.gpus[copy * self.num_local_ranks : (copy + 1) * self.num_local_ranks]
 
     def variables(self, copy: int, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a copy's engine; `variables` is that of this process.
@@ -47,15 +57,24 @@ class Layout:
         most = min(self.num_threads, int(given)) if given.isdecimal() else self.num_threads
         return {**variables, "OMP_NUM_THREADS": str(max(1, most))}
 
+    def joined_rank_variables(self, index: int, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of rank `index` of this machine, on another one than rank 0."""
+        if self.gpus:
+            return {**variables, "CUDA_VISIBLE_DEVICES": self.gpus_of(0)[index]}
+        return {"OMP_NUM_THREADS": str(self.num_threads), **variables}
+
     def lines(self) -> Iterator[str]:
         """Yield the lines that show the layout: a line for each copy."""
         copies, ranks = counted(self.num_copies, "copy", "copies"), counted(self.num_ranks, "rank")
-        yield f"  layout: {copies} x {ranks}"
+        machines = f" on {self.num_nodes} machines" if self.num_nodes > 1 else ""
+        yield f"  layout: {copies} x {ranks}{machines}"
         for copy in range(self.num_copies):
             places = [f"rank {rank} on GPU {gpu}" for rank, gpu in enumerate(self.gpus_of(copy))]
             if not self.gpus:
-                threads = counted(self.num_threads, "thread")
-                places = [f"rank {rank} on the CPU, {threads}" for rank in range(self.num_ranks)]
+                local, threads = range(self.num_local_ranks), counted(self.num_threads, "thread")
+                places = [f"rank {rank} on the CPU, {threads}" for rank in local]
+            if self.num_nodes > 1:
+                places.append("the others join from other machines")
             yield f"    copy {copy}: {'; '.join(places)}"
 
 
@@ -66,11 +85,17 @@ def lay_out(
 
     gpus: the GPUs of `place`; empty if the model runs on its CPU, which has `num_cores`.
 
-    Raises ConfigurationError if there are too few GPUs, or for several copies too few cores.
+    Raises ConfigurationError if there are too few GPUs, or for several copies too few cores, and
+    for several copies that span machines.
     """
-    copies, degree = options.copies, options.tensor_parallel_degree
+    copies, degree, nodes = options.copies, options.tensor_parallel_degree, options.nodes
+    if copies > 1 and nodes > 1:
+        raise ConfigurationError(
+            f"option.copies={copies} with option.nodes={nodes}: one copy has all GPUs of its "
+            "machines; leave out one of the two"
+        )
     num_gpus = len(gpus) // copies if degree == "max" else len(gpus)
-    ranks = num_ranks(degree, num_gpus, place)
+    ranks = num_ranks(degree, num_gpus, place, nodes)
     num_devices = len(gpus) or num_cores
     if copies > 1 and copies * ranks > num_devices:
         devices = counted(num_devices, "GPU" if gpus else "core")
@@ -79,7 +104,7 @@ def lay_out(
             f"{'GPUs' if gpus else 'cores'}, but {place} has {devices}; set option.copies to at "
             f"most {max(1, num_devices // ranks)}"
         )
-    return Layout(copies, ranks, tuple(gpus), num_cores)
+    return Layout(copies, ranks, tuple(gpus), num_cores, nodes)
 
 
 def layout_here(options: Options, variables: Mapping[str, str] = os.environ) -> Layout:

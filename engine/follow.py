@@ -1,7 +1,14 @@
-"""`python -m engine.follow ORDERS BEATS`: a rank other than 0. Started by `engine.ranks.followers`.
+"""A rank other than 0, which rank 0 tells what to do.
 
-The arguments are file descriptors of connections to rank 0, which sends the launch first. When they
-close, this process ends.
+`python -m engine.follow ORDERS BEATS`: on the machine of rank 0, which starts it. The arguments are
+file descriptors of connections to rank 0.
+
+`python -m engine.follow --join HOST:PORT MODEL_DIR`: on another machine, started by `longshore
+join`. Waits for rank 0 at this address, with the key in LONGSHORE_RANK_KEY.
+
+Rank 0 sends the launch first. When the connections close, this process ends.
+
+Exit codes: 0 if rank 0 has ended, 2 if it has another key, 1 if this rank fails.
 """
 
 from __future__ import annotations
@@ -16,8 +23,15 @@ from pathlib import Path
 
 import msgspec
 
+from core.errors import ConfigurationError
+from core.options import Options
+from core.processes import die_with_parent
+from core.ranks import meeting_point
 from engine.ranks.messages import AnyOrder, LastWords, RankLaunch
-from engine.ranks.watch import Watch
+from engine.ranks.tcp import join, local_interface
+from engine.ranks.watch import OnLost, Watch
+
+logger = logging.getLogger("engine.follow")  # also if it runs as __main__
 
 READY = b"ready"
 
@@ -27,10 +41,51 @@ def main() -> int:
     # A terminal's Ctrl-C reaches all ranks; rank 0 decides what follows from it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    if sys.argv[1] == "--join":
+        return _follow_from_afar(*sys.argv[2:4])
     orders, beats = (Connection(int(fd)) for fd in sys.argv[1:3])
-    watch = Watch({0: beats}, lambda rank, words: os._exit(0))
+    return _follow(orders, beats, _launch(orders), lambda rank, words: os._exit(0))
+
+
+def _follow_from_afar(address: str, model_dir: str) -> int:
+    die_with_parent()
     try:
-        _follow(orders)
+        place = meeting_point(Options(rank_address=address))
+        orders, beats = join(place, lambda: logger.info("waiting for rank 0 at %s", place))
+    except ConfigurationError as error:
+        logger.error("%s", error)
+        return error.exit_code
+    logger.info("joined %s; waiting until all ranks have", place)
+    launch = _launch(orders)
+    if launch is not None:
+        logger.info("rank %d of %d", launch.rank, launch.size)
+        own = msgspec.structs.replace(launch.address, interface=local_interface(orders))
+        launch = msgspec.structs.replace(launch, model_dir=model_dir, address=own)
+
+    def on_lost(rank: int, words: bytes) -> None:
+        logger.info("rank 0 at %s has ended, or does not answer", place)
+        os._exit(0)
+
+    return _follow(orders, beats, launch, on_lost)
+
+
+def _launch(orders: Connection) -> RankLaunch | None:
+    """Wait for the launch. Return None if rank 0 ends before."""
+    try:
+        return msgspec.msgpack.decode(orders.recv_bytes(), type=RankLaunch)
+    except (EOFError, OSError):
+        return None
+
+
+def _follow(
+    orders: Connection, beats: Connection, launch: RankLaunch | None, on_lost: OnLost
+) -> int:
+    """Return the exit code. launch: None if rank 0 has ended before."""
+    if launch is None:
+        return 0
+    watch = Watch({0: beats}, on_lost)
+    try:
+        _run(orders, launch)
     except EOFError:
         return 0
     except Exception as error:
@@ -43,9 +98,8 @@ def main() -> int:
     return 0
 
 
-def _follow(orders: Connection) -> None:
+def _run(orders: Connection, launch: RankLaunch) -> None:
     """Raises EOFError when rank 0 closes the connection."""
-    launch = msgspec.msgpack.decode(orders.recv_bytes(), type=RankLaunch)
     gc.disable()  # as in engine/__main__.py
     # Imported here, so that the watch answers meanwhile.
     from engine.device import choose_device, explaining_out_of_memory
@@ -60,8 +114,7 @@ def _follow(orders: Connection) -> None:
     gc.enable()
     device = choose_device(launch.options)
     orders.send_bytes(READY)
-    shard = Shard(launch.rank, launch.size)
-    group = ProcessGroup(shard, device, Path(launch.store), launch.timeout_s)
+    group = ProcessGroup(Shard(launch.rank, launch.size), device, launch.address)
     with explaining_out_of_memory():  # in a step, it is a failure after which the engine restarts
         parts = build_parts(Path(launch.model_dir), launch.options, device, Phases(), group)
     model, kv = parts.model, parts.kv

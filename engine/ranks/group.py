@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore  # torch.distributed does not export it
+from torch._C._distributed_c10d import (  # torch.distributed does not export them
+    FileStore,
+    Store,
+    TCPStore,
+)
 
 from core.errors import ConfigurationError
+from engine.ranks.messages import GroupAddress
 from engine.ranks.shard import Shard
+
+INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
+_TCP = "tcp://"
 
 
 class Group(ABC):
@@ -83,11 +92,8 @@ class ProcessGroup(Group):
     It is torch's default process group, of which a process has only one.
     """
 
-    def __init__(self, shard: Shard, device: torch.device, store: Path, timeout_s: float) -> None:
+    def __init__(self, shard: Shard, device: torch.device, address: GroupAddress) -> None:
         """Join the group. Blocks until all ranks have joined.
-
-        store: a file that does not exist yet, the same for all ranks, by which they find each
-        other. timeout_s: the longest that a rank waits for the others in a collective.
 
         Raises ConfigurationError if this process is in a group already.
         """
@@ -98,18 +104,17 @@ class ProcessGroup(Group):
                 "ranks already; close that LLM first"
             )
         is_cuda = device.type == "cuda"
-        if not is_cuda:
-            # Ranks share a machine. Its host name may not resolve, in a container without network.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group(
-            "nccl" if is_cuda else "gloo",
-            store=FileStore(str(store), shard.size),
-            rank=shard.rank,
-            world_size=shard.size,
-            timeout=timedelta(seconds=timeout_s),
-            # NCCL then allocates its buffers now, before the free memory is measured.
-            device_id=torch.device("cuda", torch.cuda.current_device()) if is_cuda else None,
-        )
+        backend = "nccl" if is_cuda else "gloo"
+        with _interface(backend, address.interface):
+            dist.init_process_group(
+                backend,
+                store=_open_store(address, shard.size),
+                rank=shard.rank,
+                world_size=shard.size,
+                timeout=timedelta(seconds=address.timeout_s),
+                # NCCL then allocates its buffers now, before the free memory is measured.
+                device_id=torch.device("cuda", torch.cuda.current_device()) if is_cuda else None,
+            )
 
     def sum(self, tensor: Tensor) -> Tensor:
         if self.device.type == "cuda" or tensor.dtype == torch.float32:
@@ -133,3 +138,34 @@ class ProcessGroup(Group):
         """Leave the group. May be called again."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+class StoreServer:
+    """The store of ranks on several machines. Rank 0 has it."""
+
+    def __init__(self, host: str) -> None:
+        """host: this machine's address for the others. Listens on a port of its own choice."""
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        self.address = f"{_TCP}{host}:{self._store.port}"
+
+
+def _open_store(address: GroupAddress, size: int) -> Store:
+    if not address.store.startswith(_TCP):
+        return FileStore(address.store, size)
+    host, _, port = address.store.removeprefix(_TCP).rpartition(":")
+    timeout = timedelta(seconds=address.timeout_s)
+    return TCPStore(host, int(port), is_master=False, timeout=timeout)
+
+
+@contextmanager
+def _interface(backend: str, name: str) -> Generator[None]:
+    """Have the backend use a network interface, unless the user has chosen one."""
+    variable = INTERFACE_VARIABLES[backend]
+    if not name or variable in os.environ:
+        yield
+        return
+    os.environ[variable] = name
+    try:
+        yield
+    finally:
+        del os.environ[variable]

@@ -18,6 +18,17 @@ from core.plan import BlockMoves
 from core.step_size import StepSize
 
 
+class GroupAddress(msgspec.Struct, frozen=True):
+    """How ranks find each other."""
+
+    store: str
+    """A file that does not exist yet, or tcp://HOST:PORT; the same for all ranks."""
+    interface: str
+    """The network interface of this rank's machine to the others. '': torch chooses one."""
+    timeout_s: float
+    """The longest that a rank waits for the others in a collective."""
+
+
 class RankLaunch(msgspec.Struct, frozen=True):
     """The first message to a rank."""
 
@@ -25,9 +36,7 @@ class RankLaunch(msgspec.Struct, frozen=True):
     options: Options
     rank: int
     size: int
-    store: str
-    """The file by which the ranks find each other; see `engine.ranks.group.ProcessGroup`."""
-    timeout_s: float
+    address: GroupAddress
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
