@@ -27,7 +27,8 @@ def test_a_container_needs_a_gpu_for_each_rank_of_each_copy(
 @pytest.mark.parametrize(
     ("degree", "gpus", "bundles", "each"),
     [("8", [8, 4], 1, 8), ("8", [4, 4], 2, 4), ("6", [4, 4], 2, 3), ("9", [4] * 3, 3, 3),
-     ("10", [4, 4, 4], 5, 2), ("7", [4, 3], 7, 1)],
+     ("10", [4, 4, 4], 5, 2), ("7", [4, 3], 7, 1), ("8", [4, 3, 1], 8, 1), ("6", [4, 1, 1], 6, 1),
+     ("8", [5, 2, 2], 4, 2)],
 )  # fmt: skip
 def test_ranks_spread_over_nodes_if_none_has_enough_gpus(
     degree: str, gpus: list[int], bundles: int, each: int
@@ -41,6 +42,9 @@ def test_nodes_that_are_asked_for_are_nodes_of_their_own() -> None:
     options = Options(tensor_parallel_degree="4", nodes=2)
     assert span_of(options, [8, 8]) == Span(2, 2, is_strict=True)
     assert span_of(options, [1, 1, 1, 1]) == Span(4, 1, is_strict=True)
+    assert span_of(options, [8, 1, 1, 1]) == Span(4, 1, is_strict=True)
+    most = replace(options, tensor_parallel_degree="max")
+    assert span_of(most, [2, 8, 4]) == Span(2, 4, is_strict=True), "as many as both have"
     on_cpus = span_of(options, [0, 0])
     assert on_cpus.placement(0.5) == ([{"CPU": 0.5}] * 2, "STRICT_SPREAD")
 
@@ -59,6 +63,10 @@ def test_a_line_says_what_a_replica_takes() -> None:
         ({"tensor_parallel_degree": "2", "copies": 2}, [3], "but the largest node has 3 GPUs"),
         ({"tensor_parallel_degree": "8"}, [2, 4], "=8, but the cluster has 6 GPUs; add nodes"),
         ({"tensor_parallel_degree": "2", "nodes": 2}, [0], "but the cluster has 1 node; add nodes"),
+        ({"tensor_parallel_degree": "4", "nodes": 2}, [8, 0], "8 GPUs, on too few nodes for equal"),
+        ({"tensor_parallel_degree": "max", "nodes": 2}, [8, 0], "=max with option.nodes=2, but"),
+        ({"tensor_parallel_degree": "3", "nodes": 2}, [4, 4], "divided by option.nodes=2"),
+        ({"tensor_parallel_degree": "0"}, [4, 4], "expected a positive integer or max"),
         ({"tensor_parallel_degree": "3", "nodes": 2}, [0, 0], "divided by option.nodes=2"),
         ({"copies": 2, "nodes": 2}, [0, 0], "leave out one of the two"),
     ],
