@@ -36,6 +36,10 @@ def estimate_needs(url: Path, variables: Mapping[str, str], overrides: Overrides
         raise ConfigurationError(
             f"option.copies={options.copies}: a model among several has one copy; leave it out"
         )
+    if options.nodes > 1:
+        raise ConfigurationError(
+            f"option.nodes={options.nodes}: a model among several is on one machine; leave it out"
+        )
     # If the size is unknown or config.json is invalid, leave the error to the engine.
     with suppress(ConfigurationError, OSError, ValueError, TypeError, KeyError, AttributeError):
         decoder = decoder_from_directory(
