@@ -1,9 +1,10 @@
 """Runs the processes of a replica on one node.
 
-`python -m fleet.child serve PROPERTIES CPUS NODES ADDRESS SOCKET`: its container.
-`python -m fleet.child join PROPERTIES CPUS NODES ADDRESS`: the ranks on another node.
+`python -m fleet.child serve PARENT PROPERTIES CPUS NODES ADDRESS SOCKET`: its container.
+`python -m fleet.child join PARENT PROPERTIES CPUS NODES ADDRESS`: the ranks on another node.
 
-NODES is the number of nodes that the replica takes. If it is above 1, ranks meet at ADDRESS.
+PARENT is the id of the process that starts it, and with which it ends. NODES is the number of nodes
+that the replica takes. If it is above 1, ranks meet at ADDRESS.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ def threads_of_a_rank(options: Options, cpus: float, variables: Mapping[str, str
     return str(max(1, min(share, int(given))) if given.isdecimal() else share)
 
 
-def main(command: str, properties: str, cpus: str, nodes: str, address: str, *socket: str) -> int:
+def main(
+    command: str, parent: str, properties: str, cpus: str, nodes: str, address: str, *socket: str
+) -> int:
     """Serve or join until SIGTERM. Return the exit code, as `serve` and `join` do."""
-    die_with_parent()
+    die_with_parent(int(parent))
     try:
         configuration = load_configuration(Path(properties), os.environ)
         if address:
@@ -57,7 +60,7 @@ def main(command: str, properties: str, cpus: str, nodes: str, address: str, *so
 
 def _join(configuration: Configuration) -> int:
     path = resolve_model_dir(configuration, open_model_dir(default_model_dir()))
-    return join(configuration.options, path.resolve(), os.environ)
+    return join(configuration.options, path.absolute(), os.environ)
 
 
 def _spanning(configuration: Configuration, nodes: int, address: str) -> Configuration:

@@ -95,8 +95,9 @@ class ContainerProcess:
 def child_arguments(
     properties: Path, cpus: float, nodes: int, place: MeetingPoint | None
 ) -> tuple[str, ...]:
-    """Return the arguments of `fleet.child` that its commands have in common."""
-    return (str(properties), str(cpus), str(nodes), "" if place is None else str(place))
+    """Return the arguments of `fleet.child` that its commands share. It is this one's child."""
+    address = "" if place is None else str(place)
+    return (str(os.getpid()), str(properties), str(cpus), str(nodes), address)
 
 
 def with_key(place: MeetingPoint | None) -> dict[str, str]:
