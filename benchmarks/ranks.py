@@ -129,7 +129,8 @@ def free_port() -> int:
 def joining_ranks(model_dir: Path, options: Options) -> Generator[None]:
     """Start the ranks that join, one for each of the other nodes, and end them at the end."""
     os.environ[KEY_VARIABLE] = secrets.token_hex(32)
-    command = [*python_command("engine.follow"), "--join", options.rank_address, str(model_dir)]
+    arguments = ["--join", options.rank_address, str(model_dir), str(os.getpid())]
+    command = [*python_command("engine.follow"), *arguments]
     processes = [subprocess.Popen(command) for _ in range(options.nodes - 1)]
     try:
         yield

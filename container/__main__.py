@@ -202,7 +202,7 @@ def _model_flag(parsed: argparse.Namespace) -> list[Setting]:
         return [Setting("option.model_id", parsed.model, "MODEL")]
     if parsed.properties is None and not sets_model_id(os.environ):
         return []
-    return [Setting("option.model_id", str(path.resolve()), "MODEL")]
+    return [Setting("option.model_id", str(path.absolute()), "MODEL")]
 
 
 def _initial_models(
@@ -271,7 +271,7 @@ def serve_model(configuration: Configuration, model_dir: Path, port: int) -> int
 def join_model(configuration: Configuration, model_dir: Path) -> int:
     """Run this machine's ranks of a model until a signal arrives, and return the exit code."""
     path = resolve_model_dir(configuration, model_dir)
-    return join(configuration.options, path.resolve(), os.environ)
+    return join(configuration.options, path.absolute(), os.environ)
 
 
 def _serve_strategies(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from core.errors import ConfigurationError
 from core.options import Options
@@ -20,7 +20,7 @@ class MeetingPoint:
 
     host: str
     port: int
-    key: bytes
+    key: bytes = field(repr=False)
     """The secret that both sides must know."""
 
     def __str__(self) -> str:

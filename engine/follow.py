@@ -3,8 +3,9 @@
 `python -m engine.follow ORDERS BEATS`: on the machine of rank 0, which starts it. The arguments are
 file descriptors of connections to rank 0.
 
-`python -m engine.follow --join HOST:PORT MODEL_DIR`: on another machine, started by `longshore
-join`. Waits for rank 0 at this address, with the key in LONGSHORE_RANK_KEY.
+`python -m engine.follow --join HOST:PORT MODEL_DIR PARENT`: on another machine, started by
+`longshore join`, whose process id is PARENT. Waits for rank 0 at this address, with the key in
+LONGSHORE_RANK_KEY.
 
 Rank 0 sends the launch first. When the connections close, this process ends.
 
@@ -18,6 +19,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from core.errors import ConfigurationError
 from core.options import Options
 from core.processes import die_with_parent
 from core.ranks import meeting_point
+from engine.ranks.digest import digest_model
 from engine.ranks.messages import AnyOrder, LastWords, RankLaunch
 from engine.ranks.tcp import join, local_interface
 from engine.ranks.watch import OnLost, Watch
@@ -42,50 +45,60 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if sys.argv[1] == "--join":
-        return _follow_from_afar(*sys.argv[2:4])
+        address, model_dir, parent = sys.argv[2:5]
+        die_with_parent(int(parent))
+        return _follow_from_afar(address, Path(model_dir))
     orders, beats = (Connection(int(fd)) for fd in sys.argv[1:3])
-    return _follow(orders, beats, _launch(orders), lambda rank, words: os._exit(0))
+    return _follow(orders, beats, lambda launch: launch, lambda rank, words: os._exit(0))
 
 
-def _follow_from_afar(address: str, model_dir: str) -> int:
-    die_with_parent()
+def _follow_from_afar(address: str, model_dir: Path) -> int:
     try:
         place = meeting_point(Options(rank_address=address))
-        orders, beats = join(place, lambda: logger.info("waiting for rank 0 at %s", place))
+        orders, beats = join(
+            place, lambda reason: logger.info("waiting for rank 0 at %s (%s)", place, reason)
+        )
     except ConfigurationError as error:
         logger.error("%s", error)
         return error.exit_code
     logger.info("joined %s; waiting until all ranks have", place)
-    launch = _launch(orders)
-    if launch is not None:
+
+    def adapt(launch: RankLaunch) -> RankLaunch:
         logger.info("rank %d of %d", launch.rank, launch.size)
-        own = msgspec.structs.replace(launch.address, interface=local_interface(orders))
-        launch = msgspec.structs.replace(launch, model_dir=model_dir, address=own)
+        # Not before: links may lead to another model by now, as they did for rank 0.
+        own_dir = model_dir.resolve()
+        if digest_model(own_dir) != launch.model_digest:
+            raise ConfigurationError(
+                f"the model in {own_dir} on its machine is not that of rank 0 in "
+                f"{launch.model_dir}: config.json or *.safetensors differ; put the same files on "
+                "every machine, and start `longshore join` again if it downloads them"
+            )
+        own_address = msgspec.structs.replace(
+            launch.address, host=place.host, interface=local_interface(orders)
+        )
+        return msgspec.structs.replace(launch, model_dir=str(own_dir), address=own_address)
 
     def on_lost(rank: int, words: bytes) -> None:
         logger.info("rank 0 at %s has ended, or does not answer", place)
         os._exit(0)
 
-    return _follow(orders, beats, launch, on_lost)
-
-
-def _launch(orders: Connection) -> RankLaunch | None:
-    """Wait for the launch. Return None if rank 0 ends before."""
-    try:
-        return msgspec.msgpack.decode(orders.recv_bytes(), type=RankLaunch)
-    except (EOFError, OSError):
-        return None
+    return _follow(orders, beats, adapt, on_lost)
 
 
 def _follow(
-    orders: Connection, beats: Connection, launch: RankLaunch | None, on_lost: OnLost
+    orders: Connection,
+    beats: Connection,
+    adapt: Callable[[RankLaunch], RankLaunch],
+    on_lost: OnLost,
 ) -> int:
-    """Return the exit code. launch: None if rank 0 has ended before."""
-    if launch is None:
+    """Return the exit code. adapt: makes the launch fit this machine, and checks it."""
+    try:
+        message = orders.recv_bytes()
+    except (EOFError, OSError):  # rank 0 has ended before
         return 0
     watch = Watch({0: beats}, on_lost)
     try:
-        _run(orders, launch)
+        _run(orders, adapt(RankLaunch.decode(message)))
     except EOFError:
         return 0
     except Exception as error:
@@ -106,15 +119,16 @@ def _run(orders: Connection, launch: RankLaunch) -> None:
     from engine.loading.packed_model import PackedModel
     from engine.parts import build_parts
     from engine.phases import Phases
-    from engine.ranks.group import ProcessGroup
+    from engine.ranks.group import ProcessGroup, open_store
     from engine.ranks.shard import Shard
     from engine.step.follower import Follower
 
     gc.freeze()
     gc.enable()
     device = choose_device(launch.options)
+    store = open_store(launch.address, launch.size)
     orders.send_bytes(READY)
-    group = ProcessGroup(Shard(launch.rank, launch.size), device, launch.address)
+    group = ProcessGroup(Shard(launch.rank, launch.size), device, launch.address, store)
     with explaining_out_of_memory():  # in a step, it is a failure after which the engine restarts
         parts = build_parts(Path(launch.model_dir), launch.options, device, Phases(), group)
     model, kv = parts.model, parts.kv

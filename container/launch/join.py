@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
-import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -32,8 +33,8 @@ def join(
 ) -> int:
     """Run ranks until a signal arrives. One that ends joins the next engine of rank 0's machine.
 
-    variables: the environment. Return the exit code: 0 after a signal, else that of a rank that
-    rank 0 refuses.
+    model_dir: absolute; ranks follow its links anew for every engine. variables: the environment.
+    Return the exit code: 0 after a signal, else that of a rank that rank 0 refuses.
 
     Raises ConfigurationError if the options are for one machine, or the address or key is missing.
     """
@@ -44,26 +45,28 @@ def join(
     layout = layout_here(options, variables)
     place = meeting_point(options, variables)
     configure_logs(options.log_format, options.log_level, "")
-    stopped = threading.Event()
+    signals: list[int] = []  # a lock, as an Event has, could block its own handler
     for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda number, frame: stopped.set())
+        signal.signal(signum, lambda number, frame: signals.append(number))
     count = counted(layout.num_local_ranks, "rank")
     print(f"{count} of {layout.num_ranks} on this machine; rank 0 is at {place}", flush=True)
 
     def start(index: int) -> Child:
-        arguments = [*command, "--join", str(place), str(model_dir)]
+        arguments = [*command, "--join", str(place), str(model_dir), str(os.getpid())]
         own = layout.joined_rank_variables(index, variables)
         return Child(f"rank process {index}", arguments, variables=own)
 
     children = [start(index) for index in range(layout.num_local_ranks)]
     try:
-        while not stopped.wait(_POLL_INTERVAL_S):
+        while not signals:
+            time.sleep(_POLL_INTERVAL_S)
             ended = [index for index, child in enumerate(children) if child.exit_code is not None]
             for index in ended:
                 logger.info("%s %s", children[index].name, children[index].describe_exit())
                 if children[index].exit_code == ConfigurationError.exit_code:
                     return ConfigurationError.exit_code
-            if ended and not stopped.wait(PAUSE_S):
+            if ended:
+                time.sleep(PAUSE_S)
                 for index in ended:
                     children[index] = start(index)
     finally:

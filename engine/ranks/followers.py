@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -18,12 +19,13 @@ from core.errors import EngineUnavailableError, LongshoreError
 from core.names import import_root, python_command
 from core.options import Options
 from core.ranks import meeting_point
+from engine.ranks.digest import digest_model
 from engine.ranks.group import StoreServer
 from engine.ranks.joining import wait_for_ranks
 from engine.ranks.messages import GroupAddress, LastWords, Order, RankLaunch
 from engine.ranks.peers import JoinedRank, LocalRank, Peer
-from engine.ranks.tcp import interface_at
-from engine.ranks.watch import Watch
+from engine.ranks.tcp import interface_at, listen
+from engine.ranks.watch import CULPRIT_S, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +33,7 @@ COMMAND = python_command("engine.follow")
 POLL_S = 0.1
 JOIN_SHARE = 0.5
 """The part of option.model_loading_timeout in which the ranks of other machines must join."""
-EXPLANATION_S = 1.0
+EXPLANATION_S = CULPRIT_S + 1.0
 """How long an error of a collective waits for the news that explains it."""
 
 
@@ -64,14 +66,21 @@ class Followers:
         num_local = size // options.nodes
         try:
             # These first: the others expect beats as soon as they have started.
-            self._peers += self._wait_for_others(options, size - num_local)
+            self._peers += self._wait_for_others(model_dir, options, size - num_local, device)
             for rank in range(1, num_local):
                 variables = {**os.environ, **rank_variables(rank, device, os.environ)}
                 self._peers.insert(rank - 1, LocalRank(command, variables))
             for rank, peer in enumerate(self._peers, 1):
-                self._launch(
-                    rank, peer, RankLaunch(str(model_dir), options, rank, size, self.address)
+                launch = RankLaunch(
+                    version=version("longshore"),
+                    model_digest=self._model_digest,
+                    model_dir=str(model_dir),
+                    options=options,
+                    rank=rank,
+                    size=size,
+                    address=self.address,
                 )
+                self._launch(rank, peer, launch)
         except BaseException:
             self.close()
             raise
@@ -146,17 +155,23 @@ class Followers:
         except OSError:
             raise EngineUnavailableError(f"rank {rank} {peer.describe_loss()}") from None
 
-    def _wait_for_others(self, options: Options, count: int) -> list[JoinedRank]:
+    def _wait_for_others(
+        self, model_dir: Path, options: Options, count: int, device: torch.device
+    ) -> list[JoinedRank]:
         """Wait for the ranks of other machines, if any, and choose how all find each other."""
         timeout_s = float(options.model_loading_timeout)
         self._server: StoreServer | None = None
+        self._model_digest = ""
         if options.nodes == 1:
-            self.address = GroupAddress(str(self._folder / "store"), "lo", timeout_s)
+            # For gloo: the host name may not resolve, in a container without network.
+            interface = "lo" if device.type == "cpu" else ""
+            self.address = GroupAddress(str(self._folder / "store"), "", interface, timeout_s)
             return []
         place = meeting_point(options)
+        self._model_digest = digest_model(model_dir)
         joined = wait_for_ranks(place, count, timeout_s * JOIN_SHARE)
-        self._server = StoreServer(place.host)
-        self.address = GroupAddress(self._server.address, interface_at(place), timeout_s)
+        self._server = StoreServer(place.host, listen(place.host, 0))
+        self.address = GroupAddress(self._server.port, place.host, interface_at(place), timeout_s)
         return joined
 
     def _lose(self, rank: int, words: bytes) -> None:
@@ -166,7 +181,7 @@ class Followers:
         `on_lost` has to end the process.
         """
         if words:
-            error = msgspec.msgpack.decode(words, type=LastWords).error(rank)
+            error = LastWords.decode_error(words, rank)
         else:
             how = self._peers[rank - 1].describe_loss()
             error = EngineUnavailableError(f"rank {rank} {how}")

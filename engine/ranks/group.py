@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -21,8 +22,11 @@ from core.errors import ConfigurationError
 from engine.ranks.messages import GroupAddress
 from engine.ranks.shard import Shard
 
-INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
-_TCP = "tcp://"
+STORE_S = 30.0
+"""Time to reach the store of another machine, which is open before this one knows of it."""
+_INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
+_EXACTLY = {"gloo": "", "nccl": "="}
+"""What precedes the name of an interface. Without this, NCCL takes it for a prefix."""
 
 
 class Group(ABC):
@@ -92,10 +96,16 @@ class ProcessGroup(Group):
     It is torch's default process group, of which a process has only one.
     """
 
-    def __init__(self, shard: Shard, device: torch.device, address: GroupAddress) -> None:
-        """Join the group. Blocks until all ranks have joined.
+    def __init__(
+        self,
+        shard: Shard,
+        device: torch.device,
+        address: GroupAddress,
+        store: Store | None = None,
+    ) -> None:
+        """Join the group. Blocks until all ranks have joined. store: `open_store(address, size)`.
 
-        Raises ConfigurationError if this process is in a group already.
+        Raises ConfigurationError if this process is in a group already, and as `open_store` does.
         """
         self.shard, self.device = shard, device
         if dist.is_initialized():
@@ -105,10 +115,10 @@ class ProcessGroup(Group):
             )
         is_cuda = device.type == "cuda"
         backend = "nccl" if is_cuda else "gloo"
-        with _interface(backend, address.interface):
+        with interface_for(backend, address.interface):
             dist.init_process_group(
                 backend,
-                store=_open_store(address, shard.size),
+                store=open_store(address, shard.size) if store is None else store,
                 rank=shard.rank,
                 world_size=shard.size,
                 timeout=timedelta(seconds=address.timeout_s),
@@ -143,28 +153,49 @@ class ProcessGroup(Group):
 class StoreServer:
     """The store of ranks on several machines. Rank 0 has it."""
 
-    def __init__(self, host: str) -> None:
-        """host: this machine's address for the others. Listens on a port of its own choice."""
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        self.address = f"{_TCP}{host}:{self._store.port}"
+    def __init__(self, host: str, listener: socket.socket) -> None:
+        """listener: at an address of `host`, this machine; the store becomes its owner.
+
+        A store that opens its port itself listens at all addresses.
+        """
+        self.port: int = listener.getsockname()[1]
+        self._store = TCPStore(
+            host,
+            self.port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
 
 
-def _open_store(address: GroupAddress, size: int) -> Store:
-    if not address.store.startswith(_TCP):
+def open_store(address: GroupAddress, size: int) -> Store:
+    """Open the store by which ranks find each other.
+
+    Raises ConfigurationError if it is on another machine that cannot be reached there.
+    """
+    if isinstance(address.store, str):
         return FileStore(address.store, size)
-    host, _, port = address.store.removeprefix(_TCP).rpartition(":")
-    timeout = timedelta(seconds=address.timeout_s)
-    return TCPStore(host, int(port), is_master=False, timeout=timeout)
+    limit = timedelta(seconds=STORE_S)
+    try:
+        store = TCPStore(address.host, address.store, is_master=False, timeout=limit)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"cannot reach rank 0 at {address.host}:{address.store} within {STORE_S:g} s, besides "
+            "option.rank_address; ranks use ports of torch's choice, so open all ports between "
+            "the machines"
+        ) from error
+    store.set_timeout(timedelta(seconds=address.timeout_s))
+    return store
 
 
 @contextmanager
-def _interface(backend: str, name: str) -> Generator[None]:
+def interface_for(backend: str, name: str) -> Generator[None]:
     """Have the backend use a network interface, unless the user has chosen one."""
-    variable = INTERFACE_VARIABLES[backend]
+    variable = _INTERFACE_VARIABLES[backend]
     if not name or variable in os.environ:
         yield
         return
-    os.environ[variable] = name
+    os.environ[variable] = f"{_EXACTLY[backend]}{name}"
     try:
         yield
     finally:

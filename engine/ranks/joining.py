@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 import time
@@ -11,11 +12,13 @@ from core.errors import ConfigurationError
 from core.layout import counted
 from core.ranks import KEY_VARIABLE, MeetingPoint
 from engine.ranks.peers import JoinedRank
-from engine.ranks.tcp import Hello, WrongKeyError, accept, listen
+from engine.ranks.tcp import Candidate, Channel, WrongKeyError, accept, listen
 
 logger = logging.getLogger(__name__)
 
 REMIND_S = 30.0
+MAX_CANDIDATES = 256
+"""Connections that may be in their handshake at a time."""
 
 
 def wait_for_ranks(place: MeetingPoint, count: int, timeout_s: float) -> list[JoinedRank]:
@@ -25,7 +28,17 @@ def wait_for_ranks(place: MeetingPoint, count: int, timeout_s: float) -> list[Jo
 
     Raises ConfigurationError if this is no address of this machine, or too few join in time.
     """
-    with listen(place) as listener:
+    try:
+        listener = listen(place.host, place.port)
+    except OSError as error:
+        raise ConfigurationError(
+            f"option.rank_address={place}: {error.strerror}; it must be an address of this "
+            "machine, and a port that is free"
+        ) from error
+    with listener:
+        address = listener.getsockname()[0]
+        if address != place.host and ipaddress.ip_address(address).is_loopback:
+            logger.warning("%s is %s here, which no other machine can reach", place.host, address)
         meeting = _Meeting(listener, place, count)
         try:
             meeting.run(timeout_s)
@@ -39,48 +52,83 @@ def wait_for_ranks(place: MeetingPoint, count: int, timeout_s: float) -> list[Jo
 
 
 class _Meeting:
+    """Does all handshakes in one thread, none of which can hold up another."""
+
     def __init__(self, listener: socket.socket, place: MeetingPoint, count: int) -> None:
         self.ranks: list[JoinedRank] = []
         self._listener, self._place, self._count = listener, place, count
-        self._halves = dict[bytes, tuple[Connection, Hello]]()
-        """The connections of ranks of which only one has come, by the rank's number."""
+        self._candidates = dict[socket.socket, Candidate]()
+        self._halves = dict[bytes, Channel]()
+        """The channels of ranks of which only one has come, by the rank's number."""
 
     def run(self, timeout_s: float) -> None:
-        began = time.monotonic()
-        remind_at = began
+        deadline = time.monotonic() + timeout_s
+        remind_at = time.monotonic()
         while len(self.ranks) < self._count:
             now = time.monotonic()
-            if now >= began + timeout_s:
+            if now >= deadline:
                 raise ConfigurationError(self._missing(timeout_s))
             if now >= remind_at:
                 logger.info("%d of %d ranks have joined at %s", *self._progress())
                 remind_at = now + REMIND_S
-            beats = [rank.beats for rank in self.ranks]
-            timeout = min(began + timeout_s, remind_at) - now
-            if self._listener in wait([self._listener, *beats], timeout):
-                self._accept()
-            self._drop_those_that_left()
+            self._wait(min(deadline, remind_at))
 
     def close(self) -> None:
         """Close what has not become a rank."""
-        for connection, _ in self._halves.values():
-            connection.close()
+        for end in self._candidates:
+            end.close()
+        for channel in self._halves.values():
+            channel.connection.close()
+
+    def _wait(self, until: float) -> None:
+        """Handle what happens until then. Returns after the first event."""
+        until = min([until, *(candidate.deadline for candidate in self._candidates.values())])
+        sources: list[Connection | socket.socket] = [rank.beats for rank in self.ranks]
+        sources += self._candidates
+        if len(self._candidates) < MAX_CANDIDATES:
+            sources.append(self._listener)
+        for ready in wait(sources, max(0.0, until - time.monotonic())):
+            if ready is self._listener:
+                self._accept()
+            elif isinstance(ready, socket.socket) and len(self.ranks) < self._count:
+                self._hear(self._candidates[ready])
+        for candidate in list(self._candidates.values()):
+            if time.monotonic() >= candidate.deadline:
+                self._drop(candidate, "it did not prove that it knows the key in time")
+        self._drop_those_that_left()
 
     def _accept(self) -> None:
         try:
-            connection, hello, host = accept(self._listener, self._place.key)
+            candidate = accept(self._listener)
+        except OSError as error:
+            logger.warning("could not accept a connection: %s", error)
+        else:
+            self._candidates[candidate.end] = candidate
+
+    def _hear(self, candidate: Candidate) -> None:
+        try:
+            channel = candidate.read(self._place.key)
         except WrongKeyError as error:
-            logger.warning("refused a rank: %s", error)
-            return
+            self._drop(candidate, str(error))
         except (OSError, EOFError) as error:
-            logger.warning("refused a connection that is no rank's: %s", error or "it was closed")
+            self._drop(candidate, str(error) or type(error).__name__)
+        else:
+            if channel is not None:
+                del self._candidates[candidate.end]
+                self._add(channel, candidate.host)
+
+    def _drop(self, candidate: Candidate, reason: str) -> None:
+        logger.warning("refused a connection from %s: %s", candidate.host, reason)
+        del self._candidates[candidate.end]
+        candidate.end.close()
+
+    def _add(self, channel: Channel, host: str) -> None:
+        other = self._halves.pop(channel.rank, None)
+        if other is None or other.is_beats == channel.is_beats:
+            self._halves[channel.rank] = channel
             return
-        other, its_hello = self._halves.pop(hello.rank, (None, None))
-        if other is None or its_hello == hello:
-            self._halves[hello.rank] = connection, hello
-            return
-        orders, beats = (other, connection) if hello.is_beats else (connection, other)
-        self.ranks.append(JoinedRank(orders, beats, host))
+        orders, beats = (other, channel) if channel.is_beats else (channel, other)
+        self.ranks.append(JoinedRank(orders.connection, beats.connection, host))
         logger.info("%d of %d ranks have joined at %s", *self._progress())
 
     def _drop_those_that_left(self) -> None:

@@ -42,7 +42,7 @@ def test_ranks_that_end_are_started_again(monkeypatch):
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
     assert lines[0] == "2 ranks of 4 on this machine; rank 0 is at 10.0.0.1:80\n"
-    assert lines[1:] == ["--join 10.0.0.1:80 model 1\n"] * 4
+    assert lines[1:] == [f"--join 10.0.0.1:80 model {process.pid} 1\n"] * 4
 
 
 def test_a_rank_that_is_refused_ends_it(monkeypatch):
@@ -61,6 +61,21 @@ def test_nothing_of_the_ranks_is_left(monkeypatch):
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_ranks_follow_the_links_to_the_model_themselves(monkeypatch, tmp_path):
+    """A link may lead to another model when the next engine starts."""
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1" / "config.json").write_text("{}")
+    (tmp_path / "current").symlink_to("v1")
+    paths = []
+    monkeypatch.setattr("container.__main__.join", lambda _, path, variables: paths.append(path))
+    monkeypatch.chdir(tmp_path)
+    properties = tmp_path / "serving.properties"
+    properties.write_text("option.model_id=current\n")
+    for arguments in (["current"], [f"--properties={properties}"], ["--model-dir=current"]):
+        main(["join", *arguments])
+    assert paths == [tmp_path / "current"] * 3
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from core.errors import ConfigurationError, EngineUnavailableError, Insufficient
 from core.options import Options
 from core.plan import BlockMoves
 from engine import LLM, SamplingParams
+from engine.ranks import watch
 from engine.ranks.followers import Followers, rank_variables, threads_for_ranks
 from engine.ranks.group import ProcessGroup
 from engine.ranks.messages import LastWords, Move
@@ -118,17 +119,19 @@ def test_a_rank_that_fails_says_why(group):
 
 
 @pytest.mark.parametrize("culprit_ends", [True, False])
-def test_a_rank_that_ends_without_a_word_is_why_another_fails(culprit_ends):
+def test_a_rank_that_ends_without_a_word_is_why_another_fails(culprit_ends, monkeypatch):
     """Also if the other's last words come first."""
+    if culprit_ends:
+        monkeypatch.setattr(watch, "CULPRIT_S", HANG_S)
     (ours_1, theirs_1), (ours_2, theirs_2) = Pipe(), Pipe()
     lost = queue.SimpleQueue()
-    watch = Watch({1: ours_1, 2: ours_2}, lambda rank, words: lost.put((rank, words)))
+    watching = Watch({1: ours_1, 2: ours_2}, lambda rank, words: lost.put((rank, words)))
     theirs_1.send_bytes(WORDS)
     time.sleep(0.1)
     if culprit_ends:
         theirs_2.close()
     assert lost.get(timeout=HANG_S) == ((2, b"") if culprit_ends else (1, WORDS))
-    watch.stop()
+    watching.stop()
     for connection in (ours_1, theirs_1, ours_2, theirs_2):
         connection.close()
 
