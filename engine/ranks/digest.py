@@ -18,7 +18,7 @@ _MAX_HEADER_BYTES = 10**8
 def digest_model(model_dir: Path) -> str:
     """Return a digest of config.json and of the names, headers and samples of the weights' files.
 
-    It reads 256 KiB of each file and its header, which takes seconds for a large model.
+    Of a large file it reads the header and 256 KiB.
 
     Raises OSError if a file cannot be read.
     """
