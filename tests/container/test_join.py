@@ -23,7 +23,8 @@ sys.exit(join(options, Path("model"), os.environ, command))
 """
 MARK = """
 import os, sys
-print(*sys.argv[1:], os.environ["OMP_NUM_THREADS"], flush=True)
+line = " ".join([*sys.argv[1:], os.environ["OMP_NUM_THREADS"]])
+os.write(1, f"{line}\\n".encode())  # at once, as two ranks write
 sys.exit(int(os.environ["EXIT"]))
 """
 DEMO = str(ROOT / "models" / "demo")

@@ -36,6 +36,8 @@ from tests.engine.greedy_answers import generate, prompts, tokens
 
 KEY = "a-key-of-the-tests"
 PROOF_BYTES = 16 + 32 + 32 + 32 + 1
+NOTICED_S = 15.0
+"""The loss of a rank ends the others within 4 s, and later on a busy machine."""
 IDLE = """
 import os, sys, time
 from core.options import Options

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import urllib.error
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +21,7 @@ from tests.fleet.on_ray.conftest import START_S, FleetProcess, command_line, run
 
 BODY = {"inputs": "ROMEO:", "parameters": {"max_new_tokens": 8}}
 SPLIT = "option.nodes=2\noption.tensor_parallel_degree=2\noption.dtype=fp32\n"
+RUNNING = "vllm:num_requests_running"
 NOTICED_S = 10.0
 """The ranks notice in 3.5 s that one is lost; Ray then has to replace the replica's actor."""
 
@@ -48,6 +51,17 @@ def rank_1_of(node: Any) -> list[int]:
     return [pid for pid in processes_of(node) if b"engine.follow" in command_line(pid)]
 
 
+def replicas(fleet: FleetProcess) -> list[str]:
+    try:
+        return [*fleet.metric(RUNNING)]
+    except urllib.error.HTTPError:  # there is none
+        return []
+
+
+def is_join(command: bytes) -> bool:
+    return b"fleet.child" in command and b"\0join\0" in command
+
+
 def processes_of(node: Any) -> list[int]:
     [raylet] = (info.process.pid for info in node.all_processes["raylet"])
     return [raylet, *descendants(raylet)]
@@ -57,7 +71,7 @@ def kill(node: Any) -> None:
     """Kill all processes of a node at once."""
     for pid in processes_of(node):
         with suppress(ProcessLookupError):
-            os.kill(pid, 9)
+            os.kill(pid, signal.SIGKILL)
 
 
 def serve(cluster: Any, properties: Path, port: int) -> subprocess.Popen[bytes]:
@@ -93,4 +107,11 @@ def test_a_replica_on_two_nodes_answers_as_one_rank_and_outlives_a_node(
         add_node(cluster)
         wait_until(lambda: load.outcomes[-1].kind == "complete", START_S)
     assert {outcome.kind for outcome in failures} <= {"cut", "refused", "unreachable"}, failures
+    assert fleet.post(BODY)["generated_text"] == output.outputs[0].text
+
+    old = replicas(fleet)
+    assert len(old) == 1
+    [joined_ranks] = [pid for pid in descendants(os.getpid()) if is_join(command_line(pid))]
+    os.kill(joined_ranks, signal.SIGKILL)
+    wait_until(lambda: replicas(fleet) not in ([], old), START_S)
     assert fleet.post(BODY)["generated_text"] == output.outputs[0].text
