@@ -5,15 +5,23 @@ also show how evenly the work is split. The bytes are those of one rank's tensor
 same, in the model's dtype.
 
     OMP_NUM_THREADS=1 python -m benchmarks.ranks models/demo --ranks 2 --sequences 8
+
+With --tcp, the other ranks join over TCP, as those of other machines do. Orders then go through TCP
+instead of pipes; gloo's tensors use TCP in any case. Both ends are on this machine, so what a
+network adds is not in the times.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import secrets
+import socket
+import subprocess
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -21,7 +29,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.cpu.machine import describe_machine
+from core.names import python_command
 from core.options import Options, make_options
+from core.meeting_point import KEY_VARIABLE
 from core.sampling import SamplingParams
 from engine.build import build_rank_0
 from engine.engine import Engine
@@ -62,7 +72,7 @@ class MeasuredGroup(ProcessGroup):
     """Counts what passes through a group."""
 
     def __init__(self, size: int, followers: Followers, totals: Totals) -> None:
-        super().__init__(Shard(0, size), CPU, followers.store, followers.timeout_s)
+        super().__init__(Shard(0, size), CPU, followers.address)
         self._totals = totals
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -88,19 +98,46 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=2, help="ranks (default: 2)")
     parser.add_argument("--sequences", type=int, default=8, help="batch size (default: 8)")
     parser.add_argument("--steps", type=int, default=100, help="decode steps (default: 100)")
+    parser.add_argument("--tcp", action="store_true", help="let the other ranks join over TCP")
     given = parser.parse_args(arguments)
     options = make_options({"device": "cpu", "batching": "paged"})
     alone = build_rank_0(given.model, options, CPU, Phases(), Alone(CPU), None)
     one_rank_s = median(run(alone, given.sequences, given.steps, lambda: None))
     totals = {kind: Traffic() for kind in KINDS}
-    with ranked(given.model, options, given.ranks, totals) as engine:
+    with ExitStack() as closing:
+        if given.tcp:
+            options = replace(options, nodes=given.ranks, rank_address=f"127.0.0.1:{free_port()}")
+            closing.enter_context(joining_ranks(given.model, options))
+        engine = closing.enter_context(ranked(given.model, options, given.ranks, totals))
         steps_s = run(engine, given.sequences, given.steps, lambda: restart(totals))
-    print(report(totals, steps_s, one_rank_s, given.ranks, given.sequences))
+    how = "joined over TCP" if given.tcp else "connected by pipes"
+    print(report(totals, steps_s, one_rank_s, f"{given.ranks} ranks, {how}", given.sequences))
     return 0
 
 
 def restart(totals: Totals) -> None:
     totals.update({kind: Traffic() for kind in KINDS})
+
+
+def free_port() -> int:
+    with socket.socket() as any_socket:
+        any_socket.bind(("127.0.0.1", 0))
+        return any_socket.getsockname()[1]
+
+
+@contextmanager
+def joining_ranks(model_dir: Path, options: Options) -> Generator[None]:
+    """Start the ranks that join, one for each of the other nodes, and end them at the end."""
+    os.environ[KEY_VARIABLE] = secrets.token_hex(32)
+    arguments = ["--join", options.rank_address, str(model_dir), str(os.getpid())]
+    command = [*python_command("engine.follow"), *arguments]
+    processes = [subprocess.Popen(command) for _ in range(options.nodes - 1)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 @contextmanager
@@ -141,11 +178,11 @@ def run(engine: Engine, count: int, num_steps: int, begin: Callable[[], None]) -
 
 
 def report(
-    totals: Totals, steps_s: list[float], one_rank_s: float, ranks: int, sequences: int
+    totals: Totals, steps_s: list[float], one_rank_s: float, ranks: str, sequences: int
 ) -> str:
     lines = [
         describe_machine(),
-        f"decode steps of {sequences} sequences on {ranks} ranks: {1e3 * median(steps_s):.2f} ms "
+        f"decode steps of {sequences} sequences on {ranks}: {1e3 * median(steps_s):.2f} ms "
         f"(median of {len(steps_s)}); on one rank {1e3 * one_rank_s:.2f} ms",
         f"{'a step':<8} {'calls':>6} {'bytes':>10} {'us':>9}",
     ]

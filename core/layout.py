@@ -14,7 +14,10 @@ from core.processes import num_cores
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Copies of the model and the ranks of each. Every rank has a GPU or some cores of its own."""
+    """Copies of the model and the ranks of each. Every rank has a GPU or some cores of its own.
+
+    As the machine of rank 0 sees it; on others, its ranks are those that join.
+    """
 
     num_copies: int
     num_ranks: int
@@ -22,15 +25,22 @@ class Layout:
     gpus: tuple[str, ...]
     """The GPUs of this machine; each rank takes the next one. Empty for a CPU."""
     num_cores: int
+    num_nodes: int = 1
+    """Machines that share the only copy."""
+
+    @property
+    def num_local_ranks(self) -> int:
+        """Ranks of a copy on this machine."""
+        return self.num_ranks // self.num_nodes
 
     @property
     def num_threads(self) -> int:
         """OpenMP threads of a rank on a CPU."""
-        return max(1, self.num_cores // (self.num_copies * self.num_ranks))
+        return max(1, self.num_cores // (self.num_copies * self.num_local_ranks))
 
     def gpus_of(self, copy: int) -> tuple[str, ...]:
-        """Return the GPUs of a copy's ranks; none on a CPU."""
-        return self.gpus[copy * self.num_ranks : (copy + 1) * self.num_ranks]
+        """Return the GPUs of a copy's ranks on this machine; none on a CPU."""
+        return self.gpus[copy * self.num_local_ranks : (copy + 1) * self.num_local_ranks]
 
     def variables(self, copy: int, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a copy's engine; `variables` is that of this process.
@@ -46,15 +56,24 @@ class Layout:
         most = min(self.num_threads, int(given)) if given.isdecimal() else self.num_threads
         return {**variables, "OMP_NUM_THREADS": str(max(1, most))}
 
+    def joined_rank_variables(self, index: int, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of rank `index` of this machine, on another one than rank 0."""
+        if self.gpus:
+            return {**variables, "CUDA_VISIBLE_DEVICES": self.gpus_of(0)[index]}
+        return {"OMP_NUM_THREADS": str(self.num_threads), **variables}
+
     def lines(self) -> Iterator[str]:
         """Yield the lines that show the layout: a line for each copy."""
         copies, ranks = counted(self.num_copies, "copy", "copies"), counted(self.num_ranks, "rank")
-        yield f"  layout: {copies} x {ranks}"
+        machines = f" on {self.num_nodes} machines" if self.num_nodes > 1 else ""
+        yield f"  layout: {copies} x {ranks}{machines}"
         for copy in range(self.num_copies):
             places = [f"rank {rank} on GPU {gpu}" for rank, gpu in enumerate(self.gpus_of(copy))]
             if not self.gpus:
-                threads = counted(self.num_threads, "thread")
-                places = [f"rank {rank} on the CPU, {threads}" for rank in range(self.num_ranks)]
+                local, threads = range(self.num_local_ranks), counted(self.num_threads, "thread")
+                places = [f"rank {rank} on the CPU, {threads}" for rank in local]
+            if self.num_nodes > 1:
+                places.append("the others join from other machines")
             yield f"    copy {copy}: {'; '.join(places)}"
 
 
@@ -65,11 +84,17 @@ def lay_out(
 
     gpus: the GPUs of `place`; empty if the model runs on its CPU, which has `num_cores`.
 
-    Raises ConfigurationError if there are too few GPUs, or for several copies too few cores.
+    Raises ConfigurationError if there are too few GPUs, or for several copies too few cores, and
+    for several copies that span machines.
     """
-    copies, degree = options.copies, options.tensor_parallel_degree
+    copies, degree, nodes = options.copies, options.tensor_parallel_degree, options.nodes
+    if copies > 1 and nodes > 1:
+        raise ConfigurationError(
+            f"option.copies={copies} with option.nodes={nodes}: one copy has all GPUs of its "
+            "machines; leave out one of the two"
+        )
     num_gpus = len(gpus) // copies if degree == "max" else len(gpus)
-    ranks = num_ranks(degree, num_gpus, place)
+    ranks = num_ranks(degree, num_gpus, place, nodes)
     num_devices = len(gpus) or num_cores
     if copies > 1 and copies * ranks > num_devices:
         devices = counted(num_devices, "GPU" if gpus else "core")
@@ -78,7 +103,7 @@ def lay_out(
             f"{'GPUs' if gpus else 'cores'}, but {place} has {devices}; set option.copies to at "
             f"most {max(1, num_devices // ranks)}"
         )
-    return Layout(copies, ranks, tuple(gpus), num_cores)
+    return Layout(copies, ranks, tuple(gpus), num_cores, nodes)
 
 
 def layout_here(options: Options, variables: Mapping[str, str] = os.environ) -> Layout:
@@ -87,26 +112,33 @@ def layout_here(options: Options, variables: Mapping[str, str] = os.environ) -> 
     return lay_out(options, gpus, num_cores())
 
 
-def num_ranks(degree: str | None, num_gpus: int, place: str) -> int:
+def num_ranks(degree: str | None, num_gpus: int, place: str, nodes: int = 1) -> int:
     """Return the ranks that `option.tensor_parallel_degree` asks for. 1 if it is not set.
 
-    num_gpus: those that `place` has. 0: a CPU, which any number of ranks can share.
+    num_gpus: those that `place` has. 0: a CPU, which any number of ranks can share. nodes: the
+    machines that share the ranks equally.
 
-    Raises ConfigurationError for an invalid degree and for more ranks than GPUs.
+    Raises ConfigurationError for an invalid degree, for more ranks than GPUs, and for ranks that
+    cannot be shared equally.
     """
-    if degree is None:
-        return 1
     if degree == "max":
-        return max(1, num_gpus)
+        return max(1, num_gpus) * nodes
+    degree = "1" if degree is None else degree
     if not degree.isdecimal() or int(degree) == 0:
         raise ConfigurationError(
             f"option.tensor_parallel_degree={degree}: expected a positive integer or max"
         )
-    if num_gpus and int(degree) > num_gpus:
-        gpus = "1 GPU" if num_gpus == 1 else f"{num_gpus} GPUs"
+    if int(degree) % nodes:
         raise ConfigurationError(
-            f"option.tensor_parallel_degree={degree}, but {place} has {gpus}; set it to at most "
-            f"{num_gpus}"
+            f"option.tensor_parallel_degree={degree} cannot be divided by option.nodes={nodes}: "
+            "every machine has as many ranks"
+        )
+    if num_gpus and int(degree) > num_gpus * nodes:
+        gpus = "1 GPU" if num_gpus == 1 else f"{num_gpus} GPUs"
+        machines = "" if nodes == 1 else f" with option.nodes={nodes}"
+        raise ConfigurationError(
+            f"option.tensor_parallel_degree={degree}{machines}, but {place} has {gpus}; set it to "
+            f"at most {num_gpus * nodes}, or option.nodes to the machines that share the model"
         )
     return int(degree)
 

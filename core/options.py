@@ -262,6 +262,18 @@ class Options:
         "share of its cores. max: all GPUs, and one rank on a CPU. Default: 1. Only text "
         "generation with Longshore's own decoders runs on several ranks.",
     )
+    nodes: int = _option(
+        1,
+        "Machines that share one copy of the model, each with an equal part of its ranks. Above 1, "
+        "`longshore join` runs the ranks of the others. A fleet does so itself, and takes more "
+        "nodes if one has fewer GPUs than option.tensor_parallel_degree.",
+        minimum=1,
+    )
+    rank_address: str | None = _option(
+        None,
+        "nodes: HOST:PORT of rank 0's machine, where it waits for the ranks of the others. They "
+        "need the same secret in the environment variable LONGSHORE_RANK_KEY.",
+    )
     copies: int = _option(
         1,
         "Copies of the model behind the port. Each has an engine of its own, with "

@@ -56,11 +56,11 @@ def build_engine(
         return build_rank_0(model_dir, options, device, phases, Alone(device), None)
     closing = ExitStack()
     try:
-        closing.enter_context(threads_for_ranks(degree, device))
+        closing.enter_context(threads_for_ranks(degree // options.nodes, device))
         followers = Followers(model_dir, options, degree, device, on_lost)
         closing.callback(followers.close)
         followers.wait()
-        group = ProcessGroup(Shard(0, degree), device, followers.store, followers.timeout_s)
+        group = ProcessGroup(Shard(0, degree), device, followers.address)
         closing.callback(group.close)
         phases.end(f"{degree} ranks")
         leader = Leader(followers.send, followers.explaining, group)

@@ -162,12 +162,15 @@ def explaining_out_of_memory() -> Generator[None]:
 
 
 def tensor_parallel_degree(options: Options, device: torch.device) -> int:
-    """Return how many ranks share the model. `max` means all GPUs, and one rank on a CPU.
+    """Return how many ranks share the model, on all of option.nodes machines.
+
+    `max` means all GPUs, and one rank on a CPU.
 
     Raises ConfigurationError for an invalid degree, and on CUDA for more ranks than GPUs.
     """
     num_gpus = torch.cuda.device_count() if device.type == "cuda" else 0
-    return num_ranks(options.tensor_parallel_degree, num_gpus, "this machine")
+    degree, nodes = options.tensor_parallel_degree, options.nodes
+    return num_ranks(degree, num_gpus, "this machine", nodes)
 
 
 def notes_on_one_rank(options: Options, device: torch.device) -> tuple[str, ...]:

@@ -1,7 +1,15 @@
-"""`python -m engine.follow ORDERS BEATS`: a rank other than 0. Started by `engine.ranks.followers`.
+"""A rank other than 0, which rank 0 tells what to do.
 
-The arguments are file descriptors of connections to rank 0, which sends the launch first. When they
-close, this process ends.
+`python -m engine.follow ORDERS BEATS`: on the machine of rank 0, which starts it. The arguments are
+file descriptors of connections to rank 0.
+
+`python -m engine.follow --join HOST:PORT MODEL_DIR PARENT`: on another machine, started by
+`longshore join`, whose process id is PARENT. Waits for rank 0 at this address, with the key in
+LONGSHORE_RANK_KEY.
+
+Rank 0 sends the launch first. When the connections close, this process ends.
+
+Exit codes: 0 if rank 0 has ended, 2 if it has another key, 1 if this rank fails.
 """
 
 from __future__ import annotations
@@ -11,13 +19,22 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
 
+from core.errors import ConfigurationError
+from core.options import Options
+from core.processes import die_with_parent
+from core.meeting_point import meeting_point
+from engine.ranks.digest import digest_model
 from engine.ranks.messages import AnyOrder, LastWords, RankLaunch
-from engine.ranks.watch import Watch
+from engine.ranks.tcp import join, local_interface
+from engine.ranks.watch import OnLost, Watch
+
+logger = logging.getLogger("engine.follow")  # also if it runs as __main__
 
 READY = b"ready"
 
@@ -27,10 +44,61 @@ def main() -> int:
     # A terminal's Ctrl-C reaches all ranks; rank 0 decides what follows from it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    if sys.argv[1] == "--join":
+        address, model_dir, parent = sys.argv[2:5]
+        die_with_parent(int(parent))
+        return _follow_from_afar(address, Path(model_dir))
     orders, beats = (Connection(int(fd)) for fd in sys.argv[1:3])
-    watch = Watch({0: beats}, lambda rank, words: os._exit(0))
+    return _follow(orders, beats, lambda launch: launch, lambda rank, words: os._exit(0))
+
+
+def _follow_from_afar(address: str, model_dir: Path) -> int:
     try:
-        _follow(orders)
+        place = meeting_point(Options(rank_address=address))
+        orders, beats = join(
+            place, lambda reason: logger.info("waiting for rank 0 at %s (%s)", place, reason)
+        )
+    except ConfigurationError as error:
+        logger.error("%s", error)
+        return error.exit_code
+    logger.info("joined %s; waiting until all ranks have", place)
+
+    def adapt(launch: RankLaunch) -> RankLaunch:
+        logger.info("rank %d of %d", launch.rank, launch.size)
+        # Not before: links may lead to another model by now, as they did for rank 0.
+        own_dir = model_dir.resolve()
+        if digest_model(own_dir) != launch.model_digest:
+            raise ConfigurationError(
+                f"the model in {own_dir} on its machine is not that of rank 0 in "
+                f"{launch.model_dir}: config.json or *.safetensors differ; put the same files on "
+                "every machine, and start `longshore join` again if it downloads them"
+            )
+        own_address = msgspec.structs.replace(
+            launch.address, host=place.host, interface=local_interface(orders)
+        )
+        return msgspec.structs.replace(launch, model_dir=str(own_dir), address=own_address)
+
+    def on_lost(rank: int, words: bytes) -> None:
+        logger.info("rank 0 at %s has ended, or does not answer", place)
+        os._exit(0)
+
+    return _follow(orders, beats, adapt, on_lost)
+
+
+def _follow(
+    orders: Connection,
+    beats: Connection,
+    adapt: Callable[[RankLaunch], RankLaunch],
+    on_lost: OnLost,
+) -> int:
+    """Return the exit code. adapt: makes the launch fit this machine, and checks it."""
+    try:
+        message = orders.recv_bytes()
+    except (EOFError, OSError):  # rank 0 has ended before
+        return 0
+    watch = Watch({0: beats}, on_lost)
+    try:
+        _run(orders, adapt(RankLaunch.decode(message)))
     except EOFError:
         return 0
     except Exception as error:
@@ -43,25 +111,24 @@ def main() -> int:
     return 0
 
 
-def _follow(orders: Connection) -> None:
+def _run(orders: Connection, launch: RankLaunch) -> None:
     """Raises EOFError when rank 0 closes the connection."""
-    launch = msgspec.msgpack.decode(orders.recv_bytes(), type=RankLaunch)
     gc.disable()  # as in engine/__main__.py
     # Imported here, so that the watch answers meanwhile.
     from engine.device import choose_device, explaining_out_of_memory
     from engine.loading.packed_model import PackedModel
     from engine.parts import build_parts
     from engine.phases import Phases
-    from engine.ranks.group import ProcessGroup
+    from engine.ranks.group import ProcessGroup, open_store
     from engine.ranks.shard import Shard
     from engine.step.follower import Follower
 
     gc.freeze()
     gc.enable()
     device = choose_device(launch.options)
+    store = open_store(launch.address, launch.size)
     orders.send_bytes(READY)
-    shard = Shard(launch.rank, launch.size)
-    group = ProcessGroup(shard, device, Path(launch.store), launch.timeout_s)
+    group = ProcessGroup(Shard(launch.rank, launch.size), device, launch.address, store)
     with explaining_out_of_memory():  # in a step, it is a failure after which the engine restarts
         parts = build_parts(Path(launch.model_dir), launch.options, device, Phases(), group)
     model, kv = parts.model, parts.kv

@@ -16,6 +16,7 @@ from core.options import Options
 from fleet.front import Front
 from fleet.replica import Replica
 from fleet.router import ReplicaRouter
+from fleet.span import Span
 
 NAME = "longshore"
 _UNLIMITED = 100_000
@@ -39,7 +40,7 @@ class Fleet:
     least_replicas: int
     most_replicas: int
     cpus: float
-    """CPU cores of a replica."""
+    """CPU cores of a replica, on each of its nodes."""
     grace_s: float
     """Time that requests have to finish on a replica that stops."""
     surge_percent: int
@@ -51,7 +52,7 @@ class Fleet:
     def most_cpus(self) -> float:
         """CPU cores that it needs during an update, when it has the most replicas."""
         surge = math.ceil(self.most_replicas * self.surge_percent / 100)
-        return (self.most_replicas + surge) * self.cpus
+        return (self.most_replicas + surge) * self.cpus * self.options.nodes
 
 
 def fleet_of(parsed: argparse.Namespace, options: Options) -> Fleet:
@@ -70,12 +71,12 @@ def fleet_of(parsed: argparse.Namespace, options: Options) -> Fleet:
     )
 
 
-def application(fleet: Fleet, gpus: int, num_fronts: int) -> serve.Application:
-    """Return the application. Deploying it again is a rolling update. gpus: GPUs of a replica."""
+def application(fleet: Fleet, span: Span, num_fronts: int) -> serve.Application:
+    """Return the application. Deploying it again is a rolling update. span: a replica's."""
     replicas = serve.deployment(
         Replica,
         name="Replica",
-        ray_actor_options={"num_cpus": fleet.cpus, "num_gpus": gpus},
+        ray_actor_options={"num_cpus": fleet.cpus, "num_gpus": span.gpus},
         request_router_config=RequestRouterConfig(
             request_router_class=ReplicaRouter,
             request_router_kwargs={"router": fleet.router},
@@ -83,6 +84,7 @@ def application(fleet: Fleet, gpus: int, num_fronts: int) -> serve.Application:
         ),
         max_constructor_retry_count=_NUM_STARTS,
         max_surge_percent=fleet.surge_percent,
+        **_placement(fleet, span),
         **_scale(fleet),
         **_lifetime(fleet),
     )
@@ -97,6 +99,14 @@ def application(fleet: Fleet, gpus: int, num_fronts: int) -> serve.Application:
     return front.bind(
         replicas.bind(str(fleet.properties), fleet.cpus), fleet.options.max_request_size
     )
+
+
+def _placement(fleet: Fleet, span: Span) -> dict[str, Any]:
+    """Return the settings of a placement group, if a replica may need several nodes."""
+    if span.bundles == 1:
+        return {}
+    bundles, strategy = span.placement(fleet.cpus)
+    return {"placement_group_bundles": bundles, "placement_group_strategy": strategy}
 
 
 def _scale(fleet: Fleet) -> dict[str, Any]:

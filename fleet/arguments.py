@@ -93,8 +93,8 @@ def _add_scale(parser: argparse.ArgumentParser) -> None:
         type=_positive_float,
         default=1.0,
         metavar="N",
-        help="CPU cores of a replica (default: 1); its GPUs follow from "
-        "option.tensor_parallel_degree and option.copies",
+        help="CPU cores of a replica (default: 1), on each of its nodes if it takes several; its "
+        "GPUs follow from option.tensor_parallel_degree and option.copies",
     )
 
 

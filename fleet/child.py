@@ -1,17 +1,26 @@
-"""Runs the container of a replica: `python -m fleet.child PROPERTIES SOCKET CPUS`."""
+"""Runs the processes of a replica on one node.
+
+`python -m fleet.child serve PARENT PROPERTIES CPUS NODES ADDRESS SOCKET`: its container.
+`python -m fleet.child join PARENT PROPERTIES CPUS NODES ADDRESS`: the ranks on another node.
+
+PARENT is the id of the process that starts it, and with which it ends. NODES is the number of nodes
+that the replica takes. If it is above 1, ranks meet at ADDRESS.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from container.configuration.report import report_error
-from container.configuration.resolve import load_configuration
+from container.configuration.resolve import Configuration, load_configuration
+from container.launch.join import join
 from container.launch.preparation import prepare
 from container.launch.supervisor import supervise
-from container.models.directory import default_model_dir, open_model_dir
+from container.models.directory import default_model_dir, open_model_dir, resolve_model_dir
 from core.errors import ConfigurationError
 from core.layout import layout_here
 from core.options import Options
@@ -19,27 +28,44 @@ from core.processes import die_with_parent
 
 
 def threads_of_a_rank(options: Options, cpus: float, variables: Mapping[str, str]) -> str:
-    """Return OMP_NUM_THREADS for one of the ranks that share the cores of a replica.
+    """Return OMP_NUM_THREADS for one of the ranks that share the cores of a replica on a node.
 
     The variable can only lower it. Ray sets it to the cores of the whole replica if it is not set.
     """
     layout = layout_here(options, variables)
-    share = max(1, int(cpus) // (layout.num_copies * layout.num_ranks))
+    share = max(1, int(cpus) // (layout.num_copies * layout.num_local_ranks))
     given = variables.get("OMP_NUM_THREADS", "")
     return str(max(1, min(share, int(given))) if given.isdecimal() else share)
 
 
-def main(properties: str, socket: str, cpus: str) -> int:
-    """Serve on the Unix socket until SIGTERM and return the exit code, as `serve` does."""
-    die_with_parent()
+def main(
+    command: str, parent: str, properties: str, cpus: str, nodes: str, address: str, *socket: str
+) -> int:
+    """Serve or join until SIGTERM. Return the exit code, as `serve` and `join` do."""
+    die_with_parent(int(parent))
     try:
         configuration = load_configuration(Path(properties), os.environ)
-        num_threads = threads_of_a_rank(configuration.options, float(cpus), os.environ)
-        os.environ["OMP_NUM_THREADS"] = num_threads
+        if address:
+            configuration = _spanning(configuration, int(nodes), address)
+        options = configuration.options
+        os.environ["OMP_NUM_THREADS"] = threads_of_a_rank(options, float(cpus), os.environ)
+        if command == "join":
+            return _join(configuration)
         prepared = prepare(configuration, open_model_dir(default_model_dir()))
-        return supervise(configuration, prepared, 0, socket=Path(socket))
+        return supervise(configuration, prepared, 0, socket=Path(*socket))
     except ConfigurationError as error:
         return report_error(error)
+
+
+def _join(configuration: Configuration) -> int:
+    path = resolve_model_dir(configuration, open_model_dir(default_model_dir()))
+    return join(configuration.options, path.absolute(), os.environ)
+
+
+def _spanning(configuration: Configuration, nodes: int, address: str) -> Configuration:
+    """Return the configuration of a replica that takes several nodes."""
+    options = dataclasses.replace(configuration.options, nodes=nodes, rank_address=address)
+    return dataclasses.replace(configuration, options=options)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 import time
 from pathlib import Path
 
 from container.launch.children import Child
-from core.layout import lay_out
 from core.names import python_command
-from core.options import Options
+from core.meeting_point import KEY_VARIABLE, MeetingPoint
 from fleet.exchange import fetch
 from fleet.http_message import ReplicaLostError, Request
 
@@ -30,12 +30,25 @@ class ContainerProcess:
     """`longshore serve` on a Unix socket. It is killed together with this process."""
 
     def __init__(
-        self, properties: Path, cpus: float = 1.0, command: tuple[str, ...] = COMMAND
+        self,
+        properties: Path,
+        cpus: float = 1.0,
+        nodes: int = 1,
+        place: MeetingPoint | None = None,
+        command: tuple[str, ...] = COMMAND,
     ) -> None:
-        """cpus: the cores that its ranks share."""
+        """cpus: the cores that its ranks on this node share. nodes: those that it spans.
+
+        place: where its ranks on the other nodes join.
+        """
         self._directory = Path(tempfile.mkdtemp(prefix="longshore-fleet-"))
         self.socket = self._directory / "http"
-        self._child = Child("container", [*command, str(properties), str(self.socket), str(cpus)])
+        arguments = child_arguments(properties, cpus, nodes, place)
+        self._child = Child(
+            "container",
+            [*command, "serve", *arguments, str(self.socket)],
+            variables=with_key(place),
+        )
 
     @property
     def has_ended(self) -> bool:
@@ -79,13 +92,15 @@ class ContainerProcess:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def required_gpus(options: Options, num_gpus: int) -> int:
-    """Return the GPUs of a container: one for each rank of each copy, or none if it needs no GPU.
+def child_arguments(
+    properties: Path, cpus: float, nodes: int, place: MeetingPoint | None
+) -> tuple[str, ...]:
+    """Return the arguments of `fleet.child` that its commands share. It is this one's child."""
+    address = "" if place is None else str(place)
+    return (str(os.getpid()), str(properties), str(cpus), str(nodes), address)
 
-    num_gpus: GPUs of the largest node. Raises ConfigurationError if it has too few: all processes
-    of a container run on one machine.
-    """
-    if not num_gpus or options.device == "cpu":
-        return 0
-    layout = lay_out(options, tuple(map(str, range(num_gpus))), 0, "the largest node")
-    return layout.num_copies * layout.num_ranks
+
+def with_key(place: MeetingPoint | None) -> dict[str, str]:
+    """Return the environment of a process whose ranks meet there."""
+    key = {} if place is None else {KEY_VARIABLE: place.key.decode()}
+    return {**os.environ, **key}

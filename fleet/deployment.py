@@ -13,7 +13,7 @@ from ray.serve.config import HTTPOptions
 from core.errors import ConfigurationError
 from fleet.application import NAME, QUIET, Fleet, application
 from fleet.arguments import DEFAULT_PORT
-from fleet.container_process import required_gpus
+from fleet.span import span_of
 
 _KEEPALIVE_S = 75
 """Longer than load balancers keep idle connections, so that they never use one that closes."""
@@ -47,10 +47,12 @@ def deploy(fleet: Fleet, port: int | None) -> None:
     elif port is not None:
         raise ConfigurationError(f"--port {port}: a fleet runs, and its port cannot change")
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    most = max((int(node["Resources"].get("GPU", 0)) for node in nodes), default=0)
-    gpus = required_gpus(fleet.options, most)
+    gpus = [int(node["Resources"].get("GPU", 0)) for node in nodes]
+    span = span_of(fleet.options, gpus)
+    if span.bundles > 1:
+        print(f"each replica takes {span}", flush=True)
     try:
-        serve.run(application(fleet, gpus, len(nodes)), name=NAME, route_prefix="/")
+        serve.run(application(fleet, span, len(nodes)), name=NAME, route_prefix="/")
     except RuntimeError as error:
         # Serve keeps the running replicas, but does not replace one that ends.
         cure = "; deploy the former properties again: replicas that end are not replaced until then"

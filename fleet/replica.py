@@ -10,10 +10,12 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from ray import serve
+from ray.util import get_current_placement_group
 
-from fleet.container_process import ContainerProcess
+from fleet.container_process import ContainerEndedError, ContainerProcess
 from fleet.exchange import exchange, fetch
 from fleet.http_message import Head, Request
+from fleet.rank_host import OtherNodes, RanksEndedError
 
 logger = logging.getLogger(__name__)
 _POLL_INTERVAL_S = 0.05
@@ -25,15 +27,30 @@ class Replica:
     async def __init__(self, properties: str, cpus: float) -> None:
         """Start the container of a properties file on some cores; wait until its /ping is 200.
 
-        Raises ContainerEndedError if it cannot start; Serve then tries again a few times.
+        In a placement group, start the ranks in the group's other bundles, too, with as many cores
+        each.
+
+        Raises ContainerEndedError or RanksEndedError if it cannot start; Serve then tries again a
+        few times.
         """
         self._name = serve.get_replica_context().replica_id.unique_id
         self._num_exchanges = 0
-        self._container = ContainerProcess(Path(properties), cpus)
+        group = get_current_placement_group()
+        self._others = None if group is None else OtherNodes(group, properties, cpus)
+        nodes, place = (
+            (1, None) if self._others is None else (self._others.num_nodes, self._others.place)
+        )
+        self._container = ContainerProcess(Path(properties), cpus, nodes, place)
+        self._end = asyncio.ensure_future(self._wait_for_the_end())
+        ready = asyncio.ensure_future(self._container.wait_until_ready())
         try:
-            await self._container.wait_until_ready()
+            await asyncio.wait((ready, self._end), return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                self._end.result()
+            ready.result()
         except BaseException:
-            await self._container.stop()
+            ready.cancel()
+            await self._stop()
             raise
         self._watch = asyncio.create_task(self._end_with_container())
 
@@ -67,16 +84,41 @@ class Replica:
     async def __del__(self) -> None:
         """End the container. Serve calls this when all requests have ended."""
         self._watch.cancel()
+        await self._stop()
+
+    async def _stop(self) -> None:
+        self._end.cancel()
+        if self._others is not None:
+            self._others.stop()
         await self._container.stop()
 
+    async def _wait_for_the_end(self) -> None:
+        """Wait for the end of any of this replica's processes.
+
+        Raises ContainerEndedError or RanksEndedError then.
+        """
+        waits = [self._container.wait_until_ended()]
+        if self._others is not None:
+            waits.append(self._others.wait_until_ended())
+        tasks = [asyncio.ensure_future(wait) for wait in waits]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            self._container.require_running()
+            tasks[-1].result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
     async def _end_with_container(self) -> None:
-        """End this process soon after the container, so that Serve starts another replica.
+        """End this process soon after the container or other ranks, so that Serve replaces it.
 
         The routers then drop this one at the next request, without waiting for a health check.
         """
-        await self._container.wait_until_ended()
+        try:
+            await self._end
+        except (ContainerEndedError, RanksEndedError) as error:
+            logger.error("event=replica_ended replica=%s reason=%r", self._name, str(error))
         while self._num_exchanges:  # their last bytes are still on the way
             await asyncio.sleep(_POLL_INTERVAL_S)
-        logger.error("event=container_ended replica=%s", self._name)
-        await self._container.stop()
+        await self._stop()
         os._exit(1)

@@ -18,8 +18,8 @@ from ray.serve import Application
 from core.errors import ConfigurationError
 from fleet.application import application, fleet_of
 from fleet.arguments import parse_flags
-from fleet.container_process import required_gpus
 from fleet.properties import read_options
+from fleet.span import span_of
 
 _NAMES = {"flags": str, "nodes": int, "gpus_per_node": int}
 
@@ -43,5 +43,6 @@ def build(arguments: Mapping[str, Any]) -> Application:
         raise ConfigurationError(f"args: no {', '.join(sorted(unknown))}; there are {[*_NAMES]}")
     parsed = parse_flags(shlex.split(arguments["flags"]))
     options = read_options(parsed.properties)
-    gpus = required_gpus(options, arguments["gpus_per_node"])
-    return application(fleet_of(parsed, options), gpus, arguments["nodes"])
+    nodes: int = arguments["nodes"]
+    span = span_of(options, [arguments["gpus_per_node"]] * nodes)
+    return application(fleet_of(parsed, options), span, nodes)

@@ -109,6 +109,7 @@ def _fleet(arguments: list[str]) -> int:
 
 COMMANDS = {
     "serve": Command("serve a model over HTTP", _container),
+    "join": Command("run ranks of a model that another machine serves", _container),
     "explain": Command("show the strategy and every option, with where it was set", _container),
     "batch": Command("answer all requests of a file", _container),
     "plan": Command("estimate how many requests fit into an instance's GPU memory", _container),

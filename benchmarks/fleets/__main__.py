@@ -81,6 +81,10 @@ def _add_fleets(group: argparse._ArgumentGroup) -> None:
         help=f"out of {', '.join(ROUTINGS)} (default: {','.join(DEFAULT_ROUTINGS)})",
     )  # fmt: skip
     group.add_argument(
+        "--max-sequences", type=count, default=256, metavar="N",
+        help="maximum sequences that run at once on a machine (default: 256)",
+    )  # fmt: skip
+    group.add_argument(
         "--model", choices=MODELS, default="llama-3.1-8b", help="(default: %(default)s)"
     )
 
@@ -154,6 +158,7 @@ def _service(options: argparse.Namespace) -> Service:
         prefixes=Prefixes(options.prefixes, options.prefix_tokens),
         duration_s=options.duration,
         bound=options.bound,
+        max_sequences=options.max_sequences,
     )
 
 

@@ -54,6 +54,8 @@ class Service:
     duration_s: float
     bound: float
     """Highest mean of latency over output length, in seconds per token."""
+    max_sequences: int = 256
+    """Maximum sequences that run at once on a machine."""
 
     def traffic(self, num_machines: int, seed: int) -> Superposed:
         """Return the requests of `num_machines` such services. Raises ValueError as Trace does."""
@@ -62,7 +64,12 @@ class Service:
 
     def setup(self, hardware: Hardware) -> Setup:
         has_prefixes = self.prefixes.num_tokens > 0
-        return Setup(hardware=hardware, max_length=self.max_length, caches_prefixes=has_prefixes)
+        return Setup(
+            hardware=hardware,
+            max_length=self.max_length,
+            max_sequences=self.max_sequences,
+            caches_prefixes=has_prefixes,
+        )
 
 
 def sustained_rate(

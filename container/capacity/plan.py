@@ -102,7 +102,7 @@ def plan_lines(
     count = f"{instance.num_gpus} x " if instance.num_gpus > 1 else ""
     layout = layout_on(instance, options)
     ranks = layout.num_ranks
-    num_used = layout.num_copies * ranks
+    num_used = layout.num_copies * layout.num_local_ranks
     used = f" (the model uses {num_used} of them)" if instance.num_gpus > 1 else ""
     yield f"{decoder.name} on {instance.name}: {count}{instance.gpu}{used}"
     if layout.num_copies > 1:
@@ -165,9 +165,11 @@ def rank_part(decoder: Decoder, ranks: int) -> Decoder:
 
 def _advice(options: Options, instance: Instance) -> str:
     most = instance.num_gpus // options.copies
-    if layout_on(instance, options).num_ranks == most:
+    if layout_on(instance, options).num_local_ranks == most:
         return ""
-    return f"; option.tensor_parallel_degree={most} splits it over the instance's GPUs"
+    return (
+        f"; option.tensor_parallel_degree={most * options.nodes} splits it over the instance's GPUs"
+    )
 
 
 def adapter_bytes(decoder: Decoder, options: Options) -> int:

@@ -18,7 +18,8 @@ from core.options import Options
 logger = logging.getLogger(__name__)
 
 _FINAL_EXIT_CODES = (ConfigurationError.exit_code, InsufficientMemoryError.exit_code)
-"""Exit codes of an engine that would fail again if it were restarted."""
+"""Exit codes of an engine that would fail again if it were restarted, unless one has served before:
+then the configuration was right, and something else has changed, such as a machine with ranks."""
 
 
 class EngineProcess:
@@ -95,7 +96,8 @@ class EngineProcess:
 
     def restart(self) -> bool:
         """Start the engine again, if it has restarts left and its exit code allows it."""
-        if self.child.exit_code in _FINAL_EXIT_CODES or not self._restarts_left:
+        is_final = not self.has_served and self.child.exit_code in _FINAL_EXIT_CODES
+        if is_final or not self._restarts_left:
             return False
         self._restarts_left -= 1
         logger.warning("restarting the %s, restarts_left=%d", self.name, self._restarts_left)

@@ -28,6 +28,9 @@ from core.layout import Layout, layout_here
 from core.logs import configure_logs
 from core.messages import Facts, Launch
 from core.names import python_command
+from core.options import Options
+from core.meeting_point import meeting_point
+from core.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -183,13 +186,16 @@ def supervise(
     """Serve the model until a signal arrives, and return the exit code.
 
     Listens on the Unix socket `socket` if given, else on the port. `name` is the model's name in
-    requests. Raises ConfigurationError if the port is in use, and what `layout_here` raises. Call
-    it from the main thread, which receives the signals.
+    requests. Raises ConfigurationError if the port is in use, if ranks of other machines could
+    not join, and what `layout_here` raises. Call it from the main thread, which receives the
+    signals.
     """
     if socket is None:
         require_free_port(port)
     options = configuration.options
     layout = layout_here(options)
+    if options.nodes > 1:
+        _require_meeting_point(options, prepared.task)
     configure_logs(options.log_format, options.log_level, name)
     print_line = _log_line if options.log_format == "json" else _print_line
     # Beside the socket, so that its owner also removes the files of a killed supervisor.
@@ -220,6 +226,16 @@ def supervise(
         supervisor = Supervisor(launch, launch_path, layout, commands or Commands(), print_line)
         with _signal_handler(supervisor.on_stop_signal):
             return supervisor.run()
+
+
+def _require_meeting_point(options: Options, task: Task) -> None:
+    """Raise ConfigurationError if ranks of other machines could not join, or have nothing to do."""
+    if task.kind != "generation":
+        raise ConfigurationError(
+            f"option.nodes={options.nodes}: {task.name} ({task.reason}) runs on one machine; only "
+            "text generation runs on several"
+        )
+    meeting_point(options)
 
 
 @contextlib.contextmanager

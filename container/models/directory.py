@@ -66,7 +66,7 @@ def resolve_model_dir(configuration: Configuration, model_dir: Path) -> Path:
     if local.is_dir():
         if configuration.options.revision:
             logger.warning("option.revision has no effect on the local model %s", local)
-        return _require_model(local.resolve(), "correct option.model_id")
+        return _require_model(local.absolute(), "correct option.model_id")
     path = from_hub(model_id, configuration.options, given_as="option.model_id", local=local)
     return _require_model(path, "choose another model or option.revision")
 

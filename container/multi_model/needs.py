@@ -37,6 +37,10 @@ def estimate_needs(url: Path, variables: Mapping[str, str], overrides: Overrides
             f"option.copies={options.copies}: one of several models cannot have copies; leave the "
             "option out"
         )
+    if options.nodes > 1:
+        raise ConfigurationError(
+            f"option.nodes={options.nodes}: a model among several is on one machine; leave it out"
+        )
     # If the size is unknown or config.json is invalid, leave the error to the engine.
     with suppress(ConfigurationError, OSError, ValueError, TypeError, KeyError, AttributeError):
         decoder = decoder_from_directory(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
-import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing.connection import Connection, Pipe
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -20,21 +18,30 @@ import torch
 from core.errors import EngineUnavailableError, LongshoreError
 from core.names import import_root, python_command
 from core.options import Options
-from engine.ranks.messages import LastWords, Order, RankLaunch
-from engine.ranks.watch import Watch
+from core.meeting_point import meeting_point
+from engine.ranks.digest import digest_model
+from engine.ranks.group import StoreServer
+from engine.ranks.joining import wait_for_ranks
+from engine.ranks.messages import GroupAddress, LastWords, Order, RankLaunch
+from engine.ranks.peers import JoinedRank, LocalRank, Peer
+from engine.ranks.tcp import interface_at, listen
+from engine.ranks.watch import CULPRIT_S, Watch
 
 logger = logging.getLogger(__name__)
 
 COMMAND = python_command("engine.follow")
 POLL_S = 0.1
-END_S = 2.0
-"""Time for the ranks to end by themselves, before they are killed."""
-EXPLANATION_S = 1.0
+JOIN_SHARE = 0.5
+"""The part of option.model_loading_timeout in which the ranks of other machines must join."""
+EXPLANATION_S = CULPRIT_S + 1.0
 """How long a failed collective waits for the last words of a rank, which may explain it."""
 
 
 class Followers:
-    """Starts the ranks' processes. If one of them is lost, logs why and kills all."""
+    """Starts the ranks of this machine and waits for those of others (option.nodes).
+
+    If one of them is lost, logs why and kills all.
+    """
 
     def __init__(
         self,
@@ -45,44 +52,57 @@ class Followers:
         on_lost: Callable[[LongshoreError], None],
         command: Sequence[str] = COMMAND,
     ) -> None:
-        """on_lost: gets the error, in a thread of its own. command: starts a rank."""
-        self._command = command
+        """on_lost: gets the error, in a thread of its own. command: starts a rank.
+
+        Raises ConfigurationError if ranks of other machines do not join.
+        """
         self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
-        self.store = self._folder / "store"
-        self.timeout_s = float(options.model_loading_timeout)
         self._on_lost = on_lost
         self._failure: LongshoreError | None = None
         self._has_failed = threading.Event()
         self._encode = msgspec.msgpack.Encoder().encode
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._orders: list[Connection] = []
-        beats: dict[int, Connection] = {}
-        for rank in range(1, size):
-            orders, beats[rank] = self._start(rank, device)
-            self._orders.append(orders)
-            launch = RankLaunch(
-                str(model_dir), options, rank, size, str(self.store), self.timeout_s
-            )
-            orders.send_bytes(self._encode(launch))
-        self._beats = beats
+        self._watch: Watch | None = None
+        self._peers: list[Peer] = []
+        num_local = size // options.nodes
+        try:
+            # These first: the others expect beats as soon as they have started.
+            self._peers += self._wait_for_others(model_dir, options, size - num_local, device)
+            for rank in range(1, num_local):
+                variables = {**os.environ, **rank_variables(rank, device, os.environ)}
+                self._peers.insert(rank - 1, LocalRank(command, variables))
+            for rank, peer in enumerate(self._peers, 1):
+                launch = RankLaunch(
+                    version=version("longshore"),
+                    model_digest=self._model_digest,
+                    model_dir=str(model_dir),
+                    options=options,
+                    rank=rank,
+                    size=size,
+                    address=self.address,
+                )
+                self._launch(rank, peer, launch)
+        except BaseException:
+            self.close()
+            raise
+        beats = {rank: peer.beats for rank, peer in enumerate(self._peers, 1)}
         self._watch = Watch(beats, self._lose)
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of ranks 1 and up."""
-        return [process.pid for process in self._processes]
+        """The process ids of those ranks that are on this machine."""
+        return [peer.pid for peer in self._peers if isinstance(peer, LocalRank)]
 
     def wait(self) -> None:
         """Wait until all ranks are about to join the group.
 
         Raises the error of a rank that fails before that; the group would wait for it.
         """
-        for connection in self._orders:
+        for peer in self._peers:
             with self.explaining():
-                while not connection.poll(POLL_S):
+                while not peer.orders.poll(POLL_S):
                     if self._failure is not None:
                         raise self._failure
-                connection.recv_bytes()
+                peer.orders.recv_bytes()
 
     @contextmanager
     def explaining(self) -> Generator[None]:
@@ -104,8 +124,8 @@ class Followers:
         if self._failure is not None:
             raise self._failure
         with self.explaining():
-            for connection in self._orders:
-                connection.send_bytes(message)
+            for peer in self._peers:
+                peer.orders.send_bytes(message)
         return len(message)
 
     def explained(self, error: Exception) -> Exception:
@@ -120,50 +140,56 @@ class Followers:
 
     def close(self) -> None:
         """End the processes. May be called again."""
-        self._watch.stop()
-        for connection in (*self._orders, *self._beats.values()):
-            connection.close()  # which ends the process
-        for process in self._processes:
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        if self._watch is not None:
+            self._watch.stop()
+        for peer in self._peers:
+            peer.close()
+        for peer in self._peers:
+            peer.wait()
+        self._server = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self, rank: int, device: torch.device) -> tuple[Connection, Connection]:
-        """Start a rank. Return the connections of its orders and of its beats."""
-        orders, their_orders = Pipe()
-        beats, their_beats = Pipe()
-        fds = their_orders.fileno(), their_beats.fileno()
-        process = subprocess.Popen(
-            [*self._command, *map(str, fds)],
-            pass_fds=fds,
-            env={**os.environ, **rank_variables(rank, device, os.environ)},
-        )
-        self._processes.append(process)
-        their_orders.close()
-        their_beats.close()
-        return orders, beats
+    def _launch(self, rank: int, peer: Peer, launch: RankLaunch) -> None:
+        try:
+            peer.orders.send_bytes(self._encode(launch))
+        except OSError:
+            raise EngineUnavailableError(f"rank {rank} {peer.describe_loss()}") from None
+
+    def _wait_for_others(
+        self, model_dir: Path, options: Options, count: int, device: torch.device
+    ) -> list[JoinedRank]:
+        """Wait for the ranks of other machines, if any, and choose how all find each other."""
+        timeout_s = float(options.model_loading_timeout)
+        self._server: StoreServer | None = None
+        self._model_digest = ""
+        if options.nodes == 1:
+            # For gloo: the host name may not resolve, in a container without network.
+            interface = "lo" if device.type == "cpu" else ""
+            self.address = GroupAddress(str(self._folder / "store"), "", interface, timeout_s)
+            return []
+        place = meeting_point(options)
+        self._model_digest = digest_model(model_dir)
+        joined = wait_for_ranks(place, count, timeout_s * JOIN_SHARE)
+        self._server = StoreServer(place.host, listen(place.host, 0))
+        self.address = GroupAddress(self._server.port, place.host, interface_at(place), timeout_s)
+        return joined
 
     def _lose(self, rank: int, words: bytes) -> None:
         """Kill all ranks, so that a collective of rank 0 fails and does not wait for them.
 
-        gloo's does; NCCL's kernels do not notice it, so there `on_lost` has to end the process.
+        gloo's does, unless a machine went without a word. NCCL's kernels do not notice it. So
+        `on_lost` has to end the process.
         """
         if words:
-            error = msgspec.msgpack.decode(words, type=LastWords).error(rank)
+            error = LastWords.decode_error(words, rank)
         else:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._processes[rank - 1].wait(0.1)
-            code = self._processes[rank - 1].poll()
-            how = "stopped answering" if code is None else f"ended with exit code {code}"
+            how = self._peers[rank - 1].describe_loss()
             error = EngineUnavailableError(f"rank {rank} {how}")
         logger.error("%s", error)
         self._failure = error
         self._has_failed.set()
-        for process in self._processes:
-            process.kill()
+        for peer in self._peers:
+            peer.kill()
         self._on_lost(error)
 
 

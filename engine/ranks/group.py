@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import os
+import socket
 from abc import ABC, abstractmethod
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore  # torch.distributed does not export it
+from torch._C._distributed_c10d import (  # torch.distributed does not export them
+    FileStore,
+    Store,
+    TCPStore,
+)
 
 from core.errors import ConfigurationError
+from engine.ranks.messages import GroupAddress
 from engine.ranks.shard import Shard
+
+STORE_S = 30.0
+"""Time to reach the store of another machine, which is open before this one knows of it."""
+_INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
+_EXACTLY = {"gloo": "", "nccl": "="}
+"""What precedes the name of an interface. Without this, NCCL takes it for a prefix."""
 
 
 class Group(ABC):
@@ -83,13 +96,16 @@ class ProcessGroup(Group):
     It is torch's default process group, of which a process has only one.
     """
 
-    def __init__(self, shard: Shard, device: torch.device, store: Path, timeout_s: float) -> None:
-        """Join the group. Blocks until all ranks have joined.
+    def __init__(
+        self,
+        shard: Shard,
+        device: torch.device,
+        address: GroupAddress,
+        store: Store | None = None,
+    ) -> None:
+        """Join the group. Blocks until all ranks have joined. store: `open_store(address, size)`.
 
-        store: a file that does not exist yet, the same for all ranks, by which they find each
-        other. timeout_s: the longest that a rank waits for the others in a collective.
-
-        Raises ConfigurationError if this process is in a group already.
+        Raises ConfigurationError if this process is in a group already, and as `open_store` does.
         """
         self.shard, self.device = shard, device
         if dist.is_initialized():
@@ -98,18 +114,17 @@ class ProcessGroup(Group):
                 "ranks already; close that LLM first"
             )
         is_cuda = device.type == "cuda"
-        if not is_cuda:
-            # Ranks share a machine. Its host name may not resolve, in a container without network.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group(
-            "nccl" if is_cuda else "gloo",
-            store=FileStore(str(store), shard.size),
-            rank=shard.rank,
-            world_size=shard.size,
-            timeout=timedelta(seconds=timeout_s),
-            # NCCL then allocates its buffers now, before the free memory is measured.
-            device_id=torch.device("cuda", torch.cuda.current_device()) if is_cuda else None,
-        )
+        backend = "nccl" if is_cuda else "gloo"
+        with interface_for(backend, address.interface):
+            dist.init_process_group(
+                backend,
+                store=open_store(address, shard.size) if store is None else store,
+                rank=shard.rank,
+                world_size=shard.size,
+                timeout=timedelta(seconds=address.timeout_s),
+                # NCCL then allocates its buffers now, before the free memory is measured.
+                device_id=torch.device("cuda", torch.cuda.current_device()) if is_cuda else None,
+            )
 
     def sum(self, tensor: Tensor) -> Tensor:
         if self.device.type == "cuda" or tensor.dtype == torch.float32:
@@ -133,3 +148,55 @@ class ProcessGroup(Group):
         """Leave the group. May be called again."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+class StoreServer:
+    """The store of ranks on several machines. Rank 0 has it."""
+
+    def __init__(self, host: str, listener: socket.socket) -> None:
+        """listener: at an address of `host`, this machine; the store becomes its owner.
+
+        A store that opens its port itself listens at all addresses.
+        """
+        self.port: int = listener.getsockname()[1]
+        self._store = TCPStore(
+            host,
+            self.port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+
+def open_store(address: GroupAddress, size: int) -> Store:
+    """Open the store by which ranks find each other.
+
+    Raises ConfigurationError if it is on another machine that cannot be reached there.
+    """
+    if isinstance(address.store, str):
+        return FileStore(address.store, size)
+    limit = timedelta(seconds=STORE_S)
+    try:
+        store = TCPStore(address.host, address.store, is_master=False, timeout=limit)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"cannot reach rank 0 at {address.host}:{address.store} within {STORE_S:g} s, besides "
+            "option.rank_address; ranks use ports of torch's choice, so open all ports between "
+            "the machines"
+        ) from error
+    store.set_timeout(timedelta(seconds=address.timeout_s))
+    return store
+
+
+@contextmanager
+def interface_for(backend: str, name: str) -> Generator[None]:
+    """Have the backend use a network interface, unless the user has chosen one."""
+    variable = _INTERFACE_VARIABLES[backend]
+    if not name or variable in os.environ:
+        yield
+        return
+    os.environ[variable] = f"{_EXACTLY[backend]}{name}"
+    try:
+        yield
+    finally:
+        del os.environ[variable]

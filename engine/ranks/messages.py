@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Literal
 
 import msgspec
@@ -18,16 +19,51 @@ from core.plan import BlockMoves
 from core.step_size import StepSize
 
 
+class GroupAddress(msgspec.Struct, frozen=True):
+    """How ranks find each other."""
+
+    store: str | int
+    """A file that does not exist yet, or a port of rank 0's machine; the same for all ranks."""
+    host: str
+    """Rank 0's machine, as this rank reaches it, if `store` is a port."""
+    interface: str
+    """The network interface of this rank's machine to the others. '': torch chooses one."""
+    timeout_s: float
+    """The longest that a rank waits for the others in a collective."""
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    """The part of a launch that every version understands."""
+
+    version: str
+
+
 class RankLaunch(msgspec.Struct, frozen=True):
     """The first message to a rank."""
 
+    version: str
+    """The version of Longshore."""
+    model_digest: str
+    """That of `engine.ranks.digest`, for ranks of other machines; '' if there are none."""
     model_dir: str
     options: Options
     rank: int
     size: int
-    store: str
-    """The file by which the ranks find each other; see `engine.ranks.group.ProcessGroup`."""
-    timeout_s: float
+    address: GroupAddress
+
+    @classmethod
+    def decode(cls, message: bytes) -> RankLaunch:
+        """Raises ConfigurationError if rank 0 runs another version of Longshore than this rank."""
+        own = version("longshore")
+        try:
+            theirs = msgspec.msgpack.decode(message, type=_Versioned).version
+            if theirs == own:
+                return msgspec.msgpack.decode(message, type=cls)
+        except msgspec.MsgspecError as error:
+            theirs = f"of another build ({error})"
+        raise ConfigurationError(
+            f"rank 0 runs Longshore {theirs}, this rank {own}; install the same on every machine"
+        )
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -87,6 +123,17 @@ class LastWords(msgspec.Struct, frozen=True):
     def error(self, rank: int) -> LongshoreError:
         """Return the error that rank 0 raises. rank: the one that ends."""
         return _ERRORS[self.kind](f"rank {rank}: {self.reason}")
+
+    @staticmethod
+    def decode_error(words: bytes, rank: int) -> LongshoreError:
+        """Return the error that encoded last words stand for."""
+        try:
+            return msgspec.msgpack.decode(words, type=LastWords).error(rank)
+        except msgspec.MsgspecError as error:
+            return ConfigurationError(
+                f"rank {rank} runs another version of Longshore ({error}); install the same on "
+                "every machine"
+            )
 
 
 _ERRORS: Mapping[str, type[LongshoreError]] = {

@@ -15,6 +15,8 @@ TICK_S = 0.5
 MAX_SILENT_TICKS = 7
 """How long a rank may be silent. Counted in ticks of this process, so that the time in which the
 whole machine is suspended does not count."""
+CULPRIT_S = 0.5
+"""How long the loss of a rank with last words waits for that of another one without."""
 BEAT = b"."
 
 OnLost = Callable[[int, bytes], None]
@@ -45,6 +47,7 @@ class Watch:
         next_tick = time.monotonic()
         while True:
             timeout = max(0.0, next_tick - time.monotonic())
+            lost: dict[int, bytes] = {}
             for connection in wait([*by_connection, self._stopped], timeout):
                 if connection is self._stopped:
                     return None
@@ -52,8 +55,11 @@ class Watch:
                 rank = by_connection[connection]
                 words = _received(connection)
                 if words != BEAT:
-                    return self._on_lost(rank, words)
+                    lost[rank] = words
                 silent_ticks[rank] = 0
+            if lost:
+                rank = self._culprit(lost)
+                return self._on_lost(rank, lost[rank])
             if time.monotonic() >= next_tick:
                 next_tick = time.monotonic() + TICK_S
                 for rank, connection in self._peers.items():
@@ -62,6 +68,24 @@ class Watch:
                         return self._on_lost(rank, b"")
                     with contextlib.suppress(OSError):  # the next wait finds out
                         connection.send_bytes(BEAT)
+
+    def _culprit(self, lost: dict[int, bytes]) -> int:
+        """Return which of the lost ranks is at fault. Adds those that are lost meanwhile.
+
+        One that ends without a word makes the others' collectives fail. The news of that may come
+        before the end itself.
+        """
+        deadline = time.monotonic() + CULPRIT_S
+        while all(lost.values()) and time.monotonic() < deadline:
+            others = {peer: rank for rank, peer in self._peers.items() if rank not in lost}
+            if not others:
+                break
+            for connection in wait([*others], deadline - time.monotonic()):
+                assert isinstance(connection, Connection)
+                words = _received(connection)
+                if words != BEAT:
+                    lost[others[connection]] = words
+        return next((rank for rank, words in lost.items() if not words), next(iter(lost)))
 
 
 def _received(connection: Connection) -> bytes:

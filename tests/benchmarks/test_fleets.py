@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -49,6 +50,12 @@ def command(trace, capsys):
         return capsys.readouterr()
 
     return run
+
+
+def test_a_machine_that_may_run_few_sequences_sustains_less():
+    few = replace(SERVICE, max_sequences=1)
+    rates = [sustained_rate(service, A10G, 1, "prefix-aware") for service in (few, SERVICE)]
+    assert 0 < rates[0] < rates[1]
 
 
 def test_services_go_through_the_trace_in_a_circle():

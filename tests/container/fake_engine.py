@@ -280,6 +280,14 @@ def last_performed(engine: FakeEngine) -> Perform:
     return message
 
 
+def _refuses(mode: str, run_dir: Path) -> bool:
+    """Return whether to refuse: `refuse` always, `refuse-second` at the second start in run_dir."""
+    starts = run_dir / "starts"
+    with starts.open("a") as file:
+        file.write("+")
+    return mode == "refuse" or (mode == "refuse-second" and starts.stat().st_size == 2)
+
+
 def _crashes(mode: str, run_dir: Path) -> bool:
     """Return whether to crash: `crash` always, `crash-once` at the first start in run_dir."""
     marker = run_dir / "crashed"
@@ -292,8 +300,8 @@ def _crashes(mode: str, run_dir: Path) -> bool:
 def main(mode: str, launch_path: str, copy: int) -> None:
     """Run until SIGTERM.
 
-    mode: well, stalls, crash, crash-once, refuse or never-ready; with `-1` at the end, only copy 1
-    is like that, and the others are well.
+    mode: well, stalls, crash, crash-once, refuse, refuse-second or never-ready; with `-1` at the
+    end, only copy 1 is like that, and the others are well.
     """
     mode, is_of_one, _ = mode.partition("-1")
     mode = "well" if is_of_one and copy != 1 else mode
@@ -302,7 +310,7 @@ def main(mode: str, launch_path: str, copy: int) -> None:
     launch = read_launch(Path(launch_path))
     if _crashes(mode, Path(launch_path).parent):
         os.kill(os.getpid(), signal.SIGKILL)
-    if mode == "refuse":
+    if _refuses(mode, Path(launch_path).parent):
         sys.exit(2)
     script = stalls(after=[72]) if mode == "stalls" else says([72, 105])
     engine = FakeEngine(launch.endpoints[copy], script, ready=mode != "never-ready")

@@ -307,6 +307,14 @@ def test_ranks_share_weights_and_kv_heads(model: Path) -> None:
     assert sixteen.block_bytes == one.block_bytes / 8
 
 
+def test_ranks_may_be_on_several_instances(model: Path) -> None:
+    eight = planned(model, "paged", "ml.p5.48xlarge", tensor_parallel_degree="8")
+    on_two = planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="8", nodes=2)
+    assert on_two.block_bytes == eight.block_bytes
+    with pytest.raises(ConfigurationError, match="has 4 GPUs; set it to at most 8"):
+        planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="16", nodes=2)
+
+
 def test_a_degree_that_the_instance_cannot_have_is_refused(model: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"ml\.g5\.12xlarge has 4 GPUs"):
         planned(model, "paged", "ml.g5.12xlarge", tensor_parallel_degree="8")

@@ -177,6 +177,20 @@ def test_an_engine_with_a_configuration_error_is_not_restarted(start: Start) -> 
     assert "restarting" not in errors
 
 
+def test_a_configuration_error_of_an_engine_that_has_served_is_not_final(
+    start: Start, short_dir: Path
+) -> None:
+    """Ranks of other machines may be missing for a while."""
+    with start("refuse-second", SERVING_RETRY_THRESHOLD="2") as process:
+        next(line for line in process.stdout if line.startswith("ready: "))
+        kill_engine(process, 0)
+        wait_until(lambda: [path.stat().st_size for path in short_dir.glob("*/starts")] == [3])
+        process.terminate()
+        _, errors = process.communicate(timeout=HANG_S)
+    assert "engine ended with exit code 2" in errors
+    assert "restarting the engine, restarts_left=0" in errors
+
+
 def test_an_engine_that_is_never_ready_times_out(start: Start) -> None:
     with start("never-ready", OPTION_MODEL_LOADING_TIMEOUT="1") as process:
         _, errors = process.communicate(timeout=HANG_S)

@@ -65,6 +65,21 @@ def test_too_few_devices_are_refused(copies, degree, gpus, message):
         lay_out(options(copies, degree), gpus, 8, "the instance")
 
 
+@pytest.mark.parametrize(
+    ("degree", "copies", "message"),
+    [
+        ("10", 1, "option.tensor_parallel_degree=10 with option.nodes=2, but the instance has 4 "
+                  "GPUs; set it to at most 8, or option.nodes to the machines"),
+        ("5", 1, "option.tensor_parallel_degree=5 cannot be divided by option.nodes=2"),
+        (None, 1, "option.tensor_parallel_degree=1 cannot be divided by option.nodes=2"),
+        ("2", 2, "option.copies=2 with option.nodes=2: one copy has all GPUs of its machines"),
+    ],
+)  # fmt: skip
+def test_ranks_that_cannot_be_shared_are_refused(degree, copies, message):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        lay_out(options(copies, degree, nodes=2), FOUR, 8, "the instance")
+
+
 def test_the_lines_name_the_device_of_each_rank():
     assert list(lay_out(options(2, "2"), FOUR, 16).lines()) == [
         "  layout: 2 copies x 2 ranks",
@@ -76,6 +91,28 @@ def test_the_lines_name_the_device_of_each_rank():
         "    copy 0: rank 0 on the CPU, 1 thread",
         "    copy 1: rank 0 on the CPU, 1 thread",
     ]
+
+
+def test_machines_share_the_ranks_equally():
+    layout = lay_out(options(1, "8", nodes=2), FOUR, 16)
+    assert (layout.num_ranks, layout.num_local_ranks) == (8, 4)
+    assert layout.gpus_of(0) == FOUR
+    assert lay_out(options(1, "max", nodes=3), FOUR, 16).num_ranks == 12
+    assert list(lay_out(options(1, "4", nodes=2), FOUR, 16).lines()) == [
+        "  layout: 1 copy x 4 ranks on 2 machines",
+        "    copy 0: rank 0 on GPU 0; rank 1 on GPU 1; the others join from other machines",
+    ]
+    on_cpu = lay_out(options(1, "4", nodes=2), (), 16)
+    assert "    copy 0: rank 0 on the CPU, 8 threads; rank 1" in [*on_cpu.lines()][1]
+
+
+def test_a_rank_that_joins_has_a_device_of_its_own():
+    layout = lay_out(options(1, "4", nodes=2), FOUR, 16)
+    assert layout.joined_rank_variables(1, {"A": "b"}) == {"A": "b", "CUDA_VISIBLE_DEVICES": "1"}
+    layout = lay_out(options(1, "4", nodes=2), (), 16)
+    assert layout.joined_rank_variables(1, {}) == {"OMP_NUM_THREADS": "8"}
+    given = {"OMP_NUM_THREADS": "3"}
+    assert layout.joined_rank_variables(1, given) == given
 
 
 def test_the_visible_gpus_of_this_machine_count_unless_the_cpu_is_chosen():

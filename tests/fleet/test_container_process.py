@@ -9,15 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from core.errors import ConfigurationError
 from core.options import Options
 from fleet.child import threads_of_a_rank
-from fleet.container_process import ContainerEndedError, ContainerProcess, required_gpus
+from fleet.container_process import ContainerEndedError, ContainerProcess
 from fleet.exchange import fetch
 from fleet.http_message import Request
 from tests.container.processes import ROOT, descendants, is_gone, wait_until
@@ -107,18 +105,6 @@ def test_it_ends_with_the_process_that_started_it(properties: Path):
 
 
 @pytest.mark.parametrize(
-    ("degree", "copies", "num_gpus", "required"),
-    [("2", 1, 8, 2), ("2", 3, 8, 6), ("max", 1, 4, 4), ("max", 2, 4, 4), ("2", 2, 0, 0)],
-)
-def test_a_container_needs_a_gpu_for_each_rank_of_each_copy(
-    degree: str, copies: int, num_gpus: int, required: int
-) -> None:
-    options = Options(tensor_parallel_degree=degree, copies=copies)
-    assert required_gpus(options, num_gpus) == required
-    assert required_gpus(replace(options, device="cpu"), num_gpus) == 0
-
-
-@pytest.mark.parametrize(
     ("cpus", "copies", "degree", "threads"),
     [
         (8.0, 1, "1", "8"),
@@ -136,8 +122,3 @@ def test_ranks_share_the_cores_of_their_replica(
     for variables in ({}, {"OMP_NUM_THREADS": str(max(1, int(cpus)))}):
         assert threads_of_a_rank(options, cpus, variables) == threads
     assert threads_of_a_rank(options, cpus, {"OMP_NUM_THREADS": "1"}) == "1"
-
-
-def test_a_container_does_not_span_nodes() -> None:
-    with pytest.raises(ConfigurationError, match="the largest node"):
-        required_gpus(Options(tensor_parallel_degree="2", copies=2), 3)

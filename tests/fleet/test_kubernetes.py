@@ -13,7 +13,7 @@ import yaml
 
 from container.configuration.resolve import load_configuration
 from fleet.arguments import parse_flags
-from fleet.container_process import required_gpus
+from fleet.span import span_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes" / "fleet"
@@ -87,7 +87,7 @@ def test_the_replicas_have_room(application: dict[str, Any], cluster: dict[str, 
     assert arguments["nodes"] == 1 + sum(group["replicas"] for group in workers)
     assert arguments["gpus_per_node"] == max(one.get("nvidia.com/gpu", 0) for one in limits)
     options = load_configuration(FOLDER / "serving.properties", {}).options
-    gpus = required_gpus(options, arguments["gpus_per_node"])
+    gpus = span_of(options, [arguments["gpus_per_node"]]).gpus
     [worker] = workers
     assert parsed.replicas * gpus <= worker["replicas"] * limits[1]["nvidia.com/gpu"]
     assert parsed.cpus <= float(limits[1]["cpu"])

@@ -44,9 +44,13 @@ def test_an_invalid_configuration_is_reported_before_anything_starts(
     assert error["field"] == "url"
 
 
-def test_a_model_among_several_has_one_copy(front: FlaskClient, model_dir: MakeModel) -> None:
+def test_a_model_among_several_has_one_copy_on_one_machine(
+    front: FlaskClient, model_dir: MakeModel
+) -> None:
     error = load(front, "a", model_dir("a", copies=2), status=400)["error"]
     assert "option.copies=2: one of several models cannot have copies" in error
+    error = load(front, "b", model_dir("b", nodes=2), status=400)["error"]
+    assert "option.nodes=2: a model among several is on one machine" in error
 
 
 def test_a_model_larger_than_memory_is_not_started(

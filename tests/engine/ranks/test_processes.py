@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import sys
 import threading
+import time
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import msgspec
@@ -17,10 +20,12 @@ from core.errors import ConfigurationError, EngineUnavailableError, Insufficient
 from core.options import Options
 from core.plan import BlockMoves
 from engine import LLM, SamplingParams
+from engine.ranks import watch
 from engine.ranks.followers import Followers, rank_variables, threads_for_ranks
 from engine.ranks.group import ProcessGroup
 from engine.ranks.messages import LastWords, Move
 from engine.ranks.shard import Shard
+from engine.ranks.watch import Watch
 from tests.container.processes import HANG_S, descendants, is_gone, wait_until
 from tests.engine.greedy_answers import generate, prompts, tokens
 
@@ -113,9 +118,27 @@ def test_a_rank_that_fails_says_why(group):
     assert isinstance(error, ConfigurationError), "so that the engine is not started again"
 
 
+@pytest.mark.parametrize("culprit_ends", [True, False])
+def test_a_rank_that_ends_without_a_word_is_why_another_fails(culprit_ends, monkeypatch):
+    """Also if the other's last words come first."""
+    if culprit_ends:
+        monkeypatch.setattr(watch, "CULPRIT_S", HANG_S)
+    (ours_1, theirs_1), (ours_2, theirs_2) = Pipe(), Pipe()
+    lost = queue.SimpleQueue()
+    watching = Watch({1: ours_1, 2: ours_2}, lambda rank, words: lost.put((rank, words)))
+    theirs_1.send_bytes(WORDS)
+    time.sleep(0.1)
+    if culprit_ends:
+        theirs_2.close()
+    assert lost.get(timeout=HANG_S) == ((2, b"") if culprit_ends else (1, WORDS))
+    watching.stop()
+    for connection in (ours_1, theirs_1, ours_2, theirs_2):
+        connection.close()
+
+
 def test_a_rank_without_enough_memory_for_its_part_says_so():
     group = Group(2, FULL)
-    joined = ProcessGroup(Shard(0, 2), CPU, group.followers.store, HANG_S)
+    joined = ProcessGroup(Shard(0, 2), CPU, group.followers.address)
     group.wait_for_the_end()
     joined.close()
     group.followers.close()

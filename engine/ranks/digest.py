@@ -1,0 +1,43 @@
+"""Tells models apart, so that ranks of different machines do not mix the weights of two."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+_SAMPLES = 64
+"""Of each file: one in about 80 MB of a large model's, whose matrices are larger than that."""
+_SAMPLE_BYTES = 4096
+_WHOLE_BYTES = 2**20
+"""Files up to this size are read whole."""
+_MAX_HEADER_BYTES = 10**8
+"""The limit of safetensors."""
+
+
+def digest_model(model_dir: Path) -> str:
+    """Return a digest of config.json and of the names, headers and samples of the weights' files.
+
+    Of a large file it reads the header and 256 KiB.
+
+    Raises OSError if a file cannot be read.
+    """
+    paths = [*model_dir.glob("*.safetensors"), *model_dir.glob("config.json")]
+    return hashlib.sha256(b"".join(map(_digest_file, sorted(paths)))).hexdigest()
+
+
+def _digest_file(path: Path) -> bytes:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        digest = hashlib.sha256(f"{path.name}\0{size}\0".encode())
+        file.seek(0)
+        if size <= _WHOLE_BYTES:
+            digest.update(file.read())
+            return digest.digest()
+        # A file of safetensors begins with the length of its header.
+        header_bytes = int.from_bytes(file.read(8), "little")
+        digest.update(file.read(min(header_bytes, _MAX_HEADER_BYTES)))
+        for index in range(_SAMPLES):
+            file.seek(size * (2 * index + 1) // (2 * _SAMPLES))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.digest()

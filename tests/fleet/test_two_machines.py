@@ -1,0 +1,121 @@
+"""A container with ranks on two machines: network namespaces, each with an address of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from container.launch.children import Child
+from core.meeting_point import MeetingPoint
+from engine import LLM, SamplingParams
+from fleet.container_process import COMMAND, ContainerProcess, child_arguments, with_key
+from fleet.exchange import exchange, fetch
+from fleet.http_message import Head, Request
+from tests.container.processes import HANG_S, ROOT, descendants, is_gone, wait_until
+
+PLACE = MeetingPoint("10.99.0.1", 29400, b"a-key-of-the-tests")
+NOTICED_S = 15.0
+"""Up to 4 s of silence, a second for the engine's end, and what a busy machine needs. gloo itself
+would wait for half an hour."""
+SPLIT = "option.nodes=2\noption.tensor_parallel_degree=2\noption.device=cpu\noption.dtype=fp32\n"
+
+
+class Machines(NamedTuple):
+    first: str
+    second: str
+    link: str
+    """The second one's interface."""
+
+    def command(self, machine: str) -> tuple[str, ...]:
+        return ("ip", "netns", "exec", machine, *COMMAND)
+
+    def cut(self) -> None:
+        """Take the network between them away: no end of a connection arrives any more."""
+        ip("-n", self.second, "link", "set", self.link, "down")
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    names = [f"longshore{os.getpid()}{end}" for end in "ab"]
+    links = [f"ls{os.getpid()}{end}" for end in "ab"]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"network namespaces need root and iproute2: {error}")
+    try:
+        peer = ("peer", "name", links[1], "netns", names[1])
+        ip("link", "add", links[0], "netns", names[0], "type", "veth", *peer)
+        for number, (name, link) in enumerate(zip(names, links, strict=True), 1):
+            ip("-n", name, "addr", "add", f"10.99.0.{number}/24", "dev", link)
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", link, "up")
+        yield Machines(*names, links[1])
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
+def post(parameters: dict[str, object], *, stream: bool = False) -> Request:
+    body = json.dumps({"inputs": "ROMEO:", "parameters": parameters, "stream": stream}).encode()
+    return Request("POST", b"/invocations", ((b"host", b"here"),), body)
+
+
+def command_line(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+@pytest.mark.timeout(240)
+def test_two_machines_answer_as_one_and_a_cut_between_them_is_noticed(
+    machines: Machines, tmp_path: Path
+) -> None:
+    properties, model = tmp_path / "serving.properties", ROOT / "models" / "demo"
+    properties.write_text(f"option.model_id={model}\n{SPLIT}")
+    with LLM(model, dtype="fp32", device="cpu") as llm:
+        [one] = llm.generate(["ROMEO:"], SamplingParams(temperature=0, max_tokens=8))
+    short = post({"max_new_tokens": 8})
+    long = post({"max_new_tokens": 900, "min_new_tokens": 900}, stream=True)
+
+    async def run() -> None:
+        joining = Child(
+            "ranks",
+            [*machines.command(machines.second), "join",
+             *child_arguments(properties, 1.0, 2, PLACE)],
+            variables=with_key(PLACE),
+        )  # fmt: skip
+        container = ContainerProcess(properties, 1.0, 2, PLACE, machines.command(machines.first))
+        try:
+            await container.wait_until_ready()
+            answer = json.loads((await fetch(container.socket, short))[1])
+            assert answer["generated_text"] == one.outputs[0].text
+            [rank] = [pid for pid in descendants(os.getpid()) if b"--join" in command_line(pid)]
+            parts = exchange(container.socket, long)
+            head = await anext(parts)
+            assert isinstance(head, Head)
+            assert head.status == 200
+            await anext(parts)
+            machines.cut()
+            began = time.monotonic()
+            *_, last = [part async for part in parts]
+            assert isinstance(last, bytes)
+            assert b"the engine has ended" in last, "rank 0 hangs in gloo; the log says why"
+            assert time.monotonic() - began < NOTICED_S
+            wait_until(lambda: container.has_ended)
+            wait_until(lambda: is_gone(rank), NOTICED_S + HANG_S)
+        finally:
+            joining.kill()
+            await container.stop()
+
+    asyncio.run(run())
