@@ -26,9 +26,9 @@ from pathlib import Path
 import msgspec
 
 from core.errors import ConfigurationError
+from core.meeting_point import meeting_point
 from core.options import Options
 from core.processes import die_with_parent
-from core.meeting_point import meeting_point
 from engine.ranks.digest import digest_model
 from engine.ranks.messages import AnyOrder, LastWords, RankLaunch
 from engine.ranks.tcp import join, local_interface

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from container.launch.children import Child
-from core.names import python_command
 from core.meeting_point import KEY_VARIABLE, MeetingPoint
+from core.names import python_command
 from fleet.exchange import fetch
 from fleet.http_message import ReplicaLostError, Request
 

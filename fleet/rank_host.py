@@ -14,8 +14,8 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from container.launch.children import Child
-from core.names import python_command
 from core.meeting_point import MeetingPoint
+from core.names import python_command
 from fleet.container_process import child_arguments, with_key
 
 _POLL_INTERVAL_S = 0.1

@@ -13,9 +13,9 @@ from container.launch.children import Child
 from core.errors import ConfigurationError
 from core.layout import counted, layout_here
 from core.logs import configure_logs
+from core.meeting_point import meeting_point
 from core.names import python_command
 from core.options import Options
-from core.meeting_point import meeting_point
 
 logger = logging.getLogger(__name__)
 

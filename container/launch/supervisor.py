@@ -26,10 +26,10 @@ from container.launch.preparation import PreparedModel
 from core.errors import ConfigurationError
 from core.layout import Layout, layout_here
 from core.logs import configure_logs
+from core.meeting_point import meeting_point
 from core.messages import Facts, Launch
 from core.names import python_command
 from core.options import Options
-from core.meeting_point import meeting_point
 from core.task import Task
 
 logger = logging.getLogger(__name__)

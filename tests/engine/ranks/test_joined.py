@@ -21,8 +21,8 @@ import pytest
 import torch
 
 from core.errors import ConfigurationError, EngineUnavailableError
-from core.options import Options
 from core.meeting_point import KEY_VARIABLE, MeetingPoint, meeting_point
+from core.options import Options
 from engine import LLM, SamplingParams
 from engine.ranks import group as group_module
 from engine.ranks import joining, tcp
