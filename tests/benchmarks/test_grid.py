@@ -39,7 +39,7 @@ class PretendBench(Bench):
 
 
 @pytest.mark.parametrize(
-    ("section", "num_rows"), [("decode", 138), ("prefill", 32), ("splits", 4), ("sweep", 6)]
+    ("section", "num_rows"), [("decode", 138), ("prefill", 32), ("splits", 7), ("sweep", 6)]
 )
 def test_every_case_launches_its_kernel(section, num_rows):
     events = []

@@ -14,6 +14,9 @@ from triton.compiler.compiler import CompiledKernel
 SHARED_MEMORY_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 """Bytes of shared memory per block, by arch (CUDA programming guide, compute capabilities)."""
 
+_SHARED_PER_PROCESSOR = {80: 164 * 1024, 86: 100 * 1024, 89: 100 * 1024, 90: 228 * 1024}
+_WARPS_PER_PROCESSOR = {80: 64, 86: 48, 89: 48, 90: 64}
+
 _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 # Each starts with a literal, which re finds forty times as fast as a word boundary.
@@ -24,6 +27,8 @@ _WIDE_LOADS = (
 )
 _BUFFERS = re.compile(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x")
 _WAITS = re.compile(r"cp\.async\.wait_group\s+(\d+)")
+_INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?);")
+_BACKWARD = re.compile(r"BRA\S* .*?(0x[0-9a-f]+)")
 _WIDE_STORES = (r"st\.global\S*\.v4\.b32", r"st\.global\S*\.v2\.b64")
 
 
@@ -48,10 +53,7 @@ class Facts:
 def facts(kernel: CompiledKernel) -> Facts:
     """Read one compiled kernel, which takes milliseconds."""
     ptx = kernel.asm["ptx"]
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        resources = _RESOURCES.search(_resource_usage(file.name))
+    resources = _RESOURCES.search(_cuobjdump(kernel, "-res-usage"))
     assert resources, "cuobjdump changed its output"
     return Facts(
         registers=int(resources[1]),
@@ -81,6 +83,21 @@ def pipeline(kernel: CompiledKernel) -> Pipeline:
     return Pipeline({int(count) for count in buffers}, max(map(int, waits)))
 
 
+def programs_per_processor(kernel: CompiledKernel, arch: int) -> int:
+    """Return how many programs fit on a multiprocessor at once, by its limits (ibid.)."""
+    found, warps = facts(kernel), kernel.metadata.num_warps
+    registers = -(-found.registers // 8) * 8 * 32 * warps
+    shared = _SHARED_PER_PROCESSOR[arch] // (found.shared_bytes + 1024)
+    return min(shared, 65536 // registers, _WARPS_PER_PROCESSOR[arch] // warps)
+
+
+def loop_instructions(kernel: CompiledKernel) -> int:
+    """Return the machine instructions of the longest loop."""
+    code = _INSTRUCTION.findall(_cuobjdump(kernel, "-sass"))
+    jumps = [(int(place, 16), _BACKWARD.search(text)) for place, text in code]
+    return max(place - int(jump[1], 16) for place, jump in jumps if jump) // 16 + 1
+
+
 def faults(kernel: CompiledKernel, arch: int) -> list[str]:
     """Return errors: registers spilled to the stack, or too much shared memory."""
     found, limit = facts(kernel), SHARED_MEMORY_LIMIT[arch]
@@ -90,10 +107,13 @@ def faults(kernel: CompiledKernel, arch: int) -> list[str]:
     ]
 
 
-def _resource_usage(path: str) -> str:
-    """cuobjdump comes with Triton's wheel."""
-    command = [_CUOBJDUMP, "-res-usage", path]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def _cuobjdump(kernel: CompiledKernel, option: str) -> str:
+    """Run cuobjdump, which comes with Triton's wheel, on the machine code."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [_CUOBJDUMP, option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _count(text: str, *patterns: str) -> int:

@@ -86,6 +86,7 @@ def test_launches_of_a_layer(num_prompt_tokens, config, expected, monkeypatch):
     in_a_layer = IN_A_LAYER | ({"paged_prefill_kernel": 1} if num_prompt_tokens else {})
     in_a_layer |= {"rms_norm_kernel": 2} if config is Qwen3Config else {}
     assert more - triton == in_a_layer
+    assert triton["work_list_kernel"] == more["work_list_kernel"] == 1, "layers share it"
     assert more_own - torch_own == Counter()
     assert more_products - products == 4
     assert sum(in_a_layer.values()) == expected

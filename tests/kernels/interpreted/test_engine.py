@@ -9,7 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from engine import LLM, SamplingParams
-from engine.attention.backends import TritonBackend
+from engine.attention.triton_backend import TritonBackend
 from engine.model.elementwise import make_elementwise
 from engine.sampling.kernels import make_sampling_kernels
 from tests.engine.graphs import add_graphs
