@@ -126,12 +126,11 @@ class _Model:
         self._spent: Spent = defaultdict(float)
         self._decoder = Decoder(_Loader(spec, state, self._spent), spec, num_layers)
         self._inputs = _inputs(num_decodes, num_prompt_tokens)
-        batch = self._inputs.batch
-        num_blocks = 1 + int(batch.block_tables.max())
+        num_blocks = 1 + int(self._inputs.batch.block_tables.max())
         cache = KVCache(spec.shapes, num_blocks, BLOCK_SIZE, DTYPE, CPU)
         backend = TritonBackend(dry_run.NUM_PROCESSORS[ARCH], MAX_MODEL_LEN)
         # What a backend keeps for a batch is part of each step.
-        self._paged = lambda: PagedStep(replace(batch), cache, backend)
+        self._paged = lambda: PagedStep(replace(self._inputs.batch), cache, backend)
 
     def step(self) -> Times:
         self._spent.clear()

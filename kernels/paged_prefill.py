@@ -288,10 +288,13 @@ def wanted_splits(
 ) -> int:
     """Return how often `paged_prefill` should split the keys on the current GPU.
 
-    lengths: new tokens and context length of each sequence, which the host knows; upper bounds will
-    do. num_processors: streaming multiprocessors. With this number, the block that sees the most
-    keys takes no longer than a processor's share of all work. The programs fill the GPU at most
-    WAVES times; this also bounds the scratch (`max_slots`).
+    lengths: new tokens and context length of each of the N sequences, as far as the host knows
+    them. num_processors: streaming multiprocessors. With this number, the block that sees the most
+    keys takes no longer than a processor's share of all work, unless the grid would then fill the
+    GPU more than WAVES times. This also bounds the scratch (`max_slots`).
+
+    NOTE: all blocks are split alike, also those that have no token. So a long prefix beside many
+    tokens is not split, although the others then wait for it.
     """
     tile = _tile(query, key_cache)
     block_q, num_tiles = _tiling(query, key_cache, tile)
@@ -303,7 +306,7 @@ def wanted_splits(
         return 1
     work = num_tiles * sum(map(operator.mul, blocks, keys))
     wanted = longest * num_programs // work
-    most = WAVES * num_programs // (num_tiles * sum(blocks))
+    most = WAVES * num_programs // (num_tiles * (len(query) // block_q + len(lengths)))
     return max(1, min(wanted, most, longest // MIN_SPLIT_KEYS, MAX_SPLITS))
 
 

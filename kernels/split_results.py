@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -32,6 +33,8 @@ def split_results(scratch: Tensor | None, query: Tensor, num_slots: int) -> Spli
 
     Raises ValueError if the scratch is too short or not fp32, or if 32 bits do not count it.
     """
+    if num_slots == 0:
+        return _no_results(query.device)
     num_heads, head_dim = query.shape[1:]
     needed = scratch_numel(num_slots, num_heads, head_dim)
     if needed >= 2**31:  # offsets of 64 bits would make some kernels spill registers
@@ -45,6 +48,13 @@ def split_results(scratch: Tensor | None, query: Tensor, num_slots: int) -> Spli
         )
     num_attended = num_slots * num_heads * head_dim
     return SplitResults(scratch[:num_attended], scratch[num_attended:needed])
+
+
+@cache
+def _no_results(device: torch.device) -> SplitResults:
+    """Return results without slots. Layers share them: making them anew takes microseconds."""
+    empty = torch.empty(0, dtype=torch.float32, device=device)
+    return SplitResults(empty, empty)
 
 
 def combine_items(results: SplitResults, starts: Tensor, sinks: Tensor | None, out: Tensor) -> None:

@@ -138,7 +138,7 @@ class _Parts:
     prompt_tables: Tensor
     prompt_lens: Tensor
     prompt_lengths: Sequence[tuple[int, int]]
-    """New tokens and context length of each, or upper limits."""
+    """New tokens and context length of each, or stand-ins for them: see `_prompt_lengths`."""
     work: dict[tuple[int, int | None], WorkList] = field(default_factory=dict)
     """By number of splits and window."""
     splits: dict[tuple[int | None, ...], int] = field(default_factory=dict)
@@ -151,13 +151,14 @@ def _prompt_lengths(
     """Return the new tokens and context length of each sequence that is not a decode.
 
     num_tokens: those of all these sequences. If only the device knows the lengths, as in a CUDA
-    graph, returns their upper limits: one sequence with all tokens and the longest context.
+    graph, returns as many sequences, of which one has all tokens and the longest context.
     """
     first = batch.num_decodes
-    if first == batch.context_lens.shape[0]:
+    num_sequences = batch.context_lens.shape[0] - first
+    if num_sequences == 0:
         return ()
     if batch.spans is None:
-        return [(num_tokens, max_model_len)]
+        return [(num_tokens, max_model_len)] + [(0, 0)] * (num_sequences - 1)
     return [(end - start, context) for start, end, context in batch.spans[first:]]
 
 

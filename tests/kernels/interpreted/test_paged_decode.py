@@ -147,13 +147,18 @@ def test_queries_inside_a_merged_projection():
     check_close(got, expected_of(paged, {"scale": SCALE}))
 
 
-def test_nothing_is_allocated_if_out_and_scratch_are_given(monkeypatch):
-    refused = partial(pytest.fail, "allocates")
+@pytest.mark.parametrize("num_wanted", [0, 2])
+def test_nothing_is_allocated_that_is_given(num_wanted, monkeypatch):
+    """Whole contexts need no scratch."""
     paged = make_paged([(1, 320)])
-    out, scratch = torch.empty_like(paged.query), torch.empty(4096)
-    work = splits(paged, 2)
+    out = torch.full_like(paged.query, float("nan"))
+    options = {"work": make_work_list(paged.context_lens, num_wanted, min_split_keys=UNIT)}
+    if num_wanted:
+        options["scratch"] = torch.empty(4096)
+    paged_decode(*paged.decode_arguments, scale=SCALE, **options)
+    refused = partial(pytest.fail, "allocates")
     with monkeypatch.context() as patched:
         for name in ("empty", "empty_like", "zeros", "full"):
             patched.setattr(torch, name, refused)
-        paged_decode(*paged.decode_arguments, scale=SCALE, work=work, out=out, scratch=scratch)
+        paged_decode(*paged.decode_arguments, scale=SCALE, out=out, **options)
     check_close(out, expected_of(paged, {"scale": SCALE}))

@@ -139,7 +139,7 @@ def test_large_scores_do_not_overflow():
     check(SHORT, spread=12.0, dtype=torch.float16)
 
 
-def test_more_sequences_than_one_step_of_the_binary_search():
+def test_more_sequences_than_one_step_of_the_search():
     idle = [(0, 7)] * 60
     check([*idle, *SHORT, *idle, *idle, *SHORT], heads=(1, 1))
 

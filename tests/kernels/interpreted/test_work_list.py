@@ -46,7 +46,8 @@ def test_items_divide_the_visible_keys(num_wanted, window, lens):
             assert end == first
             assert first % UNIT == 0
         lengths = [end - first for first, end in spans]
-        assert len(spans) == 1 or min(lengths) > MIN_SPLIT_KEYS - 2 * UNIT
+        if len(spans) > 1:
+            assert min(lengths) >= MIN_SPLIT_KEYS if window is None else min(lengths) > UNIT
         assert max(lengths) - min(lengths) <= 3 * UNIT
 
 
@@ -59,7 +60,22 @@ def test_shares_are_in_proportion_to_keys(num_wanted):
         assert abs(len(spans) - min(max(share, 1), most)) <= 1.1
 
 
-@pytest.mark.parametrize("count", [1, 1024, 1500])
+def test_no_split_is_shorter_than_allowed():
+    """Contexts of 2 to 4 units have at most as many splits as whole ones of 256 keys."""
+    contexts = (257, 383, 384, 385, 511, 512, 513, 640, 641, 767, 768, 769, 895, 1023, 1024)
+    work = make_work_list(torch.tensor(contexts), 10_000)
+    for context, spans in zip(contexts, items_by_sequence(work).values(), strict=True):
+        assert len(spans) == context // MIN_SPLIT_KEYS
+        assert min(end - first for first, end in spans) >= MIN_SPLIT_KEYS
+
+
+@pytest.mark.parametrize("min_split_keys", [0, UNIT - 1, UNIT + 1])
+def test_splits_are_of_whole_units(min_split_keys):
+    with pytest.raises(ValueError, match="must be a multiple of 128"):
+        make_work_list(torch.ones(2, dtype=torch.int32), 2, min_split_keys=min_split_keys)
+
+
+@pytest.mark.parametrize("count", [1, 256, 300])
 def test_any_number_of_sequences(count):
     contexts = torch.arange(count, dtype=torch.int32) * 7 % 3000
     work = make_work_list(contexts, 200)
