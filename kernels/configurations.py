@@ -1,8 +1,8 @@
 """Tile sizes per GPU and shape, from configurations.json; nothing is tuned at run time.
 
 The first row of a kernel whose `when` matches applies. `when` may give lists of accepted values for
-`arch` (90 is sm_90), `head_dim`, `group` (query heads per KV head), `query_bits` and `kv_bits`.
-Rows without `arch` fit the smallest supported GPU.
+`arch` (90 is sm_90), `head_dim`, `group` (query heads per KV head), `query_bits` and `kv_bits`, and
+the largest group, `max_group`. Rows without `arch` fit the smallest supported GPU.
 """
 
 from __future__ import annotations
@@ -76,9 +76,16 @@ def _lookup(
         "kv_bits": kv_dtype.itemsize * 8,
     }
     for row in _table()[kernel]:
-        if all(shape[name] in values for name, values in row["when"].items()):
+        if _matches(row["when"], shape):
             return AttentionConfiguration(**row["use"])
     raise LookupError(f"{TABLE.name} has no row for {kernel} of {shape}")
+
+
+def _matches(when: dict[str, Any], shape: dict[str, int]) -> bool:
+    return all(
+        shape["group"] <= accepted if name == "max_group" else shape[name] in accepted
+        for name, accepted in when.items()
+    )
 
 
 @cache

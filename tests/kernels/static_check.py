@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
-import triton
 from triton.compiler.compiler import CompiledKernel
+
+from benchmarks.occupancy import cuobjdump, resources
 
 SHARED_MEMORY_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 """Bytes of shared memory per block, by arch (CUDA programming guide, compute capabilities)."""
 
-_SHARED_PER_PROCESSOR = {80: 164 * 1024, 86: 100 * 1024, 89: 100 * 1024, 90: 228 * 1024}
-_WARPS_PER_PROCESSOR = {80: 64, 86: 48, 89: 48, 90: 64}
-
-_CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-_RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 # Each starts with a literal, which re finds forty times as fast as a word boundary.
 _WIDE_LOADS = (
     r"cp\.async\.cg\.shared\.global.*, (?:0x10|16)\b",
@@ -53,11 +46,10 @@ class Facts:
 def facts(kernel: CompiledKernel) -> Facts:
     """Read one compiled kernel, which takes milliseconds."""
     ptx = kernel.asm["ptx"]
-    resources = _RESOURCES.search(_cuobjdump(kernel, "-res-usage"))
-    assert resources, "cuobjdump changed its output"
+    registers, stack_bytes = resources(kernel)
     return Facts(
-        registers=int(resources[1]),
-        stack_bytes=int(resources[2]) + int(resources[3]),
+        registers=registers,
+        stack_bytes=stack_bytes,
         shared_bytes=kernel.metadata.shared,
         wide_loads=_count(ptx, *_WIDE_LOADS),
         narrow_loads=_count(ptx, r"ld\.global\S*\.[bsu](?:8|16)\b"),
@@ -83,17 +75,9 @@ def pipeline(kernel: CompiledKernel) -> Pipeline:
     return Pipeline({int(count) for count in buffers}, max(map(int, waits)))
 
 
-def programs_per_processor(kernel: CompiledKernel, arch: int) -> int:
-    """Return how many programs fit on a multiprocessor at once, by its limits (ibid.)."""
-    found, warps = facts(kernel), kernel.metadata.num_warps
-    registers = -(-found.registers // 8) * 8 * 32 * warps
-    shared = _SHARED_PER_PROCESSOR[arch] // (found.shared_bytes + 1024)
-    return min(shared, 65536 // registers, _WARPS_PER_PROCESSOR[arch] // warps)
-
-
 def loop_instructions(kernel: CompiledKernel) -> int:
     """Return the machine instructions of the longest loop."""
-    code = _INSTRUCTION.findall(_cuobjdump(kernel, "-sass"))
+    code = _INSTRUCTION.findall(cuobjdump(kernel, "-sass"))
     jumps = [(int(place, 16), _BACKWARD.search(text)) for place, text in code]
     return max(place - int(jump[1], 16) for place, jump in jumps if jump) // 16 + 1
 
@@ -105,15 +89,6 @@ def faults(kernel: CompiledKernel, arch: int) -> list[str]:
         *([f"{found.stack_bytes} bytes of stack"] if found.stack_bytes else []),
         *([f"{found.shared_bytes} > {limit} shared"] if found.shared_bytes > limit else []),
     ]
-
-
-def _cuobjdump(kernel: CompiledKernel, option: str) -> str:
-    """Run cuobjdump, which comes with Triton's wheel, on the machine code."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        command = [_CUOBJDUMP, option, file.name]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _count(text: str, *patterns: str) -> int:

@@ -15,6 +15,7 @@ from itertools import chain
 import pytest
 import torch
 
+from benchmarks.occupancy import programs_per_processor
 from kernels import dry_run
 from kernels.configurations import attention_configuration
 from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
@@ -26,7 +27,6 @@ from tests.kernels.static_check import (
     faults,
     loop_instructions,
     pipeline,
-    programs_per_processor,
 )
 
 pytestmark = pytest.mark.timeout(1800)
@@ -95,7 +95,7 @@ def test_instructions_for_a_kilobyte_of_keys_and_values(arch, formats, most):
     assert executed / kilobytes <= most
 
 
-@pytest.mark.parametrize("kernel", ["decode", "prefill"])
+@pytest.mark.parametrize("group", [4, 13, 24, 48])
 @pytest.mark.parametrize(
     ("arch", "head_dim", "formats"),
     [
@@ -103,14 +103,14 @@ def test_instructions_for_a_kilobyte_of_keys_and_values(arch, formats, most):
         (80, 128, 0), (80, 64, 0), (80, 128, 3), (86, 128, 0), (86, 128, 3), (86, 64, 3),
     ],
 )  # fmt: skip
-def test_as_many_programs_fit_as_the_table_says(arch, head_dim, formats, kernel):
-    """Else the splits that should fill the GPU once would not all run at once."""
+def test_as_many_decodes_fit_as_the_table_says(arch, head_dim, formats, group):
+    """Else the splits that should fill the GPU once would not all run at once, or not fill it."""
     query, cache = variants.FORMATS[formats]
-    variant = variants.Variant(kernel, head_dim, (query, cache), is_split=True)
-    launch = compiled(arch, variant)[0]
+    (launch,) = compiled(arch, variants.Variant("decode", head_dim, (query, cache), group))
+    assert not faults(launch.kernel, arch)
     with dry_run.target(arch):
-        row = attention_configuration(kernel, head_dim, variant.group, query, cache)
-    assert programs_per_processor(launch.kernel, arch) >= row.programs_per_processor
+        row = attention_configuration("decode", head_dim, group, query, cache)
+        assert programs_per_processor(launch.kernel) == row.programs_per_processor
 
 
 @pytest.mark.parametrize("arch", dry_run.ARCHS)
@@ -119,6 +119,7 @@ def test_the_work_list_is_made_in_registers(arch, lens):
     with dry_run.target(arch) as launches:
         make_work_list(torch.ones(5, dtype=lens), 7)
     (launch,) = launches
+    assert launch.grid == (5,), "the sequences' items are written at the same time"
     assert not faults(launch.kernel, arch), facts(launch.kernel)
 
 
