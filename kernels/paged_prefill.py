@@ -145,15 +145,14 @@ def paged_prefill_kernel(
 
     first_position = context_len - query_len + first_token
     end_key = tl.minimum(first_position + BLOCK_Q, context_len)
-    # Tiles that all rows see in full need no mask. With a window, any tile may need one.
-    if window is None:
-        first_key = 0
-        first_masked = tl.maximum(first_position + 1, 0) // BLOCK_N
-    else:
-        first_key = tl.maximum(first_position - window + 1, 0)
-        first_masked = first_key // BLOCK_N
-    begin = 0 if window is None else first_masked
+    first_key = 0 if window is None else tl.maximum(first_position - window + 1, 0)
+    begin = first_key // BLOCK_N
     end = tl.cdiv(end_key, BLOCK_N)
+    # Tiles that all rows see in full need no mask. With a window, any tile may need one. A loop for
+    # each kind would spill registers if heads are large and their tiles have to be converted.
+    IS_CONVERTED: tl.constexpr = key_ptr.dtype.element_ty != query_ptr.dtype.element_ty
+    TWO_LOOPS: tl.constexpr = window is None and not (IS_CONVERTED and HEAD_DIM > 128)
+    first_masked = tl.maximum(first_position + 1, 0) // BLOCK_N if TWO_LOOPS else begin
     row_index = tl.arange(0, BLOCK_M)
     token, head, is_row = tile_rows(row_index, first_token, query_len, GROUP, BLOCK_Q, HEADS)
     if num_splits is not None:
@@ -173,7 +172,7 @@ def paged_prefill_kernel(
     query_rows = tl.multiple_of(row * query_token_stride + head * query_head_stride, 16)
     query = tl.load(query_ptr + query_rows[:, None] + dims[None, :], mask=is_stored, other=0.0)
     row_scale = None
-    if query.dtype == tl.bfloat16 and key_ptr.dtype.element_ty != tl.bfloat16:
+    if IS_CONVERTED and query.dtype == tl.bfloat16:
         query, row_scale = to_fp16(query)
     if sinks_ptr is None:
         row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -190,7 +189,7 @@ def paged_prefill_kernel(
     value_head_ptr = value_ptr + kv_head * kv_head_stride
     table_row_ptr = table_ptr + sequence.to(tl.int64) * table_stride
     blocks = block_ids(table_row_ptr, begin, context_len, BLOCK_SIZE, BLOCK_N)
-    if window is None:
+    if TWO_LOOPS:
         attended, row_max, row_sum, blocks = attend_tiles(
             attended, row_max, row_sum, blocks, query, row_scale, key_head_ptr, value_head_ptr,
             table_row_ptr, position, context_len, first_key, begin, first_masked, score_scale, cap,

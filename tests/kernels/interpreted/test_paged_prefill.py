@@ -124,9 +124,12 @@ def test_softcap_and_sinks(options):
 @pytest.mark.parametrize("cache_dtype", [torch.uint8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_fp8_caches(dtype, cache_dtype):
-    scales = {"key_scale": 0.37, "value_scale": 2.5}
+    """With heads of 256, all tiles are masked."""
+    options = {"key_scale": 0.37, "value_scale": 2.5}
+    types = {"dtype": dtype, "cache_dtype": cache_dtype}
     for num_splits in (1, 2):
-        check(SHORT, scales, num_splits=num_splits, dtype=dtype, cache_dtype=cache_dtype)
+        check(SHORT, options, num_splits=num_splits, **types)
+        check([(5, 170)], options, num_splits=num_splits, head_dim=256, heads=(2, 1), **types)
 
 
 @pytest.mark.parametrize("layout", ["HND", "pair"])
