@@ -14,6 +14,9 @@ from kernels.paged_decode import paged_decode, wanted_splits
 from kernels.split_results import scratch_numel
 from kernels.work_list import WorkList, make_work_list
 
+MODEL_LENGTH = 131072
+"""The longest context that the model allows: the number of splits depends on it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -50,7 +53,7 @@ def decode_calls(
 
     work: None for the product's. Making the list is left out: layers share it.
     """
-    work = work or work_by_rule(bench, inputs, max(inputs.lengths.contexts))
+    work = work or make_work_list(inputs.context_lens, wanted_by_rule(bench, inputs))
     scratch = torch.empty(
         scratch_numel(len(work.items), shape.heads, shape.head_dim), device=bench.device
     )
@@ -71,13 +74,9 @@ def decode_calls(
     ]
 
 
-def work_by_rule(bench: Bench, inputs: PagedInputs, model_length: int) -> WorkList:
-    """Return the list that the engine would make for a model of up to `model_length` tokens."""
-    return make_work_list(inputs.context_lens, wanted_by_rule(bench, inputs, model_length))
-
-
-def wanted_by_rule(bench: Bench, inputs: PagedInputs, model_length: int) -> int:
-    return wanted_splits(inputs.query, inputs.key_cache, bench.num_processors, model_length)
+def wanted_by_rule(bench: Bench, inputs: PagedInputs) -> int:
+    """Return how many splits the engine would make for a model of up to MODEL_LENGTH tokens."""
+    return wanted_splits(inputs.query, inputs.key_cache, bench.num_processors, MODEL_LENGTH)
 
 
 def _cases() -> Iterator[Case]:

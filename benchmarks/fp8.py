@@ -1,17 +1,19 @@
-"""Decode over fp8 caches with 4 warps, with 8 as before, and over caches of the query's type."""
+"""Decode over fp8 caches with 4 warps, with the tile of 8 before it, and over unquantized ones."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
-from unittest.mock import patch
 
 import torch
 
 from benchmarks.bench import Bench
 from benchmarks.decode import decode_calls
-from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, Shape, make_inputs
-from kernels.configurations import attention_configuration
+from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs
+from benchmarks.occupancy import using, with_programs
+from kernels.configurations import AttentionConfiguration
+
+EARLIER = AttentionConfiguration(block_m=64, block_n=64, num_warps=8, num_stages=3)
+"""The tile that fp8 caches had before they had one of 4 warps."""
 
 
 def run(bench: Bench) -> None:
@@ -26,16 +28,9 @@ def run(bench: Bench) -> None:
 def _measure(bench: Bench, shape: Shape, batch: int, context: int) -> None:
     lengths = Lengths((1,) * batch, (context,) * batch)
     fp8 = torch.uint8 if bench.is_dry else torch.float8_e4m3fn
-    before = replace(
-        attention_configuration(
-            "decode", shape.head_dim, shape.heads // shape.kv_heads, bench.dtype, fp8
-        ),
-        num_warps=8,
-    )
-    us = {"fp8": _time(bench, shape, lengths, fp8)}
-    with patch("kernels.paged_decode.attention_configuration", lambda *_: before):
-        us["8 warps"] = _time(bench, shape, lengths, fp8)
-    us["unquantized"] = _time(bench, shape, lengths, bench.dtype)
+    us = _times_of_fp8(bench, shape, lengths, fp8)
+    unquantized = _inputs(bench, shape, lengths, bench.dtype)
+    us["unquantized"] = bench.time_us(decode_calls(bench, unquantized, shape))
     bench.row(
         shape=str(shape),
         batch=batch,
@@ -45,8 +40,21 @@ def _measure(bench: Bench, shape: Shape, batch: int, context: int) -> None:
     )
 
 
-def _time(bench: Bench, shape: Shape, lengths: Lengths, cache_dtype: torch.dtype) -> float | None:
-    inputs = make_inputs(
+def _times_of_fp8(
+    bench: Bench, shape: Shape, lengths: Lengths, fp8: torch.dtype
+) -> dict[str, float | None]:
+    """Time the product's tile and EARLIER, each with as many splits as fill the GPU with it."""
+    inputs = _inputs(bench, shape, lengths, fp8)
+    calls = decode_calls(bench, inputs, shape)
+    earlier = EARLIER if bench.is_dry else with_programs("decode", EARLIER, calls[0])
+    us = {"fp8": bench.time_us(calls)}
+    with using("decode", earlier):
+        us["8 warps"] = bench.time_us(decode_calls(bench, inputs, shape))
+    return us
+
+
+def _inputs(bench: Bench, shape: Shape, lengths: Lengths, cache_dtype: torch.dtype) -> PagedInputs:
+    return make_inputs(
         shape,
         lengths,
         device=bench.device,
@@ -54,4 +62,3 @@ def _time(bench: Bench, shape: Shape, lengths: Lengths, cache_dtype: torch.dtype
         cache_dtype=cache_dtype,
         num_sets=bench.num_sets(lengths.kv_bytes(shape, cache_dtype.itemsize)),
     )
-    return bench.time_us(decode_calls(bench, inputs, shape))

@@ -1,4 +1,4 @@
-"""Prefill of few tokens after long prefixes: with the product's splits, and without, as before."""
+"""Prefill of few tokens after long prefixes: with the product's splits, without, with others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _measure(bench: Bench, shape: Shape, name: str, lengths: Lengths) -> None:
     num_sets = bench.num_sets(lengths.kv_bytes(shape, bench.dtype.itemsize), most=4)
     inputs = make_inputs(shape, lengths, device=bench.device, dtype=bench.dtype, num_sets=num_sets)
     rule = splits_by_rule(bench, inputs)
-    counts = {"rule": rule, "before": 1, "4": 4} | ({} if bench.is_dry else {"16": 16})
+    counts = {"rule": rule, "unsplit": 1, "4": 4} | ({} if bench.is_dry else {"16": 16})
     us = {
         label: bench.time_us(prefill_calls(inputs, num_splits))
         for label, num_splits in counts.items()

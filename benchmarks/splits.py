@@ -1,7 +1,7 @@
-"""Decode by work list: the product's, its predecessor's equal splits, and other numbers of them.
+"""Decode by work list: the product's, and lists that split all contexts into equally many parts.
 
-Before there were work lists, a batch had one number of splits, which depended on the longest
-context that the model allows.
+Before there were work lists, that was the rule, and the number depended on the longest context that
+the model allows. Lists of as many splits run on the kernels of today.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from functools import partial
 import torch
 
 from benchmarks.bench import Bench
-from benchmarks.decode import decode_calls, wanted_by_rule
+from benchmarks.decode import MODEL_LENGTH, decode_calls, wanted_by_rule
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs, ragged
 from kernels.work_list import MIN_SPLIT_KEYS, UNIT, WorkList, make_work_list
 
 ALL = (1, 2, 4, 8, 16, 64)
-MODEL_LENGTH = 131072
-"""The longest context that the model allows; most are far shorter."""
 
 
 def run(bench: Bench) -> None:
@@ -42,8 +40,8 @@ def equal_splits(inputs: PagedInputs, num_splits: int) -> WorkList:
     return WorkList(*(_int32(numbers, inputs) for numbers in (items + idle, starts)))
 
 
-def splits_before(num_rows: int, num_kv_heads: int, num_processors: int) -> int:
-    """Return the number of splits of the predecessor's rule."""
+def splits_by_old_rule(num_rows: int, num_kv_heads: int, num_processors: int) -> int:
+    """Return the number of splits of every context by the rule before work lists."""
     to_fill = -(-2 * num_processors // (num_rows * num_kv_heads))
     wanted = min(max(to_fill, min(-(-MODEL_LENGTH // 8192), 4)), 64)
     return 1 << (wanted - 1).bit_length()
@@ -71,10 +69,10 @@ def _measure(bench: Bench, shape: Shape, name: str, contexts: tuple[int, ...]) -
     inputs = make_inputs(
         shape, lengths, device=bench.device, dtype=bench.dtype, num_sets=bench.num_sets(kv_bytes)
     )
-    before = splits_before(len(contexts), shape.kv_heads, bench.num_processors)
-    wanted = wanted_by_rule(bench, inputs, MODEL_LENGTH)
+    old = splits_by_old_rule(len(contexts), shape.kv_heads, bench.num_processors)
+    wanted = wanted_by_rule(bench, inputs)
     rule = make_work_list(inputs.context_lens, wanted)
-    works = {"rule": rule, "before": equal_splits(inputs, before)}
+    works = {"rule": rule, "old rule": equal_splits(inputs, old)}
     works |= {str(num): equal_splits(inputs, num) for num in (ALL[:2] if bench.is_dry else ALL)}
     us = {
         label: bench.time_us(decode_calls(bench, inputs, shape, work))
@@ -85,9 +83,8 @@ def _measure(bench: Bench, shape: Shape, name: str, contexts: tuple[int, ...]) -
         shape=str(shape),
         contexts=name,
         items=len(rule.items),
-        before=before,
         us=us,
-        **{"list us": bench.time_us(making)},
+        **{"splits by old rule": old, "list us": bench.time_us(making)},
     )
 
 
