@@ -28,6 +28,7 @@ from kernels.cache_table import CacheTable, cache_table
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
 from kernels.sdpa import Scratch, paged_attention
+from kernels.work_list import UNIT, make_work_list
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 5e-3}
 """Limit of |out - exact| / |exact|. fp8 caches are decoded exactly, so the same limits apply."""
@@ -43,6 +44,7 @@ class Case:
     layout: str = "NHD"
     options: dict[str, Any] = field(default_factory=dict)
     num_splits: int = 4
+    """Of the prefills, and on average of the decodes."""
 
     def __str__(self) -> str:
         cache = self.cache_dtype or self.dtype
@@ -115,13 +117,19 @@ def _attend(
 ) -> Callable[[Tensor], Any]:
     paged = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.tables[0])
     options = options | {"scale": inputs.scale}
-    if name == "decode":
-        return lambda out: paged_decode(
-            *paged, inputs.context_lens, num_splits=num_splits, out=out, **options
-        )
-    return lambda out: paged_prefill(
-        *paged, inputs.query_starts, inputs.context_lens, out=out, **options
-    )
+    lens = inputs.context_lens
+    if name == "prefill":
+        options |= {"num_splits": num_splits, "min_split_keys": UNIT}
+        return lambda out: paged_prefill(*paged, inputs.query_starts, lens, out=out, **options)
+    if num_splits == 1:
+        return lambda out: paged_decode(*paged, lens, out=out, **options)
+    splits = {"window": options.get("window"), "min_split_keys": UNIT}
+
+    def decode(out: Tensor) -> None:
+        work = make_work_list(lens, num_splits * len(lens), **splits)
+        paged_decode(*paged, lens, work=work, out=out, **options)
+
+    return decode
 
 
 def _compare(

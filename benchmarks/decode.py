@@ -10,8 +10,12 @@ import torch
 from benchmarks import peers
 from benchmarks.bench import Bench
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs, ragged
-from kernels.configurations import num_splits
-from kernels.paged_decode import paged_decode, scratch_numel
+from kernels.paged_decode import paged_decode, wanted_splits
+from kernels.split_results import scratch_numel
+from kernels.work_list import WorkList, make_work_list
+
+MODEL_LENGTH = 131072
+"""The longest context that the model allows: the number of splits depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +47,15 @@ def run(bench: Bench) -> None:
 
 
 def decode_calls(
-    bench: Bench, inputs: PagedInputs, shape: Shape, splits: int | None = None
+    bench: Bench, inputs: PagedInputs, shape: Shape, work: WorkList | None = None
 ) -> peers.Calls:
     """Return a call of our kernel for each input set, with outputs and scratch preallocated.
 
-    splits: number of splits; None uses the rule in kernels.configurations.
+    work: None for the product's. Making the list is left out: layers share it.
     """
-    num = splits or splits_by_rule(bench, inputs, shape)
+    work = work or make_work_list(inputs.context_lens, wanted_by_rule(bench, inputs))
     scratch = torch.empty(
-        scratch_numel(len(inputs.query), shape.heads, shape.head_dim, num), device=bench.device
+        scratch_numel(len(work.items), shape.heads, shape.head_dim), device=bench.device
     )
     out = torch.empty_like(inputs.query)
     return [
@@ -62,7 +66,7 @@ def decode_calls(
             table,
             inputs.context_lens,
             scale=inputs.scale,
-            num_splits=num,
+            work=work,
             out=out,
             scratch=scratch,
         )
@@ -70,9 +74,9 @@ def decode_calls(
     ]
 
 
-def splits_by_rule(bench: Bench, inputs: PagedInputs, shape: Shape) -> int:
-    longest = max(inputs.lengths.contexts)
-    return num_splits(len(inputs.query), shape.kv_heads, bench.num_processors, longest)
+def wanted_by_rule(bench: Bench, inputs: PagedInputs) -> int:
+    """Return how many splits the engine would make for a model of up to MODEL_LENGTH tokens."""
+    return wanted_splits(inputs.query, inputs.key_cache, bench.num_processors, MODEL_LENGTH)
 
 
 def _cases() -> Iterator[Case]:

@@ -16,7 +16,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from statistics import median
 from typing import Any
@@ -29,9 +29,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from core import sampling
 from core.plan import Chunk, StepPlan
 from core.sequence import Sequence as TokenSequence
-from engine.attention.backends import TritonBackend
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
+from engine.attention.triton_backend import TritonBackend
 from engine.inputs import InputBuilder, StepInputs
 from engine.model.checkpoint import checkpoint_of
 from engine.model.decoder import Decoder
@@ -126,17 +126,17 @@ class _Model:
         self._spent: Spent = defaultdict(float)
         self._decoder = Decoder(_Loader(spec, state, self._spent), spec, num_layers)
         self._inputs = _inputs(num_decodes, num_prompt_tokens)
-        batch = self._inputs.batch
-        num_blocks = 1 + int(batch.block_tables.max())
+        num_blocks = 1 + int(self._inputs.batch.block_tables.max())
         cache = KVCache(spec.shapes, num_blocks, BLOCK_SIZE, DTYPE, CPU)
         backend = TritonBackend(dry_run.NUM_PROCESSORS[ARCH], MAX_MODEL_LEN)
-        self._paged = PagedStep(batch, cache, backend)
+        # What a backend keeps for a batch is part of each step.
+        self._paged = lambda: PagedStep(replace(self._inputs.batch), cache, backend)
 
     def step(self) -> Times:
         self._spent.clear()
         tokens, rows = self._inputs.tokens, self._inputs.logit_rows
         begin = time.perf_counter()
-        self._decoder(tokens[0], tokens[1], rows, self._paged)
+        self._decoder(tokens[0], tokens[1], rows, self._paged())
         return Times(time.perf_counter() - begin, self._spent["products"])
 
 

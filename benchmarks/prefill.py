@@ -11,7 +11,8 @@ from torch.nn.attention import SDPBackend
 from benchmarks import peers
 from benchmarks.bench import Bench
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs, ragged
-from kernels.paged_prefill import paged_prefill
+from kernels.paged_prefill import paged_prefill, wanted_splits
+from kernels.split_results import scratch_numel
 
 MAX_NEW_TOKENS = 2**19
 """Cases with more new tokens are skipped: they take seconds and show nothing new."""
@@ -45,9 +46,12 @@ def run(bench: Bench) -> None:
             bench.attempt(str(case), lambda case=case: _measure(bench, case))
 
 
-def prefill_calls(inputs: PagedInputs) -> peers.Calls:
-    """Return a call of our kernel for each input set, with the output preallocated."""
+def prefill_calls(inputs: PagedInputs, num_splits: int = 1) -> peers.Calls:
+    """Return a call of our kernel for each input set, with output and scratch preallocated."""
     out = torch.empty_like(inputs.query)
+    num_tokens, num_heads, head_dim = out.shape
+    num_slots = num_tokens * num_splits if num_splits > 1 else 0
+    scratch = torch.empty(scratch_numel(num_slots, num_heads, head_dim), device=out.device)
     return [
         lambda table=table: paged_prefill(
             inputs.query,
@@ -57,10 +61,17 @@ def prefill_calls(inputs: PagedInputs) -> peers.Calls:
             inputs.query_starts,
             inputs.context_lens,
             scale=inputs.scale,
+            num_splits=num_splits,
             out=out,
+            scratch=scratch,
         )
         for table in inputs.tables
     ]
+
+
+def splits_by_rule(bench: Bench, inputs: PagedInputs) -> int:
+    lengths = list(zip(inputs.lengths.queries, inputs.lengths.contexts, strict=True))
+    return wanted_splits(inputs.query, inputs.key_cache, lengths, bench.num_processors)
 
 
 def prompts(batch: int, length: int) -> Lengths:
@@ -104,7 +115,7 @@ def _measure(bench: Bench, case: Case) -> None:
         layout=case.layout,
         num_sets=num_sets,
     )
-    us = {"ours": bench.time_us(prefill_calls(inputs))}
+    us = {"ours": bench.time_us(prefill_calls(inputs, splits_by_rule(bench, inputs)))}
     if case.fits_sdpa:
         for name, backend in (
             ("sdpa", SDPBackend.FLASH_ATTENTION),

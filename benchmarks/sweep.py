@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
 from benchmarks.bench import Bench
 from benchmarks.decode import decode_calls
-from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, Shape, make_inputs
+from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs
+from benchmarks.occupancy import using, with_programs
 from benchmarks.prefill import prefill_calls, prompts
 from kernels.configurations import (
     TABLE,
@@ -32,6 +32,8 @@ CHOICES = {
 }
 LEAST_GAIN = 0.02
 """Smallest relative speed-up that counts; anything less is noise."""
+MOST_REGISTERS = 255
+"""Registers that a thread can have."""
 
 
 def run(bench: Bench) -> None:
@@ -64,15 +66,17 @@ def _search(
     bench: Bench, kernel: str, shape: Shape, cache_dtype: torch.dtype
 ) -> AttentionConfiguration:
     group = shape.heads // shape.kv_heads
-    best = attention_configuration(kernel, shape.head_dim, group, bench.dtype, cache_dtype)
-    calls = _calls(bench, kernel, shape, cache_dtype)
-    fastest = first = _time(bench, kernel, best, calls)
+    current = attention_configuration(kernel, shape.head_dim, group, bench.dtype, cache_dtype)
+    time = partial(_time, bench, kernel, shape, _inputs(bench, kernel, shape, cache_dtype))
+    best, fastest = time(current)
+    first = fastest
     for setting, values in CHOICES[kernel].items():
         for value in values[:1] if bench.is_dry else values:
-            candidate = replace(best, **{setting: value})
-            if candidate == best or bench.is_over(f"the remaining settings of {kernel} {shape}"):
+            if value == getattr(best, setting):
                 continue
-            us = _time(bench, kernel, candidate, calls)
+            if bench.is_over(f"the remaining settings of {kernel} {shape}"):
+                continue
+            candidate, us = time(_changed(best, setting, value))
             if us is not None and fastest is not None and us < fastest * (1 - LEAST_GAIN):
                 best, fastest = candidate, us
     bench.row(
@@ -85,30 +89,53 @@ def _search(
     return best
 
 
-def _calls(
-    bench: Bench, kernel: str, shape: Shape, cache_dtype: torch.dtype
-) -> list[Callable[[], Any]]:
+def _changed(best: AttentionConfiguration, setting: str, value: int) -> AttentionConfiguration:
+    """Return the configuration with another value.
+
+    If the value changes how many registers a thread needs, a limit becomes that of the hardware.
+    """
+    changed = replace(best, **{setting: value})
+    if setting == "num_stages" or best.max_registers is None:
+        return changed
+    return replace(changed, max_registers=MOST_REGISTERS)
+
+
+def _inputs(bench: Bench, kernel: str, shape: Shape, cache_dtype: torch.dtype) -> PagedInputs:
     length = 24 if bench.is_dry else 4096
     batch = 2 if bench.is_dry else 64 if kernel == "decode" else 4
     lengths = prompts(batch, length)
     if kernel == "decode":
         lengths = Lengths((1,) * batch, lengths.contexts)
-    inputs = make_inputs(
+    return make_inputs(
         shape, lengths, device=bench.device, dtype=bench.dtype, cache_dtype=cache_dtype
     )
+
+
+def _calls(bench: Bench, kernel: str, shape: Shape, inputs: PagedInputs) -> list[Callable[[], Any]]:
     return decode_calls(bench, inputs, shape) if kernel == "decode" else prefill_calls(inputs)
 
 
 def _time(
     bench: Bench,
     kernel: str,
+    shape: Shape,
+    inputs: PagedInputs,
     configuration: AttentionConfiguration,
-    calls: list[Callable[[], Any]],
-) -> float | None:
-    """Return the microseconds per call, or None if the configuration does not fit this GPU."""
-    lookup = f"kernels.paged_{kernel}.attention_configuration"
-    with patch(lookup, lambda *_: configuration):
-        return bench.attempt(f"{kernel} with {configuration}", lambda: bench.time_us(calls))
+) -> tuple[AttentionConfiguration, float | None]:
+    """Return the configuration with as many programs as fit, and the microseconds per call.
+
+    The time is None if the configuration does not fit this GPU.
+    """
+
+    def measure() -> tuple[AttentionConfiguration, float | None]:
+        fitted = configuration
+        if not bench.is_dry:
+            call = _calls(bench, kernel, shape, inputs)[0]
+            fitted = with_programs(kernel, configuration, call)
+        with using(kernel, fitted):  # the number of programs decides that of splits
+            return fitted, bench.time_us(_calls(bench, kernel, shape, inputs))
+
+    return bench.attempt(f"{kernel} with {configuration}", measure) or (configuration, None)
 
 
 def _when(shape: Shape, dtype: torch.dtype, cache_dtype: torch.dtype) -> dict[str, list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ from benchmarks.report import Report
 Rows = Sequence[dict[str, Any]]
 """A section's rows, with their derived figures."""
 NOT_MEASURED = "not measured"
+EVEN_BATCHES = {"1 x 16384", "16 x 4096", "64 x 4096", "256 x 500", "16 x 16384"}
+"""Cases of the section `splits`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,53 @@ TARGETS = (
             if row["what"].startswith("top-p 0.9, 256 rows") and row["us"]["ours"]
         ],
         "{:.2f} ms",
+        is_limit=True,
+    ),
+    Target(
+        "`splits`: one context of 128k among 255 of 500",
+        "≤ 0.5 of the time by the old rule",
+        "splits",
+        lambda rows: _of(
+            "old rule", (row for row in rows if row["contexts"].startswith("one of 128k"))
+        ),
+        "{:.2f}",
+        is_limit=True,
+    ),
+    Target(
+        "`splits`: even batches",
+        "no slower than by the old rule",
+        "splits",
+        lambda rows: _of("old rule", (row for row in rows if row["contexts"] in EVEN_BATCHES)),
+        "{:.2f} of the time",
+        is_limit=True,
+    ),
+    Target(
+        "`prefill-splits`: 20 tokens after 30,000, 8 KV heads",
+        "≤ 0.2 of the time without splits",
+        "prefill-splits",
+        lambda rows: _of(
+            "unsplit",
+            (
+                row
+                for row in rows
+                if row["tokens"] == "20 over 30000 cached" and "/8/" in row["shape"]
+            ),
+        ),
+        "{:.2f}",
+        is_limit=True,
+    ),
+    Target(
+        "`fp8`: decode, batch 64, context 4k",
+        "≤ 0.65 of the time over bf16 caches",
+        "fp8",
+        lambda rows: [
+            row["us"]["fp8"] / row["us"]["unquantized"]
+            for row in rows
+            if (row["batch"], row["context"]) == (64, 4096)
+            and row["us"]["fp8"]
+            and row["us"]["unquantized"]
+        ],
+        "{:.2f}",
         is_limit=True,
     ),
     Target(
@@ -145,6 +194,15 @@ def measured(target: Target, report: Report) -> str:
     worst = (max if target.is_limit else min)(values)
     count = f" (worst of {len(values)})" if len(values) > 1 else ""
     return target.form.format(worst) + count
+
+
+def _of(other: str, rows: Iterable[dict[str, Any]]) -> list[float]:
+    """Return the time of the product's choice as a fraction of another's, for each row."""
+    return [
+        row["us"]["rule"] / row["us"][other]
+        for row in rows
+        if row["us"]["rule"] and row["us"][other]
+    ]
 
 
 def _speeds(rows: Rows, peer: str) -> list[float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.fp8 import e4m3_decode
+from kernels.fp8 import e4m3_shrunk
 
 
 @triton.jit
@@ -55,9 +55,10 @@ def load_rows(
     base_ptr, rows, is_read, dtype: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Load a [BLOCK_N, BLOCK_D] tile of K or V as `dtype`.
+    """Load a [BLOCK_N, BLOCK_D] tile of K or V as `dtype`, which is fp16 if the cache is fp8.
 
-    Rows that are not `is_read` (only if MASKED) and dims past HEAD_DIM are zero.
+    Rows that are not `is_read` (only if MASKED) and dims past HEAD_DIM are zero. Numbers of uint8
+    caches are smaller by `kernels.fp8.decode_factor`.
     """
     dims = tl.arange(0, BLOCK_D)
     pointers = base_ptr + rows[:, None] + dims[None, :]
@@ -69,12 +70,22 @@ def load_rows(
         tile = tl.load(pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
     else:
         tile = tl.load(pointers)
-    if tile.dtype == tl.uint8:
-        return e4m3_decode(tile, dtype)
-    if tile.dtype == tl.float8e4nv and dtype == tl.bfloat16:
-        # Triton 3.6 converts fp16 to bf16 with an instruction that only sm_90 has.
-        return tile.to(tl.float32).to(dtype)
-    return tile.to(dtype)
+    return e4m3_shrunk(tile) if tile.dtype == tl.uint8 else tile.to(dtype)
+
+
+@triton.jit
+def to_fp16(query):
+    """Return a bf16 query in fp16, and the factor by which each row was divided.
+
+    With fp8 caches both products are computed in fp16, which holds every e4m3 number. A query may
+    be too large for it, so each row is divided by the power of two of its largest number. Numbers
+    2^-7 times as large and larger stay exact; all errors are below 2^-25 of the largest.
+    """
+    wide = query.to(tl.float32)
+    largest = tl.max(tl.abs(wide), 1).to(tl.int32, bitcast=True)
+    power = (largest & 0x7F800000).to(tl.float32, bitcast=True)
+    row_scale = tl.where(power == 0, 1.0, power)
+    return (wide / row_scale[:, None]).to(tl.float16), row_scale
 
 
 @triton.jit
@@ -100,3 +111,13 @@ def softmax_step(
     weights = tl.exp2(products * factor - anchor[:, None])
     correction = tl.exp2(row_max - anchor)
     return weights, correction, new_max, row_sum * correction + tl.sum(weights, 1)
+
+
+@triton.jit
+def unknown_zero(pointer, value):
+    """Load `value` again from `pointer` and return the difference: 0, but the compiler cannot know.
+
+    Offsets that include it are computed after a loop. Otherwise registers would hold those from
+    before the loop, up to 32 of a thread, and some kernels would spill.
+    """
+    return tl.load(pointer, volatile=True).to(tl.int32) - value

@@ -1,8 +1,8 @@
 """Tile sizes per GPU and shape, from configurations.json; nothing is tuned at run time.
 
 The first row of a kernel whose `when` matches applies. `when` may give lists of accepted values for
-`arch` (90 is sm_90), `head_dim`, `group` (query heads per KV head), `query_bits` and `kv_bits`.
-Rows without `arch` fit the smallest supported GPU.
+`arch` (90 is sm_90), `head_dim`, `group` (query heads per KV head), `query_bits` and `kv_bits`, and
+the largest group, `max_group`. Rows without `arch` fit the smallest supported GPU.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class AttentionConfiguration:
     max_registers: int | None = None
     """Registers per thread. If None, the assembler may spill some so that more programs fit on a
     multiprocessor; it does not know that its shared memory has no room for them."""
-    min_split_keys: int = 256
-    """Decode: fewest keys in a split; with less, combining would cost more than it gains."""
+    programs_per_processor: int = 1
+    """Programs that a streaming multiprocessor runs at once, by shared memory and registers. The
+    keys are split into as many programs as the GPU can run."""
 
 
 def attention_configuration(
@@ -42,20 +43,6 @@ def attention_configuration(
 ) -> AttentionConfiguration:
     """Return the row for the current GPU. kernel: "decode" or "prefill"."""
     return _lookup(kernel, current_arch(), head_dim, group, query_dtype, kv_dtype)
-
-
-def num_splits(num_rows: int, num_kv_heads: int, num_processors: int, max_context_len: int) -> int:
-    """Return the number of splits of a decode batch of `num_rows`, for all contexts up to a length.
-
-    This is the smallest power of two that gives every streaming multiprocessor two programs, and up
-    to four splits if one long context could keep a large batch waiting. There are at most 64, and
-    none is shorter than 256 keys at that length. The contexts of a step do not matter, so a graph
-    can be captured: splits that would be too short have no work and return at once.
-    """
-    to_fill = -(-2 * num_processors // (num_rows * num_kv_heads))
-    to_balance = min(-(-max_context_len // 8192), 4)
-    wanted = min(max(to_fill, to_balance), -(-max_context_len // 256), 64)
-    return 1 << (wanted - 1).bit_length()
 
 
 def current_arch() -> int:
@@ -89,9 +76,16 @@ def _lookup(
         "kv_bits": kv_dtype.itemsize * 8,
     }
     for row in _table()[kernel]:
-        if all(shape[name] in values for name, values in row["when"].items()):
+        if _matches(row["when"], shape):
             return AttentionConfiguration(**row["use"])
     raise LookupError(f"{TABLE.name} has no row for {kernel} of {shape}")
+
+
+def _matches(when: dict[str, Any], shape: dict[str, int]) -> bool:
+    return all(
+        shape["group"] <= accepted if name == "max_group" else shape[name] in accepted
+        for name, accepted in when.items()
+    )
 
 
 @cache

@@ -21,6 +21,9 @@ from triton.runtime.jit import JITFunction
 ARCHS = (80, 86, 89, 90)
 NUM_PROCESSORS = {80: 108, 86: 80, 89: 58, 90: 132}
 """Streaming multiprocessors of A100, A10G, L4 and H200."""
+SHARED_BYTES = {80: 164 * 1024, 86: 100 * 1024, 89: 100 * 1024, 90: 228 * 1024}
+THREADS = {80: 2048, 86: 1536, 89: 1536, 90: 2048}
+"""Shared memory and threads of a multiprocessor (CUDA programming guide, compute capabilities)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +79,13 @@ def _launch_nothing(*arguments: Any) -> None:
 
 
 class FakeProperties:
-    """The device properties that wrappers read from torch."""
+    """The device properties that wrappers and benchmarks read from torch."""
 
     def __init__(self, arch: int) -> None:
         self.major, self.minor = divmod(arch, 10)
         self.multi_processor_count = NUM_PROCESSORS[arch]
+        self.shared_memory_per_multiprocessor = SHARED_BYTES[arch]
+        self.max_threads_per_multi_processor = THREADS[arch]
 
 
 @contextmanager

@@ -9,8 +9,27 @@ bits as `cvt.rn.satfinite.e4m3`.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+
+
+def decode_factor(dtype: torch.dtype) -> float:
+    """Return the factor of numbers that `e4m3_shrunk` decoded if a cache of `dtype` holds bytes."""
+    return 2.0**8 if dtype == torch.uint8 else 1.0
+
+
+@triton.jit
+def e4m3_shrunk(codes):
+    """Convert uint8 codes to 2^-8 times their exact values in fp16.
+
+    Triton's float8e4b15 has the bits of e4m3 with fp16's exponent bias, 15. Two codes at once are
+    shifted into place, so this takes fewer instructions than `e4m3_decode`. Wrappers multiply
+    `decode_factor` into scales that are applied anyway.
+
+    NOTE: the two NaN codes become ±480 * 2^-8; a check in the innermost loop would cost too much.
+    """
+    return codes.to(tl.float8e4b15, bitcast=True).to(tl.float16)
 
 
 @triton.jit

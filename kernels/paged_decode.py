@@ -1,9 +1,10 @@
 """Paged attention of one query per sequence, split over the keys (flash decoding).
 
-A program computes the query heads of one KV head over one split of a sequence's keys. The heads are
-the rows of one tile, so K and V are read once for all of them. With more than one split, a second
-kernel combines the partial results. The launches depend only on shapes and `num_splits`; lengths
-are read on the device. So both can be captured in a CUDA graph and replayed with new lengths.
+A program computes the query heads of one KV head over one item of a work list: all of a sequence's
+keys, or one split of them. The heads are the rows of one tile, so K and V are read once for all of
+them. A second kernel combines the results of splits. The launches depend only on shapes, and
+lengths are read on the device. So they can be captured in a CUDA graph and replayed with new
+lengths.
 """
 
 from __future__ import annotations
@@ -13,74 +14,72 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention_tile import block_ids, load_rows, row_offsets, softmax_step
+from kernels import work_list
+from kernels.attention_tile import (
+    block_ids,
+    load_rows,
+    row_offsets,
+    softmax_step,
+    to_fp16,
+    unknown_zero,
+)
 from kernels.configurations import AttentionConfiguration, attention_configuration
+from kernels.fp8 import decode_factor
 from kernels.paged_arguments import check_paged_arguments, score_factors, stride
 from kernels.plan import Plan, planned
+from kernels.split_results import combine_items, split_results
+from kernels.work_list import WorkList, make_work_list
 
 
 @triton.jit
-def split_bounds(
-    context_len, window, split,
-    BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, MIN_TILES: tl.constexpr,
-):  # fmt: skip
-    """Return the first visible key, first and past-last tile of `split`, and number of splits with
-    work."""
-    first_key = 0 if window is None else tl.maximum(context_len - window, 0)
-    first_tile = first_key // BLOCK_N
-    end_tile = tl.cdiv(context_len, BLOCK_N)
-    num_tiles = end_tile - first_tile
-    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, NUM_SPLITS), MIN_TILES)
-    begin = first_tile + split * tiles_per_split
-    end = tl.minimum(begin + tiles_per_split, end_tile)
-    return first_key, begin, end, tl.cdiv(num_tiles, tiles_per_split)
+def tile_heads(row_index, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Return the head of each row of a tile, and if it has one."""
+    TILES_PER_GROUP: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
+    member = tl.program_id(0) % TILES_PER_GROUP * BLOCK_M + row_index
+    return tl.program_id(0) // TILES_PER_GROUP * GROUP + member, member < GROUP
 
 
-@triton.jit(
-    do_not_specialize=["table_stride"],
-    # Slices of a step's tables begin anywhere.
-    do_not_specialize_on_alignment=["table_ptr", "context_ptr"],
-)
+# Slices of a step's tables begin anywhere.
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["table_ptr"])
 def paged_decode_kernel(
-    out_ptr, partial_ptr, log_sum_ptr, query_ptr, key_ptr, value_ptr, table_ptr, context_ptr,
-    sinks_ptr, score_scale, cap, value_scale, window, table_stride,
+    out_ptr, partial_ptr, log_sum_ptr, query_ptr, key_ptr, value_ptr, table_ptr, items_ptr,
+    sinks_ptr, score_scale, cap, value_scale, table_stride,
     out_token_stride, out_head_stride, query_token_stride, query_head_stride,
     block_stride, token_stride, kv_head_stride,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    NUM_SPLITS: tl.constexpr, MIN_TILES: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Attend over one split; grid (kv_heads * tiles per group, N, NUM_SPLITS).
+    """Attend over an item's keys; grid (kv_heads * tiles per group, I).
 
-    With several splits, the combining kernel adds the sinks.
+    The result of a sequence's only item is final. Others go to the combining kernel, which also
+    adds their sinks.
     """
     TILES_PER_GROUP: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     kv_head = tl.program_id(0) // TILES_PER_GROUP
-    row = tl.program_id(1).to(tl.int64)
-    split = tl.program_id(2)
-    context_len = tl.load(context_ptr + row).to(tl.int32)
-    first_key, begin, end, _ = split_bounds(
-        context_len, window, split, BLOCK_N, NUM_SPLITS, MIN_TILES
-    )
-    if NUM_SPLITS > 1 and begin >= end:
+    item_ptr = items_ptr + tl.program_id(1) * 4
+    row = tl.load(item_ptr).to(tl.int64)
+    first_key = tl.load(item_ptr + 1)
+    end_key = tl.load(item_ptr + 2)
+    is_whole = tl.load(item_ptr + 3) == 1
+    if row < 0:
         return
 
     dims = tl.arange(0, BLOCK_D)
-    member = tl.program_id(0) % TILES_PER_GROUP * BLOCK_M + tl.arange(0, BLOCK_M)
-    head = kv_head * GROUP + member
-    is_head = member < GROUP
-    is_stored = is_head[:, None] & (dims < HEAD_DIM)[None, :]
+    head, is_head = tile_heads(tl.arange(0, BLOCK_M), GROUP, BLOCK_M)
     query = tl.load(
         query_ptr + row * query_token_stride + head[:, None] * query_head_stride + dims[None, :],
-        mask=is_stored,
+        mask=is_head[:, None] & (dims < HEAD_DIM)[None, :],
         other=0,
     )
+    row_scale = None
+    if query.dtype == tl.bfloat16 and key_ptr.dtype.element_ty != tl.bfloat16:
+        query, row_scale = to_fp16(query)
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + head, mask=is_head, other=0).to(tl.float32)
-        row_max = sink * 1.4426950408889634
-        row_sum += 1.0
+        row_max = tl.where(is_whole, sink * 1.4426950408889634, row_max)
+        row_sum += tl.where(is_whole, 1.0, 0.0)
     attended = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
 
     key_head_ptr = key_ptr + kv_head * kv_head_stride
@@ -88,14 +87,17 @@ def paged_decode_kernel(
     table_row_ptr = table_ptr + row * table_stride
     # The ids of a tile are loaded one iteration ahead. If K and V addresses depended on a load of
     # the same iteration, Triton's pipeliner would give K and V fewer buffers than num_stages.
-    blocks = block_ids(table_row_ptr, begin, context_len, BLOCK_SIZE, BLOCK_N)
-    for tile in range(begin, end):
+    first_tile = first_key // BLOCK_N
+    blocks = block_ids(table_row_ptr, first_tile, end_key, BLOCK_SIZE, BLOCK_N)
+    for tile in range(first_tile, tl.cdiv(end_key, BLOCK_N)):
         position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        is_seen = (position >= first_key) & (position < context_len)
+        is_seen = (position >= first_key) & (position < end_key)
         rows = row_offsets(blocks, tile, block_stride, token_stride, BLOCK_SIZE, BLOCK_N, PRECISION)
-        blocks = block_ids(table_row_ptr, tile + 1, context_len, BLOCK_SIZE, BLOCK_N)
+        blocks = block_ids(table_row_ptr, tile + 1, end_key, BLOCK_SIZE, BLOCK_N)
         keys = load_rows(key_head_ptr, rows, is_seen, query.dtype, HEAD_DIM, BLOCK_D, True)
         products = tl.dot(query, keys.T, input_precision=PRECISION)
+        if row_scale is not None:
+            products *= row_scale[:, None]
         weights, correction, row_max, row_sum = softmax_step(
             products, is_seen[None, :], row_max, row_sum, score_scale, cap, True
         )
@@ -106,57 +108,19 @@ def paged_decode_kernel(
         )  # fmt: skip
 
     # A padding row has no key and no sink; its output is zero.
-    attended = attended * (value_scale / tl.where(row_sum > 0, row_sum, 1.0))[:, None]
-    if NUM_SPLITS == 1:
+    row_sum = tl.where(row_sum > 0, row_sum, 1.0)
+    attended = attended * (value_scale / row_sum)[:, None]
+    row_index = tl.arange(0, BLOCK_M) + unknown_zero(item_ptr + 2, end_key)
+    head, is_head = tile_heads(row_index, GROUP, BLOCK_M)
+    is_stored = is_head[:, None] & (dims < HEAD_DIM)[None, :]
+    if is_whole:
         out = out_ptr + row * out_token_stride + head[:, None] * out_head_stride + dims[None, :]
         tl.store(out, attended.to(out_ptr.dtype.element_ty), mask=is_stored)
     else:
         num_heads = tl.num_programs(0) // TILES_PER_GROUP * GROUP
-        slot = (row * num_heads + head) * NUM_SPLITS + split
-        tl.store(partial_ptr + slot[:, None] * HEAD_DIM + dims[None, :], attended, mask=is_stored)
-        tl.store(log_sum_ptr + slot, row_max + tl.log2(row_sum), mask=is_head)
-
-
-@triton.jit(do_not_specialize_on_alignment=["context_ptr"])
-def combine_splits_kernel(
-    out_ptr, partial_ptr, log_sum_ptr, context_ptr, sinks_ptr, window,
-    out_token_stride, out_head_stride,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    NUM_SPLITS: tl.constexpr, MIN_TILES: tl.constexpr,
-):  # fmt: skip
-    """Combine the splits of one head; grid (heads, N).
-
-    Splits without work wrote nothing, so they are not read.
-    """
-    head = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    context_len = tl.load(context_ptr + row).to(tl.int32)
-    _, _, _, num_live = split_bounds(context_len, window, 0, BLOCK_N, NUM_SPLITS, MIN_TILES)
-    split = tl.arange(0, NUM_SPLITS)
-    dims = tl.arange(0, BLOCK_D)
-    is_live = split < num_live
-    first_slot = (row * tl.num_programs(0) + head) * NUM_SPLITS
-    log_sums = tl.load(log_sum_ptr + first_slot + split, mask=is_live, other=float("-inf"))
-    largest = tl.max(log_sums, 0)
-    if sinks_ptr is not None:
-        sink = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
-        largest = tl.maximum(largest, sink)
-    anchor = tl.where(largest == float("-inf"), 0.0, largest)
-    shares = tl.exp2(log_sums - anchor)
-    total = tl.sum(shares, 0)
-    if sinks_ptr is not None:
-        total += tl.exp2(sink - anchor)
-    partials = tl.load(
-        partial_ptr + (first_slot + split)[:, None] * HEAD_DIM + dims[None, :],
-        mask=is_live[:, None] & (dims < HEAD_DIM)[None, :],
-        other=0.0,
-    )
-    combined = tl.sum(partials * shares[:, None], 0) / tl.where(total > 0, total, 1.0)
-    tl.store(
-        out_ptr + row * out_token_stride + head * out_head_stride + dims,
-        combined.to(out_ptr.dtype.element_ty),
-        mask=dims < HEAD_DIM,
-    )
+        slots = tl.program_id(1) * num_heads + head
+        tl.store(partial_ptr + slots[:, None] * HEAD_DIM + dims[None, :], attended, mask=is_stored)
+        tl.store(log_sum_ptr + slots, row_max + tl.log2(row_sum), mask=is_head)
 
 
 def paged_decode(
@@ -167,7 +131,7 @@ def paged_decode(
     context_lens: Tensor,
     *,
     scale: float,
-    num_splits: int,
+    work: WorkList | None = None,
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -184,59 +148,89 @@ def paged_decode(
     multiplied by `key_scale` and `value_scale`. block_tables: [N, B] int32 or int64, read only as
     far as the contexts reach. context_lens: [N] int32, including the newest token; 0 for a padding
     row, whose output is zero. window, softcap, sinks: as in `kernels.sdpa.paged_attention`.
-    num_splits: a power of two, see `kernels.configurations.num_splits`. scratch: fp32, at least
-    `scratch_numel` long, not read after the call. If `out` and, for several splits, `scratch` are
+    work: items of these contexts and this window; None attends over whole contexts. scratch: fp32,
+    at least `kernels.split_results.scratch_numel` of the work list's items long, not read after the
+    call; not used if the list has no more items than sequences. If `out`, `work` and `scratch` are
     given, nothing is allocated. Returns `out`, [N, heads, head_dim].
 
     Raises ValueError for arguments that the kernel does not support; `kernels.sdpa` does.
     """
     check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
-    if num_splits < 1 or num_splits & (num_splits - 1):
-        raise ValueError(f"num_splits is {num_splits}; it must be a power of two")
-    score_scale, cap = score_factors(scale * key_scale, softcap)
-    partials, log_sums = _split_scratch(scratch, query, num_splits)
-    _, num_heads, head_dim = query.shape
-    group = num_heads // key_cache.shape[2]
-    tile = attention_configuration("decode", head_dim, group, query.dtype, key_cache.dtype)
+    if work is not None and len(work.starts) != len(query) + 1:
+        raise ValueError(f"a work list of {len(work.starts) - 1} sequences for {len(query)}")
+    factor = decode_factor(key_cache.dtype)
+    score_scale, cap = score_factors(scale * key_scale * factor, softcap)
+    tile = _tile(query, key_cache)
     if out is None:
         out = torch.empty_like(query)
-    plan = _plan(query, key_cache, out, num_splits, tile)
+    if work is None:
+        work = make_work_list(context_lens, 0, window=window)
+    is_split = len(work.items) > len(query)
+    results = split_results(scratch, query, len(work.items) if is_split else 0)
+    plan = _plan(query, key_cache, out, len(work.items), tile)
     paged_decode_kernel[plan.grid](
-        out, partials, log_sums, query, key_cache, value_cache, block_tables, context_lens,
-        sinks if num_splits == 1 else None, score_scale, cap, float(value_scale), window,
-        block_tables.stride(0), *plan.numbers, **plan.options,
+        out, *results, query, key_cache, value_cache, block_tables, work.items, sinks,
+        score_scale, cap, float(value_scale * factor), block_tables.stride(0),
+        *plan.numbers, **plan.options,
     )  # fmt: skip
-    if num_splits > 1:
-        plan = _combining_plan(out, num_splits, tile)
-        combine_splits_kernel[plan.grid](
-            out, partials, log_sums, context_lens, sinks, window, *plan.numbers, **plan.options
-        )
+    if is_split:
+        combine_items(results, work.starts, sinks, out)
     return out
+
+
+def wanted_splits(
+    query: Tensor,
+    key_cache: Tensor,
+    num_processors: int,
+    max_context_len: int,
+    window: int | None = None,
+) -> int:
+    """Return `kernels.work_list.wanted_splits` for a batch of these shapes on the current GPU.
+
+    num_processors: streaming multiprocessors. max_context_len: the longest context that may come.
+    """
+    num_programs = _programs_at_once(query, key_cache, num_processors)
+    longest = max_context_len if window is None else min(window, max_context_len)
+    return work_list.wanted_splits(len(query), num_programs, longest)
+
+
+def max_slots(query: Tensor, key_cache: Tensor, num_processors: int, max_context_len: int) -> int:
+    """Return the most items of a work list of up to len(query) sequences."""
+    num_programs = _programs_at_once(query, key_cache, num_processors)
+    return work_list.max_items(len(query), num_programs, max_context_len)
+
+
+def _programs_at_once(query: Tensor, cache: Tensor, num_processors: int) -> int:
+    """Return how many sequences or splits the GPU attends over at once."""
+    tile = _tile(query, cache)
+    programs = num_processors * tile.programs_per_processor
+    return max(1, programs // (cache.shape[2] * _tiles_per_group(query, cache, tile)))
+
+
+def _tile(query: Tensor, cache: Tensor) -> AttentionConfiguration:
+    group = query.shape[1] // cache.shape[2]
+    return attention_configuration("decode", query.shape[2], group, query.dtype, cache.dtype)
 
 
 @planned
 def _plan(
-    query: Tensor, cache: Tensor, out: Tensor, num_splits: int, tile: AttentionConfiguration
+    query: Tensor, cache: Tensor, out: Tensor, num_programs: int, tile: AttentionConfiguration
 ) -> Plan:
-    num_rows, num_heads, head_dim = query.shape
+    _, num_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = cache.shape
-    group = num_heads // num_kv_heads
-    block_m = min(max(16, triton.next_power_of_2(group)), tile.block_m)
     return Plan(
-        (num_kv_heads * -(-group // block_m), num_rows, num_splits),
+        (num_kv_heads * _tiles_per_group(query, cache, tile), num_programs),
         (
             *(stride(rows, dim) for rows in (out, query) for dim in range(2)),
             *(stride(cache, dim) for dim in range(3)),
         ),
         {
-            "GROUP": group,
+            "GROUP": num_heads // num_kv_heads,
             "HEAD_DIM": head_dim,
             "BLOCK_SIZE": block_size,
             "BLOCK_D": triton.next_power_of_2(head_dim),
-            "BLOCK_M": block_m,
+            "BLOCK_M": _block_m(num_heads // num_kv_heads, tile),
             "BLOCK_N": tile.block_n,
-            "NUM_SPLITS": num_splits,
-            "MIN_TILES": _min_tiles(tile),
             "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
             "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,
@@ -245,46 +239,11 @@ def _plan(
     )
 
 
-@planned
-def _combining_plan(out: Tensor, num_splits: int, tile: AttentionConfiguration) -> Plan:
-    num_rows, num_heads, head_dim = out.shape
-    return Plan(
-        (num_heads, num_rows),
-        (stride(out, 0), stride(out, 1)),
-        {
-            "HEAD_DIM": head_dim,
-            "BLOCK_D": triton.next_power_of_2(head_dim),
-            "BLOCK_N": tile.block_n,
-            "NUM_SPLITS": num_splits,
-            "MIN_TILES": _min_tiles(tile),
-        },
-    )
+def _block_m(group: int, tile: AttentionConfiguration) -> int:
+    """Return the rows of a tile; tl.dot needs 16."""
+    return min(max(16, 1 << (group - 1).bit_length()), tile.block_m)
 
 
-def _min_tiles(tile: AttentionConfiguration) -> int:
-    """Return the fewest tiles in a split."""
-    return -(-tile.min_split_keys // tile.block_n)
-
-
-def scratch_numel(num_rows: int, num_heads: int, head_dim: int, num_splits: int) -> int:
-    """Return how many fp32 numbers of scratch `paged_decode` needs for partial results and sums."""
-    return 0 if num_splits == 1 else num_rows * num_heads * num_splits * (head_dim + 1)
-
-
-def _split_scratch(
-    scratch: Tensor | None, query: Tensor, num_splits: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return flat views of the scratch for partial results and for their log-sums."""
-    if num_splits == 1:
-        return None, None
-    num_rows, num_heads, head_dim = query.shape
-    needed = scratch_numel(num_rows, num_heads, head_dim, num_splits)
-    if scratch is None:
-        scratch = torch.empty(needed, dtype=torch.float32, device=query.device)
-    elif scratch.dtype != torch.float32 or scratch.ndim != 1 or len(scratch) < needed:
-        raise ValueError(
-            f"scratch is {list(scratch.shape)} {scratch.dtype}; "
-            f"it must be one row of at least {needed} float32"
-        )
-    num_partials = num_rows * num_heads * head_dim * num_splits
-    return scratch[:num_partials], scratch[num_partials:needed]
+def _tiles_per_group(query: Tensor, cache: Tensor, tile: AttentionConfiguration) -> int:
+    group = query.shape[1] // cache.shape[2]
+    return -(-group // _block_m(group, tile))

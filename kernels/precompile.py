@@ -39,11 +39,10 @@ from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary_cache_write import rotary_write_kv
 from kernels.swap import gather_blocks, scatter_blocks
 from kernels.token_weights import DrawnRows
+from kernels.work_list import make_work_list
 
 BLOCK_SIZE = 16
 """The default of `option.block_size`."""
-NUM_SPLITS = (1, 2, 4, 8, 16, 32, 64)
-"""All values that `kernels.configurations.num_splits` can return."""
 VOCAB_SIZES = (32000, 128256, 151936)
 """Of Llama 2 and Mistral, Llama 3, and Qwen 2.5 and 3."""
 _TOKENS = 3
@@ -74,13 +73,11 @@ SHAPES = (
 )
 
 
-def compile_shape(
-    arch: int, shape: Shape, splits: Sequence[int] = NUM_SPLITS
-) -> list[dry_run.Launch]:
+def compile_shape(arch: int, shape: Shape) -> list[dry_run.Launch]:
     """Compile for sm_`arch` all kernels that a decoder in bf16 launches, through their wrappers."""
     with dry_run.target(arch) as launches:
         query, key, value = _projected(shape)
-        _compile_attention(query, key, value, shape, splits)
+        _compile_attention(query, key, value, shape)
         _compile_elementwise(shape)
     return launches
 
@@ -163,9 +160,7 @@ def _projected(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
-def _compile_attention(
-    query: Tensor, key: Tensor, value: Tensor, shape: Shape, splits: Sequence[int]
-) -> None:
+def _compile_attention(query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> None:
     size = (2, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
     keys, values = (torch.empty(size, dtype=torch.bfloat16) for _ in range(2))
     cos, sin = torch.empty(2, _TOKENS, shape.head_dim // 2, dtype=torch.bfloat16)
@@ -176,9 +171,10 @@ def _compile_attention(
     tables = torch.zeros(_TOKENS, 4, dtype=torch.int32)
     lens, starts = torch.ones(_TOKENS, dtype=torch.int32), torch.arange(_TOKENS + 1).int()
     out, scale = torch.empty(query.shape, dtype=query.dtype), shape.head_dim**-0.5
-    for num_splits in splits:
-        paged_decode(query, keys, values, tables, lens, scale=scale, num_splits=num_splits, out=out)
-    paged_prefill(query, keys, values, tables, starts, lens, scale=scale, out=out)
+    options = {"scale": scale, "out": out}
+    paged_decode(query, keys, values, tables, lens, work=make_work_list(lens, 4), **options)
+    for num_splits in (1, 2):
+        paged_prefill(query, keys, values, tables, starts, lens, num_splits=num_splits, **options)
 
 
 def _compile_elementwise(shape: Shape) -> None:

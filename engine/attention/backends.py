@@ -1,10 +1,13 @@
-"""Attention backends, which write, read and move the KV cache: Triton, C++ on CPUs, or torch."""
+"""Attention backends, which write, read and move the KV cache: Triton, C++ on CPUs, or torch.
+
+Triton's modules are imported only where they are used, so that CPUs do not need Triton.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +22,7 @@ from kernels.cpu import cache as cpu_cache
 from kernels.cpu import elementwise as cpu_elementwise
 from kernels.cpu.attention import MAX_DIM
 from kernels.cpu.shared_library import SUFFIXES, WIDTH, unavailable_reason
-from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS, is_aligned
+from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
 from kernels.sdpa import Scratch, paged_attention
 
 
@@ -57,6 +60,13 @@ class AttentionBackend(Protocol):
         """Return the attention output, [T, heads, value_dim]. Call `write` first."""
         ...
 
+    def scratch_bytes(self, call: AttentionCall, kv_dtype: torch.dtype, num_sequences: int) -> int:
+        """Return the most memory that `attend` takes beside its output in a step of such calls.
+
+        num_sequences: the most that decode. Tensors' contents do not matter.
+        """
+        ...
+
 
 def make_backend(
     device: torch.device,
@@ -78,6 +88,8 @@ def make_backend(
     if reason is not None:
         return sdpa_backend(device), (f"attention runs on torch's SDPA, slowly: {reason}",)
     num_processors = torch.cuda.get_device_properties(device).multi_processor_count
+    from engine.attention.triton_backend import TritonBackend
+
     return TritonBackend(num_processors, max_model_len), ()
 
 
@@ -108,6 +120,9 @@ class TorchBackend:
         if call.rotation is not None:
             self._rotary(call.query, call.key, *call.rotation)
         torch_cache.write_kv(call.key, call.value, keys, values, slots)
+
+    def scratch_bytes(self, call: AttentionCall, kv_dtype: torch.dtype, num_sequences: int) -> int:
+        return 0  # K and V of one sequence at a time, of a length that no limit on steps tells
 
     def attend(
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch
@@ -149,110 +164,6 @@ class CpuBackend(TorchBackend):
             softcap=call.softcap,
             sinks=call.sinks,
         )
-
-
-class TritonBackend:
-    """Runs decodes on the split-KV kernel and all other tokens on the prefill kernel."""
-
-    def __init__(self, num_processors: int, max_model_len: int) -> None:
-        """num_processors: streaming multiprocessors of the GPU."""
-        # Imported only here, so that CPUs do not need Triton.
-        from kernels import (
-            block_copy,
-            cache_write,
-            configurations,
-            paged_decode,
-            paged_prefill,
-            rotary_cache_write,
-            swap,
-        )
-
-        self._num_processors = num_processors
-        self._max_model_len = max_model_len
-        self._write_kv = cache_write.write_kv
-        self._rotary_write_kv = rotary_cache_write.rotary_write_kv
-        self.block_kernels = BlockKernels(
-            copy=block_copy.copy_blocks, gather=swap.gather_blocks, scatter=swap.scatter_blocks
-        )
-        self._num_splits = configurations.num_splits
-        self._decode = paged_decode.paged_decode
-        self._prefill = paged_prefill.paged_prefill
-        self._newest: tuple[PagedBatch, _Parts] | None = None
-
-    def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        key, value = _aligned(call.key), _aligned(call.value)
-        if call.rotation is None:
-            self._write_kv(key, value, keys, values, slots)
-        else:
-            # NOTE: queries are rotated in place, so this must not get an aligned copy of them.
-            self._rotary_write_kv(call.query, key, value, *call.rotation, keys, values, slots)
-
-    def attend(
-        self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch
-    ) -> Tensor:
-        query = _aligned(call.query)
-        out = torch.empty_like(query)
-        first = batch.num_decodes
-        parts = self._parts(batch)
-        options = {
-            "scale": call.scale,
-            "window": call.window,
-            "softcap": call.softcap,
-            "sinks": call.sinks,
-        }
-        if first > 0:
-            self._decode(
-                query[:first],
-                keys,
-                values,
-                parts.decode_tables,
-                parts.decode_lens,
-                # NOTE: independent of this step's context lengths. Each number of splits is another
-                # kernel to compile, and only those of the captured graphs are compiled ahead.
-                num_splits=self._num_splits(
-                    first, keys.shape[2], self._num_processors, self._max_model_len
-                ),
-                out=out[:first],
-                **options,
-            )
-        if first < query.shape[0]:
-            self._prefill(
-                query[first:],
-                keys,
-                values,
-                parts.prompt_tables,
-                batch.query_starts,
-                parts.prompt_lens,
-                out=out[first:],
-                **options,
-            )
-        return out
-
-    def _parts(self, batch: PagedBatch) -> _Parts:
-        """Split a batch's tensors, once for all layers of a step."""
-        if self._newest is None or self._newest[0] is not batch:
-            first = batch.num_decodes
-            tables, lens = batch.block_tables, batch.context_lens
-            parts = _Parts(tables[:first], lens[:first], tables[first:], lens[first:])
-            self._newest = batch, parts
-        return self._newest[1]
-
-
-class _Parts(NamedTuple):
-    """Views of a batch's tensors: the decodes, and the other sequences."""
-
-    decode_tables: Tensor
-    decode_lens: Tensor
-    prompt_tables: Tensor
-    prompt_lens: Tensor
-
-
-def _aligned(rows: Tensor) -> Tensor:
-    """Return rows [T, heads, dim] with strides that the kernels take, copied if need be.
-
-    Slices of merged q, k and v are not copied.
-    """
-    return rows if is_aligned(rows) else rows.contiguous()
 
 
 def _dense(rows: Tensor) -> Tensor:

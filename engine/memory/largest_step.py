@@ -29,12 +29,17 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
+ScratchBytes = Callable[[AttentionCall, int], int]
+"""Bytes that attention takes beside its output, for a call and a number of sequences."""
+
+
 @torch.inference_mode()
-def run_forward(model: PackedModel, num_tokens: int, num_sequences: int) -> Tensor:
+def run_forward(
+    model: PackedModel, num_tokens: int, num_sequences: int, scratch_bytes: ScratchBytes
+) -> Tensor:
     """Run a forward pass without a KV cache. Return logits [S, vocabulary].
 
-    Attention is replaced by zeros. Apart from the scratch of split decodes, the real kernels also
-    allocate only their output.
+    Attention is replaced by zeros, and by the memory that it takes.
     """
     device = model.device
     tokens = torch.zeros(3, num_tokens, dtype=torch.int64, device=device)
@@ -43,13 +48,15 @@ def run_forward(model: PackedModel, num_tokens: int, num_sequences: int) -> Tens
     batch = PagedBatch(empty, empty, empty, tokens[2], spans=())
     slots = None if model.adapter_memory is None else tokens[0]
     inputs = StepInputs(tokens, rows, batch, (), adapter_slots=slots)
-    return model.forward(inputs, NoAttention())
+    return model.forward(inputs, NoAttention(lambda call: scratch_bytes(call, num_sequences)))
 
 
 @torch.inference_mode()
-def run_step(model: PackedModel, num_tokens: int, num_sequences: int) -> Tensor:
+def run_step(
+    model: PackedModel, num_tokens: int, num_sequences: int, scratch_bytes: ScratchBytes
+) -> Tensor:
     """Call `run_forward` and sample for each sequence. Return token ids [S] int64."""
-    logits = run_forward(model, num_tokens, num_sequences)
+    logits = run_forward(model, num_tokens, num_sequences, scratch_bytes)
     newest = torch.zeros(num_sequences, dtype=torch.int64, device=model.device)
     params = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
     sampled = [Row(Sequence(id, [0], params), 1) for id in range(num_sequences)]
@@ -59,5 +66,11 @@ def run_step(model: PackedModel, num_tokens: int, num_sequences: int) -> Tensor:
 class NoAttention:
     """Stands in for the paged attention of a step: returns zeros."""
 
+    def __init__(self, scratch_bytes: Callable[[AttentionCall], int]) -> None:
+        self._scratch_bytes = scratch_bytes
+
     def attend(self, call: AttentionCall) -> Tensor:
-        return call.query.new_zeros(*call.query.shape[:2], call.value.shape[-1])
+        output = call.query.new_zeros(*call.query.shape[:2], call.value.shape[-1])
+        # Freed at once, as that of the kernels is when they are launched.
+        output.new_empty(self._scratch_bytes(call), dtype=torch.uint8)
+        return output

@@ -27,10 +27,11 @@ from core.sizing import (
 )
 from core.step_size import graph_sizes
 from core.strategy_table import STRATEGIES, Batching
+from engine.attention.backends import make_backend
 from engine.block_tables import table_bytes
 from engine.device import choose_kv_dtype
 from engine.loading.packed_model import PackedModel
-from engine.memory.largest_step import peak_bytes, run_forward, run_step
+from engine.memory.largest_step import ScratchBytes, peak_bytes, run_forward, run_step
 from engine.ranks.group import Alone, Group
 from engine.step.library_executor import LibraryModel
 
@@ -91,7 +92,10 @@ def choose_sizes(
         per_block = bytes_per_block(model.shapes, options.block_size, kv_dtype.itemsize)
         if options.num_kv_blocks is None:
             if model.device.type == "cuda":
-                reserved_bytes = activation_bytes(options, model, step_tokens, max_sequences)
+                scratch = _scratch_bytes(options, model, max_len, kv_dtype)
+                reserved_bytes = activation_bytes(
+                    options, model, step_tokens, max_sequences, scratch
+                )
                 reserved_bytes += image_attention_bytes(model, max_len, kv_dtype)
                 reserved_bytes += table_bytes(
                     max_sequences, blocks_for(max_len, options.block_size)
@@ -153,19 +157,21 @@ def activation_bytes(
     model: PackedModel,
     step_tokens: int,
     max_sequences: int,
+    scratch_bytes: ScratchBytes,
     measure: Callable[[Callable[[], Tensor], torch.device], int] = peak_bytes,
 ) -> int:
     """Return the bytes of device memory that steps need beside the weights and the KV cache.
 
-    That is the peak of the largest step, sampling included, and for CUDA graphs the peak of the
-    largest one's forward pass, which their memory pool keeps, and their logits buffer. Graphs do
-    not sample. A model that takes images also needs memory for its encoder, and for the embeddings
-    that it keeps. `measure` returns the peak of a function.
+    That is the peak of the largest step, with sampling and attention's scratch, and for CUDA graphs
+    the peak of the largest one's forward pass, which their memory pool keeps, and their logits
+    buffer. Graphs do not sample. A model that takes images also needs memory for its encoder, and
+    for the embeddings that it keeps. `measure` returns the peak of a function.
 
     Raises InsufficientMemoryError if the largest step does not fit.
     """
     try:
-        largest_step = measure(partial(run_step, model, step_tokens, max_sequences), model.device)
+        step = partial(run_step, model, step_tokens, max_sequences, scratch_bytes)
+        largest_step = measure(step, model.device)
         if model.encoder is not None:  # it runs before the step
             largest_image = partial(model.encoder.run_blank, IMAGE_PIXELS.maximum)
             largest_step = max(largest_step, measure(largest_image, model.device))
@@ -174,7 +180,7 @@ def activation_bytes(
             return largest_step
         largest = graph_sizes(max_sequences, step_tokens, options.graph_prompt_sizes)[-1]
         num_rows = largest.num_sequences
-        forward = partial(run_forward, model, largest.num_tokens, num_rows)
+        forward = partial(run_forward, model, largest.num_tokens, num_rows, scratch_bytes)
         logits = num_rows * model.config.get_text_config().vocab_size * torch.float32.itemsize
         return largest_step + measure(forward, model.device) + logits
     except torch.OutOfMemoryError as error:
@@ -182,6 +188,14 @@ def activation_bytes(
             f"a step of {step_tokens} tokens does not fit into the device's memory beside the "
             "weights; lower option.max_rolling_batch_prefill_tokens"
         ) from error
+
+
+def _scratch_bytes(
+    options: Options, model: PackedModel, max_len: int, kv_dtype: torch.dtype
+) -> ScratchBytes:
+    """Return what the backend that will run takes, for contexts of up to `max_len` tokens."""
+    backend, _ = make_backend(model.device, model.shapes, options.block_size, max_len, kv_dtype)
+    return lambda call, num_sequences: backend.scratch_bytes(call, kv_dtype, num_sequences)
 
 
 def max_model_len(options: Options, config: PreTrainedConfig) -> int:

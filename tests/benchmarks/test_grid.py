@@ -39,9 +39,11 @@ class PretendBench(Bench):
 
 
 @pytest.mark.parametrize(
-    ("section", "num_rows"), [("decode", 138), ("prefill", 32), ("splits", 4), ("sweep", 6)]
+    ("section", "num_rows"),
+    [("fp8", 6), ("decode", 138), ("prefill", 32), ("splits", 7), ("sweep", 6)],
 )
-def test_every_case_launches_its_kernel(section, num_rows):
+def test_every_case_launches_its_kernel(section, num_rows, monkeypatch):
+    monkeypatch.setattr("benchmarks.occupancy.programs_per_processor", lambda kernel: 5)
     events = []
     with patch.object(JITFunction, "run", lambda *_, **__: None), dry_run.target(90) as launches:
         importlib.import_module(f"benchmarks.{section}").run(PretendBench(events))
@@ -52,6 +54,7 @@ def test_every_case_launches_its_kernel(section, num_rows):
     assert all("new tokens" in note for note in notes), notes
     for row in rows:
         assert set(row["us"].values()) == {1.0}
+        assert section != "sweep" or "programs_per_processor=5" in row["best"]
 
 
 def test_bytes_and_operations_are_counted():

@@ -23,8 +23,9 @@ PREFILL = {"paged_prefill_kernel"}
 def test_launches_per_layer_are_counted(decodes, prompt_tokens, attention):
     found = host_step.measure(2, decodes, prompt_tokens, repeats=2)
     expected = dict.fromkeys(IN_EVERY_LAYER | attention, 2)
-    # Only the first norm has no residual add before it.
-    assert found.launches == expected | {"rms_norm_kernel": 1, "add_rms_norm_kernel": 2 * 2}
+    # Only the first norm has no residual add before it. Layers share a work list.
+    once = {"rms_norm_kernel": 1} | ({"work_list_kernel": 1} if decodes else {})
+    assert found.launches == expected | once | {"add_rms_norm_kernel": 2 * 2}
     assert len(found.times) == 2
     assert all(0 < times.products < times.step for times in found.times)
     wrappers = {"rms_norm", "add_rms_norm", "gated_activation", "rotary_write_kv"}
@@ -46,6 +47,6 @@ def test_the_report_has_figures_per_step_and_per_layer(capsys):
     for line in (
         "matrix products",
         "without products, per layer",
-        "kernel launches: 7.50 per layer",
+        "kernel launches: 8.00 per layer",
     ):
         assert line in text

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from engine.attention.backends import CpuBackend, TorchBackend, TritonBackend
+from engine.attention.backends import CpuBackend, TorchBackend
 from engine.attention.call import AttentionCall, Rotation
-from kernels import torch_elementwise
+from engine.attention.triton_backend import TritonBackend
+from kernels import dry_run, torch_elementwise
 from kernels.batch import PagedBatch
 
 
@@ -18,18 +21,33 @@ def seen():
 
 
 @pytest.fixture
-def backend(seen):
+def made(monkeypatch):
+    """The work lists that `backend` made: number of sequences, splits wanted, and window."""
+    made = []
+
+    def make(context_lens, num_wanted, *, window):
+        made.append((len(context_lens), num_wanted, window))
+        return made[-1]
+
+    monkeypatch.setattr("engine.attention.triton_backend.make_work_list", make)
+    return made
+
+
+@pytest.fixture
+def backend(seen, made):
     backend = TritonBackend(num_processors=4, max_model_len=64)
     backend._write_kv = lambda key, value, *_: seen.extend([key, value])
     backend._rotary_write_kv = lambda query, key, value, *_: seen.extend([query, key, value])
     backend._decode = backend._prefill = lambda query, *_, **__: seen.append(query)
+    backend._decode_splits = lambda *_: 6
+    backend._prefill_splits = lambda *_: 1
     return backend
 
 
 def run(backend, query, key, value, num_decodes, rotation=None):
     call = AttentionCall(0, query, key, value, 1.0, None, None, None, rotation)
     keys = torch.zeros(4, 16, key.shape[1], key.shape[2])
-    unused = torch.zeros(1)
+    unused = torch.zeros(6)
     batch = PagedBatch(unused, unused, unused, unused, (), num_decodes)
     backend.write(call, keys, keys, unused)
     backend.attend(call, keys, keys, batch)
@@ -86,3 +104,47 @@ def test_decodes_and_prefills_share_one_output(backend):
     batch = PagedBatch(torch.tensor([0, 3]), lens, lens, lens, (), num_decodes=2)
     attended = backend.attend(call, torch.zeros(4, 16, 2, 64), torch.zeros(4, 16, 2, 64), batch)
     assert attended[:, 0, 0].tolist() == [1, 1, 2, 2, 2]
+
+
+def test_layers_of_a_step_share_a_work_list_for_each_window(backend, made):
+    works = []
+    backend._decode = lambda *_, work, **__: works.append(work)
+    query, key = torch.zeros(5, 4, 64), torch.zeros(5, 2, 64)
+    lens = torch.zeros(5)
+    for _ in range(2):
+        batch = PagedBatch(torch.zeros(1), lens, lens, lens, None, num_decodes=5)
+        for window in (None, 9, None, 9):
+            call = AttentionCall(0, query, key, key, 1.0, window, None, None)
+            backend.attend(call, *torch.zeros(2, 4, 16, 2, 64), batch)
+    assert made == [(5, 6, None), (5, 6, 9)] * 2, "made again for a new batch"
+    assert works == [made[0], made[1]] * 4
+
+
+def test_prompts_are_split_by_their_lengths_or_by_limits(backend):
+    seen = []
+
+    def splits(query, keys, lengths, *_):
+        seen.append(list(lengths))
+        return 3
+
+    backend._prefill_splits = splits
+    backend._prefill = lambda *_, num_splits, **__: seen.append(num_splits)
+    query, key = torch.zeros(6, 4, 64), torch.zeros(6, 2, 64)
+    call = AttentionCall(0, query, key, key, 1.0, None, None, None)
+    lens, caches = torch.zeros(3), torch.zeros(2, 4, 16, 2, 64)
+    spans = ((0, 1, 9), (1, 3, 40), (3, 6, 3))
+    batch = PagedBatch(torch.zeros(3), lens, lens, lens, spans, num_decodes=1)
+    for _ in range(2):
+        backend.attend(call, *caches, batch)
+    assert seen == [[(2, 40), (3, 3)], 3, 3]
+    backend.attend(call, *caches, replace(batch, spans=None))
+    assert seen[3] == [(5, 64), (0, 0)], "of as many sequences, for a graph"
+
+
+def test_scratch_is_bounded_by_shapes_and_the_longest_context():
+    query, key = torch.zeros(2048, 40, 128, dtype=torch.bfloat16).split((32, 8), 1)
+    call = AttentionCall(0, query, key, key, 1.0, None, None, None)
+    with dry_run.target(90):
+        for max_model_len, expected in ((256, 0), (131072, 4 * 132 // 8 * 32 * 32 * 129 * 4)):
+            backend = TritonBackend(132, max_model_len)
+            assert backend.scratch_bytes(call, torch.bfloat16, 64) == expected

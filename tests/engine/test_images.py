@@ -329,6 +329,7 @@ def test_steps_leave_memory_for_the_encoder(vision_model):
         shapes.append(work().shape)
         return 100 * len(shapes)
 
-    total = activation_bytes(Options(enforce_eager=True), model, 20, 7, measure)
+    options = Options(enforce_eager=True)
+    total = activation_bytes(options, model, 20, 7, lambda call, num_sequences: 0, measure)
     assert shapes == [(7,), (4, 32)], "a token for each sequence, embeddings of a tile"
     assert total == 200 + model.encoder.max_kept_bytes

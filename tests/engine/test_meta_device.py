@@ -61,7 +61,7 @@ def test_a_decoder_computes_without_the_device(family):
     decoder = Decoder(loader, spec, len(spec.layers))
     token_ids = torch.empty(NUM_TOKENS, dtype=torch.int64, device=META)
     rows = torch.empty(2, dtype=torch.int64, device=META)
-    logits = decoder(token_ids, token_ids, rows, NoAttention())
+    logits = decoder(token_ids, token_ids, rows, NoAttention(lambda call: 0))
     assert logits.shape == (2, VOCABULARY)
     assert logits.device == META
 

@@ -24,7 +24,15 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder as Builder
 from triton.runtime.interpreter import TensorHandle
 
-FP8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+FP8 = {
+    tl.float8e4nv: (torch.float8_e4m3fn, 1.0),
+    tl.float8e5: (torch.float8_e5m2, 1.0),
+    tl.float8e4b15: (torch.float8_e4m3fn, 2.0**-8),
+}
+"""Torch's type of the same bits, and the factor from its values to those of Triton's type.
+
+float8e4b15 has e4m3's bits with an exponent bias of 15 for 7, and no NaN: its two codes are ±1.875.
+"""
 
 
 def repair() -> None:
@@ -48,7 +56,11 @@ def values_of(handle: TensorHandle) -> np.ndarray:
         return (data.astype(np.uint32) << 16).view(np.float32)
     if dtype in FP8:
         bits = torch.from_numpy(np.ascontiguousarray(data).view(np.uint8).copy())
-        return bits.view(FP8[dtype]).float().numpy().reshape(data.shape)
+        torch_type, factor = FP8[dtype]
+        values = bits.view(torch_type).float() * factor
+        if dtype == tl.float8e4b15:
+            values = torch.where(values.isnan(), 1.875, values).copysign(bits.view(torch.int8))
+        return values.numpy().reshape(data.shape)
     return data.astype(np.float32) if data.dtype == np.float16 else data
 
 
@@ -60,8 +72,9 @@ def handle_of(values: np.ndarray, dtype: tl.dtype) -> TensorHandle:
     exact = torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
     if dtype == tl.bfloat16:
         return TensorHandle(exact.bfloat16().view(torch.int16).numpy().view(np.uint16), dtype)
-    largest = torch.finfo(FP8[dtype]).max
-    rounded = exact.clamp(-largest, largest).to(FP8[dtype])
+    torch_type, factor = FP8[dtype]
+    largest = torch.finfo(torch_type).max
+    rounded = (exact / factor).clamp(-largest, largest).to(torch_type)
     return TensorHandle(rounded.view(torch.uint8).numpy(), dtype)
 
 

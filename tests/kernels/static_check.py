@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
-import triton
 from triton.compiler.compiler import CompiledKernel
+
+from benchmarks.occupancy import cuobjdump, resources
 
 SHARED_MEMORY_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 """Bytes of shared memory per block, by arch (CUDA programming guide, compute capabilities)."""
 
-_CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-_RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 # Each starts with a literal, which re finds forty times as fast as a word boundary.
 _WIDE_LOADS = (
     r"cp\.async\.cg\.shared\.global.*, (?:0x10|16)\b",
@@ -24,6 +20,8 @@ _WIDE_LOADS = (
 )
 _BUFFERS = re.compile(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x")
 _WAITS = re.compile(r"cp\.async\.wait_group\s+(\d+)")
+_INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?);")
+_BACKWARD = re.compile(r"BRA\S* .*?(0x[0-9a-f]+)")
 _WIDE_STORES = (r"st\.global\S*\.v4\.b32", r"st\.global\S*\.v2\.b64")
 
 
@@ -48,14 +46,10 @@ class Facts:
 def facts(kernel: CompiledKernel) -> Facts:
     """Read one compiled kernel, which takes milliseconds."""
     ptx = kernel.asm["ptx"]
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        resources = _RESOURCES.search(_resource_usage(file.name))
-    assert resources, "cuobjdump changed its output"
+    registers, stack_bytes = resources(kernel)
     return Facts(
-        registers=int(resources[1]),
-        stack_bytes=int(resources[2]) + int(resources[3]),
+        registers=registers,
+        stack_bytes=stack_bytes,
         shared_bytes=kernel.metadata.shared,
         wide_loads=_count(ptx, *_WIDE_LOADS),
         narrow_loads=_count(ptx, r"ld\.global\S*\.[bsu](?:8|16)\b"),
@@ -81,6 +75,13 @@ def pipeline(kernel: CompiledKernel) -> Pipeline:
     return Pipeline({int(count) for count in buffers}, max(map(int, waits)))
 
 
+def loop_instructions(kernel: CompiledKernel) -> int:
+    """Return the machine instructions of the longest loop."""
+    code = _INSTRUCTION.findall(cuobjdump(kernel, "-sass"))
+    jumps = [(int(place, 16), _BACKWARD.search(text)) for place, text in code]
+    return max(place - int(jump[1], 16) for place, jump in jumps if jump) // 16 + 1
+
+
 def faults(kernel: CompiledKernel, arch: int) -> list[str]:
     """Return errors: registers spilled to the stack, or too much shared memory."""
     found, limit = facts(kernel), SHARED_MEMORY_LIMIT[arch]
@@ -88,12 +89,6 @@ def faults(kernel: CompiledKernel, arch: int) -> list[str]:
         *([f"{found.stack_bytes} bytes of stack"] if found.stack_bytes else []),
         *([f"{found.shared_bytes} > {limit} shared"] if found.shared_bytes > limit else []),
     ]
-
-
-def _resource_usage(path: str) -> str:
-    """cuobjdump comes with Triton's wheel."""
-    command = [_CUOBJDUMP, "-res-usage", path]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _count(text: str, *patterns: str) -> int:

@@ -15,10 +15,19 @@ from itertools import chain
 import pytest
 import torch
 
+from benchmarks.occupancy import programs_per_processor
 from kernels import dry_run
+from kernels.configurations import attention_configuration
 from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
+from kernels.work_list import make_work_list
 from tests.kernels import variants
-from tests.kernels.static_check import Pipeline, facts, faults, pipeline
+from tests.kernels.static_check import (
+    Pipeline,
+    facts,
+    faults,
+    loop_instructions,
+    pipeline,
+)
 
 pytestmark = pytest.mark.timeout(1800)
 ALL = os.environ.get("LONGSHORE_ALL_VARIANTS") == "1"
@@ -61,12 +70,57 @@ def test_tiles_are_loaded_ahead_by_num_stages(
 ):
     """If K and V addresses depended on a load of the same iteration, Triton would load fewer tiles
     ahead, whatever num_stages says."""
-    variant = variants.Variant(
-        kernel, 128, variants.FORMATS[formats], num_splits=1, block_size=block_size
-    )
+    variant = variants.Variant(kernel, 128, variants.FORMATS[formats], block_size=block_size)
     (launch,) = compiled(arch, variant)
     assert pipeline(launch.kernel) == Pipeline({buffers}, wait_depth)
     assert not faults(launch.kernel, arch)
+
+
+@pytest.mark.parametrize(
+    ("arch", "formats", "most"),
+    [
+        (90, 0, 55),  # bf16
+        (90, 5, 180),  # e4m3; with 8 warps and bf16 products it was 258
+        (89, 5, 180),
+        (80, 3, 235),  # its bytes; it was 404
+        (86, 3, 235),
+    ],
+)
+def test_instructions_for_a_kilobyte_of_keys_and_values(arch, formats, most):
+    """A multiprocessor of an H200 executes about 7 a nanosecond, and has to read 33 bytes in it."""
+    variant = variants.Variant("decode", 128, variants.FORMATS[formats])
+    (launch,) = compiled(arch, variant)
+    kilobytes = 2 * 64 * 128 * variant.formats[1].itemsize / 1024
+    executed = loop_instructions(launch.kernel) * launch.kernel.metadata.num_warps
+    assert executed / kilobytes <= most
+
+
+@pytest.mark.parametrize("group", [4, 13, 24, 48])
+@pytest.mark.parametrize(
+    ("arch", "head_dim", "formats"),
+    [
+        (90, 128, 0), (90, 64, 0), (90, 256, 0), (90, 128, 5), (90, 64, 5), (90, 80, 5),
+        (80, 128, 0), (80, 64, 0), (80, 128, 3), (86, 128, 0), (86, 128, 3), (86, 64, 3),
+    ],
+)  # fmt: skip
+def test_as_many_decodes_fit_as_the_table_says(arch, head_dim, formats, group):
+    """Else the splits that should fill the GPU once would not all run at once, or not fill it."""
+    query, cache = variants.FORMATS[formats]
+    (launch,) = compiled(arch, variants.Variant("decode", head_dim, (query, cache), group))
+    assert not faults(launch.kernel, arch)
+    with dry_run.target(arch):
+        row = attention_configuration("decode", head_dim, group, query, cache)
+        assert programs_per_processor(launch.kernel) == row.programs_per_processor
+
+
+@pytest.mark.parametrize("arch", dry_run.ARCHS)
+@pytest.mark.parametrize("lens", [torch.int32, torch.int64])
+def test_the_work_list_is_made_in_registers(arch, lens):
+    with dry_run.target(arch) as launches:
+        make_work_list(torch.ones(5, dtype=lens), 7)
+    (launch,) = launches
+    assert launch.grid == (5,), "the sequences' items are written at the same time"
+    assert not faults(launch.kernel, arch), facts(launch.kernel)
 
 
 @pytest.mark.parametrize("kernel", ["decode", "prefill"])

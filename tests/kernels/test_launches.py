@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,9 +56,15 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def launches(num_layers, num_prompt_tokens):
-    """Triton kernels, torch kernels and products of a step of 8 decodes and a prompt chunk."""
+def launches(num_layers, num_prompt_tokens, is_captured):
+    """Triton kernels, torch kernels and products of a step of 8 decodes and a prompt chunk.
+
+    is_captured: the host does not know the lengths, as in a CUDA graph, so prompts are split.
+    """
     model = host_step._Model(num_layers, 8, num_prompt_tokens)
+    if is_captured:
+        batch = replace(model._inputs.batch, spans=None)
+        model._inputs = replace(model._inputs, batch=batch)
     model.step()
     with dry_run.target(host_step.ARCH) as recorded, Operations() as operations:
         model.step()
@@ -65,15 +72,16 @@ def launches(num_layers, num_prompt_tokens):
 
 
 @pytest.mark.parametrize(
-    ("num_prompt_tokens", "config", "expected"),
+    ("num_prompt_tokens", "is_captured", "config", "expected"),
     [
-        (0, LlamaConfig, 6),
-        (8, LlamaConfig, 7),
-        (0, Qwen3Config, 8),  # with norms of queries and of keys
-        (8, Qwen3Config, 9),
+        (0, False, LlamaConfig, 6),
+        (8, False, LlamaConfig, 7),
+        (8, True, LlamaConfig, 8),
+        (0, False, Qwen3Config, 8),  # with norms of queries and of keys
+        (8, False, Qwen3Config, 9),
     ],
 )
-def test_launches_of_a_layer(num_prompt_tokens, config, expected, monkeypatch):
+def test_launches_of_a_layer(num_prompt_tokens, is_captured, config, expected, monkeypatch):
     def of_this_family(num_layers):
         return config(num_hidden_layers=num_layers, **SIZES)
 
@@ -81,11 +89,15 @@ def test_launches_of_a_layer(num_prompt_tokens, config, expected, monkeypatch):
     with dry_run.idle_gpu(host_step.ARCH), torch.inference_mode():
         # What one more layer adds: embedding, angles, head and sampling are left out.
         (triton, torch_own, products), (more, more_own, more_products) = (
-            launches(count, num_prompt_tokens) for count in (NUM_LAYERS, NUM_LAYERS + 1)
+            launches(count, num_prompt_tokens, is_captured)
+            for count in (NUM_LAYERS, NUM_LAYERS + 1)
         )
     in_a_layer = IN_A_LAYER | ({"paged_prefill_kernel": 1} if num_prompt_tokens else {})
+    if is_captured:
+        in_a_layer["combine_splits_kernel"] = 2
     in_a_layer |= {"rms_norm_kernel": 2} if config is Qwen3Config else {}
     assert more - triton == in_a_layer
+    assert triton["work_list_kernel"] == more["work_list_kernel"] == 1, "layers share it"
     assert more_own - torch_own == Counter()
     assert more_products - products == 4
     assert sum(in_a_layer.values()) == expected

@@ -7,8 +7,10 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.paged_decode import paged_decode, scratch_numel
+from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
+from kernels.split_results import scratch_numel
+from kernels.work_list import WorkList
 from tests.kernels.paged_inputs import make_paged
 
 NAMES = ("query", "key_cache", "value_cache", "block_tables", "context_lens")
@@ -60,27 +62,45 @@ def test_invalid_arguments(kernel, message):
     arguments = BAD[message](arguments)
     arguments.setdefault("scale", 1.0)
     if kernel == "decode":
-        call = partial(paged_decode, num_splits=1)
+        call = paged_decode
     else:
         call = partial(paged_prefill, query_starts=paged.query_starts)
     with pytest.raises(ValueError, match=message):
         call(**arguments)
 
 
-@pytest.mark.parametrize("num_splits", [0, 3, -2])
-def test_splits_are_powers_of_two(num_splits):
-    with pytest.raises(ValueError, match="power of two"):
-        paged_decode(*make_paged(DECODE).decode_arguments, scale=1.0, num_splits=num_splits)
+@pytest.mark.parametrize("num_splits", [0, -2])
+def test_there_is_at_least_one_split(num_splits):
+    with pytest.raises(ValueError, match="at least 1"):
+        prefill(make_paged(DECODE), num_splits=num_splits)
 
 
 @pytest.mark.parametrize("wrong", [torch.float16, "short", "two dims"])
 def test_scratch_must_fit(wrong):
     paged = make_paged(DECODE)
-    needed = scratch_numel(*paged.query.shape, 4)
+    num_tokens, num_heads, head_dim = paged.query.shape
+    needed = scratch_numel(num_tokens * 4, num_heads, head_dim)
     scratch = {
         torch.float16: torch.empty(needed).half(),
         "short": torch.empty(needed - 1),
         "two dims": torch.empty(needed, 1),
     }[wrong]
     with pytest.raises(ValueError, match=f"at least {needed} float32"):
-        paged_decode(*paged.decode_arguments, scale=1.0, num_splits=4, scratch=scratch)
+        prefill(paged, num_splits=4, scratch=scratch)
+
+
+def test_offsets_in_scratch_have_32_bits():
+    with pytest.raises(ValueError, match="8388608 results of 4 heads are too many"):
+        prefill(make_paged(DECODE), num_splits=2**22)
+
+
+def test_a_work_list_must_have_as_many_sequences():
+    paged = make_paged(DECODE)
+    work = WorkList(torch.zeros(9, 4).int(), torch.zeros(4).int())
+    with pytest.raises(ValueError, match="a work list of 3 sequences for 2"):
+        paged_decode(**{name: getattr(paged, name) for name in NAMES}, scale=1.0, work=work)
+
+
+def prefill(paged, **options):
+    arguments = {name: getattr(paged, name) for name in NAMES}
+    return paged_prefill(**arguments, query_starts=paged.query_starts, scale=1.0, **options)

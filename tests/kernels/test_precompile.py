@@ -13,10 +13,10 @@ from core.plan import BlockMoves, Chunk, StepPlan
 from core.sampling import SamplingParams
 from core.sequence import Sequence
 from core.sizing import LayerShape
-from engine.attention.backends import TritonBackend
 from engine.attention.call import AttentionCall, Rotation
 from engine.attention.kv_cache import KVCache
 from engine.attention.paged_step import PagedStep
+from engine.attention.triton_backend import TritonBackend
 from engine.inputs import InputBuilder
 from engine.model.elementwise import make_elementwise
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
@@ -33,18 +33,19 @@ SHAPE = precompile.Shape(8, 2, 64, 512, norms_heads=True)
 BF16 = torch.bfloat16
 
 
-def engine_launches():
+def engine_launches(context_len, max_model_len):
     """Return the launches of a layer in a decode step, a prefill step and a mixed step."""
     heads = (SHAPE.num_heads, SHAPE.num_kv_heads, SHAPE.num_kv_heads)
     layers = [LayerShape(SHAPE.num_kv_heads, SHAPE.head_dim, SHAPE.head_dim)]
     cpu = torch.device("cpu")
     cache = KVCache(layers, 8, precompile.BLOCK_SIZE, BF16, cpu)
-    backend = TritonBackend(num_processors=4, max_model_len=64)
+    backend = TritonBackend(num_processors=4, max_model_len=max_model_len)
     elementwise = make_elementwise(torch.device("cuda"))
     builder = InputBuilder(precompile.BLOCK_SIZE, Staging(cpu))
-    sequences = [Sequence(id, [1] * 20, SamplingParams()) for id in range(2)]
+    sequences = [Sequence(id, [1] * context_len, SamplingParams()) for id in range(2)]
     decode = Chunk(sequences[0], 19, 1, (0, 1), samples=True)
-    prompt = Chunk(sequences[1], 0, 20, (2, 3), samples=True)
+    blocks = tuple(range(-(-context_len // precompile.BLOCK_SIZE)))
+    prompt = Chunk(sequences[1], context_len - 20, 20, blocks, samples=True)
     with dry_run.target(ARCH) as launches:
         for chunks in ((decode,), (prompt,), (decode, prompt)):
             inputs = builder.build(StepPlan(chunks))
@@ -65,15 +66,13 @@ def engine_launches():
 
 @pytest.mark.timeout(300)
 def test_all_kernels_of_the_engine_are_precompiled():
-    compiled = precompile.compile_shape(ARCH, SHAPE, splits=(1, 2))
-    names = {launch.name for launch in compiled}
-    assert "combine_splits_kernel" in names
-    launched = engine_launches()
-    assert {launch.name for launch in launched} == names - {"combine_splits_kernel"}
-    missing = {launch.kernel.hash: launch.name for launch in launched}
-    for launch in compiled:
-        missing.pop(launch.kernel.hash, None)
-    assert not missing, "these would be compiled at start-up"
+    compiled = precompile.compile_shape(ARCH, SHAPE)
+    launched = engine_launches(20, max_model_len=64) + engine_launches(1100, max_model_len=2048)
+    ours, engines = ({x.kernel.hash: x.name for x in part} for part in (compiled, launched))
+    assert not {ours[hash] for hash in ours.keys() - engines.keys()}, (
+        "the engine has no use for them"
+    )
+    assert not {engines[hash] for hash in engines.keys() - ours.keys()}, "compiled at start-up"
 
 
 def test_all_block_moves_of_the_engine_are_precompiled():

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice, product
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
 from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
+from kernels.split_results import combine_equal, combine_items, split_results
+from kernels.work_list import WorkList
 
 FORMATS = (
     (torch.bfloat16, torch.bfloat16),
@@ -34,20 +35,25 @@ def parameter(name: str, *kinds: Sequence[Any]) -> Parameter:
 
 Parameter = list[list[dict[str, Any]]]
 """Lists of field values by kind. The values of a kind compile to nearly the same code."""
-SPLITS = (2, 4, 8, 16, 32, 64)
-WINDOWS = parameter("window", [None], [1000], [1024])  # Triton specializes on multiples of 16
 SINKS = parameter("sinks", [False], [True])
 COMMON = (
     parameter("block_size", *([size] for size in BLOCK_SIZES)),
-    WINDOWS,
     parameter("softcap", [None], [30.0]),
     parameter("ids", [torch.int64], [torch.int32]),
-    parameter("lens", [torch.int32], [torch.int64]),
 )
+LENS = parameter("lens", [torch.int32], [torch.int64])
 PARAMETERS = {
     "prefill": (
         *COMMON,
-        SINKS,
+        LENS,
+        # Triton specializes on multiples of 16.
+        parameter("window", [None], [1000], [1024]),
+        # With splits, the combining kernel uses the sinks.
+        [
+            [{"is_split": False, "sinks": False}],
+            [{"is_split": False, "sinks": True}],
+            [{"is_split": True, "sinks": False}],
+        ],
         # Groups fill a tile, leave part of it idle, or take several tiles.
         parameter("group", [1, 2, 4, 8, 16], [3, 7, 12, 17, 24, 48], [71, 96]),
     ),
@@ -55,14 +61,9 @@ PARAMETERS = {
         *COMMON,
         # A tile has 16, 32 or 64 rows.
         parameter("group", [1, 2, 3, 4, 7, 8, 12, 16], [17, 24, 32], [48, 71]),
-        # With several splits, the combining kernel uses the sinks.
-        [
-            [{"num_splits": 1, "sinks": False}],
-            [{"num_splits": 1, "sinks": True}],
-            [{"num_splits": splits, "sinks": False} for splits in SPLITS],
-        ],
+        SINKS,
     ),
-    "combine": (parameter("num_splits", *([splits] for splits in SPLITS)), WINDOWS, SINKS),
+    "combine": (parameter("of", ["decode"], ["prefill"]), SINKS, LENS),
 }
 """By kernel. Layout and number of KV heads compile no variants; test_compile.py checks that."""
 
@@ -70,7 +71,7 @@ PARAMETERS = {
 @dataclass(frozen=True)
 class Variant:
     kernel: str
-    """"decode", followed by the kernel that combines splits, "combine" alone, or "prefill"."""
+    """"decode", "prefill", or "combine", the kernel that follows them if keys are split."""
     head_dim: int
     formats: tuple[torch.dtype, torch.dtype] = FORMATS[0]
     group: int = 4
@@ -79,7 +80,9 @@ class Variant:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
-    num_splits: int = 4
+    is_split: bool = False
+    of: str = "decode"
+    """What the combining kernel follows."""
     layout: str = "NHD"
     ids: torch.dtype = torch.int64
     lens: torch.dtype = torch.int32
@@ -96,13 +99,14 @@ class Variant:
             "softcap": self.softcap,
             "sinks": self.sinks,
             f"window {self.window}": self.window,
+            "split": self.is_split,
+            f"of {self.of}": self.kernel == "combine",
         }
         return "-".join(
             [
                 f"{self.kernel}-{self.head_dim}-{query}/{cache}-{self.group}x{self.kv_heads}",
                 f"{self.block_size}{self.layout}",
                 *(name for name, value in extras.items() if value),
-                *([] if self.kernel == "prefill" else [f"{self.num_splits} splits"]),
                 f"{ids}/{lens}",
             ]
         )
@@ -126,13 +130,23 @@ class Variant:
             "sinks": torch.empty(num_heads, dtype=dtype) if self.sinks else None,
         }
         if self.kernel == "prefill":
+            options["num_splits"] = 3 if self.is_split else 1
             starts = torch.arange(6, dtype=self.lens)
             paged_prefill(query, *caches, tables, starts, lens, **options)
         elif self.kernel == "decode":
-            paged_decode(query, *caches, tables, lens, num_splits=self.num_splits, **options)
+            # As many items as sequences: the combining kernel is not launched.
+            work = WorkList(torch.empty(5, 4).int(), torch.empty(6).int())
+            paged_decode(query, *caches, tables, lens, work=work, **options)
         else:
-            with patch("kernels.paged_decode.paged_decode_kernel"):
-                paged_decode(query, *caches, tables, lens, num_splits=self.num_splits, **options)
+            self._combine(query, options["sinks"])
+
+    def _combine(self, query: torch.Tensor, sinks: torch.Tensor | None) -> None:
+        results, starts = split_results(None, query, 15), torch.arange(6, dtype=torch.int32)
+        out = torch.empty_like(query)
+        if self.of == "decode":
+            combine_items(results, starts, sinks, out)
+        else:
+            combine_equal(results, 3, starts.to(self.lens), sinks, out)
 
 
 def representative(arch: int) -> list[Variant]:
@@ -146,27 +160,31 @@ def representative(arch: int) -> list[Variant]:
     coded = {"formats": FORMATS[3], "sinks": True, "ids": torch.int32, "lens": torch.int64}
     if arch == 80:
         return [
-            replace(decode, formats=FORMATS[3], num_splits=1, **everything),
+            replace(decode, formats=FORMATS[3], **everything),
             replace(prefill, **everything),
-            replace(prefill, head_dim=256),
+            replace(prefill, head_dim=256, is_split=True),
         ]
     if arch == 89:
         return [replace(decode, formats=FORMATS[6]), replace(prefill, formats=FORMATS[6])]
+    combine = Variant("combine", 128)
     everywhere = [
         decode,
-        replace(decode, group=7, formats=FORMATS[4], block_size=64, num_splits=1, **everything),
+        replace(decode, group=7, formats=FORMATS[4], block_size=64, **everything),
         replace(decode, head_dim=80, **half),
-        replace(decode, head_dim=96, group=48, num_splits=1),
-        replace(decode, head_dim=256, group=71, kv_heads=1, softcap=30.0, num_splits=64),
+        replace(decode, head_dim=96, group=48),
+        replace(decode, head_dim=256, group=71, kv_heads=1, softcap=30.0),
         replace(decode, head_dim=64, group=24, **coded),
-        replace(decode, head_dim=192, formats=FORMATS[2], num_splits=1),
+        replace(decode, head_dim=192, formats=FORMATS[2]),
         prefill,
+        replace(prefill, is_split=True, window=1000),
         replace(prefill, group=3, formats=FORMATS[4], block_size=64, **everything),
         replace(prefill, head_dim=96, **half),
         replace(prefill, head_dim=80, group=17, softcap=30.0, block_size=64),
         replace(prefill, head_dim=256, group=71, kv_heads=1, softcap=30.0),
         replace(prefill, head_dim=64, **coded),
-        replace(prefill, head_dim=192, formats=FORMATS[2]),
+        replace(prefill, head_dim=192, formats=FORMATS[2], is_split=True),
+        replace(combine, sinks=True),
+        replace(combine, of="prefill", head_dim=80, formats=FORMATS[1], lens=torch.int64),
     ]
     native = [replace(kernel, formats=FORMATS[5], group=8) for kernel in (decode, prefill)]
     return everywhere + [variant for variant in native if variant.runs_on(arch)]

@@ -57,7 +57,7 @@ def test_on_cuda_the_budget_subtracts_used_memory_and_activations(monkeypatch):
 
 def test_the_largest_step_samples_a_token_per_sequence(llama):
     model = LLM(llama, dtype="fp32").llm_engine.executor.model
-    tokens = run_step(model, num_tokens=20, num_sequences=7)
+    tokens = run_step(model, 20, 7, lambda call, num_sequences: 0)
     assert tokens.shape == (7,)
     assert 0 <= tokens.min() <= tokens.max() < model.config.vocab_size
 
@@ -76,26 +76,26 @@ def test_steps_and_graphs_are_budgeted_and_sampling_is_counted_once(
 ):
     """graph: the largest one for 7 sequences and steps of 20 tokens."""
     model = LLM(llama, dtype="fp32").llm_engine.executor.model
-    measured, num_tokens, forward = [], [], model.forward
+    measured, attended = [], set()
 
-    def counted(inputs, step):
-        num_tokens.append(inputs.tokens.shape[1])
-        return forward(inputs, step)
-
-    monkeypatch.setattr(model, "forward", counted)
+    def scratch_bytes(call, num_sequences):
+        attended.add((len(call.query), num_sequences))
+        return 1
 
     def measure(work, device):
         measured.append(work)
         return 1000 * len(measured)
 
-    total = activation_bytes(Options(**options), model, 20, 7, measure)
+    total = activation_bytes(Options(**options), model, 20, 7, scratch_bytes, measure)
     assert measured[0]().shape == (7,), "a step with its sampled tokens"
+    assert attended == {(20, 7)}
     if graph is None:
         assert (len(measured), total) == (1, 1000)
     else:
         vocab_size, num_rows = model.config.vocab_size, graph.num_sequences
+        attended.clear()
         assert measured[1]().shape == (num_rows, vocab_size), "logits, nothing sampled"
-        assert num_tokens == [20, graph.num_tokens]
+        assert attended == {(graph.num_tokens, num_rows)}
         assert total == 1000 + 2000 + num_rows * vocab_size * 4
 
 

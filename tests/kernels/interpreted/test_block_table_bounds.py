@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import paged_decode as module
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
 from kernels.reference import paged_decode_reference, paged_prefill_reference
+from kernels.work_list import UNIT, make_work_list
 from tests.kernels.paged_inputs import check_close, make_paged
 
 SCALE = 0.1
@@ -43,16 +43,13 @@ def full_width(paged):
 @pytest.mark.parametrize("ids", [torch.int32, torch.int64])
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("context", [1, 63, 64, 65, 128, 300])
-def test_decode(monkeypatch, context, block_size, ids):
-    configuration = module.attention_configuration
-    short = lambda *shape: replace(configuration(*shape), min_split_keys=1)  # noqa: E731
-    monkeypatch.setattr(module, "attention_configuration", short)
+def test_decode(context, block_size, ids):
     paged, _memory = full_width(
         make_paged([(1, 1), (1, 0), (1, context)], block_size=block_size, ids=ids)
     )
     expected = paged_decode_reference(*paged.decode_arguments, scale=SCALE)
-    for num_splits in (1, 4):
-        got = paged_decode(*paged.decode_arguments, scale=SCALE, num_splits=num_splits)
+    for work in (None, make_work_list(paged.context_lens, 6, min_split_keys=UNIT)):
+        got = paged_decode(*paged.decode_arguments, scale=SCALE, work=work)
         check_close(got, expected)
 
 
@@ -62,8 +59,10 @@ def test_decode(monkeypatch, context, block_size, ids):
 def test_prefill(lengths, block_size, window):
     paged, _memory = full_width(make_paged([(1, 1), lengths], block_size=block_size))
     options = {"scale": SCALE, "window": window}
-    got = paged_prefill(*paged.prefill_arguments, **options)
-    check_close(got, paged_prefill_reference(*paged.prefill_arguments, **options))
+    expected = paged_prefill_reference(*paged.prefill_arguments, **options)
+    for num_splits in (1, 3):
+        splits = {"num_splits": num_splits, "min_split_keys": 1}
+        check_close(paged_prefill(*paged.prefill_arguments, **splits, **options), expected)
 
 
 def test_a_long_chunk_of_padding_reads_nothing():

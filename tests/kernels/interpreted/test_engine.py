@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from engine import LLM, SamplingParams
-from engine.attention.backends import TritonBackend
+from engine.attention.triton_backend import TritonBackend
 from engine.model.elementwise import make_elementwise
 from engine.sampling.kernels import make_sampling_kernels
+from kernels.paged_prefill import paged_prefill
+from kernels.work_list import UNIT, make_work_list
 from tests.engine.graphs import add_graphs
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # overflow of e^-gate, as on a GPU
@@ -27,6 +30,8 @@ SETTINGS = {
     "mixtral": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 """Norms with an offset, norms of whole rows, experts, transformers' code."""
+LONG = {"max_position_embeddings": 300, "sliding_window": 270, "num_attention_heads": 1}
+LENGTHS = (290, 20)
 CUDA = torch.device("cuda")
 PROMPTS = [[1 + (7 * n + k) % 60 for k in range(length)] for n, length in enumerate((3, 21, 9))]
 
@@ -47,19 +52,79 @@ def _poison() -> Iterator[None]:
     [(name, "transformers" if name == "mistral" else "own") for name in SETTINGS],
 )
 def test_same_tokens_as_with_torch(architecture, decoder, tmp_path, monkeypatch):
+    save_model(tmp_path, architecture, SETTINGS[architecture])
+    expected = answers(tmp_path)
+    backends = use_triton(monkeypatch)
+    assert answers(tmp_path, decoder) == expected
+    assert len(backends) == 2, "one for the gate's probe, one for the engine"
+    if architecture == "gemma2":  # its layers have windows or none
+        assert answers(tmp_path, decoder, with_graphs=True) == expected
+
+
+def test_same_tokens_as_with_torch_if_contexts_are_split(tmp_path, monkeypatch):
+    """The last 5 tokens of a prompt of 290 beside another one, then decodes of both.
+
+    Splits may be shorter than on a GPU: the interpreter would take minutes for longer prompts.
+    """
+    save_model(tmp_path, "gemma2", SETTINGS["gemma2"] | LONG)
+    prompts = [
+        [1 + (7 * n + k * k) % 60 for k in range(length)] for n, length in enumerate(LENGTHS)
+    ]
+    limits = {"num_kv_blocks": 30, "max_rolling_batch_prefill_tokens": 95}
+    expected = answers(tmp_path, prompts=prompts, **limits)
+    backends = use_triton(monkeypatch)
+    monkeypatch.setattr("kernels.work_list.MIN_SPLIT_KEYS", UNIT)
+    monkeypatch.setattr("kernels.paged_prefill.MIN_SPLIT_KEYS", 32)
+    monkeypatch.setattr(
+        "engine.attention.triton_backend.make_work_list",
+        partial(make_work_list, min_split_keys=UNIT),
+    )
+    monkeypatch.setattr(
+        "kernels.paged_prefill.paged_prefill", partial(paged_prefill, min_split_keys=32)
+    )
+    assert answers(tmp_path, "own", prompts=prompts, **limits) == expected
+    windows = {None, LONG["sliding_window"]}
+    assert backends[-1].split_decodes == backends[-1].split_prefills == windows
+
+
+class Watched(TritonBackend):
+    """Notes the windows of decodes and prefills that are split."""
+
+    def __init__(self, num_processors, max_model_len):
+        super().__init__(num_processors, max_model_len)
+        self.split_decodes, self.split_prefills = set(), set()
+        decode, prefill = self._decode, self._prefill
+
+        def watched_decode(*arguments, work, window, **options):
+            if (work.items[:, 3][: work.starts[-1]] > 1).any():
+                self.split_decodes.add(window)
+            return decode(*arguments, work=work, window=window, **options)
+
+        def watched_prefill(*arguments, num_splits, window, **options):
+            if num_splits > 1:
+                self.split_prefills.add(window)
+            return prefill(*arguments, num_splits=num_splits, window=window, **options)
+
+        self._decode, self._prefill = watched_decode, watched_prefill
+
+
+def save_model(path, architecture, settings):
     torch.manual_seed(5)
     model = AutoModelForCausalLM.from_config(
-        CONFIG_MAPPING[architecture](**SETTINGS[architecture]), dtype=torch.float32
+        CONFIG_MAPPING[architecture](**settings), dtype=torch.float32
     )
     for weight in model.parameters():
         if weight.dim() == 2:
             torch.nn.init.normal_(weight, std=1.4 / weight.shape[-1] ** 0.5)
-    model.save_pretrained(tmp_path)
-    expected = answers(tmp_path)
+    model.save_pretrained(path)
+
+
+def use_triton(monkeypatch):
+    """Let engines run on the Triton kernels. Return the list that their backends are added to."""
     backends = []
 
     def triton(device, shapes, block_size, max_model_len, kv_dtype):
-        backends.append(TritonBackend(4, max_model_len))
+        backends.append(Watched(4, max_model_len))
         return backends[-1], ()
 
     monkeypatch.setattr("engine.parts.make_backend", triton)
@@ -67,18 +132,26 @@ def test_same_tokens_as_with_torch(architecture, decoder, tmp_path, monkeypatch)
     monkeypatch.setattr("engine.model.loader.make_elementwise", lambda _: make_elementwise(CUDA))
     sampling = make_sampling_kernels(CUDA)
     monkeypatch.setattr("engine.sampling.sampler.make_sampling_kernels", lambda _: sampling)
-    assert answers(tmp_path, decoder) == expected
-    assert len(backends) == 2, "one for the gate's probe, one for the engine"
-    if architecture == "gemma2":  # its layers have windows or none
-        assert answers(tmp_path, decoder, with_graphs=True) == expected
+    return backends
 
 
-def answers(path, decoder="transformers", *, with_graphs=False):
+def answers(
+    path,
+    decoder="transformers",
+    *,
+    with_graphs=False,
+    prompts=PROMPTS,
+    num_kv_blocks=8,
+    max_rolling_batch_prefill_tokens=16,
+):
     """Chunked prompts of two sequences mixed with decodes, then only decodes.
 
     with_graphs: pad all steps, as for CUDA graphs.
     """
-    limits = {"num_kv_blocks": 8, "max_rolling_batch_prefill_tokens": 16}
+    limits = {
+        "num_kv_blocks": num_kv_blocks,
+        "max_rolling_batch_prefill_tokens": max_rolling_batch_prefill_tokens,
+    }
     llm = LLM(path, dtype="fp32", decoder=decoder, **limits)
     assert llm.facts.executor == "packed"
     if with_graphs:
@@ -86,5 +159,6 @@ def answers(path, decoder="transformers", *, with_graphs=False):
     assert llm.facts.decoder.startswith(decoder)
     greedy = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     drawn = SamplingParams(top_p=0.8, seed=3, max_tokens=5, ignore_eos=True)
-    outputs = llm.generate(PROMPTS, [greedy, drawn, greedy], use_tqdm=False)
+    params = [greedy, drawn, greedy][: len(prompts)]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs]

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.fp8 import e4m3_decode, e4m3_encode
+from kernels.fp8 import decode_factor, e4m3_decode, e4m3_encode, e4m3_shrunk
 
 
 @triton.jit
@@ -15,6 +15,12 @@ def decode_kernel(codes_ptr, out_ptr, SIZE: tl.constexpr):
     index = tl.arange(0, SIZE)
     values = e4m3_decode(tl.load(codes_ptr + index), out_ptr.dtype.element_ty)
     tl.store(out_ptr + index, values)
+
+
+@triton.jit
+def shrunk_kernel(codes_ptr, out_ptr, SIZE: tl.constexpr):
+    index = tl.arange(0, SIZE)
+    tl.store(out_ptr + index, e4m3_shrunk(tl.load(codes_ptr + index)))
 
 
 @triton.jit
@@ -39,11 +45,22 @@ def test_every_finite_code_decodes_exactly(dtype):
     codes = torch.arange(256).to(torch.uint8)
     out = torch.empty(256, dtype=dtype)
     decode_kernel[(1,)](codes, out, SIZE=256)
+    check_all_codes(out.float(), codes)
+
+
+def test_every_finite_code_shrinks_exactly():
+    codes = torch.arange(256).to(torch.uint8)
+    out = torch.empty(256, dtype=torch.float16)
+    shrunk_kernel[(1,)](codes, out, SIZE=256)
+    check_all_codes(out.float() * decode_factor(torch.uint8), codes)
+
+
+def check_all_codes(got, codes):
     exact = codes.view(torch.float8_e4m3fn).float()
     finite = exact.isfinite()
     assert finite.sum() == 254
-    assert torch.equal(out.float()[finite], exact[finite])
-    assert (out[~finite].float().abs() == 480).all()
+    assert torch.equal(got[finite], exact[finite])
+    assert (got[~finite].abs() == 480).all()
 
 
 def test_every_code_survives_decoding_and_encoding():

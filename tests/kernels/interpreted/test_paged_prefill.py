@@ -8,6 +8,7 @@ import torch
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
 from kernels.reference import paged_prefill_reference
+from kernels.split_results import scratch_numel
 from tests.kernels.paged_inputs import check_close, make_paged
 
 SCALE = 0.1
@@ -16,11 +17,21 @@ MIXED = [(1, 1), (15, 15), (16, 17), (0, 0), (0, 30), (33, 53), (1, 131), (64, 1
 SHORT = [(1, 40), (21, 21), (5, 70)]
 
 
-def check(lengths, options=None, **shape):
+LONG = [(20, 400), (3, 3), (1, 330), (0, 90), (40, 201)]
+"""Few tokens after cached prefixes that are long and short."""
+
+
+def check(lengths, options=None, *, num_splits=1, **shape):
+    """Run paged_prefill with outputs and scratch filled with NaN first; splits may be short."""
     paged = make_paged(lengths, **shape)
     options = (options or {}) | {"scale": SCALE}
+    num_tokens, num_heads, head_dim = paged.query.shape
+    scratch = torch.full(
+        (scratch_numel(num_tokens * num_splits, num_heads, head_dim),), float("nan")
+    )
     out = torch.full_like(paged.query, float("nan"))
-    assert paged_prefill(*paged.prefill_arguments, out=out, **options) is out
+    splits = {"num_splits": num_splits, "min_split_keys": 1, "scratch": scratch}
+    assert paged_prefill(*paged.prefill_arguments, out=out, **splits, **options) is out
     check_close(out, paged_prefill_reference(*paged.prefill_arguments, **options))
 
 
@@ -28,6 +39,47 @@ def check(lengths, options=None, **shape):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_mixed_batch(block_size, dtype):
     check(MIXED, block_size=block_size, dtype=dtype)
+
+
+@pytest.mark.parametrize(("num_splits", "block_size"), [(2, 16), (3, 64), (9, 32)])
+def test_splits_of_a_mixed_batch(block_size, num_splits):
+    """With 9 splits, most have no keys."""
+    check(MIXED, num_splits=num_splits, block_size=block_size, dtype=torch.half, heads=(2, 1))
+    check(LONG, num_splits=num_splits, block_size=block_size, heads=(2, 1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 1},
+        {"window": 200},
+        {"softcap": 30.0, "window": 64},
+        {"sinks": torch.tensor([-40.0, 0.0, 5.0, 40.0])},
+        {"softcap": 3.0, "window": 233, "sinks": torch.tensor([1.0, 2.0, 3.0, 4.0])},
+    ],
+    ids=lambda options: "+".join(options),
+)
+def test_splits_with_windows_softcap_and_sinks(options):
+    check(LONG, options, num_splits=3, dtype=torch.half, heads=(4, 1))
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_splits_of_every_head_dim(head_dim, dtype):
+    check([(5, 170), (9, 9)], num_splits=3, head_dim=head_dim, dtype=dtype)
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (7, 1), (130, 1)])
+def test_splits_of_groups(heads):
+    check([(1, 20), (2, 70)], num_splits=2, heads=heads)
+
+
+def test_splits_are_not_shorter_than_allowed():
+    """So a short context has one, and the combining kernel ignores the others."""
+    paged = make_paged([(3, 90), (2, 300)], dtype=torch.float32)
+    options = {"scale": SCALE}
+    expected = paged_prefill_reference(*paged.prefill_arguments, **options)
+    check_close(paged_prefill(*paged.prefill_arguments, num_splits=4, **options), expected)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64])
@@ -72,8 +124,12 @@ def test_softcap_and_sinks(options):
 @pytest.mark.parametrize("cache_dtype", [torch.uint8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_fp8_caches(dtype, cache_dtype):
-    scales = {"key_scale": 0.37, "value_scale": 2.5}
-    check(SHORT, scales, dtype=dtype, cache_dtype=cache_dtype)
+    """With heads of 256, all tiles are masked."""
+    options = {"key_scale": 0.37, "value_scale": 2.5}
+    types = {"dtype": dtype, "cache_dtype": cache_dtype}
+    for num_splits in (1, 2):
+        check(SHORT, options, num_splits=num_splits, **types)
+        check([(5, 170)], options, num_splits=num_splits, head_dim=256, heads=(2, 1), **types)
 
 
 @pytest.mark.parametrize("layout", ["HND", "pair"])
@@ -86,16 +142,18 @@ def test_large_scores_do_not_overflow():
     check(SHORT, spread=12.0, dtype=torch.float16)
 
 
-def test_more_sequences_than_one_step_of_the_binary_search():
+def test_more_sequences_than_one_step_of_the_search():
     idle = [(0, 7)] * 60
     check([*idle, *SHORT, *idle, *idle, *SHORT], heads=(1, 1))
 
 
-def test_rows_past_the_last_sequence_are_not_written():
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_rows_past_the_last_sequence_are_not_written(num_splits):
     paged = make_paged(SHORT)
     query = torch.cat([paged.query, torch.full_like(paged.query, float("nan"))])
     out = torch.full_like(query, 7.0)
-    paged_prefill(query, *paged.prefill_arguments[1:], scale=SCALE, out=out)
+    options = {"scale": SCALE, "num_splits": num_splits, "min_split_keys": 1}
+    paged_prefill(query, *paged.prefill_arguments[1:], out=out, **options)
     expected = paged_prefill_reference(*paged.prefill_arguments, scale=SCALE)
     check_close(out[: len(expected)], expected)
     assert (out[len(expected) :] == 7.0).all()
@@ -105,14 +163,16 @@ def test_rows_past_the_last_sequence_are_not_written():
 def test_decode_rows_equal_those_of_paged_decode(options):
     paged = make_paged([(1, 40), (1, 1), (1, 100)], dtype=torch.float32)
     got = paged_prefill(*paged.prefill_arguments, scale=SCALE, **options)
-    expected = paged_decode(*paged.decode_arguments, scale=SCALE, num_splits=1, **options)
+    expected = paged_decode(*paged.decode_arguments, scale=SCALE, **options)
     check_close(got, expected.double())
 
 
-def test_blocks_before_the_window_are_not_read():
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_blocks_before_the_window_are_not_read(num_splits):
     paged = make_paged([(5, 200)])
     options = {"scale": SCALE, "window": 40}
     expected = paged_prefill_reference(*paged.prefill_arguments, **options)
     for block in paged.block_tables[0, : (195 - 40) // 16]:
         paged.key_cache[block] = paged.value_cache[block] = float("nan")
-    check_close(paged_prefill(*paged.prefill_arguments, **options), expected)
+    splits = {"num_splits": num_splits, "min_split_keys": 1}
+    check_close(paged_prefill(*paged.prefill_arguments, **splits, **options), expected)

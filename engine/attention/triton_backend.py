@@ -1,0 +1,170 @@
+"""The attention backend that runs the Triton kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.attention.backends import BlockKernels
+from engine.attention.call import AttentionCall
+from kernels import (
+    block_copy,
+    cache_write,
+    paged_decode,
+    paged_prefill,
+    rotary_cache_write,
+    swap,
+)
+from kernels.batch import PagedBatch
+from kernels.paged_arguments import is_aligned
+from kernels.plan import planned
+from kernels.split_results import scratch_numel
+from kernels.work_list import WorkList, make_work_list
+
+
+class TritonBackend:
+    """Runs decodes on the split-KV kernel and all other tokens on the prefill kernel."""
+
+    def __init__(self, num_processors: int, max_model_len: int) -> None:
+        """num_processors: streaming multiprocessors of the GPU."""
+        self._num_processors = num_processors
+        self._max_model_len = max_model_len
+        self._write_kv = cache_write.write_kv
+        self._rotary_write_kv = rotary_cache_write.rotary_write_kv
+        self.block_kernels = BlockKernels(
+            copy=block_copy.copy_blocks, gather=swap.gather_blocks, scatter=swap.scatter_blocks
+        )
+        self._decode = paged_decode.paged_decode
+        self._decode_splits = planned(paged_decode.wanted_splits)
+        self._prefill = paged_prefill.paged_prefill
+        self._prefill_splits = paged_prefill.wanted_splits
+        self._newest: tuple[PagedBatch, _Parts] | None = None
+
+    def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        key, value = _aligned(call.key), _aligned(call.value)
+        if call.rotation is None:
+            self._write_kv(key, value, keys, values, slots)
+        else:
+            # NOTE: queries are rotated in place, so this must not get an aligned copy of them.
+            self._rotary_write_kv(call.query, key, value, *call.rotation, keys, values, slots)
+
+    def attend(
+        self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch
+    ) -> Tensor:
+        query = _aligned(call.query)
+        out = torch.empty_like(query)
+        first = batch.num_decodes
+        parts = self._parts(batch, query.shape[0])
+        options = {
+            "scale": call.scale,
+            "window": call.window,
+            "softcap": call.softcap,
+            "sinks": call.sinks,
+        }
+        if first > 0:
+            self._decode(
+                query[:first],
+                keys,
+                values,
+                parts.decode_tables,
+                parts.decode_lens,
+                work=self._work(query[:first], keys, call.window, parts),
+                out=out[:first],
+                **options,
+            )
+        if first < query.shape[0]:
+            self._prefill(
+                query[first:],
+                keys,
+                values,
+                parts.prompt_tables,
+                batch.query_starts,
+                parts.prompt_lens,
+                num_splits=self._splits(query[first:], keys, call.window, parts),
+                out=out[first:],
+                **options,
+            )
+        return out
+
+    def scratch_bytes(self, call: AttentionCall, kv_dtype: torch.dtype, num_sequences: int) -> int:
+        num_heads, head_dim = call.query.shape[1:]
+        keys = torch.empty(0, 1, *call.key.shape[1:], dtype=kv_dtype)
+        limits = (keys, self._num_processors, self._max_model_len)
+        num_slots = max(
+            paged_decode.max_slots(call.query[:num_sequences], *limits),
+            paged_prefill.max_slots(call.query, *limits),
+        )
+        return scratch_numel(num_slots, num_heads, head_dim) * torch.float32.itemsize
+
+    def _work(self, query: Tensor, keys: Tensor, window: int | None, parts: _Parts) -> WorkList:
+        """Return the work list of the decodes, which the layers of a step share."""
+        num_wanted = self._decode_splits(
+            query, keys, self._num_processors, self._max_model_len, window
+        )
+        key = num_wanted, window
+        if key not in parts.work:
+            parts.work[key] = make_work_list(parts.decode_lens, num_wanted, window=window)
+        return parts.work[key]
+
+    def _splits(self, query: Tensor, keys: Tensor, window: int | None, parts: _Parts) -> int:
+        """Return the number of splits of the other sequences, which like layers share."""
+        key = (*query.shape, *keys.shape[2:], window)
+        if key not in parts.splits:
+            parts.splits[key] = self._prefill_splits(
+                query, keys, parts.prompt_lengths, self._num_processors, window
+            )
+        return parts.splits[key]
+
+    def _parts(self, batch: PagedBatch, num_tokens: int) -> _Parts:
+        """Split a batch's tensors, once for all layers of a step."""
+        if self._newest is None or self._newest[0] is not batch:
+            first = batch.num_decodes
+            tables, lens = batch.block_tables, batch.context_lens
+            lengths = _prompt_lengths(batch, num_tokens - first, self._max_model_len)
+            parts = _Parts(tables[:first], lens[:first], tables[first:], lens[first:], lengths)
+            self._newest = batch, parts
+        return self._newest[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The decodes and the other sequences of a batch, and what the layers of its step share."""
+
+    decode_tables: Tensor
+    decode_lens: Tensor
+    prompt_tables: Tensor
+    prompt_lens: Tensor
+    prompt_lengths: Sequence[tuple[int, int]]
+    """New tokens and context length of each, or stand-ins for them: see `_prompt_lengths`."""
+    work: dict[tuple[int, int | None], WorkList] = field(default_factory=dict)
+    """By number of splits and window."""
+    splits: dict[tuple[int | None, ...], int] = field(default_factory=dict)
+    """By shapes and window."""
+
+
+def _prompt_lengths(
+    batch: PagedBatch, num_tokens: int, max_model_len: int
+) -> Sequence[tuple[int, int]]:
+    """Return the new tokens and context length of each sequence that is not a decode.
+
+    num_tokens: those of all these sequences. If only the device knows the lengths, as in a CUDA
+    graph, returns as many sequences, of which one has all tokens and the longest context.
+    """
+    first = batch.num_decodes
+    num_sequences = batch.context_lens.shape[0] - first
+    if num_sequences == 0:
+        return ()
+    if batch.spans is None:
+        return [(num_tokens, max_model_len)] + [(0, 0)] * (num_sequences - 1)
+    return [(end - start, context) for start, end, context in batch.spans[first:]]
+
+
+def _aligned(rows: Tensor) -> Tensor:
+    """Return rows [T, heads, dim] with strides that the kernels take, copied if need be.
+
+    Slices of merged q, k and v are not copied.
+    """
+    return rows if is_aligned(rows) else rows.contiguous()
