@@ -42,10 +42,10 @@ def test_sigterm_under_50_streams_and_20_whole_requests(
         endings = clients.wait(HANG_S)
     kinds = count(endings)
     assert kinds["cut"] == 0, [ending for ending in endings if ending.kind == "cut"][:3]
-    assert kinds["answered"] + kinds["told"] == 70
+    assert kinds["answered"] + kinds["error"] == 70
     assert kinds["answered"] > 0
-    told = {ending.detail for ending in endings if ending.kind == "told"}
-    assert told <= {"the server is stopping"}
+    reasons = {ending.detail for ending in endings if ending.kind == "error"}
+    assert reasons <= {"the server is stopping"}
     assert list(short_dir.iterdir()) == []
 
 
@@ -77,7 +77,7 @@ def test_a_frozen_engine_is_noticed_and_the_container_recovers_when_it_goes_on(
             status, _ = it.request("POST", "/invocations", {"inputs": "ROMEO:"})
         finally:
             os.kill(engine, signal.SIGCONT)
-        assert count(endings) == {"told": 6}, endings
+        assert count(endings) == {"error": 6}, endings
         assert status == 503
         wait_until(lambda: it.request("GET", "/ping")[0] == 200)
         wait_until(lambda: it.metric(RUNNING, WAITING) == 0)
@@ -86,7 +86,7 @@ def test_a_frozen_engine_is_noticed_and_the_container_recovers_when_it_goes_on(
 
 
 def test_kill_9_of_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dead engine is replaced and every client told; a dead supervisor leaves no process.
+    """A dead engine is replaced, and its clients get an error; a dead supervisor leaves no process.
 
     One request runs at a time, so that some are unfinished when the kill comes.
     """
@@ -97,7 +97,7 @@ def test_kill_9_of_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert kills.keys() == {"engine", "worker", "supervisor"}
     engine = count(kills["engine"].endings)
     assert engine["cut"] == 0, kills["engine"].endings
-    assert engine["told"] > 0
+    assert engine["error"] > 0
     assert kills["engine"].recovery_s is not None
     assert kills["worker"].recovery_s is not None
     assert kills["supervisor"].num_processes_left == 0
