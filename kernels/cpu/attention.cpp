@@ -6,16 +6,17 @@
 // keeps a running maximum (the online softmax of Milakov and Gimelshein, tiled as in FlashAttention).
 // Splits are combined at the end, as in Flash-Decoding.
 //
-// Both matrix products use the kernel of linear layers (tiles.h): a tile of keys is packed into panels
-// whose columns are keys, then its values into panels whose columns are dims. Even for a single row
-// this is faster than horizontal sums over the lanes of each score. If the CPU multiplies bf16 pairs,
-// bf16 K and V stay in bf16 and the attention weights are rounded to bf16, as in FlashAttention. Sums
-// are fp32.
+// For a few rows, as in most decodes, both matrix products read the cache directly (few_rows.h). For
+// more rows they use the kernel of linear layers (tiles.h): a tile of keys is packed into panels whose
+// columns are keys, then its values into panels whose columns are dims. If the CPU multiplies bf16
+// pairs, bf16 K and V stay in bf16 and the attention weights are rounded to bf16, as in FlashAttention.
+// Sums are fp32.
 
 #include <algorithm>
 #include <vector>
 
-#include "tiles.h"
+#include "few_rows.h"
+#include "packed_rows.h"
 
 extern "C" int omp_get_max_threads();
 
@@ -42,33 +43,11 @@ struct Attention {
 namespace {
 
 constexpr int64_t MAX_ROWS = 32;
-constexpr int64_t MAX_DIM = 256;
-constexpr int64_t TILE = 64;               // keys
 constexpr int64_t MIN_SPLIT = 256;         // keys
 constexpr int64_t ITEMS_PER_THREAD = 4;    // several, to balance the load
 constexpr int64_t CHUNKS_PER_THREAD = 16;  // a chunk: consecutive items that a thread takes at once
 constexpr float INITIAL_MAX = -1e30f;  // finite, so that the difference of two of them is not NaN
 constexpr float MASKED = -3e38f;
-
-// The element type of panels of T, and the unit that one multiplication takes: a number, or a pair.
-template <class T>
-struct Packed {
-    using Number = float;
-    using Unit = float;
-};
-#if defined(__AVX512BF16__)
-template <>
-struct Packed<BFloat16> {
-    using Number = BFloat16;
-    using Unit = Pair;
-};
-#endif
-template <class T>
-using Number = typename Packed<T>::Number;
-template <class T>
-using Unit = typename Packed<T>::Unit;
-template <class T>
-constexpr int64_t AT_ONCE = sizeof(Unit<T>) / sizeof(Number<T>);
 
 struct Span {
     int64_t first_token, num_queries, context;
@@ -105,78 +84,11 @@ struct Partials {
     float* row(int64_t index) { return &numbers[index * (value_dim + 2)]; }
 };
 
-// Pointers to the keys or values of a tile; the last one is repeated up to a multiple of LANES.
-template <class T>
-struct Rows {
-    int64_t num_rows, dim;
-    const T* rows[TILE] = {};
-
-    // Prefetches the cache line that starts at this element of a row, if one does. Lines are requested one at a
-    // time while other rows are packed, because a burst of requests would queue up. A null row is harmless.
-    void fetch(int64_t row, int64_t number) const {
-        if (number * sizeof(T) % LINE_BYTES == 0) __builtin_prefetch(rows[row] + number, 0, 2);
-    }
-};
-
-// The positions of an item that are packed at once.
+// The positions of an item that are read at once.
 template <class T>
 struct Tile {
     Rows<T> keys, values;
 };
-
-// A vector of a row's units from `first` on, with zeros after unit `depth`.
-template <class T>
-inline Words units(const T* row, int64_t first, int64_t) { return (Words)load(row + first); }
-
-// A panel's units of two rows, or of the first row only if a unit is a single number.
-template <class T>
-inline Words joined(const T* row, const T*) { return (Words)load(row); }
-
-#if defined(__AVX512BF16__)
-inline Words units(const BFloat16* row, int64_t first, int64_t depth) {
-    return load((const Pair*)row + first, depth - first);
-}
-
-inline Words joined(const BFloat16* first, const BFloat16* second) {
-    return alternating(first, second, std::make_integer_sequence<int, 2 * LANES>());
-}
-#endif
-
-// Packs keys as the columns of panels that are `depth` units deep.
-template <class T>
-void pack_keys(const Rows<T>& keys, Unit<T>* panels, const Rows<T>& ahead) {
-    const int64_t depth = keys.dim / AT_ONCE<T>;
-    for (int64_t key = 0; key < keys.num_rows; key += LANES) {
-        Unit<T>* columns = panels + key / PANEL * depth * PANEL + key % PANEL;
-        for (int64_t unit = 0; unit < depth; unit += LANES) {
-            Words square[LANES];
-            for (int64_t i = 0; i < LANES; i++) {
-                ahead.fetch(key + i, unit * AT_ONCE<T>);
-                square[i] = units(keys.rows[key + i], unit, depth);
-            }
-            transpose(square);
-            for (int64_t i = 0; i < LANES; i++)  // may overrun into the next panel, which is written later
-                std::memcpy(columns + (unit + i) * PANEL, &square[i], sizeof square[i]);
-        }
-    }
-}
-
-// Packs values as the rows of panels, as deep as there are units of values. A missing last value is zero.
-template <class T>
-void pack_values(const Rows<T>& values, Unit<T>* panels, const Rows<T>& ahead) {
-    static constexpr T ZEROS[MAX_DIM] = {};
-    const int64_t depth = (values.num_rows + AT_ONCE<T> - 1) / AT_ONCE<T>;
-    for (int64_t unit = 0; unit < depth; unit++) {
-        const int64_t value = unit * AT_ONCE<T>;
-        const T* first = values.rows[value];
-        const T* second = value + 1 < values.num_rows ? values.rows[value + 1] : ZEROS;
-        for (int64_t dim = 0; dim < values.dim; dim += LANES) {
-            for (int64_t i = 0; i < AT_ONCE<T>; i++) ahead.fetch(value + i, dim);
-            const Words numbers = joined(first + dim, second + dim);
-            std::memcpy(panels + (dim / PANEL * depth + unit) * PANEL + dim % PANEL, &numbers, sizeof numbers);
-        }
-    }
-}
 
 // One online softmax step of a row: turns scores into weights and rescales its sums to the new maximum.
 template <class T>
@@ -276,6 +188,8 @@ __attribute__((noipa)) void run(const Attention& a, const Span& span, const Item
                 to[0] + column, (const Unit<T>*)from[0], panel, item.num_rows, depth,
                 sizeof to[0] / sizeof(float), sizeof from[0] / sizeof(Unit<T>), adds});
     };
+    const bool is_few = item.num_rows <= FEW_ROWS;
+    const FewRows<T> few{my.query, my.scores, my.weights, my.out};
     const Tile<T> none{{0, a.key_dim}, {0, a.value_dim}};
     Tile<T> tiles[] = {none, none};
     find(a, &item, item.first_key, tiles[0]);
@@ -288,16 +202,24 @@ __attribute__((noipa)) void run(const Attention& a, const Span& span, const Item
             find(a, &item, first + num_keys, ahead);
         else
             find(a, next, next ? next->first_key : 0, ahead);
-        pack_keys(tile.keys, (Unit<T>*)my.panels, ahead.keys);
-        multiply_panels(my.scores, my.query, num_keys, a.key_dim / AT_ONCE<T>, false);
+        if (is_few) {
+            for_few_rows(SCORE_KEYS<T>, few, item.num_rows, tile.keys, ahead.keys);
+        } else {
+            pack_keys(tile.keys, (Unit<T>*)my.panels, ahead.keys);
+            multiply_panels(my.scores, my.query, num_keys, a.key_dim / AT_ONCE<T>, false);
+        }
         for (int64_t row = 0; row < item.num_rows; row++) {
             scale(my.scores[row], num_keys, a.scale, a.softcap);
             const int64_t position = span.context - span.num_queries + (item.first_row + row) / group;
             mask(my.scores[row], first, num_keys, position, a.window);
             update_softmax(my, row, num_keys, a.value_dim);
         }
-        pack_values(tile.values, (Unit<T>*)my.panels, ahead.values);
-        multiply_panels(my.out, my.weights, a.value_dim, (num_keys + AT_ONCE<T> - 1) / AT_ONCE<T>, true);
+        if (is_few) {
+            for_few_rows(ADD_VALUES<T>, few, item.num_rows, tile.values, ahead.values);
+        } else {
+            pack_values(tile.values, (Unit<T>*)my.panels, ahead.values);
+            multiply_panels(my.out, my.weights, a.value_dim, (num_keys + AT_ONCE<T> - 1) / AT_ONCE<T>, true);
+        }
     }
     for (int64_t row = 0; row < item.num_rows; row++) {
         const float* out = my.out[row];

@@ -155,7 +155,20 @@ inline void transpose(Words (&square)[LANES]) {
     if constexpr (STEP > 1) transpose<STEP / 2>(square);
 }
 
+// Returns the sums of the lanes of each vector: lane i is that of vectors[i]. Overwrites the vectors.
+template <int STEP = LANES / 2>
+inline Floats lane_sums(Floats (&vectors)[LANES]) {
+    for (int i = 0; i < STEP; i++) {
+        Words a = (Words)vectors[i], b = (Words)vectors[i + STEP];
+        exchange<STEP>(a, b, std::make_integer_sequence<int, LANES>());
+        vectors[i] = (Floats)a + (Floats)b;
+    }
+    if constexpr (STEP > 1) return lane_sums<STEP / 2>(vectors);
+    return vectors[0];
+}
+
 inline Floats all(float number) { return number - Floats{}; }
+inline Words all(Pair pair) { return pair.bits - Words{}; }
 
 inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 

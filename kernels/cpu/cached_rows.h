@@ -1,0 +1,63 @@
+// The keys or values of a tile, where they lie in the KV cache.
+#pragma once
+
+#include "tiles.h"
+
+namespace {
+
+constexpr int64_t MAX_DIM = 256;
+constexpr int64_t TILE = 64;  // keys or values, at most
+
+// The element type of panels of T, and the unit that one multiplication takes: a number, or a pair.
+template <class T>
+struct Packed {
+    using Number = float;
+    using Unit = float;
+};
+#if defined(__AVX512BF16__)
+template <>
+struct Packed<BFloat16> {
+    using Number = BFloat16;
+    using Unit = Pair;
+};
+#endif
+template <class T>
+using Number = typename Packed<T>::Number;
+template <class T>
+using Unit = typename Packed<T>::Unit;
+template <class T>
+constexpr int64_t AT_ONCE = sizeof(Unit<T>) / sizeof(Number<T>);
+
+// Pointers to the keys or values of a tile; the last one is repeated up to a multiple of LANES.
+template <class T>
+struct Rows {
+    int64_t num_rows, dim;
+    const T* rows[TILE] = {};
+
+    // Prefetches the cache line that starts at this element of a row, if one does. Lines are requested one at a
+    // time while other rows are read, because a burst of requests would queue up. A null row is harmless.
+    template <int CACHE>  // as in __builtin_prefetch: 3 for L1, 2 for L2
+    void fetch(int64_t row, int64_t number) const {
+        if (number * sizeof(T) % LINE_BYTES == 0) __builtin_prefetch(rows[row] + number, 0, CACHE);
+    }
+};
+
+// A vector of a row's units from `first` on, with zeros after unit `depth`.
+template <class T>
+inline Words units(const T* row, int64_t first, int64_t) { return (Words)load(row + first); }
+
+// A panel's units of two rows, or of the first row only if a unit is a single number.
+template <class T>
+inline Words joined(const T* row, const T*) { return (Words)load(row); }
+
+#if defined(__AVX512BF16__)
+inline Words units(const BFloat16* row, int64_t first, int64_t depth) {
+    return load((const Pair*)row + first, depth - first);
+}
+
+inline Words joined(const BFloat16* first, const BFloat16* second) {
+    return alternating(first, second, std::make_integer_sequence<int, 2 * LANES>());
+}
+#endif
+
+}  // namespace

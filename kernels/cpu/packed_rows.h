@@ -1,0 +1,44 @@
+// Packs keys and values into panels, which the kernel of linear layers (tiles.h) multiplies rows by.
+#pragma once
+
+#include "cached_rows.h"
+
+namespace {
+
+// Packs keys as the columns of panels that are `depth` units deep.
+template <class T>
+void pack_keys(const Rows<T>& keys, Unit<T>* panels, const Rows<T>& ahead) {
+    const int64_t depth = keys.dim / AT_ONCE<T>;
+    for (int64_t key = 0; key < keys.num_rows; key += LANES) {
+        Unit<T>* columns = panels + key / PANEL * depth * PANEL + key % PANEL;
+        for (int64_t unit = 0; unit < depth; unit += LANES) {
+            Words square[LANES];
+            for (int64_t i = 0; i < LANES; i++) {
+                ahead.template fetch<2>(key + i, unit * AT_ONCE<T>);
+                square[i] = units(keys.rows[key + i], unit, depth);
+            }
+            transpose(square);
+            for (int64_t i = 0; i < LANES; i++)  // may overrun into the next panel, which is written later
+                std::memcpy(columns + (unit + i) * PANEL, &square[i], sizeof square[i]);
+        }
+    }
+}
+
+// Packs values as the rows of panels, as deep as there are units of values. A missing last value is zero.
+template <class T>
+void pack_values(const Rows<T>& values, Unit<T>* panels, const Rows<T>& ahead) {
+    static constexpr T ZEROS[MAX_DIM] = {};
+    const int64_t depth = (values.num_rows + AT_ONCE<T> - 1) / AT_ONCE<T>;
+    for (int64_t unit = 0; unit < depth; unit++) {
+        const int64_t value = unit * AT_ONCE<T>;
+        const T* first = values.rows[value];
+        const T* second = value + 1 < values.num_rows ? values.rows[value + 1] : ZEROS;
+        for (int64_t dim = 0; dim < values.dim; dim += LANES) {
+            for (int64_t i = 0; i < AT_ONCE<T>; i++) ahead.template fetch<2>(value + i, dim);
+            const Words numbers = joined(first + dim, second + dim);
+            std::memcpy(panels + (dim / PANEL * depth + unit) * PANEL + dim % PANEL, &numbers, sizeof numbers);
+        }
+    }
+}
+
+}  // namespace
