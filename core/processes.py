@@ -21,11 +21,11 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def die_with_parent(parent: int | None = None) -> None:
+def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent ends, however it ends.
 
-    The child calls this itself. parent: the parent's process id, if the child knows it; if that
-    process has ended already, which the kernel does not tell, the child is killed too.
+    The child calls this itself. parent: the parent's process id. If that process has ended already,
+    which the kernel does not tell, the child is killed too.
 
     NOTE: to the kernel, the parent is the thread that started the child, so that thread must live
     as long as its process. Does nothing outside Linux.
@@ -35,7 +35,7 @@ def die_with_parent(parent: int | None = None) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if parent is not None and os.getppid() != parent:
+    if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
