@@ -51,7 +51,7 @@ def _serve_locally(parsed: argparse.Namespace, options: Options) -> int:
     port = parsed.port or DEFAULT_PORT
     require_free_port(port)
     fleet = fleet_of(parsed, options)
-    with local_cluster(parsed.local_nodes, fleet.most_cpus) as address, connected(address):
+    with local_cluster(parsed.local_nodes, fleet.max_cpus) as address, connected(address):
         deploy(fleet, port)
         stop_signals = note_stop_signals()
         print(f"the fleet serves on http://localhost:{port}", flush=True)

@@ -112,7 +112,7 @@ class Replica:
     async def _end_with_container(self) -> None:
         """End this process soon after the container or other ranks, so that Serve replaces it.
 
-        The routers then drop this one at the next request, without waiting for a health check.
+        The routers then drop this replica at the next request, without waiting for a health check.
         """
         try:
             await self._end

@@ -32,7 +32,7 @@ def end():
     print("ended")
 
 nothing = lambda *arguments: contextlib.nullcontext()
-sys.modules["fleet.application"] = SimpleNamespace(fleet_of=lambda *_: SimpleNamespace(most_cpus=1))
+sys.modules["fleet.application"] = SimpleNamespace(fleet_of=lambda *_: SimpleNamespace(max_cpus=1))
 sys.modules["fleet.local_cluster"] = SimpleNamespace(local_cluster=nothing)
 sys.modules["fleet.deployment"] = SimpleNamespace(connected=nothing, deploy=deploy, end=end)
 sys.exit(main(["serve", "--local-nodes", "1", *sys.argv[1:]]))
