@@ -35,6 +35,7 @@ class Replica:
         """
         self._name = serve.get_replica_context().replica_id.unique_id
         self._num_exchanges = 0
+        self._watch: asyncio.Task[None] | None = None
         group = get_current_placement_group()
         self._others = None if group is None else OtherNodes(group, properties, cpus)
         nodes, place = (
@@ -82,8 +83,9 @@ class Replica:
         return {"ready": await self._container.is_ready()}
 
     async def __del__(self) -> None:
-        """End the container. Serve calls this when all requests have ended."""
-        self._watch.cancel()
+        """End the container. Serve calls this when no requests are left, or during `__init__`."""
+        if self._watch is not None:
+            self._watch.cancel()
         await self._stop()
 
     async def _stop(self) -> None:
