@@ -46,16 +46,17 @@ def _read(stream: BinaryIO, count: int) -> bytes:
     return data
 
 
-def run_helper(start: Callable[[bytes], Callable[[bytes], msgspec.Struct]]) -> int:
+def run_helper(parent: int, start: Callable[[bytes], Callable[[bytes], msgspec.Struct]]) -> int:
     """Perform the parent's jobs until it closes the socket that is standard input.
 
-    start: takes the first message, and returns the function that performs a job and returns its
+    parent: the process id of the parent, with which this process ends. start: takes the first
+    message, and returns the function that performs a job and returns its
     reply. The reply to a job that raises RequestError is `Refused`. A job that raises MemoryError
     ends the helper.
 
     Returns the exit code.
     """
-    die_with_parent()
+    die_with_parent(parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection = socket.socket(fileno=sys.stdin.fileno())
     connection.setblocking(True)  # gevent, in the parent, has made it non-blocking

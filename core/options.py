@@ -211,15 +211,16 @@ class Options:
     )
     swap_space_gib: float | None = _option(
         None,
-        "paged: host memory for swapped blocks. Default: 4, but at most a quarter of the available "
-        "memory. 0: always recompute.",
+        "paged: host memory for swapped blocks, of all ranks on a machine. Default: 4, but at most "
+        "a quarter of the available memory. 0: always recompute.",
         minimum=0,
     )
     kv_cache_memory_bytes: int | None = _option(
         None,
-        "Memory budget for KV blocks. Default: on CUDA from gpu_memory_utilization, "
-        "on the CPU a quarter of the available memory, but at most 4 GiB, and at most "
-        "16 times the weights or 128 MiB, whichever is more.",
+        "Memory budget for KV blocks: of each GPU, or of all ranks on the CPU of a machine. "
+        "Default: on CUDA from gpu_memory_utilization, on the CPU a quarter of the available "
+        "memory, but at most 4 GiB, and at most 16 times the weights or 128 MiB, whichever is "
+        "more.",
         minimum=1,
     )
     kv_cache_dtype: KVCacheDType = _option(

@@ -1,4 +1,4 @@
-"""Ties the life of a child process to its parent, and limits what its jobs may take."""
+"""When processes end: with their parent, or at a signal; and what their jobs may take."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,11 +21,11 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def die_with_parent(parent: int | None = None) -> None:
+def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent ends, however it ends.
 
-    The child calls this itself. parent: the parent's process id, if the child knows it; if that
-    process has ended already, which the kernel does not tell, the child is killed too.
+    The child calls this itself. parent: the parent's process id. If that process has ended already,
+    which the kernel does not tell, the child is killed too.
 
     NOTE: to the kernel, the parent is the thread that started the child, so that thread must live
     as long as its process. Does nothing outside Linux.
@@ -35,8 +35,20 @@ def die_with_parent(parent: int | None = None) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if parent is not None and os.getppid() != parent:
+    if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def note_stop_signals() -> Sequence[int]:
+    """Return a list to which each SIGINT and SIGTERM is appended from now on, instead of ending.
+
+    Call it in the main thread, and poll. An Event cannot take its place: a handler runs in the main
+    thread between any two lines, and would wait for ever for a lock that this thread holds.
+    """
+    signals: list[int] = []
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda number, frame: signals.append(number))
+    return signals
 
 
 @contextmanager

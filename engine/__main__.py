@@ -1,6 +1,7 @@
-"""`python -m engine LAUNCH.json [COPY]`: loads the model and serves it. Started by the supervisor.
+"""`python -m engine PARENT LAUNCH.json [COPY]`: loads the model and serves it.
 
-COPY is the number of this engine's copy of the model, from 0, if there are several.
+PARENT is the process id of the supervisor, with which it ends. COPY is the number of this engine's
+copy of the model, from 0, if there are several.
 
 Exit codes: 0 after SIGTERM, 2 if the configuration does not fit the model, 3 if there is
 too little memory for the model, 1 for any other error.
@@ -57,10 +58,10 @@ def _stop(*_: object) -> None:
 
 
 def _serve() -> int:
-    die_with_parent()
-    launch = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Launch)
+    die_with_parent(int(sys.argv[1]))
+    launch = msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=Launch)
     configure_logs(launch.options.log_format, launch.options.log_level, launch.name)
-    copy = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    copy = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     which = copy if launch.options.copies > 1 else None
     show_phase = _log_phase if launch.options.log_format == "json" else _print_phase
     phases = Phases(partial(show_phase, which))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import threading
+import time
 from collections.abc import Sequence
 
 from container.configuration.report import report_error
 from container.launch.ports import require_free_port
 from core.errors import ConfigurationError
 from core.options import Options
+from core.processes import note_stop_signals
 from fleet.arguments import DEFAULT_PORT, make_parser
 from fleet.properties import read_options
+
+_POLL_INTERVAL_S = 0.1
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m fleet") -> int:
@@ -49,13 +51,12 @@ def _serve_locally(parsed: argparse.Namespace, options: Options) -> int:
     port = parsed.port or DEFAULT_PORT
     require_free_port(port)
     fleet = fleet_of(parsed, options)
-    with local_cluster(parsed.local_nodes, fleet.most_cpus) as address, connected(address):
+    with local_cluster(parsed.local_nodes, fleet.max_cpus) as address, connected(address):
         deploy(fleet, port)
-        stopped = threading.Event()
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, lambda number, frame: stopped.set())
+        stop_signals = note_stop_signals()
         print(f"the fleet serves on http://localhost:{port}", flush=True)
-        stopped.wait()
+        while not stop_signals:
+            time.sleep(_POLL_INTERVAL_S)
         print(f"stopping; running requests have {parsed.grace:g} s to finish", flush=True)
         end()
     return 0

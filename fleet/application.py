@@ -37,33 +37,33 @@ class Fleet:
     """The serving.properties, at the same path on every node."""
     options: Options
     """The options in the properties."""
-    least_replicas: int
-    most_replicas: int
+    min_replicas: int
+    max_replicas: int
     cpus: float
     """CPU cores of a replica, on each of its nodes."""
     grace_s: float
-    """Time that requests have to finish on a replica that stops."""
+    """Time for requests to finish on a replica that stops."""
     surge_percent: int
     """Replicas that an update starts before old ones stop, in percent of all; rounded up."""
     router: str
     """A name in core.routing.ROUTERS."""
 
     @property
-    def most_cpus(self) -> float:
-        """CPU cores that it needs during an update, when it has the most replicas."""
-        surge = math.ceil(self.most_replicas * self.surge_percent / 100)
-        return (self.most_replicas + surge) * self.cpus * self.options.nodes
+    def max_cpus(self) -> float:
+        """CPU cores that an update needs, when there are the most replicas."""
+        surge = math.ceil(self.max_replicas * self.surge_percent / 100)
+        return (self.max_replicas + surge) * self.cpus * self.options.nodes
 
 
 def fleet_of(parsed: argparse.Namespace, options: Options) -> Fleet:
-    """Return the fleet that the flags of `serve` describe. options: those of its properties."""
-    least, most = parsed.autoscale or (parsed.replicas, parsed.replicas)
+    """Return the fleet that the flags of `serve` describe. options: those in the properties."""
+    min_replicas, max_replicas = parsed.autoscale or (parsed.replicas, parsed.replicas)
     return Fleet(
         # Not resolved: a ConfigMap's links lead to another folder in each pod.
         properties=parsed.properties.absolute(),
         options=options,
-        least_replicas=least,
-        most_replicas=most,
+        min_replicas=min_replicas,
+        max_replicas=max_replicas,
         cpus=parsed.cpus,
         grace_s=parsed.grace,
         surge_percent=parsed.surge,
@@ -72,7 +72,10 @@ def fleet_of(parsed: argparse.Namespace, options: Options) -> Fleet:
 
 
 def application(fleet: Fleet, span: Span, num_fronts: int) -> serve.Application:
-    """Return the application. Deploying it again is a rolling update. span: a replica's."""
+    """Return the application. Deploying it again is a rolling update.
+
+    span: the nodes that a replica takes.
+    """
     replicas = serve.deployment(
         Replica,
         name="Replica",
@@ -110,13 +113,13 @@ def _placement(fleet: Fleet, span: Span) -> dict[str, Any]:
 
 
 def _scale(fleet: Fleet) -> dict[str, Any]:
-    if fleet.least_replicas == fleet.most_replicas:
-        return {"num_replicas": fleet.least_replicas}
-    # As many requests as a replica runs at a time: more would wait.
+    if fleet.min_replicas == fleet.max_replicas:
+        return {"num_replicas": fleet.min_replicas}
+    # A replica runs as many requests at a time. More would wait.
     options = fleet.options
     scaling = AutoscalingConfig(
-        min_replicas=fleet.least_replicas,
-        max_replicas=fleet.most_replicas,
+        min_replicas=fleet.min_replicas,
+        max_replicas=fleet.max_replicas,
         target_ongoing_requests=options.copies * options.max_rolling_batch_size,
     )
     return {"autoscaling_config": scaling}

@@ -50,13 +50,13 @@ def parse_flags(flags: Sequence[str]) -> argparse.Namespace:
 
     Raises ConfigurationError, for an unknown flag too.
     """
-    parser = _Raising(add_help=False, allow_abbrev=False)
+    parser = _RaisingParser(add_help=False, allow_abbrev=False)
     _add_scale(parser)
     _add_limits(parser)
     return parser.parse_args(flags)
 
 
-class _Raising(argparse.ArgumentParser):
+class _RaisingParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigurationError(f"flags: {message}")
 
@@ -65,7 +65,7 @@ def _add_address(parser: argparse._ActionsContainer) -> None:  # pyright: ignore
     parser.add_argument(
         "--address",
         metavar="HOST:PORT",
-        help="address of a Ray cluster (default: auto, as `ray` finds it)",
+        help="address of a Ray cluster (default: auto, the one that `ray` finds)",
     )
 
 
@@ -104,7 +104,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=_positive_float,
         default=30.0,
         metavar="S",
-        help="seconds that requests have to finish on a replica that stops (default: 30)",
+        help="seconds for requests to finish on a replica that stops (default: 30)",
     )
     parser.add_argument(
         "--surge",

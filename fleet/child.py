@@ -30,7 +30,8 @@ from core.processes import die_with_parent
 def threads_of_a_rank(options: Options, cpus: float, variables: Mapping[str, str]) -> str:
     """Return OMP_NUM_THREADS for one of the ranks that share the cores of a replica on a node.
 
-    The variable can only lower it. Ray sets it to the cores of the whole replica if it is not set.
+    variables: the environment. Its OMP_NUM_THREADS can lower the number, but not raise it: unless
+    the user sets it, Ray sets it to the cores of the whole replica.
     """
     layout = layout_here(options, variables)
     share = max(1, int(cpus) // (layout.num_copies * layout.num_local_ranks))
@@ -46,7 +47,7 @@ def main(
     try:
         configuration = load_configuration(Path(properties), os.environ)
         if address:
-            configuration = _spanning(configuration, int(nodes), address)
+            configuration = _on_nodes(configuration, int(nodes), address)
         options = configuration.options
         os.environ["OMP_NUM_THREADS"] = threads_of_a_rank(options, float(cpus), os.environ)
         if command == "join":
@@ -62,8 +63,8 @@ def _join(configuration: Configuration) -> int:
     return join(configuration.options, path.absolute(), os.environ)
 
 
-def _spanning(configuration: Configuration, nodes: int, address: str) -> Configuration:
-    """Return the configuration of a replica that takes several nodes."""
+def _on_nodes(configuration: Configuration, nodes: int, address: str) -> Configuration:
+    """Return the configuration of a replica whose ranks meet at an address, from several nodes."""
     options = dataclasses.replace(configuration.options, nodes=nodes, rank_address=address)
     return dataclasses.replace(configuration, options=options)
 

@@ -37,7 +37,7 @@ class ContainerProcess:
         place: MeetingPoint | None = None,
         command: tuple[str, ...] = COMMAND,
     ) -> None:
-        """cpus: the cores that its ranks on this node share. nodes: those that it spans.
+        """cpus: the cores that its ranks on this node share. nodes: how many nodes its ranks take.
 
         place: where its ranks on the other nodes join.
         """
@@ -55,9 +55,9 @@ class ContainerProcess:
         return self._child.exit_code is not None
 
     async def wait_until_ready(self) -> None:
-        """Wait until it answers requests. Raises ContainerEndedError if it never will.
+        """Wait until it answers requests. Raises ContainerEndedError if it ends before.
 
-        How long loading may take is the container's own limit (option.model_loading_timeout).
+        The container itself limits how long this may take (option.model_loading_timeout).
         """
         while not await self.is_ready():
             self.require_running()
@@ -95,12 +95,12 @@ class ContainerProcess:
 def child_arguments(
     properties: Path, cpus: float, nodes: int, place: MeetingPoint | None
 ) -> tuple[str, ...]:
-    """Return the arguments of `fleet.child` that its commands share. It is this one's child."""
+    """Return the arguments that both commands of `fleet.child` take, for this process's child."""
     address = "" if place is None else str(place)
     return (str(os.getpid()), str(properties), str(cpus), str(nodes), address)
 
 
 def with_key(place: MeetingPoint | None) -> dict[str, str]:
-    """Return the environment of a process whose ranks meet there."""
+    """Return this process's environment, with the key of the place where ranks meet."""
     key = {} if place is None else {KEY_VARIABLE: place.key.decode()}
     return {**os.environ, **key}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpcore2
 
-from fleet.http_message import HOP_BY_HOP, Head, ReplicaLostError, Request, without
+from fleet.http_message import HOP_BY_HOP_BYTES, Head, ReplicaLostError, Request, without
 
 _ORIGIN = httpcore2.Origin(b"http", b"container", 80)
 _LENGTH = frozenset((b"content-length",))
@@ -23,7 +23,7 @@ async def exchange(socket: Path, request: Request) -> AsyncGenerator[Head | byte
     try:
         async with httpcore2.AsyncHTTPConnection(_ORIGIN, uds=str(socket)) as connection:
             response = await connection.handle_async_request(_outgoing(request))
-            yield Head(response.status, without(tuple(response.headers), HOP_BY_HOP))
+            yield Head(response.status, without(tuple(response.headers), HOP_BY_HOP_BYTES))
             async for piece in response.aiter_stream():
                 yield piece
     except (httpcore2.NetworkError, httpcore2.RemoteProtocolError) as error:
@@ -48,7 +48,7 @@ def _outgoing(request: Request) -> httpcore2.Request:
             scheme=_ORIGIN.scheme, host=_ORIGIN.host, port=_ORIGIN.port, target=request.target
         ),
         headers=[
-            *without(request.headers, HOP_BY_HOP | _LENGTH),
+            *without(request.headers, HOP_BY_HOP_BYTES | _LENGTH),
             (b"connection", b"close"),
             *([] if has_host else [(b"host", _ORIGIN.host)]),
             *([length] if has_body else []),

@@ -13,7 +13,6 @@ from ray.serve.handle import DeploymentHandle
 
 from fleet.gateway import Gateway, Parts, Replicas
 from fleet.http_message import Head, ReplicaLostError, Request
-from fleet.metrics import merge_metrics
 
 METRICS_TIMEOUT_S = 2.0
 """How long to wait for a replica's metrics. Slower replicas are left out."""
@@ -29,10 +28,10 @@ class Front:
         self._max_body_bytes = max_body_bytes
 
     def __serve_build_asgi_app__(self) -> Gateway:
-        replicas = Replicas(self._exchange_with_one, self._fetch_from_all)
-        return Gateway(replicas, self._max_body_bytes, merge_metrics)
+        replicas = Replicas(self._exchange_with_replica, self._fetch_from_all)
+        return Gateway(replicas, self._max_body_bytes)
 
-    async def _exchange_with_one(self, request: Request) -> Parts:
+    async def _exchange_with_replica(self, request: Request) -> Parts:
         parts = self._exchange.remote(request)
         try:
             async for part in parts:

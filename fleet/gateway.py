@@ -14,7 +14,8 @@ import msgspec
 
 from container.http.failures import RETRY_AFTER_S, Failure, failure_body
 from container.http.health import HEALTH_PATHS
-from fleet.http_message import HOP_BY_HOP, Head, Headers, ReplicaLostError, Request, without
+from fleet.http_message import HOP_BY_HOP_BYTES, Head, Headers, ReplicaLostError, Request, without
+from fleet.metrics import merge_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +28,8 @@ RETRY_DELAYS_S = (0.1, 0.2, 0.4, 0.8)
 """Pauses before a request is tried again, in which Serve notices that a replica has ended."""
 PING_TIMEOUT_S = 5.0
 """How long a health check waits for a replica; other requests wait until there is one."""
-_OF_SERVE = frozenset((b"date", b"server", b"x-request-id"))
-"""Response headers that Serve's proxy sets itself."""
+_SET_BY_SERVE = frozenset((b"date", b"server", b"x-request-id"))
+"""Response headers that Serve's proxy sets, in place of the container's."""
 _INFERENCE_ID = b"x-amzn-sagemaker-inference-id"
 
 
@@ -61,21 +62,15 @@ class _Response:
 class Gateway:
     """Passes requests on to replicas, and their responses back unchanged."""
 
-    def __init__(
-        self,
-        replicas: Replicas,
-        max_body_bytes: int,
-        merge_metrics: Callable[[Sequence[tuple[str, bytes]]], bytes],
-    ) -> None:
-        """max_body_bytes: of a longer body, one byte more is passed on: the replica refuses it."""
+    def __init__(self, replicas: Replicas, max_body_bytes: int) -> None:
+        """max_body_bytes: a longer body is cut one byte after this, and the replica refuses it."""
         self._replicas = replicas
         self._max_body_bytes = max_body_bytes
-        self._merge_metrics = merge_metrics
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a request, or start and stop with the server (ASGI 3)."""
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await _run_lifespan(receive, send)
         elif scope["type"] == "http":
             try:
                 body = await self._read_body(receive)
@@ -96,7 +91,7 @@ class Gateway:
                 break
         return b"".join(pieces)
 
-    async def _until_disconnect(self, answer: Any, receive: Receive) -> None:
+    async def _until_disconnect(self, answer: Awaitable[None], receive: Receive) -> None:
         """Run the answer to its end; cancel it when the client disconnects."""
         answering = asyncio.ensure_future(answer)
         listening = asyncio.ensure_future(_disconnect(receive))
@@ -116,7 +111,7 @@ class Gateway:
             elif request.path in HEALTH_PATHS:
                 await self._answer_ping(request, send)
             elif _changes_one_container(request):
-                await _fail(request, Failure(501, _ADAPTERS), send)
+                await _fail(request, Failure(501, _ADAPTERS_REFUSAL), send)
             else:
                 await self._relay(await self._open(request), send)
         except _UnansweredError as error:
@@ -138,7 +133,7 @@ class Gateway:
         _, head, body = answers[0]
         if pages:
             _, head, _ = next(answer for answer in answers if answer[1].status == 200)
-            body = self._merge_metrics(pages)
+            body = merge_metrics(pages)
         length = (b"content-length", str(len(body)).encode())
         headers = (*without(head.headers, frozenset((b"content-length",))), length)
         await _send_whole(Head(head.status, headers), body, send)
@@ -146,7 +141,7 @@ class Gateway:
     async def _open(self, request: Request) -> _Response:
         """Return a response that has begun.
 
-        Nothing has been sent to the client before, so a request whose replica ends is tried again:
+        The client has received nothing yet. So if the replica ends, the request is tried again:
         generating an answer twice does no harm. Raises _UnansweredError after the last try.
         """
         for delay_s in (*RETRY_DELAYS_S, None):
@@ -170,8 +165,8 @@ class Gateway:
     async def _relay(self, response: _Response, send: Send) -> None:
         """Pass a response on.
 
-        If its replica ends before it is complete, raise the error. The server then cuts the
-        connection, so that the client does not take a part for the whole.
+        Raises ReplicaLostError if the replica ends before the response is complete. The server then
+        cuts the connection, so that the client does not take a part for the whole.
         """
         async with aclosing(response.rest) as rest:
             await _start(response.head, send)
@@ -186,7 +181,7 @@ class _UnansweredError(Exception):
     """No replica has answered."""
 
 
-_ADAPTERS = (
+_ADAPTERS_REFUSAL = (
     "a request reaches one replica, but an adapter must be in all of them; put it into the "
     "model's folder `adapters` (docs/adapters.md) and deploy the fleet again"
 )
@@ -203,7 +198,7 @@ def _changes_one_container(request: Request) -> bool:
 def _request(scope: Message, body: bytes) -> Request:
     path = scope.get("raw_path") or quote(scope["path"]).encode()
     query = scope.get("query_string", b"")
-    headers = without(tuple(tuple(header) for header in scope["headers"]), HOP_BY_HOP)
+    headers = without(tuple(tuple(header) for header in scope["headers"]), HOP_BY_HOP_BYTES)
     return Request(
         scope["method"], path + (b"?" + query if query else b""), _with_id(headers), body
     )
@@ -217,7 +212,7 @@ def _with_id(headers: Headers) -> Headers:
     return (*headers, (_INFERENCE_ID, names[b"x-request-id"]))
 
 
-async def _live(receive: Receive, send: Send) -> None:
+async def _run_lifespan(receive: Receive, send: Send) -> None:
     for phase in ("startup", "shutdown"):
         await receive()
         await send({"type": f"lifespan.{phase}.complete"})
@@ -246,7 +241,7 @@ async def _send_whole(head: Head, body: bytes, send: Send) -> None:
 
 
 async def _start(head: Head, send: Send) -> None:
-    headers = without(head.headers, _OF_SERVE)
+    headers = without(head.headers, _SET_BY_SERVE)
     await send({"type": "http.response.start", "status": head.status, "headers": list(headers)})
 
 

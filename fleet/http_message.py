@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from core.http_headers import HOP_BY_HOP
+
 Headers = tuple[tuple[bytes, bytes], ...]
 """Names and values in their order. A name may occur more than once."""
 
-HOP_BY_HOP = frozenset(
-    (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te",
-     b"trailer", b"transfer-encoding", b"upgrade")
-)  # fmt: skip
-"""Headers that concern one connection alone (RFC 9110, section 7.6.1)."""
+HOP_BY_HOP_BYTES = frozenset(name.encode() for name in HOP_BY_HOP)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request with its whole body, without the headers of a connection."""
+    """A request with its whole body, without hop-by-hop headers."""
 
     method: str
     target: bytes
@@ -30,7 +28,7 @@ class Request:
         return self.target.partition(b"?")[0].decode("ascii", "replace")
 
     def header(self, name: bytes) -> str | None:
-        """Return the first header with this name, which is lower case, or None."""
+        """Return the first value of a header, or None. name: in lower case."""
         values = (value for key, value in self.headers if key.lower() == name)
         value = next(values, None)
         return None if value is None else value.decode("latin-1")
@@ -49,5 +47,5 @@ class ReplicaLostError(Exception):
 
 
 def without(headers: Headers, names: Collection[bytes]) -> Headers:
-    """Return the headers whose names are not among these, which are lower case."""
+    """Return the headers that have none of these names. names: in lower case."""
     return tuple((name, value) for name, value in headers if name.lower() not in names)

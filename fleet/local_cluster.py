@@ -45,5 +45,5 @@ def _let_workers_import() -> None:
     """Let the processes that Ray starts import our modules, also from a checkout."""
     paths = [str(import_root()), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    # A trial on one machine reports nothing.
+    # A trial on one machine sends Ray no usage statistics.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -11,7 +11,7 @@ from core.options import Options
 
 
 def read_options(properties: Path) -> Options:
-    """Return the options of the replicas, with this machine's environment.
+    """Return the options of the replicas, from their properties and this machine's environment.
 
     Raises ConfigurationError if a container could not start with them, or a fleet could not.
     """

@@ -1,4 +1,4 @@
-"""Ranks of a replica on other nodes than its container's."""
+"""The ranks of a replica that are on other nodes than its container."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations

@@ -35,6 +35,7 @@ class Replica:
         """
         self._name = serve.get_replica_context().replica_id.unique_id
         self._num_exchanges = 0
+        self._watch: asyncio.Task[None] | None = None
         group = get_current_placement_group()
         self._others = None if group is None else OtherNodes(group, properties, cpus)
         nodes, place = (
@@ -82,8 +83,9 @@ class Replica:
         return {"ready": await self._container.is_ready()}
 
     async def __del__(self) -> None:
-        """End the container. Serve calls this when all requests have ended."""
-        self._watch.cancel()
+        """End the container. Serve calls this when no requests are left, or during `__init__`."""
+        if self._watch is not None:
+            self._watch.cancel()
         await self._stop()
 
     async def _stop(self) -> None:
@@ -112,7 +114,7 @@ class Replica:
     async def _end_with_container(self) -> None:
         """End this process soon after the container or other ranks, so that Serve replaces it.
 
-        The routers then drop this one at the next request, without waiting for a health check.
+        The routers then drop this replica at the next request, without waiting for a health check.
         """
         try:
             await self._end

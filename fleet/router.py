@@ -43,12 +43,13 @@ class ReplicaRouter(RequestRouter):
         """Return the chosen replica, then the others in case it is full."""
         if pending_request is None:
             return [candidate_replicas]
-        pending_request.routing_context.should_backoff = True  # pause between two attempts
+        pending_request.routing_context.should_backoff = True  # Serve pauses between two attempts
         loads = await self._loads(candidate_replicas)
-        replicas = {_name(one): one for one in candidate_replicas if _name(one) in loads}
+        replicas = {_name(replica): replica for replica in candidate_replicas}
         chosen = self._router.choose(routed_request(pending_request.args[0]), loads)
         self._count(chosen, pending_request.future)
-        return [[replicas.pop(chosen)], list(replicas.values())]
+        others = [replicas[name] for name in loads if name != chosen]
+        return [[replicas[chosen]], others]
 
     def on_replica_actor_unavailable(self, replica_id: ReplicaID) -> None:
         """Send nothing to a replica that cannot be reached. Called by Serve.
@@ -59,20 +60,25 @@ class ReplicaRouter(RequestRouter):
         self._avoid(replica_id)
 
     async def _loads(self, replicas: list[RunningReplica]) -> dict[str, int]:
-        """Return the loads of the replicas that may get a request: at least one."""
+        """Return the loads of the replicas that may get a request. There is always one."""
         cache = self.replica_queue_len_cache
         # The report of an idle replica expires, so it is asked again.
         unknown = [
-            one
-            for one in replicas
-            if _name(one) not in self._silent and cache.get(one.replica_id) is None
+            replica
+            for replica in replicas
+            if _name(replica) not in self._silent and cache.get(replica.replica_id) is None
         ]
         if unknown:
             await asyncio.gather(*(self._ask(replica) for replica in unknown))
-        reachable = [one for one in replicas if _name(one) not in self._silent] or replicas
-        ready = [one for one in reachable if one.routing_stats.get("ready", True)] or reachable
+        reachable = [
+            replica for replica in replicas if _name(replica) not in self._silent
+        ] or replicas
+        ready = [
+            replica for replica in reachable if replica.routing_stats.get("ready", True)
+        ] or reachable
         return {
-            _name(one): (cache.get(one.replica_id) or 0) + self._chosen[_name(one)] for one in ready
+            _name(replica): (cache.get(replica.replica_id) or 0) + self._chosen[_name(replica)]
+            for replica in ready
         }
 
     async def _ask(self, replica: RunningReplica) -> bool:

@@ -21,26 +21,28 @@ from fleet.arguments import parse_flags
 from fleet.properties import read_options
 from fleet.span import span_of
 
-_NAMES = {"flags": str, "nodes": int, "gpus_per_node": int}
+_TYPES = {"flags": str, "nodes": int, "gpus_per_node": int}
 
 
 def build(arguments: Mapping[str, Any]) -> Application:
     """Return the application that `fleet serve` would deploy. Serve calls this.
 
     arguments: the `flags` of `fleet serve`, except `--address`, `--local-nodes` and `--port`; the
-    number of `nodes` of the cluster and the `gpus_per_node` of the largest, which cannot be counted
-    because some may not have started yet.
+    number of `nodes` of the cluster and the `gpus_per_node` of the largest. They cannot be counted,
+    since some nodes may not have started yet.
 
     Raises ConfigurationError if a container could not start with the properties, or has no room.
     """
-    for name, kind in _NAMES.items():
+    for name, kind in _TYPES.items():
         if not isinstance(arguments.get(name), kind):
             raise ConfigurationError(
                 f"args: {name} is {arguments.get(name)!r}; expected {kind.__name__}, as in "
                 "{flags: --properties FILE --replicas 2, nodes: 3, gpus_per_node: 1}"
             )
-    if unknown := arguments.keys() - _NAMES.keys():
-        raise ConfigurationError(f"args: no {', '.join(sorted(unknown))}; there are {[*_NAMES]}")
+    if unknown := arguments.keys() - _TYPES.keys():
+        raise ConfigurationError(
+            f"args: unknown: {', '.join(sorted(unknown))}; known are {', '.join(_TYPES)}"
+        )
     parsed = parse_flags(shlex.split(arguments["flags"]))
     options = read_options(parsed.properties)
     nodes: int = arguments["nodes"]

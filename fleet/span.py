@@ -30,7 +30,7 @@ class Span:
         return [{name: n for name, n in bundle.items() if n}] * self.bundles, strategy
 
     def fits(self, gpus_of_nodes: Sequence[int]) -> bool:
-        """Return whether nodes with these GPUs have room for all bundles, which have GPUs."""
+        """Return whether nodes with these GPUs have room for all bundles. They must have GPUs."""
         rooms = (num_gpus // self.gpus for num_gpus in gpus_of_nodes)
         return sum(min(room, 1) if self.is_strict else room for room in rooms) >= self.bundles
 
@@ -42,7 +42,7 @@ class Span:
 
 
 def span_of(options: Options, gpus_of_nodes: Sequence[int]) -> Span:
-    """Return what a replica takes: one node if it can, unless option.nodes says otherwise.
+    """Return the span of a replica: one node if its ranks fit, unless option.nodes says otherwise.
 
     gpus_of_nodes: the GPUs of each node of the cluster. Ranks for which no node has enough are
     spread in equal parts over several nodes.
@@ -69,18 +69,17 @@ def span_of(options: Options, gpus_of_nodes: Sequence[int]) -> Span:
 def _num_gpus(options: Options, gpus_of_nodes: Sequence[int]) -> int:
     """Return the most GPUs that ranks can have on each of option.nodes nodes.
 
-    With `max`, that is the number on the smallest of these nodes. Otherwise `_num_nodes` has chosen
-    nodes that have enough, and the largest node is the limit of one without others.
+    With `max`, each node has as many ranks as the smallest of these nodes has GPUs. Otherwise
+    `_num_nodes` has made sure that the nodes have room, and the largest node is the limit.
     """
     last = options.nodes if options.tensor_parallel_degree == "max" else 1
     return sorted(gpus_of_nodes, reverse=True)[last - 1]
 
 
 def _num_nodes(options: Options, gpus_of_nodes: Sequence[int]) -> int:
-    """Return the smallest number of equal parts of the ranks for which the nodes have room.
+    """Return the smallest number of equal parts in which the ranks fit on the nodes.
 
-    It is option.nodes if no number of ranks is asked for, or one that `lay_out` explains to be
-    wrong.
+    Return option.nodes if no number of ranks is asked for, or one that `lay_out` refuses.
     """
     degree = options.tensor_parallel_degree or ""
     if not degree.isdecimal() or options.copies > 1 or int(degree) % options.nodes:

@@ -165,7 +165,7 @@ def _check(rows: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> None:
             f"{rotary_dim} dims; they must be [tokens, dims or half of them]"
         )
     if rotary_dim % 2 or rotary_dim > head_dim:
-        raise ValueError(f"{rotary_dim} of {head_dim} dims; it must be even and no more than these")
+        raise ValueError(f"rotary_dim={rotary_dim} must be even, and at most head_dim={head_dim}")
     if not rows.dtype == cos.dtype == sin.dtype:
         raise ValueError(f"rows are {rows.dtype}, cos {cos.dtype}, sin {sin.dtype}; use one type")
     is_repeated = num_heads > 1 and rows.stride(1) == 0

@@ -96,7 +96,8 @@ def _started(
         socket = Path(run_dir) / "batch.sock"
         arguments = [str(model_dir or ""), str(properties or ""), str(socket), str(num_workers)]
         arguments.append(msgspec.json.encode(flags).decode())
-        container = ModelContainer("server", socket, [*command, *arguments], os.environ)
+        child = [*command, str(os.getpid()), *arguments]
+        container = ModelContainer("server", socket, child, os.environ)
         try:
             if not container.wait_until_ready():
                 raise ConfigurationError(f"the server did not start: {container.exit_reason()}")

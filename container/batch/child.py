@@ -1,7 +1,9 @@
 """Runs the container that answers a batch, on a Unix socket.
 
-`python -m container.batch.child MODEL_DIR PROPERTIES SOCKET NUM_WORKERS FLAGS`: '' for a default;
-the flags of the command line as JSON.
+`python -m container.batch.child PARENT MODEL_DIR PROPERTIES SOCKET NUM_WORKERS FLAGS`
+
+PARENT is the id of the process that starts it, and with which it ends. MODEL_DIR and PROPERTIES are
+empty for their defaults. FLAGS are those of the command line, as JSON.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ from core.processes import die_with_parent
 NO_TIMEOUT_S = 10**8
 
 
-def main(model_dir: str, properties: str, socket: str, num_workers: str, flags: str) -> int:
+def main(
+    parent: str, model_dir: str, properties: str, socket: str, num_workers: str, flags: str
+) -> int:
     """Serve until SIGTERM and return the exit code, as `serve` does."""
-    die_with_parent()
+    die_with_parent(int(parent))
     try:
         opened = open_model_dir(Path(model_dir) if model_dir else default_model_dir())
         path = Path(properties) if properties else find_properties(opened)

@@ -1,6 +1,8 @@
 """The front-end process: gunicorn and its workers, which handle HTTP and text.
 
-`python -m container.front_end.start LAUNCH_JSON`
+`python -m container.front_end.start PARENT LAUNCH_JSON`
+
+PARENT is the process id of the supervisor, with which it ends.
 """
 
 from __future__ import annotations
@@ -187,9 +189,9 @@ def read_launch(path: Path) -> Launch:
     return msgspec.json.decode(path.read_bytes(), type=Launch)
 
 
-def main(launch_path: str) -> int:
+def main(parent: str, launch_path: str) -> int:
     """Serve until SIGTERM. Returns an exit code only if it cannot start; else gunicorn exits."""
-    die_with_parent()
+    die_with_parent(int(parent))
     os.nice(NICENESS)
     launch = read_launch(Path(launch_path))
     configure_logs(launch.options.log_format, launch.options.log_level, launch.name)
@@ -207,4 +209,4 @@ def main(launch_path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

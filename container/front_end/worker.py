@@ -82,7 +82,7 @@ class DrainingWorker(GeventWorker):
         """Run the worker until it exits. Called after the fork."""
         # gunicorn installs its own handler much later; until then a SIGTERM would be lost.
         signal.signal(signal.SIGTERM, self.handle_exit)
-        die_with_parent()
+        die_with_parent(self.ppid)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         super().init_process()
 

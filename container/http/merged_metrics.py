@@ -1,4 +1,4 @@
-"""Merges the metrics of several engines, or of several models."""
+"""Merges the metrics of several engines, models or replicas."""
 
 from __future__ import annotations
 

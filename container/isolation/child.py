@@ -97,7 +97,7 @@ class _Process:
 
     def __init__(self, module: str, setup: msgspec.Struct) -> None:
         self._socket, theirs = gevent.socket.socketpair()
-        command = python_command(module)
+        command = (*python_command(module), str(os.getpid()))
         with theirs:
             # gevent's subprocess would fork in Python, which runs the fork hooks of libraries.
             # OpenTelemetry's hook switches greenlets: the child would run the worker's loop.

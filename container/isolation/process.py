@@ -1,7 +1,9 @@
 """The helper process: performs one job after another, each within limits of time and memory.
 
-A job that exceeds a limit, or crashes, ends the process; its parent then starts another. Started as
-`python -m container.isolation.process`, with a socket as standard input.
+A job that exceeds a limit, or crashes, ends the process; its parent then starts another.
+
+`python -m container.isolation.process PARENT`, with a socket as standard input. PARENT is the id of
+the process that starts it, and with which it ends.
 """
 
 from __future__ import annotations
@@ -80,4 +82,4 @@ def start(setup: bytes) -> Callable[[bytes], Done]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_helper(start))
+    sys.exit(run_helper(int(sys.argv[1]), start))

@@ -20,7 +20,8 @@ CPU time from the front end.
 class Child:
     """A child process in its own session, so that a terminal's Ctrl-C does not reach it.
 
-    Create it in the main thread. The child itself must call `core.processes.die_with_parent`.
+    Create it in the main thread. The child itself must call `core.processes.die_with_parent`,
+    for which its command has this process's id.
     """
 
     def __init__(

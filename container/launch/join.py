@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from core.logs import configure_logs
 from core.meeting_point import meeting_point
 from core.names import python_command
 from core.options import Options
+from core.processes import note_stop_signals
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +45,7 @@ def join(
     layout = layout_here(options, variables)
     place = meeting_point(options, variables)
     configure_logs(options.log_format, options.log_level, "")
-    signals: list[int] = []  # a lock, as an Event has, could block its own handler
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda number, frame: signals.append(number))
+    stop_signals = note_stop_signals()
     count = counted(layout.num_local_ranks, "rank")
     print(f"{count} of {layout.num_ranks} on this machine; rank 0 is at {place}", flush=True)
 
@@ -58,7 +56,7 @@ def join(
 
     children = [start(index) for index in range(layout.num_local_ranks)]
     try:
-        while not signals:
+        while not stop_signals:
             time.sleep(_POLL_INTERVAL_S)
             ended = [index for index, child in enumerate(children) if child.exit_code is not None]
             for index in ended:

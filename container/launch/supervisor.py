@@ -83,7 +83,7 @@ class Supervisor:
     def run(self) -> int:
         """Run until stopped. Return the exit code, which is 0 after a stop signal."""
         with zmq.Context[zmq.Socket[bytes]]() as context:
-            self._front_end = Child("front end", [*self._commands.front_end, self._launch_path])
+            self._front_end = Child("front end", self._with_launch(self._commands.front_end))
             self._engines = [
                 self._start_engine(copy, context) for copy in range(self._layout.num_copies)
             ]
@@ -107,12 +107,16 @@ class Supervisor:
         variables = {**os.environ, "TMPDIR": str(Path(self._launch_path).parent)}
         return EngineProcess(
             "engine" if self._layout.num_copies == 1 else f"engine of copy {copy}",
-            [*self._commands.engine, self._launch_path, str(copy)],
+            [*self._with_launch(self._commands.engine), str(copy)],
             self._layout.variables(copy, variables),
             self._launch.endpoints[copy],
             self._launch.options,
             context,
         )
+
+    def _with_launch(self, command: Sequence[str]) -> list[str]:
+        """Return the command of a child with its first arguments: its parent and the launch."""
+        return [*command, str(os.getpid()), self._launch_path]
 
     def _run_until_stopped(self) -> int:
         """Return the exit code after a stop signal or the loss of a child process."""

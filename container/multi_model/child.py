@@ -1,6 +1,8 @@
 """Runs the container of one of several models, which serves on a Unix socket.
 
-`python -m container.multi_model.child URL NAME SOCKET SHARE_OF_OTHERS OVERRIDES`
+`python -m container.multi_model.child PARENT URL NAME SOCKET SHARE_OF_OTHERS OVERRIDES`
+
+PARENT is the id of the process that starts it, and with which it ends.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from core.errors import ConfigurationError
 from core.processes import die_with_parent
 
 
-def main(url: str, name: str, socket: str, share_of_others: str, overrides: str) -> int:
+def main(
+    parent: str, url: str, name: str, socket: str, share_of_others: str, overrides: str
+) -> int:
     """Serve until SIGTERM and return the exit code, as `serve` does."""
-    die_with_parent()
+    die_with_parent(int(parent))
     try:
         model_dir = open_model_dir(Path(url))
         configuration = overrides_from_json(overrides).load(model_dir, os.environ)

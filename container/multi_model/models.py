@@ -180,7 +180,7 @@ class Models:
         if model.gpu is not None:
             variables = {**variables, "CUDA_VISIBLE_DEVICES": model.gpu}
         began = time.monotonic()
-        command = [*self._command, *arguments]
+        command = [*self._command, str(os.getpid()), *arguments]
         container = model.container = ModelContainer(model.name, socket, command, variables)
         is_ready = container.wait_until_ready()
         self._check_still_wanted(model)

@@ -17,19 +17,9 @@ from container.http.deadline import CLIENT_CHECK_INTERVAL_S, ClientGoneError
 from container.http.disconnect import disconnect_check
 from container.multi_model.model_container import UnixConnection
 from core.errors import EngineUnavailableError
+from core.http_headers import HOP_BY_HOP
 
 _PIECE_BYTES = 2**16
-_HOP_BY_HOP = {
-    "connection",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-}
-"""Headers that concern one connection alone (RFC 9110, section 7.6.1)."""
 
 
 class _Relayed(Response):
@@ -73,7 +63,7 @@ class _Exchange:
         first = next(pieces, b"")
         # These have no body, whatever their Content-Length says.
         length = ("content-length",) if response.status in (204, 304) else ()
-        dropped = {*_HOP_BY_HOP, *length}
+        dropped = {*HOP_BY_HOP, *length}
         headers = [header for header in response.getheaders() if header[0].lower() not in dropped]
         status = f"{response.status} {response.reason}"
         relayed = _Relayed(chain([first], pieces), status, headers)
@@ -110,7 +100,7 @@ def _cut_off() -> ConnectionResetError:
 
 
 def _headers() -> dict[str, str]:
-    passed = {name: text for name, text in request.headers if name.lower() not in _HOP_BY_HOP}
+    passed = {name: text for name, text in request.headers if name.lower() not in HOP_BY_HOP}
     return {**passed, "Connection": "close"}
 
 

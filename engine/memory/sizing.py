@@ -73,6 +73,7 @@ def choose_sizes(
     Raises InsufficientMemoryError if the largest step does not fit beside the weights.
     """
     group = group or Alone(model.device)
+    num_local_ranks = group.size // options.nodes
     is_packed = isinstance(model, PackedModel)
     max_len = max_model_len(options, model.config)
     max_sequences = sequence_limit(options, batching)
@@ -100,13 +101,13 @@ def choose_sizes(
                 reserved_bytes += table_bytes(
                     max_sequences, blocks_for(max_len, options.block_size)
                 )
-            budget = kv_budget(options, model.device, reserved_bytes, group.size)
+            budget = kv_budget(options, model.device, reserved_bytes, num_local_ranks)
             if model.device.type == "cpu" and options.kv_cache_memory_bytes is None:
                 longest = blocks_for(max_len, options.block_size) * per_block
                 budget = min(budget, useful_kv_bytes(model.weights_bytes, longest))
             num_blocks = group.lowest(min(usable, budget // per_block))
         if STRATEGIES[batching].is_paged and options.preemption_mode != "recompute":
-            swap_bytes = swap_budget(options) // group.size
+            swap_bytes = swap_budget(options) // num_local_ranks
             num_swap_blocks = group.lowest(min(usable, swap_bytes // per_block))
     max_len, notes = fit_length(options, max_len, num_blocks * options.block_size)
     return Sizes(
@@ -207,19 +208,20 @@ def max_model_len(options: Options, config: PreTrainedConfig) -> int:
 
 
 def kv_budget(
-    options: Options, device: torch.device, activation_bytes: int = 0, num_ranks: int = 1
+    options: Options, device: torch.device, activation_bytes: int = 0, num_local_ranks: int = 1
 ) -> int:
     """Return the bytes for a rank's KV blocks. Call it once the weights are loaded.
 
-    activation_bytes: left free for steps. num_ranks: on a CPU, they share its memory.
+    activation_bytes: left free for steps. num_local_ranks: ranks on this machine, which share its
+    memory on a CPU.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return gpu_kv_budget(options, total, total - free, activation_bytes)
     if options.kv_cache_memory_bytes is not None:
-        return options.kv_cache_memory_bytes // num_ranks
+        return options.kv_cache_memory_bytes // num_local_ranks
     available = available_host_memory() // options.copies
-    return min(MAX_DEFAULT_ON_CPU, available // 4) // num_ranks
+    return min(MAX_DEFAULT_ON_CPU, available // 4) // num_local_ranks
 
 
 def useful_kv_bytes(weights_bytes: int, sequence_bytes: int) -> int:

@@ -1,7 +1,9 @@
 """The process that reads images for a worker: files and a text in, tokens and tensors out.
 
-A hostile file can crash this process, which fails only the request that sent it. Started as
-`python -m engine.vision.reader`, with a socket as standard input; `core.images` has the messages.
+A hostile file can crash this process, which fails only the request that sent it.
+
+`python -m engine.vision.reader PARENT`, with a socket as standard input. PARENT is the id of the
+process that starts it, and with which it ends. `core.images` has the messages.
 """
 
 from __future__ import annotations
@@ -92,4 +94,4 @@ def start(setup: bytes) -> Callable[[bytes], EncodedPrompt]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_helper(start))
+    sys.exit(run_helper(int(sys.argv[1]), start))

@@ -1,7 +1,7 @@
 """A fake engine without a model: speaks core.messages over a ROUTER socket and follows a script.
 
 It runs as a thread in a test (`FakeEngine`), or as a process in place of `python -m engine`:
-`python -m tests.container.fake_engine MODE LAUNCH_JSON COPY`.
+`python -m tests.container.fake_engine MODE PARENT LAUNCH_JSON COPY`.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def _crashes(mode: str, run_dir: Path) -> bool:
     return False
 
 
-def main(mode: str, launch_path: str, copy: int) -> None:
+def main(mode: str, parent: int, launch_path: str, copy: int) -> None:
     """Run until SIGTERM.
 
     mode: well, stalls, crash, crash-once, refuse, refuse-second or never-ready; with `-1` at the
@@ -305,7 +305,7 @@ def main(mode: str, launch_path: str, copy: int) -> None:
     """
     mode, is_of_one, _ = mode.partition("-1")
     mode = "well" if is_of_one and copy != 1 else mode
-    die_with_parent()
+    die_with_parent(parent)
     tempfile.mkdtemp()  # never removed; the supervisor's run directory must not outlive it
     launch = read_launch(Path(launch_path))
     if _crashes(mode, Path(launch_path).parent):
@@ -319,4 +319,4 @@ def main(mode: str, launch_path: str, copy: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

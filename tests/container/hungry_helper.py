@@ -20,4 +20,4 @@ def perform(job: bytes) -> Done:
 
 
 if __name__ == "__main__":
-    sys.exit(run_helper(start))
+    sys.exit(run_helper(int(sys.argv[1]), start))

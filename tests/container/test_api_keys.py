@@ -296,7 +296,7 @@ def test_one_of_several_models_counts_for_itself_but_leaves_metrics_open(
     )
     path = tmp_path / "launch.json"
     path.write_bytes(msgspec.json.encode(launch))
-    with running(["-m", "container.front_end.start", str(path)]) as process:
+    with running(["-m", "container.front_end.start", str(os.getpid()), str(path)]) as process:
         wait_until(lambda: engine.num_clients == 2)
         for worker in (workers := children(process.pid)):
             with stopped([other for other in workers if other != worker]):  # so this one answers
@@ -322,7 +322,7 @@ def test_a_bad_file_ends_the_start(tmp_path: Path, tokenizer_dir: Path) -> None:
     )
     path = tmp_path / "launch.json"
     path.write_bytes(msgspec.json.encode(launch))
-    with running(["-m", "container.front_end.start", str(path)]) as process:
+    with running(["-m", "container.front_end.start", str(os.getpid()), str(path)]) as process:
         _, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 2
     assert errors == (

@@ -54,7 +54,7 @@ def with_time_to_stop(seconds: float, launch: Path) -> str:
     """Return a program that is a front end whose requests have this long to finish."""
     return (
         "import container.front_end.start as start; "
-        f"start.GRACEFUL_TIMEOUT_S = {seconds:.0f}; start.main({str(launch)!r})"
+        f"start.GRACEFUL_TIMEOUT_S = {seconds:.0f}; start.main('{os.getpid()}', {str(launch)!r})"
     )
 
 
@@ -188,7 +188,7 @@ def test_connections_over_the_maximum_are_refused_if_none_is_idle(
     engine.script = stalls(after=[65])
     launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port, max_connections=8)
     with (
-        running(["-m", "container.front_end.start", str(launch)]),
+        running(["-m", "container.front_end.start", str(os.getpid()), str(launch)]),
         contextlib.ExitStack() as streams,
     ):
         wait_until(caller.is_healthy)
@@ -214,7 +214,7 @@ def test_port_in_use(
     caller: Caller,
 ) -> None:
     launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port)
-    with running(["-m", "container.front_end.start", str(launch)]) as second:
+    with running(["-m", "container.front_end.start", str(os.getpid()), str(launch)]) as second:
         _, errors = second.communicate(timeout=HANG_S)
     assert second.returncode == 2
     assert errors == (

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import http.client
 import json
+import os
 import socket
 import ssl
 import subprocess
@@ -134,7 +135,7 @@ def launch(
 
 @pytest.fixture
 def front_end(launch: Path, caller: TlsCaller) -> Iterator[subprocess.Popen[str]]:
-    with running(["-m", "container.front_end.start", str(launch)]) as process:
+    with running(["-m", "container.front_end.start", str(os.getpid()), str(launch)]) as process:
         wait_until(caller.is_healthy)
         yield process
 
@@ -210,7 +211,7 @@ def test_a_handshake_has_a_time_limit(launch: Path, caller: TlsCaller) -> None:
     hasty = f"""
 import container.front_end.start as front_end, container.security.tls as tls
 tls.HANDSHAKE_S = 0.5
-front_end.main({str(launch)!r})
+front_end.main('{os.getpid()}', {str(launch)!r})
 """
     with running(["-c", hasty]):
         wait_until(caller.is_healthy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -383,7 +384,7 @@ def test_a_worker_sends_its_last_spans_when_it_stops(
     url = collector.url if is_alive else f"http://127.0.0.1:{free_port()}/v1/traces"
     launch = write_launch(tmp_path, tokenizer_dir, endpoint, caller.port, otlp_traces_endpoint=url)
     body = {"inputs": "Q", "parameters": {"structured_outputs": {"regex": "a"}}}
-    with running(["-m", "container.front_end.start", str(launch)]) as process:
+    with running(["-m", "container.front_end.start", str(os.getpid()), str(launch)]) as process:
         wait_until(caller.is_healthy)
         assert [caller.post(body)[0] for _ in range(3)] == [200] * 3
         process.send_signal(signal.SIGTERM)

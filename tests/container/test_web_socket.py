@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import time
@@ -100,7 +101,7 @@ def front_end(
         max_body_memory=MAX_BYTES,
         body_timeout=2,
     )
-    with running(["-m", "container.front_end.start", str(launch)]):
+    with running(["-m", "container.front_end.start", str(os.getpid()), str(launch)]):
         wait_until(lambda: Caller(port).ping() is not None)
         yield port, endpoint
 
@@ -388,7 +389,7 @@ def test_idle_sockets_make_room_for_others_and_are_closed_in_the_end(
     program = (
         "import dataclasses, core.limits as limits; "
         "limits.SOCKET_IDLE = dataclasses.replace(limits.SOCKET_IDLE, maximum=2); "
-        f"import container.front_end.start as start; start.main({str(launch)!r})"
+        f"import container.front_end.start as start; start.main('{os.getpid()}', {str(launch)!r})"
     )
     server = Server(caller.port, engine)
     with running(["-c", program]):

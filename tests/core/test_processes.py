@@ -7,14 +7,48 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from tests.container.processes import ROOT
 
+NOBODY = str(2**22 + 1)
+"""Above all process ids."""
 CHILD = "import sys; from core.processes import die_with_parent; die_with_parent(int(sys.argv[1]))"
+WORKER = """
+import sys
+from types import SimpleNamespace
+from container.front_end.worker import DrainingWorker
+DrainingWorker.init_process(SimpleNamespace(ppid=int(sys.argv[1]), handle_exit=print))
+"""
 
 
-def test_a_child_whose_parent_has_ended_already_ends() -> None:
-    def exit_code(parent: int) -> int:
-        return subprocess.run([sys.executable, "-c", CHILD, str(parent)], cwd=ROOT).returncode
+def exit_code(*arguments: str) -> int:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL
+    ).returncode
 
-    assert exit_code(os.getpid()) == 0
-    assert exit_code(2**22 + 1) == -signal.SIGKILL  # above all process ids
+
+def test_a_child_lives_only_if_its_parent_does() -> None:
+    assert exit_code("-c", CHILD, str(os.getpid())) == 0
+    assert exit_code("-c", CHILD, NOBODY) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("-c", WORKER, NOBODY),
+        ("-m", "container.batch.child", NOBODY, "", "", "socket", "1", "[]"),
+        ("-m", "container.front_end.start", NOBODY, "launch"),
+        ("-m", "container.isolation.process", NOBODY),
+        ("-m", "container.multi_model.child", NOBODY, "url", "name", "socket", "0", "{}"),
+        ("-m", "engine", NOBODY, "launch"),
+        ("-m", "engine.follow", "--join", "localhost:1", "model", NOBODY),
+        ("-m", "engine.vision.reader", NOBODY),
+        ("-m", "fleet.child", "join", NOBODY, "properties", "1", "2", "localhost:1"),
+    ],
+    ids=lambda command: command[1] if command[0] == "-m" else "worker",
+)
+def test_a_process_whose_parent_has_ended_before_it_could_notice_ends(
+    command: tuple[str, ...],
+) -> None:
+    assert exit_code(*command) == -signal.SIGKILL

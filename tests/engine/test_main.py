@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 
 import msgspec
@@ -63,7 +64,7 @@ def test_a_handler_may_sleep_and_metrics_are_written_for_cloudwatch(tmp_path, sh
     )
     path = tmp_path / "launch.json"
     path.write_bytes(msgspec.json.encode(launch))
-    with running(["-m", "engine", str(path)]) as process:
+    with running(["-m", "engine", str(os.getpid()), str(path)]) as process:
         client = clients(launch.endpoint)
         client.send(Hello())
         client.receive(Ready, START_S)
@@ -90,5 +91,5 @@ def test_the_exit_code_is_that_of_the_rank_that_is_lost(tmp_path, short_dir):
     )
     path = tmp_path / "launch.json"
     path.write_bytes(msgspec.json.encode(launch))
-    with running(["-c", LOSER, str(path)]) as process:
+    with running(["-c", LOSER, str(os.getpid()), str(path)]) as process:
         assert process.wait(START_S) == InsufficientMemoryError.exit_code

@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from fleet.__main__ import main
 from longshore.__main__ import main as longshore
+from tests.container.processes import HANG_S, ROOT, free_port
+
+SIGNAL_AT_EVERY_LINE = """
+import contextlib, signal, sys
+from types import SimpleNamespace
+from fleet.__main__ import main
+
+def interrupt(frame, event, argument):
+    if event == "line" and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        signal.raise_signal(signal.SIGTERM)
+    return interrupt
+
+def deploy(fleet, port):
+    sys.settrace(interrupt)
+    sys._getframe(1).f_trace = interrupt
+
+def end():
+    sys.settrace(None)
+    print("ended")
+
+nothing = lambda *arguments: contextlib.nullcontext()
+sys.modules["fleet.application"] = SimpleNamespace(fleet_of=lambda *_: SimpleNamespace(max_cpus=1))
+sys.modules["fleet.local_cluster"] = SimpleNamespace(local_cluster=nothing)
+sys.modules["fleet.deployment"] = SimpleNamespace(connected=nothing, deploy=deploy, end=end)
+sys.exit(main(["serve", "--local-nodes", "1", *sys.argv[1:]]))
+"""
 
 
 @pytest.fixture
@@ -52,6 +80,15 @@ def test_flags_are_checked(arguments: list[str], properties: Path):
     with pytest.raises(SystemExit) as exit:
         main(["serve", "--properties", str(properties), *arguments])
     assert exit.value.code == 2
+
+
+def test_a_local_fleet_ends_by_a_signal_at_any_line(properties: Path):
+    """In a process whose Ray is replaced: a signal's handler must not wait for the main thread."""
+    flags = ["--port", str(free_port()), "--properties", str(properties)]
+    command = [sys.executable, "-c", SIGNAL_AT_EVERY_LINE, *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("stopping; running requests have 30 s to finish\nended\n")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")

@@ -14,7 +14,6 @@ from fleet import gateway as gateway_module
 from fleet.exchange import exchange, fetch
 from fleet.gateway import Gateway, Parts, Replicas
 from fleet.http_message import Head, ReplicaLostError, Request
-from fleet.metrics import merge_metrics
 from tests.fleet.asgi import Exchange
 from tests.fleet.fake_container import (
     CHUNKS,
@@ -41,7 +40,7 @@ def gateway(*exchanges: Callable[[Request], Parts]) -> Gateway:
     def answer(request: Request) -> Parts:
         return (left.pop(0) if len(left) > 1 else left[0])(request)
 
-    return Gateway(Replicas(answer, nobody), MAX_BODY_BYTES, merge_metrics)
+    return Gateway(Replicas(answer, nobody), MAX_BODY_BYTES)
 
 
 def gateway_to(socket: Path) -> Gateway:
@@ -244,7 +243,7 @@ def test_metrics_are_those_of_all_replicas():
     async def two(request: Request) -> Sequence[tuple[str, Head, bytes]]:
         return [("a", head, page % 1), ("b", head, page % 2), ("c", Head(503, ()), b"starting")]
 
-    application = Gateway(Replicas(fine, two), MAX_BODY_BYTES, merge_metrics)
+    application = Gateway(Replicas(fine, two), MAX_BODY_BYTES)
     client = asyncio.run(Exchange("GET", "/metrics").run(application))
     text = b"".join(client.pieces).decode()
     assert 'queue{model_name="m",replica="a"} 1.0' in text
@@ -258,7 +257,7 @@ def test_metrics_without_a_key_are_refused_as_a_replica_does():
     async def refused(request: Request) -> Sequence[tuple[str, Head, bytes]]:
         return [("a", Head(401, ((b"www-authenticate", b"bearer"),)), b"key?")]
 
-    application = Gateway(Replicas(fine, refused), MAX_BODY_BYTES, merge_metrics)
+    application = Gateway(Replicas(fine, refused), MAX_BODY_BYTES)
     client = asyncio.run(Exchange("GET", "/metrics").run(application))
     assert (client.status, client.pieces) == (401, [b"key?"])
     assert (b"www-authenticate", b"bearer") in client.headers

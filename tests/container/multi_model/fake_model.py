@@ -1,7 +1,8 @@
 """A fake model container: takes the same arguments and echoes the requests it gets.
 
-`python -m tests.container.multi_model.fake_model URL NAME SOCKET SHARE_OF_OTHERS [FLAG ...]`,
-where the directory at the URL may hold a file `mode` with a word: `refuse`, `short`, `killed`,
+`python -m tests.container.multi_model.fake_model PARENT URL NAME SOCKET SHARE_OF_OTHERS [FLAG ...]`
+
+The directory at the URL may hold a file `mode` with a word: `refuse`, `short`, `killed`,
 `never-ready`, `stays`.
 """
 
@@ -129,8 +130,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def main(url: str, name: str, socket: str, share: str, *_: str) -> None:
-    die_with_parent()
+def main(parent: str, url: str, name: str, socket: str, share: str, *_: str) -> None:
+    die_with_parent(int(parent))
     path = Path(url)
     mode = (path / "mode").read_text() if (path / "mode").exists() else "well"
     print(f"mode={mode}", flush=True)

@@ -15,7 +15,15 @@ from core.step_size import StepSize
 from engine import LLM
 from engine.block_tables import table_bytes
 from engine.memory.largest_step import run_step
-from engine.memory.sizing import activation_bytes, kv_budget, swap_budget, useful_kv_bytes
+from engine.memory.sizing import (
+    activation_bytes,
+    choose_sizes,
+    kv_budget,
+    swap_budget,
+    useful_kv_bytes,
+)
+from engine.ranks.group import Alone
+from engine.ranks.shard import Shard
 
 DEMO = str(Path(__file__).parents[3] / "models" / "demo")
 MIB = 2**20
@@ -46,6 +54,24 @@ def test_the_default_budget_is_a_quarter_of_what_is_available(monkeypatch):
     assert kv_budget(Options(copies=4), torch.device("cpu")) == 250
     assert swap_budget(Options()) == 1000
     assert swap_budget(Options(copies=4)) == 250
+
+
+def test_ranks_share_the_memory_of_their_own_machine_only(llama, monkeypatch):
+    """Four ranks: of one machine, or two on each of two."""
+    monkeypatch.setattr("engine.memory.sizing.available_host_memory", lambda: 2**20)
+    model = LLM(llama, dtype="fp32").llm_engine.executor.model
+    group = Alone(model.device)
+    group.shard = Shard(0, 4)
+
+    def blocks(**options):
+        sizes = choose_sizes(Options(preemption_mode="swap", **options), "paged", model, group)
+        return sizes.num_blocks, sizes.num_swap_blocks
+
+    per_block = 3 * 2 * 2 * 8 * 16 * 4
+    assert blocks() == (2**18 // 4 // per_block,) * 2
+    assert blocks(nodes=2) == (2**18 // 2 // per_block,) * 2
+    assert blocks(kv_cache_memory_bytes=2**19)[0] == 2**19 // 4 // per_block
+    assert blocks(kv_cache_memory_bytes=2**19, nodes=2)[0] == 2**19 // 2 // per_block
 
 
 def test_on_cuda_the_budget_subtracts_used_memory_and_activations(monkeypatch):

@@ -42,7 +42,7 @@ def test_nothing_is_lost_or_answered_twice(tmp_path: Path):
         first.send_signal(signal.SIGINT)
         _, errors = first.communicate(timeout=END_S)
         assert first.returncode == 130, errors
-        assert "the same command goes on" in errors
+        assert "run the same command again to continue" in errors
         before = num_parts(output)
         assert before < NUM_LINES / LINES_PER_PART
 

@@ -35,7 +35,10 @@ def test_the_manifests_config_is_one_of_serves():
         ({"flags": "--replicas 2", "nodes": 2, "gpus_per_node": 0}, "flags: the following"),
         ({"flags": "--properties a --port 1", "nodes": 2, "gpus_per_node": 0}, "--port"),
         ({"flags": "--properties a", "nodes": 2, "gpus_per_node": 0}, "--properties a: no such"),
-        ({"flags": "", "nodes": 2, "gpus_per_node": 0, "node": 1}, "args: no node; there are"),
+        (
+            {"flags": "", "nodes": 2, "gpus_per_node": 0, "node": 1},
+            "args: unknown: node; known are flags, nodes",
+        ),
     ],
 )
 def test_bad_arguments_are_explained(arguments: dict[str, object], why: str):

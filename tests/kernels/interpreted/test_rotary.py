@@ -72,7 +72,7 @@ HEADS, ANGLES = torch.zeros(3, 2, 8), torch.zeros(3, 8)
     [
         (HEADS, ANGLES[:2], 8, "for 3 tokens"),
         (HEADS, ANGLES[:, :6], 8, "half of them"),
-        (HEADS, torch.zeros(3, 10), 10, "10 of 8 dims"),
+        (HEADS, torch.zeros(3, 10), 10, "rotary_dim=10 must be even, and at most head_dim=8"),
         (HEADS, ANGLES[:, :7], 7, "must be even"),
         (HEADS, ANGLES.half(), 8, "one type"),
         (HEADS[:, :1].expand(3, 2, 8), ANGLES, 8, "another's memory"),
