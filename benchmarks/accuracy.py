@@ -66,12 +66,12 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{len(windows)} windows of {options.window} tokens, {num_bytes:,} bytes scored")
     print("| option.quantize | bytes per weight | nats per byte | worse by | same best token |")
     print("| --- | --- | --- | --- | --- |")
-    whole: Score | None = None
+    unquantized: Score | None = None
     for precision in PRECISIONS:
         got = score(options.model, windows, num_bytes, precision, options.dtype)
-        whole = whole or got
-        worse = got.nats_per_byte / whole.nats_per_byte - 1
-        same = sum(map(int.__eq__, got.best_tokens, whole.best_tokens)) / len(got.best_tokens)
+        unquantized = unquantized or got
+        worse = got.nats_per_byte / unquantized.nats_per_byte - 1
+        same = sum(map(int.__eq__, got.best_tokens, unquantized.best_tokens)) / len(got.best_tokens)
         print(
             f"| {precision or 'none'} | {got.bytes_per_weight:.2f} | {got.nats_per_byte:.4f} | "
             f"{worse:+.2%} | {same:.1%} |"

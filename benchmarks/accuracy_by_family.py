@@ -58,7 +58,7 @@ OWN_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {"n_inner": 512},
     "opt": {"ffn_dim": 512, "word_embed_proj_dim": 256},
 }
-"""What only some families' configs have."""
+"""Fields that only these families' configs have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def save_random_model(family: str, config: PreTrainedConfig, folder: Path) -> No
 
 @torch.inference_mode()
 def all_logits(folder: Path, config: PreTrainedConfig, precision: str | None) -> Tensor:
-    """Return the logits [LENGTH, vocabulary] of random tokens, with what would be served in fp32.
+    """Return the logits [LENGTH, vocabulary] of random tokens, computed in fp32.
 
     Raises UnsupportedModelError if our decoder differs from transformers' rounded layers.
     """
@@ -153,7 +153,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     for family in options.families:
         if family not in FAMILIES:
-            parser.error(f"{family} is none of the families {', '.join(FAMILIES)}")
+            parser.error(f"{family} is not one of the families {', '.join(FAMILIES)}")
     return options
 
 

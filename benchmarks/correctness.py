@@ -44,7 +44,7 @@ class Case:
     layout: str = "NHD"
     options: dict[str, Any] = field(default_factory=dict)
     num_splits: int = 4
-    """Of the prefills, and on average of the decodes."""
+    """Splits of each prefill, and the mean of the decodes."""
 
     def __str__(self) -> str:
         cache = self.cache_dtype or self.dtype

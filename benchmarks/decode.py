@@ -51,7 +51,7 @@ def decode_calls(
 ) -> peers.Calls:
     """Return a call of our kernel for each input set, with outputs and scratch preallocated.
 
-    work: None for the product's. Making the list is left out: layers share it.
+    work: by default the engine's list. Making it is not timed, since layers share it.
     """
     work = work or make_work_list(inputs.context_lens, wanted_by_rule(bench, inputs))
     scratch = torch.empty(

@@ -106,8 +106,9 @@ def _rotary(bench: Bench, shape: Shape, num_tokens: int, name: str) -> None:
 
 
 def _sets(bench: Bench, num_tokens: int, inner: tuple[int, ...]) -> list[Tensor]:
-    one = torch.randn(num_tokens, *inner, device=bench.device, dtype=bench.dtype)
-    return [one, *(torch.randn_like(one) for _ in range(bench.num_sets(one.nbytes, most=64) - 1))]
+    first = torch.randn(num_tokens, *inner, device=bench.device, dtype=bench.dtype)
+    num_sets = bench.num_sets(first.nbytes, most=64)
+    return [first, *(torch.randn_like(first) for _ in range(num_sets - 1))]
 
 
 def _row(

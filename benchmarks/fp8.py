@@ -1,4 +1,5 @@
-"""Decode over fp8 caches with 4 warps, with the tile of 8 before it, and over unquantized ones."""
+"""Decode over fp8 caches with the tile of 4 warps, with the former one of 8, and over 16-bit
+caches."""
 
 from __future__ import annotations
 

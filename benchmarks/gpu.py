@@ -130,7 +130,7 @@ class Progress:
     current: str | None = None
     """The job that was running when the worker ended."""
     failure: str | None = None
-    """Why it ended before its last job had; None if it did all of them."""
+    """Why the worker failed; None if it did all jobs."""
 
 
 def _next_jobs(remaining: list[str], progress: Progress, report: Report) -> list[str]:

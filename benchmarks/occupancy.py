@@ -61,7 +61,7 @@ def with_programs(
 
 
 def resources(kernel: CompiledKernel) -> tuple[int, int]:
-    """Return registers per thread, and bytes per thread of local memory, such as spilled ones."""
+    """Return registers and bytes of local memory per thread; spilled registers lie there."""
     found = _RESOURCES.search(cuobjdump(kernel, "-res-usage"))
     assert found, "cuobjdump changed its output"
     registers, stack, local = map(int, found.groups())

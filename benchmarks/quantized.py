@@ -51,8 +51,8 @@ def _row(bench: Bench, precision: str, outputs: int, inputs: int, num_rows: int,
         _error(formats[kind][0].multiply(rows, None), exact) < MAX_ERROR[kind] for kind in formats
     )
     us = {
-        kind: bench.time_us([partial(format.multiply, rows, None) for format in each])
-        for kind, each in formats.items()
+        kind: bench.time_us([partial(format.multiply, rows, None) for format in weights])
+        for kind, weights in formats.items()
     }
     copies = [dense.clone() for _ in range(bench.num_sets(dense.nbytes))]
     us["16 bits"] = bench.time_us([partial(F.linear, rows, copy) for copy in copies])

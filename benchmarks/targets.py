@@ -81,7 +81,7 @@ TARGETS = (
         "`splits`: one context of 128k among 255 of 500",
         "≤ 0.5 of the time by the old rule",
         "splits",
-        lambda rows: _of(
+        lambda rows: _relative_to(
             "old rule", (row for row in rows if row["contexts"].startswith("one of 128k"))
         ),
         "{:.2f}",
@@ -91,7 +91,9 @@ TARGETS = (
         "`splits`: even batches",
         "no slower than by the old rule",
         "splits",
-        lambda rows: _of("old rule", (row for row in rows if row["contexts"] in EVEN_BATCHES)),
+        lambda rows: _relative_to(
+            "old rule", (row for row in rows if row["contexts"] in EVEN_BATCHES)
+        ),
         "{:.2f} of the time",
         is_limit=True,
     ),
@@ -99,7 +101,7 @@ TARGETS = (
         "`prefill-splits`: 20 tokens after 30,000, 8 KV heads",
         "≤ 0.2 of the time without splits",
         "prefill-splits",
-        lambda rows: _of(
+        lambda rows: _relative_to(
             "unsplit",
             (
                 row
@@ -196,7 +198,7 @@ def measured(target: Target, report: Report) -> str:
     return target.form.format(worst) + count
 
 
-def _of(other: str, rows: Iterable[dict[str, Any]]) -> list[float]:
+def _relative_to(other: str, rows: Iterable[dict[str, Any]]) -> list[float]:
     """Return the time of the product's choice as a fraction of another's, for each row."""
     return [
         row["us"]["rule"] / row["us"][other]

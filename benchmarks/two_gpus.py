@@ -1,4 +1,4 @@
-"""A model on two GPUs, as two ranks, against the same model on one; left out on one GPU.
+"""A model on two GPUs, as two ranks, against the same model on one. Skipped if there is only one.
 
 Weights are random, so the greedy tokens of both are compared only to show a wrong split: rounding
 differs, and nearly equal logits may then go either way.
@@ -47,7 +47,7 @@ def run(bench: Bench) -> None:
 
 
 def _first_tokens(engine: Engine) -> list[int]:
-    """Return the most likely token after each of some prompts."""
+    """Return the most likely token after each prompt."""
     ids = [engine.add([1 + row] * 40, FIRST, 0.0) for row in range(NUM_PROMPTS)]
     found: dict[int, int] = {}
     while engine.has_work():

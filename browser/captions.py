@@ -22,7 +22,7 @@ def fill(pages: Iterable[Path], texts: Mapping[str, str]) -> None:
     Raises ValueError if a name has no markers on any page; then nothing is written.
     """
     filled = {page: _filled(page.read_text(), texts) for page in pages}
-    missing = texts.keys() - {name for text in filled.values() for name in found(text)}
+    missing = texts.keys() - {name for text in filled.values() for name in marked_texts(text)}
     if missing:
         raise ValueError(
             f"no page has markers for {', '.join(sorted(missing))}; write `<!-- made: NAME -->` "
@@ -32,7 +32,7 @@ def fill(pages: Iterable[Path], texts: Mapping[str, str]) -> None:
         page.write_text(text)
 
 
-def found(text: str) -> dict[str, str]:
+def marked_texts(text: str) -> dict[str, str]:
     """Return what is between the markers of a page, by name."""
     return {match[2]: match[3].strip() for match in _MADE.finditer(text)}
 

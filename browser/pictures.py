@@ -54,7 +54,7 @@ CHARTS = {"compare.png": "overview.png", "compare-requests.png": "aws-the-first-
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """From what and where the pictures are made."""
+    """The inputs of the pictures, and the machine that makes them."""
 
     compare: Path
     machine: Mapping[str, str]

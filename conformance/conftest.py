@@ -192,7 +192,8 @@ def _with_version(package: str) -> str:
         name = package.removeprefix("node:")
         installed = NODE_CLIENTS / "node_modules" / name / "package.json"
         return f"{name} {json.loads(installed.read_text())['version']} for Node"
-    folders = (found for of in (SUITES, VLLM) for found in of.glob("lib/python*/site-packages"))
-    path = [*sys.path, *map(str, folders)]
+    path = [*sys.path]
+    for environment in (SUITES, VLLM):
+        path += map(str, environment.glob("lib/python*/site-packages"))
     (first, *_) = importlib.metadata.distributions(name=package, path=path)
     return f"{package} {first.version}"

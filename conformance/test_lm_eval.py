@@ -51,7 +51,7 @@ def test_choices_have_the_log_likelihoods_of_transformers(samples: Any, model_di
     pairs: list[Any] = []
     found: list[float] = []
     for sample in samples["choose"]:
-        pairs += [list(each.values()) for each in sample["arguments"].values()]
+        pairs += [list(arguments.values()) for arguments in sample["arguments"].values()]
         found += [float(answers[0][0]) for answers in sample["resps"]]
     scored = subprocess.run(
         [PYTHON, "-c", SCORE, model_dir], input=json.dumps(pairs), cwd=ROOT, check=True,

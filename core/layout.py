@@ -16,7 +16,7 @@ from core.processes import num_cores
 class Layout:
     """Copies of the model and the ranks of each. Every rank has a GPU or some cores of its own.
 
-    As the machine of rank 0 sees it; on others, its ranks are those that join.
+    This machine has rank 0, or its ranks join those of the machine that has it.
     """
 
     num_copies: int
@@ -53,11 +53,11 @@ class Layout:
         if self.gpus:
             return {**variables, "CUDA_VISIBLE_DEVICES": ",".join(self.gpus_of(copy))}
         given = variables.get("OMP_NUM_THREADS", "")
-        most = min(self.num_threads, int(given)) if given.isdecimal() else self.num_threads
-        return {**variables, "OMP_NUM_THREADS": str(max(1, most))}
+        num_threads = min(self.num_threads, int(given)) if given.isdecimal() else self.num_threads
+        return {**variables, "OMP_NUM_THREADS": str(max(1, num_threads))}
 
     def joined_rank_variables(self, index: int, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of rank `index` of this machine, on another one than rank 0."""
+        """Return the environment of this machine's rank `index`, if another machine has rank 0."""
         if self.gpus:
             return {**variables, "CUDA_VISIBLE_DEVICES": self.gpus_of(0)[index]}
         return {"OMP_NUM_THREADS": str(self.num_threads), **variables}
@@ -131,7 +131,7 @@ def num_ranks(degree: str | None, num_gpus: int, place: str, nodes: int = 1) -> 
     if int(degree) % nodes:
         raise ConfigurationError(
             f"option.tensor_parallel_degree={degree} cannot be divided by option.nodes={nodes}: "
-            "every machine has as many ranks"
+            "every machine has the same number of ranks"
         )
     if num_gpus and int(degree) > num_gpus * nodes:
         gpus = "1 GPU" if num_gpus == 1 else f"{num_gpus} GPUs"

@@ -74,7 +74,7 @@ FORM_PARTS = Limit("Parts of a form", 64, "parts", "They are parsed in Python.")
 FORM_TEXT = Limit("Bytes of a text in a form", 2**18, "bytes", "It is copied as it is decoded.")
 CHUNKS = Limit("Chunks of a chunked body", 2**14, "chunks", "Each takes 6 µs, however small it is.")
 TEXT_CHARACTERS = Limit(
-    "Characters of a text; also the longest token times `option.max_model_len`, if that is less",
+    "Characters of a text, or the longest token times `option.max_model_len` if that is less",
     2**22,
     "characters",
     "Longer text has too many tokens. It is refused before it is tokenized, which takes 1 µs for "
@@ -122,12 +122,14 @@ ALLOWED_TOKEN_IDS = Limit(
     "`allowed_token_ids`", 4096, "token ids", "They are sent to the device in every step."
 )
 STOP_TOKEN_IDS = Limit("`stop_token_ids`", 1024, "token ids", "They are kept for each answer.")
-STOP_STRINGS = Limit("Stop strings", 16, "stop strings", "Each one is searched after every token.")
+STOP_STRINGS = Limit(
+    "Stop strings", 16, "stop strings", "Each one is searched for after every token."
+)
 STOP_CHARACTERS = Limit(
     "Characters of a stop string", 1000, "characters", "Text that may start it is held back."
 )
 GRAMMAR = Limit(
-    "Characters of a grammar, also of one made from a schema, a regex or choices",
+    "Characters of a grammar, given or made from a schema, a regex or choices",
     2**17,
     "characters",
     "llguidance takes quadratic time for some: 0.1 s here, 19 s for eight times that.",
@@ -153,7 +155,7 @@ SOCKET_MESSAGES = Limit(
     101,
 )
 SOCKET_IDLE = Limit(
-    "Time for which a WebSocket may be idle: no message and no ping arrives, none is answered",
+    "Time for which a WebSocket may be idle: no message, no ping, no answer",
     300,
     "s",
     "SageMaker pings every 60 s, and gives up after five pings itself.",

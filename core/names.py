@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 _PREFIX = __name__.removesuffix("core.names")
-"""Nothing in the repository, and `longshore.` in a wheel."""
+"""Empty in the repository, `longshore.` in a wheel."""
 
 
 def full_name(module: str) -> str:

@@ -48,7 +48,7 @@ class Finish(StrEnum):
 
 
 Operation = Literal["chat", "text_completion"]
-"""What a request that generates text asks for, with OpenTelemetry's names."""
+"""OpenTelemetry's names for requests that generate text."""
 
 
 class TopLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -228,14 +228,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
         _require(
             self.n <= self.beam_width <= MAX_SAMPLES, "num_beams", f"must be n to {MAX_SAMPLES}"
         )
-        _require(self.temperature in (0, 1), "temperature", "does not go with beam search")
-        _require(
-            self.best_of in (None, self.beam_width), "best_of", "says another width than num_beams"
-        )
+        _require(self.temperature in (0, 1), "temperature", "cannot be combined with beam search")
+        _require(self.best_of in (None, self.beam_width), "best_of", "differs from num_beams")
         for name, default in _defaults().items():
             if name not in FIELDS_OF_BEAM_SEARCH:
                 same = getattr(self, name) == default
-                _require(same, name, "does not go with beam search")
+                _require(same, name, "cannot be combined with beam search")
 
     def _check_lengths(self) -> None:
         _require(self.max_tokens >= 1, "max_tokens", "must be at least 1")
@@ -244,10 +242,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=Checke
             ("logprobs", self.logprobs),
             ("prompt_logprobs", self.prompt_logprobs),
         ):
-            _require(count is None or 0 <= count <= MAX_LOGPROBS, field, f"0 to {MAX_LOGPROBS}")
+            _require(
+                count is None or 0 <= count <= MAX_LOGPROBS, field, f"must be 0 to {MAX_LOGPROBS}"
+            )
         keep = self.truncate_prompt_tokens
         _require(
-            keep is None or keep == -1 or keep >= 1, "truncate_prompt_tokens", "-1, or at least 1"
+            keep is None or keep == -1 or keep >= 1,
+            "truncate_prompt_tokens",
+            "must be -1, or at least 1",
         )
 
     @property

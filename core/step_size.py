@@ -90,8 +90,8 @@ def decode_sizes(max_rows: int) -> list[int]:
 def _decodes_beside_prompts(max_sequences: int) -> list[int]:
     """Return how many decodes a mixed step may have; at least one sequence is a prompt."""
     powers = (1 << exponent for exponent in range(6, max_sequences.bit_length()))
-    most = max_sequences - 1
-    return [count for count in (0, 8, 32, *powers) if count < most] + [most]
+    max_decodes = max_sequences - 1
+    return [count for count in (0, 8, 32, *powers) if count < max_decodes] + [max_decodes]
 
 
 def _up_to(limit: int, sizes: Sequence[int]) -> list[int]:

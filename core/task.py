@@ -78,7 +78,7 @@ def choose_task(model_dir: Path, options: Options) -> Task:
 
     Raises ConfigurationError if the chosen strategy or executor cannot serve it.
     """
-    task = _found(model_dir) if options.task is None else _named(options.task)
+    task = _detect_task(model_dir) if options.task is None else _named(options.task)
     check_options(task, options)
     return task
 
@@ -124,7 +124,7 @@ def _named(name: str) -> Task:
     return Task(kind=kind, name=canonical, reason=reason)
 
 
-def _found(model_dir: Path) -> Task:
+def _detect_task(model_dir: Path) -> Task:
     if (model_dir / "modules.json").is_file():
         reason = "the model has sentence-transformers' modules.json"
         return Task(kind="embedding", name=EMBEDDING, reason=reason)

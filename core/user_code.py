@@ -37,7 +37,7 @@ def run_file(path: Path) -> ModuleType:
 
 
 def _provide_djl_python() -> None:
-    """Make `import djl_python` find our package, also in a wheel, where it has a longer name.
+    """Make `import djl_python` find our package, even in a wheel, where it has a longer name.
 
     Modules that user code imports must be the same objects as ours, since `isinstance` decides
     what an answer is.
@@ -72,8 +72,8 @@ def _place(error: BaseException, path: Path) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).is_relative_to(path.parent)]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else str(path)
+    user_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(path.parent)]
+    return f"{user_frames[-1].filename}:{user_frames[-1].lineno}" if user_frames else str(path)
 
 
 def _message(error: BaseException) -> str:

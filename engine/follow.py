@@ -65,7 +65,7 @@ def _follow_from_afar(address: str, model_dir: Path) -> int:
 
     def adapt(launch: RankLaunch) -> RankLaunch:
         logger.info("rank %d of %d", launch.rank, launch.size)
-        # Not before: links may lead to another model by now, as they did for rank 0.
+        # Resolved only now: a link may lead to another model than when this process started.
         own_dir = model_dir.resolve()
         if digest_model(own_dir) != launch.model_digest:
             raise ConfigurationError(

@@ -26,5 +26,5 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """All time so far, also that of a block that has not ended."""
+        """All time so far, including that of a block that has not ended."""
         return self._total + (0.0 if self._begin is None else self._clock() - self._begin)

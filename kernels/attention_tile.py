@@ -31,9 +31,9 @@ def row_offsets(
 ):  # fmt: skip
     """Return where the rows of key tile `tile` begin in the cache: [BLOCK_N] int64, in elements.
 
-    blocks: what `block_ids` loaded for this tile. PRECISION: that of tl.dot. The id of a tile's
-    only block is made a scalar if they are fp32, and left a tensor for tensor cores: compiled the
-    other way round, some shapes spill registers.
+    blocks: what `block_ids` loaded for this tile. PRECISION: that of tl.dot. If a tile lies in one
+    block, its id becomes a scalar for fp32 ("ieee") and stays a tensor for tensor cores: compiled
+    the other way round, some shapes spill registers.
 
     NOTE: without the hint the compiler loses sight of the alignment behind the reshape and reads
     the cache two bytes at a time. The hint holds because wrappers refuse strides that are not
@@ -117,7 +117,7 @@ def softmax_step(
 def unknown_zero(pointer, value):
     """Load `value` again from `pointer` and return the difference: 0, but the compiler cannot know.
 
-    Offsets that include it are computed after a loop. Otherwise registers would hold those from
-    before the loop, up to 32 of a thread, and some kernels would spill.
+    Offsets that include it are computed after a loop. Otherwise the compiler computes them before
+    the loop and keeps them in up to 32 registers per thread, and some kernels spill.
     """
     return tl.load(pointer, volatile=True).to(tl.int32) - value

@@ -33,7 +33,7 @@ class Candidates:
     counts: Tensor
     """[R] int32: the number of candidates."""
     rests: Tensor
-    """[R, chunks] int64: the weights of the tokens that are no candidates of top-p."""
+    """[R, chunks] int64: the weights of the tokens that are not candidates of top-p."""
 
 
 @triton.jit

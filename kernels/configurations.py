@@ -32,7 +32,7 @@ class AttentionConfiguration:
     them from there (wgmma), and one less if they read registers (mma.sync)."""
     max_registers: int | None = None
     """Registers per thread. If None, the assembler may spill some so that more programs fit on a
-    multiprocessor; it does not know that its shared memory has no room for them."""
+    multiprocessor; it does not know that shared memory has no room for more."""
     programs_per_processor: int = 1
     """Programs that a streaming multiprocessor runs at once, by shared memory and registers. The
     keys are split into as many programs as the GPU can run."""

@@ -3,9 +3,9 @@
 Each filter keeps the tokens up to some key (`kernels.token_weights.Limits`): the last key such that
 the tokens with smaller keys do not reach the wanted count or mass. A program finds the limits of a
 row by radix selection (Alabi, Blanchard, Gordon and Steinbach, "Fast k-selection algorithms for
-graphics processing units", 2012), for masses with sums of weights in place of counts: a histogram
-of the keys' leading bits tells the digit in which the count or mass is reached, and the next pass
-looks at the following bits of the keys with this digit.
+graphics processing units", 2012). A histogram of the keys' leading bits, which counts tokens or
+sums their weights, tells the digit in which the count or mass is reached. The next pass looks at
+the following bits of the keys with this digit.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from kernels.token_weights import (
 TILE = 2048
 """Candidates that a program reads at once."""
 BINS = 2048
-"""At least the digits of a pass; a power of two."""
+"""Size of a histogram: a power of two, at least the number of digits in a pass."""
 DIGIT_BITS = tl.constexpr(10)
 FIRST_SHIFT = tl.constexpr(20)
 FIRST_DIGITS, LATER_DIGITS = tl.constexpr(1056), tl.constexpr(1024)
-"""Values of the first digit, which is END_KEY's, and of the two others."""
+"""How many values the first digit has, up to that of END_KEY, and the two later ones."""
 COUNT, MASS, DISTANCE = (tl.constexpr(number) for number in range(3))
 """Keys are scores, and tokens are counted or weighed; or keys are distances, and tokens weighed."""
 

@@ -59,7 +59,7 @@ def check_strides(name: str, tensor: Tensor) -> None:
 def is_aligned(tensor: Tensor) -> bool:
     """Return whether rows begin at multiples of 16 elements.
 
-    Kernels would read rows of which they do not know this 2 bytes at a time.
+    Kernels that do not know this of rows read them 2 bytes at a time.
     """
     starts = (stride(tensor, dim) for dim in range(tensor.ndim - 1))
     return tensor.stride(-1) == 1 and all(start % 16 == 0 for start in starts)

@@ -109,8 +109,8 @@ def quantized_linear_kernel(
 def pack_int4(codes: Tensor, group_size: int) -> Tensor:
     """Pack codes [N, K] uint8, each 0 to 15, two a byte: [N, K / 2] as `quantized_linear` reads it.
 
-    Of each 2 * block inputs, a byte holds one of the first half in its lower half, and the one
-    `block` later in its upper half; block: `block_size("int4", K, group_size)`.
+    A byte holds two inputs that are `block_size("int4", K, group_size)` apart, the earlier one in
+    its lower half.
     """
     block = block_size("int4", codes.shape[1], group_size)
     if block is None:

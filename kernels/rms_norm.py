@@ -117,8 +117,8 @@ def rms_norm(
 
     rows: [T, width] or [T, heads, width] in fp16, bf16 or fp32; rows contiguous, with any other
     strides. weight: [width], contiguous. Computed in fp32 and rounded to the type of `rows`.
-    rounds_first: also round before the weight multiplies, as Llama does and Gemma (whose offset is
-    1) does not; then the weight must not be of a wider type. The result is dense, with the memory
+    rounds_first: also round before multiplying by the weight, which must then not be of a wider
+    type. Llama does this; Gemma, whose offset is 1, does not. The result is dense, with the memory
     order of `rows`. Raises ValueError for other shapes and strides.
     """
     out = torch.empty_like(rows)

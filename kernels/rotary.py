@@ -172,5 +172,5 @@ def _check(rows: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> None:
     if is_repeated or any(tensor.stride(-1) != 1 for tensor in (rows, cos, sin)):
         raise ValueError(
             f"rows have strides {rows.stride()}, cos {cos.stride()}, sin {sin.stride()}; the last "
-            "must be 1 and no head another's memory"
+            "must be 1, and heads must not share memory"
         )

@@ -138,8 +138,8 @@ def _plan(
     heads_per_tile, half_tile = tiling["HEADS_PER_TILE"], tiling["HALF_TILE"]
     num_tokens, num_heads, _ = query.shape
     num_kv_heads, key_dim = key.shape[1:]
-    # As many threads as there are 16-byte stores of half a tile's keys, but no more than 32 bytes
-    # of fp32 to load in each.
+    # A thread for each 16-byte store of half a tile's keys. With fp32 keys, a thread loads at most
+    # 32 bytes.
     element_bytes = max(key_cache.dtype.itemsize, key.dtype.itemsize // 2)
     num_threads = heads_per_tile * half_tile * element_bytes // 16
     return Plan(

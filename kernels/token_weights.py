@@ -1,4 +1,4 @@
-"""What the sampling kernels share: how likely each token of a row is, and which tokens are kept.
+"""Code of all sampling kernels: how likely each token of a row is, and which tokens are kept.
 
 A score is a logit minus the row's highest, divided by the temperature: at most 0. A token's weight
 is exp(score) scaled to an integer, so that sums do not depend on their order. The numbers are those
@@ -75,7 +75,7 @@ class Limits:
     mean_score: Tensor
     """fp32: the mean of the kept scores, weighted; 0 where typical-p keeps all."""
     distance_key: Tensor
-    """int32: so are tokens whose score's distance from the mean has a greater key."""
+    """int32: tokens whose score's distance from the mean has a greater key are dropped too."""
 
 
 def check_logits(logits: Tensor) -> None:

@@ -42,8 +42,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     compare.add_argument(
         "--seconds",
         type=_positive,
-        help="stop sending after this many seconds, though fewer requests than --requests were "
-        "sent; so a slow server gets fewer of them (default: send all)",
+        help="stop sending after this many seconds, even if fewer requests than --requests were "
+        "sent, so a slow server gets fewer (default: send all)",
     )
     compare.add_argument(
         "--rounds",

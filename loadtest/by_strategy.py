@@ -82,7 +82,7 @@ class ByStrategy:
 
 
 def smoothed(counts: list[int]) -> list[float]:
-    """Return for each second the mean over the last WINDOW_S seconds, or over all before it.
+    """Return for each second the mean over the last WINDOW_S seconds, or over all so far.
 
     The last second is left out, since it may not be over.
     """

@@ -15,7 +15,7 @@ def combined(parts: Sequence[Results]) -> Results:
 
     A fact in which their machines differ, such as the commit, names the workloads of each value.
     Rounds of the same server are numbered on from part to part.
-    Raises ValueError if the results do not belong into one table: one is given twice, a sweep is
+    Raises ValueError if the results do not belong in one table: one is given twice, a sweep is
     beside other results or a different sweep, seeds or the use of servers differ, the same workload
     has different machines or loads, or the same server has different settings.
     """

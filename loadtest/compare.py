@@ -226,7 +226,7 @@ class Comparison:
 def for_trial(load: Load) -> Load:
     """Return the load with half of the seconds, or else with half of the requests.
 
-    These are no fewer than two per user, if the load has as many.
+    Keeps at least two requests per user, if the load has that many.
     """
     if load.seconds is not None:
         return dataclasses.replace(load, seconds=load.seconds / 2)

@@ -73,7 +73,7 @@ def classify(status: int, body: bytes) -> tuple[Kind, str]:
     try:
         last = json.loads(lines[-1])
     except (IndexError, ValueError):
-        return "cut", f"status {status}, and the last line is no record"
+        return "cut", f"status {status}, and the last line is not a record"
     if status != 200:
         return "error", str(last.get("error"))
     if "error_msg" in last.get("token", {}):

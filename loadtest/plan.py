@@ -27,7 +27,7 @@ class Load:
 
     num_requests: int
     seconds: float | None = None
-    """How long requests are sent, if fewer than `num_requests` are sent by then."""
+    """No request is sent after this time, even if fewer than `num_requests` were sent."""
     users: int
     """Concurrent users of a closed loop."""
     rate: float | None = None
@@ -113,7 +113,7 @@ def most_sequences(workload: Workload, load: Load) -> int | None:
     """Return how many sequences a closed loop sends at once; None for an open loop."""
     if not _is_closed(workload, load):
         return None
-    shape = next(workload.draw(random.Random(load.seed)))  # all have as many samples and beams
+    shape = next(workload.draw(random.Random(load.seed)))  # the same samples and beams in all
     return load.users * shape.samples * shape.beams
 
 

@@ -49,7 +49,7 @@ class Run(msgspec.Struct, kw_only=True):
 
     @property
     def strategy(self) -> str:
-        """The batching strategy; empty if the server is none of ours."""
+        """The batching strategy; empty if the server is not ours."""
         return self.settings.get("option.batching", "")
 
     @property

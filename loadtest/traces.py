@@ -34,10 +34,10 @@ class LogNormal:
 
     mean: float
     deviation: float
-    most: int
+    maximum: int
 
     def draw(self, rng: random.Random) -> int:
-        return min(self.most, max(1, round(rng.lognormvariate(self.mean, self.deviation))))
+        return min(self.maximum, max(1, round(rng.lognormvariate(self.mean, self.deviation))))
 
 
 @dataclass(frozen=True, slots=True)

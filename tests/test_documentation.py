@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from browser.captions import found
+from browser.captions import marked_texts
 from engine import LLM, SamplingParams
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +47,7 @@ def test_every_picture_says_how_it_was_made(name: str) -> None:
     """With the command, the machine, the day and the commit (`make pictures`)."""
     text = (ROOT / name).read_text()
     for picture in re.findall(r"!\[[^]]*\]\((?:\w+/)*([\w.-]+\.png)\)", text):
-        caption = found(text).get(picture)
+        caption = marked_texts(text).get(picture)
         assert caption, f"{name}: no caption of {picture} between markers"
         how = r"`.+` on .+; \d{4}-\d\d-\d\d, commit [0-9a-f]{7}(?!-dirty)"
         assert re.search(how, caption), caption

@@ -89,7 +89,7 @@ def test_requests_may_end_before_the_pod_is_killed(
     assert pod["terminationGracePeriodSeconds"] > needed_s
 
 
-def test_the_autoscaler_reads_a_metric_that_there_is() -> None:
+def test_the_autoscaler_reads_a_metric_that_exists() -> None:
     [metric] = manifest("autoscaler.yaml")["spec"]["metrics"]
     engine = SimpleNamespace(facts=FACTS, stats=Stats(), is_ready=True)
     client: Any = SimpleNamespace(facts=FACTS, copies=[engine])
@@ -102,5 +102,7 @@ def test_everything_reads_only_what_it_may_and_writes_only_to_tmp(
 ) -> None:
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert pod["securityContext"]["runAsUser"] == 1000, "as in the Dockerfile"
-    writable = [it["mountPath"] for it in container["volumeMounts"] if not it.get("readOnly")]
+    writable = [
+        mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")
+    ]
     assert writable == ["/tmp"]

@@ -40,10 +40,10 @@ def measure_server(
     with _server(command, environment, ready, folder / "server.log") as url:
         start_s = time.perf_counter() - started
         many = _load(url, folder / "users", work.users, work.requests, work.seed)
-        one = _load(url, folder / "one-user", 1, work.requests_of_one, work.seed + 1)
+        one_user = _load(url, folder / "one-user", 1, work.requests_of_one, work.seed + 1)
     return Result(
         tokens_per_s=many["measures"]["tokens_per_s"],
-        tokens_per_s_of_one=one["measures"]["tokens_per_s"],
+        tokens_per_s_of_one=one_user["measures"]["tokens_per_s"],
         start_s=start_s,
         sent=[Sent(record["prompt_tokens"], record["asked_tokens"]) for record in many["records"]],
     )

@@ -44,8 +44,8 @@ def main(model_dir: str, work_file: str) -> None:
     many = _rate(pipeline, work["requests"])
     one_by_one = work["requests"][: work["requests_of_one"]]
     seconds = sum(length / _rate(pipeline, [[prompt, length]]) for prompt, length in one_by_one)
-    one = sum(length for _, length in one_by_one) / seconds
-    print(json.dumps({"tokens_per_s": many, "tokens_per_s_of_one": one, "start_s": start_s}))
+    one_user = sum(length for _, length in one_by_one) / seconds
+    print(json.dumps({"tokens_per_s": many, "tokens_per_s_of_one": one_user, "start_s": start_s}))
 
 
 def _convert(model_dir: str, to: Path, weights: str) -> None:

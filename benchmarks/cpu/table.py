@@ -23,14 +23,14 @@ def table(runs: Runs) -> list[str]:
     ]
     for name, results in runs.items():
         many = [result.tokens_per_s for result in results]
-        one = [result.tokens_per_s_of_one for result in results]
+        one_user = [result.tokens_per_s_of_one for result in results]
         ours = runs[OURS_OFFLINE if name in OFFLINE else OURS]
         cells = [
             TITLES[name],
             _spread(many),
             _ratio([result.tokens_per_s for result in ours], many),
-            _spread(one),
-            _ratio([result.tokens_per_s_of_one for result in ours], one),
+            _spread(one_user),
+            _ratio([result.tokens_per_s_of_one for result in ours], one_user),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

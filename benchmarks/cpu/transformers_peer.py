@@ -29,8 +29,8 @@ def main(model_dir: str, work_file: str) -> None:
         start_s = time.perf_counter() - started
         many = _rate(serve, requests)
     with padded_batches(model, 1) as serve:
-        one = _rate(serve, requests[: work["requests_of_one"]])
-    print(json.dumps({"tokens_per_s": many, "tokens_per_s_of_one": one, "start_s": start_s}))
+        one_user = _rate(serve, requests[: work["requests_of_one"]])
+    print(json.dumps({"tokens_per_s": many, "tokens_per_s_of_one": one_user, "start_s": start_s}))
 
 
 @torch.inference_mode()

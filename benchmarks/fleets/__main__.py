@@ -73,8 +73,8 @@ def _add_fleets(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument(
         "--rounds", type=count, default=16, metavar="N",
-        help="how often one machine is simulated, each time with other requests; two are half as "
-        "often, and so on (default: 16)",
+        help="how often a single machine is simulated, each time with other requests; fleets of "
+        "two half as often, and so on (default: 16)",
     )  # fmt: skip
     group.add_argument(
         "--routings", type=_routings, default=DEFAULT_ROUTINGS, metavar="NAME,...",
@@ -104,7 +104,7 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument(
         "--max-length", type=count, default=4096, metavar="TOKENS",
-        help="of prompt and output; longer requests are left out (default: 4096)",
+        help="maximum tokens of prompt and output; longer requests are left out (default: 4096)",
     )  # fmt: skip
     group.add_argument(
         "--prefixes", type=count, default=10, metavar="N",

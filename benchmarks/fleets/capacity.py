@@ -17,11 +17,11 @@ REPORT_S = 0.25
 """How often the machines tell the router their loads: as often as engines tell their workers."""
 PRECISION = 0.03
 NEAR_FACTOR = 1.06
-"""The search's first step if it begins near its end; otherwise it doubles the rate."""
+"""Factor of the search's first step if it begins near its result; otherwise it is 2."""
 
 
 class BySession(Router):
-    """Sends all requests with one prefix to one machine: they are those of one session.
+    """Sends all requests with the same prefix to one machine, as one session.
 
     The prefix is what the user and the model have said before.
     """
@@ -50,7 +50,7 @@ class Service:
     max_length: int
     """Tokens of prompt, including its prefix, and output; longer requests are left out."""
     prefixes: Prefixes
-    """Those of one machine: N machines have N times as many."""
+    """The prefixes of one machine: N machines have N times as many."""
     duration_s: float
     bound: float
     """Highest mean of latency over output length, in seconds per token."""

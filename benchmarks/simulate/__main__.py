@@ -4,7 +4,7 @@ The real strategies and memory managers run on a simulated clock with a cost mod
 bytes of weights and K/V over bandwidth, FLOPs over FLOP/s, and a fixed overhead. No model runs, no
 GPU is used and no speed is measured, so an hour of requests takes seconds.
 
-Without --rate, the highest rate is searched at which the mean normalized latency (end-to-end
+Without --rate, this searches for the highest rate at which the mean normalized latency (end-to-end
 latency over output length) stays within --bound, as in the figures of the PagedAttention paper
 (SOSP 2023). With --rate, every system serves that rate. docs/benchmarks.md explains the results.
 

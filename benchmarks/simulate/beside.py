@@ -69,7 +69,7 @@ def _read(folder: Path) -> list[MeasuredRun]:
         ) from error
     if not runs:
         raise CalibrationError(
-            f"{folder} has no run that can be simulated: it takes whole ones of our strategies, "
+            f"{folder} has no run that can be simulated: only whole runs of our strategies can, "
             "with /metrics and one copy of the model"
         )
     return runs

@@ -83,7 +83,7 @@ def _require_gpu(name: str | None, hardware: Hardware) -> None:
 
 
 def _mean_decode(measures: dict[str, Any], hardware: Hardware) -> Observation | None:
-    """Return the mean decode step, without what is assumed of prompts and of sums over GPUs.
+    """Return the mean decode step, less the assumed times of prompts and of sums over GPUs.
 
     Returns None without step metrics or output token counts.
     """

@@ -89,7 +89,7 @@ class Fleet:
 
     def _report(self, now: float) -> None:
         self._advance(now)
-        self._loads = {str(index): one.load(now) for index, one in enumerate(self.machines)}
+        self._loads = {str(index): machine.load(now) for index, machine in enumerate(self.machines)}
         self._next_report_s = now + self._report_s
 
     def _route(self, arrival: Arrival) -> None:

@@ -110,7 +110,7 @@ def _run(run: Mapping[str, Any], has_gpu: bool) -> MeasuredRun:
 
 
 def _whole_blocks(num_hits: float, block_size: int) -> int:
-    """Return the tokens of the blocks that a prompt finds in the prefix cache, in whole blocks.
+    """Return the tokens that a prompt finds in the prefix cache, in whole blocks.
 
     num_hits: mean tokens found. First uses of a prefix miss, so it is rounded up. Less than a
     block is not a shared prefix: it comes from requests that continue after a preemption.

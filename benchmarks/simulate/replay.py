@@ -26,7 +26,7 @@ class Prediction:
 
 
 class Replay:
-    """One run on a simulated clock. A user's next request arrives when its last one has ended."""
+    """One run on a simulated clock. A user sends a request when the previous one has ended."""
 
     def __init__(self, run: MeasuredRun, step_time: StepTime) -> None:
         self._run = run
@@ -80,7 +80,7 @@ class Replay:
         plan = self._strategy.schedule(self._clock)
         if plan is None:
             wake_at = self._strategy.wake_at()
-            assert wake_at is not None, "a request that waits for others, of which none runs"
+            assert wake_at is not None, "requests wait, but none runs that they could wait for"
             self._clock = min(wake_at, self._next_due_s)
             return
         num_sequences = len(plan.chunks)

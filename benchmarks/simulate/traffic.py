@@ -136,7 +136,7 @@ class Trace(Traffic):
 
 
 class Superposed(Trace):
-    """Several services with one trace, each at its own random place in it, in a circle.
+    """Several services with one trace, each starting at a random place and wrapping around.
 
     The more services, the more their bursts even out. At a higher rate each gets further in the
     trace.

@@ -170,8 +170,8 @@ class AdapterRoutes:
         if adapter.name == self._service.model_name:
             raise RequestError(name_field, "is the model's own name; choose another")
         options, model_dir = self._service.options, Path(self._service.client.facts.model)
-        own = [model_dir, *([model_dir / options.adapters] if options.adapters else [])]
-        source_roots(options, own).require(adapter.src, src_field)
+        model_roots = [model_dir, *([model_dir / options.adapters] if options.adapters else [])]
+        source_roots(options, model_roots).require(adapter.src, src_field)
         for reply in self._service.client.load_adapter(adapter.name, adapter.src):
             self._service.wait_for(context, reply)
 

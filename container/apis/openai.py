@@ -41,7 +41,8 @@ OPENAI_FIELDS: Fields = {
     "stream": Field(BOOLEAN, "Stream the answer as server-sent events."),
     "stream_options": Field(
         with_schema(
-            OBJECT, {"properties": {name: of.kind.schema for name, of in _STREAM_OPTIONS.items()}}
+            OBJECT,
+            {"properties": {name: field.kind.schema for name, field in _STREAM_OPTIONS.items()}},
         ),
         "include_usage: send token counts in a last chunk; continuous_usage_stats: in every chunk.",
     ),
@@ -83,7 +84,7 @@ OPENAI_FIELDS: Fields = {
 
 
 def read_openai_decoding(
-    values: Values, dialect: Dialect, *, max_tokens: int | None, **own: object
+    values: Values, dialect: Dialect, *, max_tokens: int | None, **more: object
 ) -> Decoding:
     """Check the sampling parameters as `read_decoding` does; the default temperature is 1."""
     stop: str | list[str] = values.get("stop", [])
@@ -97,7 +98,7 @@ def read_openai_decoding(
         temperature=values.get("temperature", 1.0),
         ignore_eos=values.get("ignore_eos", False),
         truncate_prompt_tokens=values.get("truncate_prompt_tokens", None),
-        **own,
+        **more,
     )
 
 

@@ -116,7 +116,7 @@ def _todo(source: Path, output: Path, counts: Counter[str]) -> set[int]:
             todo.add(number)
         elif parse_line(text).custom_id != done[id]:
             raise ConfigurationError(
-                f"{output} has an outcome of another request than line {number} of {source}; "
+                f"{output} has the outcome of a different request for line {number} of {source}; "
                 "choose another --output"
             )
         else:

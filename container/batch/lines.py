@@ -68,7 +68,7 @@ def read_numbered(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_line(text: bytes) -> Line | Outcome:
-    """Return the request of a line, or the outcome of a line that has none, without an `id`."""
+    """Return a line's request, or if it is invalid its outcome, still without an `id`."""
     try:
         line = msgspec.json.decode(text, type=Line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -178,8 +178,8 @@ def _dtype(config: Mapping[str, Any], options: Options) -> str:
     """Return the dtype that the engine would choose on CUDA."""
     if options.dtype != "auto":
         return options.dtype
-    own = config.get("dtype") or config.get("torch_dtype")
-    return "fp16" if own == "float16" else "bf16"
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    return "fp16" if dtype == "float16" else "bf16"
 
 
 def _llama_parameters(sizes: Mapping[str, int], config: Mapping[str, Any]) -> int:

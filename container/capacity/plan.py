@@ -164,11 +164,12 @@ def rank_part(decoder: Decoder, ranks: int) -> Decoder:
 
 
 def _advice(options: Options, instance: Instance) -> str:
-    most = instance.num_gpus // options.copies
-    if layout_on(instance, options).num_local_ranks == most:
+    max_ranks = instance.num_gpus // options.copies
+    if layout_on(instance, options).num_local_ranks == max_ranks:
         return ""
     return (
-        f"; option.tensor_parallel_degree={most * options.nodes} splits it over the instance's GPUs"
+        f"; option.tensor_parallel_degree={max_ranks * options.nodes} splits it over the "
+        "instance's GPUs"
     )
 
 

@@ -103,7 +103,7 @@ VALUE_ALIASES: Mapping[tuple[str, str], str] = {
     ("option.dtype", "half"): "fp16",
     ("option.dtype", "float"): "fp32",
 }
-"""Maps a key and a value of LMI or vLLM for it to the name of the same value here."""
+"""Maps a key and its value in LMI or vLLM to the name of this value here."""
 
 INVOCATION_HANDLER_ADVICE = (
     "write handle(inputs) in model.py, which replaces the model, or name a function that changes "

@@ -35,7 +35,7 @@ MIN_READ_RATE = 2**14
 DRAIN_BYTES = 2**25
 """Limit for reading the rest of a body after the response. If more follows, the connection ends."""
 DRAIN_S = 2.0
-"""Time limit for that, and for reading on while the connection ends."""
+"""Time limit for reading the rest of a body, and for reading on while the connection ends."""
 
 Clock = Callable[[], float]
 

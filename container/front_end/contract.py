@@ -201,10 +201,10 @@ def _owner(path: str) -> str:
 def _table(title: str, fields: Fields) -> Iterator[str]:
     yield from ("", f"## {title}", "", "| field | here | what |", "| --- | --- | --- |")
     for name in sorted(fields):
-        yield f"| `{name}` | {_EFFECTS[fields[name].effect]} | {_what(fields[name])} |"
+        yield f"| `{name}` | {_EFFECTS[fields[name].effect]} | {_description(fields[name])} |"
 
 
-def _what(field: Field) -> str:
+def _description(field: Field) -> str:
     if field.effect == "ignored" or not field.neutral:
         return field.doc.replace("|", "\\|")
     return f"{field.doc} Accepted: {', '.join(f'`{value!r}`' for value in field.neutral)}."

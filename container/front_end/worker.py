@@ -5,8 +5,8 @@ cuts off running requests without an error. This one closes idle connections at 
 the graceful timeout ends, it makes the application fail the requests that are still running, so
 that every stream gets a final record.
 
-gunicorn's own worker also waits without limit for a client that sends or reads slowly (`arrival`
-limits that), and accepts nobody once it has its maximum of connections (`connections` makes room).
+gunicorn's own worker also waits without limit for a client that sends or reads slowly; `arrival`
+limits that. And it accepts nobody once it has its maximum of connections; `connections` makes room.
 """
 
 from __future__ import annotations

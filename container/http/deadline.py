@@ -17,7 +17,7 @@ CLIENT_CHECK_INTERVAL_S = 0.5
 class ClientGoneError(LongshoreError):
     """The client closed its connection before the response was complete."""
 
-    status = 499  # nginx's status; nobody reads the answer, but logs and tests do
+    status = 499  # nginx's status, which only logs and tests see
 
     def __init__(self) -> None:
         super().__init__("the client has disconnected")

@@ -192,8 +192,8 @@ class _EngineMetrics:
     def _counter(self, name: str, doc: str, values: Mapping[str, float], label: str = "") -> Metric:
         family = CounterMetricFamily(name, doc, labels=(*self._labels, *filter(None, [label])))
         for label_value, value in values.items():
-            own = [label_value] if label else []
-            family.add_metric((*self._labels.values(), *own), value)
+            further = [label_value] if label else []
+            family.add_metric((*self._labels.values(), *further), value)
         return family
 
     def _histograms(self) -> Iterator[Metric]:

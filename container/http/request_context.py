@@ -110,7 +110,8 @@ class RequestContext:
         self.describe(ClientGoneError())
 
     def checked(self, read: Callable[[], T]) -> T:
-        """Call `read`, which reads the body, in a thread if it is long. Return its result."""
+        """Return the result of `read`, which reads the body. Call it in a thread if the body is
+        long."""
         return in_thread_if_long(read, size=len(self.body), long=LONG_BODY_BYTES)
 
     def warn(self, warnings: Sequence[str]) -> None:

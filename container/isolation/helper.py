@@ -63,7 +63,7 @@ class Helper:
     def read_images(self, job: ReadImages) -> EncodedPrompt:
         """Return the prompt of a conversation with images.
 
-        Raises RequestError if a file is no image, or the model's processor refuses an image.
+        Raises RequestError if a file is not an image, or the model's processor refuses it.
         """
         return self._reader.perform(job, "messages")
 

@@ -31,7 +31,7 @@ def join(
     variables: Mapping[str, str],
     command: Sequence[str] = COMMAND,
 ) -> int:
-    """Run ranks until a signal arrives. One that ends joins the next engine of rank 0's machine.
+    """Run ranks until a signal arrives. One that ends is started again, for rank 0's next engine.
 
     model_dir: absolute; ranks follow its links anew for every engine. variables: the environment.
     Return the exit code: 0 after a signal, else that of a rank that rank 0 refuses.
@@ -51,8 +51,8 @@ def join(
 
     def start(index: int) -> Child:
         arguments = [*command, "--join", str(place), str(model_dir), str(os.getpid())]
-        own = layout.joined_rank_variables(index, variables)
-        return Child(f"rank process {index}", arguments, variables=own)
+        rank_variables = layout.joined_rank_variables(index, variables)
+        return Child(f"rank process {index}", arguments, variables=rank_variables)
 
     children = [start(index) for index in range(layout.num_local_ranks)]
     try:

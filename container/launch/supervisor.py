@@ -40,7 +40,7 @@ SageMaker kills the container after 30 s."""
 ENGINE_STOP_S = 3.0
 _POLL_INTERVAL_S = 0.1
 _MAX_SOCKET_PATH = 100
-"""Of 107 that Linux allows; the sockets of further copies have longer names."""
+"""Linux allows 107 bytes; the rest is for the longer names of further copies' sockets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Supervisor:
                 logger.error("front end %s", self._front_end.describe_exit())
                 return 1
             for engine in self._engines:
-                if engine.has_ended and not self._goes_on_after(engine):
+                if engine.has_ended and not self._recover_from_end(engine):
                     return 0 if self._num_stop_signals else engine.final_exit_code
         return 0
 
@@ -149,7 +149,7 @@ class Supervisor:
         if self._layout.num_copies > 1:
             self._print_line(f"{engine.name} is ready")
 
-    def _goes_on_after(self, engine: EngineProcess) -> bool:
+    def _recover_from_end(self, engine: EngineProcess) -> bool:
         """Restart an engine that has ended, or go on without it. Return False if neither works."""
         logger.error("%s %s", engine.name, engine.child.describe_exit())
         if self._num_stop_signals:

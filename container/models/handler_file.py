@@ -44,9 +44,9 @@ def find_handler(configuration: Configuration, model_dir: Path) -> Path | None:
     """Return the user's file if it defines a handler, or None if the engine serves the model.
 
     The file is `option.entryPoint`, by default model.py. Looks for it beside serving.properties,
-    then in the model directory. Raises ConfigurationError if the file of option.entryPoint is
-    missing or defines neither a handler nor formatters, if a file defines both, cannot be read or
-    has a syntax error, and if there is neither a handler nor a model to answer requests.
+    then in the model directory. Raises ConfigurationError if the file cannot be read, has a syntax
+    error or defines both a handler and formatters; if the file of option.entryPoint is missing or
+    defines neither; and if there is neither a handler nor a model to answer requests.
     """
     entry_point = configuration.options.entryPoint
     if entry_point is not None and is_built_in_handler(entry_point):

@@ -40,20 +40,20 @@ def main(
 def with_gpu_share_of_others(configuration: Configuration, share: float) -> Configuration:
     """Return the configuration for a GPU whose memory other models use to this share.
 
-    An engine counts all used memory of its GPU, also that of other processes, against
+    An engine counts all used memory of its GPU, including that of other processes, against
     option.gpu_memory_utilization. So the share of the others is added to this option.
     """
     if not share:
         return configuration
-    own = configuration.options.gpu_memory_utilization
+    own_share = configuration.options.gpu_memory_utilization
     note = (
-        f"option.gpu_memory_utilization={own:g} of this model is added to {share:g} for the other "
-        "models on its GPU"
+        f"option.gpu_memory_utilization={own_share:g} of this model is added to {share:g} for the "
+        "other models on its GPU"
     )
     return dataclasses.replace(
         configuration,
         options=dataclasses.replace(
-            configuration.options, gpu_memory_utilization=min(1.0, own + share)
+            configuration.options, gpu_memory_utilization=min(1.0, own_share + share)
         ),
         warnings=(*configuration.warnings, note),
     )

@@ -40,7 +40,7 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
     def hang_up(self) -> None:
-        """Shut the socket down, also while another greenlet waits for the response."""
+        """Shut the socket down, even while another greenlet waits for the response."""
         if self.sock is not None:
             self.sock.shutdown(gevent_socket.SHUT_RDWR)
 

@@ -12,7 +12,7 @@ _PACKAGE = "opentelemetry-exporter-otlp-proto-http"
 
 
 def check_traces_endpoint(options: Options, source: str = "") -> None:
-    """Raise ConfigurationError if the endpoint is no URL, or OpenTelemetry is not installed.
+    """Raise ConfigurationError if the endpoint is not a URL, or OpenTelemetry is not installed.
 
     source: where it is set.
     """

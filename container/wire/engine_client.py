@@ -150,7 +150,7 @@ class EngineClient:
         return [copy for copy in healthy if copy not in lacking] or healthy
 
     def _ready(self) -> list[EngineConnection]:
-        """Return the engines that are ready. If none is, return the first, which raises in use."""
+        """Return the engines that are ready. If none is, return the first, whose methods raise."""
         return [copy for copy in self.copies if copy.is_ready] or [self.copies[0]]
 
     def _without(self, adapter: str, copies: Sequence[EngineConnection]) -> list[EngineConnection]:

@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 HELLO_INTERVAL_S = 1.0
 MAX_UNANSWERED_HELLOS = 60
-"""Then the socket is replaced, as it keeps every Hello for an engine that may never come."""
+"""After these the socket is replaced: it would keep every Hello until an engine reads them."""
 LIVENESS_CHECK_INTERVAL_S = 0.25
 """How long `recv` waits before checking whether the engine is still alive."""
 UNHEALTHY_SILENCE_S = 4.0

@@ -16,8 +16,8 @@ RENEWAL_S = 2.0
 class SnapshotFeed:
     """Passes each snapshot to all callers that wait for one, and keeps none.
 
-    While callers wait, it renews its request for snapshots, also to a restarted engine. When the
-    last page is closed, it does not, and the engine stops sending them.
+    While callers wait, it renews its request for snapshots, even to a restarted engine. When the
+    last page is closed, the requests end, and the engine stops sending them.
     """
 
     def __init__(self, ask: Callable[[float], None], clock: Callable[[], float]) -> None:

@@ -122,7 +122,7 @@ class TorchBackend:
         torch_cache.write_kv(call.key, call.value, keys, values, slots)
 
     def scratch_bytes(self, call: AttentionCall, kv_dtype: torch.dtype, num_sequences: int) -> int:
-        return 0  # K and V of one sequence at a time, of a length that no limit on steps tells
+        return 0  # takes K and V of one sequence at a time, whose length no limit of a step bounds
 
     def attend(
         self, call: AttentionCall, keys: Tensor, values: Tensor, batch: PagedBatch

@@ -139,8 +139,8 @@ class ModelSource:
             # Without it, transformers takes *.bin files where it finds no others.
             keywords |= {} if self.allow_pickle else {"use_safetensors": True}
             if "state_dict" in keywords:  # only the model's own class loads without a directory
-                own = kind._model_mapping[type(self.config)]
-                return own.from_pretrained(None, **keywords)
+                model_class = kind._model_mapping[type(self.config)]
+                return model_class.from_pretrained(None, **keywords)
             return kind.from_pretrained(self.model_dir, **keywords)
         cuda = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(cuda), self.device:

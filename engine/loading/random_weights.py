@@ -21,7 +21,7 @@ from engine.model.activations import XIELU
 STANDARD_DEVIATION = 0.02
 """The deviation for models whose config.json has no `initializer_range`."""
 CONSTANTS = {"act_fn.beta": XIELU.BETA, "act_fn.eps": XIELU.EPS}
-"""Values of tensors that are no weights, by the ends of their names."""
+"""Values of tensors other than weights, by the ends of their names."""
 
 
 def random_weights(source: ModelSource) -> dict[str, Callable[[], Tensor]]:

@@ -71,6 +71,6 @@ class NoAttention:
 
     def attend(self, call: AttentionCall) -> Tensor:
         output = call.query.new_zeros(*call.query.shape[:2], call.value.shape[-1])
-        # Freed at once, as that of the kernels is when they are launched.
+        # Freed at once, as the scratch of real kernels is after their launch.
         output.new_empty(self._scratch_bytes(call), dtype=torch.uint8)
         return output

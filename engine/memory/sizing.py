@@ -163,10 +163,10 @@ def activation_bytes(
 ) -> int:
     """Return the bytes of device memory that steps need beside the weights and the KV cache.
 
-    That is the peak of the largest step, with sampling and attention's scratch, and for CUDA graphs
-    the peak of the largest one's forward pass, which their memory pool keeps, and their logits
-    buffer. Graphs do not sample. A model that takes images also needs memory for its encoder, and
-    for the embeddings that it keeps. `measure` returns the peak of a function.
+    That is the peak of the largest step, with sampling and attention's scratch. CUDA graphs add
+    their logits buffer, and the peak of the largest graph's forward pass, which their memory pool
+    keeps; they do not sample. A model that takes images also needs memory for its encoder, and for
+    the embeddings that it keeps. `measure` returns the peak of a function.
 
     Raises InsufficientMemoryError if the largest step does not fit.
     """
@@ -203,8 +203,8 @@ def max_model_len(options: Options, config: PreTrainedConfig) -> int:
     """Return the maximum tokens of a sequence, from the options and the config, not the memory."""
     text_config: Any = config.get_text_config()
     lengths = (getattr(text_config, name, None) or 0 for name in LENGTH_NAMES)
-    own = next((length for length in lengths if length > 0), None)
-    return length_limit(options, own)
+    trained_length = next((length for length in lengths if length > 0), None)
+    return length_limit(options, trained_length)
 
 
 def kv_budget(

@@ -37,7 +37,7 @@ CURE = "try option.decoder=transformers, which follows transformers' loading rul
 
 
 class Checkpoint:
-    """Tensors by name. Each can be taken once, which shows the ones that the decoder never uses."""
+    """Tensors by name. Each can be taken once; the decoder never used those left at the end."""
 
     def __init__(self, tensors: Mapping[str, Entry], origin: str) -> None:
         """origin: where the tensors come from, for messages."""

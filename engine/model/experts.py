@@ -140,7 +140,7 @@ class _Weights:
         """sizes: the number of experts, the hidden size and the experts' width. share: of the
         width."""
         count, hidden, width = sizes
-        mine = slice(share.start, share.stop)
+        own_rows = slice(share.start, share.stop)
         self.gate_up_bias: Tensor | None = None
         self.down_bias: Tensor | None = None
         gate_up, down = (f"{block}.{name}" for name in names.merged)
@@ -158,7 +158,7 @@ class _Weights:
             gate_up_parts = (
                 part
                 for weight in loader.checkpoint.take(gate_up, count, 2 * width, hidden)
-                for part in (weight[:width][mine], weight[width:][mine])
+                for part in (weight[:width][own_rows], weight[width:][own_rows])
             )
             down_parts = iter(loader.checkpoint.take(down, count, hidden, width))
         else:

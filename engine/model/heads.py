@@ -22,16 +22,21 @@ def qkv_sources(spec: DecoderSpec, name: str, heads: Heads, order: Tensor | None
     parts = (heads.queries, heads.keys, heads.keys)
     if family.qkv_by_head:
         rows = torch.arange(3 * counts[0] * dim).view(counts[0], 3, dim).transpose(0, 1)
-        mine = rows[:, heads.queries.start : heads.queries.stop]
-        return [Source(names[0], 3 * counts[0] * dim, mine.flatten())]
+        rows = rows[:, heads.queries.start : heads.queries.stop]
+        return [Source(names[0], 3 * counts[0] * dim, rows.flatten())]
     is_whole = len(heads.queries) == spec.num_heads
     if len(names) == 1:
         starts = (0, counts[0], counts[0] + counts[1])
         rows = [_rows(part, dim, start) for part, start in zip(parts, starts, strict=True)]
         return [Source(names[0], sum(counts) * dim, None if is_whole else torch.cat(rows))]
+    orders = (order, order, None)
     return [
-        Source(name, count * dim, None if is_whole and own is None else _rows(part, dim, order=own))
-        for name, count, part, own in zip(names, counts, parts, (order, order, None), strict=True)
+        Source(
+            name,
+            count * dim,
+            None if is_whole and part_order is None else _rows(part, dim, order=part_order),
+        )
+        for name, count, part, part_order in zip(names, counts, parts, orders, strict=True)
     ]
 
 
@@ -71,17 +76,17 @@ def load_qk_norms(
         return []
     norms: list[Norm] = []
     parts = (spec.num_heads, heads.queries, 1), (spec.num_kv_heads, heads.keys, heads.num_holders)
-    for norm, (count, mine, num_holders) in zip(family.qk_norm_names, parts, strict=True):
+    for norm, (count, rank_heads, num_holders) in zip(family.qk_norm_names, parts, strict=True):
         full_name = f"{name}.{norm}"
         if spec.qk_norm == "row" and not loader.group.shard.is_whole:
-            columns = elements_of(mine, dim)
+            columns = elements_of(rank_heads, dim)
             norms.append(
                 loader.split_norm(full_name, count * dim, columns, num_holders, family.norm, eps)
             )
         elif spec.qk_norm == "row":
             norms.append(loader.norm(full_name, (count * dim,), family.norm, eps, order))
         elif family.norm.subtracts_mean:
-            norms.append(loader.norm(full_name, (count, dim), family.norm, eps, order, mine))
+            norms.append(loader.norm(full_name, (count, dim), family.norm, eps, order, rank_heads))
         else:
             norms.append(loader.norm(full_name, (dim,), family.norm, eps, order))
     return norms

@@ -184,10 +184,10 @@ class Loader:
     def _vocabulary(self, rows: Tensor) -> Tensor:
         """Return this rank's share of a vocabulary's rows [vocabulary, ...], padded with zeros."""
         share = self.group.shard.vocabulary(len(rows))
-        mine = rows[share.start : share.stop]
-        if len(mine) == len(share):
-            return mine
-        return torch.cat([mine, mine.new_zeros(len(share) - len(mine), *rows.shape[1:])])
+        held = rows[share.start : share.stop]
+        if len(held) == len(share):
+            return held
+        return torch.cat([held, held.new_zeros(len(share) - len(held), *rows.shape[1:])])
 
     def norm(
         self,

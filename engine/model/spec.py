@@ -186,8 +186,8 @@ def _layer(config: Any, family: Family, head_dim: int, index: int) -> LayerSpec:
 
 
 def _num_kv_heads(config: Any, family: Family) -> int:
-    own = None if family.qkv_by_head else getattr(config, "num_key_value_heads", None)
-    return own or config.num_attention_heads
+    num_heads = None if family.qkv_by_head else getattr(config, "num_key_value_heads", None)
+    return num_heads or config.num_attention_heads
 
 
 def _scale(config: Any, head_dim: int, index: int) -> float:

@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 _SAMPLES = 64
-"""Of each file: one in about 80 MB of a large model's, whose matrices are larger than that."""
+"""Per file. In a file of 5 GB that is one every 80 MB, so one or more in each large matrix."""
 _SAMPLE_BYTES = 4096
 _WHOLE_BYTES = 2**20
 """Files up to this size are read whole."""
 _MAX_HEADER_BYTES = 10**8
-"""The limit of safetensors."""
+"""The limit of safetensors itself."""
 
 
 def digest_model(model_dir: Path) -> str:

@@ -135,7 +135,7 @@ class Followers:
         self._has_failed.wait(EXPLANATION_S)
         if self._failure is not None:
             return self._failure
-        # The other ranks wait for what rank 0 has not done.
+        # The other ranks wait for rank 0 in a collective.
         return EngineUnavailableError(f"rank 0 failed: {type(error).__name__}: {error}")
 
     def close(self) -> None:
@@ -175,10 +175,10 @@ class Followers:
         return joined
 
     def _lose(self, rank: int, words: bytes) -> None:
-        """Kill all ranks, so that a collective of rank 0 fails and does not wait for them.
+        """Kill all ranks, so that rank 0 does not wait for them in a collective.
 
-        gloo's does, unless a machine went without a word. NCCL's kernels do not notice it. So
-        `on_lost` has to end the process.
+        gloo's collectives then fail, unless a machine vanished. NCCL's go on waiting, so `on_lost`
+        has to end the process.
         """
         if words:
             error = LastWords.decode_error(words, rank)
@@ -199,13 +199,13 @@ def rank_variables(rank: int, device: torch.device, variables: Mapping[str, str]
     It uses as many threads as rank 0 does now.
     """
     folders = filter(None, (str(import_root()), variables.get("PYTHONPATH")))
-    own = {"PYTHONPATH": os.pathsep.join(folders)}
+    added = {"PYTHONPATH": os.pathsep.join(folders)}
     if device.type == "cuda":
         visible = variables.get("CUDA_VISIBLE_DEVICES")
-        own["CUDA_VISIBLE_DEVICES"] = visible.split(",")[rank] if visible else str(rank)
+        added["CUDA_VISIBLE_DEVICES"] = visible.split(",")[rank] if visible else str(rank)
     elif "OMP_NUM_THREADS" not in variables:
-        own["OMP_NUM_THREADS"] = str(torch.get_num_threads())
-    return own
+        added["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+    return added
 
 
 @contextmanager

@@ -23,10 +23,10 @@ from engine.ranks.messages import GroupAddress
 from engine.ranks.shard import Shard
 
 STORE_S = 30.0
-"""Time to reach the store of another machine, which is open before this one knows of it."""
+"""Time to reach the store of another machine. It is open before this machine learns of it."""
 _INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 _EXACTLY = {"gloo": "", "nccl": "="}
-"""What precedes the name of an interface. Without this, NCCL takes it for a prefix."""
+"""Written before an interface's name. Without it, NCCL takes the name for a prefix."""
 
 
 class Group(ABC):
@@ -61,8 +61,8 @@ class Group(ABC):
 
     def lowest(self, number: int) -> int:
         """Return the lowest of the ranks' numbers. Waits for the device."""
-        mine = torch.tensor([number], device=self.device)
-        return min(int(part) for part in self.gather(mine))
+        own_number = torch.tensor([number], device=self.device)
+        return min(int(part) for part in self.gather(own_number))
 
     def agree(self, number: float) -> float:
         """Return rank 0's number. Waits for the device."""

@@ -26,7 +26,7 @@ def wait_for_ranks(place: MeetingPoint, count: int, timeout_s: float) -> list[Jo
 
     Further ones are refused, and try again.
 
-    Raises ConfigurationError if this is no address of this machine, or too few join in time.
+    Raises ConfigurationError if this is not an address of this machine, or too few join in time.
     """
     try:
         listener = listen(place.host, place.port)
@@ -52,14 +52,14 @@ def wait_for_ranks(place: MeetingPoint, count: int, timeout_s: float) -> list[Jo
 
 
 class _Meeting:
-    """Does all handshakes in one thread, none of which can hold up another."""
+    """Does all handshakes in one thread, so that none holds up another."""
 
     def __init__(self, listener: socket.socket, place: MeetingPoint, count: int) -> None:
         self.ranks: list[JoinedRank] = []
         self._listener, self._place, self._count = listener, place, count
         self._candidates = dict[socket.socket, Candidate]()
         self._halves = dict[bytes, Channel]()
-        """The channels of ranks of which only one has come, by the rank's number."""
+        """The first channel of each rank whose second one has not arrived, by the rank's number."""
 
     def run(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -133,7 +133,7 @@ class _Meeting:
 
     def _drop_those_that_left(self) -> None:
         for rank in [rank for rank in self.ranks if rank.has_left]:
-            logger.warning("a rank on %s has left before all have joined", rank.host)
+            logger.warning("a rank on %s left before all had joined", rank.host)
             rank.close()
             self.ranks.remove(rank)
 

@@ -54,15 +54,16 @@ class RankLaunch(msgspec.Struct, frozen=True):
     @classmethod
     def decode(cls, message: bytes) -> RankLaunch:
         """Raises ConfigurationError if rank 0 runs another version of Longshore than this rank."""
-        own = version("longshore")
+        own_version = version("longshore")
         try:
-            theirs = msgspec.msgpack.decode(message, type=_Versioned).version
-            if theirs == own:
+            their_version = msgspec.msgpack.decode(message, type=_Versioned).version
+            if their_version == own_version:
                 return msgspec.msgpack.decode(message, type=cls)
         except msgspec.MsgspecError as error:
-            theirs = f"of another build ({error})"
+            their_version = f"of another build ({error})"
         raise ConfigurationError(
-            f"rank 0 runs Longshore {theirs}, this rank {own}; install the same on every machine"
+            f"rank 0 runs Longshore {their_version}, this rank {own_version}; install the same on "
+            "every machine"
         )
 
 

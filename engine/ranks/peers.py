@@ -26,7 +26,7 @@ class Peer(ABC):
 
     @abstractmethod
     def wait(self) -> None:
-        """Wait until the rank has ended, whose connections are closed already."""
+        """Wait until the rank has ended. Its connections are closed already."""
 
     @abstractmethod
     def describe_loss(self) -> str:
@@ -80,7 +80,7 @@ class JoinedRank(Peer):
 
     @property
     def has_left(self) -> bool:
-        """Whether it has ended before the launch, until which it sends nothing."""
+        """Whether it has ended. Valid before the launch, until which it sends nothing."""
         return self.beats.poll()
 
     def kill(self) -> None:

@@ -74,7 +74,7 @@ class Candidate:
     def read(self, key: bytes) -> Channel | None:
         """Read what has arrived. Return the channel once the other end has proven the key.
 
-        Raises WrongKeyError, and OSError or EOFError if the other end is no rank, or has gone.
+        Raises WrongKeyError, and OSError or EOFError if the other end is not a rank, or has gone.
         """
         part = self.end.recv(_PROOF.size - len(self._received))
         if not part:
@@ -190,7 +190,7 @@ def _prepare(end: socket.socket) -> None:
 
 
 def shut(connection: Connection) -> None:
-    """End a connection for both ends, also while other threads use it."""
+    """End a connection for both ends, even while other threads use it."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)
 

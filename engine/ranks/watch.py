@@ -16,7 +16,8 @@ MAX_SILENT_TICKS = 7
 """How long a rank may be silent. Counted in ticks of this process, so that the time in which the
 whole machine is suspended does not count."""
 CULPRIT_S = 0.5
-"""How long the loss of a rank with last words waits for that of another one without."""
+"""When ranks with last words are lost: how long to wait for a lost rank that has none and so is to
+blame."""
 BEAT = b"."
 
 OnLost = Callable[[int, bytes], None]
@@ -27,7 +28,7 @@ class Watch:
     """Exchanges beats with other ranks, in a thread of its own."""
 
     def __init__(self, peers: Mapping[int, Connection], on_lost: OnLost) -> None:
-        """peers: connections by rank, whose other ends belong to their watches."""
+        """peers: connections to the watches of the other ranks, by rank."""
         self._peers = peers
         self._on_lost = on_lost
         self._stopped, self._stop = Pipe(duplex=False)
@@ -70,10 +71,10 @@ class Watch:
                         connection.send_bytes(BEAT)
 
     def _culprit(self, lost: dict[int, bytes]) -> int:
-        """Return which of the lost ranks is at fault. Adds those that are lost meanwhile.
+        """Return which of the lost ranks is at fault. Adds ranks that are lost while it waits.
 
-        One that ends without a word makes the others' collectives fail. The news of that may come
-        before the end itself.
+        A rank that ends without a word makes the others' collectives fail, and their last words may
+        arrive before its end is noticed.
         """
         deadline = time.monotonic() + CULPRIT_S
         while all(lost.values()) and time.monotonic() < deadline:

@@ -38,11 +38,11 @@ def _plan_draw(rows: Sequence[Row], indices: list[int], vocab_size: int, parcel:
     filters = plan_filters(random, vocab_size, parcel)
 
     def draw(scores: Tensor, token_ids: Tensor) -> None:
-        own = scores[row_index()].float()
-        own.sub_(own.amax(1, keepdim=True)).div_(temperature())
-        weights = weigh(own)
+        row_scores = scores[row_index()].float()
+        row_scores.sub_(row_scores.amax(1, keepdim=True)).div_(temperature())
+        weights = weigh(row_scores)
         for keep in filters:
-            keep(own, weights)
+            keep(row_scores, weights)
         cumulative = weights.cumsum_(1)
         total = cumulative[:, -1:]
         threshold = (uniform() * total).to(torch.int64).minimum(total - 1)

@@ -79,17 +79,17 @@ def _top(rows: Sequence[Row], indices: list[int], width: int, parcel: Parcel) ->
     mass = parcel.put(np.array([[params.top_p] for params in all_params]))
 
     def keep(scores: Tensor, weights: Tensor) -> None:
-        own, own_weights = scores[row_index()], weights[row_index()]
-        if width < own.shape[1]:
-            ranked, order = own.topk(width)
+        row_scores, row_weights = scores[row_index()], weights[row_index()]
+        if width < row_scores.shape[1]:
+            ranked, order = row_scores.topk(width)
         else:
-            ranked, order = own.sort(descending=True)
+            ranked, order = row_scores.sort(descending=True)
         lowest = ranked.gather(1, last())
-        own_weights.masked_fill_(own < lowest, 0)
-        ranked_weights = own_weights.gather(1, order)
-        nucleus = _value_at_mass(ranked, ranked_weights, mass() * own_weights.sum(1, keepdim=True))
+        row_weights.masked_fill_(row_scores < lowest, 0)
+        ranked_weights = row_weights.gather(1, order)
+        nucleus = _value_at_mass(ranked, ranked_weights, mass() * row_weights.sum(1, keepdim=True))
         lowest = torch.where(mass() < 1, nucleus, lowest)
-        _drop(weights, row_index(), own < lowest)
+        _drop(weights, row_index(), row_scores < lowest)
 
     return keep
 
@@ -103,12 +103,14 @@ def _typical(rows: Sequence[Row], indices: list[int], parcel: Parcel) -> Filter:
     mass = parcel.put(np.array([[rows[index].params.typical_p] for index in indices]))
 
     def keep(scores: Tensor, weights: Tensor) -> None:
-        own, own_weights = scores[row_index()], weights[row_index()]
-        total = own_weights.sum(1, keepdim=True)
-        mean = torch.where(own_weights > 0, own * own_weights.double(), 0).sum(1, True) / total
-        distance = (own - mean.float()).abs()
+        row_scores, row_weights = scores[row_index()], weights[row_index()]
+        total = row_weights.sum(1, keepdim=True)
+        mean = (
+            torch.where(row_weights > 0, row_scores * row_weights.double(), 0).sum(1, True) / total
+        )
+        distance = (row_scores - mean.float()).abs()
         ranked, order = distance.sort()
-        farthest = _value_at_mass(ranked, own_weights.gather(1, order), mass() * total)
+        farthest = _value_at_mass(ranked, row_weights.gather(1, order), mass() * total)
         _drop(weights, row_index(), distance > farthest)
 
     return keep

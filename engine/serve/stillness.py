@@ -48,8 +48,8 @@ class Activity:
         """Return True also where there is no /proc."""
         if not self._tasks.is_dir():
             return True
-        own, before = str(threading.get_native_id()), self._ticks
-        stats = {path.name: _stat(path) for path in self._tasks.iterdir() if path.name != own}
+        own_id, before = str(threading.get_native_id()), self._ticks
+        stats = {path.name: _stat(path) for path in self._tasks.iterdir() if path.name != own_id}
         self._ticks = {name: ticks for name, (_, ticks) in stats.items()}
         is_running = any(state in _ACTIVE_STATES for state, _ in stats.values())
         return is_running or self._ticks != before

@@ -18,7 +18,7 @@ MIN_INTERVAL_S = 0.1
 MAX_INTERVAL_S = 0.5
 MAX_SHARE = 0.004
 """Fraction of the loop's CPU time that snapshots may take. With a large batch or a busy machine
-they become rarer, but there is one every MAX_INTERVAL_S, also while the engine is idle."""
+they become rarer, but there is one every MAX_INTERVAL_S, even while the engine is idle."""
 MAX_WAITING = 64
 """Waiting groups in a snapshot."""
 MAX_ENDED = 1024

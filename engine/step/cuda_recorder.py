@@ -11,8 +11,8 @@ import torch
 Work = Callable[[], object]
 """Launches kernels."""
 MAX_DEVICE_TIME = 1.1
-"""Device time of a step over the host's time to launch it, up to which the host is the limit. The
-last kernels end a little after the last launch."""
+"""A step is launch-bound up to this ratio of its device time to its launch time. It is above 1,
+because the last kernels end a little after the last launch."""
 
 
 class CudaRecorder:

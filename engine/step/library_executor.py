@@ -69,14 +69,14 @@ def load_library_model(source: ModelSource) -> LibraryModel:
     return LibraryModel(model.to(source.device).eval())
 
 
-def _without_defaults(own: Any) -> Any:
+def _without_defaults(model_config: Any) -> Any:
     """Return a generation config without sampling or stopping settings; requests set these.
 
     NOTE: `generate` merges the model's own config into any config that it is passed.
     """
-    config = type(own)()
+    config = type(model_config)()
     for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id", "forced_bos_token_id"):
-        setattr(config, name, getattr(own, name, None))
+        setattr(config, name, getattr(model_config, name, None))
     return config
 
 

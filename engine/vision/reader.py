@@ -54,7 +54,7 @@ class ImageReader:
     def read(self, job: ReadImages) -> EncodedPrompt:
         """Return the prompt of a conversation.
 
-        Raises RequestError if a file is no image, or if the processor refuses an image.
+        Raises RequestError if a file is not an image, or if the processor refuses it.
         """
         images = [
             read_image(file.data, file.field, IMAGE_PIXELS.maximum, FORMATS) for file in job.files

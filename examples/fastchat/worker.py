@@ -151,7 +151,7 @@ class HeartBeat:
         self._worker = worker
 
     def run(self, interval_s: float) -> None:
-        """Send heartbeats until the process ends, also after the controller was unreachable."""
+        """Send heartbeats until the process ends, even after the controller was unreachable."""
         while True:
             if self._worker.is_healthy():
                 try:

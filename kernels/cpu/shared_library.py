@@ -106,9 +106,9 @@ def host_target() -> Target:
 
 def cache_directory() -> Path:
     """Return $LONGSHORE_CACHE, or `longshore` in the user's cache directory."""
-    own = os.environ.get("LONGSHORE_CACHE")
-    if own:
-        return Path(own)
+    configured = os.environ.get("LONGSHORE_CACHE")
+    if configured:
+        return Path(configured)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longshore"
 
 

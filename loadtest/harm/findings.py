@@ -14,7 +14,7 @@ MAX_GROWTH_BYTES = 48 * 2**20
 """A process may grow by this share and this much since the part without kills."""
 MAX_MORE_FILES = 8
 MAX_MORE_THREADS = 4
-"""Connections that the kernel still holds, and threads of pools that had not started all."""
+"""Growth to allow: connections that the kernel still holds, and pools that start threads late."""
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ MIN_SHARE = 0.05
 
 
 def explanation(lower: Run, higher: Run) -> str:
-    """Say how the steps of two runs differ, and which causes of that differ too.
+    """Say how the steps of two runs differ, and what may cause it.
 
     Compares only what was measured, not what is known about strategies. Returns '' if the servers
     export no figures of steps.
@@ -23,20 +23,20 @@ def explanation(lower: Run, higher: Run) -> str:
     if None in (high.batch, high.step_s, low.batch, low.step_s):
         return ""
     parts = [
-        f"its steps run {number(high.batch)} sequences against {number(low.batch)}, one every "
+        f"its steps run {number(high.batch)} sequences against {number(low.batch)}, a step every "
         f"{duration(high.step_s)} against {duration(low.step_s)}"
     ]
     for share, text in _CAUSES:
-        ours, theirs = share(higher), share(lower)
-        if ours is not None and theirs is not None and abs(ours - theirs) > MIN_SHARE:
-            parts.append(text.format(percent(ours), percent(theirs)))
+        first, second = share(higher), share(lower)
+        if first is not None and second is not None and abs(first - second) > MIN_SHARE:
+            parts.append(text.format(percent(first), percent(second)))
     if None not in (high.preemptions, low.preemptions) and high.preemptions != low.preemptions:
         parts.append(f"{number(high.preemptions)} preemptions against {number(low.preemptions)}")
     return "; ".join(parts)
 
 
 def _padding(run: Run) -> float | None:
-    """Return the padding's share of slot time: none where a request frees its slot when it ends."""
+    """Return the padding's share of slot time: 0 if a request frees its slot when it ends."""
     return 0.0 if run.strategy in ("none", "continuous", "paged") else padding_share(run)
 
 

@@ -68,10 +68,10 @@ def _bars(servers: Sequence[Rounds], measure: Measure, labels: Sequence[str], wi
         if math.isfinite(value := measure.value(rounds.typical))
         and (spread := [v for v in map(measure.value, rounds.runs) if math.isfinite(v)])
     ]
-    most = max((row["high"] for row in values), default=1.0)
+    highest = max((row["high"] for row in values), default=1.0)
     x = {
         "field": "value", "type": "quantitative", "axis": None,
-        "scale": {"nice": False, "domain": [0, 1.2 * most]},
+        "scale": {"nice": False, "domain": [0, 1.2 * highest]},
     }  # fmt: skip
     axis = {"title": None, "domain": False, "ticks": False, "labelColor": INK, "labelPadding": 8}
     title = f"{servers[0].workload}: {measure.title}{', less is better' if measure.is_cost else ''}"
@@ -174,10 +174,10 @@ def timelines(runs: Sequence[Run]) -> Spec:
     """Return the batch size, and the KV cache allocated and filled, over time, a column per run."""
     runs = [run for run in runs if any(sample.metrics for sample in run.samples)]
     labels = [run.label for run in runs]
-    most = max((max(_batches(run), default=0.0) for run in runs), default=1.0)
+    highest = max((max(_batches(run), default=0.0) for run in runs), default=1.0)
     width = (WIDTH - 60 - 24 * len(runs)) / max(2, len(runs))
     rows = (
-        [_batch(run, width, most, labels, has_axis=run is runs[0]) for run in runs],
+        [_batch(run, width, highest, labels, has_axis=run is runs[0]) for run in runs],
         [_memory(run, width, has_axis=run is runs[0]) for run in runs],
     )
     return {
@@ -191,7 +191,9 @@ def _batches(run: Run) -> list[float]:
     return [sample.metrics["running"] for sample in run.samples if "running" in sample.metrics]
 
 
-def _batch(run: Run, width: float, most: float, labels: Sequence[str], *, has_axis: bool) -> Spec:
+def _batch(
+    run: Run, width: float, highest: float, labels: Sequence[str], *, has_axis: bool
+) -> Spec:
     values = [
         {"at": round(sample.at_s, 2), "running": sample.metrics["running"]}
         for sample in run.samples
@@ -212,7 +214,7 @@ def _batch(run: Run, width: float, most: float, labels: Sequence[str], *, has_ax
             "y": {
                 "field": "running",
                 "type": "quantitative",
-                "scale": {"domain": [0, most]},
+                "scale": {"domain": [0, highest]},
                 "axis": {"title": "batch size", "tickCount": 4} if has_axis else None,
             },
         },

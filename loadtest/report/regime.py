@@ -75,11 +75,13 @@ def _memory(runs: Sequence[Run]) -> list[str]:
             "KV memory was plentiful: no request of continuous or paged waited for it, so both run "
             "the same sequences."
         ]
-    most = {name: max(s.metrics.get("running", 0.0) for s in samples[name]) for name in _SHARING}
+    max_running = {
+        name: max(s.metrics.get("running", 0.0) for s in samples[name]) for name in _SHARING
+    }
     return [
         f"KV memory was scarce for {' and '.join(short)}: requests waited for it. continuous ran "
-        f"up to {number(most['continuous'])} sequences at once, paged up to "
-        f"{number(most['paged'])}."
+        f"up to {number(max_running['continuous'])} sequences at once, paged up to "
+        f"{number(max_running['paged'])}."
     ]
 
 

@@ -18,7 +18,7 @@ STRATEGIES = {
 """Colours by strategy, from the simplest to the most efficient one. Legends keep this order, and so
 do rows unless the latency leads (rounds.py)."""
 OTHER = "#566270"
-"""Colour of all servers that are none of ours; in line charts they differ in dashes."""
+"""Colour of all servers that are not ours; in line charts they differ in dashes."""
 SOLID = (1, 0)
 TUNED_DASH = (5, 3)
 OTHER_DASHES = (SOLID, (2, 2), (9, 3), (9, 3, 2, 3))

@@ -81,7 +81,7 @@ def objective(bounds: Mapping[str, float]) -> str:
 
 
 def goodputs(results: Results) -> Table:
-    """Return the goodput of each workload, or of each rate of a sweep, on each server, a column."""
+    """Return the goodput of each workload, or of each rate of a sweep, with a column per server."""
     if results.slo:
         return _goodputs_by_rate(results)
     runs = [run for run in results.runs if not run.variant]

@@ -142,7 +142,7 @@ def _calmest(times: Sequence[float], shown_s: float) -> Span:
     return Span(start, start + length)
 
 
-def _round_step(least: float) -> float:
-    """Return the smallest of 1, 2 and 5 times a power of ten that is at least `least`."""
-    power = 10 ** math.floor(math.log10(least))
-    return next(step * power for step in (*TICK_STEPS, 10) if step * power >= least)
+def _round_step(minimum: float) -> float:
+    """Return the smallest of 1, 2 and 5 times a power of ten that is at least `minimum`."""
+    power = 10 ** math.floor(math.log10(minimum))
+    return next(step * power for step in (*TICK_STEPS, 10) if step * power >= minimum)

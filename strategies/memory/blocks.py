@@ -231,11 +231,11 @@ class PagedMemory(KVMemory):
             # The block may still be cached: the parent that filled it was freed.
             self._prefixes.remove(shared)
             return
-        [own] = self._allocate(1)
+        [copy] = self._allocate(1)
         self._release((shared,))
-        self._copies.append((shared, own))
+        self._copies.append((shared, copy))
         table, index = self.table(span.sequence_id), span.start // self.block_size
-        self._tables[span.sequence_id] = (*table[:index], own, *table[index + 1 :])
+        self._tables[span.sequence_id] = (*table[:index], copy, *table[index + 1 :])
 
     def _allocate(self, num_blocks: int) -> tuple[int, ...]:
         blocks = self._pool.allocate(num_blocks)

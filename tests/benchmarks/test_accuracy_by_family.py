@@ -43,4 +43,4 @@ def test_a_row_has_the_figures_of_every_precision(capsys):
 def test_unknown_families_are_an_error(capsys):
     with pytest.raises(SystemExit):
         main(["bloom"])
-    assert "bloom is none of the families llama, " in capsys.readouterr().err
+    assert "bloom is not one of the families llama, " in capsys.readouterr().err

@@ -131,7 +131,7 @@ def test_the_comparison_runs(tmp_path):
 
 
 def test_every_system_quantizes_its_weights(tmp_path, monkeypatch, capsys):
-    """Only the offline system runs; what the server is told is enough."""
+    """Only the offline system really runs. Of the server, only the environment is checked."""
 
     def serve(command, environment, *_):
         environments.append(environment)

@@ -36,7 +36,7 @@ def test_calls_are_counted_with_their_bytes():
     assert traffic.seconds >= 0.02
     with pytest.raises(RuntimeError), traffic.count(10):
         raise RuntimeError
-    assert traffic.calls == 2, "a call that failed is none"
+    assert traffic.calls == 2, "failed calls do not count"
 
 
 def test_nothing_is_left_of_ranks_that_cannot_start(tmp_path, monkeypatch):

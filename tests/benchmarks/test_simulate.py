@@ -91,23 +91,23 @@ def test_a_request_that_misses_a_static_batch_waits_for_the_next():
     expected[1] -= 0.001
     assert found == pytest.approx(expected)
     # Two at once form one batch; the third waits for its longest member.
-    gang = [step(10, 20), step(11, 21), step(22), step(23)]
+    batch = [step(10, 20), step(11, 21), step(22), step(23)]
     assert latencies("dynamic", requests) == pytest.approx({
-        0: sum(gang[:2]), 1: sum(gang), 2: sum(gang) + step(5) - 0.01
+        0: sum(batch[:2]), 1: sum(batch), 2: sum(batch) + step(5) - 0.01
     })  # fmt: skip
 
 
 def test_a_padded_batch_answers_all_at_its_end():
     found = latencies("fastertransformer", arrivals((0.0, 10, 2), (0.0, 20, 4)))
-    gang = sum(step(length, length) for length in (20, 21, 22, 23))
-    assert found == pytest.approx({0: gang, 1: gang})
+    batch = sum(step(length, length) for length in (20, 21, 22, 23))
+    assert found == pytest.approx({0: batch, 1: batch})
 
 
 def test_a_padded_batch_reserves_the_greatest_length_for_every_row():
     requests = arrivals((0.0, 10, 2), (0.0, 10, 2), (0.0, 10, 2))
     found = latencies("fastertransformer", requests, hardware=hardware(600))
-    gang = step(10, 10) + step(11, 11)
-    assert found == pytest.approx({0: gang, 1: gang, 2: gang + step(10) + step(11)})
+    batch = step(10, 10) + step(11, 11)
+    assert found == pytest.approx({0: batch, 1: batch, 2: batch + step(10) + step(11)})
 
 
 def test_new_requests_join_between_two_steps():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from browser.captions import fill, found
+from browser.captions import fill, marked_texts
 from browser.peer_table import peer_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,8 +19,8 @@ def test_texts_replace_what_is_between_their_markers(tmp_path: Path) -> None:
     two.write_text("Text.\n" + PAGE.replace("a.png", "b.png"))
     fill([one, two], {"a.png": "| new |\n| rows |"})
     assert one.read_text() == PAGE.replace("old", "| new |\n| rows |")
-    assert found(one.read_text()) == {"a.png": "| new |\n| rows |"}
-    assert found(two.read_text()) == {"b.png": "old"}
+    assert marked_texts(one.read_text()) == {"a.png": "| new |\n| rows |"}
+    assert marked_texts(two.read_text()) == {"b.png": "old"}
 
 
 def test_a_text_without_a_place_is_an_error_and_nothing_is_written(tmp_path: Path) -> None:
@@ -33,4 +33,4 @@ def test_a_text_without_a_place_is_an_error_and_nothing_is_written(tmp_path: Pat
 
 def test_the_table_of_the_readme_has_the_measured_figures() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert found(readme)["vllm"] == peer_table(ROOT / "benchmarks" / "results")
+    assert marked_texts(readme)["vllm"] == peer_table(ROOT / "benchmarks" / "results")

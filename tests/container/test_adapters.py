@@ -119,7 +119,7 @@ def test_names_may_have_slashes(lora: FlaskClient) -> None:
 def test_nothing_is_done_before_the_body_has_arrived(
     serve: Serve, engine: FakeEngine, method: str, path: str, body: bytes
 ) -> None:
-    """A body that is refused must not leave the adapter loaded or unloaded all the same."""
+    """A request whose body is refused must not load or unload the adapter."""
     http = serve(enable_lora=True, max_request_size=100)
     assert load(http, "a").status_code == 200
     num_received = len(engine.received)

@@ -142,7 +142,7 @@ def test_the_output_of_another_batch_is_not_touched(files: Files) -> None:
     files.run()
     before = files.output.read_bytes()
     files.write(line("b"))
-    with pytest.raises(ConfigurationError, match="outcome of another request than line 1"):
+    with pytest.raises(ConfigurationError, match="outcome of a different request for line 1"):
         files.run()
     assert files.output.read_bytes() == before
     for notes in (b"notes\n", b'{"id": "\xff"}\n'):

@@ -28,7 +28,7 @@ from tests.container.processes import descendants
 
 
 @pytest.fixture
-def own(tokenizer: Tokenizer) -> Iterator[Helper]:
+def own_helper(tokenizer: Tokenizer) -> Iterator[Helper]:
     """A helper that may die."""
     helper = Helper(tokenizer.model_dir, None)
     yield helper
@@ -91,12 +91,12 @@ BOUNDED = [
 ]
 
 
-def test_hostile_grammars_end_alone(own: Helper) -> None:
+def test_hostile_grammars_end_alone(own_helper: Helper) -> None:
     """Each crashes llguidance or runs for seconds; the next grammar finds a new process."""
     for number, form in enumerate(HOSTILE):
         with pytest.raises(RequestError, match=r"too complex|takes too long"):
-            grammar(own, **form)
-        assert grammar(own, regex=f"a{{{number}}}") == f"start: /a{{{number}}}/"
+            grammar(own_helper, **form)
+        assert grammar(own_helper, regex=f"a{{{number}}}") == f"start: /a{{{number}}}/"
 
 
 @pytest.mark.parametrize(("form", "why"), BOUNDED)
@@ -121,13 +121,13 @@ call_on_stack(num_bytes, lambda: use(sys.stdin.read()))
 
 @pytest.mark.parametrize("make", [rules, references, alternatives])
 def test_the_deepest_grammar_that_is_accepted_is_safe(
-    own: Helper, tokenizer: Tokenizer, make: Callable[[int], dict[str, Any]]
+    own_helper: Helper, tokenizer: Tokenizer, make: Callable[[int], dict[str, Any]]
 ) -> None:
     """It compiles on a quarter of the stack that the engine has."""
 
     def accepts(depth: int) -> bool:
         try:
-            return bool(grammar(own, **make(depth)))
+            return bool(grammar(own_helper, **make(depth)))
         except RequestError:
             return False
 
@@ -138,12 +138,12 @@ def test_the_deepest_grammar_that_is_accepted_is_safe(
         middle = (low + high) // 2
         low, high = (middle, high) if accepts(middle) else (low, middle)
     command = [sys.executable, "-c", COMPILE, str(tokenizer.model_dir), str(2 * HELPER_STACK_BYTES)]
-    deepest = grammar(own, **make(low))
+    deepest = grammar(own_helper, **make(low))
     subprocess.run(command, input=deepest, text=True, check=True)
 
 
-def test_the_event_loop_goes_on_meanwhile(own: Helper) -> None:
-    grammar(own, regex="a")
+def test_the_event_loop_goes_on_meanwhile(own_helper: Helper) -> None:
+    grammar(own_helper, regex="a")
     ticks = 0
 
     def tick() -> None:
@@ -154,26 +154,26 @@ def test_the_event_loop_goes_on_meanwhile(own: Helper) -> None:
 
     ticking = gevent.spawn(tick)
     with pytest.raises(RequestError, match=r"too complex|takes too long"):
-        grammar(own, **HOSTILE[-1])
+        grammar(own_helper, **HOSTILE[-1])
     ticking.kill()
     assert ticks > 10
 
 
-def test_a_request_that_ends_while_it_waits_leaves_the_helper_usable(own: Helper) -> None:
-    grammar(own, regex="a")
-    waiting = gevent.spawn(grammar, own, **HOSTILE[-1])
+def test_a_request_that_ends_while_it_waits_leaves_the_helper_usable(own_helper: Helper) -> None:
+    grammar(own_helper, regex="a")
+    waiting = gevent.spawn(grammar, own_helper, **HOSTILE[-1])
     gevent.sleep(0.05)
     waiting.kill()
-    assert grammar(own, regex="ab") == "start: /ab/"
+    assert grammar(own_helper, regex="ab") == "start: /ab/"
 
 
-def test_grammars_are_kept(own: Helper) -> None:
+def test_grammars_are_kept(own_helper: Helper) -> None:
     """A kept one needs no process."""
     for number in range(MAX_KEPT + 1):
-        grammar(own, regex=f"a{{{number}}}")
-    own.close()
+        grammar(own_helper, regex=f"a{{{number}}}")
+    own_helper.close()
     before = descendants(os.getpid())
-    assert grammar(own, regex="a{1}") == "start: /a{1}/"
+    assert grammar(own_helper, regex="a{1}") == "start: /a{1}/"
     assert descendants(os.getpid()) == before
 
 

@@ -99,7 +99,9 @@ def test_why_a_message_stops(
     *_, delta, last = records = events(response)
     assert (delta["delta"]["stop_reason"], delta["delta"]["stop_sequence"]) == stop
     assert last == {"type": "message_stop"}
-    texts = [each["delta"]["text"] for each in records if each["type"] == "content_block_delta"]
+    texts = [
+        record["delta"]["text"] for record in records if record["type"] == "content_block_delta"
+    ]
     assert "".join(texts) == text
 
 
@@ -128,15 +130,15 @@ def test_thinking_text_and_tool_use_are_blocks(thinker: FlaskClient) -> None:
 
 def test_thinking_text_and_tool_use_are_streamed(thinker: FlaskClient) -> None:
     records = events(ask(thinker, tools=TOOLS, max_tokens=90, stream=True))
-    starts = [each for each in records if each["type"] == "content_block_start"]
+    starts = [record for record in records if record["type"] == "content_block_start"]
     assert [start["content_block"]["type"] for start in starts] == ["thinking", "text", "tool_use"]
     assert [start["index"] for start in starts] == [0, 1, 2]
     assert (starts[2]["content_block"]["name"], starts[2]["content_block"]["input"]) == ("f", {})
-    deltas = [each for each in records if each["type"] == "content_block_delta"]
+    deltas = [record for record in records if record["type"] == "content_block_delta"]
     said = ["".join(d["delta"].get(name, "") for d in deltas)
             for name in ("thinking", "text", "partial_json")]  # fmt: skip
     assert said == ["Well", "So:", '{"x":1}']
-    assert sum(each["type"] == "content_block_stop" for each in records) == 3
+    assert sum(record["type"] == "content_block_stop" for record in records) == 3
     assert records[-2]["delta"]["stop_reason"] == "tool_use"
 
 

@@ -164,7 +164,7 @@ BAD_PARAMETERS: list[tuple[dict[str, object], str, str]] = [
     ({"prompt_logprobs": 2}, "prompt_logprobs", "needs details"),
     ({"prompt_logprobs": 2, "details": True, "stream": True}, "prompt_logprobs", "stream"),
     ({"num_beams": 3, "do_sample": True}, "do_sample", "beam search"),
-    ({"num_beams": 3, "best_of": 2}, "best_of", "another width"),
+    ({"num_beams": 3, "best_of": 2}, "best_of", "differs from num_beams"),
     ({"num_beams": 3, "details": True, "decoder_input_details": True}, "decoder_input_details",
      "beam search"),
     ({"early_stopping": "often"}, "early_stopping", 'true, false or "never"'),
@@ -257,7 +257,7 @@ def test_every_sampling_parameter_reaches_the_engine():
     ],
 )
 def test_number_of_answers(parameters: object, expected: tuple[int, int | None]) -> None:
-    """With n=1 of several samples they are ranked; `best_of` alone returns all of them."""
+    """Several samples with n=1 are ranked; `best_of` alone returns all of them."""
     params = parse_request(request({"inputs": "a", "parameters": parameters}), JSON).decoding.params
     assert (params.n, params.best_of) == expected
 

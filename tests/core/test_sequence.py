@@ -14,20 +14,21 @@ from core.sequence import Sequence
 from core.structured_outputs import StructuredOutputsParams
 
 
-def sequence(**params):
+def make_sequence(**params):
     return Sequence(0, [5, 6, 7], SamplingParams(**params), eos_token_ids=[0, 1])
 
 
-def append(one, *token_ids):
-    return one.append(Sampled(token_ids, (0.0,) * len(token_ids)))
+def append(sequence, *token_ids):
+    return sequence.append(Sampled(token_ids, (0.0,) * len(token_ids)))
 
 
 def test_a_new_sequence_has_a_pending_prompt():
-    one = sequence()
-    assert (one.num_pending_tokens, one.num_generated_tokens, one.max_length) == (3, 0, 19)
-    one.num_computed_tokens = 3
-    append(one, 9)
-    assert (one.num_pending_tokens, one.num_generated_tokens) == (1, 1)
+    sequence = make_sequence()
+    assert (sequence.num_pending_tokens, sequence.num_generated_tokens) == (3, 0)
+    assert sequence.max_length == 19
+    sequence.num_computed_tokens = 3
+    append(sequence, 9)
+    assert (sequence.num_pending_tokens, sequence.num_generated_tokens) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -42,19 +43,19 @@ def test_a_new_sequence_has_a_pending_prompt():
     ],
 )
 def test_finish_reasons(params, tokens, count, finish):
-    one = sequence(**params)
-    assert append(one, *tokens) == count
-    assert one.finish == finish
-    assert one.token_ids[3:] == list(tokens[:count])
+    sequence = make_sequence(**params)
+    assert append(sequence, *tokens) == count
+    assert sequence.finish == finish
+    assert sequence.token_ids[3:] == list(tokens[:count])
 
 
 def test_a_completed_grammar_finishes_the_sequence():
     """The sequence ends with that token, whatever it is and whatever length is left."""
     for params in ({"ignore_eos": True}, {"max_tokens": 3}, {}):
-        one = sequence(**params)
-        assert one.append(Sampled((9, 9, 8), (0.0,) * 3, ends=True)) == 3
-        assert one.finish == Finish.EOS
-    cut = sequence(max_tokens=2)
+        sequence = make_sequence(**params)
+        assert sequence.append(Sampled((9, 9, 8), (0.0,) * 3, ends=True)) == 3
+        assert sequence.finish == Finish.EOS
+    cut = make_sequence(max_tokens=2)
     cut.append(Sampled((9, 9, 8), (0.0,) * 3, ends=True))
     assert cut.finish == Finish.LENGTH
 
@@ -64,12 +65,12 @@ def test_tokens_that_the_host_must_know_are_waited_for():
     form = StructuredOutputsParams(regex="a")
     known_by_the_host = ({"structured_outputs": form}, {"no_repeat_ngram_size": 2})
     for params, pending in (({}, 1), *((constraint, 0) for constraint in known_by_the_host)):
-        one = sequence(**params)
-        assert one.num_pending_tokens == 3
-        one.num_computed_tokens, one.num_in_flight = 3, 1
-        assert one.num_pending_tokens == pending
-        append(one, 9)
-        assert one.num_pending_tokens == 1
+        sequence = make_sequence(**params)
+        assert sequence.num_pending_tokens == 3
+        sequence.num_computed_tokens, sequence.num_in_flight = 3, 1
+        assert sequence.num_pending_tokens == pending
+        append(sequence, 9)
+        assert sequence.num_pending_tokens == 1
 
 
 @pytest.mark.parametrize(
@@ -166,12 +167,12 @@ def test_all_parameters_round_trip_through_msgpack():
 
 
 def test_each_prompt_position_is_scored_once():
-    one = sequence(prompt_logprobs=1)
-    assert one.rows_to_score(0, 2) == range(0, 2)
-    one.num_scored_rows = 1
-    assert one.rows_to_score(0, 3) == range(1, 2), "the last known token has no successor"
-    assert not one.rows_to_score(2, 9)
-    assert not sequence().rows_to_score(0, 3)
+    sequence = make_sequence(prompt_logprobs=1)
+    assert sequence.rows_to_score(0, 2) == range(0, 2)
+    sequence.num_scored_rows = 1
+    assert sequence.rows_to_score(0, 3) == range(1, 2), "the last known token has no successor"
+    assert not sequence.rows_to_score(2, 9)
+    assert not make_sequence().rows_to_score(0, 3)
 
 
 @pytest.mark.parametrize(("keep", "left"), [(None, 9), (4, 4), (20, 9), (-1, 8)])

@@ -1,4 +1,4 @@
-"""`deploy compare`: endpoints are measured and removed one by one, also after errors."""
+"""`deploy compare`: endpoints are measured and removed one by one, even after errors."""
 
 from __future__ import annotations
 

@@ -192,8 +192,8 @@ def serve(
         files = ["--properties", str(path), "--model-dir", str(model)]
         command = [*_COMMAND, "--port", str(port), *files]
     command += flags
-    with _running(tmp_path, command, port, variables) as it:
-        yield it
+    with _running(tmp_path, command, port, variables) as container:
+        yield container
 
 
 @contextmanager
@@ -206,8 +206,8 @@ def serve_models(tmp_path: Path, models: Path, **environment: str) -> Iterator[C
     else:
         command = [*_COMMAND, "--port", str(port)]
         variables["OPTION_SOURCE_ROOTS"] = str(models)
-    with _running(tmp_path, command, port, variables) as it:
-        yield it
+    with _running(tmp_path, command, port, variables) as container:
+        yield container
 
 
 def model_url(models: Path, name: str) -> str:

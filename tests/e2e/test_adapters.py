@@ -46,10 +46,10 @@ def expected(model):
 
 def test_adapters_end_to_end(tmp_path, model, expected):
     where = "/opt/ml/model" if IMAGE else str(model)
-    with serve(tmp_path, OPTIONS, model=model) as it:
+    with serve(tmp_path, OPTIONS, model=model) as container:
 
         def ask(method, path, body=None, **headers):
-            connection = http.client.HTTPConnection("127.0.0.1", it.port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", container.port, timeout=60)
             connection.request(method, path, body and json.dumps(body), headers)
             response = connection.getresponse()
             status, answer = response.status, json.loads(response.read())
@@ -65,9 +65,9 @@ def test_adapters_end_to_end(tmp_path, model, expected):
         assert load("b", "more/b")[0] == 409
         assert load("c", "more/b")[0] == 507
         check_choosing(ask, expected)
-        check_unloading(it, ask, load, expected)
-        it.wait_for_log("loaded: a\n")
-        assert it.stop() == 0
+        check_unloading(container, ask, load, expected)
+        container.wait_for_log("loaded: a\n")
+        assert container.stop() == 0
 
 
 def check_choosing(ask, expected):
@@ -90,9 +90,9 @@ def check_choosing(ask, expected):
     assert [entry["id"] for entry in models] == [MODEL_NAME, "a", "b"]
 
 
-def check_unloading(it, ask, load, expected):
+def check_unloading(container, ask, load, expected):
     """A running stream ends normally; then its slot is free."""
-    connection = http.client.HTTPConnection("127.0.0.1", it.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", container.port, timeout=60)
     payload = {
         "inputs": PROMPT, "adapters": "a", "stream": True,
         "parameters": {"max_new_tokens": 400, "ignore_eos": True},

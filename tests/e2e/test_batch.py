@@ -41,7 +41,9 @@ def test_a_batch_is_answered_by_the_model_of_its_properties(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     assert "batching: none" in done.stdout
     assert "2 answered, 1 failed" in done.stdout
-    outcomes = sorted(map(json.loads, output.read_text().splitlines()), key=lambda it: it["id"])
+    outcomes = sorted(
+        map(json.loads, output.read_text().splitlines()), key=lambda outcome: outcome["id"]
+    )
     completion, text, refused = (outcome["response"] for outcome in outcomes)
     assert completion["body"]["choices"][0]["text"] == text["body"]["generated_text"] != ""
     assert (refused["status_code"], refused["body"]["error"]["param"]) == (400, "max_tokens")

@@ -25,8 +25,8 @@ NUM_NEW = 12
 
 @pytest.fixture(scope="module")
 def container(tmp_path_factory) -> Iterator[Container]:
-    with serve(tmp_path_factory.mktemp("clients"), "option.dtype=fp32\n") as it:
-        yield it
+    with serve(tmp_path_factory.mktemp("clients"), "option.dtype=fp32\n") as container:
+        yield container
 
 
 @pytest.fixture(scope="module")
@@ -186,8 +186,8 @@ def test_openai_models(client):
 
 def test_hugging_face(tmp_path, expected):
     text = expected("ROMEO:")
-    with serve(tmp_path, "option.dtype=fp32\noption.tgi_compat=true\n") as it:
-        url = f"http://127.0.0.1:{it.port}"
+    with serve(tmp_path, "option.dtype=fp32\noption.tgi_compat=true\n") as container:
+        url = f"http://127.0.0.1:{container.port}"
         with closing(InferenceClient(f"{url}/invocations")) as client:
             options = {"max_new_tokens": NUM_NEW}
             assert client.text_generation("ROMEO:", **options) == text
@@ -228,10 +228,10 @@ def test_boto3(tmp_path, expected):
     text = expected("ROMEO:")
     options = "option.dtype=fp32\noption.local_runtime_api=true\n"
     options += f"option.enable_stateful_sessions=true\noption.sessions_path={tmp_path}/sessions\n"
-    with serve(tmp_path, options) as it:
+    with serve(tmp_path, options) as container:
         client = boto3.client(
             "sagemaker-runtime",
-            endpoint_url=f"http://127.0.0.1:{it.port}",
+            endpoint_url=f"http://127.0.0.1:{container.port}",
             region_name="us-east-1",
             aws_access_key_id="none",
             aws_secret_access_key="none",

@@ -57,35 +57,37 @@ def wait_until_idle(container):
 
 @pytest.mark.timeout(240)  # three starts of an engine
 def test_two_copies_share_the_requests_and_one_survives_the_other(tmp_path):
-    with serve(tmp_path, PROPERTIES, model=long_winded(tmp_path)) as it:
-        wait_for_both(it)
-        it.wait_for_log("engine of copy 1 is ready")
-        assert "    copy 1: rank 0 on the CPU, " in it.log
-        expected = it.invoke("ROMEO:", max_new_tokens=8)["generated_text"]
-        wait_until_idle(it)
-        with it.stream("ROMEO:", max_new_tokens=LONG_ANSWER, ignore_eos=True) as first:
+    with serve(tmp_path, PROPERTIES, model=long_winded(tmp_path)) as container:
+        wait_for_both(container)
+        container.wait_for_log("engine of copy 1 is ready")
+        assert "    copy 1: rank 0 on the CPU, " in container.log
+        expected = container.invoke("ROMEO:", max_new_tokens=8)["generated_text"]
+        wait_until_idle(container)
+        with container.stream("ROMEO:", max_new_tokens=LONG_ANSWER, ignore_eos=True) as first:
             next(first)
-            it.invoke(LONG, max_new_tokens=4)  # at the other copy
-            wait_until(lambda: series(it, RUNNING) == {"0": 1, "1": 0})
+            container.invoke(LONG, max_new_tokens=4)  # at the other copy
+            wait_until(lambda: series(container, RUNNING) == {"0": 1, "1": 0})
             parameters = {"max_new_tokens": 2000, "ignore_eos": True, "details": True}
-            with it.stream("ROMEO:", **parameters) as second:
+            with container.stream("ROMEO:", **parameters) as second:
                 next(second)
-                os.kill(engine_of(it, 0), signal.SIGKILL)
+                os.kill(engine_of(container, 0), signal.SIGKILL)
                 *_, lost = first
-                assert it.request("GET", "/ping")[0] == 200
+                assert container.request("GET", "/ping")[0] == 200
                 *_, whole = second
         assert lost["details"]["finish_reason"] == "error"
         assert (whole["details"]["finish_reason"], whole["details"]["generated_tokens"]) == (
             "length", 2000,
         )  # fmt: skip
-        wait_for_both(it)
+        wait_for_both(container)
         for _ in range(2):
-            it.invoke(LONG, max_new_tokens=4)  # stays, although the restarted copy has less to do
-        wait_until(lambda: series(it, "vllm:prefix_cache_hits_total")["1"] >= 2 * 256)
-        assert series(it, "vllm:prompt_tokens_total")["0"] == 0
-        wait_until_idle(it)
-        with it.stream("ROMEO:", max_new_tokens=LONG_ANSWER, ignore_eos=True) as lines:
+            container.invoke(
+                LONG, max_new_tokens=4
+            )  # stays, although the restarted copy has less to do
+        wait_until(lambda: series(container, "vllm:prefix_cache_hits_total")["1"] >= 2 * 256)
+        assert series(container, "vllm:prompt_tokens_total")["0"] == 0
+        wait_until_idle(container)
+        with container.stream("ROMEO:", max_new_tokens=LONG_ANSWER, ignore_eos=True) as lines:
             next(lines)
-            assert it.invoke("ROMEO:", max_new_tokens=8)["generated_text"] == expected
-            wait_until(lambda: series(it, RUNNING)["0"] == 1)
-        assert it.stop() == 0
+            assert container.invoke("ROMEO:", max_new_tokens=8)["generated_text"] == expected
+            wait_until(lambda: series(container, RUNNING)["0"] == 1)
+        assert container.stop() == 0

@@ -13,8 +13,8 @@ from tests.e2e.serving import Container, serve
 
 @pytest.fixture(scope="module")
 def container(tmp_path_factory) -> Iterator[Container]:
-    with serve(tmp_path_factory.mktemp("deploy"), "option.local_runtime_api=true\n") as it:
-        yield it
+    with serve(tmp_path_factory.mktemp("deploy"), "option.local_runtime_api=true\n") as container:
+        yield container
 
 
 @pytest.fixture(autouse=True)

@@ -47,9 +47,9 @@ def server(request, tmp_path_factory):
     """A container with each strategy in turn; it ends with exit code 0."""
     options = f"{OPTIONS[request.param]}option.dtype=fp32\n"
     folder = tmp_path_factory.mktemp("served")
-    with serve(folder, options, model=long_winded(folder)) as it:
-        yield it
-        assert it.stop() == 0
+    with serve(folder, options, model=long_winded(folder)) as container:
+        yield container
+        assert container.stop() == 0
 
 
 every_strategy = pytest.mark.parametrize("server", STRATEGIES, indirect=True)
@@ -224,25 +224,25 @@ def check_structured(complete, offline):
     assert complete(temperature=0, no_repeat_ngram_size=1)[0]["text"] == text
 
 
-def check_search(it, offline):
+def check_search(container, offline):
     best = offline(num_beams=3, n=2, temperature=0).outputs
     parameters = {"num_beams": 3, "n": 2, "details": True, "max_new_tokens": NUM_NEW}
-    answer = it.invoke(PROMPT, **parameters)
+    answer = container.invoke(PROMPT, **parameters)
     (other,) = answer["details"]["best_of_sequences"]
     assert [answer["generated_text"], other["generated_text"]] == [output.text for output in best]
 
 
-def check_best_of(it, offline):
+def check_best_of(container, offline):
     sampled = offline(seed=SEED, n=4).outputs
     ranked = sorted(sampled, key=lambda output: -output.cumulative_logprob)
     parameters = {"best_of": 4, "do_sample": True, "seed": SEED, "max_new_tokens": NUM_NEW}
-    answer = it.invoke(PROMPT, **parameters, details=True, top_n_tokens=1)
+    answer = container.invoke(PROMPT, **parameters, details=True, top_n_tokens=1)
     others = [
         best_of_sequence["generated_text"]
         for best_of_sequence in answer["details"]["best_of_sequences"]
     ]
     assert [answer["generated_text"], *others] == [output.text for output in ranked]
-    assert it.invoke(PROMPT, **parameters) == {"generated_text": ranked[0].text}
+    assert container.invoke(PROMPT, **parameters) == {"generated_text": ranked[0].text}
     tokens, top = answer["details"]["tokens"], answer["details"]["top_tokens"]
     assert all(
         likely[0]["logprob"] >= own["logprob"] for own, likely in zip(tokens, top, strict=True)

@@ -23,11 +23,11 @@ def test_the_image_starts_as_sagemaker_expects():
 
 
 def test_the_image_serves_a_read_only_model(tmp_path):
-    with serve(tmp_path, "option.batching=paged\n") as it:
-        assert "/opt/ml/model/serving.properties" in it.log
-        assert "compiler" not in it.log, "the kernels are compiled, and there is no compiler"
-        assert it.invoke("ROMEO:", max_new_tokens=4)["generated_text"]
-        assert it.stop() == 0
+    with serve(tmp_path, "option.batching=paged\n") as container:
+        assert "/opt/ml/model/serving.properties" in container.log
+        assert "compiler" not in container.log, "the kernels are compiled, and there is no compiler"
+        assert container.invoke("ROMEO:", max_new_tokens=4)["generated_text"]
+        assert container.stop() == 0
     assert {path.name for path in (tmp_path / "mounted").iterdir()} == {
         "README.md",
         "chat_template.jinja",

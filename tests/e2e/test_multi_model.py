@@ -36,38 +36,40 @@ def models(tmp_path):
 
 @pytest.mark.timeout(300)  # starts four engines
 def test_models_are_loaded_and_unloaded(tmp_path, models):
-    with serve_models(tmp_path, models, OPTION_LOCAL_RUNTIME_API="true") as it:
+    with serve_models(tmp_path, models, OPTION_LOCAL_RUNTIME_API="true") as container:
 
         def load(name):
             body = {"model_name": name, "url": model_url(models, name)}
-            status, data = it.request("POST", "/models", body)
+            status, data = container.request("POST", "/models", body)
             return status, json.loads(data).get("error")
 
         def invoke(name):
-            status, data = it.request("POST", f"/models/{name}/invoke", ASK)
+            status, data = container.request("POST", f"/models/{name}/invoke", ASK)
             assert status == 200, data
             return json.loads(data)["generated_text"]
 
         def names():
-            listed = json.loads(it.request("GET", "/models")[1])["models"]
+            listed = json.loads(container.request("GET", "/models")[1])["models"]
             return [entry["modelName"] for entry in listed]
 
         def stream(name):
-            return it.stream(ASK["inputs"], path=f"/models/{name}/invoke", max_new_tokens=400)
+            return container.stream(
+                ASK["inputs"], path=f"/models/{name}/invoke", max_new_tokens=400
+            )
 
         assert names() == []
         assert load("paged") == (200, None)
         assert load("paged")[0] == 409
-        first = set(descendants(it.process.pid))
+        first = set(descendants(container.process.pid))
         assert load("dynamic") == (200, None)
         assert names() == ["dynamic", "paged"]
         text = invoke("paged")
         assert invoke("dynamic") == text
-        it.wait_for_log("[dynamic]   batching: dynamic")
+        container.wait_for_log("[dynamic]   batching: dynamic")
 
         client = boto3.client(
             "sagemaker-runtime",
-            endpoint_url=f"http://127.0.0.1:{it.port}",
+            endpoint_url=f"http://127.0.0.1:{container.port}",
             region_name="us-east-1",
             aws_access_key_id="none",
             aws_secret_access_key="none",
@@ -75,7 +77,7 @@ def test_models_are_loaded_and_unloaded(tmp_path, models):
         invocation = {"EndpointName": "any", "TargetModel": "dynamic", "Body": json.dumps(ASK)}
         answer = client.invoke_endpoint(**invocation, ContentType="application/json")
         assert json.loads(answer["Body"].read())["generated_text"] == text
-        metrics = it.request("GET", "/metrics")[1].decode()
+        metrics = container.request("GET", "/metrics")[1].decode()
         for name in ("paged", "dynamic"):
             assert f'vllm:generation_tokens_total{{batching="{name}",model_name="{name}"}}' in (
                 metrics
@@ -90,15 +92,15 @@ def test_models_are_loaded_and_unloaded(tmp_path, models):
             assert (status, "out of memory" in reason) == (507, True)
             with stream("dynamic") as others:
                 next(others)
-            assert it.request("DELETE", "/models/dynamic")[0] == 200
+            assert container.request("DELETE", "/models/dynamic")[0] == 200
             assert names() == ["paged"]
             if not IMAGE:  # buildah's own processes are included
-                assert set(descendants(it.process.pid)) <= first, "no process is left"
+                assert set(descendants(container.process.pid)) <= first, "no process is left"
             assert list(lines)[-1]["generated_text"]
-        assert it.request("DELETE", "/models/dynamic")[0] == 404
+        assert container.request("DELETE", "/models/dynamic")[0] == 404
 
         assert load("dynamic") == (200, None)
         assert invoke("dynamic") == text
-        pids = descendants(it.process.pid)
-        assert it.stop() == 0
+        pids = descendants(container.process.pid)
+        assert container.stop() == 0
         assert all(map(is_gone, pids))

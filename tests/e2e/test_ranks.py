@@ -34,16 +34,16 @@ def is_ready(container):
 @pytest.mark.timeout(240)  # two starts of two processes
 def test_a_lost_rank_ends_its_requests_and_the_engine_starts_again(tmp_path):
     """Ranks that hang, instead of dying, are in tests/engine/ranks."""
-    with serve(tmp_path, PROPERTIES, model=long_winded(tmp_path)) as it:
-        expected = it.invoke("ROMEO:", max_new_tokens=8)["generated_text"]
-        lost = rank_1(it)
-        with it.stream("ROMEO:", max_new_tokens=LONG_ANSWER, ignore_eos=True) as lines:
+    with serve(tmp_path, PROPERTIES, model=long_winded(tmp_path)) as container:
+        expected = container.invoke("ROMEO:", max_new_tokens=8)["generated_text"]
+        lost = rank_1(container)
+        with container.stream("ROMEO:", max_new_tokens=LONG_ANSWER, ignore_eos=True) as lines:
             next(lines)
             os.kill(lost.pid, signal.SIGKILL)
             *_, last = lines
         assert last["details"]["finish_reason"] == "error"
         wait_until(lambda: not lost.is_running())
-        wait_until(lambda: is_ready(it), START_S)
-        assert rank_1(it).pid != lost.pid
-        assert it.invoke("ROMEO:", max_new_tokens=8)["generated_text"] == expected
-        assert it.stop() == 0
+        wait_until(lambda: is_ready(container), START_S)
+        assert rank_1(container).pid != lost.pid
+        assert container.invoke("ROMEO:", max_new_tokens=8)["generated_text"] == expected
+        assert container.stop() == 0

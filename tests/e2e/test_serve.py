@@ -13,9 +13,9 @@ from tests.e2e.serving import DEMO, ROOT, serve
 
 
 def test_ctrl_c_while_a_request_runs_ends_every_process(tmp_path):
-    with serve(tmp_path) as it, it.stream("ROMEO:", max_new_tokens=40) as lines:
+    with serve(tmp_path) as container, container.stream("ROMEO:", max_new_tokens=40) as lines:
         next(lines)
-        assert it.stop(signal.SIGINT) == 0
+        assert container.stop(signal.SIGINT) == 0
         assert list(lines)[-1]["generated_text"], "running requests may finish"
 
 
@@ -25,10 +25,10 @@ def test_ctrl_c_while_a_request_runs_ends_every_process(tmp_path):
 )
 def test_configurations_of_the_aws_article_start_two_ranks(tmp_path, name, strategy):
     text = (ROOT / "examples" / "aws" / f"{name}.properties").read_text()
-    with serve(tmp_path, text.replace("max_batch_delay=1000", "max_batch_delay=10")) as it:
-        it.wait_for_log(f"batching: {strategy} (")
-        it.wait_for_log("layout: 1 copy x 2 ranks on cpu")
-        assert it.invoke("ROMEO:", max_new_tokens=4)["generated_text"]
+    with serve(tmp_path, text.replace("max_batch_delay=1000", "max_batch_delay=10")) as container:
+        container.wait_for_log(f"batching: {strategy} (")
+        container.wait_for_log("layout: 1 copy x 2 ranks on cpu")
+        assert container.invoke("ROMEO:", max_new_tokens=4)["generated_text"]
 
 
 def container(*arguments):

@@ -30,15 +30,17 @@ def test_sigterm_under_50_streams_and_20_whole_requests(
     The answers are so long that a quick machine cannot give them all before the last request comes.
     """
     properties = f"option.batching={batching}\nbatch_size=16\noption.dtype=fp32\n"
-    with serve(tmp_path, properties, TMPDIR=str(short_dir)) as it:
-        clients = Clients(it.port, num_streams=50, num_whole=20, max_new_tokens=max_new_tokens)
+    with serve(tmp_path, properties, TMPDIR=str(short_dir)) as container:
+        clients = Clients(
+            container.port, num_streams=50, num_whole=20, max_new_tokens=max_new_tokens
+        )
 
         def all_have_arrived_and_some_are_unfinished() -> bool:
-            running, waiting, answered = it.metrics(RUNNING, WAITING, ANSWERED)
+            running, waiting, answered = container.metrics(RUNNING, WAITING, ANSWERED)
             return running + waiting + answered == 70 and answered < 70
 
         wait_until(all_have_arrived_and_some_are_unfinished)
-        assert it.stop(signal.SIGTERM) == 0
+        assert container.stop(signal.SIGTERM) == 0
         endings = clients.wait(HANG_S)
     kinds = count(endings)
     assert kinds["cut"] == 0, [ending for ending in endings if ending.kind == "cut"][:3]
@@ -50,14 +52,14 @@ def test_sigterm_under_50_streams_and_20_whole_requests(
 
 
 def test_a_second_signal_stops_at_once(tmp_path: Path, short_dir: Path) -> None:
-    """Nobody is told that the time is over, as requests are that do not end after one signal."""
-    with serve(tmp_path, model=long_winded(tmp_path), TMPDIR=str(short_dir)) as it:
-        clients = Clients(it.port, num_streams=10, num_whole=2, max_new_tokens=LONG_ANSWER)
-        wait_until(lambda: it.metric(RUNNING, WAITING) == 12)
-        it.process.send_signal(signal.SIGINT)
-        wait_until(lambda: "repeat the signal" in it.log)
-        it.process.send_signal(signal.SIGTERM)
-        assert it.process.wait(HANG_S) == 0
+    """Unlike after one signal, requests that do not end get no error: they are cut off."""
+    with serve(tmp_path, model=long_winded(tmp_path), TMPDIR=str(short_dir)) as container:
+        clients = Clients(container.port, num_streams=10, num_whole=2, max_new_tokens=LONG_ANSWER)
+        wait_until(lambda: container.metric(RUNNING, WAITING) == 12)
+        container.process.send_signal(signal.SIGINT)
+        wait_until(lambda: "repeat the signal" in container.log)
+        container.process.send_signal(signal.SIGTERM)
+        assert container.process.wait(HANG_S) == 0
         assert count(clients.wait(HANG_S)) == {"cut": 12}
     assert list(short_dir.iterdir()) == []
 
@@ -66,23 +68,23 @@ def test_a_frozen_engine_is_noticed_and_the_container_recovers_when_it_goes_on(
     tmp_path: Path,
 ) -> None:
     """As if the machine were suspended: no heartbeat, no end of the process."""
-    with serve(tmp_path, model=long_winded(tmp_path)) as it:
-        clients = Clients(it.port, num_streams=4, num_whole=2, max_new_tokens=LONG_ANSWER)
-        wait_until(lambda: it.metric(RUNNING, WAITING) == 6)
-        engine = it.engine
+    with serve(tmp_path, model=long_winded(tmp_path)) as container:
+        clients = Clients(container.port, num_streams=4, num_whole=2, max_new_tokens=LONG_ANSWER)
+        wait_until(lambda: container.metric(RUNNING, WAITING) == 6)
+        engine = container.engine
         os.kill(engine, signal.SIGSTOP)
         try:
-            wait_until(lambda: it.request("GET", "/ping")[0] == 503)
+            wait_until(lambda: container.request("GET", "/ping")[0] == 503)
             endings = clients.wait(HANG_S)
-            status, _ = it.request("POST", "/invocations", {"inputs": "ROMEO:"})
+            status, _ = container.request("POST", "/invocations", {"inputs": "ROMEO:"})
         finally:
             os.kill(engine, signal.SIGCONT)
         assert count(endings) == {"error": 6}, endings
         assert status == 503
-        wait_until(lambda: it.request("GET", "/ping")[0] == 200)
-        wait_until(lambda: it.metric(RUNNING, WAITING) == 0)
-        assert it.invoke("ROMEO:", max_new_tokens=4)["generated_text"]
-        assert it.stop() == 0
+        wait_until(lambda: container.request("GET", "/ping")[0] == 200)
+        wait_until(lambda: container.metric(RUNNING, WAITING) == 0)
+        assert container.invoke("ROMEO:", max_new_tokens=4)["generated_text"]
+        assert container.stop() == 0
 
 
 def test_kill_9_of_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

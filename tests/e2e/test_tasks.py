@@ -62,8 +62,10 @@ def test_classification(tmp_path):
     path = save_task_model("classifier", tmp_path)
     reference = pipeline("text-classification", model=str(path), dtype=torch.float32, device="cpu")
     options = "batch_size=8\nmax_batch_delay=200\noption.dtype=fp32\n"
-    with serve(tmp_path, options, model=path) as it:
-        it.wait_for_log("task: text-classification (the model is a BertForSequenceClassification)")
+    with serve(tmp_path, options, model=path) as container:
+        container.wait_for_log(
+            "task: text-classification (the model is a BertForSequenceClassification)"
+        )
         bodies = [
             {"inputs": TEXTS[0]},
             {"inputs": TEXTS[1], "parameters": {"top_k": 3}},
@@ -71,7 +73,7 @@ def test_classification(tmp_path):
             {"inputs": TEXTS},
             {"inputs": TEXTS[2], "parameters": {"topk": 3}},
         ]
-        answers = at_once(lambda body: it.request("POST", "/invocations", body), bodies)
+        answers = at_once(lambda body: container.request("POST", "/invocations", body), bodies)
         assert [status for status, _ in answers] == [200, 200, 400, 200, 400]
         read = [json.loads(data) for _, data in answers]
         expected = [reference(TEXTS[0]), reference(TEXTS[1], top_k=3), None, reference(TEXTS)]
@@ -83,23 +85,23 @@ def test_classification(tmp_path):
             assert scores == pytest.approx([answer["score"] for answer in expected[at]], abs=1e-5)
         assert (read[2]["field"], read[4]["field"]) == ("inputs", "parameters.topk")
         assert "did you mean 'top_k'" in read[4]["error"]
-        assert it.stop() == 0
+        assert container.stop() == 0
 
 
 def test_embeddings_with_the_openai_client(tmp_path):
     path = save_task_model("encoder", tmp_path)
     with (
-        serve(tmp_path, "max_batch_delay=5\noption.dtype=fp32\n", model=path) as it,
-        OpenAI(base_url=f"http://127.0.0.1:{it.port}/v1", api_key="none") as client,
+        serve(tmp_path, "max_batch_delay=5\noption.dtype=fp32\n", model=path) as container,
+        OpenAI(base_url=f"http://127.0.0.1:{container.port}/v1", api_key="none") as client,
     ):
-        it.wait_for_log("pooling: mean; vectors are normalized")
+        container.wait_for_log("pooling: mean; vectors are normalized")
         answer = client.embeddings.create(model="any", input=TEXTS)
         vectors = np.array([item.embedding for item in answer.data])
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
         assert answer.usage.prompt_tokens == sum(len(text.split()) + 2 for text in TEXTS)
         floats = client.embeddings.create(model="any", input=TEXTS[0], encoding_format="float")
         np.testing.assert_allclose(floats.data[0].embedding, vectors[0], atol=1e-5)
-        status, data = it.request("POST", "/invocations", {"inputs": TEXTS[0]})
+        status, data = container.request("POST", "/invocations", {"inputs": TEXTS[0]})
         assert status == 200
         np.testing.assert_allclose(json.loads(data), vectors[:1], atol=1e-5)
         with pytest.raises(BadRequestError, match="was not trained for fewer"):
@@ -108,7 +110,7 @@ def test_embeddings_with_the_openai_client(tmp_path):
             client.embeddings.create(model="any", input=["a", "cat " * 50])
         assert caught.value.param == "input[1]"
         assert client.models.list().data[0].id == (MODEL_NAME if IMAGE else path.name)
-        assert it.stop() == 0
+        assert container.stop() == 0
 
 
 def test_images(tmp_path):
@@ -117,9 +119,9 @@ def test_images(tmp_path):
         "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5E"
         "rkJggg=="
     )
-    with serve(tmp_path, "max_batch_delay=5\n", model=path) as it:
+    with serve(tmp_path, "max_batch_delay=5\n", model=path) as container:
         body = {"inputs": base64.b64encode(pixel).decode(), "parameters": {"top_k": 1}}
-        status, data = it.request("POST", "/invocations", body)
+        status, data = container.request("POST", "/invocations", body)
         assert status == 200, data
         assert len(json.loads(data)) == 1
 
@@ -134,17 +136,19 @@ def test_custom_handler(tmp_path, short_dir, batching):
     (directory / "requirements.txt").write_text("--no-index\n--find-links .\ntiny_package\n")
     directory.chmod(0o555)
     options = f"option.batching={batching}\nbatch_size=4\nmax_batch_delay=200\n"
-    with serve(tmp_path, options, model=directory, TMPDIR=str(short_dir)) as it:
+    with serve(tmp_path, options, model=directory, TMPDIR=str(short_dir)) as container:
         bodies = [{"number": 4}, {"numbr": 5}, {"number": 6}]
-        answers = at_once(lambda body: it.request("POST", "/invocations", body), bodies)
+        answers = at_once(lambda body: container.request("POST", "/invocations", body), bodies)
         assert [status for status, _ in answers] == [200, 424, 200]
         assert json.loads(answers[0][1]) == {"twice": 8}
         assert json.loads(answers[2][1]) == {"twice": 12}
         assert json.loads(answers[1][1]) == {"error": "KeyError: 'number'", "code": 424}
-        assert it.request("GET", "/ping")[0] == 200, "a failed request does not stop the server"
-        assert it.request("POST", "/invocations", bodies[0])[0] == 200
-        assert it.stop() == 0
-    assert "Traceback" in it.log, "the traceback is in the log"
+        assert container.request("GET", "/ping")[0] == 200, (
+            "a failed request does not stop the server"
+        )
+        assert container.request("POST", "/invocations", bodies[0])[0] == 200
+        assert container.stop() == 0
+    assert "Traceback" in container.log, "the traceback is in the log"
 
 
 def test_speech_recognition(tmp_path):
@@ -157,9 +161,9 @@ def test_speech_recognition(tmp_path):
         file.setframerate(44_100)
         file.writeframes(np.random.default_rng(1).bytes(40_000))
     sound = data.getvalue()
-    with serve(tmp_path, "max_batch_delay=5\n", model=path) as it:
-        it.wait_for_log("task: automatic-speech-recognition (the model is a Wav2Vec2ForCTC)")
-        connection = http.client.HTTPConnection("127.0.0.1", it.port, timeout=60)
+    with serve(tmp_path, "max_batch_delay=5\n", model=path) as container:
+        container.wait_for_log("task: automatic-speech-recognition (the model is a Wav2Vec2ForCTC)")
+        connection = http.client.HTTPConnection("127.0.0.1", container.port, timeout=60)
         connection.request("POST", "/invocations", sound, {"Content-Type": "audio/wav"})
         answer = connection.getresponse()
         texts = json.loads(answer.read())
@@ -167,12 +171,12 @@ def test_speech_recognition(tmp_path):
         assert (answer.status, list(texts)) == (200, ["text"])
         encoded = base64.b64encode(sound).decode()
         body = {"inputs": [encoded, encoded[:80]]}
-        status, listed = it.request("POST", "/invocations", body)
+        status, listed = container.request("POST", "/invocations", body)
         first, second = json.loads(listed)
         assert (status, first) == (200, texts)
         assert (second["code"], second["field"]) == (400, "inputs")
         assert "lasts 0.00 s" in second["error"]
-        assert it.stop() == 0
+        assert container.stop() == 0
 
 
 HOOK = """
@@ -190,9 +194,9 @@ def test_transcripts_and_a_hook_around_them(tmp_path):
     (path / "hooks.py").write_text(HOOK)
     hook = {"CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS": "hooks.py:with_length"}
     file = ("speech.wav", wav(1, 12_000, 16_000))
-    with serve(tmp_path, "max_batch_delay=5\n", model=path, **hook) as it:
-        it.wait_for_log("pre_post_process_hook: ")
-        url = f"http://127.0.0.1:{it.port}/v1"
+    with serve(tmp_path, "max_batch_delay=5\n", model=path, **hook) as container:
+        container.wait_for_log("pre_post_process_hook: ")
+        url = f"http://127.0.0.1:{container.port}/v1"
         with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
             create = client.audio.transcriptions.create
             verbose = create(
@@ -209,23 +213,23 @@ def test_transcripts_and_a_hook_around_them(tmp_path):
             assert int(raw.headers["X-Body-Bytes"]) > len(file[1])
             with pytest.raises(BadRequestError, match="file: is not a WAV file"):
                 create(model="m", file=("speech.mp3", b"ID3" * 99))
-        assert it.request("GET", "/ping")[0] == 200
-        assert it.stop() == 0
+        assert container.request("GET", "/ping")[0] == 200
+        assert container.stop() == 0
 
 
 def test_speech_synthesis(tmp_path):
     """As a WAV file or in base64."""
     path = save_task_model("speaker", tmp_path)
-    with serve(tmp_path, "option.task=text-to-speech\n", model=path) as it:
+    with serve(tmp_path, "option.task=text-to-speech\n", model=path) as container:
         body = {"inputs": "ab c"}
-        status, answer = it.request("POST", "/invocations", body)
+        status, answer = container.request("POST", "/invocations", body)
         assert status == 200
         assert json.loads(answer)["sampling_rate"] == 8000
-        status, sound = it.request("POST", "/invocations", body, Accept="audio/wav")
+        status, sound = container.request("POST", "/invocations", body, Accept="audio/wav")
         assert (status, sound) == (200, base64.b64decode(json.loads(answer)["audio"]))
         with wave.open(io.BytesIO(sound)) as file:
             assert (file.getframerate(), file.getnframes() > 100) == (8000, True)
-        assert it.stop() == 0
+        assert container.stop() == 0
 
 
 STREAMING = """
@@ -256,20 +260,20 @@ def test_streaming_handler(tmp_path, batching):
     directory.mkdir()
     (directory / "model.py").write_text(STREAMING)
     options = f"option.batching={batching}\nbatch_size=4\nmax_batch_delay=5\n"
-    with serve(tmp_path, options, model=directory) as it:
+    with serve(tmp_path, options, model=directory) as container:
         for end, lines in (("end", []), ("fail", [{"error": "ValueError: half way", "code": 424}])):
             seen = tmp_path / end
-            with it.post_lines({"seen": str(seen)}) as answer:
+            with container.post_lines({"seen": str(seen)}) as answer:
                 assert next(answer) == {"part": 1}
                 seen.write_text(end)
                 assert list(answer) == [{"part": 2}, *lines]
             assert seen.with_suffix(".closed").exists()
-        with it.post_lines({"seen": str(tmp_path / "never")}) as answer:
+        with container.post_lines({"seen": str(tmp_path / "never")}) as answer:
             assert next(answer) == {"part": 1}
-        status, _ = it.request("POST", "/invocations", {"seen": str(tmp_path / "end")})
+        status, _ = container.request("POST", "/invocations", {"seen": str(tmp_path / "end")})
         assert status == 200, "the lost client does not block others"
         assert (tmp_path / "never.closed").exists()
-        assert it.stop() == 0
+        assert container.stop() == 0
 
 
 FORMATTERS = """
@@ -293,20 +297,20 @@ def test_custom_formatters(tmp_path):
     shutil.copytree(DEMO, directory)
     (directory / "before.txt").write_text("ROM")
     (directory / "model.py").write_text(FORMATTERS)
-    with serve(tmp_path, "option.dtype=fp32\n", model=directory) as it:
+    with serve(tmp_path, "option.dtype=fp32\n", model=directory) as container:
         if not IMAGE:
-            it.wait_for_log(f"formatters: {directory / 'model.py'}")
-        status, data = it.request(
+            container.wait_for_log(f"formatters: {directory / 'model.py'}")
+        status, data = container.request(
             "POST", "/v1/completions", {"prompt": "ROMEO:", "max_tokens": 5, "temperature": 0}
         )
         assert status == 200, data
         text = json.loads(data)["choices"][0]["text"]
-        status, data = it.request("POST", "/invocations", {"who": "EO:"})
+        status, data = container.request("POST", "/invocations", {"who": "EO:"})
         assert (status, json.loads(data)) == (200, {"mine": {"generated_text": text}})
-        with it.post_lines({"who": "EO:", "stream": True}) as lines:
+        with container.post_lines({"who": "EO:", "stream": True}) as lines:
             assert "".join(line["mine"]["token"]["text"] for line in lines) == text
-        assert it.request("POST", "/invocations", {"inputs": "a"})[0] == 424
-        assert it.stop() == 0
+        assert container.request("POST", "/invocations", {"inputs": "a"})[0] == 424
+        assert container.stop() == 0
 
 
 @pytest.mark.parametrize(

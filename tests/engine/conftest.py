@@ -31,13 +31,13 @@ def expected(tiny_model):
     """Return a function (architecture, **changes) → the answers of transformers' `generate`."""
     known = {}
 
-    def of(architecture, **changes):
+    def answers_of(architecture, **changes):
         key = architecture, *changes.items()
         if key not in known:
             known[key] = generate(tiny_model(architecture), **changes)
         return known[key]
 
-    return of
+    return answers_of
 
 
 @pytest.fixture(scope="module")

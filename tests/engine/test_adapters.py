@@ -31,7 +31,7 @@ def adapted(tiny_model, tmp_path_factory):
     """Return a function architecture → (model, adapter folders, greedy answers by name)."""
     known = {}
 
-    def of(architecture, targets=TARGETS, *, is_wide=False):
+    def adapted_model(architecture, targets=TARGETS, *, is_wide=False):
         if (architecture, targets, is_wide) not in known:
             folder = tmp_path_factory.mktemp("adapted")
             model = tiny_model(architecture, is_wide=is_wide)
@@ -50,7 +50,7 @@ def adapted(tiny_model, tmp_path_factory):
             known[architecture, targets, is_wide] = model, folders, answers
         return known[architecture, targets, is_wide]
 
-    return of
+    return adapted_model
 
 
 def requests(folders, names):

@@ -138,7 +138,7 @@ def test_prompts_are_split_by_their_lengths_or_by_limits(backend):
         backend.attend(call, *caches, batch)
     assert seen == [[(2, 40), (3, 3)], 3, 3]
     backend.attend(call, *caches, replace(batch, spans=None))
-    assert seen[3] == [(5, 64), (0, 0)], "of as many sequences, for a graph"
+    assert seen[3] == [(5, 64), (0, 0)], "a graph: the limits, for two sequences"
 
 
 def test_scratch_is_bounded_by_shapes_and_the_longest_context():

@@ -27,12 +27,12 @@ SEARCHES = {
 def expected(tiny_model):
     known = {}
 
-    def of(architecture, search):
+    def beams_of(architecture, search):
         if (architecture, search) not in known:
             known[architecture, search] = generate(tiny_model(architecture), **SEARCHES[search])
         return known[architecture, search]
 
-    return of
+    return beams_of
 
 
 def generate(path, *, n=1, stop_token_ids=(), **search):

@@ -66,13 +66,13 @@ def expected(vision_model):
     """Return a function (model_type, is_wide=False) → the answers of `generate`."""
     known = {}
 
-    def of(model_type="idefics3", **settings):
+    def answers_of(model_type="idefics3", **settings):
         path = vision_model(model_type, **settings)
         if path not in known:
             known[path] = [generate(path, text, seeds) for text, seeds in CONVERSATIONS.items()]
         return known[path]
 
-    return of
+    return answers_of
 
 
 def shot(seed):

@@ -34,7 +34,7 @@ def resident():
 
 @pytest.fixture
 def nothing_in_the_background():
-    """Caches of earlier tests are populated; until then, their memory is not given back."""
+    """Wait until caches of earlier tests are populated: their memory is freed only then."""
     for thread in threading.enumerate():
         if thread.name == "populate-kv":
             thread.join()

@@ -53,7 +53,7 @@ def clients():
 
 
 def test_a_handler_may_sleep_and_metrics_are_written_for_cloudwatch(tmp_path, short_dir, clients):
-    """A step of a model's own code that sleeps would count as hanging."""
+    """Any other step that sleeps counts as hanging."""
     (tmp_path / "model.py").write_text(SLEEPER)
     launch = Launch(
         model_dir=str(tmp_path),

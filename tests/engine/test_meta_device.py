@@ -86,7 +86,7 @@ def test_sampling_does_not_wait_for_the_device(batch):
 
 
 def test_meta_tensors_find_what_waits():
-    """The method itself: these raise, so a decoder or a sampler that did one would fail above."""
+    """Check the method: these operations raise, so the tests above fail if a decoder uses one."""
     tensor = torch.empty(4, device=META)
     for waits in (lambda: tensor.max().item(), lambda: tensor[tensor > 0], tensor.nonzero):
         with pytest.raises(RuntimeError):

@@ -20,13 +20,13 @@ def expected(tiny_model):
     """Return transformers' answers by architecture and size; the prompts repeat n-grams."""
     known = {}
 
-    def of(architecture, size):
+    def answers_of(architecture, size):
         key = architecture, size
         if key not in known:
             known[key] = generate(tiny_model(architecture), no_repeat_ngram_size=size)
         return known[key]
 
-    return of
+    return answers_of
 
 
 def answers(llm, *sizes, **changes):

@@ -27,10 +27,10 @@ def staging():
 
 
 def sequence_of(prompt, answer=(), **params):
-    one = Sequence(0, prompt, SamplingParams(max_tokens=99, **params), eos_token_ids=[EOS])
-    one.append(Sampled(tuple(answer), (0.0,) * len(answer)))
-    assert one.token_ids == [*prompt, *answer]
-    return one
+    sequence = Sequence(0, prompt, SamplingParams(max_tokens=99, **params), eos_token_ids=[EOS])
+    sequence.append(Sampled(tuple(answer), (0.0,) * len(answer)))
+    assert sequence.token_ids == [*prompt, *answer]
+    return sequence
 
 
 def changed(parts, logits, sequences, *, in_flight=False):
@@ -146,10 +146,10 @@ def test_the_order_of_writes_does_not_matter(monkeypatch):
 
 def test_state_of_a_sequence_is_freed_with_it():
     penalties, edits = Penalties(), Edits(Ngrams(with_prompt=True))
-    one = sequence_of([1, 2], [3], repetition_penalty=2.0, logit_bias={1: 1.0})
-    changed([edits, penalties], random_logits(1), [one])
+    sequence = sequence_of([1, 2], [3], repetition_penalty=2.0, logit_bias={1: 1.0})
+    changed([edits, penalties], random_logits(1), [sequence])
     assert (len(penalties._counts), len(edits._biases)) == (1, 1)
-    del one
+    del sequence
     assert (len(penalties._counts), len(edits._biases)) == (0, 0)
 
 
@@ -218,13 +218,13 @@ def test_bad_words_only_match_the_answer():
 
 
 def test_a_bias_does_not_lift_a_ban():
-    one = sequence_of([1], logit_bias={5: 100.0}, bad_words=[(5,)])
-    assert banned(one) == [{5}]
+    sequence = sequence_of([1], logit_bias={5: 100.0}, bad_words=[(5,)])
+    assert banned(sequence) == [{5}]
 
 
 def test_biases_are_applied_before_penalties():
     """If a bias makes a logit negative, the repetition penalty multiplies it."""
-    one = sequence_of([3], logit_bias={3: -2.0}, repetition_penalty=2.0)
+    sequence = sequence_of([3], logit_bias={3: -2.0}, repetition_penalty=2.0)
     logits = torch.ones(1, VOCABULARY)
     newest = torch.tensor([3])
     seen = {}
@@ -237,7 +237,7 @@ def test_biases_are_applied_before_penalties():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "argmax", noted)
-        sampler.sample(logits, [Row(one, 1)], newest)
+        sampler.sample(logits, [Row(sequence, 1)], newest)
     assert seen["scores"][0, 3] == -2.0
     assert torch.equal(logits, torch.ones(1, VOCABULARY)), "the caller's logits are unchanged"
 

@@ -1,4 +1,4 @@
-"""Several answers to one prompt are equal in all strategies, also with little memory."""
+"""Several answers to one prompt are equal in all strategies, even with little memory."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ NUM_NEW = 20
 @pytest.fixture(scope="session")
 def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     options = "option.dtype=fp32\noption.local_runtime_api=true\n"
-    with serve(tmp_path_factory.mktemp("examples"), options) as it:
-        yield it
+    with serve(tmp_path_factory.mktemp("examples"), options) as container:
+        yield container
 
 
 def run_example(*command: str) -> str:

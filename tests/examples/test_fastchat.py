@@ -57,12 +57,12 @@ class Controller:
 
 @pytest.fixture
 def controller() -> Iterator[Controller]:
-    it = Controller()
-    thread = Thread(target=it.server.serve_forever, kwargs={"poll_interval": 0.01})
+    controller = Controller()
+    thread = Thread(target=controller.server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield it
-    it.server.shutdown()
-    it.server.server_close()
+    yield controller
+    controller.server.shutdown()
+    controller.server.server_close()
     thread.join()
 
 

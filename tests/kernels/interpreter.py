@@ -9,7 +9,7 @@ Errors in the interpreter of triton 3.6 to 3.9, and the repairs:
 - 3.6 turns arrays of one element into ints in a way that numpy >= 2.4 refuses, so that no loop with
   a run-time bound works: here `__index__` takes the element.
 - A constant of type bf16 has no constructor: here it has one.
-- exp is numpy's, which rounds otherwise than torch's: here it is torch's.
+- exp is numpy's, which rounds differently from torch's: here it is torch's.
 
 Not repaired, so do not use it in kernels: inline assembly and libdevice functions.
 """
@@ -166,7 +166,7 @@ def _repair_index() -> None:
 
 
 def _repair_exp() -> None:
-    """As on a GPU, where the kernels that need torch's own bits call the same function as torch."""
+    """Use torch's exp: on a GPU, kernels that need its bits call the same function as torch."""
 
     def exp(values: np.ndarray) -> np.ndarray:
         if values.dtype != np.float32:
@@ -177,7 +177,7 @@ def _repair_exp() -> None:
 
 
 def _repair_calls() -> None:
-    """Patch triton.language once a module, where a kernel's functions patched it in every call.
+    """Patch triton.language once per module, not in every call of a kernel's function.
 
     That took half the time of kernels with many short functions.
     """

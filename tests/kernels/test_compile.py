@@ -80,14 +80,14 @@ def test_tiles_are_loaded_ahead_by_num_stages(
     ("arch", "formats", "most"),
     [
         (90, 0, 55),  # bf16
-        (90, 5, 180),  # e4m3; with 8 warps and bf16 products it was 258
+        (90, 5, 180),  # e4m3; 258 with 8 warps and bf16 products
         (89, 5, 180),
-        (80, 3, 235),  # its bytes; it was 404
+        (80, 3, 235),  # e4m3 in uint8; 404 with 8 warps and bf16 products
         (86, 3, 235),
     ],
 )
 def test_instructions_for_a_kilobyte_of_keys_and_values(arch, formats, most):
-    """A multiprocessor of an H200 executes about 7 a nanosecond, and has to read 33 bytes in it."""
+    """In a nanosecond, a multiprocessor of an H200 executes about 7, and should read 33 bytes."""
     variant = variants.Variant("decode", 128, variants.FORMATS[formats])
     (launch,) = compiled(arch, variant)
     kilobytes = 2 * 64 * 128 * variant.formats[1].itemsize / 1024
@@ -104,7 +104,7 @@ def test_instructions_for_a_kilobyte_of_keys_and_values(arch, formats, most):
     ],
 )  # fmt: skip
 def test_as_many_decodes_fit_as_the_table_says(arch, head_dim, formats, group):
-    """Else the splits that should fill the GPU once would not all run at once, or not fill it."""
+    """Otherwise the splits meant to fill the GPU would not run at once, or would not fill it."""
     query, cache = variants.FORMATS[formats]
     (launch,) = compiled(arch, variants.Variant("decode", head_dim, (query, cache), group))
     assert not faults(launch.kernel, arch)

@@ -104,8 +104,8 @@ def tuned() -> Results:
 
 
 def in_an_open_loop(pace: float, latency_s: float, name: str) -> list[Run]:
-    """Three rounds of one server in which all requests take as long."""
+    """Three rounds of one server in which all requests take equally long."""
     runs = rounds(name, *3 * [latency_s])
-    for one in runs:
-        one.measures.pace = pace
+    for server_run in runs:
+        server_run.measures.pace = pace
     return runs

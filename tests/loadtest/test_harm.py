@@ -30,7 +30,7 @@ STREAM = (ANSWER % 200) + FINISH + b"\n\n" + DONE + b"\n\n"
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The stub needs no time to warm up; and pytest's handler returns after the commands' own."""
+    """Shorten the warm-up, which a stub does not need, and restore pytest's signal handler."""
     monkeypatch.setattr("loadtest.harm.harm.WARM_UP_S", 0.1)
     monkeypatch.setattr("loadtest.harm.harm.ALONE_S", 0.2)
     handler = signal.getsignal(signal.SIGTERM)

@@ -28,8 +28,8 @@ TOKEN = b'{"index":0,"generated_text":null,"details":null,"token":{"id":1,"text"
         ),
         (424, b'{"error":"stopping","code":424}', ("error", "stopping")),
         (200, TOKEN, ("cut", "the last record does not end the answer")),
-        (200, b'{"token":{"id":1', ("cut", "status 200, and the last line is no record")),
-        (200, b"", ("cut", "status 200, and the last line is no record")),
+        (200, b'{"token":{"id":1', ("cut", "status 200, and the last line is not a record")),
+        (200, b"", ("cut", "status 200, and the last line is not a record")),
     ],
 )
 def test_endings(status: int, body: bytes, ending: tuple[str, str]) -> None:

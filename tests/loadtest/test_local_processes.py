@@ -37,8 +37,8 @@ def started(command: list[str]) -> Iterator[tuple[psutil.Process, str]]:
         try:
             yield root, f"http://localhost:{int(process.stdout.readline())}"
         finally:
-            for one in (*root.children(recursive=True), root):
-                one.kill()
+            for member in (*root.children(recursive=True), root):
+                member.kill()
 
 
 def test_the_listener_its_workers_and_what_started_it_but_no_shell(tmp_path: Path) -> None:

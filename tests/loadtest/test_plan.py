@@ -147,7 +147,7 @@ def test_sampled_lengths_match_the_published_trace() -> None:
     """Azure's conversations have means of 1155 and 211 tokens, and medians of 1020 and 129."""
     shapes = list(islice(CONVERSATION.shapes(Random(0)), 20_000))
     prompts, answers = (
-        [getattr(shape, of) for shape in shapes] for of in ("prompt_tokens", "output_tokens")
+        [getattr(shape, name) for shape in shapes] for name in ("prompt_tokens", "output_tokens")
     )
     assert sum(prompts) / len(prompts) == pytest.approx(1155, rel=0.15)
     assert sum(answers) / len(answers) == pytest.approx(211, rel=0.1)

@@ -134,7 +134,7 @@ def test_host_time_is_named_if_its_share_differs() -> None:
     assert "host time is 40 % of the run against 10 %" in explanation(lower, higher)
     alike = measured(run(), host_s=0.014)
     assert "host time" not in explanation(lower, alike)
-    assert "host time" not in explanation(lower, run()), "it is unknown of one"
+    assert "host time" not in explanation(lower, run()), "unknown for one of the runs"
 
 
 def test_queueing_is_named_if_its_share_differs() -> None:
@@ -150,12 +150,12 @@ def test_waiting_for_memory_is_named_for_strategies_that_differ_in_it() -> None:
     assert "wait for KV memory" not in explanation(run("dynamic", samples=short), run())
 
 
-def test_padding_is_named_where_a_gang_has_it() -> None:
-    """One of two requests of a gang ends after half of the other's time in it."""
+def test_padding_is_named_where_a_batch_has_it() -> None:
+    """One of the batch's two requests takes half as long as the other."""
     early = Timings(arrived=100.0, admitted=100.0, first_token=100.5, finished=101.0)
     late = Timings(arrived=100.0, admitted=100.0, first_token=100.5, finished=102.0)
-    gang = run("dynamic", records=[record(0, timings=early), record(1, timings=late)])
-    assert "padding is 0 % of its slot time against 25 %" in explanation(gang, run("continuous"))
+    batch = run("dynamic", records=[record(0, timings=early), record(1, timings=late)])
+    assert "padding is 0 % of its slot time against 25 %" in explanation(batch, run("continuous"))
     assert "padding" not in explanation(run("continuous"), run())
 
 

@@ -80,7 +80,7 @@ class CompletionsResponse:
             index, is_first = self._choice_index(prompt, delta.index), delta.index not in offsets
             prefix, echoed = (echo, self._echoed(prompt)) if is_first else ("", [])
             offset = offsets.get(delta.index, len(echo))
-            tokens = self._shown(delta.tokens)
+            tokens = self._returned(delta.tokens)
             text = "".join(token.text for token in tokens)
             offsets[delta.index] = offset + len(text)
             records: list[Record] = []
@@ -98,7 +98,7 @@ class CompletionsResponse:
         self, prompt: int, index: int, answer: Answer, echoed: Sequence[ScoredToken]
     ) -> Record:
         echo, generation = self._echoes[prompt], self._generations[prompt]
-        tokens = self._shown(answer.tokens)
+        tokens = self._returned(answer.tokens)
         text = echo + "".join(token.text for token in tokens)
         logprobs = self._logprobs(echoed, tokens, len(echo))
         choice = _choice(self._choice_index(prompt, index), text, logprobs)
@@ -114,7 +114,7 @@ class CompletionsResponse:
         of_prompt = {} if prompt is None else shown.prompt(self._generations[prompt])
         return {**of_prompt, **shown.answer(tokens)}
 
-    def _shown(self, tokens: Sequence[TokenText]) -> Sequence[TokenText]:
+    def _returned(self, tokens: Sequence[TokenText]) -> Sequence[TokenText]:
         """Return the answer's tokens; none if the request wants only the prompt."""
         return [] if self._request.only_echo else tokens
 

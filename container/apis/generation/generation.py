@@ -34,8 +34,8 @@ class Generation:
         charge: Callable[[int], None],
         record: RequestRecord,
     ) -> None:
-        """`charge` counts tokens against the client's limit: those of the prompt with the first
-        ones of an answer, since the engine may refuse the request."""
+        """charge: counts tokens against the client's limit; the prompt's only once an answer has
+        begun, since the engine may refuse the request."""
         self.prompt_token_ids = prompt_token_ids
         self.timing: Timing | None = None
         """Timing of the answer that ended last; None if a stop string ended it."""

@@ -35,7 +35,7 @@ class Images:
     """Collects the images of a conversation, in the order of its messages, without decoding them.
 
     Its methods return the image's part for the template. They raise RequestError if there are more
-    than IMAGES, or if one is no PNG, JPEG or WebP file in base64 of at most IMAGE_BYTES.
+    than IMAGES, or if one is not a PNG, JPEG or WebP file in base64 of at most IMAGE_BYTES.
     """
 
     def __init__(self, field: str) -> None:

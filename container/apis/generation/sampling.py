@@ -181,9 +181,9 @@ def read_decoding(
 ) -> Decoding:
     """Read the fields of SAMPLING_FIELDS from an API's values.
 
-    `own` holds fields of SamplingParams that the API names differently or has a default for; None
-    is left out. Without `max_tokens` an answer may fill the context. Raises RequestError that names
-    the client's field.
+    own: fields of SamplingParams that the API names differently or has a default for; those that
+    are None are left out. Without `max_tokens` an answer may fill the context. Raises RequestError
+    that names the client's field.
     """
     _check_stop_strings(stop, dialect.name("stop"))
     structured = read_structured_outputs(values, dialect.prefix)

@@ -104,7 +104,7 @@ def read_structured_outputs(values: Values, prefix: str) -> StructuredOutputs | 
     `prefix` precedes field names in error messages but not in `StructuredOutputs.field`. Raises
     RequestError that names the first bad field, or a second field that sets a format.
     """
-    given = [*_given(values, prefix)]
+    given = [*_format_fields(values, prefix)]
     if len(given) > 1:
         raise RequestError(prefix + given[1][0], f"cannot be combined with {given[0][0]}")
     for field, form, value in given:
@@ -116,11 +116,11 @@ def read_structured_outputs(values: Values, prefix: str) -> StructuredOutputs | 
     return None
 
 
-_Given = tuple[str, str, object]
+_FormatField = tuple[str, str, object]
 """A request field, the field of StructuredOutputsParams that it stands for, and its value."""
 
 
-def _given(values: Values, prefix: str) -> Iterator[_Given]:
+def _format_fields(values: Values, prefix: str) -> Iterator[_FormatField]:
     """Yield every field of the request that sets a format."""
     for name, form in _GUIDED.items():
         if name in values:
@@ -136,7 +136,7 @@ def _given(values: Values, prefix: str) -> Iterator[_Given]:
         yield from _tgi_grammar(values.get("grammar", {}), "grammar", prefix)
 
 
-def _response_format(format: Mapping[str, Any]) -> Iterator[_Given]:
+def _response_format(format: Mapping[str, Any]) -> Iterator[_FormatField]:
     """Read `response_format`: OpenAI's, or text-generation-inference's with `value`.
 
     A field that its type does not have is an error, since it may hold the schema.
@@ -165,7 +165,9 @@ def _response_format(format: Mapping[str, Any]) -> Iterator[_Given]:
             raise RequestError(f"response_format.{field}", "expected an object with a schema")
 
 
-def _tgi_grammar(grammar: Mapping[str, Any], field: str, prefix: str = "") -> Iterator[_Given]:
+def _tgi_grammar(
+    grammar: Mapping[str, Any], field: str, prefix: str = ""
+) -> Iterator[_FormatField]:
     """Read text-generation-inference's grammar from `field`.
 
     The value of `json` is a schema; that of `json_schema` is an object with `schema`.

@@ -15,7 +15,7 @@ from container.http.headers import CUSTOM_ATTRIBUTES
 
 
 def routed_answer(headers: Headers) -> Response | None:
-    """Return the answer of the path that the headers name; None if they name none, or this one.
+    """Return the answer of the path that the headers name; None if they name no other path.
 
     Raises NotFound or MethodNotAllowed if no POST route has the path.
     """

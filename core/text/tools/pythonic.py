@@ -25,7 +25,7 @@ class PythonicParser:
         self._has_called = False
 
     def notation(self, special_tokens: Collection[str]) -> None:
-        """None: forced arguments follow a JSON Schema, and Python's syntax is another one."""
+        """None: forced arguments are JSON, which these calls do not hold."""
 
     def push(self, text: str) -> list[Piece]:
         self._held += text

@@ -38,7 +38,7 @@ class IntegerWeight:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Equal kinds can be joined row by row."""
+        """Weights of equal kind can be joined row by row."""
         return IntegerWeight, self.bits, self.group_size
 
     @property

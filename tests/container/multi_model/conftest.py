@@ -44,10 +44,10 @@ def serve_models(tmp_path: Path, short_dir: Path) -> Iterator[Front]:
         return create_front(models, None, sources, origin).test_client()
 
     yield serve
-    haste = Event()
-    haste.set()
+    stop_now = Event()
+    stop_now.set()
     for models in opened:
-        models.stop(haste)
+        models.stop(stop_now)
     assert list(short_dir.iterdir()) == [], "a socket file is left"
 
 

@@ -44,7 +44,7 @@ def test_layers_of_one_kind_become_one_weight():
 
 @pytest.mark.parametrize("bias", [None, torch.arange(96.0)])
 def test_layers_of_different_kinds_stay_side_by_side(bias):
-    """An unquantized one; and act-order, which is another one for each layer."""
+    """One unquantized layer among others; layers with act-order, each in an order of its own."""
     for parts in (
         [quantized(), torch.randn(32, 128), quantized("int4")],
         [permuted(0), permuted(1), permuted(2)],

@@ -207,7 +207,7 @@ def test_strangers_and_ranks_that_leave_do_not_count(place, caplog):
     with started("-c", IDLE, str(place)) as leaving:
         wait_until(lambda: f"1 of 2 ranks have joined at {place}" in caplog.messages)
         leaving.kill()
-        wait_until(lambda: any("has left" in message for message in caplog.messages))
+        wait_until(lambda: any("left before" in message for message in caplog.messages))
     with started("-c", IDLE, str(place)), started("-c", IDLE, str(place)):
         assert len(waiting.ranks()) == 2
         waiting.close()
@@ -236,7 +236,7 @@ def proof_for(end, nonce=bytes(32), role=b"a rank"):
 
 
 def test_a_handshake_has_one_deadline_however_the_bytes_come(place, monkeypatch):
-    """Also for an end that knows the key, and keeps back the last byte."""
+    """Even for an end that knows the key but withholds the last byte."""
     monkeypatch.setattr(tcp, "HANDSHAKE_S", 0.5)
     waiting = Waiting(place, 1)
     wait_until(lambda: is_listening(place))

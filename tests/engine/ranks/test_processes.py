@@ -60,7 +60,7 @@ def fail(*_):
 sys.modules["engine.parts"] = types.SimpleNamespace(build_parts=fail)
 sys.exit(follow.main())
 """
-"""A rank for whose part of the model there is too little memory."""
+"""A rank with too little memory for its part of the model."""
 
 
 class Group:
@@ -110,7 +110,7 @@ def test_a_rank_that_dies_or_stops_ends_the_others(group, signum, reason, caplog
 
 
 def test_a_rank_that_fails_says_why(group):
-    with contextlib.suppress(ConfigurationError):  # the rank may be gone before all have it
+    with contextlib.suppress(ConfigurationError):  # rank 1 may end before rank 2 has it
         group.followers.send(Move(BlockMoves()))
     group.wait_for_the_end()
     assert str(group.error).endswith("the KV cache does not fit")
@@ -120,7 +120,7 @@ def test_a_rank_that_fails_says_why(group):
 
 @pytest.mark.parametrize("culprit_ends", [True, False])
 def test_a_rank_that_ends_without_a_word_is_why_another_fails(culprit_ends, monkeypatch):
-    """Also if the other's last words come first."""
+    """Even if the other's last words arrive first."""
     if culprit_ends:
         monkeypatch.setattr(watch, "CULPRIT_S", HANG_S)
     (ours_1, theirs_1), (ours_2, theirs_2) = Pipe(), Pipe()

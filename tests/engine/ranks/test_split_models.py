@@ -47,8 +47,8 @@ def split_logits(folder, size, **changes):
 def test_every_family(tiny_model, architecture, size):
     folder = tiny_model(architecture)
     expected = expected_logits(folder)
-    for _, mine in split_logits(folder, size):
-        torch.testing.assert_close(mine, expected, atol=2e-5, rtol=1e-4)
+    for _, split in split_logits(folder, size):
+        torch.testing.assert_close(split, expected, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -56,14 +56,14 @@ def test_every_family(tiny_model, architecture, size):
 def test_heads_and_widths_that_do_not_divide(tiny_model, architecture, size):
     folder = tiny_model(architecture, changes=UNEVEN[architecture])
     expected = expected_logits(folder)
-    for _, mine in split_logits(folder, size):
-        torch.testing.assert_close(mine, expected, atol=2e-5, rtol=1e-4)
+    for _, split in split_logits(folder, size):
+        torch.testing.assert_close(split, expected, atol=2e-5, rtol=1e-4)
 
 
 def test_a_tied_head_shares_the_split_embedding(tiny_model):
     folder = tiny_model("llama", changes={"tie_word_embeddings": True})
-    [(tied, mine), _] = split_logits(folder, 2)
-    torch.testing.assert_close(mine, expected_logits(folder), atol=2e-5, rtol=1e-4)
+    [(tied, split), _] = split_logits(folder, 2)
+    torch.testing.assert_close(split, expected_logits(folder), atol=2e-5, rtol=1e-4)
     [(untied, _), _] = split_logits(tiny_model("llama"), 2)
     assert untied - tied >= 49 * 32 * 4, "half of 97 tokens, rounded up, in fp32"
 
@@ -79,17 +79,17 @@ def test_each_rank_holds_its_share_only(tiny_model):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision(tiny_model, dtype):
     folder = tiny_model("llama")
-    [(_, mine), _] = split_logits(folder, 2, dtype=dtype)
+    [(_, split), _] = split_logits(folder, 2, dtype=dtype)
     expected = expected_logits(folder)
-    assert relative_error(mine.float(), expected) < 0.05
+    assert relative_error(split.float(), expected) < 0.05
 
 
 def test_random_weights_are_the_same_on_every_rank(tiny_model):
     """Each rank makes them itself; the trial of the first layers would find a difference."""
     folder = tiny_model("llama")
     [(_, whole)] = split_logits(folder, 1, is_dummy=True)
-    for _, mine in split_logits(folder, 2, is_dummy=True):
-        torch.testing.assert_close(mine, whole, atol=2e-5, rtol=1e-4)
+    for _, split in split_logits(folder, 2, is_dummy=True):
+        torch.testing.assert_close(split, whole, atol=2e-5, rtol=1e-4)
 
 
 def test_random_weights_are_made_tensor_by_tensor(tiny_model, monkeypatch):

@@ -25,21 +25,21 @@ def test_every_format(tiny_model, tmp_path, name):
     source = tiny_model("llama", changes=changes)
     quantized, dequantized = write_quantized(source, tmp_path, FORMATS[name])
     expected = expected_logits(dequantized)
-    for _, mine in split_logits(quantized, 4):
-        torch.testing.assert_close(mine, expected, atol=2e-5, rtol=1e-4)
+    for _, split in split_logits(quantized, 4):
+        torch.testing.assert_close(split, expected, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["awq", "fp8 blocks"])
 def test_experts(tiny_model, tmp_path, name):
     quantized, dequantized = write_quantized(tiny_model("mixtral"), tmp_path, FORMATS[name])
-    for _, mine in split_logits(quantized, 2):
-        torch.testing.assert_close(mine, expected_logits(dequantized), atol=2e-5, rtol=1e-4)
+    for _, split in split_logits(quantized, 2):
+        torch.testing.assert_close(split, expected_logits(dequantized), atol=2e-5, rtol=1e-4)
 
 
 def test_mxfp4_experts(tiny_model, tmp_path):
     quantized, dequantized = write_quantized(tiny_model("gpt_oss"), tmp_path, MXFP4)
-    for _, mine in split_logits(quantized, 2):
-        torch.testing.assert_close(mine, expected_logits(dequantized), atol=2e-5, rtol=1e-4)
+    for _, split in split_logits(quantized, 2):
+        torch.testing.assert_close(split, expected_logits(dequantized), atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ACT_ORDER)
@@ -54,8 +54,8 @@ def test_act_order_is_refused(tiny_model, tmp_path, name):
 def test_weights_that_are_quantized_at_load(tiny_model, architecture, precision):
     folder = tiny_model(architecture)
     [(_, expected)] = split_logits(folder, 1, precision=precision)
-    for _, mine in split_logits(folder, 2, precision=precision):
-        torch.testing.assert_close(mine, expected, atol=2e-5, rtol=1e-4)
+    for _, split in split_logits(folder, 2, precision=precision):
+        torch.testing.assert_close(split, expected, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("precision", QUANTIZERS)

@@ -73,9 +73,9 @@ def rare_heartbeats(monkeypatch):
 
 
 def test_an_engine_that_becomes_idle_says_so_at_once(rare_heartbeats, client):
-    """Not only when the loop, which now waits for messages, next wakes up.
+    """It does not wait until a message wakes the loop.
 
-    It says so before it sends the last token: a client that has it finds it counted.
+    It even says so before it sends the last token, so a client with this token finds it counted.
     """
     client.send(Submit("a", [1, 2, 3], SamplingParams(max_tokens=3, ignore_eos=True)))
     stats = stats_when(client, lambda stats: stats.finished)

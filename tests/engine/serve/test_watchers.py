@@ -78,11 +78,11 @@ def test_a_snapshot_has_the_tables_and_counts_of_the_strategy(batching):
 
 def test_phases_of_a_chunked_prompt():
     loop = Loop([Arrival(0, 40, 4, params=ENDLESS)] * 2, "none", max_step_tokens=16)
-    assert [it.phase for it in seen(loop.strategy).sequences] == ["waiting", "waiting"]
+    assert [sequence.phase for sequence in seen(loop.strategy).sequences] == ["waiting", "waiting"]
     phases = []
     for _ in range(4):
         loop.run()
-        phases.append([it.phase for it in seen(loop.strategy).sequences])
+        phases.append([sequence.phase for sequence in seen(loop.strategy).sequences])
     assert phases == [["prefill", "waiting"]] * 2 + [["decode", "waiting"]] * 2
 
 
@@ -107,7 +107,7 @@ def test_a_recomputed_answer_is_prefilled_again():
     while loop.strategy.waiting:
         loop.run()
     while loop.strategy.running:
-        phases += [it.phase for it in seen(loop.strategy).sequences]
+        phases += [sequence.phase for sequence in seen(loop.strategy).sequences]
         loop.run()
     assert phases[0] == "prefill", "it computes the tokens that it had already generated"
     assert phases[-1] == "decode"
@@ -117,7 +117,7 @@ def test_shared_and_kept_blocks():
     prompt = Arrival(0, 13, 2, prompt_seed=7, params=ENDLESS)
     loop = Loop([prompt] * 2, max_step_tokens=64)
     loop.run()
-    first, second = (blocks_of(it) for it in seen(loop.strategy).sequences)
+    first, second = (blocks_of(sequence) for sequence in seen(loop.strategy).sequences)
     assert first[:3] == second[:3], "three full blocks of the same prompt"
     assert first[3] != second[3]
     loop.run(5)
@@ -136,7 +136,9 @@ def test_only_the_first_waiting_requests_are_listed():
 def test_a_snapshot_has_no_tokens():
     loop = Loop([Arrival(0, 3, 9)])
     loop.run(2)
-    names = {name for it in seen(loop.strategy).sequences for name in it.__struct_fields__}
+    names = {
+        name for sequence in seen(loop.strategy).sequences for name in sequence.__struct_fields__
+    }
     assert not names & {"token_ids", "prompt_token_ids", "params", "adapter", "logprobs"}
 
 
@@ -228,5 +230,7 @@ def test_answers_that_ended_are_in_one_snapshot(watchers, clock, outbox):
     watchers.note_end(5, Timing(1.0, 2.0, 3.0, 4.0))
     watched(watchers, clock, 3 * MIN_INTERVAL_S)
     ended = [snapshot.ended for _, snapshot in outbox.sent]
-    assert [(it.id, it.timing) for it in ended[0]] == [(5, Timing(1.0, 2.0, 3.0, 4.0))]
+    assert [(sequence.id, sequence.timing) for sequence in ended[0]] == [
+        (5, Timing(1.0, 2.0, 3.0, 4.0))
+    ]
     assert ended[1:] == [[]] * (len(ended) - 1)

@@ -113,7 +113,7 @@ def handle(inputs):
     if inputs.get_as_json() == "head":
         output = Output(201).add_property("content-type", "text/x").add_property("X-Y", "z")
         return output.add_stream_content(iter([b"a", {"b": 1}]))
-    return (Output(202).add(each, key="data").add_property("X-Y", each) for each in "ab")
+    return (Output(202).add(part, key="data").add_property("X-Y", part) for part in "ab")
 """
     )
     sent = []

@@ -29,7 +29,7 @@ def forget():
 def target(request, monkeypatch):
     """Run with the library of one target."""
     if not request.param.features <= CPU:
-        pytest.skip("the CPU has not its features")
+        pytest.skip("the CPU lacks its features")
     monkeypatch.setattr(shared_library, "host_target", lambda: request.param)
     forget()
     yield request.param

@@ -33,9 +33,9 @@ def check(rows, weights, ends):
     magnitude = torch.empty_like(exact)
     starts = [0, *ends.tolist()]
     for expert, matrix in enumerate(weights.double()):
-        own = slice(starts[expert], starts[expert + 1])
-        exact[own] = rows[own].double() @ matrix.T
-        magnitude[own] = rows[own].double().abs() @ matrix.abs().T
+        its_rows = slice(starts[expert], starts[expert + 1])
+        exact[its_rows] = rows[its_rows].double() @ matrix.T
+        magnitude[its_rows] = rows[its_rows].double().abs() @ matrix.abs().T
     assert got.isfinite().all()
     limit = TOLERANCE[rows.dtype] * exact.abs() + 2**-20 * magnitude + 1e-7
     assert ((got.double() - exact).abs() <= limit).all()

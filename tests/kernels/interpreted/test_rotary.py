@@ -75,7 +75,7 @@ HEADS, ANGLES = torch.zeros(3, 2, 8), torch.zeros(3, 8)
         (HEADS, torch.zeros(3, 10), 10, "rotary_dim=10 must be even, and at most head_dim=8"),
         (HEADS, ANGLES[:, :7], 7, "must be even"),
         (HEADS, ANGLES.half(), 8, "one type"),
-        (HEADS[:, :1].expand(3, 2, 8), ANGLES, 8, "another's memory"),
+        (HEADS[:, :1].expand(3, 2, 8), ANGLES, 8, "must not share memory"),
         (torch.zeros(3, 8, 2).transpose(1, 2), ANGLES, 8, "the last must be 1"),
     ],
 )

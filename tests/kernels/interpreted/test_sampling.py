@@ -94,15 +94,15 @@ def sequences(changes=FILTERS):
     ]
 
 
-def rows_of(of):
-    return [Row(sequence, len(sequence.token_ids)) for sequence in of]
+def rows_of(batch):
+    return [Row(sequence, len(sequence.token_ids)) for sequence in batch]
 
 
-def sample(logits, of, device):
+def sample(logits, batch, device):
     """Sample with the kernels of a device."""
     sampler = Sampler(Staging(CPU), kernels=make_sampling_kernels(device))
-    newest = torch.tensor([sequence.token_ids[-1] for sequence in of])
-    return sampler.sample(logits, rows_of(of), newest)
+    newest = torch.tensor([sequence.token_ids[-1] for sequence in batch])
+    return sampler.sample(logits, rows_of(batch), newest)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -112,31 +112,33 @@ def test_half_precision(dtype):
     check_sampling(logits, mixed)
 
 
-def check_sampling(logits, of):
-    expected, got = (sample(logits, of, device) for device in (CPU, CUDA))
+def check_sampling(logits, batch):
+    expected, got = (sample(logits, batch, device) for device in (CPU, CUDA))
     assert torch.equal(got.token_ids, expected.token_ids)
     torch.testing.assert_close(got.logprobs, expected.logprobs, equal_nan=True)
 
 
-def drawn_rows(of):
+def drawn_rows(batch):
     parcel = Parcel(Staging(CPU))
     names = {"temperature": np.float32, "min_p": np.float32, "top_p": None, "typical_p": None}
     columns = {
-        name: parcel.put(np.array([getattr(sequence.params, name) for sequence in of], dtype))
+        name: parcel.put(np.array([getattr(sequence.params, name) for sequence in batch], dtype))
         for name, dtype in names.items()
     }
-    columns["row_index"] = parcel.put(np.arange(len(of)))
-    columns["top_k"] = parcel.put(integers([min(sequence.params.top_k, 2**31) for sequence in of]))
+    columns["row_index"] = parcel.put(np.arange(len(batch)))
+    columns["top_k"] = parcel.put(
+        integers([min(sequence.params.top_k, 2**31) for sequence in batch])
+    )
     parcel.send()
     return DrawnRows(**{name: column() for name, column in columns.items()})
 
 
-def kept_by_torch(logits, of):
+def kept_by_torch(logits, batch):
     """Return [N, vocabulary] bool: the tokens that have a weight."""
     parcel = Parcel(Staging(CPU))
-    keeps = filters.plan_filters(rows_of(of), logits.shape[1], parcel)
+    keeps = filters.plan_filters(rows_of(batch), logits.shape[1], parcel)
     parcel.send()
-    temperature = torch.tensor([[sequence.params.temperature] for sequence in of])
+    temperature = torch.tensor([[sequence.params.temperature] for sequence in batch])
     scores = (logits - logits.amax(1, keepdim=True)) / temperature
     weights = filters.weigh(scores)
     for keep in keeps:
@@ -149,9 +151,9 @@ def limits_of(logits, token_ids, drawn):
     return filter_limits.filter_limits(found, drawn)
 
 
-def kept_by_triton(logits, of):
+def kept_by_triton(logits, batch):
     """Apply the limits that the kernel found, and min-p."""
-    drawn = drawn_rows(of)
+    drawn = drawn_rows(batch)
     limits = limits_of(logits, logits.argmax(1), drawn)
     scores = (logits - logits.amax(1, keepdim=True)) / drawn.temperature[:, None]
     distances = scores - limits.mean_score[:, None]
@@ -266,7 +268,7 @@ def test_the_first_of_equal_tokens_wins_across_chunks():
 
 
 @pytest.mark.parametrize(
-    ("kind", "params", "most"),
+    ("kind", "params", "max_share"),
     [
         ("peaked", {"top_k": 20}, 0.2),
         ("spread", {"top_k": 50, "top_p": 0.9}, 0.2),
@@ -275,14 +277,14 @@ def test_the_first_of_equal_tokens_wins_across_chunks():
         ("spread", {"min_p": 0.1}, 0.0),
     ],
 )
-def test_few_tokens_are_candidates(kind, params, most, monkeypatch):
-    """A count, not a time: what makes the kernel that finds the limits short."""
+def test_few_tokens_are_candidates(kind, params, max_share, monkeypatch):
+    """The fewer candidates, the faster the kernel that finds the limits."""
     monkeypatch.setattr(candidates, "CHUNK", 4096)
-    of = sequences([params])
-    logits = KINDS[kind](len(of), 2 * 4096)
-    found = candidates.collect_candidates(logits, logits.argmax(1), drawn_rows(of))
-    assert found.counts.max() <= most * logits.shape[1]
-    assert most == 0 or found.counts.min() > 0
+    batch = sequences([params])
+    logits = KINDS[kind](len(batch), 2 * 4096)
+    found = candidates.collect_candidates(logits, logits.argmax(1), drawn_rows(batch))
+    assert found.counts.max() <= max_share * logits.shape[1]
+    assert max_share == 0 or found.counts.min() > 0
 
 
 def test_the_lowest_token_of_top_k_is_a_candidate():
