@@ -22,7 +22,8 @@ from torch import Tensor
 from kernels.work_list import WAVES
 
 MIN_SPLIT_KEYS = 512
-"""Fewest keys in a split: reading them takes about as long as launching the combining kernel."""
+"""Fewest keys in a split: reading them takes about as long as launching the combining kernel. Where
+splits do not fill the GPU but let all blocks end together, they are WAVES times as long."""
 MAX_BLOCK_Q = 128
 """Most query tokens in a block: the list's kernel writes the rows of a block at once."""
 BALANCED = 90
@@ -81,6 +82,7 @@ def make_prefill_work(
         items, rows, query_starts, context_lens, num_sequences, num_splits, num_rows,
         block_q, block_n, _ENDLESS if window is None else window, _most_units(window, block_q),
         -(-min_split_keys // block_q) if num_splits else _ENDLESS,
+        -(-WAVES * min_split_keys // block_q) if num_splits else _ENDLESS,
         WAVES=WAVES, BALANCED=BALANCED, ENDLESS=_ENDLESS, BLOCK=MAX_BLOCK_Q,
     )  # fmt: skip
     return PrefillWork(items, rows, num_splits, block_q)
@@ -104,8 +106,11 @@ def is_any_split(
     at_once = max(num_splits // WAVES, 1)
     if BALANCED * longest * -(-num_live // at_once) * at_once <= 100 * total:
         return False
-    wanted = at_once if 2 * num_live <= at_once else num_splits
-    return longest >= 2 * max(total // (wanted + 1) + 1, -(-MIN_SPLIT_KEYS // block_q))
+    if 2 * num_live <= at_once:
+        length = max(total // (at_once + 1) + 1, -(-MIN_SPLIT_KEYS // block_q))
+    else:
+        length = max(total // (num_splits + 1) + 1, -(-WAVES * MIN_SPLIT_KEYS // block_q))
+    return longest >= 2 * length
 
 
 def _most_units(window: int | None, block_q: int) -> int:
@@ -152,11 +157,12 @@ def _num_whole(units, num_blocks, most, length):
 
 @triton.jit
 def _sequence_and_length(
-    starts_ptr, context_ptr, block, num_sequences, num_splits, block_q, most, min_units,
+    starts_ptr, context_ptr, block, num_sequences, num_splits, block_q, most, min_few, min_many,
     WAVES: tl.constexpr, BALANCED: tl.constexpr, ENDLESS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return the sequence of a block, and the units in a split.
+    """Return the sequence of a block, and the fewest units in a split.
 
+    min_few, min_many: fewest where blocks fill at most half of the GPU, and where they fill more.
     Sequence i begins at block starts[i] // block_q + i. Whatever the lengths, this gives each
     sequence the blocks that it needs or one more.
     """
@@ -176,9 +182,10 @@ def _sequence_and_length(
         has_begun = (index < num_sequences) & (start // block_q + index <= block)
         num_begun += tl.sum(has_begun.to(tl.int32), 0)
     at_once = tl.maximum(num_splits // WAVES, 1)
-    wanted = tl.where(2 * num_live <= at_once, at_once, num_splits)
-    # The shortest length of which `total` has no more than `wanted`.
-    length = tl.maximum(total // (wanted + 1) + 1, min_units)
+    are_few = 2 * num_live <= at_once
+    # The shortest length of which `total` has no more than are wanted.
+    length = total // (tl.where(are_few, at_once, num_splits) + 1) + 1
+    length = tl.maximum(length, tl.where(are_few, min_few, min_many))
     whole_time = tl.cdiv(num_live, at_once).to(tl.int64) * longest * at_once
     return num_begun - 1, tl.where(BALANCED * whole_time <= 100 * total, ENDLESS, length)
 
@@ -215,13 +222,13 @@ def _store_item(items_ptr, item, mask, sequence, first_token, begin, end):
 @triton.jit(
     do_not_specialize=[
         "num_sequences", "num_splits", "num_rows", "block_q", "block_n", "window", "most",
-        "min_units",
+        "min_few", "min_many",
     ],
     do_not_specialize_on_alignment=["starts_ptr", "context_ptr"],
 )  # fmt: skip
 def prefill_work_kernel(
     items_ptr, rows_ptr, starts_ptr, context_ptr, num_sequences, num_splits, num_rows,
-    block_q, block_n, window, most, min_units,
+    block_q, block_n, window, most, min_few, min_many,
     WAVES: tl.constexpr, BALANCED: tl.constexpr, ENDLESS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the items and rows of one block, and after the first block's the idle ones; grid (B,).
@@ -230,7 +237,7 @@ def prefill_work_kernel(
     """
     block = tl.program_id(0)
     sequence, length = _sequence_and_length(
-        starts_ptr, context_ptr, block, num_sequences, num_splits, block_q, most, min_units,
+        starts_ptr, context_ptr, block, num_sequences, num_splits, block_q, most, min_few, min_many,
         WAVES, BALANCED, ENDLESS, BLOCK,
     )  # fmt: skip
     start, query_len, context_len, blocks, units = _sequences(
