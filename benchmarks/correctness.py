@@ -26,7 +26,7 @@ from kernels import (
 )
 from kernels.cache_table import CacheTable, cache_table
 from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
+from kernels.paged_prefill import paged_prefill, prefill_work
 from kernels.sdpa import Scratch, paged_attention
 from kernels.work_list import UNIT, make_work_list
 
@@ -44,7 +44,7 @@ class Case:
     layout: str = "NHD"
     options: dict[str, Any] = field(default_factory=dict)
     num_splits: int = 4
-    """Splits of each prefill, and the mean of the decodes."""
+    """Of the average sequence."""
 
     def __str__(self) -> str:
         cache = self.cache_dtype or self.dtype
@@ -118,18 +118,19 @@ def _attend(
     paged = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.tables[0])
     options = options | {"scale": inputs.scale}
     lens = inputs.context_lens
-    if name == "prefill":
-        options |= {"num_splits": num_splits, "min_split_keys": UNIT}
-        return lambda out: paged_prefill(*paged, inputs.query_starts, lens, out=out, **options)
-    if num_splits == 1:
-        return lambda out: paged_decode(*paged, lens, out=out, **options)
+    num_wanted = num_splits * len(lens) if num_splits > 1 else 0
     splits = {"window": options.get("window"), "min_split_keys": UNIT}
 
+    def prefill(out: Tensor) -> None:
+        starts = inputs.query_starts
+        work = prefill_work(inputs.query, inputs.key_cache, starts, lens, num_wanted, **splits)
+        paged_prefill(*paged, starts, lens, work=work, out=out, **options)
+
     def decode(out: Tensor) -> None:
-        work = make_work_list(lens, num_splits * len(lens), **splits)
+        work = make_work_list(lens, num_wanted, **splits)
         paged_decode(*paged, lens, work=work, out=out, **options)
 
-    return decode
+    return prefill if name == "prefill" else decode
 
 
 def _compare(

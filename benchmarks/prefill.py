@@ -11,7 +11,8 @@ from torch.nn.attention import SDPBackend
 from benchmarks import peers
 from benchmarks.bench import Bench
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs, ragged
-from kernels.paged_prefill import paged_prefill, wanted_splits
+from kernels.paged_prefill import paged_prefill, prefill_work, wanted_splits
+from kernels.prefill_work import PrefillWork
 from kernels.split_results import scratch_numel
 
 MAX_NEW_TOKENS = 2**19
@@ -46,12 +47,15 @@ def run(bench: Bench) -> None:
             bench.attempt(str(case), lambda case=case: _measure(bench, case))
 
 
-def prefill_calls(inputs: PagedInputs, num_splits: int = 1) -> peers.Calls:
-    """Return a call of our kernel for each input set, with output and scratch preallocated."""
+def prefill_calls(inputs: PagedInputs, work: PrefillWork | None = None) -> peers.Calls:
+    """Return a call of our kernel for each input set, with output and scratch preallocated.
+
+    work: None for a list without splits. Making the list is left out: layers share it.
+    """
+    work = work or _work(inputs, 0)
     out = torch.empty_like(inputs.query)
-    num_tokens, num_heads, head_dim = out.shape
-    num_slots = num_tokens * num_splits if num_splits > 1 else 0
-    scratch = torch.empty(scratch_numel(num_slots, num_heads, head_dim), device=out.device)
+    _, num_heads, head_dim = out.shape
+    scratch = torch.empty(scratch_numel(work.num_slots, num_heads, head_dim), device=out.device)
     return [
         lambda table=table: paged_prefill(
             inputs.query,
@@ -61,7 +65,7 @@ def prefill_calls(inputs: PagedInputs, num_splits: int = 1) -> peers.Calls:
             inputs.query_starts,
             inputs.context_lens,
             scale=inputs.scale,
-            num_splits=num_splits,
+            work=work,
             out=out,
             scratch=scratch,
         )
@@ -69,9 +73,12 @@ def prefill_calls(inputs: PagedInputs, num_splits: int = 1) -> peers.Calls:
     ]
 
 
-def splits_by_rule(bench: Bench, inputs: PagedInputs) -> int:
+def work_by_rule(bench: Bench, inputs: PagedInputs) -> PrefillWork:
+    """Return the list that the engine would make if the host knows the lengths."""
     lengths = list(zip(inputs.lengths.queries, inputs.lengths.contexts, strict=True))
-    return wanted_splits(inputs.query, inputs.key_cache, lengths, bench.num_processors)
+    longest = max(inputs.lengths.contexts)
+    sizes = (inputs.query, inputs.key_cache, lengths, bench.num_processors, longest)
+    return _work(inputs, wanted_splits(*sizes))
 
 
 def prompts(batch: int, length: int) -> Lengths:
@@ -115,7 +122,7 @@ def _measure(bench: Bench, case: Case) -> None:
         layout=case.layout,
         num_sets=num_sets,
     )
-    us = {"ours": bench.time_us(prefill_calls(inputs, splits_by_rule(bench, inputs)))}
+    us = {"ours": bench.time_us(prefill_calls(inputs, work_by_rule(bench, inputs)))}
     if case.fits_sdpa:
         for name, backend in (
             ("sdpa", SDPBackend.FLASH_ATTENTION),
@@ -138,3 +145,8 @@ def _measure(bench: Bench, case: Case) -> None:
         flop=lengths.flop(shape),
         us=us,
     )
+
+
+def _work(inputs: PagedInputs, num_splits: int) -> PrefillWork:
+    sizes = (inputs.query, inputs.key_cache, inputs.query_starts, inputs.context_lens)
+    return prefill_work(*sizes, num_splits)

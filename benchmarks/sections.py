@@ -33,7 +33,7 @@ SECTIONS = {
     "quantized": Section("Linear layers with quantized weights", "quantized", 12),
     "flex": Section("FlexAttention with pages of 128 tokens", "flex", 30),
     "splits": Section("Decode by work list", "splits", 13),
-    "prefill-splits": Section("Prefill of few tokens by number of splits", "prefill_splits", 5),
+    "prefill-splits": Section("Prefill after long prefixes by work list", "prefill_splits", 5),
     "fp8": Section("Decode over fp8 caches", "fp8", 5),
     "sweep": Section("Tile configurations", "sweep", 28),
     "serve": Section(

@@ -28,16 +28,16 @@ def run(bench: Bench) -> None:
 
 def equal_splits(inputs: PagedInputs, num_splits: int) -> WorkList:
     """Divide each context into `num_splits`, none shorter than MIN_SPLIT_KEYS."""
-    items, starts = [], [0]
+    items, rows = [], []
     for row, context in enumerate(inputs.lengths.contexts):
         count = max(1, min(num_splits, context // MIN_SPLIT_KEYS))
         units = -(-context // UNIT)
         ends = [min((split + 1) * units // count * UNIT, context) for split in range(count)]
         spans = zip([0, *ends], ends, strict=False)
+        rows.append([row, len(items), count])
         items += [[row, begin, end, count] for begin, end in spans]
-        starts.append(len(items))
-    idle = [[-1] * 4] * (len(starts[1:]) * num_splits - len(items))
-    return WorkList(*(_int32(numbers, inputs) for numbers in (items + idle, starts)))
+    idle = [[-1] * 4] * (len(rows) * num_splits - len(items))
+    return WorkList(*(_int32(numbers, inputs) for numbers in (items + idle, rows)))
 
 
 def splits_by_old_rule(num_rows: int, num_kv_heads: int, num_processors: int) -> int:
@@ -88,5 +88,5 @@ def _measure(bench: Bench, shape: Shape, name: str, contexts: tuple[int, ...]) -
     )
 
 
-def _int32(numbers: list[int] | list[list[int]], inputs: PagedInputs) -> torch.Tensor:
+def _int32(numbers: list[list[int]], inputs: PagedInputs) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int32, device=inputs.context_lens.device)

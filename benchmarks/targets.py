@@ -113,6 +113,16 @@ TARGETS = (
         is_limit=True,
     ),
     Target(
+        "`prefill-splits`: 20 tokens after 128k among 60 prompts of 500",
+        "≤ 0.5 of the time by the old rule",
+        "prefill-splits",
+        lambda rows: _relative_to(
+            "old rule", (row for row in rows if row["tokens"].endswith("60 prompts of 500"))
+        ),
+        "{:.2f}",
+        is_limit=True,
+    ),
+    Target(
         "`fp8`: decode, batch 64, context 4k",
         "≤ 0.65 of the time over bf16 caches",
         "fp8",

@@ -17,7 +17,7 @@ DEFAULT_PROMPT_SIZES = (64, 128, 256, 512, 768, 1024)
 """Prompt tokens of mixed steps that run as graphs; see `option.cuda_graph_sizes`."""
 MAX_PROMPTS = 16
 """Prompts in a mixed step that runs as a graph. Room for a prompt that is not there costs an empty
-program per layer, KV head and split of the keys."""
+program per layer and KV head."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from kernels.configurations import AttentionConfiguration, attention_configurati
 from kernels.fp8 import decode_factor
 from kernels.paged_arguments import check_paged_arguments, score_factors, stride
 from kernels.plan import Plan, planned
-from kernels.split_results import combine_items, split_results
+from kernels.split_results import combine_splits, split_results
 from kernels.work_list import WorkList, make_work_list
 
 
@@ -156,8 +156,8 @@ def paged_decode(
     Raises ValueError for arguments that the kernel does not support; `kernels.sdpa` does.
     """
     check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
-    if work is not None and len(work.starts) != len(query) + 1:
-        raise ValueError(f"a work list of {len(work.starts) - 1} sequences for {len(query)}")
+    if work is not None and len(work.rows) != len(query):
+        raise ValueError(f"a work list of {len(work.rows)} sequences for {len(query)}")
     factor = decode_factor(key_cache.dtype)
     score_scale, cap = score_factors(scale * key_scale * factor, softcap)
     tile = _tile(query, key_cache)
@@ -174,7 +174,7 @@ def paged_decode(
         *plan.numbers, **plan.options,
     )  # fmt: skip
     if is_split:
-        combine_items(results, work.starts, sinks, out)
+        combine_splits(results, work.rows, 1, sinks, out)
     return out
 
 

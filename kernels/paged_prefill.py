@@ -1,17 +1,15 @@
 """Paged attention for sequences with any numbers of new tokens.
 
-A program computes a block of one sequence's query tokens over all keys that they may see
-(FlashAttention-2, arXiv 2307.08691). Its tile has one row per token and query head, for heads that
-share a KV head. Programs find their sequence on the device, so the grid depends only on the numbers
-of tokens and sequences. Whole prompts, chunks after cached prefixes and decodes may be mixed.
-
-A few tokens after a long prefix are too few programs to fill a GPU. Then the keys are split as in
-decode, and a second kernel combines the results.
+A program computes a block of one sequence's query tokens over keys that they may see
+(FlashAttention-2, arXiv 2307.08691): over all of them, or over one split. Its tile has one row per
+token and query head, for heads that share a KV head. A list that is made on the device says which
+(`kernels.prefill_work`), so the launches depend only on the numbers of tokens and sequences. Whole
+prompts, chunks after cached prefixes and decodes may be mixed. A second kernel combines the results
+of splits.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 import torch
@@ -31,49 +29,42 @@ from kernels.configurations import AttentionConfiguration, attention_configurati
 from kernels.fp8 import decode_factor
 from kernels.paged_arguments import check_integers, check_paged_arguments, score_factors, stride
 from kernels.plan import Plan, planned
-from kernels.split_results import combine_equal, split_results
+from kernels.prefill_work import (
+    MIN_SPLIT_KEYS,
+    PrefillWork,
+    is_any_split,
+    make_prefill_work,
+)
+from kernels.split_results import combine_splits, split_results
 from kernels.work_list import WAVES
-
-MIN_SPLIT_KEYS = 512
-"""Fewest keys in a split: reading them takes about as long as launching the combining kernel."""
-MAX_SPLITS = 64
 
 
 @triton.jit
-def find_sequence(starts_ptr, num_sequences, block, BLOCK_Q: tl.constexpr):
-    """Return the sequence whose tokens are in block `block`.
+def item_and_tile(num_splits, num_tiles):
+    """Return the item of this program, and which of its `num_tiles` tiles it computes.
 
-    Sequence i begins at block starts[i] // BLOCK_Q + i. Whatever the lengths, this gives each
-    sequence the blocks that it needs or one more, so T // BLOCK_Q + N blocks are enough.
+    The splits of all tiles go first, so that none is left alone at the end of the launch. Tiles of
+    whole blocks go one after another, since blocks of a sequence read the same keys.
     """
-    num_begun = 0
-    for first in range(0, num_sequences, 128):
-        index = first + tl.arange(0, 128)
-        starts = tl.load(starts_ptr + index, mask=index < num_sequences, other=0).to(tl.int32)
-        has_begun = (index < num_sequences) & (starts // BLOCK_Q + index <= block)
-        num_begun += tl.sum(has_begun.to(tl.int32), 0)
-    return num_begun - 1
+    program = tl.program_id(0)
+    whole = program - num_splits * num_tiles
+    num_blocks = tl.num_programs(0) // num_tiles - num_splits
+    item = tl.where(whole < 0, program // num_tiles, num_splits + whole % num_blocks)
+    return item, tl.where(whole < 0, program % num_tiles, whole // num_blocks)
 
 
 @triton.jit
 def tile_rows(
-    row_index, first_token, query_len,
+    row_index, tile, first_token, query_len,
     GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """Return the token in the sequence and the head of each row of a tile, and if it has one."""
     TILES_PER_GROUP: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     token = first_token + row_index // HEADS
-    member = tl.program_id(1) % TILES_PER_GROUP * HEADS + row_index % HEADS
-    head = tl.program_id(1) // TILES_PER_GROUP * GROUP + member
+    member = tile % TILES_PER_GROUP * HEADS + row_index % HEADS
+    head = tile // TILES_PER_GROUP * GROUP + member
     is_row = (row_index < BLOCK_Q * HEADS) & (token < query_len) & (member < GROUP)
     return token, head, is_row
-
-
-@triton.jit
-def result_slots(row, head, split, num_splits, GROUP: tl.constexpr, HEADS: tl.constexpr):
-    """Return where the results of rows are in the scratch, which has less than 2^31 numbers."""
-    num_heads = tl.num_programs(1) // ((GROUP + HEADS - 1) // HEADS) * GROUP
-    return (row * num_splits + split) * num_heads + head
 
 
 @triton.jit
@@ -114,57 +105,53 @@ def attend_tiles(
 
 
 @triton.jit(
-    do_not_specialize=["table_stride", "num_sequences", "num_splits", "min_tiles"],
+    do_not_specialize=["table_stride", "num_splits", "num_tiles"],
     # These may be slices of a step's tensors, with any alignment.
     do_not_specialize_on_alignment=["table_ptr", "starts_ptr", "context_ptr"],
 )
 def paged_prefill_kernel(
     out_ptr, partial_ptr, log_sum_ptr, query_ptr, key_ptr, value_ptr, table_ptr, starts_ptr,
-    context_ptr, sinks_ptr, score_scale, cap, value_scale, window, table_stride, num_sequences,
-    num_splits, min_tiles,
+    context_ptr, items_ptr, sinks_ptr, score_scale, cap, value_scale, window, table_stride,
+    num_splits, num_tiles,
     out_token_stride, out_head_stride, query_token_stride, query_head_stride,
     block_stride, token_stride, kv_head_stride,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Attend a block of query tokens; grid (T // BLOCK_Q + N, kv_heads * tiles per group).
+    """Attend a block of query tokens over an item's keys; grid (items * num_tiles,).
 
-    Unless `num_splits` is None, attend over one split of the keys that the block may see; the grid
-    has a third dimension, `num_splits`. Splits without keys write that they have none.
+    num_tiles: kv_heads * tiles per group. The result of a whole block is final. Those of splits,
+    which are the first `num_splits` items, go to the combining kernel, which adds their sinks.
     """
-    # A sequence's last tokens see the most keys, so they go first: the launch ends with short work.
-    block = tl.num_programs(0) - 1 - tl.program_id(0)
-    sequence = find_sequence(starts_ptr, num_sequences, block, BLOCK_Q)
+    TILES_PER_GROUP: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    item, head_tile = item_and_tile(num_splits, num_tiles)
+    item_ptr = items_ptr + item * 4
+    sequence = tl.load(item_ptr)
+    first_token = tl.load(item_ptr + 1)
+    begin = tl.load(item_ptr + 2)
+    end = tl.load(item_ptr + 3)
+    if sequence < 0:
+        return
+
+    is_whole = item >= num_splits
     start = tl.load(starts_ptr + sequence).to(tl.int32)
     query_len = tl.load(starts_ptr + sequence + 1).to(tl.int32) - start
     context_len = tl.load(context_ptr + sequence).to(tl.int32)
-    first_token = (block - start // BLOCK_Q - sequence) * BLOCK_Q
-    if first_token >= query_len:
-        return
-
     first_position = context_len - query_len + first_token
-    end_key = tl.minimum(first_position + BLOCK_Q, context_len)
     first_key = 0 if window is None else tl.maximum(first_position - window + 1, 0)
-    begin = first_key // BLOCK_N
-    end = tl.cdiv(end_key, BLOCK_N)
     # Tiles that all rows see in full need no mask. With a window, any tile may need one. A loop for
     # each kind would spill registers if heads are large and their tiles have to be converted.
     IS_CONVERTED: tl.constexpr = key_ptr.dtype.element_ty != query_ptr.dtype.element_ty
     TWO_LOOPS: tl.constexpr = window is None and not (IS_CONVERTED and HEAD_DIM > 128)
-    first_masked = tl.maximum(first_position + 1, 0) // BLOCK_N if TWO_LOOPS else begin
+    first_masked = begin
+    if TWO_LOOPS:
+        first_unseen = tl.maximum(first_position + 1, 0) // BLOCK_N
+        first_masked = tl.maximum(begin, tl.minimum(first_unseen, end))
     row_index = tl.arange(0, BLOCK_M)
-    token, head, is_row = tile_rows(row_index, first_token, query_len, GROUP, BLOCK_Q, HEADS)
-    if num_splits is not None:
-        split = tl.program_id(2)
-        num_tiles = tl.maximum(tl.cdiv(end - begin, num_splits), min_tiles)
-        begin += split * num_tiles
-        end = tl.minimum(begin + num_tiles, end)
-        first_masked = tl.maximum(begin, tl.minimum(first_masked, end))
-        if begin >= end:
-            slots = result_slots(start + token, head, split, num_splits, GROUP, HEADS)
-            tl.store(log_sum_ptr + slots, float("-inf"), mask=is_row)
-            return
+    token, head, is_row = tile_rows(
+        row_index, head_tile, first_token, query_len, GROUP, BLOCK_Q, HEADS
+    )
 
     dims = tl.arange(0, BLOCK_D)
     is_stored = is_row[:, None] & (dims < HEAD_DIM)[None, :]
@@ -179,12 +166,12 @@ def paged_prefill_kernel(
         row_sum = tl.zeros((BLOCK_M,), tl.float32)
     else:
         sink = tl.load(sinks_ptr + head, mask=is_row, other=0.0).to(tl.float32)
-        row_max = sink * 1.4426950408889634
-        row_sum = tl.full((BLOCK_M,), 1.0, tl.float32)
+        row_max = tl.where(is_whole, sink * 1.4426950408889634, float("-inf"))
+        row_sum = tl.zeros((BLOCK_M,), tl.float32) + tl.where(is_whole, 1.0, 0.0)
     attended = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
 
     position = context_len - query_len + token
-    kv_head = tl.program_id(1) // ((GROUP + HEADS - 1) // HEADS)
+    kv_head = head_tile // TILES_PER_GROUP
     key_head_ptr = key_ptr + kv_head * kv_head_stride
     value_head_ptr = value_ptr + kv_head * kv_head_stride
     table_row_ptr = table_ptr + sequence.to(tl.int64) * table_stride
@@ -205,10 +192,12 @@ def paged_prefill_kernel(
 
     row_sum = tl.where(row_sum > 0, row_sum, 1.0)
     attended = attended * (value_scale / row_sum)[:, None]
-    row_index = tl.arange(0, BLOCK_M) + unknown_zero(starts_ptr + sequence, start)
-    token, head, is_row = tile_rows(row_index, first_token, query_len, GROUP, BLOCK_Q, HEADS)
+    row_index = tl.arange(0, BLOCK_M) + unknown_zero(item_ptr + 3, end)
+    token, head, is_row = tile_rows(
+        row_index, head_tile, first_token, query_len, GROUP, BLOCK_Q, HEADS
+    )
     is_stored = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-    if num_splits is None:
+    if is_whole:
         row = (start + token).to(tl.int64)
         out_rows = tl.multiple_of(row * out_token_stride + head * out_head_stride, 16)
         tl.store(
@@ -216,8 +205,9 @@ def paged_prefill_kernel(
             attended.to(out_ptr.dtype.element_ty),
             mask=is_stored,
         )
-    else:
-        slots = result_slots(start + token, head, split, num_splits, GROUP, HEADS)
+    else:  # the scratch has less than 2^31 numbers
+        num_heads = num_tiles // TILES_PER_GROUP * GROUP
+        slots = (item * BLOCK_Q + token - first_token) * num_heads + head
         tl.store(partial_ptr + slots[:, None] * HEAD_DIM + dims[None, :], attended, mask=is_stored)
         tl.store(log_sum_ptr + slots, row_max + tl.log2(row_sum), mask=is_row)
 
@@ -231,8 +221,7 @@ def paged_prefill(
     context_lens: Tensor,
     *,
     scale: float,
-    num_splits: int = 1,
-    min_split_keys: int = MIN_SPLIT_KEYS,
+    work: PrefillWork | None = None,
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -245,90 +234,99 @@ def paged_prefill(
 
     query: [T, heads, head_dim]. query_starts: [N + 1] int32, the first row of each sequence in
     `query`, then the number of rows that belong to sequences; the rows of `out` after those are
-    left unchanged. num_splits: into how many parts the keys are split, see `wanted_splits`; where
-    parts would be shorter than `min_split_keys`, there are fewer. scratch: fp32, not read after the
-    call, at least `kernels.split_results.scratch_numel` of T * num_splits long. The other arguments
-    and errors are those of `kernels.paged_decode.paged_decode`. A sequence may have no tokens. If
-    `out` and, for several splits, `scratch` are given, nothing is allocated. Returns `out`,
-    [T, heads, head_dim].
+    left unchanged. work: the list of `prefill_work` for the same arguments; None makes one without
+    splits. scratch: fp32, not read after the call, at least `kernels.split_results.scratch_numel`
+    of `num_slots` of the list long; not used if it has no splits. The other arguments and errors
+    are those of `kernels.paged_decode.paged_decode`. A sequence may have no tokens. If `out`,
+    `work` and `scratch` are given, nothing is allocated. Returns `out`, [T, heads, head_dim].
     """
-    if num_splits < 1:
-        raise ValueError(f"num_splits is {num_splits}; it must be at least 1")
     check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
     check_integers("query_starts", query_starts)
     factor = decode_factor(key_cache.dtype)
     score_scale, cap = score_factors(scale * key_scale * factor, softcap)
-    num_sequences = context_lens.shape[0]
     if out is None:
         out = torch.empty_like(query)
-    is_split = num_splits > 1
-    results = split_results(scratch, query, len(query) * num_splits) if is_split else (None, None)
+    if work is None:
+        work = prefill_work(query, key_cache, query_starts, context_lens, 0, window=window)
+    results = split_results(scratch, query, work.num_slots)
     tile = _tile(query, key_cache)
-    plan = _plan(query, key_cache, out, num_sequences, num_splits, tile)
+    sizes = (context_lens.shape[0], len(work.items), work.num_splits)
+    plan = _plan(query, key_cache, out, *sizes, tile)
     paged_prefill_kernel[plan.grid](
         out, *results, query, key_cache, value_cache, block_tables, query_starts, context_lens,
-        None if is_split else sinks, score_scale, cap, float(value_scale * factor), window,
-        block_tables.stride(0), num_sequences,
-        num_splits if is_split else None,
-        max(1, min_split_keys // tile.block_n) if is_split else None,
-        *plan.numbers, **plan.options,
+        work.items, sinks, score_scale, cap, float(value_scale * factor), window,
+        block_tables.stride(0), *plan.numbers, **plan.options,
     )  # fmt: skip
-    if is_split:
-        combine_equal(results, num_splits, query_starts, sinks, out)
+    if work.num_splits:
+        combine_splits(results, work.rows, work.block_q, sinks, out)
     return out
+
+
+def prefill_work(
+    query: Tensor,
+    key_cache: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    num_splits: int,
+    *,
+    window: int | None = None,
+    min_split_keys: int = MIN_SPLIT_KEYS,
+) -> PrefillWork:
+    """Return `kernels.prefill_work.make_prefill_work` for these shapes on the current GPU."""
+    tile = _tile(query, key_cache)
+    block_q, _ = tiling(query, key_cache, tile)
+    return make_prefill_work(
+        query_starts, context_lens, (block_q, tile.block_n), len(query), num_splits,
+        window=window, min_split_keys=min_split_keys,
+    )  # fmt: skip
 
 
 def wanted_splits(
     query: Tensor,
     key_cache: Tensor,
-    lengths: Sequence[tuple[int, int]],
+    lengths: Sequence[tuple[int, int]] | None,
     num_processors: int,
+    max_context_len: int,
     window: int | None = None,
 ) -> int:
-    """Return how often `paged_prefill` should split the keys on the current GPU.
+    """Return how many splits a work list should have room for; 0 if no block should be split.
 
-    lengths: new tokens and context length of each of the N sequences, as far as the host knows
-    them. num_processors: streaming multiprocessors. With this number, the block that sees the most
-    keys takes no longer than a processor's share of all work, unless the grid would then fill the
-    GPU more than WAVES times. This also bounds the scratch (`max_slots`).
-
-    NOTE: all blocks are split alike, also those that have no token. So a long prefix beside many
-    tokens is not split, although the others then wait for it.
+    lengths: new tokens and context length of each sequence; None if only the device knows them,
+    as in a CUDA graph. num_processors: streaming multiprocessors. max_context_len: the longest
+    context that may ever come. With room for splits, each layer also runs the combining kernel.
     """
     tile = _tile(query, key_cache)
-    block_q, num_tiles = _tiling(query, key_cache, tile)
-    num_programs = num_processors * tile.programs_per_processor
-    blocks = [-(-new // block_q) for new, _ in lengths]
-    keys = [context if window is None else min(context, window + block_q) for _, context in lengths]
-    longest = max(keys, default=0)
-    if longest < 2 * MIN_SPLIT_KEYS or not any(blocks):
-        return 1
-    work = num_tiles * sum(map(operator.mul, blocks, keys))
-    wanted = longest * num_programs // work
-    most = WAVES * num_programs // (num_tiles * (len(query) // block_q + len(lengths)))
-    return max(1, min(wanted, most, longest // MIN_SPLIT_KEYS, MAX_SPLITS))
+    block_q, num_tiles = tiling(query, key_cache, tile)
+    longest = max_context_len
+    if lengths is not None:
+        longest = max((context for new, context in lengths if new), default=0)
+    visible = longest if window is None else min(longest, window + block_q)
+    if visible < 2 * MIN_SPLIT_KEYS:
+        return 0
+    num_splits = WAVES * num_processors * tile.programs_per_processor // num_tiles
+    if num_splits < 2:
+        return 0
+    if lengths is not None and not is_any_split(lengths, block_q, num_splits, window):
+        return 0
+    return num_splits
 
 
 def max_slots(query: Tensor, key_cache: Tensor, num_processors: int, max_context_len: int) -> int:
     """Return the most results per head that a step of up to len(query) tokens splits into."""
-    if max_context_len < 2 * MIN_SPLIT_KEYS:
-        return 0
-    tile = _tile(query, key_cache)
-    block_q, num_tiles = _tiling(query, key_cache, tile)
-    most = WAVES * num_processors * tile.programs_per_processor // num_tiles * block_q
-    return min(most, len(query) * MAX_SPLITS)
+    num_splits = wanted_splits(query, key_cache, None, num_processors, max_context_len)
+    return num_splits * tiling(query, key_cache, _tile(query, key_cache))[0]
+
+
+def tiling(query: Tensor, cache: Tensor, tile: AttentionConfiguration) -> tuple[int, int]:
+    """Return the query tokens in a tile, and the tiles in a block of as many tokens."""
+    group = query.shape[1] // cache.shape[2]
+    heads_per_tile = min(group, tile.block_m)
+    return tile.block_m // heads_per_tile, cache.shape[2] * -(-group // heads_per_tile)
 
 
 def _tile(query: Tensor, cache: Tensor) -> AttentionConfiguration:
     group = query.shape[1] // cache.shape[2]
     return attention_configuration("prefill", query.shape[2], group, query.dtype, cache.dtype)
-
-
-def _tiling(query: Tensor, cache: Tensor, tile: AttentionConfiguration) -> tuple[int, int]:
-    """Return the query tokens in a tile, and the tiles in a block of as many tokens."""
-    group = query.shape[1] // cache.shape[2]
-    heads_per_tile = min(group, tile.block_m)
-    return tile.block_m // heads_per_tile, cache.shape[2] * -(-group // heads_per_tile)
 
 
 @planned
@@ -337,17 +335,25 @@ def _plan(
     cache: Tensor,
     out: Tensor,
     num_sequences: int,
+    num_items: int,
     num_splits: int,
     tile: AttentionConfiguration,
 ) -> Plan:
+    """Raise ValueError if the list of `num_items` is not for so many tokens and sequences."""
     num_tokens, num_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = cache.shape
     group = num_heads // num_kv_heads
-    block_q, num_tiles = _tiling(query, cache, tile)
-    grid = (num_tokens // block_q + num_sequences, num_tiles)
+    block_q, num_tiles = tiling(query, cache, tile)
+    num_blocks = num_tokens // block_q + num_sequences
+    if num_items - num_splits != num_blocks:
+        raise ValueError(
+            f"a work list of {num_items - num_splits} blocks of tokens for {num_blocks}"
+        )
     return Plan(
-        grid if num_splits == 1 else (*grid, num_splits),
+        (num_items * num_tiles,),
         (
+            num_splits,
+            num_tiles,
             *(stride(rows, dim) for rows in (out, query) for dim in range(2)),
             *(stride(cache, dim) for dim in range(3)),
         ),

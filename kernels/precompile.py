@@ -33,7 +33,7 @@ from kernels.draw_tokens import draw_tokens
 from kernels.filter_limits import filter_limits
 from kernels.gated_activation import gated_activation
 from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
+from kernels.paged_prefill import paged_prefill, prefill_work
 from kernels.quantized_linear import quantized_linear
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary_cache_write import rotary_write_kv
@@ -173,8 +173,8 @@ def _compile_attention(query: Tensor, key: Tensor, value: Tensor, shape: Shape) 
     out, scale = torch.empty(query.shape, dtype=query.dtype), shape.head_dim**-0.5
     options = {"scale": scale, "out": out}
     paged_decode(query, keys, values, tables, lens, work=make_work_list(lens, 4), **options)
-    for num_splits in (1, 2):
-        paged_prefill(query, keys, values, tables, starts, lens, num_splits=num_splits, **options)
+    work = prefill_work(query, keys, starts, lens, 4)
+    paged_prefill(query, keys, values, tables, starts, lens, work=work, **options)
 
 
 def _compile_elementwise(shape: Shape) -> None:

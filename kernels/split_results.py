@@ -13,6 +13,9 @@ from torch import Tensor
 from kernels.paged_arguments import stride
 from kernels.plan import Plan, planned
 
+MAX_PROGRAMS = 4096
+"""Of the combining kernel, enough to fill any GPU: it may have much room and little to do."""
+
 
 class SplitResults(NamedTuple):
     """Scratch for S results of each head, one per slot."""
@@ -57,96 +60,73 @@ def _no_results(device: torch.device) -> SplitResults:
     return SplitResults(empty, empty)
 
 
-def combine_items(results: SplitResults, starts: Tensor, sinks: Tensor | None, out: Tensor) -> None:
-    """Combine the items of a work list into `out` [N, heads, head_dim]; slots are items.
+def combine_splits(
+    results: SplitResults, rows: Tensor, slot_stride: int, sinks: Tensor | None, out: Tensor
+) -> None:
+    """Combine the results of rows into `out` [T, heads, head_dim].
 
-    Rows with one item are left unchanged.
+    rows: [R, 3] int32, contiguous: row of `out`, slot of its first result, and how many there are,
+    `slot_stride` slots apart. Rows with one result are left unchanged; the first with none is the
+    end.
     """
-    plan = _plan(out)
+    plan = _plan(out, len(rows))
     combine_splits_kernel[plan.grid](
-        out, *results, starts, sinks, None, 0, *plan.numbers, **plan.options
+        out, *results, rows, sinks, len(rows), slot_stride, *plan.numbers, **plan.options
     )
 
 
-def combine_equal(
-    results: SplitResults,
-    num_splits: int,
-    query_starts: Tensor,
-    sinks: Tensor | None,
-    out: Tensor,
-) -> None:
-    """Combine `num_splits` results of each row into `out` [T, heads, head_dim].
-
-    The first slots are those of row 0. Rows from query_starts[-1] on are left unchanged.
-    """
-    plan = _plan(out)
-    combine_splits_kernel[plan.grid](
-        out, *results, query_starts, sinks, num_splits, len(query_starts) - 1,
-        *plan.numbers, **plan.options,
-    )  # fmt: skip
-
-
 @planned
-def _plan(out: Tensor) -> Plan:
-    num_rows, num_heads, head_dim = out.shape
+def _plan(out: Tensor, num_rows: int) -> Plan:
+    _, num_heads, head_dim = out.shape
     return Plan(
-        (num_heads, num_rows),
+        (num_heads, min(num_rows, max(1, MAX_PROGRAMS // num_heads))),
         (stride(out, 0), stride(out, 1)),
         {"HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "CHUNK": 32},
     )
 
 
-@triton.jit(
-    do_not_specialize=["num_splits", "num_sequences"],
-    do_not_specialize_on_alignment=["starts_ptr"],
-)
+@triton.jit(do_not_specialize=["num_rows", "slot_stride"])
 def combine_splits_kernel(
-    out_ptr, attended_ptr, log_sum_ptr, starts_ptr, sinks_ptr, num_splits, num_sequences,
+    out_ptr, attended_ptr, log_sum_ptr, rows_ptr, sinks_ptr, num_rows, slot_stride,
     out_token_stride, out_head_stride,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Combine the splits of one head; grid (heads, rows).
+    """Combine the splits of one head in some of the rows; grid (heads, rows at once).
 
-    starts_ptr: the slots of each row if `num_splits` is None; else query_starts, of which only the
-    end is read. Results without keys were not written, so they are not read.
+    A split may have had no keys.
     """
     head = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    if num_splits is None:
-        first = tl.load(starts_ptr + row).to(tl.int64)
-        end = tl.load(starts_ptr + row + 1).to(tl.int64)
-        if end - first == 1:
-            return
-    else:
-        if row >= tl.load(starts_ptr + num_sequences):
-            return
-        first = row * num_splits
-        end = first + num_splits
     dims = tl.arange(0, BLOCK_D)
-    if sinks_ptr is None:
-        largest = float("-inf")
-        total = 0.0
-    else:
-        largest = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
-        total = 1.0
-    combined = tl.zeros((BLOCK_D,), tl.float32)
-    for chunk in range(first, end, CHUNK):
-        split = chunk + tl.arange(0, CHUNK)
-        slot = split * tl.num_programs(0) + head
-        log_sums = tl.load(log_sum_ptr + slot, mask=split < end, other=float("-inf"))
-        previous, largest = largest, tl.maximum(largest, tl.max(log_sums, 0))
-        anchor = tl.where(largest == float("-inf"), 0.0, largest)
-        shares = tl.exp2(log_sums - anchor)
-        attended = tl.load(
-            attended_ptr + slot[:, None] * HEAD_DIM + dims[None, :],
-            mask=(log_sums > float("-inf"))[:, None] & (dims < HEAD_DIM)[None, :],
-            other=0.0,
-        )
-        correction = tl.exp2(previous - anchor)
-        combined = combined * correction + tl.sum(attended * shares[:, None], 0)
-        total = total * correction + tl.sum(shares, 0)
-    tl.store(
-        out_ptr + row * out_token_stride + head * out_head_stride + dims,
-        (combined / tl.where(total > 0, total, 1.0)).to(out_ptr.dtype.element_ty),
-        mask=dims < HEAD_DIM,
-    )
+    sink = float("-inf")
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
+    index = tl.program_id(1)
+    num_splits = tl.load(rows_ptr + index * 3 + 2)
+    while num_splits > 0:
+        if num_splits > 1:
+            largest, total = sink, 1.0 if sinks_ptr is not None else 0.0
+            row = tl.load(rows_ptr + index * 3).to(tl.int64)
+            first_slot = tl.load(rows_ptr + index * 3 + 1)
+            combined = tl.zeros((BLOCK_D,), tl.float32)
+            for chunk in range(0, num_splits, CHUNK):
+                split = chunk + tl.arange(0, CHUNK)
+                slot = (first_slot + split * slot_stride).to(tl.int64) * tl.num_programs(0) + head
+                log_sums = tl.load(log_sum_ptr + slot, mask=split < num_splits, other=float("-inf"))
+                previous, largest = largest, tl.maximum(largest, tl.max(log_sums, 0))
+                anchor = tl.where(largest == float("-inf"), 0.0, largest)
+                shares = tl.exp2(log_sums - anchor)
+                attended = tl.load(
+                    attended_ptr + slot[:, None] * HEAD_DIM + dims[None, :],
+                    mask=(log_sums > float("-inf"))[:, None] & (dims < HEAD_DIM)[None, :],
+                    other=0.0,
+                )
+                correction = tl.exp2(previous - anchor)
+                combined = combined * correction + tl.sum(attended * shares[:, None], 0)
+                total = total * correction + tl.sum(shares, 0)
+            tl.store(
+                out_ptr + row * out_token_stride + head * out_head_stride + dims,
+                (combined / tl.where(total > 0, total, 1.0)).to(out_ptr.dtype.element_ty),
+                mask=dims < HEAD_DIM,
+            )
+        index += tl.num_programs(1)
+        num_splits = tl.load(rows_ptr + index * 3 + 2, mask=index < num_rows, other=0)

@@ -34,8 +34,8 @@ class WorkList:
     items: Tensor
     """[I, 4] int32: sequence (-1 if there is nothing to do), first key, key past the last, and how
     many items the sequence has."""
-    starts: Tensor
-    """[N + 1] int32: each sequence's first item, then the number of items with work."""
+    rows: Tensor
+    """[N, 3] int32: sequence, its first item, and how many items it has."""
 
 
 def wanted_splits(num_rows: int, num_programs: int, max_context_len: int) -> int:
@@ -82,12 +82,12 @@ def make_work_list(
     num_rows, device = len(context_lens), context_lens.device
     length = num_wanted + num_rows
     items = torch.empty(length, 4, dtype=torch.int32, device=device)
-    starts = torch.empty(num_rows + 1, dtype=torch.int32, device=device)
+    rows = torch.empty(num_rows, 3, dtype=torch.int32, device=device)
     work_list_kernel[(num_rows,)](
-        items, starts, context_lens, num_rows, num_wanted, length,
+        items, rows, context_lens, num_rows, num_wanted, length,
         2**30 if window is None else window, min_split_keys, UNIT=UNIT, BLOCK=256,
     )  # fmt: skip
-    return WorkList(items, starts)
+    return WorkList(items, rows)
 
 
 @triton.jit
@@ -114,7 +114,7 @@ def _num_splits(num_keys, units, total, num_wanted, min_split_keys):
     do_not_specialize_on_alignment=["context_ptr"],
 )
 def work_list_kernel(
-    items_ptr, starts_ptr, context_ptr, num_rows, num_wanted, length, window, min_split_keys,
+    items_ptr, rows_ptr, context_ptr, num_rows, num_wanted, length, window, min_split_keys,
     UNIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the items of one sequence, and after the last one's the idle items; grid (N,).
@@ -137,7 +137,10 @@ def work_list_kernel(
 
     context_len, first_key, first, units = _visible(context_ptr, row, num_rows, window, UNIT)
     splits = _num_splits(context_len - first_key, units, total, num_wanted, min_split_keys)
-    tl.store(starts_ptr + row, start)
+    row_ptr = rows_ptr + row * 3
+    tl.store(row_ptr, row)
+    tl.store(row_ptr + 1, start)
+    tl.store(row_ptr + 2, splits)
     for first_split in range(0, splits, BLOCK):
         split = first_split + index
         is_split = split < splits
@@ -149,8 +152,6 @@ def work_list_kernel(
         tl.store(item_ptr + 2, tl.minimum(end, context_len), mask=is_split)
         tl.store(item_ptr + 3, splits, mask=is_split)
     if row == num_rows - 1:
-        num_live = start + splits
-        tl.store(starts_ptr + num_rows, num_live)
-        for first_idle in range(num_live, length, BLOCK):
+        for first_idle in range(start + splits, length, BLOCK):
             idle = first_idle + index
             tl.store(items_ptr + idle * 4, -1, mask=idle < length)

@@ -21,6 +21,7 @@ from kernels import (
 from kernels.batch import PagedBatch
 from kernels.paged_arguments import is_aligned
 from kernels.plan import planned
+from kernels.prefill_work import PrefillWork
 from kernels.split_results import scratch_numel
 from kernels.work_list import WorkList, make_work_list
 
@@ -41,6 +42,7 @@ class TritonBackend:
         self._decode_splits = planned(paged_decode.wanted_splits)
         self._prefill = paged_prefill.paged_prefill
         self._prefill_splits = paged_prefill.wanted_splits
+        self._make_prefill_work = paged_prefill.prefill_work
         self._newest: tuple[PagedBatch, _Parts] | None = None
 
     def write(self, call: AttentionCall, keys: Tensor, values: Tensor, slots: Tensor) -> None:
@@ -57,7 +59,7 @@ class TritonBackend:
         query = _aligned(call.query)
         out = torch.empty_like(query)
         first = batch.num_decodes
-        parts = self._parts(batch, query.shape[0])
+        parts = self._parts(batch)
         options = {
             "scale": call.scale,
             "window": call.window,
@@ -71,7 +73,7 @@ class TritonBackend:
                 values,
                 parts.decode_tables,
                 parts.decode_lens,
-                work=self._work(query[:first], keys, call.window, parts),
+                work=self._decode_work(query[:first], keys, call.window, parts),
                 out=out[:first],
                 **options,
             )
@@ -81,9 +83,9 @@ class TritonBackend:
                 keys,
                 values,
                 parts.prompt_tables,
-                batch.query_starts,
+                parts.query_starts,
                 parts.prompt_lens,
-                num_splits=self._splits(query[first:], keys, call.window, parts),
+                work=self._prefill_work(query[first:], keys, call.window, parts),
                 out=out[first:],
                 **options,
             )
@@ -99,32 +101,44 @@ class TritonBackend:
         )
         return scratch_numel(num_slots, num_heads, head_dim) * torch.float32.itemsize
 
-    def _work(self, query: Tensor, keys: Tensor, window: int | None, parts: _Parts) -> WorkList:
+    def _decode_work(
+        self, query: Tensor, keys: Tensor, window: int | None, parts: _Parts
+    ) -> WorkList:
         """Return the work list of the decodes, which the layers of a step share."""
         num_wanted = self._decode_splits(
             query, keys, self._num_processors, self._max_model_len, window
         )
         key = num_wanted, window
-        if key not in parts.work:
-            parts.work[key] = make_work_list(parts.decode_lens, num_wanted, window=window)
-        return parts.work[key]
+        if key not in parts.decode_work:
+            parts.decode_work[key] = make_work_list(parts.decode_lens, num_wanted, window=window)
+        return parts.decode_work[key]
 
-    def _splits(self, query: Tensor, keys: Tensor, window: int | None, parts: _Parts) -> int:
-        """Return the number of splits of the other sequences, which like layers share."""
+    def _prefill_work(
+        self, query: Tensor, keys: Tensor, window: int | None, parts: _Parts
+    ) -> PrefillWork:
+        """Return the work list of the other sequences, which like layers of a step share."""
         key = (*query.shape, *keys.shape[2:], window)
-        if key not in parts.splits:
-            parts.splits[key] = self._prefill_splits(
-                query, keys, parts.prompt_lengths, self._num_processors, window
+        if key not in parts.prefill_work:
+            num_splits = self._prefill_splits(
+                query, keys, parts.lengths, self._num_processors, self._max_model_len, window
             )
-        return parts.splits[key]
+            parts.prefill_work[key] = self._make_prefill_work(
+                query, keys, parts.query_starts, parts.prompt_lens, num_splits, window=window
+            )
+        return parts.prefill_work[key]
 
-    def _parts(self, batch: PagedBatch, num_tokens: int) -> _Parts:
+    def _parts(self, batch: PagedBatch) -> _Parts:
         """Split a batch's tensors, once for all layers of a step."""
         if self._newest is None or self._newest[0] is not batch:
             first = batch.num_decodes
             tables, lens = batch.block_tables, batch.context_lens
-            lengths = _prompt_lengths(batch, num_tokens - first, self._max_model_len)
-            parts = _Parts(tables[:first], lens[:first], tables[first:], lens[first:], lengths)
+            lengths = None
+            if batch.spans is not None:
+                lengths = [(end - start, context) for start, end, context in batch.spans[first:]]
+            parts = _Parts(
+                tables[:first], lens[:first], tables[first:], lens[first:], batch.query_starts,
+                lengths,
+            )  # fmt: skip
             self._newest = batch, parts
         return self._newest[1]
 
@@ -137,29 +151,14 @@ class _Parts:
     decode_lens: Tensor
     prompt_tables: Tensor
     prompt_lens: Tensor
-    prompt_lengths: Sequence[tuple[int, int]]
-    """New tokens and context length of each, or stand-ins for them: see `_prompt_lengths`."""
-    work: dict[tuple[int, int | None], WorkList] = field(default_factory=dict)
+    query_starts: Tensor
+    lengths: Sequence[tuple[int, int]] | None
+    """New tokens and context length of each sequence that is not a decode; None if only the device
+    knows them."""
+    decode_work: dict[tuple[int, int | None], WorkList] = field(default_factory=dict)
     """By number of splits and window."""
-    splits: dict[tuple[int | None, ...], int] = field(default_factory=dict)
+    prefill_work: dict[tuple[int | None, ...], PrefillWork] = field(default_factory=dict)
     """By shapes and window."""
-
-
-def _prompt_lengths(
-    batch: PagedBatch, num_tokens: int, max_model_len: int
-) -> Sequence[tuple[int, int]]:
-    """Return the new tokens and context length of each sequence that is not a decode.
-
-    num_tokens: those of all these sequences. If only the device knows the lengths, as in a CUDA
-    graph, returns as many sequences, of which one has all tokens and the longest context.
-    """
-    first = batch.num_decodes
-    num_sequences = batch.context_lens.shape[0] - first
-    if num_sequences == 0:
-        return ()
-    if batch.spans is None:
-        return [(num_tokens, max_model_len)] + [(0, 0)] * (num_sequences - 1)
-    return [(end - start, context) for start, end, context in batch.spans[first:]]
 
 
 def _aligned(rows: Tensor) -> Tensor:

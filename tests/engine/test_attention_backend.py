@@ -40,7 +40,8 @@ def backend(seen, made):
     backend._rotary_write_kv = lambda query, key, value, *_: seen.extend([query, key, value])
     backend._decode = backend._prefill = lambda query, *_, **__: seen.append(query)
     backend._decode_splits = lambda *_: 6
-    backend._prefill_splits = lambda *_: 1
+    backend._prefill_splits = lambda *_: 0
+    backend._make_prefill_work = lambda *_, **__: None
     return backend
 
 
@@ -123,22 +124,31 @@ def test_layers_of_a_step_share_a_work_list_for_each_window(backend, made):
 def test_prompts_are_split_by_their_lengths_or_by_limits(backend):
     seen = []
 
-    def splits(query, keys, lengths, *_):
-        seen.append(list(lengths))
+    def splits(query, keys, lengths, *limits):
+        seen.append((lengths, limits))
         return 3
 
-    backend._prefill_splits = splits
-    backend._prefill = lambda *_, num_splits, **__: seen.append(num_splits)
+    def make(query, keys, starts, lens, num_splits, *, window):
+        seen.append((len(query), len(starts), len(lens), num_splits, window))
+        return f"list of window {window}"
+
+    backend._prefill_splits, backend._make_prefill_work = splits, make
+    backend._prefill = lambda *_, work, **__: seen.append(work)
     query, key = torch.zeros(6, 4, 64), torch.zeros(6, 2, 64)
-    call = AttentionCall(0, query, key, key, 1.0, None, None, None)
     lens, caches = torch.zeros(3), torch.zeros(2, 4, 16, 2, 64)
     spans = ((0, 1, 9), (1, 3, 40), (3, 6, 3))
     batch = PagedBatch(torch.zeros(3), lens, lens, lens, spans, num_decodes=1)
-    for _ in range(2):
-        backend.attend(call, *caches, batch)
-    assert seen == [[(2, 40), (3, 3)], 3, 3]
-    backend.attend(call, *caches, replace(batch, spans=None))
-    assert seen[3] == [(5, 64), (0, 0)], "a graph: the limits, for two sequences"
+    for step, lengths in ((batch, [(2, 40), (3, 3)]), (replace(batch, spans=None), None)):
+        for window in (None, 9, None):
+            call = AttentionCall(0, query, key, key, 1.0, window, None, None)
+            backend.attend(call, *caches, step)
+        # Layers share a list for each window. In a graph, only the device knows the lengths.
+        assert seen == [
+            (lengths, (4, 64, None)), (5, 3, 2, 3, None), "list of window None",
+            (lengths, (4, 64, 9)), (5, 3, 2, 3, 9), "list of window 9",
+            "list of window None",
+        ]  # fmt: skip
+        seen.clear()
 
 
 def test_scratch_is_bounded_by_shapes_and_the_longest_context():

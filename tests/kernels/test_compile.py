@@ -19,6 +19,7 @@ from benchmarks.occupancy import programs_per_processor
 from kernels import dry_run
 from kernels.configurations import attention_configuration
 from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
+from kernels.prefill_work import make_prefill_work
 from kernels.work_list import make_work_list
 from tests.kernels import variants
 from tests.kernels.static_check import (
@@ -115,12 +116,15 @@ def test_as_many_decodes_fit_as_the_table_says(arch, head_dim, formats, group):
 
 @pytest.mark.parametrize("arch", dry_run.ARCHS)
 @pytest.mark.parametrize("lens", [torch.int32, torch.int64])
-def test_the_work_list_is_made_in_registers(arch, lens):
+def test_work_lists_are_made_in_registers(arch, lens):
     with dry_run.target(arch) as launches:
         make_work_list(torch.ones(5, dtype=lens), 7)
-    (launch,) = launches
-    assert launch.grid == (5,), "the sequences' items are written at the same time"
-    assert not faults(launch.kernel, arch), facts(launch.kernel)
+        make_prefill_work(torch.arange(6, dtype=lens), torch.ones(5, dtype=lens), (4, 64), 9, 7)
+    decode, prefill = launches
+    assert decode.grid == (5,), "the sequences' items are written at the same time"
+    assert prefill.grid == (7,), "so are those of blocks of tokens"
+    for launch in launches:
+        assert not faults(launch.kernel, arch), facts(launch.kernel)
 
 
 @pytest.mark.parametrize("kernel", ["decode", "prefill"])

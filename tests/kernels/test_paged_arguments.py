@@ -7,14 +7,17 @@ from functools import partial
 import pytest
 import torch
 
+from kernels import dry_run
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
+from kernels.prefill_work import PrefillWork
 from kernels.split_results import scratch_numel
 from kernels.work_list import WorkList
 from tests.kernels.paged_inputs import make_paged
 
 NAMES = ("query", "key_cache", "value_cache", "block_tables", "context_lens")
 DECODE = [(1, 5), (1, 20)]
+BLOCK_Q = 64
 
 
 def misaligned(tensor):
@@ -69,36 +72,42 @@ def test_invalid_arguments(kernel, message):
         call(**arguments)
 
 
-@pytest.mark.parametrize("num_splits", [0, -2])
-def test_there_is_at_least_one_split(num_splits):
-    with pytest.raises(ValueError, match="at least 1"):
-        prefill(make_paged(DECODE), num_splits=num_splits)
-
-
 @pytest.mark.parametrize("wrong", [torch.float16, "short", "two dims"])
 def test_scratch_must_fit(wrong):
     paged = make_paged(DECODE)
-    num_tokens, num_heads, head_dim = paged.query.shape
-    needed = scratch_numel(num_tokens * 4, num_heads, head_dim)
+    _, num_heads, head_dim = paged.query.shape
+    needed = scratch_numel(4 * BLOCK_Q, num_heads, head_dim)
     scratch = {
         torch.float16: torch.empty(needed).half(),
         "short": torch.empty(needed - 1),
         "two dims": torch.empty(needed, 1),
     }[wrong]
     with pytest.raises(ValueError, match=f"at least {needed} float32"):
-        prefill(paged, num_splits=4, scratch=scratch)
+        prefill(paged, work=work_for(4), scratch=scratch)
 
 
 def test_offsets_in_scratch_have_32_bits():
     with pytest.raises(ValueError, match="8388608 results of 4 heads are too many"):
-        prefill(make_paged(DECODE), num_splits=2**22)
+        prefill(make_paged(DECODE), work=work_for(2**23 // BLOCK_Q))
 
 
 def test_a_work_list_must_have_as_many_sequences():
     paged = make_paged(DECODE)
-    work = WorkList(torch.zeros(9, 4).int(), torch.zeros(4).int())
+    work = WorkList(torch.zeros(9, 4).int(), torch.zeros(3, 3).int())
     with pytest.raises(ValueError, match="a work list of 3 sequences for 2"):
         paged_decode(**{name: getattr(paged, name) for name in NAMES}, scale=1.0, work=work)
+
+
+def test_a_work_list_must_have_as_many_blocks():
+    message = "a work list of 7 blocks of tokens for 2"
+    with dry_run.target(90), pytest.raises(ValueError, match=message):
+        prefill(make_paged(DECODE), work=work_for(4, num_blocks=7))
+
+
+def work_for(num_splits, num_blocks=2):
+    """Return a list with arbitrary contents: nothing is launched."""
+    items, rows = torch.empty(num_splits + num_blocks, 4).int(), torch.empty(2, 3).int()
+    return PrefillWork(items, rows, num_splits, BLOCK_Q)
 
 
 def prefill(paged, **options):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given
@@ -52,30 +54,44 @@ def test_a_window_bounds_the_contexts():
         query, cache = tensors(1)
         assert paged_decode.wanted_splits(query, cache, 132, 131072, window=4096) == 16
         assert paged_decode.wanted_splits(query, cache, 132, 131072, window=256) == 0
-        assert paged_prefill.wanted_splits(query, cache, [(20, 30020)], 132, window=2000) == 3
+        chunk = [(20, 30020)]
+        for lengths in (chunk, None):
+            assert paged_prefill.wanted_splits(query, cache, lengths, 132, 131072, 2000) == 66
+            assert paged_prefill.wanted_splits(query, cache, lengths, 132, 131072, 900) == 0
 
 
 @pytest.mark.parametrize(
-    ("batch", "expected"),
+    ("batch", "is_split"),
     [
-        ([(20, 30020)], 16),  # 8 programs would run on 132 processors
-        ([(20, 700)], 1),
-        ([(20, 30020), (500, 500)], 3),  # 136 programs: the long ones would end last
-        ([(20, 30020), (0, 30000)], 16),
-        ([(20, 131092), (44, 44)], 16),
-        ([(20, 131092), (44, 44), *[(0, 0)] * 14], 3),  # a graph: room for 16 prompts
-        ([(64, 131072), *[(0, 0)] * 15], 3),
-        ([(20, 131092), (2048, 2048)], 1),  # too many blocks to split all of them
-        ([(4096, 4096)], 1),
-        ([(512, 8704)], 1),
-        ([(500, 500)] * 9, 1),
-        ([], 1),
+        ([(20, 30020)], True),  # 8 programs would run on 132 processors
+        ([(20, 700)], False),
+        ([(20, 30020), (500, 500)], True),
+        ([(20, 131092), (2048, 2048)], True),
+        ([(20, 131092), *[(500, 500)] * 60], True),
+        ([(4096, 4096)], False),  # 1,024 programs
+        ([(512, 8704)], False),  # 128 programs leave 4 processors idle
+        ([(544, 8736)], True),  # 136 programs would leave 128 idle for half of the time
+        ([(512, 1024)] * 8, False),
+        ([(500, 500)] * 9, False),
+        ([(0, 30000), (20, 20)], False),
+        ([], False),
     ],
 )
-def test_prefills_on_an_h200_with_8_kv_heads(batch, expected):
+def test_prefills_on_an_h200_with_8_kv_heads(batch, is_split):
+    """There is room for four times as many splits as run at once, 528 programs, or for none."""
     with dry_run.target(90):
         query, cache = tensors(sum(new for new, _ in batch))
-        assert paged_prefill.wanted_splits(query, cache, batch, 132) == expected
+        wanted = paged_prefill.wanted_splits(query, cache, batch, 132, 131092)
+    assert wanted == 66 * is_split
+
+
+def test_a_graph_has_room_for_splits_unless_contexts_are_short():
+    with dry_run.target(90):
+        query, cache = tensors(64)
+        for longest, expected in ((131072, 66), (1024, 66), (1023, 0)):
+            assert paged_prefill.wanted_splits(query, cache, None, 132, longest) == expected
+        query, cache = tensors(64, 512, 512)
+        assert paged_prefill.wanted_splits(query, cache, None, 132, 131072) == 0, "one fills it"
 
 
 sequences = st.tuples(st.integers(0, 3000), st.integers(0, 100_000))
@@ -87,9 +103,15 @@ def test_prefills_never_need_more_scratch_than_promised(batch, heads):
     num_tokens = sum(new for new, _ in batch)
     with dry_run.target(90):
         query, cache = tensors(num_tokens, *heads)
-        splits = paged_prefill.wanted_splits(query, cache, batch, 132)
-        most = paged_prefill.max_slots(query, cache, 132, 2**17)
-    assert splits == 1 or num_tokens * splits <= most
+        splits = paged_prefill.wanted_splits(query, cache, batch, 132, 2**17)
+        work = make_work(query, cache, len(batch), splits)
+        assert work.num_slots <= paged_prefill.max_slots(query, cache, 132, 2**17)
+
+
+def make_work(query, cache, num_sequences, num_splits):
+    starts = torch.zeros(num_sequences + 1, dtype=torch.int32)
+    with patch("kernels.prefill_work.prefill_work_kernel"):
+        return paged_prefill.prefill_work(query, cache, starts, starts[1:], num_splits)
 
 
 def tensors(num_tokens, num_heads=32, num_kv_heads=8):

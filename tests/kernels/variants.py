@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice, product
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
 from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
-from kernels.split_results import combine_equal, combine_items, split_results
+from kernels.paged_prefill import paged_prefill, prefill_work
+from kernels.prefill_work import PrefillWork
+from kernels.split_results import combine_splits, split_results
 from kernels.work_list import WorkList
 
 FORMATS = (
@@ -48,12 +51,7 @@ PARAMETERS = {
         LENS,
         # Triton specializes on multiples of 16.
         parameter("window", [None], [1000], [1024]),
-        # With splits, the combining kernel uses the sinks.
-        [
-            [{"is_split": False, "sinks": False}],
-            [{"is_split": False, "sinks": True}],
-            [{"is_split": True, "sinks": False}],
-        ],
+        SINKS,
         # Groups fill a tile, leave part of it idle, or take several tiles.
         parameter("group", [1, 2, 4, 8, 16], [3, 7, 12, 17, 24, 48], [71, 96]),
     ),
@@ -63,7 +61,7 @@ PARAMETERS = {
         parameter("group", [1, 2, 3, 4, 7, 8, 12, 16], [17, 24, 32], [48, 71]),
         SINKS,
     ),
-    "combine": (parameter("of", ["decode"], ["prefill"]), SINKS, LENS),
+    "combine": (SINKS,),
 }
 """By kernel. Layout and number of KV heads compile no variants; test_compile.py checks that."""
 
@@ -71,7 +69,7 @@ PARAMETERS = {
 @dataclass(frozen=True)
 class Variant:
     kernel: str
-    """"decode", "prefill", or "combine", the kernel that follows them if keys are split."""
+    """"decode", "prefill", or "combine", the kernel that follows them where keys are split."""
     head_dim: int
     formats: tuple[torch.dtype, torch.dtype] = FORMATS[0]
     group: int = 4
@@ -80,9 +78,6 @@ class Variant:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
-    is_split: bool = False
-    of: str = "decode"
-    """What the combining kernel follows."""
     layout: str = "NHD"
     ids: torch.dtype = torch.int64
     lens: torch.dtype = torch.int32
@@ -99,8 +94,6 @@ class Variant:
             "softcap": self.softcap,
             "sinks": self.sinks,
             f"window {self.window}": self.window,
-            "split": self.is_split,
-            f"of {self.of}": self.kernel == "combine",
         }
         return "-".join(
             [
@@ -130,23 +123,24 @@ class Variant:
             "sinks": torch.empty(num_heads, dtype=dtype) if self.sinks else None,
         }
         if self.kernel == "prefill":
-            options["num_splits"] = 3 if self.is_split else 1
             starts = torch.arange(6, dtype=self.lens)
-            paged_prefill(query, *caches, tables, starts, lens, **options)
+            arguments = (query, *caches, tables, starts, lens)
+            paged_prefill(*arguments, work=self._work(query, caches[0], starts), **options)
         elif self.kernel == "decode":
             # As many items as sequences: the combining kernel is not launched.
-            work = WorkList(torch.empty(5, 4).int(), torch.empty(6).int())
+            work = WorkList(torch.empty(5, 4).int(), torch.empty(5, 3).int())
             paged_decode(query, *caches, tables, lens, work=work, **options)
         else:
             self._combine(query, options["sinks"])
 
-    def _combine(self, query: torch.Tensor, sinks: torch.Tensor | None) -> None:
-        results, starts = split_results(None, query, 15), torch.arange(6, dtype=torch.int32)
-        out = torch.empty_like(query)
-        if self.of == "decode":
-            combine_items(results, starts, sinks, out)
-        else:
-            combine_equal(results, 3, starts.to(self.lens), sinks, out)
+    def _work(self, query: Tensor, cache: Tensor, starts: Tensor) -> PrefillWork:
+        """Return a list without room for splits: the combining kernel is not launched."""
+        with patch("kernels.prefill_work.prefill_work_kernel"):
+            return prefill_work(query, cache, starts, starts[1:], 0)
+
+    def _combine(self, query: Tensor, sinks: Tensor | None) -> None:
+        rows = torch.empty(5, 3, dtype=torch.int32)
+        combine_splits(split_results(None, query, 15), rows, 1, sinks, torch.empty_like(query))
 
 
 def representative(arch: int) -> list[Variant]:
@@ -162,7 +156,7 @@ def representative(arch: int) -> list[Variant]:
         return [
             replace(decode, formats=FORMATS[3], **everything),
             replace(prefill, **everything),
-            replace(prefill, head_dim=256, is_split=True),
+            replace(prefill, head_dim=256),
         ]
     if arch == 89:
         return [replace(decode, formats=FORMATS[6]), replace(prefill, formats=FORMATS[6])]
@@ -176,15 +170,15 @@ def representative(arch: int) -> list[Variant]:
         replace(decode, head_dim=64, group=24, **coded),
         replace(decode, head_dim=192, formats=FORMATS[2]),
         prefill,
-        replace(prefill, is_split=True, window=1000),
+        replace(prefill, window=1000),
         replace(prefill, group=3, formats=FORMATS[4], block_size=64, **everything),
         replace(prefill, head_dim=96, **half),
         replace(prefill, head_dim=80, group=17, softcap=30.0, block_size=64),
         replace(prefill, head_dim=256, group=71, kv_heads=1, softcap=30.0),
         replace(prefill, head_dim=64, **coded),
-        replace(prefill, head_dim=192, formats=FORMATS[2], is_split=True),
+        replace(prefill, head_dim=192, formats=FORMATS[2]),
         replace(combine, sinks=True),
-        replace(combine, of="prefill", head_dim=80, formats=FORMATS[1], lens=torch.int64),
+        replace(combine, head_dim=80, formats=FORMATS[1]),
     ]
     native = [replace(kernel, formats=FORMATS[5], group=8) for kernel in (decode, prefill)]
     return everywhere + [variant for variant in native if variant.runs_on(arch)]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
+from kernels.paged_prefill import paged_prefill, prefill_work
 from kernels.reference import paged_decode_reference, paged_prefill_reference
 from kernels.work_list import UNIT, make_work_list
 from tests.kernels.paged_inputs import check_close, make_paged
@@ -60,9 +60,10 @@ def test_prefill(lengths, block_size, window):
     paged, _memory = full_width(make_paged([(1, 1), lengths], block_size=block_size))
     options = {"scale": SCALE, "window": window}
     expected = paged_prefill_reference(*paged.prefill_arguments, **options)
-    for num_splits in (1, 3):
-        splits = {"num_splits": num_splits, "min_split_keys": 1}
-        check_close(paged_prefill(*paged.prefill_arguments, **splits, **options), expected)
+    sizes = (paged.query, paged.key_cache, paged.query_starts, paged.context_lens)
+    for num_splits in (0, 9):
+        work = prefill_work(*sizes, num_splits, window=window, min_split_keys=1)
+        check_close(paged_prefill(*paged.prefill_arguments, work=work, **options), expected)
 
 
 def test_a_long_chunk_of_padding_reads_nothing():
@@ -72,4 +73,7 @@ def test_a_long_chunk_of_padding_reads_nothing():
     paged.key_cache.fill_(float("nan"))
     paged.value_cache.fill_(float("nan"))
     paged.block_tables.fill_(2**30)
-    assert (paged_prefill(*paged.prefill_arguments, scale=SCALE) == 0).all()
+    sizes = (paged.query, paged.key_cache, paged.query_starts, paged.context_lens)
+    for num_splits in (0, 9):
+        work = prefill_work(*sizes, num_splits, min_split_keys=1)
+        assert (paged_prefill(*paged.prefill_arguments, work=work, scale=SCALE) == 0).all()

@@ -13,7 +13,7 @@ from engine import LLM, SamplingParams
 from engine.attention.triton_backend import TritonBackend
 from engine.model.elementwise import make_elementwise
 from engine.sampling.kernels import make_sampling_kernels
-from kernels.paged_prefill import paged_prefill
+from kernels.paged_prefill import prefill_work
 from kernels.work_list import UNIT, make_work_list
 from tests.engine.graphs import add_graphs
 
@@ -58,7 +58,7 @@ def test_same_tokens_as_with_torch(architecture, decoder, tmp_path, monkeypatch)
     assert answers(tmp_path, decoder) == expected
     assert len(backends) == 2, "one for the gate's probe, one for the engine"
     if architecture == "gemma2":  # its layers have windows or none
-        assert answers(tmp_path, decoder, with_graphs=True) == expected
+        assert answers(tmp_path, decoder, graph_tokens=16) == expected
 
 
 def test_same_tokens_as_with_torch_if_contexts_are_split(tmp_path, monkeypatch):
@@ -74,17 +74,20 @@ def test_same_tokens_as_with_torch_if_contexts_are_split(tmp_path, monkeypatch):
     expected = answers(tmp_path, prompts=prompts, **limits)
     backends = use_triton(monkeypatch)
     monkeypatch.setattr("kernels.work_list.MIN_SPLIT_KEYS", UNIT)
-    monkeypatch.setattr("kernels.paged_prefill.MIN_SPLIT_KEYS", 32)
+    for module in ("paged_prefill", "prefill_work"):
+        monkeypatch.setattr(f"kernels.{module}.MIN_SPLIT_KEYS", 32)
     monkeypatch.setattr(
         "engine.attention.triton_backend.make_work_list",
         partial(make_work_list, min_split_keys=UNIT),
     )
     monkeypatch.setattr(
-        "kernels.paged_prefill.paged_prefill", partial(paged_prefill, min_split_keys=32)
+        "kernels.paged_prefill.prefill_work", partial(prefill_work, min_split_keys=32)
     )
-    assert answers(tmp_path, "own", prompts=prompts, **limits) == expected
     windows = {None, LONG["sliding_window"]}
-    assert backends[-1].split_decodes == backends[-1].split_prefills == windows
+    for graph_tokens in (0, 32):
+        answered = answers(tmp_path, "own", prompts=prompts, graph_tokens=graph_tokens, **limits)
+        assert answered == expected
+        assert backends[-1].split_decodes == backends[-1].split_prefills == windows
 
 
 class Watched(TritonBackend):
@@ -96,14 +99,14 @@ class Watched(TritonBackend):
         decode, prefill = self._decode, self._prefill
 
         def watched_decode(*arguments, work, window, **options):
-            if (work.items[:, 3][: work.starts[-1]] > 1).any():
+            if (work.rows[:, 2] > 1).any():
                 self.split_decodes.add(window)
             return decode(*arguments, work=work, window=window, **options)
 
-        def watched_prefill(*arguments, num_splits, window, **options):
-            if num_splits > 1:
+        def watched_prefill(*arguments, work, window, **options):
+            if (work.rows[:, 2] > 1).any():
                 self.split_prefills.add(window)
-            return prefill(*arguments, num_splits=num_splits, window=window, **options)
+            return prefill(*arguments, work=work, window=window, **options)
 
         self._decode, self._prefill = watched_decode, watched_prefill
 
@@ -139,14 +142,14 @@ def answers(
     path,
     decoder="transformers",
     *,
-    with_graphs=False,
+    graph_tokens=0,
     prompts=PROMPTS,
     num_kv_blocks=8,
     max_rolling_batch_prefill_tokens=16,
 ):
     """Chunked prompts of two sequences mixed with decodes, then only decodes.
 
-    with_graphs: pad all steps, as for CUDA graphs.
+    graph_tokens: pad steps with up to so many tokens of prompts, as for CUDA graphs; 0 pads none.
     """
     limits = {
         "num_kv_blocks": num_kv_blocks,
@@ -154,8 +157,8 @@ def answers(
     }
     llm = LLM(path, dtype="fp32", decoder=decoder, **limits)
     assert llm.facts.executor == "packed"
-    if with_graphs:
-        add_graphs(llm, max_rows=3, prompt_sizes=(16,))
+    if graph_tokens:
+        add_graphs(llm, max_rows=3, prompt_sizes=(graph_tokens,))
     assert llm.facts.decoder.startswith(decoder)
     greedy = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     drawn = SamplingParams(top_p=0.8, seed=3, max_tokens=5, ignore_eos=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
+from kernels.paged_prefill import paged_prefill, prefill_work
 from kernels.reference import paged_prefill_reference
 from kernels.split_results import scratch_numel
 from tests.kernels.paged_inputs import check_close, make_paged
@@ -21,18 +23,26 @@ LONG = [(20, 400), (3, 3), (1, 330), (0, 90), (40, 201)]
 """Few tokens after cached prefixes that are long and short."""
 
 
-def check(lengths, options=None, *, num_splits=1, **shape):
-    """Run paged_prefill with outputs and scratch filled with NaN first; splits may be short."""
+def check(lengths, options=None, *, num_splits=0, **shape):
+    """Run paged_prefill with outputs and scratch filled with NaN first.
+
+    num_splits: at most. If there may be some, there are; they may be short.
+    """
     paged = make_paged(lengths, **shape)
     options = (options or {}) | {"scale": SCALE}
-    num_tokens, num_heads, head_dim = paged.query.shape
-    scratch = torch.full(
-        (scratch_numel(num_tokens * num_splits, num_heads, head_dim),), float("nan")
-    )
+    work = make_work(paged, num_splits, options.get("window"))
+    assert (work.items[:num_splits, 0] >= 0).any() == (num_splits > 0)
+    numel = scratch_numel(work.num_slots, *paged.query.shape[1:])
+    scratch = torch.full((numel,), float("nan"))
     out = torch.full_like(paged.query, float("nan"))
-    splits = {"num_splits": num_splits, "min_split_keys": 1, "scratch": scratch}
-    assert paged_prefill(*paged.prefill_arguments, out=out, **splits, **options) is out
+    given = {"work": work, "scratch": scratch, "out": out}
+    assert paged_prefill(*paged.prefill_arguments, **given, **options) is out
     check_close(out, paged_prefill_reference(*paged.prefill_arguments, **options))
+
+
+def make_work(paged, num_splits, window=None):
+    arguments = (paged.query, paged.key_cache, paged.query_starts, paged.context_lens, num_splits)
+    return prefill_work(*arguments, window=window, min_split_keys=1)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64])
@@ -41,9 +51,9 @@ def test_a_mixed_batch(block_size, dtype):
     check(MIXED, block_size=block_size, dtype=dtype)
 
 
-@pytest.mark.parametrize(("num_splits", "block_size"), [(2, 16), (3, 64), (9, 32)])
+@pytest.mark.parametrize(("num_splits", "block_size"), [(12, 16), (17, 64), (60, 32)])
 def test_splits_of_a_mixed_batch(block_size, num_splits):
-    """With 9 splits, most have no keys."""
+    """With room for 60, splits have as few keys as they can."""
     check(MIXED, num_splits=num_splits, block_size=block_size, dtype=torch.half, heads=(2, 1))
     check(LONG, num_splits=num_splits, block_size=block_size, heads=(2, 1))
 
@@ -51,7 +61,7 @@ def test_splits_of_a_mixed_batch(block_size, num_splits):
 @pytest.mark.parametrize(
     "options",
     [
-        {"window": 1},
+        {"window": 33},
         {"window": 200},
         {"softcap": 30.0, "window": 64},
         {"sinks": torch.tensor([-40.0, 0.0, 5.0, 40.0])},
@@ -60,26 +70,24 @@ def test_splits_of_a_mixed_batch(block_size, num_splits):
     ids=lambda options: "+".join(options),
 )
 def test_splits_with_windows_softcap_and_sinks(options):
-    check(LONG, options, num_splits=3, dtype=torch.half, heads=(4, 1))
+    check(LONG, options, num_splits=30, dtype=torch.half, heads=(4, 1))
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_splits_of_every_head_dim(head_dim, dtype):
-    check([(5, 170), (9, 9)], num_splits=3, head_dim=head_dim, dtype=dtype)
+    check([(5, 170), (9, 9)], num_splits=9, head_dim=head_dim, dtype=dtype)
 
 
 @pytest.mark.parametrize("heads", [(2, 2), (7, 1), (130, 1)])
 def test_splits_of_groups(heads):
-    check([(1, 20), (2, 70)], num_splits=2, heads=heads)
+    check([(1, 20), (2, 270)], num_splits=8, heads=heads)
 
 
-def test_splits_are_not_shorter_than_allowed():
-    """So a short context has one, and the combining kernel ignores the others."""
-    paged = make_paged([(3, 90), (2, 300)], dtype=torch.float32)
-    options = {"scale": SCALE}
-    expected = paged_prefill_reference(*paged.prefill_arguments, **options)
-    check_close(paged_prefill(*paged.prefill_arguments, num_splits=4, **options), expected)
+def test_one_long_prefix_among_many_short_prompts():
+    """The long one and two in the middle are split, the prompts around them are not."""
+    short = [(new, new) for new in (3, 17, 1, 40, 16)]
+    check([*short, (20, 700), *short, (2, 310), *short, (0, 90), (20, 333)], num_splits=24)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64])
@@ -127,8 +135,8 @@ def test_fp8_caches(dtype, cache_dtype):
     """With heads of 256, all tiles are masked."""
     options = {"key_scale": 0.37, "value_scale": 2.5}
     types = {"dtype": dtype, "cache_dtype": cache_dtype}
-    for num_splits in (1, 2):
-        check(SHORT, options, num_splits=num_splits, **types)
+    for num_splits in (0, 8):
+        check([*SHORT, (1, 200)], options, num_splits=num_splits, **types)
         check([(5, 170)], options, num_splits=num_splits, head_dim=256, heads=(2, 1), **types)
 
 
@@ -147,13 +155,13 @@ def test_more_sequences_than_one_step_of_the_search():
     check([*idle, *SHORT, *idle, *idle, *SHORT], heads=(1, 1))
 
 
-@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize("num_splits", [0, 9])
 def test_rows_past_the_last_sequence_are_not_written(num_splits):
-    paged = make_paged(SHORT)
+    paged = make_paged([*SHORT, (3, 200)])
     query = torch.cat([paged.query, torch.full_like(paged.query, float("nan"))])
     out = torch.full_like(query, 7.0)
-    options = {"scale": SCALE, "num_splits": num_splits, "min_split_keys": 1}
-    paged_prefill(query, *paged.prefill_arguments[1:], out=out, **options)
+    work = make_work(replace(paged, query=query), num_splits)
+    paged_prefill(query, *paged.prefill_arguments[1:], out=out, work=work, scale=SCALE)
     expected = paged_prefill_reference(*paged.prefill_arguments, scale=SCALE)
     check_close(out[: len(expected)], expected)
     assert (out[len(expected) :] == 7.0).all()
@@ -167,12 +175,13 @@ def test_decode_rows_equal_those_of_paged_decode(options):
     check_close(got, expected.double())
 
 
-@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize("num_splits", [0, 9])
 def test_blocks_before_the_window_are_not_read(num_splits):
-    paged = make_paged([(5, 200)])
+    paged = make_paged([(5, 200)], heads=(8, 2))
     options = {"scale": SCALE, "window": 40}
     expected = paged_prefill_reference(*paged.prefill_arguments, **options)
     for block in paged.block_tables[0, : (195 - 40) // 16]:
         paged.key_cache[block] = paged.value_cache[block] = float("nan")
-    splits = {"num_splits": num_splits, "min_split_keys": 1}
-    check_close(paged_prefill(*paged.prefill_arguments, **splits, **options), expected)
+    work = make_work(paged, num_splits, 40)
+    assert (work.items[:num_splits, 0] >= 0).any() == (num_splits > 0)
+    check_close(paged_prefill(*paged.prefill_arguments, work=work, **options), expected)

@@ -16,14 +16,15 @@ RAGGED = (131072, 500, 1, 0, 2047, 700, 4096)
 def items_by_sequence(work):
     """Check the order of the items and return the (first key, end) of each sequence's."""
     found = defaultdict(list)
-    num_live = int(work.starts[-1])
+    assert work.rows[:, 0].tolist() == list(range(len(work.rows)))
+    num_live = int(work.rows[:, 2].sum())
     for index, (sequence, first, end, count) in enumerate(work.items.tolist()):
         if index >= num_live:
             assert sequence == -1
             continue
-        begin, next_begin = work.starts[sequence : sequence + 2].tolist()
-        assert begin <= index < next_begin
-        assert count == next_begin - begin
+        _, begin, num_items = work.rows[sequence].tolist()
+        assert begin <= index < begin + num_items
+        assert count == num_items
         found[sequence].append((first, end))
     return found
 
