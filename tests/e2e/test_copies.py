@@ -41,7 +41,7 @@ def engine_of(container, copy):
     """Return the process id of a copy's engine."""
     for pid in descendants(container.process.pid):
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if arguments[1:3] == [b"-m", b"engine"] and arguments[4] == str(copy).encode():
+        if arguments[1:3] == [b"-m", b"engine"] and arguments[5] == str(copy).encode():
             return pid
     raise AssertionError(f"copy {copy} has no engine")
 
