@@ -6,6 +6,7 @@ import ctypes
 import errno
 import math
 import mmap
+import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -18,8 +19,10 @@ from torch import Tensor
 from core.sizing import LayerShape, bytes_per_block
 
 MADV_POPULATE_WRITE = 23
-POPULATE_BYTES = 32 * 2**20
+POPULATE_BYTES = 2 * 2**20
 """Bytes populated per call, so that no thread waits long for Linux's lock of the address space."""
+POPULATE_NICENESS = 19
+"""The lowest priority: requests come first, and populating may take seconds."""
 
 
 class KVCache:
@@ -86,6 +89,7 @@ def _populate_in_background(regions: Sequence[Tensor]) -> None:
 
 
 def _populate_all(pieces: list[Tensor]) -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), POPULATE_NICENESS)  # this thread's
     while pieces and threading.main_thread().is_alive():  # else the process is about to end
         if _populate(pieces.pop(0)):
             return  # memory is short: pages are allocated as steps write them

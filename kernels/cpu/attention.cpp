@@ -17,8 +17,7 @@
 
 #include "few_rows.h"
 #include "packed_rows.h"
-
-extern "C" int omp_get_max_threads();
+#include "team.h"
 
 // Mirrors `Attention` in attention.py. Strides are in elements.
 struct Attention {
@@ -45,7 +44,7 @@ namespace {
 constexpr int64_t MAX_ROWS = 32;
 constexpr int64_t MIN_SPLIT = 256;         // keys
 constexpr int64_t ITEMS_PER_THREAD = 4;    // several, to balance the load
-constexpr int64_t CHUNKS_PER_THREAD = 16;  // a chunk: consecutive items that a thread takes at once
+constexpr int64_t CHUNKS_PER_THREAD = 16;  // consecutive items, which a thread takes at once
 constexpr float INITIAL_MAX = -1e30f;  // finite, so that the difference of two of them is not NaN
 constexpr float MASKED = -3e38f;
 
@@ -76,12 +75,22 @@ struct alignas(64) Scratch {
     float total[MAX_ROWS];  // the sum of e^(score - top) so far
 };
 
+// A row of several splits, whose results are to be combined.
+struct Combined {
+    int64_t sequence, kv_head, row, first, stride, num_splits;
+};
+
 // The rows that splits leave to be combined: each is [out (value_dim), top, total].
 struct Partials {
     std::vector<float> numbers;
-    int64_t value_dim;
+    int64_t count, value_dim;
 
     float* row(int64_t index) { return &numbers[index * (value_dim + 2)]; }
+
+    void fit() {
+        const size_t size = count * (value_dim + 2);
+        if (numbers.size() < size) numbers.resize(size);
+    }
 };
 
 // The positions of an item that are read at once.
@@ -253,8 +262,23 @@ void combine(const Attention& a, T* out, Partials& partials, int64_t first, int6
     write(a, out, row, top, total, head);
 }
 
-std::vector<Span> spans_of(const Attention& a) {
+// The work of one call.
+struct Plan {
     std::vector<Span> spans;
+    std::vector<Item> items;
+    std::vector<Combined> combined;
+    Partials partials;
+    int64_t chunk;  // items
+
+    void make(const Attention& a, int64_t num_threads);
+
+   private:
+    void find_spans(const Attention& a);
+    void add(const Attention& a, int64_t sequence, int64_t target_splits);
+};
+
+void Plan::find_spans(const Attention& a) {
+    spans.clear();
     for (int64_t i = 0; i < a.num_sequences; i++) {
         const int64_t after = i - a.num_decodes;
         if (after < 0)
@@ -263,78 +287,86 @@ std::vector<Span> spans_of(const Attention& a) {
             spans.push_back({a.num_decodes + a.query_starts[after],
                              a.query_starts[after + 1] - a.query_starts[after], a.context_lens[i]});
     }
-    return spans;
 }
 
-template <class T>
-void attend(const Attention& a) {
+// Adds the items of a sequence, each split into at most target_splits.
+void Plan::add(const Attention& a, int64_t sequence, int64_t target_splits) {
+    const Span& span = spans[sequence];
     const int64_t group = a.num_heads / a.num_kv_heads;
-    const int64_t num_threads = omp_get_max_threads();
-    const std::vector<Span> spans = spans_of(a);
+    const int64_t all_rows = span.num_queries * group;
+    for (int64_t row = 0; row < all_rows; row += MAX_ROWS) {
+        const int64_t num_rows = std::min(MAX_ROWS, all_rows - row);
+        const int64_t position = span.context - span.num_queries + row / group;
+        const int64_t end = span.context - span.num_queries + (row + num_rows - 1) / group + 1;
+        const int64_t start = a.window ? std::max<int64_t>(0, position + 1 - a.window) : 0;
+        const int64_t max_splits = std::max<int64_t>(1, (end - start) / MIN_SPLIT);
+        const int64_t splits = std::min(max_splits, target_splits);
+        const int64_t size = ((end - start + splits - 1) / splits + TILE - 1) / TILE * TILE;
+        const int64_t num_splits = (end - start + size - 1) / size;
+        for (int64_t kv_head = 0; kv_head < a.num_kv_heads; kv_head++) {
+            if (num_splits == 1) {
+                items.push_back({sequence, kv_head, row, num_rows, start, end, -1});
+                continue;
+            }
+            for (int64_t r = 0; r < num_rows; r++)
+                combined.push_back({sequence, kv_head, row + r, partials.count + r, num_rows, num_splits});
+            for (int64_t key = start; key < end; key += size, partials.count += num_rows)
+                items.push_back({sequence, kv_head, row, num_rows, key, std::min(key + size, end), partials.count});
+        }
+    }
+}
+
+void Plan::make(const Attention& a, int64_t num_threads) {
+    find_spans(a);
+    const int64_t group = a.num_heads / a.num_kv_heads;
     int64_t num_tiles = 0;
     for (const Span& span : spans)
         num_tiles += a.num_kv_heads * ((span.num_queries * group + MAX_ROWS - 1) / MAX_ROWS);
     const int64_t target_splits = (ITEMS_PER_THREAD * num_threads + num_tiles - 1) / num_tiles;
+    items.clear(), combined.clear();
+    partials.count = 0, partials.value_dim = a.value_dim;
+    for (int64_t i = 0; i < a.num_sequences; i++)
+        if (spans[i].context) add(a, i, target_splits);
+    partials.fit();
+    chunk = std::max<int64_t>(1, items.size() / (CHUNKS_PER_THREAD * num_threads));
+}
 
-    struct Combined {
-        int64_t sequence, kv_head, row, first, stride, num_splits;
-    };
-    std::vector<Item> items;
-    std::vector<Combined> combined;
-    Partials partials{{}, a.value_dim};
-    int64_t num_partials = 0;
-    for (int64_t i = 0; i < a.num_sequences; i++) {
-        const Span& span = spans[i];
-        if (span.context == 0) {  // padding
+// Writes zeros for padding, which has no context.
+template <class T>
+void clear_padding(const Attention& a, const Plan& plan) {
+    for (const Span& span : plan.spans)
+        if (span.context == 0) {
             T* out = (T*)a.out + span.first_token * a.num_heads * a.value_dim;
             std::memset(out, 0, span.num_queries * a.num_heads * a.value_dim * sizeof(T));
-            continue;
         }
-        const int64_t all_rows = span.num_queries * group;
-        for (int64_t row = 0; row < all_rows; row += MAX_ROWS) {
-            const int64_t num_rows = std::min(MAX_ROWS, all_rows - row);
-            const int64_t position = span.context - span.num_queries + row / group;
-            const int64_t end = span.context - span.num_queries + (row + num_rows - 1) / group + 1;
-            const int64_t start = a.window ? std::max<int64_t>(0, position + 1 - a.window) : 0;
-            const int64_t max_splits = std::max<int64_t>(1, (end - start) / MIN_SPLIT);
-            const int64_t splits = std::min(max_splits, target_splits);
-            const int64_t size = ((end - start + splits - 1) / splits + TILE - 1) / TILE * TILE;
-            const int64_t num_splits = (end - start + size - 1) / size;
-            for (int64_t kv_head = 0; kv_head < a.num_kv_heads; kv_head++) {
-                if (num_splits == 1) {
-                    items.push_back({i, kv_head, row, num_rows, start, end, -1});
-                    continue;
-                }
-                for (int64_t r = 0; r < num_rows; r++)
-                    combined.push_back({i, kv_head, row + r, num_partials + r, num_rows, num_splits});
-                for (int64_t key = start; key < end; key += size, num_partials += num_rows)
-                    items.push_back(
-                        {i, kv_head, row, num_rows, key, std::min(key + size, end), num_partials});
-            }
-        }
-    }
-    partials.numbers.resize(num_partials * (a.value_dim + 2));
+}
 
-    const int64_t num_items = items.size(), num_combined = combined.size();
-    const int64_t chunk = std::max<int64_t>(1, num_items / (CHUNKS_PER_THREAD * num_threads));
-#pragma omp parallel
-    {
+template <class T>
+void attend(const Attention& a, Team& team) {
+    const Prepared prepared = team.once<Plan>([&](Plan& plan) {
+        plan.make(a, team.num_threads);
+        clear_padding<T>(a, plan);
+        const int64_t num_items = plan.items.size(), num_combined = plan.combined.size();
+        return Prepared{&plan, {(num_items + plan.chunk - 1) / plan.chunk, num_combined}};
+    });
+    Plan& plan = *(Plan*)prepared.object;
+    team.share(prepared.counts[0], [&](int64_t number) {
         static thread_local Scratch<T> my;
-#pragma omp for schedule(dynamic, chunk)
-        for (int64_t i = 0; i < num_items; i++)
-            run<T>(a, spans[items[i].sequence], items[i], i + 1 < num_items ? &items[i + 1] : nullptr, my,
-                   partials);
-#pragma omp for
-        for (int64_t i = 0; i < num_combined; i++) {
-            const Combined& row = combined[i];
-            int64_t head;
-            T* out = out_row<T>(a, spans[row.sequence], row.kv_head, row.row, &head);
-            combine(a, out, partials, row.first, row.stride, row.num_splits, head);
+        const int64_t num_items = plan.items.size(), end = std::min((number + 1) * plan.chunk, num_items);
+        for (int64_t i = number * plan.chunk; i < end; i++) {
+            const Item& item = plan.items[i];
+            run<T>(a, plan.spans[item.sequence], item, i + 1 < num_items ? &item + 1 : nullptr, my, plan.partials);
         }
-    }
+    });
+    team.share(prepared.counts[1], [&](int64_t i) {
+        const Combined& row = plan.combined[i];
+        int64_t head;
+        T* out = out_row<T>(a, plan.spans[row.sequence], row.kv_head, row.row, &head);
+        combine(a, out, plan.partials, row.first, row.stride, row.num_splits, head);
+    });
 }
 
 }  // namespace
 
-extern "C" void attend_fp32(const Attention* arguments) { attend<float>(*arguments); }
-extern "C" void attend_bf16(const Attention* arguments) { attend<BFloat16>(*arguments); }
+extern "C" void attend_fp32(const Attention* arguments, Team& team) { attend<float>(*arguments, team); }
+extern "C" void attend_bf16(const Attention* arguments, Team& team) { attend<BFloat16>(*arguments, team); }

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.batch import PagedBatch
+from kernels.cpu.calls import Kernel, run
 from kernels.cpu.shared_library import SUFFIXES, WIDTH, function
 
 MAX_DIM = 256
@@ -78,7 +79,7 @@ def paged_attention(
         scale=scale,
         softcap=softcap or 0.0,
     )
-    function("attend", query.dtype)(ctypes.byref(arguments))
+    run(Kernel(function("attend", query.dtype), arguments))
     return out
 
 

@@ -6,6 +6,7 @@ import ctypes
 
 from torch import Tensor
 
+from kernels.cpu.calls import Kernel, run
 from kernels.cpu.shared_library import function
 
 
@@ -41,4 +42,4 @@ def write_kv(
         strides=(key.stride()[:2], value.stride()[:2]),
         cache_strides=(key_cache.stride()[:3], value_cache.stride()[:3]),
     )
-    function("write_kv", key.dtype)(ctypes.byref(arguments))
+    run(Kernel(function("write_kv", key.dtype), arguments), key.numel())

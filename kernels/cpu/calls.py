@@ -12,9 +12,12 @@ from typing import NamedTuple
 
 from kernels.cpu.shared_library import load_library
 
+MANY = 2**62
+"""More elements than any kernel reads."""
+
 
 class Kernel(NamedTuple):
-    """A function of the library and the structure that it takes by reference."""
+    """A kernel of the library and the structure that it takes by reference."""
 
     function: ctypes._NamedFuncPointer
     arguments: ctypes.Structure
@@ -38,5 +41,11 @@ class Calls:
         self._calls = (Call * len(addresses))(*addresses)
         self._run = load_library().run_calls
 
-    def __call__(self) -> None:
-        self._run(self._calls, ctypes.c_int64(len(self._kernels)))
+    def __call__(self, num_elements: int = MANY) -> None:
+        """num_elements: what the kernels read; for few elements, other threads are not woken."""
+        self._run(self._calls, ctypes.c_int64(len(self._kernels)), ctypes.c_int64(num_elements))
+
+
+def run(kernel: Kernel, num_elements: int = MANY) -> None:
+    """Run one kernel. num_elements: as in `Calls`."""
+    Calls([kernel])(num_elements)

@@ -1,7 +1,9 @@
 // The operations between matrix products, each in one pass over memory, and the KV cache write.
 // They compute in fp32 and round once.
+
 #include <algorithm>
 
+#include "team.h"
 #include "vectors.h"
 
 // These mirror the structures in elementwise.py. Strides are in elements.
@@ -45,14 +47,10 @@ struct Write {
 
 namespace {
 
-constexpr int64_t MIN_PARALLEL = 16384;  // elements; fewer are done before a second thread wakes up
-
 template <class T>
-void norm(const Norm& a) {
-    const int64_t num_rows = a.num_tokens * a.num_heads;
+void norm(const Norm& a, Team& team) {
     const T* weight = (const T*)a.weight;
-#pragma omp parallel for if (num_rows * a.width > MIN_PARALLEL)
-    for (int64_t i = 0; i < num_rows; i++) {
+    team.share_rows(a.num_tokens * a.num_heads, a.width, [&](int64_t i) {
         const T* row = (const T*)a.rows + i / a.num_heads * a.strides[0] + i % a.num_heads * a.strides[1];
         T* out = (T*)a.out + i * a.width;
         const T* residual = a.residual ? (const T*)a.residual + i * a.width : nullptr;
@@ -65,7 +63,7 @@ void norm(const Norm& a) {
             numbers *= load(weight + dim) + a.offset;
             store(out + dim, residual ? load(residual + dim) + rounded<T>(numbers) : numbers);
         }
-    }
+    });
 }
 
 inline Floats activated(Floats x, bool is_gelu) {
@@ -75,21 +73,19 @@ inline Floats activated(Floats x, bool is_gelu) {
 }
 
 template <class T>
-void activation(const Activation& a) {
-#pragma omp parallel for if (a.num_tokens * a.width > MIN_PARALLEL)
-    for (int64_t token = 0; token < a.num_tokens; token++) {
+void activation(const Activation& a, Team& team) {
+    team.share_rows(a.num_tokens, a.width, [&](int64_t token) {
         const T *gate = (const T*)a.gate_up + token * a.stride, *up = gate + a.width;
         T* out = (T*)a.out + token * a.out_stride;
         for (int64_t dim = 0; dim < a.width; dim += LANES)
             store(out + dim, rounded<T>(activated(load(gate + dim), a.is_gelu)) * load(up + dim));
-    }
+    });
 }
 
 template <class T>
-void rotary(const Rotary& a) {
+void rotary(const Rotary& a, Team& team) {
     const int64_t num_heads = a.num_heads[0] + a.num_heads[1];
-#pragma omp parallel for if (a.num_tokens * num_heads * a.half > MIN_PARALLEL)
-    for (int64_t token = 0; token < a.num_tokens; token++) {
+    team.share_rows(a.num_tokens, num_heads * a.half, [&](int64_t token) {
         const T* cos = (const T*)a.cos + token * a.cos_stride;
         const T* sin = (const T*)a.sin + token * a.sin_stride;
         for (int64_t i = 0; i < num_heads; i++) {
@@ -103,14 +99,13 @@ void rotary(const Rotary& a) {
                 store(second + dim, y * load(cos + a.second_half + dim) + x * load(sin + a.second_half + dim));
             }
         }
-    }
+    });
 }
 
 template <class T>
-void write_kv(const Write& a) {
-#pragma omp parallel for if (a.num_tokens * a.num_heads * a.dims[0] > MIN_PARALLEL)
-    for (int64_t token = 0; token < a.num_tokens; token++) {
-        if (a.slots[token] < 0) continue;  // padding
+void write_kv(const Write& a, Team& team) {
+    team.share_rows(a.num_tokens, a.num_heads * a.dims[0], [&](int64_t token) {
+        if (a.slots[token] < 0) return;  // padding
         const int64_t block = a.slots[token] / a.block_size, slot = a.slots[token] % a.block_size;
         for (int which = 0; which < 2; which++)
             for (int64_t head = 0; head < a.num_heads; head++) {
@@ -118,16 +113,16 @@ void write_kv(const Write& a) {
                 std::copy_n((const T*)a.rows[which] + token * from[0] + head * from[1], a.dims[which],
                             (T*)a.caches[which] + block * to[0] + slot * to[1] + head * to[2]);
             }
-    }
+    });
 }
 
 }  // namespace
 
-extern "C" void rms_norm_fp32(const Norm* a) { norm<float>(*a); }
-extern "C" void rms_norm_bf16(const Norm* a) { norm<BFloat16>(*a); }
-extern "C" void gated_activation_fp32(const Activation* a) { activation<float>(*a); }
-extern "C" void gated_activation_bf16(const Activation* a) { activation<BFloat16>(*a); }
-extern "C" void rotary_fp32(const Rotary* a) { rotary<float>(*a); }
-extern "C" void rotary_bf16(const Rotary* a) { rotary<BFloat16>(*a); }
-extern "C" void write_kv_fp32(const Write* a) { write_kv<float>(*a); }
-extern "C" void write_kv_bf16(const Write* a) { write_kv<BFloat16>(*a); }
+extern "C" void rms_norm_fp32(const Norm* a, Team& team) { norm<float>(*a, team); }
+extern "C" void rms_norm_bf16(const Norm* a, Team& team) { norm<BFloat16>(*a, team); }
+extern "C" void gated_activation_fp32(const Activation* a, Team& team) { activation<float>(*a, team); }
+extern "C" void gated_activation_bf16(const Activation* a, Team& team) { activation<BFloat16>(*a, team); }
+extern "C" void rotary_fp32(const Rotary* a, Team& team) { rotary<float>(*a, team); }
+extern "C" void rotary_bf16(const Rotary* a, Team& team) { rotary<BFloat16>(*a, team); }
+extern "C" void write_kv_fp32(const Write* a, Team& team) { write_kv<float>(*a, team); }
+extern "C" void write_kv_bf16(const Write* a, Team& team) { write_kv<BFloat16>(*a, team); }

@@ -12,6 +12,7 @@ from typing import Literal
 from torch import Tensor
 
 from kernels import torch_elementwise
+from kernels.cpu.calls import Kernel, run
 from kernels.cpu.shared_library import SUFFIXES, WIDTH, function
 
 
@@ -70,7 +71,7 @@ def rms_norm(
         offset=offset,
         rounds_first=rounds_first,
     )
-    function("rms_norm", rows.dtype)(ctypes.byref(arguments))
+    run(Kernel(function("rms_norm", rows.dtype), arguments), rows.numel())
     return out
 
 
@@ -89,7 +90,7 @@ def gated_activation(gate_up: Tensor, activation: Literal["silu", "gelu_tanh"]) 
         out_stride=width,
         is_gelu=activation == "gelu_tanh",
     )
-    function("gated_activation", gate_up.dtype)(ctypes.byref(arguments))
+    run(Kernel(function("gated_activation", gate_up.dtype), arguments), out.numel())
     return out
 
 
@@ -114,7 +115,7 @@ def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int
         sin_stride=sin.stride(0),
         second_half=cos.shape[-1] - half,
     )
-    function("rotary", query.dtype)(ctypes.byref(arguments))
+    run(Kernel(function("rotary", query.dtype), arguments), query.numel() + key.numel())
 
 
 def _is_supported(width: int, *tensors: Tensor) -> bool:

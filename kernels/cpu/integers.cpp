@@ -2,6 +2,7 @@
 // time. The weights are bitwise (code - zero) * scale, and sums are fp32.
 
 #include "integers.h"
+#include "team.h"
 
 namespace {
 
@@ -55,21 +56,20 @@ void multiply_block_of_rows(const IntegerLinear& a, int64_t row, int64_t num_row
 }
 
 template <class Row, int BITS>
-void multiply_bits(const IntegerLinear& a) {
-    const int64_t num_panels = (a.num_columns + PANEL - 1) / PANEL;
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t portion = 0; portion < num_panels; portion += PORTION)
+void multiply_bits(const IntegerLinear& a, Team& team) {
+    team.share(num_portions(a), [&](int64_t number) {
+        const int64_t portion = number * PORTION, end = std::min(portion + PORTION, count_panels(a));
         for (int64_t row = 0; row < a.num_rows; row += BLOCK_ROWS)
-            multiply_block_of_rows<Row, BITS>(a, row, std::min(BLOCK_ROWS, a.num_rows - row), portion,
-                                              std::min(portion + PORTION, num_panels));
+            multiply_block_of_rows<Row, BITS>(a, row, std::min(BLOCK_ROWS, a.num_rows - row), portion, end);
+    });
 }
 
 template <class Row>
-void multiply_all(const IntegerLinear& a) {
-    a.bits == 8 ? multiply_bits<Row, 8>(a) : multiply_bits<Row, 4>(a);
+void multiply_all(const IntegerLinear& a, Team& team) {
+    a.bits == 8 ? multiply_bits<Row, 8>(a, team) : multiply_bits<Row, 4>(a, team);
 }
 
 }  // namespace
 
-extern "C" void integers_fp32(const IntegerLinear* arguments) { multiply_all<float>(*arguments); }
-extern "C" void integers_bf16(const IntegerLinear* arguments) { multiply_all<BFloat16>(*arguments); }
+extern "C" void integers_fp32(const IntegerLinear* arguments, Team& team) { multiply_all<float>(*arguments, team); }
+extern "C" void integers_bf16(const IntegerLinear* arguments, Team& team) { multiply_all<BFloat16>(*arguments, team); }

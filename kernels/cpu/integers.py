@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.cpu.calls import Kernel, run
 from kernels.cpu.linear import Linear, panel_columns
 from kernels.cpu.shared_library import SUFFIXES, function, load_library
 
@@ -135,7 +136,7 @@ def integer_linear(
     arguments = panels.arguments(bias)
     arguments.out, arguments.rows = out.data_ptr(), flat.data_ptr()
     arguments.num_rows, arguments.row_stride = flat.shape[0], flat.stride(0)
-    integer_function(rows.dtype, rounded=rounded)(ctypes.byref(arguments))
+    run(Kernel(integer_function(rows.dtype, rounded=rounded), arguments))
     return out
 
 

@@ -10,9 +10,8 @@
 #include <type_traits>
 
 #include "linear.h"
+#include "team.h"
 #include "tiles.h"
-
-extern "C" int omp_get_max_threads();
 
 namespace {
 
@@ -39,12 +38,12 @@ void multiply_block(const Product<Row, Weight>& block) {
 }
 
 template <class Row, class Weight, class Out>
-void multiply_all(const Linear& a) {
-    const int64_t num_panels = (a.num_columns + PANEL - 1) / PANEL;
+void multiply_all(const Linear& a, Team& team) {
+    const int64_t num_panels = count_panels(a);
     const bool collide = a.num_rows >= WAYS && a.row_stride * (int64_t)sizeof(Row) % SET_BYTES == 0;
-    const int64_t ahead = omp_get_max_threads() * PORTION;  // distance to a thread's probable next portion
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t portion = 0; portion < num_panels; portion += PORTION) {
+    const int64_t ahead = team.num_threads * PORTION;  // distance to a thread's probable next portion
+    team.share(num_portions(a), [&](int64_t number) {
+        const int64_t portion = number * PORTION;
         const int64_t end = std::min(portion + PORTION, num_panels);
         for (int64_t row = 0; row < a.num_rows; row += BLOCK_ROWS) {
             alignas(64) float sums[PORTION][BLOCK_ROWS * PANEL];
@@ -71,14 +70,14 @@ void multiply_all(const Linear& a) {
             for (int64_t panel = portion; panel < end; panel++)
                 write<Out>(a, row, num_rows, panel, sums[panel - portion]);
         }
-    }
+    });
 }
 
 }  // namespace
 
 extern "C" int64_t panel_columns() { return PANEL; }
-extern "C" void linear_fp32(const Linear* arguments) { multiply_all<float, float, float>(*arguments); }
-extern "C" void linear_bf16(const Linear* arguments) { multiply_all<float, BFloat16, float>(*arguments); }
+extern "C" void linear_fp32(const Linear* arguments, Team& team) { multiply_all<float, float, float>(*arguments, team); }
+extern "C" void linear_bf16(const Linear* arguments, Team& team) { multiply_all<float, BFloat16, float>(*arguments, team); }
 #if defined(__AVX512BF16__)
-extern "C" void linear_pairs(const Linear* arguments) { multiply_all<Pair, Pair, BFloat16>(*arguments); }
+extern "C" void linear_pairs(const Linear* arguments, Team& team) { multiply_all<Pair, Pair, BFloat16>(*arguments, team); }
 #endif

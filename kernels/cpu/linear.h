@@ -20,6 +20,18 @@ namespace {
 constexpr int64_t BLOCK_ROWS = 96;
 constexpr int64_t PORTION = 4;  // panels that a thread takes at once; small, as threads may share cores
 
+inline int64_t count_panels(const Linear& a) { return (a.num_columns + PANEL - 1) / PANEL; }
+inline int64_t num_portions(const Linear& a) { return (count_panels(a) + PORTION - 1) / PORTION; }
+
+// Writes a row of a panel's sums to `to`, adding bias and residual.
+template <class Out>
+void write_row(Out* to, const float* sums, const float* bias, const Out* residual) {
+    for (int64_t half = 0; half < PANEL; half += LANES) {
+        const Floats product = load(sums + half) + load(bias + half);
+        store(to + half, residual ? rounded<Out>(product) + load(residual + half) : product);
+    }
+}
+
 // Writes the sums of num_rows rows of a panel, from `row` on, to `out`, adding bias and residual.
 template <class Out>
 void write(const Linear& a, int64_t row, int64_t num_rows, int64_t panel, const float* sums) {
@@ -28,13 +40,16 @@ void write(const Linear& a, int64_t row, int64_t num_rows, int64_t panel, const 
     if (a.bias) std::copy_n(a.bias + first, count, bias);
     for (int64_t r = 0; r < num_rows; r++, sums += PANEL) {
         const int64_t place = (row + r) * a.num_columns + first;
-        Out numbers[PANEL], residual[PANEL] = {};
-        if (a.residual) std::copy_n((const Out*)a.residual + place, count, residual);
-        for (int64_t half = 0; half < PANEL; half += LANES) {
-            const Floats product = load(sums + half) + load(bias + half);
-            store(numbers + half, a.residual ? rounded<Out>(product) + load(residual + half) : product);
+        Out* to = (Out*)a.out + place;
+        const Out* residual = a.residual ? (const Out*)a.residual + place : nullptr;
+        if (count == PANEL) {
+            write_row(to, sums, bias, residual);
+            continue;
         }
-        std::copy_n(numbers, count, (Out*)a.out + place);
+        Out numbers[PANEL], residuals[PANEL] = {};  // the last panel of a weight may be wider than the row
+        if (residual) std::copy_n(residual, count, residuals);
+        write_row(numbers, sums, bias, residual ? residuals : nullptr);
+        std::copy_n(numbers, count, to);
     }
 }
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.cpu.calls import Kernel, run
 from kernels.cpu.shared_library import SUFFIXES, LibraryError, host_target, load_library
 
 FASTER_ON = ("avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2")
@@ -120,7 +121,7 @@ def linear(rows: Tensor, panels: Tensor, num_columns: int, bias: Tensor | None =
         depth=depth,
         row_stride=flat.stride(0) // at_once,
     )
-    product_function(panels)(ctypes.byref(arguments))
+    run(Kernel(product_function(panels), arguments))
     return out
 
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "team.h"
 #include "vectors.h"
 
 // Mirrors `Logits` in logits.py.
@@ -60,13 +61,13 @@ void summarize(const T* row, int64_t width, int64_t& best, float& normalizer) {
 }
 
 template <class T>
-void summarize_all(const Logits& a) {
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t row = 0; row < a.num_rows; row++)
+void summarize_all(const Logits& a, Team& team) {
+    team.share(a.num_rows, [&](int64_t row) {
         summarize((const T*)a.rows + row * a.stride, a.width, a.best[row], a.normalizers[row]);
+    });
 }
 
 }  // namespace
 
-extern "C" void logits_fp32(const Logits* arguments) { summarize_all<float>(*arguments); }
-extern "C" void logits_bf16(const Logits* arguments) { summarize_all<BFloat16>(*arguments); }
+extern "C" void logits_fp32(const Logits* arguments, Team& team) { summarize_all<float>(*arguments, team); }
+extern "C" void logits_bf16(const Logits* arguments, Team& team) { summarize_all<BFloat16>(*arguments, team); }

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels import torch_logits
+from kernels.cpu.calls import Kernel, run
 from kernels.cpu.shared_library import SUFFIXES, function
 
 
@@ -34,5 +35,5 @@ def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
         width=logits.shape[1],
         stride=logits.stride(0),
     )
-    function("logits", logits.dtype)(ctypes.byref(arguments))
+    run(Kernel(function("logits", logits.dtype), arguments))
     return best, normalizers

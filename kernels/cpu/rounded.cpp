@@ -6,10 +6,11 @@
 // of the other rows.
 
 #include <cfloat>
-#include <memory>
 #include <numeric>
+#include <vector>
 
 #include "integers.h"
+#include "team.h"
 
 #if defined(HAS_VNNI)
 
@@ -24,17 +25,16 @@ constexpr int64_t ROW_GROUP = 64;  // inputs per scale of a row, at most
 
 struct RoundedRows {
     int64_t group, num_groups, stride;
-    std::unique_ptr<uint8_t[]> bytes;  // [rows, stride], signed; zeros after the last input
-    std::unique_ptr<float[]> scales;   // [rows, groups]
-    std::unique_ptr<int32_t[]> sums;   // [rows, groups], of bytes
+    std::vector<uint8_t> bytes;  // [rows, stride], signed; zeros after the last input
+    std::vector<float> scales;   // [rows, groups]
+    std::vector<int32_t> sums;   // [rows, groups], of bytes
 
-    RoundedRows(const IntegerLinear& a) {
+    void fit(const IntegerLinear& a) {
         group = std::gcd(a.group, ROW_GROUP);
         num_groups = (a.depth + group - 1) / group;
         stride = num_groups * group + LANES;
-        bytes.reset(new uint8_t[a.num_rows * stride]);
-        scales.reset(new float[a.num_rows * num_groups]);
-        sums.reset(new int32_t[a.num_rows * num_groups]);
+        if (bytes.size() < a.num_rows * stride) bytes.resize(a.num_rows * stride);
+        if (scales.size() < a.num_rows * num_groups) scales.resize(a.num_rows * num_groups), sums.resize(scales.size());
     }
 };
 
@@ -64,16 +64,12 @@ void round_group(const Row* from, int64_t count, uint8_t* to, float& scale, int3
 }
 
 template <class Row>
-RoundedRows round_rows(const IntegerLinear& a) {
-    RoundedRows to(a);
-#pragma omp parallel for if (a.num_rows > 1)
-    for (int64_t row = 0; row < a.num_rows; row++)
-        for (int64_t g = 0; g < to.num_groups; g++) {
-            const int64_t first = g * to.group, place = row * to.num_groups + g;
-            round_group((const Row*)a.rows + row * a.row_stride + first, std::min(to.group, a.depth - first),
-                        to.bytes.get() + row * to.stride + first, to.scales[place], to.sums[place]);
-        }
-    return to;
+void round_row(const IntegerLinear& a, int64_t row, RoundedRows& to) {
+    for (int64_t g = 0; g < to.num_groups; g++) {
+        const int64_t first = g * to.group, place = row * to.num_groups + g;
+        round_group((const Row*)a.rows + row * a.row_stride + first, std::min(to.group, a.depth - first),
+                    to.bytes.data() + row * to.stride + first, to.scales[place], to.sums[place]);
+    }
 }
 
 template <int BITS>
@@ -95,9 +91,9 @@ template <int BITS, int R>
 void multiply_tile(const RoundedTile<BITS>& t) {
     constexpr int64_t PER_WORD = IntegerPanel<BITS>::PER_WORD;
     const RoundedRows& rows = t.rows;
-    const uint8_t* bytes = rows.bytes.get() + t.first_row * rows.stride;
-    const float* row_scales = rows.scales.get() + t.first_row * rows.num_groups;
-    const int32_t* row_sums = rows.sums.get() + t.first_row * rows.num_groups;
+    const uint8_t* bytes = rows.bytes.data() + t.first_row * rows.stride;
+    const float* row_scales = rows.scales.data() + t.first_row * rows.num_groups;
+    const int32_t* row_sums = rows.sums.data() + t.first_row * rows.num_groups;
     Floats totals[R][2] = {};
     for (int64_t g = 0; g < rows.num_groups; g++) {
         const int64_t first = g * rows.group, end = std::min(first + rows.group, t.depth);
@@ -138,15 +134,18 @@ void multiply_tile_of(int64_t num_rows, const RoundedTile<BITS>& t, std::integer
 }
 
 template <class Row, int BITS>
-void multiply_bits(const IntegerLinear& a) {
-    const int64_t num_panels = (a.num_columns + PANEL - 1) / PANEL;
-    const RoundedRows rows = round_rows<Row>(a);
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t portion = 0; portion < num_panels; portion += PORTION)
+void multiply_bits(const IntegerLinear& a, Team& team) {
+    RoundedRows& rows = *(RoundedRows*)team.once<RoundedRows>([&](RoundedRows& rows) {
+        rows.fit(a);
+        return Prepared{&rows};
+    }).object;
+    team.share_rows(a.num_rows, a.depth, [&](int64_t row) { round_row<Row>(a, row, rows); });
+    team.share(num_portions(a), [&](int64_t number) {
+        const int64_t end = std::min((number + 1) * PORTION, count_panels(a));
         for (int64_t block = 0; block < a.num_rows; block += BLOCK_ROWS)
-            for (int64_t number = portion; number < std::min(portion + PORTION, num_panels); number++) {
+            for (int64_t place = number * PORTION; place < end; place++) {
                 alignas(64) float sums[BLOCK_ROWS * PANEL];
-                const IntegerPanel<BITS> panel(a, number);
+                const IntegerPanel<BITS> panel(a, place);
                 const int64_t num_rows = std::min(BLOCK_ROWS, a.num_rows - block);
                 const int64_t count = (num_rows + TILE_ROWS_OF_BYTES - 1) / TILE_ROWS_OF_BYTES;
                 for (int64_t i = 0; i < count; i++) {  // tiles of nearly equal size
@@ -155,17 +154,18 @@ void multiply_bits(const IntegerLinear& a) {
                                      RoundedTile<BITS>{panel, rows, a.depth, a.group, block + first, sums + first * PANEL},
                                      std::make_integer_sequence<int, TILE_ROWS_OF_BYTES>());
                 }
-                write<Row>(a, block, num_rows, number, sums);
+                write<Row>(a, block, num_rows, place, sums);
             }
+    });
 }
 
 template <class Row>
-void multiply_all(const IntegerLinear& a) {
-    a.bits == 8 ? multiply_bits<Row, 8>(a) : multiply_bits<Row, 4>(a);
+void multiply_all(const IntegerLinear& a, Team& team) {
+    a.bits == 8 ? multiply_bits<Row, 8>(a, team) : multiply_bits<Row, 4>(a, team);
 }
 
 }  // namespace
 
-extern "C" void rounded_fp32(const IntegerLinear* arguments) { multiply_all<float>(*arguments); }
-extern "C" void rounded_bf16(const IntegerLinear* arguments) { multiply_all<BFloat16>(*arguments); }
+extern "C" void rounded_fp32(const IntegerLinear* arguments, Team& team) { multiply_all<float>(*arguments, team); }
+extern "C" void rounded_bf16(const IntegerLinear* arguments, Team& team) { multiply_all<BFloat16>(*arguments, team); }
 #endif

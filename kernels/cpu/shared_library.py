@@ -147,7 +147,7 @@ def find_compiler() -> str:
 
 
 def function(name: str, dtype: torch.dtype) -> ctypes._NamedFuncPointer:
-    """Return the library's function `name` for a dtype. It takes one structure by reference."""
+    """Return the kernel `name` of the library for a dtype. `kernels.cpu.calls` runs it."""
     return getattr(load_library(), f"{name}_{SUFFIXES[dtype]}")
 
 

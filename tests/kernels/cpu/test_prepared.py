@@ -298,3 +298,42 @@ def test_unsupported_layers(make, dtype):
         (Heads(4, 4, 32, 32, 32, scale=1.0), False),
     ):
         assert PreparedAttention.supports(qkv, out, heads) is is_computed, heads
+
+
+def test_threads_that_come_late(make, dtype):
+    """With more threads than cores, some are off their core while others finish whole loops.
+
+    Two decodes whose contexts are split, and a chunk with enough rows for blocks of rows.
+    """
+    chunk, context, block_size = 400, 700, 16
+    num_tokens, num_blocks = 2 + chunk, -(-context // block_size)
+    batch = PagedBatch(
+        query_starts=torch.tensor([0, chunk], dtype=torch.int32),
+        context_lens=torch.tensor([context, context, chunk], dtype=torch.int32),
+        block_tables=torch.arange(3 * num_blocks, dtype=torch.int32).view(3, num_blocks),
+        slot_mapping=torch.tensor(
+            [place * num_blocks * block_size + context - 1 for place in range(2)]
+            + list(range(2 * num_blocks * block_size, 2 * num_blocks * block_size + chunk))
+        ),
+        spans=None,
+        num_decodes=2,
+    )
+    x, angles = rows(num_tokens, HIDDEN, dtype), (rows(num_tokens, 32, dtype),) * 2
+    layers, inputs = [], []
+    for _ in range(4):
+        heads = Heads(4, 2, 32, 32, 32, scale=0.2)
+        attention = PreparedAttention(make(HIDDEN, 256)[0], make(128, HIDDEN)[0], heads)
+        mlp = PreparedMLP(make(HIDDEN, 128)[0], make(64, HIDDEN)[0], "silu")
+        norms = [PreparedNorm(torch.ones(HIDDEN, dtype=dtype), 1e-5) for _ in range(2)]
+        layers.append(PreparedLayer((norms[0], None, norms[1], None), attention, mlp))
+        caches = torch.randn(2, 3 * num_blocks, block_size, 2, 32).to(dtype)
+        inputs.append(AttentionInputs(angles, *caches, batch))
+    run = PreparedLayers(layers)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(8)
+    try:
+        expected = run(x, inputs)
+        assert all(torch.equal(run(x, inputs), expected) for _ in range(20))
+    finally:
+        torch.set_num_threads(num_threads)
+    torch.testing.assert_close(run(x, inputs), expected)
