@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend
 from benchmarks import peers
 from benchmarks.bench import Bench
 from benchmarks.inputs import DRY_SHAPES, SHAPES, Lengths, PagedInputs, Shape, make_inputs, ragged
+from kernels.cache_descriptors import describe_caches
 from kernels.paged_prefill import paged_prefill, wanted_splits
 from kernels.split_results import scratch_numel
 
@@ -46,9 +47,10 @@ def run(bench: Bench) -> None:
             bench.attempt(str(case), lambda case=case: _measure(bench, case))
 
 
-def prefill_calls(inputs: PagedInputs, num_splits: int = 1) -> peers.Calls:
+def prefill_calls(inputs: PagedInputs, num_splits: int = 1, *, by_tma: bool = False) -> peers.Calls:
     """Return a call of our kernel for each input set, with output and scratch preallocated."""
     out = torch.empty_like(inputs.query)
+    descriptors = describe_caches(inputs.key_cache, inputs.value_cache) if by_tma else None
     num_tokens, num_heads, head_dim = out.shape
     num_slots = num_tokens * num_splits if num_splits > 1 else 0
     scratch = torch.empty(scratch_numel(num_slots, num_heads, head_dim), device=out.device)
@@ -64,6 +66,7 @@ def prefill_calls(inputs: PagedInputs, num_splits: int = 1) -> peers.Calls:
             num_splits=num_splits,
             out=out,
             scratch=scratch,
+            descriptors=descriptors,
         )
         for table in inputs.tables
     ]

@@ -27,6 +27,7 @@ from kernels.attention_tile import (
     to_fp16,
     unknown_zero,
 )
+from kernels.cache_descriptors import CacheDescriptors, check_descriptors, load_block
 from kernels.configurations import AttentionConfiguration, attention_configuration
 from kernels.fp8 import decode_factor
 from kernels.paged_arguments import check_integers, check_paged_arguments, score_factors, stride
@@ -80,6 +81,7 @@ def result_slots(row, head, split, num_splits, GROUP: tl.constexpr, HEADS: tl.co
 def attend_tiles(
     attended, row_max, row_sum, blocks, query, row_scale, key_ptr, value_ptr, table_ptr, position,
     context_len, first_key, begin, end, score_scale, cap, window, block_stride, token_stride,
+    key_descriptor, value_descriptor, kv_head,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -87,7 +89,8 @@ def attend_tiles(
 
     blocks: the ids of tile `begin`. The ids of a tile are loaded one iteration ahead: if K and V
     addresses depended on a load of the same iteration, Triton's pipeliner would give K and V fewer
-    buffers than num_stages. MASKED: some row may not see all keys of a tile.
+    buffers than num_stages. MASKED: some row may not see all keys of a tile. Unless the descriptors
+    are None, a tile is a block and is loaded through them.
     """
     for tile in range(begin, end):
         key_position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -96,16 +99,27 @@ def attend_tiles(
         if window is not None:
             is_stored = is_stored & (key_position >= first_key)
             is_seen = is_seen & (key_position[None, :] > position[:, None] - window)
-        rows = row_offsets(blocks, tile, block_stride, token_stride, BLOCK_SIZE, BLOCK_N, PRECISION)
+        if key_descriptor is None:
+            rows = row_offsets(
+                blocks, tile, block_stride, token_stride, BLOCK_SIZE, BLOCK_N, PRECISION
+            )
+        else:
+            block = tl.sum(blocks, 0).to(tl.int32)
         blocks = block_ids(table_ptr, tile + 1, context_len, BLOCK_SIZE, BLOCK_N)
-        keys = load_rows(key_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
+        if key_descriptor is None:
+            keys = load_rows(key_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
+        else:
+            keys = load_block(key_descriptor, block, kv_head, BLOCK_N, BLOCK_D)
         products = tl.dot(query, keys.T, input_precision=PRECISION)
         if row_scale is not None:
             products *= row_scale[:, None]
         weights, correction, row_max, row_sum = softmax_step(
             products, is_seen, row_max, row_sum, score_scale, cap, MASKED
         )
-        values = load_rows(value_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
+        if value_descriptor is None:
+            values = load_rows(value_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
+        else:
+            values = load_block(value_descriptor, block, kv_head, BLOCK_N, BLOCK_D)
         attended = tl.dot(
             weights.to(query.dtype), values, attended * correction[:, None],
             input_precision=PRECISION,
@@ -122,6 +136,7 @@ def paged_prefill_kernel(
     out_ptr, partial_ptr, log_sum_ptr, query_ptr, key_ptr, value_ptr, table_ptr, starts_ptr,
     context_ptr, sinks_ptr, score_scale, cap, value_scale, window, table_stride, num_sequences,
     num_splits, min_tiles,
+    key_descriptor, value_descriptor,
     out_token_stride, out_head_stride, query_token_stride, query_head_stride,
     block_stride, token_stride, kv_head_stride,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
@@ -193,13 +208,13 @@ def paged_prefill_kernel(
         attended, row_max, row_sum, blocks = attend_tiles(
             attended, row_max, row_sum, blocks, query, row_scale, key_head_ptr, value_head_ptr,
             table_row_ptr, position, context_len, first_key, begin, first_masked, score_scale, cap,
-            window, block_stride, token_stride,
+            window, block_stride, token_stride, key_descriptor, value_descriptor, kv_head,
             HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, False,
         )  # fmt: skip
     attended, row_max, row_sum, _ = attend_tiles(
         attended, row_max, row_sum, blocks, query, row_scale, key_head_ptr, value_head_ptr,
         table_row_ptr, position, context_len, first_key, first_masked, end, score_scale, cap,
-        window, block_stride, token_stride,
+        window, block_stride, token_stride, None, None, kv_head,
         HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, True,
     )  # fmt: skip
 
@@ -240,6 +255,7 @@ def paged_prefill(
     value_scale: float = 1.0,
     out: Tensor | None = None,
     scratch: Tensor | None = None,
+    descriptors: CacheDescriptors | None = None,
 ) -> Tensor:
     """Return the causal attention of new tokens over their sequence's K and V so far.
 
@@ -247,7 +263,9 @@ def paged_prefill(
     `query`, then the number of rows that belong to sequences; the rows of `out` after those are
     left unchanged. num_splits: into how many parts the keys are split, see `wanted_splits`; where
     parts would be shorter than `min_split_keys`, there are fewer. scratch: fp32, not read after the
-    call, at least `kernels.split_results.scratch_numel` of T * num_splits long. The other arguments
+    call, at least `kernels.split_results.scratch_numel` of T * num_splits long. descriptors: with
+    those of the caches, TMA loads the tiles that all their rows see in full; on sm_90 and later,
+    without a window, and if a block is a tile (64 tokens for heads up to 128). The other arguments
     and errors are those of `kernels.paged_decode.paged_decode`. A sequence may have no tokens. If
     `out` and, for several splits, `scratch` are given, nothing is allocated. Returns `out`,
     [T, heads, head_dim].
@@ -264,6 +282,8 @@ def paged_prefill(
     is_split = num_splits > 1
     results = split_results(scratch, query, len(query) * num_splits) if is_split else (None, None)
     tile = _tile(query, key_cache)
+    if descriptors is not None:
+        check_descriptors(descriptors, key_cache, value_cache, tile.block_n, window)
     plan = _plan(query, key_cache, out, num_sequences, num_splits, tile)
     paged_prefill_kernel[plan.grid](
         out, *results, query, key_cache, value_cache, block_tables, query_starts, context_lens,
@@ -271,6 +291,7 @@ def paged_prefill(
         block_tables.stride(0), num_sequences,
         num_splits if is_split else None,
         max(1, min_split_keys // tile.block_n) if is_split else None,
+        *(descriptors or (None, None)),
         *plan.numbers, **plan.options,
     )  # fmt: skip
     if is_split:

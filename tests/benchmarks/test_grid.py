@@ -40,7 +40,7 @@ class PretendBench(Bench):
 
 @pytest.mark.parametrize(
     ("section", "num_rows"),
-    [("fp8", 6), ("decode", 138), ("prefill", 32), ("splits", 7), ("sweep", 6)],
+    [("fp8", 6), ("decode", 138), ("prefill", 32), ("splits", 7), ("tma", 4), ("sweep", 6)],
 )
 def test_every_case_launches_its_kernel(section, num_rows, monkeypatch):
     monkeypatch.setattr("benchmarks.occupancy.programs_per_processor", lambda kernel: 5)

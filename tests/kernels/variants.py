@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kernels.cache_descriptors import describe_caches
 from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
@@ -84,6 +85,7 @@ class Variant:
     of: str = "decode"
     """What the combining kernel follows."""
     layout: str = "NHD"
+    by_tma: bool = False
     ids: torch.dtype = torch.int64
     lens: torch.dtype = torch.int32
 
@@ -100,6 +102,7 @@ class Variant:
             "sinks": self.sinks,
             f"window {self.window}": self.window,
             "split": self.is_split,
+            "TMA": self.by_tma,
             f"of {self.of}": self.kernel == "combine",
         }
         return "-".join(
@@ -131,6 +134,7 @@ class Variant:
         }
         if self.kernel == "prefill":
             options["num_splits"] = 3 if self.is_split else 1
+            options["descriptors"] = describe_caches(*caches) if self.by_tma else None
             starts = torch.arange(6, dtype=self.lens)
             paged_prefill(query, *caches, tables, starts, lens, **options)
         elif self.kernel == "decode":
@@ -188,6 +192,27 @@ def representative(arch: int) -> list[Variant]:
     ]
     native = [replace(kernel, formats=FORMATS[5], group=8) for kernel in (decode, prefill)]
     return everywhere + [variant for variant in native if variant.runs_on(arch)]
+
+
+def by_tma(*, every: bool) -> list[Variant]:
+    """Return prefills on sm_90 that load K and V by TMA. Their blocks are as large as their tiles.
+
+    every: all head dims and options, in bf16 and fp16; otherwise a sample.
+    """
+    usual = Variant("prefill", 128, block_size=64, by_tma=True)
+    options = (
+        {},
+        {"group": 1, "layout": "HND", "ids": torch.int32},
+        {"group": 7, "softcap": 30.0, "sinks": True},
+        {"group": 71, "kv_heads": 1, "is_split": True, "lens": torch.int64},
+    )
+    if not every:
+        few = [replace(usual, head_dim=dim, formats=f) for dim in (64, 128) for f in FORMATS[:2]]
+        return few + [replace(usual, **option) for option in options[1:]]
+    return [
+        replace(usual, head_dim=dim, formats=formats, block_size=32 if dim > 128 else 64, **option)
+        for dim, formats, option in product(HEAD_DIMS, FORMATS[:2], options)
+    ]
 
 
 def matrix(arch: int) -> list[Variant]:
