@@ -15,7 +15,9 @@ from itertools import chain
 import pytest
 import torch
 
+from benchmarks.inputs import Shape
 from benchmarks.occupancy import programs_per_processor
+from benchmarks.tma import tma_tile
 from kernels import dry_run
 from kernels.configurations import attention_configuration
 from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
@@ -75,6 +77,29 @@ def test_tiles_are_loaded_ahead_by_num_stages(
     (launch,) = compiled(arch, variant)
     assert pipeline(launch.kernel) == Pipeline({buffers}, wait_depth)
     assert not faults(launch.kernel, arch)
+
+
+@pytest.mark.parametrize("variant", variants.by_tma(every=ALL), ids=str)
+def test_tma_loads_tiles_ahead_by_num_stages(variant):
+    """K and V once in the loop, and before it for all stages but one."""
+    kernel = compiled(90, variant)[0].kernel
+    found, stages = facts(kernel), kernel.metadata.num_stages
+    assert not faults(kernel, 90), found
+    assert found.tma_loads == 2 * stages
+    assert pipeline(kernel).buffers == {stages}
+    assert found.tensor_core_ops > 0
+    assert found.narrow_loads <= MOST_NARROW_LOADS[variant.sinks], found
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_two_programs_fit_by_tma_with_heads_of_64(dtype):
+    """The benchmark limits their registers, which must not make them spill."""
+    variant = variants.Variant("prefill", 64, (dtype, dtype), block_size=64, by_tma=True)
+    with dry_run.target(90) as launches, tma_tile(Shape(8, 2, 64), dtype):
+        variant.call()
+        (launch,) = launches
+        assert programs_per_processor(launch.kernel) == 2
+    assert not faults(launch.kernel, 90), facts(launch.kernel)
 
 
 @pytest.mark.parametrize(
