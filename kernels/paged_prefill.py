@@ -80,8 +80,9 @@ def attend_tiles(
 
     blocks: the ids of tile `begin`. The ids of a tile are loaded one iteration ahead: if K and V
     addresses depended on a load of the same iteration, Triton's pipeliner would give K and V fewer
-    buffers than num_stages. MASKED: some row may not see all keys of a tile. Unless the descriptors
-    are None, a tile is a block and is loaded through them.
+    buffers than num_stages. They are carried in 32 bits, also those of an int64 table: otherwise
+    more than 128 registers with heads of 64. MASKED: some row may not see all keys of a tile.
+    Unless the descriptors are None, a tile is a block and is loaded through them.
     """
     for tile in range(begin, end):
         key_position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -95,8 +96,8 @@ def attend_tiles(
                 blocks, tile, block_stride, token_stride, BLOCK_SIZE, BLOCK_N, PRECISION
             )
         else:
-            block = tl.sum(blocks, 0).to(tl.int32)
-        blocks = block_ids(table_ptr, tile + 1, context_len, BLOCK_SIZE, BLOCK_N)
+            block = tl.sum(blocks, 0)
+        blocks = block_ids(table_ptr, tile + 1, context_len, BLOCK_SIZE, BLOCK_N).to(tl.int32)
         if key_descriptor is None:
             keys = load_rows(key_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
         else:
@@ -189,7 +190,7 @@ def paged_prefill_kernel(
     key_head_ptr = key_ptr + kv_head * kv_head_stride
     value_head_ptr = value_ptr + kv_head * kv_head_stride
     table_row_ptr = table_ptr + sequence.to(tl.int64) * table_stride
-    blocks = block_ids(table_row_ptr, begin, context_len, BLOCK_SIZE, BLOCK_N)
+    blocks = block_ids(table_row_ptr, begin, context_len, BLOCK_SIZE, BLOCK_N).to(tl.int32)
     if TWO_LOOPS:
         attended, row_max, row_sum, blocks = attend_tiles(
             attended, row_max, row_sum, blocks, query, row_scale, key_head_ptr, value_head_ptr,

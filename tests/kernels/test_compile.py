@@ -10,14 +10,12 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from dataclasses import asdict
-from itertools import chain
+from itertools import chain, product
 
 import pytest
 import torch
 
-from benchmarks.inputs import Shape
 from benchmarks.occupancy import programs_per_processor
-from benchmarks.tma import tma_tile
 from kernels import dry_run
 from kernels.configurations import attention_configuration
 from kernels.paged_arguments import BLOCK_SIZES, HEAD_DIMS
@@ -91,17 +89,6 @@ def test_tma_loads_tiles_ahead_by_num_stages(variant):
     assert found.narrow_loads <= MOST_NARROW_LOADS[variant.sinks], found
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_two_programs_fit_by_tma_with_heads_of_64(dtype):
-    """The benchmark limits their registers, which must not make them spill."""
-    variant = variants.Variant("prefill", 64, (dtype, dtype), block_size=64, by_tma=True)
-    with dry_run.target(90) as launches, tma_tile(Shape(8, 2, 64), dtype):
-        variant.call()
-        (launch,) = launches
-        assert programs_per_processor(launch.kernel) == 2
-    assert not faults(launch.kernel, 90), facts(launch.kernel)
-
-
 @pytest.mark.parametrize(
     ("arch", "formats", "most"),
     [
@@ -137,6 +124,33 @@ def test_as_many_decodes_fit_as_the_table_says(arch, head_dim, formats, group):
     with dry_run.target(arch):
         row = attention_configuration("decode", head_dim, group, query, cache)
         assert programs_per_processor(launch.kernel) == row.programs_per_processor
+
+
+@pytest.mark.parametrize(
+    ("options", "formats"),
+    [
+        ({"block_size": 64, "by_tma": True}, 0),
+        ({"block_size": 64, "by_tma": True}, 1),
+        *product(
+            (
+                {},
+                {"block_size": 64},
+                {"group": 7, "window": 1000, "softcap": 30.0, "sinks": True},
+                {"group": 71, "kv_heads": 1},
+            ),
+            (0, 1, 3, 5),
+        ),
+    ],
+    ids=str,
+)
+def test_two_prefills_with_heads_of_64_fit_on_sm_90(options, formats):
+    """The table limits their registers to 128; over fp8 caches the compiler would take more."""
+    variant = variants.Variant("prefill", 64, variants.FORMATS[formats], **options)
+    (launch,) = compiled(90, variant)
+    assert not faults(launch.kernel, 90), facts(launch.kernel)
+    with dry_run.target(90):
+        row = attention_configuration("prefill", 64, variant.group, *variant.formats)
+        assert programs_per_processor(launch.kernel) == row.programs_per_processor == 2
 
 
 @pytest.mark.parametrize("arch", dry_run.ARCHS)
