@@ -24,6 +24,7 @@ from kernels import (
     torch_cache,
     torch_elementwise,
 )
+from kernels.cache_descriptors import describe_caches
 from kernels.cache_table import CacheTable, cache_table
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill, prefill_work
@@ -45,10 +46,14 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     num_splits: int = 4
     """Of the average sequence."""
+    by_tma: bool = False
+    """Whether the prefills load K and V by TMA."""
 
     def __str__(self) -> str:
         cache = self.cache_dtype or self.dtype
-        options = " ".join(f"{name}={value}" for name, value in self.options.items())
+        options = " ".join(
+            [f"{name}={value}" for name, value in self.options.items()] + ["TMA"] * self.by_tma
+        )
         types = f"{_name(self.dtype)} over {_name(cache)}"
         return f"{self.shape} {types} {self.block_size} {self.layout} {options}".strip()
 
@@ -72,6 +77,9 @@ def _cases() -> Iterator[Case]:
     yield Case(usual, options=extras)
     yield Case(usual, block_size=32, options={"window": 300}, num_splits=16)
     yield Case(usual, half, block_size=64)
+    if torch.cuda.get_device_capability() >= (9, 0):
+        yield Case(usual, block_size=64, by_tma=True)
+        yield Case(Shape(14, 2, 64), half, None, 64, "HND", {"softcap": 30.0}, by_tma=True)
     yield Case(usual, single)
     for dim in (64, 80, 96, 192, 256):
         yield Case(Shape(16, 4, dim), layout="HND")
@@ -86,13 +94,14 @@ def _dry_cases() -> Iterator[Case]:
     yield Case(Shape(2, 1, 64), torch.float16, options={"window": 9, "sinks": True})
     options = {"softcap": 9.0, "scales": True}
     yield Case(Shape(2, 2, 64), torch.float16, torch.uint8, 32, "HND", options, 2)
+    yield Case(Shape(2, 1, 64), torch.float16, block_size=64, by_tma=True)
 
 
 def _attention(bench: Bench, case: Case) -> None:
     few = (1, 15, 16, 17) if bench.is_dry else (1, 15, 16, 17, 255, 4096)
     decode = few if bench.is_dry else few + ragged(26, 4096)
     queries = (1, 5, 16) if bench.is_dry else (1, 1, 5, 16, 129, 1024, 512)
-    contexts = (7, 25, 16) if bench.is_dry else (1, 900, 25, 16, 500, 1024, 3000)
+    contexts = (70, 25, 16) if bench.is_dry else (1, 900, 25, 16, 500, 1024, 3000)
     options = dict(case.options)
     if options.pop("scales", False):
         options |= {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE}
@@ -107,24 +116,26 @@ def _attention(bench: Bench, case: Case) -> None:
             case.shape, lengths, device=bench.device, dtype=case.dtype,
             cache_dtype=case.cache_dtype, block_size=case.block_size, layout=case.layout,
         )  # fmt: skip
-        results[name] = _compare(inputs, _attend(inputs, name, case.num_splits, options), options)
+        results[name] = _compare(inputs, _attend(inputs, name, case, options), options)
     is_right = all(error < TOLERANCE[case.dtype] for error in results.values())
     bench.row(case=str(case), **results, verdict="ok" if is_right else "WRONG")
 
 
 def _attend(
-    inputs: PagedInputs, name: str, num_splits: int, options: dict[str, Any]
+    inputs: PagedInputs, name: str, case: Case, options: dict[str, Any]
 ) -> Callable[[Tensor], Any]:
-    paged = (inputs.query, inputs.key_cache, inputs.value_cache, inputs.tables[0])
+    caches = (inputs.key_cache, inputs.value_cache)
+    paged = (inputs.query, *caches, inputs.tables[0])
     options = options | {"scale": inputs.scale}
-    lens = inputs.context_lens
+    lens, num_splits = inputs.context_lens, case.num_splits
     num_wanted = num_splits * len(lens) if num_splits > 1 else 0
     splits = {"window": options.get("window"), "min_split_keys": UNIT}
 
     def prefill(out: Tensor) -> None:
-        starts = inputs.query_starts
-        work = prefill_work(inputs.query, inputs.key_cache, starts, lens, num_wanted, **splits)
-        paged_prefill(*paged, starts, lens, work=work, out=out, **options)
+        starts, described = inputs.query_starts, describe_caches(*caches) if case.by_tma else None
+        work = prefill_work(inputs.query, caches[0], starts, lens, num_wanted, **splits)
+        given = {"work": work, "descriptors": described, "out": out}
+        paged_prefill(*paged, starts, lens, **given, **options)
 
     def decode(out: Tensor) -> None:
         work = make_work_list(lens, num_wanted, **splits)

@@ -15,11 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.bench import Bench
-from benchmarks.inputs import DRY_SHAPES, SHAPES, Shape
-from kernels import torch_elementwise
+from benchmarks.inputs import DRY_SHAPES, SHAPES, Shape, random_cache
+from kernels import torch_cache, torch_elementwise
+from kernels.cache_write import write_kv
 from kernels.gated_activation import gated_activation
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary import rotary
+from kernels.rotary_cache_write import rotary_write_kv
 
 EPS = 1e-6
 MAX_SHARE_DIFFERENT = 0.02
@@ -37,6 +39,7 @@ def run(bench: Bench) -> None:
             (f"norm of {shape.heads} heads", partial(_norm, bench, (shape.heads, shape.head_dim))),
             (f"silu and product of {width}", partial(_activation, bench, width)),
             (f"rotary of {shape}", partial(_rotary, bench, shape)),
+            (f"rotary and cache write of {shape}", partial(_rotary_write, bench, shape)),
         ):
             name = f"{operation}, {num_tokens} tokens"
             if bench.is_over(name):
@@ -86,8 +89,7 @@ def _activation(bench: Bench, width: int, num_tokens: int, name: str) -> None:
 def _rotary(bench: Bench, shape: Shape, num_tokens: int, name: str) -> None:
     """Rotate q and k in place inside the fused QKV projection's output."""
     heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
-    angle = torch.rand(num_tokens, dim // 2, device=bench.device).repeat(1, 2) * 7
-    cos, sin = angle.cos().to(bench.dtype), angle.sin().to(bench.dtype)
+    cos, sin = _angles(bench, num_tokens, dim)
     sets = _sets(bench, num_tokens, (heads + 2 * kv_heads, dim))
 
     def rotated(rotate: Callable[..., Any], rows: Tensor) -> Tensor:
@@ -103,6 +105,39 @@ def _rotary(bench: Bench, shape: Shape, num_tokens: int, name: str) -> None:
     num_bytes = 2 * num_tokens * (heads + kv_heads) * dim * bench.dtype.itemsize
     reference = partial(rotated, torch_elementwise.rotary)
     _row(bench, name, num_bytes, sets, partial(rotated, rotary), reference, {"torch": operations})
+
+
+def _rotary_write(bench: Bench, shape: Shape, num_tokens: int, name: str) -> None:
+    """Rotate q in place, and write rotated k and v into the cache."""
+    heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
+    cos, sin = _angles(bench, num_tokens, dim)
+    sets = _sets(bench, num_tokens, (heads + 2 * kv_heads, dim))
+    pool = (-(-num_tokens // 16), 16, kv_heads, dim)
+    keys, values = (random_cache(pool, bench.dtype, "NHD", bench.device) for _ in "kv")
+    slots = torch.randperm(pool[0] * 16, device=bench.device)[:num_tokens]
+
+    def fused(rows: Tensor) -> Tensor:
+        query, key, value = rows.split((heads, kv_heads, kv_heads), 1)
+        rotary_write_kv(query, key, value, cos, sin, dim, keys, values, slots)
+        return query
+
+    def apart(rotate: Callable[..., Any], write: Callable[..., Any], rows: Tensor) -> Tensor:
+        query, key, value = rows.split((heads, kv_heads, kv_heads), 1)
+        rotate(query, key, cos, sin, dim)
+        write(key, value, keys, values, slots)
+        return query
+
+    _row(
+        bench, name, 2 * sets[0].nbytes, sets, fused,
+        partial(apart, torch_elementwise.rotary, torch_cache.write_kv),
+        {"two launches": partial(apart, rotary, write_kv)},
+    )  # fmt: skip
+
+
+def _angles(bench: Bench, num_tokens: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Return cos and sin, each [num_tokens, dim]."""
+    angle = torch.rand(num_tokens, dim // 2, device=bench.device).repeat(1, 2) * 7
+    return angle.cos().to(bench.dtype), angle.sin().to(bench.dtype)
 
 
 def _sets(bench: Bench, num_tokens: int, inner: tuple[int, ...]) -> list[Tensor]:

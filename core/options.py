@@ -196,7 +196,12 @@ class Options:
         None, "Maximum tokens of a prompt and its answer together. Default: the model's limit.",
         minimum=2,
     )  # fmt: skip
-    block_size: int = _option(16, "Tokens in one KV block.", minimum=1)
+    block_size: int = _option(
+        16,
+        "Tokens in one KV block. CUDA: the kernels take 16, 32 and 64; with others, attention runs "
+        "on torch's SDPA, slowly.",
+        minimum=1,
+    )
     num_kv_blocks: int | None = _option(
         None, "Number of KV blocks, regardless of the memory budget.", minimum=1
     )

@@ -25,6 +25,7 @@ from kernels.attention_tile import (
     to_fp16,
     unknown_zero,
 )
+from kernels.cache_descriptors import CacheDescriptors, check_descriptors, load_block
 from kernels.configurations import AttentionConfiguration, attention_configuration
 from kernels.fp8 import decode_factor
 from kernels.paged_arguments import check_integers, check_paged_arguments, score_factors, stride
@@ -71,6 +72,7 @@ def tile_rows(
 def attend_tiles(
     attended, row_max, row_sum, blocks, query, row_scale, key_ptr, value_ptr, table_ptr, position,
     context_len, first_key, begin, end, score_scale, cap, window, block_stride, token_stride,
+    key_descriptor, value_descriptor, kv_head,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -78,7 +80,9 @@ def attend_tiles(
 
     blocks: the ids of tile `begin`. The ids of a tile are loaded one iteration ahead: if K and V
     addresses depended on a load of the same iteration, Triton's pipeliner would give K and V fewer
-    buffers than num_stages. MASKED: some row may not see all keys of a tile.
+    buffers than num_stages. They are carried in 32 bits, also those of an int64 table: otherwise
+    more than 128 registers with heads of 64. MASKED: some row may not see all keys of a tile.
+    Unless the descriptors are None, a tile is a block and is loaded through them.
     """
     for tile in range(begin, end):
         key_position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -87,16 +91,27 @@ def attend_tiles(
         if window is not None:
             is_stored = is_stored & (key_position >= first_key)
             is_seen = is_seen & (key_position[None, :] > position[:, None] - window)
-        rows = row_offsets(blocks, tile, block_stride, token_stride, BLOCK_SIZE, BLOCK_N, PRECISION)
-        blocks = block_ids(table_ptr, tile + 1, context_len, BLOCK_SIZE, BLOCK_N)
-        keys = load_rows(key_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
+        if key_descriptor is None:
+            rows = row_offsets(
+                blocks, tile, block_stride, token_stride, BLOCK_SIZE, BLOCK_N, PRECISION
+            )
+        else:
+            block = tl.sum(blocks, 0)
+        blocks = block_ids(table_ptr, tile + 1, context_len, BLOCK_SIZE, BLOCK_N).to(tl.int32)
+        if key_descriptor is None:
+            keys = load_rows(key_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
+        else:
+            keys = load_block(key_descriptor, block, kv_head, BLOCK_N, BLOCK_D)
         products = tl.dot(query, keys.T, input_precision=PRECISION)
         if row_scale is not None:
             products *= row_scale[:, None]
         weights, correction, row_max, row_sum = softmax_step(
             products, is_seen, row_max, row_sum, score_scale, cap, MASKED
         )
-        values = load_rows(value_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
+        if value_descriptor is None:
+            values = load_rows(value_ptr, rows, is_stored, query.dtype, HEAD_DIM, BLOCK_D, MASKED)
+        else:
+            values = load_block(value_descriptor, block, kv_head, BLOCK_N, BLOCK_D)
         attended = tl.dot(
             weights.to(query.dtype), values, attended * correction[:, None],
             input_precision=PRECISION,
@@ -112,7 +127,7 @@ def attend_tiles(
 def paged_prefill_kernel(
     out_ptr, partial_ptr, log_sum_ptr, query_ptr, key_ptr, value_ptr, table_ptr, starts_ptr,
     context_ptr, items_ptr, sinks_ptr, score_scale, cap, value_scale, window, table_stride,
-    num_splits, num_tiles,
+    key_descriptor, value_descriptor, num_splits, num_tiles,
     out_token_stride, out_head_stride, query_token_stride, query_head_stride,
     block_stride, token_stride, kv_head_stride,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
@@ -175,18 +190,18 @@ def paged_prefill_kernel(
     key_head_ptr = key_ptr + kv_head * kv_head_stride
     value_head_ptr = value_ptr + kv_head * kv_head_stride
     table_row_ptr = table_ptr + sequence.to(tl.int64) * table_stride
-    blocks = block_ids(table_row_ptr, begin, context_len, BLOCK_SIZE, BLOCK_N)
+    blocks = block_ids(table_row_ptr, begin, context_len, BLOCK_SIZE, BLOCK_N).to(tl.int32)
     if TWO_LOOPS:
         attended, row_max, row_sum, blocks = attend_tiles(
             attended, row_max, row_sum, blocks, query, row_scale, key_head_ptr, value_head_ptr,
             table_row_ptr, position, context_len, first_key, begin, first_masked, score_scale, cap,
-            window, block_stride, token_stride,
+            window, block_stride, token_stride, key_descriptor, value_descriptor, kv_head,
             HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, False,
         )  # fmt: skip
     attended, row_max, row_sum, _ = attend_tiles(
         attended, row_max, row_sum, blocks, query, row_scale, key_head_ptr, value_head_ptr,
         table_row_ptr, position, context_len, first_key, first_masked, end, score_scale, cap,
-        window, block_stride, token_stride,
+        window, block_stride, token_stride, None, None, kv_head,
         HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, PRECISION, True,
     )  # fmt: skip
 
@@ -229,6 +244,7 @@ def paged_prefill(
     value_scale: float = 1.0,
     out: Tensor | None = None,
     scratch: Tensor | None = None,
+    descriptors: CacheDescriptors | None = None,
 ) -> Tensor:
     """Return the causal attention of new tokens over their sequence's K and V so far.
 
@@ -236,7 +252,9 @@ def paged_prefill(
     `query`, then the number of rows that belong to sequences; the rows of `out` after those are
     left unchanged. work: the list of `prefill_work` for the same arguments; None makes one without
     splits. scratch: fp32, not read after the call, at least `kernels.split_results.scratch_numel`
-    of `num_slots` of the list long; not used if it has no splits. The other arguments and errors
+    of `num_slots` of the list long; not used if it has no splits. descriptors: with those of the
+    caches, TMA loads the tiles that all their rows see in full; on sm_90 and later, without a
+    window, and if a block is a tile (64 tokens for heads up to 128). The other arguments and errors
     are those of `kernels.paged_decode.paged_decode`. A sequence may have no tokens. If `out`,
     `work` and `scratch` are given, nothing is allocated. Returns `out`, [T, heads, head_dim].
     """
@@ -244,6 +262,9 @@ def paged_prefill(
     check_integers("query_starts", query_starts)
     factor = decode_factor(key_cache.dtype)
     score_scale, cap = score_factors(scale * key_scale * factor, softcap)
+    if descriptors is not None:
+        tile_keys = _tile(query, key_cache).block_n
+        check_descriptors(descriptors, key_cache, value_cache, tile_keys, window)
     if out is None:
         out = torch.empty_like(query)
     if work is None:
@@ -255,7 +276,7 @@ def paged_prefill(
     paged_prefill_kernel[plan.grid](
         out, *results, query, key_cache, value_cache, block_tables, query_starts, context_lens,
         work.items, sinks, score_scale, cap, float(value_scale * factor), window,
-        block_tables.stride(0), *plan.numbers, **plan.options,
+        block_tables.stride(0), *(descriptors or (None, None)), *plan.numbers, **plan.options,
     )  # fmt: skip
     if work.num_splits:
         combine_splits(results, work.rows, work.block_q, sinks, out)

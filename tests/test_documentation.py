@@ -53,6 +53,12 @@ def test_every_picture_says_how_it_was_made(name: str) -> None:
         assert re.search(how, caption), caption
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_tests_that_pages_name_exist(name: str) -> None:
+    for path, test in re.findall(r"(tests/[\w/]+\.py)::(test_\w+)", (ROOT / name).read_text()):
+        assert f"\ndef {test}(" in (ROOT / path).read_text(), f"{name}: {path}::{test}"
+
+
 def test_every_page_is_in_the_index() -> None:
     index = ROOT / "docs" / "README.md"
     linked = {path.resolve() for path, _ in links(index)}

@@ -42,10 +42,11 @@ class PretendBench(Bench):
     ("section", "num_rows"),
     [
         ("fp8", 6),
-        ("decode", 138),
-        ("prefill", 32),
+        ("decode", 114),
+        ("prefill", 30),
         ("splits", 7),
         ("prefill_splits", 16),
+        ("tma", 4),
         ("sweep", 6),
     ],
 )

@@ -169,6 +169,14 @@ def test_memory_budget(model: Path) -> None:
     assert planned(model, "paged", kv_cache_memory_bytes=2**30).num_blocks == 2**30 // 2**21
 
 
+def test_graphs_are_planned_without_sampling(model: Path) -> None:
+    """The largest has 255 decodes and 16 prompts of 1,024 tokens together."""
+    eager = planned(model, "paged", enforce_eager=True).activation_bytes
+    layer_bytes = (255 + 1024) * (2 * 4096 + 3 * 14336) * 2
+    logits_bytes = (255 + 16) * 128256 * 4
+    assert planned(model, "paged").activation_bytes - eager == layer_bytes + logits_bytes
+
+
 @pytest.mark.parametrize(
     ("batching", "options", "max_concurrent"),
     [

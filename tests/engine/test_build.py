@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from engine.device import (
     cpu_has_bf16,
 )
 from engine.loading.gate import MAX_RELATIVE_ERROR
+from engine.phases import Phases
 from engine.step.block_mover import BlockMover
 from engine.step.step_graphs import StepGraphs
 from tests.engine.graphs import Imitation
@@ -225,6 +227,24 @@ def test_on_cuda_steps_use_graphs_by_default(monkeypatch):
     _, (late, bound) = graphs()
     assert late.startswith("3 sizes of steps with prompts have no CUDA graph: capturing took 60 s")
     assert bound.startswith("4 sizes of steps with prompts have no CUDA graph: their kernels")
+
+
+def test_on_cuda_the_allocator_and_the_kernel_cache_are_set_up_first(llama, monkeypatch):
+    calls = []
+
+    def read_config(model_dir, options):
+        raise ConfigurationError(f"read after {calls}")
+
+    for name in ("use_expandable_segments", "use_writable_kernel_cache"):
+        monkeypatch.setattr(parts, name, lambda name=name: calls.append(name) or ())
+    monkeypatch.setattr(parts, "read_config", read_config)
+    for device, expected in (
+        ("cpu", []),
+        ("cuda", ["use_expandable_segments", "use_writable_kernel_cache"]),
+    ):
+        with pytest.raises(ConfigurationError, match=re.escape(f"read after {expected}")):
+            parts.build_parts(llama, Options(), torch.device(device), Phases(), None)
+        calls.clear()
 
 
 def test_the_start_says_how_many_graphs_it_captured_and_how_long_that_took(llama, monkeypatch):

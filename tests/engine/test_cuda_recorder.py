@@ -17,9 +17,10 @@ class FakeGpu:
     def __init__(self, monkeypatch):
         self.events, self.modes = [], ["default"]
         self.now = self.busy_until = 0.0
+        self.num_streams = 0
         for name, value in {
             "graph_pool_handle": lambda: "pool",
-            "Stream": lambda: self,
+            "Stream": self._new_stream,
             "current_stream": lambda: self,
             "stream": lambda stream: nullcontext(),
             "CUDAGraph": lambda: SimpleNamespace(replay=lambda: self.events.append("replay")),
@@ -28,6 +29,10 @@ class FakeGpu:
             "set_sync_debug_mode": self.modes.append,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
+
+    def _new_stream(self):
+        self.num_streams += 1
+        return self
 
     def wait_stream(self, other):
         pass
@@ -59,6 +64,16 @@ def test_a_warm_up_that_waits_for_the_device_fails_before_the_capture(monkeypatc
     assert (gpu.events, gpu.modes[-1]) == ([], "default")
     recorder.record(lambda: gpu.events.append(gpu.modes[-1]))()
     assert gpu.events == ["error", "capture", "default", "replay"]
+
+
+def test_all_graphs_are_captured_on_one_stream(monkeypatch):
+    """cuBLAS keeps a workspace for each stream that it has seen, 32 MiB on sm_90."""
+    gpu = FakeGpu(monkeypatch)
+    recorder = CudaRecorder()
+    for _ in range(3):
+        recorder.is_launch_bound(lambda: None)
+        recorder.record(lambda: None)
+    assert gpu.num_streams == 1
 
 
 @pytest.mark.parametrize(("device_ms", "is_bound"), [(0.5, True), (1, True), (1.5, False)])

@@ -13,15 +13,21 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from core.plan import Chunk
 from core.sampling import SamplingParams
 from core.sequence import Sequence
+from engine.inputs import Scored
 from engine.memory.largest_step import NoAttention
 from engine.model.checkpoint import checkpoint_of
 from engine.model.decoder import Decoder
 from engine.model.loader import Loader
 from engine.model.spec import read_spec
+from engine.sampling.grammars import Grammars
 from engine.sampling.sampler import Row, Sampler
 from engine.staging import Staging
+from engine.step.beam_candidates import BeamCandidates
+from engine.step.prompt_scores import PromptScores
+from tests.engine import grammar_models
 from tests.engine.tiny_models import OWN, VOCABULARY
 
 META = torch.device("meta")
@@ -83,6 +89,28 @@ def test_sampling_does_not_wait_for_the_device(batch):
     choices = Sampler(Staging(META)).sample(logits, rows, newest)
     assert choices.token_ids.shape == (len(rows),)
     assert choices.token_ids.device == META
+
+
+def test_grammars_do_not_wait_for_the_device(tmp_path):
+    grammars = Grammars(grammar_models.save(tmp_path), {grammar_models.EOS})
+    params = SamplingParams(**grammar_models.form(regex="[ab]+"), min_p=0.1, logprobs=2)
+    rows = [Row(Sequence(id, [60, 61], params), 2) for id in range(2)]
+    logits = torch.empty(len(rows), grammar_models.VOCABULARY, device=META)
+    newest = torch.empty(len(rows), dtype=torch.int64, device=META)
+    choices = Sampler(Staging(META), grammars).sample(logits, rows, newest)
+    assert choices.mask is not None
+    assert choices.token_ids.device == META
+
+
+def test_beams_and_scores_of_prompts_do_not_wait_for_the_device():
+    logits = torch.empty(4, VOCABULARY, device=META)
+    params = SamplingParams(n=2, use_beam_search=True, temperature=0.0)
+    beams = [Chunk(Sequence(id, [1, 2], params), 1, 1, (id,), samples=True) for id in range(4)]
+    BeamCandidates(logits, beams, Staging(META))
+    scored = Sequence(0, [1] * 6, SamplingParams(prompt_logprobs=3))
+    chunk = Chunk(scored, 0, 5, (0,), samples=False, scored=range(1, 5))
+    rows = torch.empty(4, dtype=torch.int64, device=META)
+    PromptScores(logits, Scored(rows, rows, (chunk,)))
 
 
 def test_meta_tensors_find_what_waits():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from dataclasses import asdict
-from itertools import chain
+from itertools import chain, product
 
 import pytest
 import torch
@@ -77,6 +77,18 @@ def test_tiles_are_loaded_ahead_by_num_stages(
     assert not faults(launch.kernel, arch)
 
 
+@pytest.mark.parametrize("variant", variants.by_tma(every=ALL), ids=str)
+def test_tma_loads_tiles_ahead_by_num_stages(variant):
+    """K and V once in the loop, and before it for all stages but one."""
+    kernel = compiled(90, variant)[0].kernel
+    found, stages = facts(kernel), kernel.metadata.num_stages
+    assert not faults(kernel, 90), found
+    assert found.tma_loads == 2 * stages
+    assert pipeline(kernel).buffers == {stages}
+    assert found.tensor_core_ops > 0
+    assert found.narrow_loads <= MOST_NARROW_LOADS[variant.sinks], found
+
+
 @pytest.mark.parametrize(
     ("arch", "formats", "most"),
     [
@@ -112,6 +124,33 @@ def test_as_many_decodes_fit_as_the_table_says(arch, head_dim, formats, group):
     with dry_run.target(arch):
         row = attention_configuration("decode", head_dim, group, query, cache)
         assert programs_per_processor(launch.kernel) == row.programs_per_processor
+
+
+@pytest.mark.parametrize(
+    ("options", "formats"),
+    [
+        ({"block_size": 64, "by_tma": True}, 0),
+        ({"block_size": 64, "by_tma": True}, 1),
+        *product(
+            (
+                {},
+                {"block_size": 64},
+                {"group": 7, "window": 1000, "softcap": 30.0, "sinks": True},
+                {"group": 71, "kv_heads": 1},
+            ),
+            (0, 1, 3, 5),
+        ),
+    ],
+    ids=str,
+)
+def test_two_prefills_with_heads_of_64_fit_on_sm_90(options, formats):
+    """The table limits their registers to 128; over fp8 caches the compiler would take more."""
+    variant = variants.Variant("prefill", 64, variants.FORMATS[formats], **options)
+    (launch,) = compiled(90, variant)
+    assert not faults(launch.kernel, 90), facts(launch.kernel)
+    with dry_run.target(90):
+        row = attention_configuration("prefill", 64, variant.group, *variant.formats)
+        assert programs_per_processor(launch.kernel) == row.programs_per_processor == 2
 
 
 @pytest.mark.parametrize("arch", dry_run.ARCHS)

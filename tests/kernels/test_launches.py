@@ -79,6 +79,7 @@ def launches(num_layers, num_prompt_tokens, is_captured):
         (8, True, LlamaConfig, 8),
         (0, False, Qwen3Config, 8),  # with norms of queries and of keys
         (8, False, Qwen3Config, 9),
+        (8, True, Qwen3Config, 10),
     ],
 )
 def test_launches_of_a_layer(num_prompt_tokens, is_captured, config, expected, monkeypatch):
