@@ -274,6 +274,7 @@ void attend(const Attention& a) {
     int64_t num_tiles = 0;
     for (const Span& span : spans)
         num_tiles += a.num_kv_heads * ((span.num_queries * group + MAX_ROWS - 1) / MAX_ROWS);
+    if (num_tiles == 0) return;  // no new tokens
     const int64_t target_splits = (ITEMS_PER_THREAD * num_threads + num_tiles - 1) / num_tiles;
 
     struct Combined {
