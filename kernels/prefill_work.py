@@ -145,7 +145,7 @@ def _shares(units, num_blocks, most, length):
     """Return the sum of min(units + i, most) // length over the first `num_blocks` blocks i."""
     rising = tl.minimum(tl.maximum(most - units, 0), num_blocks)
     shares = _staircase(units + rising, length) - _staircase(units, length)
-    return shares + (num_blocks - rising) * (most // length)
+    return shares + (num_blocks - rising).to(tl.int64) * (most // length)
 
 
 @triton.jit
