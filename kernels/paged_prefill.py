@@ -1,11 +1,11 @@
 """Paged attention for sequences with any numbers of new tokens.
 
-A program computes a block of one sequence's query tokens over keys that they may see
-(FlashAttention-2, arXiv 2307.08691): over all of them, or over one split. Its tile has one row per
-token and query head, for heads that share a KV head. A list that is made on the device says which
-(`kernels.prefill_work`), so the launches depend only on the numbers of tokens and sequences. Whole
-prompts, chunks after cached prefixes and decodes may be mixed. A second kernel combines the results
-of splits.
+A program attends a block of one sequence's query tokens over all keys that they may see
+(FlashAttention-2, arXiv 2307.08691), or over one split of them. Its tile has one row per token and
+query head, for heads that share a KV head. The work list, which is made on the device, names each
+program's block and keys (`kernels.prefill_work`), so launches depend only on the numbers of tokens
+and sequences. Whole prompts, chunks after cached prefixes and decodes may be mixed. A second kernel
+combines the results of splits.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ from kernels.work_list import WAVES
 
 @triton.jit
 def item_and_tile(num_splits, num_tiles):
-    """Return the item of this program, and which of its `num_tiles` tiles it computes.
+    """Return the item and the head tile of this program. Each item has `num_tiles` head tiles.
 
-    The splits of all tiles go first, so that none is left alone at the end of the launch. Tiles of
-    whole blocks go one after another, since blocks of a sequence read the same keys.
+    Splits start first, because they take longest: none should be left alone at the end of the
+    launch. Then come all whole blocks of the first head tile, all of the second, and so on: blocks
+    of a sequence that run at the same time read the same keys.
     """
     program = tl.program_id(0)
     whole = program - num_splits * num_tiles
@@ -59,7 +60,7 @@ def tile_rows(
     row_index, tile, first_token, query_len,
     GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Return the token in the sequence and the head of each row of a tile, and if it has one."""
+    """Return each row's token in the sequence and its head, and whether the row is in use."""
     TILES_PER_GROUP: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     token = first_token + row_index // HEADS
     member = tile % TILES_PER_GROUP * HEADS + row_index % HEADS
@@ -136,8 +137,8 @@ def paged_prefill_kernel(
 ):  # fmt: skip
     """Attend a block of query tokens over an item's keys; grid (items * num_tiles,).
 
-    num_tiles: kv_heads * tiles per group. The result of a whole block is final. Those of splits,
-    which are the first `num_splits` items, go to the combining kernel, which adds their sinks.
+    num_tiles: kv_heads * tiles per group. The first `num_splits` items are splits: their results go
+    to the combining kernel, which adds the sinks. The result of a whole block is final.
     """
     TILES_PER_GROUP: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     item, head_tile = item_and_tile(num_splits, num_tiles)
@@ -250,13 +251,14 @@ def paged_prefill(
 
     query: [T, heads, head_dim]. query_starts: [N + 1] int32, the first row of each sequence in
     `query`, then the number of rows that belong to sequences; the rows of `out` after those are
-    left unchanged. work: the list of `prefill_work` for the same arguments; None makes one without
-    splits. scratch: fp32, not read after the call, at least `kernels.split_results.scratch_numel`
-    of `num_slots` of the list long; not used if it has no splits. descriptors: with those of the
-    caches, TMA loads the tiles that all their rows see in full; on sm_90 and later, without a
-    window, and if a block is a tile (64 tokens for heads up to 128). The other arguments and errors
-    are those of `kernels.paged_decode.paged_decode`. A sequence may have no tokens. If `out`,
-    `work` and `scratch` are given, nothing is allocated. Returns `out`, [T, heads, head_dim].
+    left unchanged. work: the list that `prefill_work` made of the same arguments; None makes one
+    without splits. scratch: fp32, not read after the call, at least
+    `kernels.split_results.scratch_numel` of the list's `num_slots` long; unused without splits.
+    descriptors: with those of the caches, TMA loads the tiles that all their rows see in full; on
+    sm_90 and later, without a window, and if a block is a tile (64 tokens for heads up to 128). The
+    other arguments and errors are those of `kernels.paged_decode.paged_decode`. A sequence may have
+    no tokens. If `out`, `work` and `scratch` are given, nothing is allocated. Returns `out`,
+    [T, heads, head_dim].
     """
     check_paged_arguments(query, key_cache, value_cache, block_tables, context_lens, sinks, out)
     check_integers("query_starts", query_starts)
@@ -314,7 +316,8 @@ def wanted_splits(
 
     lengths: new tokens and context length of each sequence; None if only the device knows them,
     as in a CUDA graph. num_processors: streaming multiprocessors. max_context_len: the longest
-    context that may ever come. With room for splits, each layer also runs the combining kernel.
+    context that the model allows, used without `lengths`. If there is room for splits, each layer
+    also launches the combining kernel.
     """
     tile = _tile(query, key_cache)
     block_q, num_tiles = tiling(query, key_cache, tile)
@@ -333,13 +336,13 @@ def wanted_splits(
 
 
 def max_slots(query: Tensor, key_cache: Tensor, num_processors: int, max_context_len: int) -> int:
-    """Return the most results per head that a step of up to len(query) tokens splits into."""
+    """Return the most slots that the work list of a step may have, for any lengths and window."""
     num_splits = wanted_splits(query, key_cache, None, num_processors, max_context_len)
     return num_splits * tiling(query, key_cache, _tile(query, key_cache))[0]
 
 
 def tiling(query: Tensor, cache: Tensor, tile: AttentionConfiguration) -> tuple[int, int]:
-    """Return the query tokens in a tile, and the tiles in a block of as many tokens."""
+    """Return the query tokens in a block, and the head tiles of a block."""
     group = query.shape[1] // cache.shape[2]
     heads_per_tile = min(group, tile.block_m)
     return tile.block_m // heads_per_tile, cache.shape[2] * -(-group // heads_per_tile)

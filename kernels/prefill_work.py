@@ -1,12 +1,12 @@
-"""Which keys of which query tokens each program of a prefill attends over.
+"""The work list of prefills: which keys each program attends over, for which query tokens.
 
-A block of query tokens gets programs in proportion to the keys that it sees, so one long prefix
-among short prompts keeps none waiting. The list is made on the device, and its size depends only on
-shapes: a CUDA graph that makes it can be replayed with other lengths. All layers of a step share
-it.
+A sequence's query tokens are divided into blocks. A block gets programs in proportion to the keys
+that it sees, so a batch does not wait for its one long prefix. The list is made on the device, and
+its size depends only on shapes: a CUDA graph that makes it can be replayed with other lengths. All
+layers of a step share it.
 
-Keys are counted in units of a block's tokens. Without a window, each block of a sequence sees a
-unit more than the one before it, so sums over the blocks have closed forms.
+Keys are counted in units: as many keys as a block has tokens. Without a window, each block of a
+sequence sees one unit more than the block before it, so sums over blocks have closed forms.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from torch import Tensor
 from kernels.work_list import WAVES
 
 MIN_SPLIT_KEYS = 512
-"""Fewest keys in a split: reading them takes about as long as launching the combining kernel. Where
-splits do not fill the GPU but let all blocks end together, they are WAVES times as long."""
+"""Fewest keys in a split, if whole blocks would fill at most half of the GPU: reading them takes
+about as long as launching the combining kernel. Otherwise it is WAVES times as many."""
 MAX_BLOCK_Q = 128
-"""Most query tokens in a block: the list's kernel writes the rows of a block at once."""
+"""Most query tokens in a block. The list's kernel writes all rows of a block with one store."""
 BALANCED = 90
-"""Whole blocks are not split if they keep the GPU busy for this percentage of their time."""
+"""No block is split if whole blocks would keep the GPU busy for this percentage of the time."""
 _ENDLESS = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillWork:
-    """W splits and B whole blocks of query tokens; many may be idle."""
+    """Room for W splits and B whole blocks of query tokens. Entries without work are idle."""
 
     items: Tensor
-    """[W + B, 4] int32: sequence (-1 if there is nothing to do), first token in it, first key tile,
-    and tile past the last. The splits come first, then whole blocks, the last of them first."""
+    """[W + B, 4] int32: sequence (-1: an idle item), its first token in the block, first key tile,
+    and end tile (exclusive). Splits come first, then whole blocks, last block first."""
     rows: Tensor
     """[R, 3] int32, the rows of the query whose keys are split: row, slot of its first result, and
-    number of results, 0 if there is nothing to do. The next result is `block_q` slots further."""
+    number of results (0: an idle entry). A row's results are `block_q` slots apart."""
     num_splits: int
-    """W. The slots of split i begin at i * block_q."""
+    """W, idle ones included. The slots of split i begin at i * block_q."""
     block_q: int
     """Most tokens in a block."""
 
@@ -64,17 +64,21 @@ def make_prefill_work(
     """Divide the keys of blocks of query tokens into at most `num_splits` splits.
 
     query_starts: [N + 1], context_lens: [N], both int32 or int64 and contiguous. tile: tokens in a
-    block, at most MAX_BLOCK_Q, and keys in a tile. num_tokens: T, at least query_starts[-1]; there
-    are T // tokens + N blocks. Only blocks that see twice `min_split_keys` are split; with a
-    window, splits may be up to a block's tokens shorter. num_splits // WAVES are taken to run at
-    once: blocks that would fill at most half of the GPU get about as many. Otherwise there are up
-    to `num_splits`, so that all end together, or none if the blocks would do so whole.
+    block, at most MAX_BLOCK_Q, and keys in a tile. num_tokens: T, at least query_starts[-1]; the
+    list has room for T // tokens + N blocks.
+
+    The GPU is assumed to run num_splits // WAVES programs at once. If whole blocks would fill at
+    most half of it, there are at most so many splits. Otherwise there are up to `num_splits`, so
+    that all programs end at about the same time, or none if whole blocks do so (BALANCED).
+
+    A split has at least `min_split_keys` keys, or WAVES times as many in the second case; with a
+    window it may have up to a block's tokens fewer.
     """
     block_q, block_n = tile
     assert block_q <= MAX_BLOCK_Q
     num_sequences, device = len(context_lens), context_lens.device
     num_blocks = num_tokens // block_q + num_sequences
-    # A block is split in at least two.
+    # A split block has at least two splits, so at most half as many blocks are split.
     num_rows = min(num_tokens, num_splits // 2 * block_q)
     items = torch.empty(num_splits + num_blocks, 4, dtype=torch.int32, device=device)
     rows = torch.empty(num_rows, 3, dtype=torch.int32, device=device)
@@ -91,7 +95,7 @@ def make_prefill_work(
 def is_any_split(
     lengths: Sequence[tuple[int, int]], block_q: int, num_splits: int, window: int | None
 ) -> bool:
-    """Return whether `make_prefill_work` would split a block.
+    """Return whether `make_prefill_work` would split any block.
 
     lengths: new tokens and context length of each sequence.
     """
@@ -114,15 +118,15 @@ def is_any_split(
 
 
 def _most_units(window: int | None, block_q: int) -> int:
-    """Return the most units that a block sees."""
+    """Return the most units that a block sees with this window."""
     return _ENDLESS if window is None else window // block_q + 1
 
 
 @triton.jit
 def _sequences(starts_ptr, context_ptr, index, num_sequences, block_q):
-    """Return start, tokens, context length, blocks, and units of the first block of sequences.
+    """Return sequences' first rows, new tokens, context lengths, blocks and first blocks' units.
 
-    Those from `num_sequences` on have no blocks.
+    Sequences from `num_sequences` on have no blocks.
     """
     is_sequence = index < num_sequences
     start = tl.load(starts_ptr + index, mask=is_sequence, other=0).to(tl.int32)
@@ -145,12 +149,12 @@ def _shares(units, num_blocks, most, length):
     """Return the sum of min(units + i, most) // length over the first `num_blocks` blocks i."""
     rising = tl.minimum(tl.maximum(most - units, 0), num_blocks)
     shares = _staircase(units + rising, length) - _staircase(units, length)
-    return shares + (num_blocks - rising) * (most // length)
+    return shares + (num_blocks - rising).to(tl.int64) * (most // length)
 
 
 @triton.jit
 def _num_whole(units, num_blocks, most, length):
-    """Return how many of the blocks, which are the first ones, are not split."""
+    """Return the number of blocks that are not split. They come before those that are."""
     num_short = tl.minimum(tl.maximum(2 * length - units, 0), num_blocks)
     return tl.where(most >= 2 * length, num_short, num_blocks)
 
@@ -160,11 +164,11 @@ def _sequence_and_length(
     starts_ptr, context_ptr, block, num_sequences, num_splits, block_q, most, min_few, min_many,
     WAVES: tl.constexpr, BALANCED: tl.constexpr, ENDLESS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return the sequence of a block, and the fewest units in a split.
+    """Return the sequence of a block, and the units in a split (ENDLESS: no block is split).
 
-    min_few, min_many: fewest where blocks fill at most half of the GPU, and where they fill more.
-    Sequence i begins at block starts[i] // block_q + i. Whatever the lengths, this gives each
-    sequence the blocks that it needs or one more.
+    min_few, min_many: the fewest units if whole blocks fill at most half of the GPU, and if they
+    fill more. Sequence i begins at block starts[i] // block_q + i. Whatever the lengths, it then
+    has at least as many blocks as it needs; a surplus block is idle.
     """
     total = tl.full((), 0, tl.int64)
     longest = 0
@@ -183,7 +187,8 @@ def _sequence_and_length(
         num_begun += tl.sum(has_begun.to(tl.int32), 0)
     at_once = tl.maximum(num_splits // WAVES, 1)
     are_few = 2 * num_live <= at_once
-    # The shortest length of which `total` has no more than are wanted.
+    # The shortest length for which there are no more splits than wanted: a block with u units has
+    # u // length, so all have at most total // length.
     length = total // (tl.where(are_few, at_once, num_splits) + 1) + 1
     length = tl.maximum(length, tl.where(are_few, min_few, min_many))
     whole_time = tl.cdiv(num_live, at_once).to(tl.int64) * longest * at_once
@@ -194,7 +199,7 @@ def _sequence_and_length(
 def _count_splits(
     starts_ptr, context_ptr, end, num_sequences, block_q, most, length, BLOCK: tl.constexpr
 ):
-    """Return the splits of the sequences before `end`, and the rows of their split blocks."""
+    """Return how many splits the sequences before `end` have, and how many rows are split."""
     num_items = tl.full((), 0, tl.int64)
     num_rows = tl.full((), 0, tl.int64)
     for first in range(0, end, BLOCK):
@@ -231,9 +236,10 @@ def prefill_work_kernel(
     block_q, block_n, window, most, min_few, min_many,
     WAVES: tl.constexpr, BALANCED: tl.constexpr, ENDLESS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the items and rows of one block, and after the first block's the idle ones; grid (B,).
+    """Write the items and rows of one block; the first program also the idle ones; grid (B,).
 
-    Every program counts the splits before its own again, so that none waits for another.
+    Each program counts the splits of all blocks before its own, so programs need not wait for each
+    other.
     """
     block = tl.program_id(0)
     sequence, length = _sequence_and_length(

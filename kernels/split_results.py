@@ -14,7 +14,8 @@ from kernels.paged_arguments import stride
 from kernels.plan import Plan, planned
 
 MAX_PROGRAMS = 4096
-"""Of the combining kernel, enough to fill any GPU: it may have much room and little to do."""
+"""Programs of the combining kernel: enough to fill any GPU. A list may have room for many more rows
+than it has, and a program for each would do nothing."""
 
 
 class SplitResults(NamedTuple):
@@ -23,18 +24,19 @@ class SplitResults(NamedTuple):
     attended: Tensor
     """[S, heads, head_dim] fp32, flat."""
     log_sums: Tensor
-    """[S, heads] fp32, flat: log2 of the sum of exp2 of the scores; -inf if there was no key."""
+    """[S, heads] fp32, flat: log2 of the sum of exp2 of the scores; -inf without keys."""
 
 
 def scratch_numel(num_slots: int, num_heads: int, head_dim: int) -> int:
-    """Return how many fp32 numbers of scratch `num_slots` results of all heads take."""
+    """Return the size of the scratch for `num_slots` results of each head, in fp32 numbers."""
     return num_slots * num_heads * (head_dim + 1)
 
 
 def split_results(scratch: Tensor | None, query: Tensor, num_slots: int) -> SplitResults:
-    """Lay the results out in `scratch`, or in new memory if it is None.
+    """Return views of `scratch`, or of new memory if it is None.
 
-    Raises ValueError if the scratch is too short or not fp32, or if 32 bits do not count it.
+    Raises ValueError if the scratch is too short or not fp32, or if its size needs more than 31
+    bits.
     """
     if num_slots == 0:
         return _no_results(query.device)
@@ -55,7 +57,7 @@ def split_results(scratch: Tensor | None, query: Tensor, num_slots: int) -> Spli
 
 @cache
 def _no_results(device: torch.device) -> SplitResults:
-    """Return results without slots. Layers share them: making them anew takes microseconds."""
+    """Return results without slots. They are cached, since making them takes microseconds."""
     empty = torch.empty(0, dtype=torch.float32, device=device)
     return SplitResults(empty, empty)
 
@@ -63,11 +65,11 @@ def _no_results(device: torch.device) -> SplitResults:
 def combine_splits(
     results: SplitResults, rows: Tensor, slot_stride: int, sinks: Tensor | None, out: Tensor
 ) -> None:
-    """Combine the results of rows into `out` [T, heads, head_dim].
+    """Combine the results of each row's splits into `out` [T, heads, head_dim].
 
-    rows: [R, 3] int32, contiguous: row of `out`, slot of its first result, and how many there are,
-    `slot_stride` slots apart. Rows with one result are left unchanged; the first with none is the
-    end.
+    rows: [R, 3] int32, contiguous: row of `out`, slot of its first result, and number of results,
+    which are `slot_stride` slots apart. Rows with one result are skipped: they are final in `out`.
+    The list ends at the first entry without results.
     """
     plan = _plan(out, len(rows))
     combine_splits_kernel[plan.grid](
@@ -91,9 +93,9 @@ def combine_splits_kernel(
     out_token_stride, out_head_stride,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Combine the splits of one head in some of the rows; grid (heads, rows at once).
+    """Combine the splits of one head in every rows_at_once-th row; grid (heads, rows_at_once).
 
-    A split may have had no keys.
+    Splits without keys have a log sum of -inf and no weight.
     """
     head = tl.program_id(0)
     dims = tl.arange(0, BLOCK_D)

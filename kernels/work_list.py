@@ -1,7 +1,7 @@
-"""Which keys of which sequence each program of a decode attends over.
+"""The work list of decodes: which keys of which sequence each program attends over.
 
-Sequences get programs in proportion to their keys, so one long context among short ones keeps none
-waiting. The list is made on the device, and its size depends only on shapes: a CUDA graph that
+Sequences get programs in proportion to their keys, so a batch does not wait for its one long
+context. The list is made on the device, and its size depends only on shapes: a CUDA graph that
 makes it can be replayed with other context lengths. All layers of a step share it.
 """
 
@@ -15,16 +15,16 @@ import triton.language as tl
 from torch import Tensor
 
 MIN_SPLIT_KEYS = 256
-"""Fewest keys in a split; with less, combining would cost more than it gains."""
+"""Fewest keys in a split. Combining shorter splits would cost more time than they save."""
 UNIT = 128
-"""Splits begin at multiples of this many keys, and so of every tile."""
+"""Splits begin at multiples of this many keys. It is a multiple of the keys in any tile."""
 BALANCED_KEYS = 2048
-"""A context of no more keys cannot keep a batch that fills the GPU waiting for long."""
+"""If the batch fills the GPU, contexts of up to this many keys are not worth splitting."""
 FULL = 0.9
-"""A batch of this many sequences for each program fills the GPU well enough without splits."""
+"""Sequences per program that runs at once, from which on a batch fills the GPU without splits."""
 WAVES = 4
-"""How often the splits of a batch that fills the GPU fill it, at most: with more and shorter ones,
-the last to end would save less time than the others would lose."""
+"""Splits per program that runs at once, at most, in a batch that would fill the GPU whole. Shorter
+splits end closer together, but each has a fixed cost, and beyond this the cost is larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +32,23 @@ class WorkList:
     """I items for N sequences."""
 
     items: Tensor
-    """[I, 4] int32: sequence (-1 if there is nothing to do), first key, key past the last, and how
-    many items the sequence has."""
+    """[I, 4] int32: sequence (-1: an idle item), first key, end key (exclusive), and the sequence's
+    number of items."""
     rows: Tensor
-    """[N, 3] int32: sequence, its first item, and how many items it has."""
+    """[N, 3] int32: sequence, its first item, and its number of items."""
 
 
 def wanted_splits(num_rows: int, num_programs: int, max_context_len: int) -> int:
-    """Return how many splits a batch of `num_rows` should have; 0 if it should not be split.
+    """Return how many splits a batch of `num_rows` sequences should have; 0 to split none.
 
-    num_programs: how many sequences or splits the GPU can attend over at once. max_context_len:
-    the longest context that may ever come. The contexts at hand do not matter, so a graph can be
-    captured. A few sequences are split to fill the GPU once: splits that do not fit would wait for
-    the others to end. If whole sequences fill more than half of it, splits are WAVES times as
-    short; unless they fill it and none can be long.
+    num_programs: sequences or splits that the GPU attends over at once. max_context_len: the
+    longest context that the model or the window allows; current contexts do not matter, so a graph
+    can be captured.
+
+    If whole sequences would fill at most half of the GPU, the splits fill it once: any more would
+    wait until others end. Otherwise there are WAVES times as many, so that they end closer
+    together. There are none if contexts are too short to split, or if they are at most
+    BALANCED_KEYS long and the batch fills the GPU.
     """
     is_full = num_rows >= FULL * num_programs
     if max_context_len < 2 * MIN_SPLIT_KEYS or (is_full and max_context_len <= BALANCED_KEYS):
@@ -68,12 +71,13 @@ def make_work_list(
     window: int | None = None,
     min_split_keys: int = MIN_SPLIT_KEYS,
 ) -> WorkList:
-    """Divide the keys of sequences that decode into about `num_wanted` splits, or none if it is 0.
+    """Divide the keys of N decoding sequences into about `num_wanted` splits; 0 splits none.
 
-    A sequence's share is rounded down, but it has at least one item, so I is num_wanted + N.
-    context_lens: [N] int32 or int64, contiguous; a padding row, of length 0, gets an item without
-    keys. window: only the last `window` keys count. min_split_keys: fewest keys in a split; with a
-    window, the first one may have up to UNIT fewer.
+    Each sequence's share of the splits is rounded down, but it has at least one item. So the list
+    needs room for num_wanted + N items. context_lens: [N] int32 or int64, contiguous; a padding row
+    has length 0 and gets an item without keys. window: only the last `window` keys count.
+    min_split_keys: fewest keys in a split; with a window, the first split of a sequence may have up
+    to UNIT fewer.
 
     Raises ValueError if `min_split_keys` is not a multiple of UNIT.
     """
@@ -92,9 +96,9 @@ def make_work_list(
 
 @triton.jit
 def _visible(context_ptr, row, end_row, window, UNIT: tl.constexpr):
-    """Return the context lengths, first visible keys, and first and number of visible units.
+    """Return each row's context length, first visible key, first visible unit and number of them.
 
-    Rows from `end_row` on have none.
+    Rows from `end_row` on have a length of 0.
     """
     context_len = tl.load(context_ptr + row, mask=row < end_row, other=0).to(tl.int32)
     first_key = tl.maximum(context_len - window, 0)
@@ -104,7 +108,7 @@ def _visible(context_ptr, row, end_row, window, UNIT: tl.constexpr):
 
 @triton.jit
 def _num_splits(num_keys, units, total, num_wanted, min_split_keys):
-    """Return the number of items of sequences, `total` being the units of all of them."""
+    """Return the number of items of each sequence. total: visible units of all sequences."""
     share = (units.to(tl.int64) * num_wanted // total).to(tl.int32)
     return tl.maximum(tl.minimum(share, num_keys // min_split_keys), 1)
 
@@ -117,9 +121,10 @@ def work_list_kernel(
     items_ptr, rows_ptr, context_ptr, num_rows, num_wanted, length, window, min_split_keys,
     UNIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the items of one sequence, and after the last one's the idle items; grid (N,).
+    """Write the items of one sequence; the last program also writes the idle items; grid (N,).
 
-    Every program counts the items before its own again, so that none waits for another.
+    Each program counts the items of all sequences before its own, so programs need not wait for
+    each other.
     """
     row = tl.program_id(0)
     index = tl.arange(0, BLOCK)

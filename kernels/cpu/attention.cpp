@@ -318,13 +318,15 @@ void Plan::add(const Attention& a, int64_t sequence, int64_t target_splits) {
 
 void Plan::make(const Attention& a, int64_t num_threads) {
     find_spans(a);
+    items.clear(), combined.clear();
+    partials.count = 0, partials.value_dim = a.value_dim;
+    chunk = 1;
     const int64_t group = a.num_heads / a.num_kv_heads;
     int64_t num_tiles = 0;
     for (const Span& span : spans)
         num_tiles += a.num_kv_heads * ((span.num_queries * group + MAX_ROWS - 1) / MAX_ROWS);
+    if (num_tiles == 0) return;  // no new tokens
     const int64_t target_splits = (ITEMS_PER_THREAD * num_threads + num_tiles - 1) / num_tiles;
-    items.clear(), combined.clear();
-    partials.count = 0, partials.value_dim = a.value_dim;
     for (int64_t i = 0; i < a.num_sequences; i++)
         if (spans[i].context) add(a, i, target_splits);
     partials.fit();

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from kernels.cpu.shared_library import unavailable_reason
+from kernels.cpu import shared_library
+from kernels.cpu.linear import panel_columns
+from kernels.cpu.shared_library import TARGETS, load_library, unavailable_reason
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -12,3 +16,19 @@ def _needs_a_compiler():
     reason = unavailable_reason()
     if reason is not None:
         pytest.skip(reason)
+
+
+@pytest.fixture(params=TARGETS, ids=lambda target: target.name)
+def target(request, monkeypatch):
+    """Run with the library of one target."""
+    if not request.param.features <= set(Path("/proc/cpuinfo").read_text().split()):
+        pytest.skip("the CPU lacks its features")
+    monkeypatch.setattr(shared_library, "host_target", lambda: request.param)
+    forget()
+    yield request.param
+    forget()
+
+
+def forget():
+    load_library.cache_clear()
+    panel_columns.cache_clear()

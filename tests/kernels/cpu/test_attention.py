@@ -71,6 +71,21 @@ def test_head_dims_block_sizes_and_layouts(dtype, head_dim):
         check_close(*attend(paged, 2, scale=head_dim**-0.5))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_groups_of_any_size_on_every_target(target, dtype):
+    """Few rows are multiplied without packing, up to 4 at a time; the target says what is few."""
+    for group in (1, 2, 3, 4, 5, 7, 12, 13):
+        paged = make_paged([(1, 33), (1, 81), (2, 50)], heads=(group, 1), head_dim=80, dtype=dtype)
+        for window in (None, 37):
+            check_close(*attend(paged, 2, scale=0.2, window=window))
+
+
+def test_a_batch_without_new_tokens():
+    paged = make_paged([(0, 40), (0, 0)], dtype=torch.float32)
+    got, _ = attend(paged, 0, scale=0.1)
+    assert got.shape == (0, 4, 64)
+
+
 @pytest.mark.parametrize("extras", [{}, {"sinks": True}, {"window": 700, "softcap": 3.0}])
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_long_context_is_split(extras, num_threads, make_sinks):

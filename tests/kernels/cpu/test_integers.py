@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from kernels.cpu import shared_library
 from kernels.cpu.integers import integer_linear, rounds_rows, to_integer_panels
-from kernels.cpu.linear import panel_columns
-from kernels.cpu.shared_library import TARGETS, load_library
 
-CPU = set(Path("/proc/cpuinfo").read_text().split())
 BLOCK_ROWS, BLOCK_DEPTH, ROW_GROUP = 96, 256, 64
 """As in integers.cpp and rounded.cpp."""
 BITS = [4, 8]
 SHAPES = [(1, 40, 50), (5, 33, 100), (7, 31, 72), (13, 65, 800), (50, 16, 768), (200, 130, 264)]
 """(rows, outputs, inputs)"""
-
-
-def forget():
-    load_library.cache_clear()
-    panel_columns.cache_clear()
-
-
-@pytest.fixture(params=TARGETS, ids=lambda target: target.name)
-def target(request, monkeypatch):
-    """Run with the library of one target."""
-    if not request.param.features <= CPU:
-        pytest.skip("the CPU lacks its features")
-    monkeypatch.setattr(shared_library, "host_target", lambda: request.param)
-    forget()
-    yield request.param
-    forget()
 
 
 def make(num_columns, depth, group, bits):

@@ -145,6 +145,13 @@ def test_a_window_bounds_the_splits():
     assert len(items) == 3
 
 
+def test_the_blocks_of_one_sequence_see_more_keys_than_int32_can_count():
+    lengths, window = [(5, 2**30)], 2**29
+    spans = listed(lengths, (1, 64), 32, window=window)
+    check_spans(spans, lengths, (1, 64), window)
+    assert {len(items) for items in spans.values()} == {32 // 5}
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_many_sequences(dtype):
     """More than a step of the kernel's loops, and more keys than int32 can count."""
