@@ -3,12 +3,13 @@
 PARENT is the process id of the supervisor, with which it ends. COPY is the number of this engine's
 copy of the model, from 0, if there are several.
 
-Exit codes: 0 after SIGTERM, 2 if the configuration does not fit the model, 3 if there is
-too little memory for the model, 1 for any other error.
+Exit codes: 0 after SIGTERM, 2 if the arguments are wrong or the configuration does not fit the
+model, 3 if there is too little memory for the model, 1 for any other error.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import logging
 import os
@@ -48,20 +49,34 @@ def main() -> int:
     """Serve until SIGTERM. Return the exit code."""
     signal.signal(signal.SIGTERM, _stop)
     try:
-        return _serve()
+        parsed = _make_parser().parse_args()
+        return _serve(parsed.parent, parsed.launch, parsed.copy)
     except _Stopped:
         return 0
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {__package__}",
+        description="The engine's process, which loads a model and answers the front end. The "
+        "container starts it; this is not a command for users, who run `longshore serve MODEL`.",
+    )
+    parser.add_argument("parent", metavar="PARENT", type=int, help="process id of the supervisor")
+    parser.add_argument("launch", metavar="LAUNCH.json", type=Path, help="what to serve, and where")
+    parser.add_argument(
+        "copy", metavar="COPY", type=int, nargs="?", default=0, help="copy of the model, from 0"
+    )
+    return parser
 
 
 def _stop(*_: object) -> None:
     raise _Stopped
 
 
-def _serve() -> int:
-    die_with_parent(int(sys.argv[1]))
-    launch = msgspec.json.decode(Path(sys.argv[2]).read_bytes(), type=Launch)
+def _serve(parent: int, launch_path: Path, copy: int) -> int:
+    die_with_parent(parent)
+    launch = msgspec.json.decode(launch_path.read_bytes(), type=Launch)
     configure_logs(launch.options.log_format, launch.options.log_level, launch.name)
-    copy = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     which = copy if launch.options.copies > 1 else None
     show_phase = _log_phase if launch.options.log_format == "json" else _print_phase
     phases = Phases(partial(show_phase, which))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +18,10 @@ from fleet.arguments import DEFAULT_PORT, make_parser
 from fleet.properties import read_options
 
 _POLL_INTERVAL_S = 0.1
+
+
+class _Stopped(BaseException):
+    """A signal has arrived before the fleet serves."""
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m fleet") -> int:
@@ -44,6 +50,9 @@ def _serve(parsed: argparse.Namespace, options: Options) -> int:
 
 
 def _serve_locally(parsed: argparse.Namespace, options: Options) -> int:
+    # Read when Ray is imported. By default, SIGTERM while a node starts waits up to 30 s.
+    os.environ.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0")
+
     from fleet.application import fleet_of
     from fleet.deployment import connected, deploy, end
     from fleet.local_cluster import local_cluster
@@ -51,15 +60,31 @@ def _serve_locally(parsed: argparse.Namespace, options: Options) -> int:
     port = parsed.port or DEFAULT_PORT
     require_free_port(port)
     fleet = fleet_of(parsed, options)
-    with local_cluster(parsed.local_nodes, fleet.max_cpus) as address, connected(address):
-        deploy(fleet, port)
-        stop_signals = note_stop_signals()
-        print(f"the fleet serves on http://localhost:{port}", flush=True)
-        while not stop_signals:
-            time.sleep(_POLL_INTERVAL_S)
-        print(f"stopping; running requests have {parsed.grace:g} s to finish", flush=True)
-        end()
+    _raise_at_signals()
+    try:
+        with local_cluster(parsed.local_nodes, fleet.max_cpus) as address, connected(address):
+            _raise_at_signals()  # Ray has installed handlers of its own
+            deploy(fleet, port)
+            stop_signals = note_stop_signals()
+            print(f"the fleet serves on http://localhost:{port}", flush=True)
+            while not stop_signals:
+                time.sleep(_POLL_INTERVAL_S)
+            print(f"stopping; running requests have {parsed.grace:g} s to finish", flush=True)
+            end()
+    except (_Stopped, SystemExit):  # Ray's own handlers, while it starts, raise SystemExit
+        print("stopped before the fleet could serve", flush=True)
     return 0
+
+
+def _raise_at_signals() -> None:
+    """Have the first SIGINT or SIGTERM raise _Stopped. Later ones must not disturb the clean-up."""
+
+    def stop(*_: object) -> None:
+        note_stop_signals()
+        raise _Stopped
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, stop)
 
 
 def _stop(address: str | None) -> int:

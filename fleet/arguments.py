@@ -126,12 +126,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def parse_range(text: str) -> tuple[int, int]:
     """Parse MIN:MAX. Raises ConfigurationError."""
-    least, _, most = text.partition(":")
-    if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
+    minimum, _, maximum = text.partition(":")
+    if not (minimum.isdecimal() and maximum.isdecimal() and 1 <= int(minimum) <= int(maximum)):
         raise ConfigurationError(
             f"--autoscale {text}: expected MIN:MAX, such as 1:4, with MIN at least 1"
         )
-    return int(least), int(most)
+    return int(minimum), int(maximum)
 
 
 def _port(text: str) -> int:

@@ -24,15 +24,16 @@ def connected(address: str | None) -> Iterator[None]:
     """Connect to a Ray cluster. Raises ConfigurationError if there is none at the address."""
     address = address or "auto"
     try:
-        ray.init(address=address, namespace=NAME, log_to_driver=True)
-    except ConnectionError as error:
-        raise ConfigurationError(
-            f"--address {address}: {error}; start a cluster with `ray start`, or try --local-nodes"
-        ) from None
-    try:
+        try:
+            ray.init(address=address, namespace=NAME, log_to_driver=True)
+        except ConnectionError as error:
+            raise ConfigurationError(
+                f"--address {address}: {error}; start a cluster with `ray start`, or try "
+                "--local-nodes"
+            ) from None
         yield
     finally:
-        ray.shutdown()
+        ray.shutdown()  # also if a signal ends ray.init: a cluster with a client cannot end
 
 
 def deploy(fleet: Fleet, port: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from types import SimpleNamespace
 from fleet.__main__ import main
 
 def interrupt(frame, event, argument):
-    if event == "line" and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    if event == "line" and signal.getsignal(signal.SIGTERM).__module__ == "core.processes":
         signal.raise_signal(signal.SIGTERM)
     return interrupt
 
@@ -36,6 +37,35 @@ sys.modules["fleet.application"] = SimpleNamespace(fleet_of=lambda *_: SimpleNam
 sys.modules["fleet.local_cluster"] = SimpleNamespace(local_cluster=nothing)
 sys.modules["fleet.deployment"] = SimpleNamespace(connected=nothing, deploy=deploy, end=end)
 sys.exit(main(["serve", "--local-nodes", "1", *sys.argv[1:]]))
+"""
+
+SIGNAL_WHILE_DEPLOYING = """
+import contextlib, signal, sys
+from types import SimpleNamespace
+from fleet.__main__ import main
+
+@contextlib.contextmanager
+def local_cluster(*_):
+    signal.signal(signal.SIGTERM, lambda *_: received or received.append(1) or sys.exit(1))
+    try:
+        if phase == "cluster":
+            signal.raise_signal(number)
+        yield "address"
+    finally:
+        signal.raise_signal(number)
+        print("cleaned up")
+
+def deploy(fleet, port):
+    signal.raise_signal(number)
+    print("deployed")
+
+received = []  # Ray's handler exits once, too
+number, phase = int(sys.argv[1]), sys.argv[2]
+connected = lambda *_: contextlib.nullcontext()
+sys.modules["fleet.application"] = SimpleNamespace(fleet_of=lambda *_: SimpleNamespace(max_cpus=1))
+sys.modules["fleet.local_cluster"] = SimpleNamespace(local_cluster=local_cluster)
+sys.modules["fleet.deployment"] = SimpleNamespace(connected=connected, deploy=deploy, end=print)
+sys.exit(main(["serve", "--local-nodes", "1", *sys.argv[3:]]))
 """
 
 
@@ -89,6 +119,17 @@ def test_a_local_fleet_ends_by_a_signal_at_any_line(properties: Path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("stopping; running requests have 30 s to finish\nended\n")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("phase", ["cluster", "deploying"])
+def test_a_signal_ends_a_local_fleet_that_starts(signum: int, phase: str, properties: Path):
+    """Ray is replaced. A second signal during the clean-up does not disturb it."""
+    flags = ["--port", str(free_port()), "--properties", str(properties)]
+    command = [sys.executable, "-c", SIGNAL_WHILE_DEPLOYING, str(int(signum)), phase, *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "cleaned up\nstopped before the fleet could serve\n"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")

@@ -43,8 +43,8 @@ def test_nodes_that_are_asked_for_are_nodes_of_their_own() -> None:
     assert span_of(options, [8, 8]) == Span(2, 2, is_strict=True)
     assert span_of(options, [1, 1, 1, 1]) == Span(4, 1, is_strict=True)
     assert span_of(options, [8, 1, 1, 1]) == Span(4, 1, is_strict=True)
-    most = replace(options, tensor_parallel_degree="max")
-    assert span_of(most, [2, 8, 4]) == Span(2, 4, is_strict=True), "as many as both have"
+    max_degree = replace(options, tensor_parallel_degree="max")
+    assert span_of(max_degree, [2, 8, 4]) == Span(2, 4, is_strict=True), "as many as both have"
     on_cpus = span_of(options, [0, 0])
     assert on_cpus.placement(0.5) == ([{"CPU": 0.5}] * 2, "STRICT_SPREAD")
 

@@ -84,7 +84,7 @@ def test_two_machines_answer_as_one_and_a_cut_between_them_is_noticed(
     properties, model = tmp_path / "serving.properties", ROOT / "models" / "demo"
     properties.write_text(f"option.model_id={model}\n{SPLIT}")
     with LLM(model, dtype="fp32", device="cpu") as llm:
-        [one] = llm.generate(["ROMEO:"], SamplingParams(temperature=0, max_tokens=8))
+        [expected] = llm.generate(["ROMEO:"], SamplingParams(temperature=0, max_tokens=8))
     short = post({"max_new_tokens": 8})
     long = post({"max_new_tokens": 900, "min_new_tokens": 900}, stream=True)
 
@@ -99,7 +99,7 @@ def test_two_machines_answer_as_one_and_a_cut_between_them_is_noticed(
         try:
             await container.wait_until_ready()
             answer = json.loads((await fetch(container.socket, short))[1])
-            assert answer["generated_text"] == one.outputs[0].text
+            assert answer["generated_text"] == expected.outputs[0].text
             [rank] = [pid for pid in descendants(os.getpid()) if b"--join" in command_line(pid)]
             parts = exchange(container.socket, long)
             head = await anext(parts)
