@@ -25,7 +25,7 @@ PRECISIONS = (None, "fp8", "int8", "int4")
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How well a model predicts a text, and what its weights take."""
+    """How well a model predicts a text, and the size of its weights."""
 
     nats_per_byte: float
     best_tokens: tuple[int, ...]
@@ -36,7 +36,7 @@ class Score:
 def score(
     model: Path, windows: list[list[int]], num_bytes: int, precision: str | None, dtype: str
 ) -> Score:
-    """Score windows of tokens. num_bytes: of the scored tokens' text."""
+    """Score windows of tokens. num_bytes: bytes of text that the scored tokens stand for."""
     params = SamplingParams(max_tokens=1, prompt_logprobs=1, temperature=0)
     nats, best = 0.0, list[int]()
     with LLM(model, dtype=dtype, quantize=precision) as llm:
@@ -53,7 +53,7 @@ def score(
 
 
 def cut(tokens: list[int], length: int) -> list[list[int]]:
-    """Return windows of `length` tokens, without a rest."""
+    """Return windows of `length` tokens. Tokens left over at the end are dropped."""
     return [tokens[start : start + length] for start in range(0, len(tokens) - length + 1, length)]
 
 
@@ -68,12 +68,14 @@ def main(arguments: list[str] | None = None) -> int:
     print("| --- | --- | --- | --- | --- |")
     unquantized: Score | None = None
     for precision in PRECISIONS:
-        got = score(options.model, windows, num_bytes, precision, options.dtype)
-        unquantized = unquantized or got
-        worse = got.nats_per_byte / unquantized.nats_per_byte - 1
-        same = sum(map(int.__eq__, got.best_tokens, unquantized.best_tokens)) / len(got.best_tokens)
+        found = score(options.model, windows, num_bytes, precision, options.dtype)
+        unquantized = unquantized or found
+        worse = found.nats_per_byte / unquantized.nats_per_byte - 1
+        same = sum(map(int.__eq__, found.best_tokens, unquantized.best_tokens)) / len(
+            found.best_tokens
+        )
         print(
-            f"| {precision or 'none'} | {got.bytes_per_weight:.2f} | {got.nats_per_byte:.4f} | "
+            f"| {precision or 'none'} | {found.bytes_per_weight:.2f} | {found.nats_per_byte:.4f} | "
             f"{worse:+.2%} | {same:.1%} |"
         )
     return 0

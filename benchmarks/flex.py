@@ -6,6 +6,7 @@ FlexAttention uses pages of 128 tokens, the smallest that its kernels support.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def run(bench: Bench) -> None:
             if bench.is_over(f"{case} and the remaining cases"):
                 return
             lengths = Lengths((num_queries,) * batch, (length,) * batch)
-            bench.attempt(case, lambda c=case, s=shape, x=lengths: _measure(bench, s, x, c))
+            bench.attempt(case, partial(_measure, bench, shape, lengths, case))
 
 
 def _measure(bench: Bench, shape: Shape, lengths: Lengths, case: str) -> None:
@@ -45,7 +46,7 @@ def _measure(bench: Bench, shape: Shape, lengths: Lengths, case: str) -> None:
 
 
 def _flex_call(bench: Bench, shape: Shape, lengths: Lengths) -> Callable[[], Any]:
-    """Return a call of causal attention of the newest tokens, with pages from PagedAttention."""
+    """Return a function that runs FlexAttention of the newest tokens, on PagedAttention's pages."""
     batch, num_queries, length = len(lengths.queries), lengths.queries[0], lengths.contexts[0]
     num_pages = batch * -(-length // PAGE_SIZE)
     paged = PagedAttention(num_pages, PAGE_SIZE, batch, device=bench.device.type)

@@ -129,8 +129,9 @@ def random_cache(
 
 def ragged(num_sequences: int, longest: int) -> tuple[int, ...]:
     """Return lengths from a sixteenth of `longest` up to `longest`, in mixed order."""
-    steps = [(7 * i) % num_sequences for i in range(num_sequences)]
-    return tuple(max(1, longest * (1 + 15 * s // max(1, num_sequences - 1)) // 16) for s in steps)
+    ranks = [7 * index % num_sequences for index in range(num_sequences)]
+    num_steps = max(1, num_sequences - 1)
+    return tuple(max(1, longest * (1 + 15 * rank // num_steps) // 16) for rank in ranks)
 
 
 def _table(rows: Sequence[Tensor], width: int) -> Tensor:

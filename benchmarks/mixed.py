@@ -1,7 +1,7 @@
-"""Steps of decodes and a prompt, as CUDA graphs and launched kernel by kernel, on a 0.6B model.
+"""Times steps with decodes and a prompt on a 0.6B model, with and without CUDA graphs.
 
 Kernels of a small model take less time than their launches, so without a graph the GPU idles. Both
-ways run on one engine, one after the other. Building it takes about fifteen seconds.
+variants run on one engine, one after the other. Building it takes about fifteen seconds.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ def run(bench: Bench) -> None:
 def _rows(bench: Bench, engine: Engine, num_decodes: int, prompts: tuple[int, ...]) -> None:
     with SteadyDecode(bench, engine, num_decodes) as decode:
         for prompt_tokens in prompts:
-            found = {"graph": _measure(bench, decode, prompt_tokens)}
+            times_us = {"graph": _measure(bench, decode, prompt_tokens)}
             with without_graphs(engine):
-                found["eager"] = _measure(bench, decode, prompt_tokens)
+                times_us["eager"] = _measure(bench, decode, prompt_tokens)
             idle = {
-                name: round(max(0.0, 1 - busy / step), 3) for name, (step, busy) in found.items()
+                name: round(max(0.0, 1 - busy / step), 3) for name, (step, busy) in times_us.items()
             }
             bench.row(
                 decodes=num_decodes,
                 **{"prompt tokens": prompt_tokens},
-                us=bench.timed({name: round(step, 1) for name, (step, _) in found.items()}),
+                us=bench.timed({name: round(step, 1) for name, (step, _) in times_us.items()}),
                 **{"GPU idle": bench.timed(idle)},
             )
 
 
 def _measure(bench: Bench, decode: SteadyDecode, prompt_tokens: int) -> tuple[float, float]:
-    """Return the µs of a step, and those in which the GPU is busy."""
+    """Return a step's duration and the time that the GPU is busy in it, in µs."""
     run = partial(decode.run, prompt_tokens=prompt_tokens)
     run(WARM_UP_STEPS)
     step_us = run(TIMED_STEPS).seconds * 1e6
@@ -72,7 +72,7 @@ def _measure(bench: Bench, decode: SteadyDecode, prompt_tokens: int) -> tuple[fl
 
 
 def without_graphs(engine: Engine) -> AbstractContextManager[object]:
-    """Let the engine launch every kernel by itself within the context."""
+    """Return a context in which the engine uses no CUDA graphs."""
     executor = engine.executor
     assert isinstance(executor, PackedExecutor)
     return nullcontext() if executor.graphs is None else patch.object(executor, "graphs", None)

@@ -82,7 +82,7 @@ class Options:
     served_model_name: str | None = _option(
         None,
         "The model's name in responses, in /v1/models and in metrics. Default: the last part of "
-        "its path or id. One of several models has the name that it was loaded by.",
+        "its path or id. If several models are served, each has the name that it was loaded under.",
     )
     trust_remote_code: bool = _option(False, "Run Python code from the model's directory.")
     allow_pickle_weights: bool = _option(
@@ -144,7 +144,7 @@ class Options:
         "decoder.",
     )
     rolling_batch: RollingBatch | None = _option(
-        None, "LMI's key: scheduler selects continuous, disable selects none, others paged."
+        None, "LMI's key: scheduler selects continuous, disable none, and other values paged."
     )
     paged_attention: bool | None = _option(
         None, "LMI's key: if false, a rolling_batch that selects paged selects continuous instead."
@@ -186,9 +186,9 @@ class Options:
     )
     adapters: str | None = _option(
         None,
-        "enable_lora: directory of the adapters to load at start, relative to the model's or "
-        "absolute. Each adapter is a directory in PEFT's format, and requests use the directory's "
-        "name. Default: adapters, if it exists.",
+        "enable_lora: directory of the adapters to load at start, relative to the model's "
+        "directory or absolute. Each adapter is a directory in PEFT's format, and requests use the "
+        "directory's name. Default: the subdirectory adapters of the model's, if it exists.",
     )
 
     # Memory, precision, device
@@ -216,16 +216,17 @@ class Options:
     )
     swap_space_gib: float | None = _option(
         None,
-        "paged: host memory for swapped blocks, of all ranks on a machine. Default: 4, but at most "
-        "a quarter of the available memory. 0: always recompute.",
+        "paged: host memory for swapped blocks, divided among the ranks on a machine. Default: 4, "
+        "but at most a quarter of the available memory. 0: always recompute.",
         minimum=0,
     )
     kv_cache_memory_bytes: int | None = _option(
         None,
-        "Memory budget for KV blocks: of each GPU, or of all ranks on the CPU of a machine. "
-        "Default: on CUDA from gpu_memory_utilization, on the CPU a quarter of the available "
-        "memory, but at most 4 GiB, and at most 16 times the weights or 128 MiB, whichever is "
-        "more.",
+        "Memory for KV blocks: on each GPU, or on a CPU for all ranks of a machine together. "
+        "Default on CUDA: what the weights and the largest step leave of "
+        "option.gpu_memory_utilization. Default on a CPU: the smallest of 4 GiB, a quarter of the "
+        "available memory, and 16 times the size of the weights (counted as at least 128 MiB, and "
+        "at least one sequence of the maximum length).",
         minimum=1,
     )
     kv_cache_dtype: KVCacheDType = _option(
@@ -244,18 +245,18 @@ class Options:
         "packed: quantize linear layers and experts while they are loaded; embeddings, router "
         "and norms keep option.dtype. fp8, int8: a scale for each output; int4: groups of 128 "
         "inputs. The head is int8 with int8 and int4, and keeps option.dtype with fp8. awq, gptq, "
-        "compressed-tensors: accepted, as in LMI, for a checkpoint whose config.json says the "
-        "same; never needed.",
+        "compressed-tensors: not needed, but accepted as in LMI, if the checkpoint's config.json "
+        "names the same format.",
     )
     device: Literal["auto", "cpu", "cuda"] = _option("auto", "auto: CUDA if available.")
     enforce_eager: bool = _option(False, "packed, CUDA: run all steps without CUDA graphs.")
     cuda_graph_sizes: str | None = _option(
         None,
-        "packed, CUDA: which steps with prompts run as CUDA graphs: numbers of prompt tokens, in "
-        "ascending order, such as 64,128,256. A step is padded to the next number; longer ones run "
-        "without graphs. 0: only steps without prompts run as graphs. Default: "
-        f"{','.join(map(str, DEFAULT_PROMPT_SIZES))}, without those for which the start finds that "
-        "running the kernels takes longer than launching them.",
+        "packed, CUDA: sizes of the CUDA graphs for steps with prompts, in prompt tokens, "
+        "ascending, such as 64,128,256. A step is padded to the next size; beyond the largest, it "
+        "runs without a graph. 0: no graphs for steps with prompts. Default: "
+        f"{','.join(map(str, DEFAULT_PROMPT_SIZES))}, but a size is left out if a measurement at "
+        "start shows that a graph would not make its steps faster.",
     )
     async_scheduling: bool | None = _option(
         None,
@@ -264,27 +265,29 @@ class Options:
     )
     tensor_parallel_degree: str | None = _option(
         None,
-        "Ranks that share one copy of the model: processes with a GPU each, or, on a CPU, with a "
-        "share of its cores. max: all GPUs, and one rank on a CPU. Default: 1. Only text "
-        "generation with Longshore's own decoders runs on several ranks.",
+        "Ranks that share one copy of the model. Each is a process with a GPU of its own or, on a "
+        "CPU, with a share of the cores. max: all GPUs, divided among the copies; one rank on a "
+        "CPU. Default: 1. Only text generation with Longshore's own decoders can use several "
+        "ranks.",
     )
     nodes: int = _option(
         1,
         "Machines that share one copy of the model, each with an equal part of its ranks. Above 1, "
-        "`longshore join` runs the ranks of the others. A fleet does so itself, and takes more "
-        "nodes if one has fewer GPUs than option.tensor_parallel_degree.",
+        "run `longshore join` on the other machines. A fleet starts their ranks itself, and uses "
+        "several nodes if a single one has fewer GPUs than option.tensor_parallel_degree.",
         minimum=1,
     )
     rank_address: str | None = _option(
         None,
-        "nodes: HOST:PORT of rank 0's machine, where it waits for the ranks of the others. They "
-        "need the same secret in the environment variable LONGSHORE_RANK_KEY.",
+        "nodes: HOST:PORT of the machine with rank 0, which the ranks of the other machines "
+        "connect to. All machines need the same secret in the environment variable "
+        "LONGSHORE_RANK_KEY.",
     )
     copies: int = _option(
         1,
-        "Copies of the model behind the port. Each has an engine of its own, with "
-        "option.tensor_parallel_degree ranks on GPUs or a share of the cores of its own. Limits "
-        "and memory budgets are those of one copy. LMI's maxWorkers.",
+        "Copies of the model behind the port. Each copy has its own engine with "
+        "option.tensor_parallel_degree ranks, and its own GPUs or share of the cores. Limits and "
+        "memory budgets apply to each copy. LMI's maxWorkers sets the same option.",
         minimum=1,
     )
 
@@ -296,9 +299,9 @@ class Options:
     )
     async_mode: bool | None = _option(
         None,
-        "LMI's key for the shape of answers to inputs. true: that of its asynchronous mode, with "
-        "logprob, and index in streams. false: that of its rolling batch, with log_prob. Default: "
-        "true, unless option.rolling_batch is set to another value than auto.",
+        "LMI's key for the format of answers to inputs. true: as in LMI's asynchronous mode, with "
+        "the field logprob, and index in streams. false: as in its rolling batch, with log_prob. "
+        "Default: false if option.rolling_batch is set and not auto, else true.",
     )
     tgi_compat: bool = _option(
         False,
@@ -312,14 +315,15 @@ class Options:
     )
     tool_call_parser: ToolCallParser | None = _option(
         None,
-        "How the model writes tool calls, by vLLM's names. hermes: Hermes, Qwen; llama3_json: "
-        "Llama 3; pythonic: Llama 3.2 and 4; openai: gpt-oss. If not set, requests with tools are "
-        "rejected, unless tool_choice is none or forces a call.",
+        "Format of the model's tool calls, with the names of vLLM's parsers. hermes: Hermes, Qwen; "
+        "llama3_json: Llama 3; pythonic: Llama 3.2 and 4; openai: gpt-oss. If not set, requests "
+        "with tools are rejected, unless tool_choice is none or forces a call.",
     )
     reasoning_parser: ReasoningParserChoice = _option(
         "auto",
-        "How the model writes its reasoning, which chats return apart from the content. auto: as "
-        "its chat template shows; none: reasoning stays in the content; others: vLLM's names.",
+        "Format of the model's reasoning, which chats return apart from the content. auto: detect "
+        "the format from the chat template. none: leave the reasoning in the content. Other values "
+        "are the names of vLLM's parsers.",
     )
     job_queue_size: int = _option(
         1000,
@@ -329,8 +333,8 @@ class Options:
     )
     job_queue_tokens: int = _option(
         2**22,
-        "Prompt tokens that may wait, each counted once per answer. Requests beyond that are "
-        "refused like those beyond job_queue_size, unless no other request waits.",
+        "Prompt tokens that may wait; a request's count once for each of its answers. More get the "
+        "status of option.overload_status, unless no other request waits.",
         minimum=1,
     )
     overload_status: OverloadStatus = _option(
@@ -342,14 +346,14 @@ class Options:
     )  # fmt: skip
     max_body_memory: int = _option(
         2**30,
-        "Bytes of the bodies of all requests that a front-end process holds. Requests beyond that "
-        "get status 503, unless no other request has a body.",
+        "Bytes that the bodies of all requests may take in a front-end process. A request beyond "
+        "that gets status 503, unless no other request has a body.",
         minimum=1,
     )
     max_connections: int = _option(
         4096,
-        "Open connections of a front-end process. Beyond them, the connection that is idle for "
-        "longest is closed; if none is, requests get status 503.",
+        "Maximum open connections of a front-end process. To accept one more, the process closes "
+        "the connection that has been idle longest; if none is idle, the request gets status 503.",
         minimum=1,
     )
     header_timeout: int = _option(
@@ -418,8 +422,8 @@ class Options:
     api_keys_file: str | None = _option(
         None,
         "File with API keys, one a line: KEY [name=NAME] [requests_per_minute=N] "
-        "[tokens_per_minute=N]. Requests without one of them get status 401, except for the "
-        "health, OPTIONS and the files of the live page. A relative path starts at the working "
+        "[tokens_per_minute=N]. Requests without a valid key get status 401, except for health "
+        "checks, OPTIONS and the files of the live page. A relative path starts at the working "
         "directory.",
     )
     ssl_certfile: str | None = _option(
@@ -436,22 +440,22 @@ class Options:
     )
     source_roots: str | None = _option(
         None,
-        "Directories, separated by colons, below which POST /adapters and POST /models may name "
-        "a source. Those of the model and of option.adapters are always allowed. Default: /opt/ml.",
+        "Directories, separated by colons, from which POST /adapters and POST /models may load. "
+        "The model's directory and option.adapters are always allowed. Default: /opt/ml.",
     )
     ui: Literal["auto", "true", "false"] = _option(
         "auto",
-        "Serve a live page of the batch and the KV blocks at / (text generation). auto: only for "
-        "clients on the same machine that ask for localhost or a loopback address.",
+        "Serve a live page of the batch and the KV blocks at / (text generation). auto: only to "
+        "clients on the same machine, under the name localhost or a loopback address.",
     )
     http_workers: int | None = _option(
         None, "Front-end processes. Default: one per four cores, at least one.", minimum=1
     )
     log_format: LogFormat = _option(
-        "text", "Format of the log lines. json: one object a line, also for the lines of the start."
+        "text", "Format of the log lines. json: one object a line, during the start too."
     )
     log_level: LogLevel = _option(
-        "info", "The least important messages that are logged. The lines of requests are info."
+        "info", "Lowest level of messages to log. The lines of requests have the level info."
     )
     log_requests: Literal["false", "true", "bodies"] = _option(
         "false",

@@ -33,11 +33,13 @@ def main(model_dir: str, work_file: str) -> None:
     with LLM(model_dir, **options) as llm:
         _rate(llm, [([0] * 8, 4)])
         start_s = time.perf_counter() - started
-        many = _rate(llm, work["requests"])
+        all_users = _rate(llm, work["requests"])
         one_by_one = work["requests"][: work["requests_of_one"]]
         seconds = sum(length / _rate(llm, [(prompt, length)]) for prompt, length in one_by_one)
         one_user = sum(length for _, length in one_by_one) / seconds
-    print(json.dumps({"tokens_per_s": many, "tokens_per_s_of_one": one_user, "start_s": start_s}))
+    print(
+        json.dumps({"tokens_per_s": all_users, "tokens_per_s_of_one": one_user, "start_s": start_s})
+    )
 
 
 def _rate(llm: LLM, requests: list[tuple[list[int], int]]) -> float:

@@ -24,7 +24,7 @@ OURS = "paged"
 OURS_OFFLINE = "offline"
 PEERS = ("vllm", "openvino", "transformers", OURS_OFFLINE)
 OFFLINE = ("openvino", "transformers", OURS_OFFLINE)
-"""The systems that run without a server. They are compared with ours without one."""
+"""The systems that run without a server. They are compared with OURS_OFFLINE."""
 QUANTIZING = ("openvino", "offline")
 """The peers that this benchmark also runs with quantized weights."""
 TITLES = {

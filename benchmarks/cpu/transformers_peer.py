@@ -1,8 +1,8 @@
 """Measures transformers' own `generate` offline.
 
-Usage: `python -m benchmarks.cpu.transformers_peer MODEL WORK`. It runs batches of as many requests
-as there are users, padded to the longest prompt and run to the longest output, as in a Python
-handler. Prints the results as JSON.
+Usage: `python -m benchmarks.cpu.transformers_peer MODEL WORK`. A batch has one
+request per user. As in a Python handler, its prompts are padded to the longest, and it runs until
+the longest output is complete. Prints the results as JSON.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ def main(model_dir: str, work_file: str) -> None:
     with padded_batches(model.eval(), work["users"]) as serve:
         serve([Request([0] * 8, 4)], float("inf"))
         start_s = time.perf_counter() - started
-        many = _rate(serve, requests)
+        all_users = _rate(serve, requests)
     with padded_batches(model, 1) as serve:
         one_user = _rate(serve, requests[: work["requests_of_one"]])
-    print(json.dumps({"tokens_per_s": many, "tokens_per_s_of_one": one_user, "start_s": start_s}))
+    print(
+        json.dumps({"tokens_per_s": all_users, "tokens_per_s_of_one": one_user, "start_s": start_s})
+    )
 
 
 @torch.inference_mode()

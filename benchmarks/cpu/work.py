@@ -45,4 +45,4 @@ class Result:
     start_s: float
     """Seconds until the system was ready."""
     sent: list[Sent]
-    """Requests in order. The prompt length is as counted by the server, if it reports one."""
+    """Requests in order. Prompts are counted by the server if it reports their lengths."""

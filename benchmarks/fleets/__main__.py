@@ -1,12 +1,12 @@
 """Simulate how many requests per second fleets of 1 to 1,000 machines sustain, and what they cost.
 
-No model runs and no speed is measured: benchmarks/simulate says what is computed. Each machine
-brings its share of the users: the requests of --trace from a random place on, so that the bursts of
-larger fleets even out. Each prompt begins with one of --prefixes texts per machine; behind the
-routing `sessions`, each of these texts is a session, whose requests go to one machine.
+No model runs and no speed is measured: benchmarks/simulate says what is computed. The load grows
+with the fleet: each machine adds the requests of --trace from a random place on, so the bursts of
+larger fleets even out. Each prompt begins with one of --prefixes texts per machine. For the routing
+`sessions`, requests with the same such text are a session, and go to one machine.
 
 The rate of a fleet is the highest at which the mean of latency over output length stays within
---bound. Prices are yours to give: this program knows none. docs/scaling.md explains the results.
+--bound. The program knows no prices; give them with --prices. docs/scaling.md explains the results.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_requests(parser.add_argument_group("requests"))
     parser.add_argument(
         "--json", type=Path, metavar="OUT",
-        help="also write the results here, after each fleet; fleets that the file has already are "
-        "not simulated again",
+        help="also write the results to this file, after each fleet; skip fleets whose results are "
+        "in it already",
     )  # fmt: skip
     return parser
 
@@ -64,8 +64,8 @@ def make_parser() -> argparse.ArgumentParser:
 def _add_fleets(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--prices", type=_prices, required=True, metavar="[Nx]GPU=DOLLARS,...",
-        help="types of machine and what an hour of one costs; its N GPUs share the model by "
-        f"tensor parallelism. GPUs: {', '.join(GPUS)}",
+        help="types of machine, each with its price per hour; the N GPUs of a machine share the "
+        f"model by tensor parallelism. GPUs: {', '.join(GPUS)}",
     )  # fmt: skip
     group.add_argument(
         "--sizes", type=_sizes, default=SIZES, metavar="N,...",
@@ -73,12 +73,12 @@ def _add_fleets(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument(
         "--rounds", type=count, default=16, metavar="N",
-        help="how often a single machine is simulated, each time with other requests; fleets of "
-        "two half as often, and so on (default: 16)",
+        help="simulate a fleet of M machines N / M times, but at least once, each time with other "
+        "requests (default: 16)",
     )  # fmt: skip
     group.add_argument(
         "--routings", type=_routings, default=DEFAULT_ROUTINGS, metavar="NAME,...",
-        help=f"out of {', '.join(ROUTINGS)} (default: {','.join(DEFAULT_ROUTINGS)})",
+        help=f"routings to compare: {', '.join(ROUTINGS)} (default: {','.join(DEFAULT_ROUTINGS)})",
     )  # fmt: skip
     group.add_argument(
         "--max-sequences", type=count, default=256, metavar="N",
@@ -124,7 +124,7 @@ def _run(service: Service, machines: Sequence[Machine], options: argparse.Namesp
     work = {size.num_machines: size.work for size in sizes}
     total = len(machines) * len(options.routings) * sum(work.values())
     rows: list[Row] = []
-    with tqdm(total=total, unit="machine", disable=None) as bar:  # not in files
+    with tqdm(total=total, unit="machine", disable=None) as bar:  # on terminals only
         for row in study(service, machines, sizes, options.routings, known, _progress(bar)):
             rows.append(row)
             if results is not None:

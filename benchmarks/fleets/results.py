@@ -1,4 +1,4 @@
-"""The file with a study's results, from which a later run goes on."""
+"""The file with a study's results. A later run reads it and skips what is done."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from benchmarks.fleets.study import Known, Row
 
 
 class Results:
-    """A JSON file that is complete after each fleet, however the run ends."""
+    """A JSON file with a row for each simulated fleet, valid even if the run is interrupted."""
 
     def __init__(self, path: Path, settings: Mapping[str, str]) -> None:
-        """settings: what the rates depend on; all rows of the file have the same.
+        """settings: options that the rates depend on. They apply to all rows of the file.
 
-        Raises OSError if there is a file that cannot be read, and ValueError if it has results of
-        other settings or something else.
+        Raises OSError if the file exists and cannot be read, and ValueError if it is not a file of
+        results or if its settings differ.
         """
         self._path = path
         self._settings = dict(settings)
@@ -30,25 +30,25 @@ class Results:
         return {_fleet(row): row["rates"] for row in self._rows}
 
     def add(self, row: Row) -> None:
-        """Write a row, in place of that of the same fleet."""
+        """Write a row. It replaces an earlier row of the same fleet."""
         fields = asdict(row)
         self._rows = [old for old in self._rows if _fleet(old) != _fleet(fields)] + [fields]
-        found = {"simulation": True, "settings": self._settings, "rows": self._rows}
+        document = {"simulation": True, "settings": self._settings, "rows": self._rows}
         unfinished = self._path.with_name(f"{self._path.name}.unfinished")
-        unfinished.write_text(json.dumps(found, indent=1) + "\n")
+        unfinished.write_text(json.dumps(document, indent=1) + "\n")
         os.replace(unfinished, self._path)
 
     def _read(self) -> list[dict[str, Any]]:
         try:
-            found = json.loads(self._path.read_text())
-            settings, rows = found["settings"], found["rows"]
+            document = json.loads(self._path.read_text())
+            settings, rows = document["settings"], document["rows"]
         except (ValueError, KeyError, TypeError):
             raise ValueError(
-                f"--json {self._path}: exists and has no results of fleets; name another file"
+                f"--json {self._path}: exists, but is not a file of results; name another file"
             ) from None
         if settings != self._settings:
             raise ValueError(
-                f"--json {self._path}: has results of {_text(settings)}, but these are "
+                f"--json {self._path}: has results with {_text(settings)}, but this run has "
                 f"{_text(self._settings)}; name another file"
             )
         return rows

@@ -41,7 +41,7 @@ def measure_gain(
     """
     engines = {is_cached: _engine(model_dir, is_cached) for is_cached in (True, False)}
     room = engines[True].facts.max_model_len - system_prompt
-    fitting = [request for request in lengths if request.prompt + request.generated <= room]
+    fitting = [length for length in lengths if length.prompt + length.generated <= room]
     if not fitting:
         raise ValueError(
             f"no request fits into the {room + system_prompt} tokens of {model_dir} after a system "
@@ -71,8 +71,8 @@ def _requests(
     rng = random.Random(seed)
     system = rng.choices(range(vocab_size), k=system_prompt)
     return [
-        Request(system + rng.choices(range(vocab_size), k=request.prompt), request.generated)
-        for request in lengths
+        Request(system + rng.choices(range(vocab_size), k=length.prompt), length.generated)
+        for length in lengths
     ]
 
 

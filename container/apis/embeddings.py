@@ -145,7 +145,7 @@ class EmbeddingApi:
     def _embed(self, context: RequestContext, request: EmbeddingRequest) -> EmbeddingAnswer:
         context.warn(request.warnings)
         body = msgspec.msgpack.encode(request.body)
-        reply = self._service.wait_for(context, self._service.client.perform(body, {}))
+        reply = self._service.wait_for(context, self._service.client.choose().perform(body, {}))
         answer = msgspec.msgpack.decode(reply.body, type=EmbeddingAnswer)
         context.charge(sum(answer.num_tokens))
         return answer

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from container.wire.engine_connection import Clock, EngineConnection, Health
 from container.wire.task_reply import TaskReply
-from container.wire.token_stream import TokenStream
 from core.adapter import Adapter
-from core.images import PromptImage
 from core.messages import Facts
 from core.routing import PrefixAware, RoutedRequest, Router, prefix_keys
-from core.sampling import SamplingParams
 
 
 class EngineClient:
-    """Sends each request to one of the engines. There is one for each copy of the model.
+    """Chooses the engine for each request. There is one engine for each copy of the model.
 
     An engine that is not ready or hangs gets requests only if no other engine serves. A session's
     requests go to the same copy while that copy serves, whichever worker gets them.
@@ -67,29 +64,31 @@ class EngineClient:
         """Return how many engines are healthy."""
         return sum(copy.health().healthy for copy in self.copies)
 
-    def submit(
+    def choose(
         self,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        adapter: str = "",
         session: str | None = None,
-        images: tuple[PromptImage, ...] = (),
-    ) -> TokenStream:
-        """Start a generation. Raises EngineUnavailableError while no engine is ready."""
-        chosen = self._choose(session, prompt_token_ids, adapter)
-        return chosen.submit(prompt_token_ids, params, adapter, images)
+        prompt_token_ids: Sequence[int] = (),
+        adapter: str = "",
+    ) -> EngineConnection:
+        """Return the connection to the engine that a request should be sent to.
 
-    def perform(
-        self, body: bytes, headers: Mapping[str, str], session: str | None = None
-    ) -> TaskReply:
-        """Start a task. Raises EngineUnavailableError while no engine is ready."""
-        return self._choose(session).perform(body, headers)
+        While no engine is ready, it is one whose methods raise EngineUnavailableError.
+        """
+        if len(self.copies) == 1:
+            return self.copies[0]
+        candidates = self._candidates(adapter)
+        if session is not None:
+            candidates = [max(candidates, key=lambda copy: _weight(session, copy.endpoint))]
+        by_name = {copy.endpoint: copy for copy in candidates}
+        request = RoutedRequest(session, prefix_keys(prompt_token_ids, adapter))
+        loads = {name: copy.load for name, copy in by_name.items()}
+        return by_name[self._router.choose(request, loads)]
 
     def load_adapter(self, name: str, src: str) -> list[TaskReply]:
         """Load the adapter at `src` into every engine that is ready and has none of that name.
 
-        If all have one, the first is asked, and refuses. Raises EngineUnavailableError as `perform`
-        does.
+        If all have one, the first is asked, and refuses. Raises EngineUnavailableError while no
+        engine is ready.
         """
         ready = self._ready()
         return [copy.load_adapter(name, src) for copy in self._without(name, ready) or ready[:1]]
@@ -97,8 +96,8 @@ class EngineClient:
     def unload_adapter(self, name: str) -> list[TaskReply]:
         """Unload an adapter from every engine that has it.
 
-        If none has it, the first is asked, and refuses. Raises EngineUnavailableError as `perform`
-        does.
+        If none has it, the first is asked, and refuses. Raises EngineUnavailableError while no
+        engine is ready.
         """
         ready = self._ready()
         lacking = self._without(name, ready)
@@ -123,19 +122,6 @@ class EngineClient:
         """Fail the running requests and close the sockets."""
         for copy in self.copies:
             copy.close()
-
-    def _choose(
-        self, session: str | None, prompt: Sequence[int] = (), adapter: str = ""
-    ) -> EngineConnection:
-        if len(self.copies) == 1:
-            return self.copies[0]
-        candidates = self._candidates(adapter)
-        if session is not None:
-            candidates = [max(candidates, key=lambda copy: _weight(session, copy.endpoint))]
-        by_name = {copy.endpoint: copy for copy in candidates}
-        request = RoutedRequest(session, prefix_keys(prompt, adapter))
-        loads = {name: copy.load for name, copy in by_name.items()}
-        return by_name[self._router.choose(request, loads)]
 
     def _candidates(self, adapter: str) -> list[EngineConnection]:
         """Return the engines that suit a request best: healthy, with its adapter if possible.

@@ -12,8 +12,9 @@ from torch import Tensor
 from engine.model.elementwise import Elementwise
 from engine.model.families import NormKind
 
-Mean = Callable[[Tensor], Tensor]
-"""From this rank's sums of squares [T, 1] fp32 to the mean squares of the rows [T, 1]."""
+MeanSquare = Callable[[Tensor], Tensor]
+"""Takes this rank's sum of squares of each row, [T, 1] fp32. Returns the mean square of the whole
+row, [T, 1]."""
 
 
 class Norm(Protocol):
@@ -31,7 +32,7 @@ def add_and_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return `hidden + scale * output` and its norm, in one launch if there is a kernel for it.
 
-    hidden, output: [T, width]. No output adds nothing. Without a norm the sum is returned twice.
+    hidden, output: [T, width]. output=None: nothing is added. norm=None: the sum is returned twice.
     """
     if output is not None:
         if norm is not None and scale == 1.0:
@@ -48,25 +49,28 @@ class RMSNorm:
     ) -> None:
         self.weight, self.eps, self.kind = weight, eps, kind
         self._rms_norm, self._add_rms_norm = elementwise.rms_norm, elementwise.add_rms_norm
-        self._form = {"offset": kind.offset, "rounds_first": kind.rounds_first}
+        self._options = {"offset": kind.offset, "rounds_first": kind.rounds_first}
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return self._rms_norm(rows, self.weight, self.eps, **self._form)
+        return self._rms_norm(rows, self.weight, self.eps, **self._options)
 
     def after_add(self, hidden: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-        return self._add_rms_norm(hidden, output, self.weight, self.eps, **self._form)
+        return self._add_rms_norm(hidden, output, self.weight, self.eps, **self._options)
 
 
 class SplitRMSNorm:
     """An RMSNorm of rows that are split over ranks; this rank has [T, share]."""
 
-    def __init__(self, weight: Tensor, eps: float, kind: NormKind, mean: Mean) -> None:
-        """weight: [share]. mean: of the whole rows' squares, from the sum of this rank's."""
-        self._weight, self._eps, self._kind, self._mean = weight.float(), eps, kind, mean
+    def __init__(self, weight: Tensor, eps: float, kind: NormKind, mean_square: MeanSquare) -> None:
+        """weight: [share]. mean_square: adds up the squares of all ranks."""
+        self._weight, self._eps, self._kind = weight.float(), eps, kind
+        self._mean_square = mean_square
 
     def __call__(self, rows: Tensor) -> Tensor:
         wide = rows.float()
-        normed = wide * torch.rsqrt(self._mean(wide.square().sum(-1, keepdim=True)) + self._eps)
+        normed = wide * torch.rsqrt(
+            self._mean_square(wide.square().sum(-1, keepdim=True)) + self._eps
+        )
         if self._kind.rounds_first:
             normed = normed.to(rows.dtype).float()
         return (normed * (self._weight + self._kind.offset)).to(rows.dtype)

@@ -17,7 +17,8 @@ class BeamCandidates:
 
     def __init__(self, logits: Tensor, chunks: Sequence[Chunk], staging: Staging) -> None:
         """logits: [S, vocabulary], one row per chunk. Rows without beam search are skipped."""
-        beams = [(row, c.sequence) for row, c in enumerate(chunks) if c.sequence.params.beam_width]
+        sequences = [chunk.sequence for chunk in chunks]
+        beams = [(row, beam) for row, beam in enumerate(sequences) if beam.params.beam_width]
         self._counts = {
             beam.id: num_candidates(beam.params, len(beam.stop_token_ids)) for _, beam in beams
         }

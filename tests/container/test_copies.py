@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from container.front_end.app import create_app
 from container.wire.engine_client import EngineClient
+from container.wire.token_stream import TokenStream
 from core.errors import EngineUnavailableError, GenerationError, NotFoundError
 from core.messages import LoadAdapter, Refused, Submit, UnloadAdapter
 from core.options import Options
@@ -56,6 +57,13 @@ def http(client: EngineClient, tokenizer: Tokenizer, tmp_path: Path) -> FlaskCli
     return create_app(client, tokenizer, options, "demo").test_client()
 
 
+def submit(
+    client: EngineClient, prompt: list[int], *, session: str | None = None, adapter: str = ""
+) -> TokenStream:
+    """Submit a prompt to the copy that the client chooses for it."""
+    return client.choose(session, prompt, adapter).submit(prompt, PARAMS, adapter)
+
+
 def submits(engines: list[FakeEngine]) -> list[int]:
     return [len(engine.of_type(Submit)) for engine in engines]
 
@@ -77,7 +85,7 @@ def test_running_requests_spread_over_the_copies(
     for engine in engines:
         engine.script = stalls()
     for _ in range(6):
-        client.submit([1, 2], PARAMS)
+        submit(client, [1, 2])
     eventually(lambda: submits(engines) == [3, 3])
 
 
@@ -87,7 +95,7 @@ def test_what_other_workers_have_running_counts(
     engines[0].stats = Stats(num_running=2, num_waiting=1)
     eventually(lambda: client.copies[0].load == 3)
     for _ in range(3):
-        client.submit([1, 2], PARAMS)
+        submit(client, [1, 2])
     eventually(lambda: submits(engines) == [0, 3])
 
 
@@ -95,10 +103,10 @@ def test_prompts_that_begin_alike_go_to_one_copy(
     client: EngineClient, engines: list[FakeEngine]
 ) -> None:
     engines[0].script = stalls()
-    client.submit(LONG, PARAMS)  # the first copy
-    client.submit(OTHER, PARAMS)  # the second one, as the first is busy
+    submit(client, LONG)  # the first copy
+    submit(client, OTHER)  # the second one, as the first is busy
     for number in range(4):
-        stream = client.submit([*OTHER, number], PARAMS)
+        stream = submit(client, [*OTHER, number])
         eventually(lambda: stream.has_ended)  # noqa: B023
     eventually(lambda: submits(engines) == [1, 5])
 
@@ -112,7 +120,7 @@ def test_workers_agree_about_a_session(client: EngineClient, engines: list[FakeE
         for number in range(30):  # all at one engine: once in 10**8 runs
             before = submits(engines)
             for worker in (client, other, client):
-                worker.submit([1], PARAMS, session=f"session {number}")
+                submit(worker, [1], session=f"session {number}")
             eventually(lambda: sum(submits(engines)) == sum(before) + 3)  # noqa: B023
             grown = [now - then for now, then in zip(submits(engines), before, strict=True)]
             assert sorted(grown) == [0, 3]
@@ -141,7 +149,7 @@ def test_the_death_of_a_copy_fails_its_requests_only(
 ) -> None:
     for engine in engines:
         engine.script = stalls()
-    first, second = client.submit([1], PARAMS), client.submit([2], PARAMS)
+    first, second = submit(client, [1]), submit(client, [2])
     eventually(lambda: submits(engines) == [1, 1])
     engines[0].die()
     with pytest.raises(GenerationError, match="out of memory"):
@@ -151,7 +159,7 @@ def test_the_death_of_a_copy_fails_its_requests_only(
     assert series(http, "longshore:copies_serving") == {None: 1}
     assert set(series(http, "vllm:num_requests_running")) == {"1"}
     for _ in range(3):
-        client.submit([3], PARAMS)
+        submit(client, [3])
     eventually(lambda: submits(engines) == [1, 4])
 
 
@@ -162,11 +170,11 @@ def test_a_restarted_copy_gets_requests_once_it_is_ready(
     engines[0].die()
     eventually(lambda: client.num_serving() == 1)
     engines[0] = FakeEngine(engines[0].endpoint, stalls(), ready=False)
-    client.submit([1], PARAMS)
+    submit(client, [1])
     assert client.copies[0].load == 0
     engines[0].ready = True
     eventually(lambda: client.num_serving() == 2)
-    client.submit([1], PARAMS)
+    submit(client, [1])
     eventually(lambda: submits(engines) == [1, 1])
 
 
@@ -176,7 +184,7 @@ def test_a_copy_that_hangs_gets_no_requests(
     engines[0].still_s = 3.0
     eventually(lambda: client.num_serving() == 1)
     for _ in range(3):
-        client.submit([1], PARAMS)
+        submit(client, [1])
     eventually(lambda: submits(engines) == [0, 3])
     assert http.get("/ping").status_code == 200
     engines[1].still_s = 3.0
@@ -191,7 +199,7 @@ def test_without_any_copy_there_is_one_error(
         engine.die()
     eventually(lambda: client.num_serving() == 0)
     with pytest.raises(EngineUnavailableError):
-        client.submit([1], PARAMS)
+        submit(client, [1])
     for path in ("/ping", "/metrics"):
         assert http.get(path).status_code == 503
 
@@ -222,7 +230,7 @@ def test_refused_requests_are_counted_once(
     for engine in engines:
         engine.script = stalls()
     for _ in engines:
-        client.submit([1], PARAMS)
+        submit(client, [1])
     eventually(lambda: submits(engines) == [1, 1])  # what was sent before has arrived too
     assert counted() == [Refused({"invalid": 1})]
 
@@ -249,12 +257,12 @@ def test_only_copies_with_the_adapter_get_its_requests(
     assert reply.get(60) is not None
     eventually(lambda: client.adapters)
     for _ in range(3):
-        client.submit([1], PARAMS, "a")
+        submit(client, [1], adapter="a")
     eventually(lambda: submits(engines) == [0, 3])
     assert http.post("/adapters", json={"name": "a", "src": "/tmp/a"}).status_code == 200
     assert [len(engine.of_type(LoadAdapter)) for engine in engines] == [1, 1]
     with pytest.raises(NotFoundError):
-        client.submit([1], PARAMS, "b").get(60)
+        submit(client, [1], adapter="b").get(60)
 
 
 def test_the_page_shows_the_copy_that_its_address_names(http: FlaskClient) -> None:

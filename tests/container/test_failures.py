@@ -49,13 +49,13 @@ def test_early_failures_have_an_error_status(
 
 
 @pytest.mark.parametrize(
-    ("code", "is_clients"), [(400, True), (424, False), (431, True), (500, False)]
+    ("code", "is_client_error"), [(400, True), (424, False), (431, True), (500, False)]
 )
-def test_the_formats_agree_on_who_is_at_fault(code: int, is_clients: bool) -> None:
+def test_the_formats_agree_on_who_is_at_fault(code: int, is_client_error: bool) -> None:
     failure = Failure(code, "no luck")
     for body in (failure.as_openai(), failure.as_anthropic()):
         error: Any = body["error"]
-        assert (error["type"] == "invalid_request_error") == is_clients
+        assert (error["type"] == "invalid_request_error") == is_client_error
 
 
 def test_a_late_failure_ends_the_stream_with_an_error_record(

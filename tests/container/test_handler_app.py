@@ -62,7 +62,7 @@ class TestHandlers:
         http = task_app("handler", "/m.py", max_request_size=10)
         assert http.post("/invocations", data=b"x" * 11).status_code == 413
 
-    def test_the_limit_of_csv_is_not_one_of_handlers(
+    def test_the_limit_of_csv_does_not_apply_to_handlers(
         self, http: FlaskClient, engine: FakeEngine
     ) -> None:
         """A handler gets its body unparsed, whatever the type."""
@@ -109,10 +109,10 @@ class TestHandlers:
     def test_a_failed_stream_ends_with_an_error_line(
         self, http: FlaskClient, engine: FakeEngine
     ) -> None:
-        for begun in (b"a\n", b"a"):
+        for first_part in (b"a\n", b"a"):
 
-            def script(job: Perform, begun: bytes = begun) -> Iterator[FromEngine]:
-                yield Performed(job.id, begun, "text/x", is_last=False)
+            def script(job: Perform, first_part: bytes = first_part) -> Iterator[FromEngine]:
+                yield Performed(job.id, first_part, "text/x", is_last=False)
                 yield Failed(job.id, "failed", "ValueError: bad")
 
             engine.script = script

@@ -15,8 +15,8 @@ PROMPT = list(range(1, 13))
 
 def run(strategy, prompt, id=0, **params):
     """Run one request to its end and return the number of tokens computed by each step."""
-    given = SamplingParams(**({"max_tokens": 1, "ignore_eos": True} | params))
-    strategy.add(Request(id, prompt, given))
+    sampling_params = SamplingParams(**({"max_tokens": 1, "ignore_eos": True} | params))
+    strategy.add(Request(id, prompt, sampling_params))
     executor = getattr(strategy, "executor", None) or FakeExecutor(4)
     strategy.executor, computed = executor, []
     while strategy.has_work():
@@ -85,7 +85,7 @@ def test_a_failed_step_caches_nothing():
 def test_the_deepest_of_the_blocks_released_together_is_evicted_first():
     strategy = strategy_of("paged", num_blocks=7, max_step_tokens=32)
     run(strategy, [*PROMPT, 1])
-    run(strategy, [2] * 17, id=1)  # five blocks, of which four were empty
+    run(strategy, [2] * 17, id=1)  # five blocks: the four free ones and a cached one
     assert run(strategy, [*PROMPT, 1], id=2) == [5], "two of the three cached blocks are left"
 
 

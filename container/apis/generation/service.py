@@ -141,7 +141,8 @@ class GenerationService(Service):
                 token_ids = decoding.params.truncated(prompt, self.client.facts.max_model_len)
                 params = self._params(token_ids, decoding)
                 submitted = context.record.now()
-                stream = self.client.submit(token_ids, params, adapter, context.session, images)
+                connection = self.client.choose(context.session, token_ids, adapter)
+                stream = connection.submit(token_ids, params, adapter, images)
                 operation = decoding.dialect.operation
                 context.record.submit(operation, adapter, params, len(token_ids), submitted)
                 generations.append(

@@ -33,7 +33,8 @@ class HandlerApi:
         headers = dict(context.headers.items())
         if context.accept is not None:
             headers["Accept"] = context.accept
-        reply = self._service.client.perform(context.body, headers, context.session)
+        connection = self._service.client.choose(context.session)
+        reply = connection.perform(context.body, headers)
         parts = self._service.parts_of(context, reply)
         first = next(parts)  # before the status is sent, so that an early failure gets its own
         content = first.body if first.is_last else _stream(first, parts, context)

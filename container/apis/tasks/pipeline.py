@@ -163,6 +163,6 @@ class PipelineApi:
         task, accept = self._task.name, context.accept
         request, warnings = context.checked(lambda: read_pipeline_request(body, task, accept))
         context.warn(warnings)
-        reply = self._service.client.perform(msgspec.msgpack.encode(request), {})
+        reply = self._service.client.choose().perform(msgspec.msgpack.encode(request), {})
         answer = self._service.wait_for(context, reply)
         return Response(answer.body, answer.code, content_type=answer.content_type)

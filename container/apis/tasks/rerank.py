@@ -161,7 +161,7 @@ class RerankApi:
             parameters["truncation"] = True
         inputs: list[object] = [{"text": first, "text_pair": second} for first, second in pairs]
         body = msgspec.msgpack.encode(PipelineBody(inputs, True, parameters))
-        reply = self._service.wait_for(context, self._service.client.perform(body, {}))
+        reply = self._service.wait_for(context, self._service.client.choose().perform(body, {}))
         results = msgspec.json.decode(reply.body, type=list[list[_Label] | _Error])
         return [_score(result, field) for result in results]
 

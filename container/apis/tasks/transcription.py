@@ -94,7 +94,7 @@ class TranscriptionApi:
         if not file:
             raise RequestError("file", "expected a WAV file")
         body = PipelineBody([file], False, {TRANSCRIPTION: msgspec.to_builtins(wanted)})
-        reply = self._service.client.perform(msgspec.msgpack.encode(body), {})
+        reply = self._service.client.choose().perform(msgspec.msgpack.encode(body), {})
         try:
             answer = self._service.wait_for(context, reply)
         except RequestError as error:
