@@ -19,9 +19,11 @@ from engine.memory.largest_step import NoAttention
 from engine.model.checkpoint import checkpoint_of
 from engine.model.decoder import Decoder
 from engine.model.loader import Loader
+from engine.model.quantization.at_load import QUANTIZERS
 from engine.model.spec import read_spec
 from engine.sampling.sampler import Row, Sampler
 from engine.staging import Staging
+from kernels import dry_run
 from tests.engine.tiny_models import OWN, VOCABULARY
 
 META = torch.device("meta")
@@ -47,7 +49,30 @@ EVERYTHING = {name: value for kind in list(KINDS.values())[1:] for name, value i
 
 @pytest.mark.parametrize("family", OWN)
 def test_a_decoder_computes_without_the_device(family):
-    config = CONFIG_MAPPING[family](**OWN[family])
+    decode(decoder_of(family))
+
+
+MIXTURES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss"]
+SIZES = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 64, "moe_intermediate_size": 64}
+
+
+@pytest.mark.parametrize("precision", QUANTIZERS)
+@pytest.mark.parametrize("family", MIXTURES)
+def test_quantized_experts_compute_without_the_device(family, precision, monkeypatch):
+    """Through the wrapper that launches their kernel on CUDA."""
+    monkeypatch.setattr("engine.model.quantization.experts.uses_kernel", lambda *_: True)
+    decoder = decoder_of(family, SIZES, precision=precision)
+    with dry_run.target(90) as launches:
+        decode(decoder)
+    num_layers = len(decoder.layers) - (family == "qwen2_moe")  # one is dense
+    assert [launch.name for launch in launches] == ["grouped_quantized_linear_kernel"] * (
+        2 * num_layers
+    )
+
+
+def decoder_of(family, changes=None, **options):
+    """Return a decoder of tensors without memory."""
+    config = CONFIG_MAPPING[family](**{**OWN[family], **(changes or {})})
     with META:
         state = AutoModelForCausalLM.from_config(config).state_dict()
     spec = read_spec(config, MAX_MODEL_LEN)
@@ -57,8 +82,12 @@ def test_a_decoder_computes_without_the_device(family):
         META,
         torch.bfloat16,
         is_transposed=spec.family.is_transposed,
+        **options,
     )
-    decoder = Decoder(loader, spec, len(spec.layers))
+    return Decoder(loader, spec, len(spec.layers))
+
+
+def decode(decoder):
     token_ids = torch.empty(NUM_TOKENS, dtype=torch.int64, device=META)
     rows = torch.empty(2, dtype=torch.int64, device=META)
     logits = decoder(token_ids, token_ids, rows, NoAttention(lambda call: 0))
