@@ -20,51 +20,64 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GROUP = 8
 """Row tiles that use a tile of weights before the next one is used, so that both stay in L2 (as in
 Triton's tutorial on matrix multiplication)."""
+MIN_EXPERTS = 128
+"""A program reads the ends of at least so many experts, one a thread: models with fewer experts
+share their kernels."""
 
 
 @triton.jit
 def find_tile(
-    ends_ptr, tile, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr
+    ends_ptr, num_experts, num_outputs,
+    EXPERTS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Return the expert of row tile `tile`, and its index among that expert's tiles.
+    """Return the program's expert, its index among the row tiles of that expert, and its output
+    tile.
 
-    Experts without rows have no tiles. Past the last tile, the expert is at least NUM_EXPERTS.
-    EXPERTS: NUM_EXPERTS rounded up to a power of two.
+    Experts without rows have no tiles. Past the last tile, the expert is at least num_experts.
+    EXPERTS: a power of two that is at least num_experts.
     """
+    num_output_tiles = tl.cdiv(num_outputs, BLOCK_N)
+    row_tile, output_tile = tl.swizzle2d(
+        tl.program_id(0) // num_output_tiles, tl.program_id(0) % num_output_tiles,
+        tl.num_programs(0) // num_output_tiles, num_output_tiles, GROUP,
+    )  # fmt: skip
     expert = tl.arange(0, EXPERTS)
-    is_expert = expert < NUM_EXPERTS
+    is_expert = expert < num_experts
     end = tl.load(ends_ptr + expert, mask=is_expert, other=0)
     start = tl.load(ends_ptr + expert - 1, mask=is_expert & (expert > 0), other=0)
     tile_end = tl.cumsum(tl.cdiv(end - start, BLOCK_M), 0)
-    is_before = tile_end <= tile
+    is_before = tile_end <= row_tile
     first_tile = tl.max(tl.where(is_before, tile_end, 0), 0)
-    return tl.sum(is_before.to(tl.int32), 0), tile - first_tile
+    return tl.sum(is_before.to(tl.int32), 0), row_tile - first_tile, output_tile
 
 
 @triton.jit
+def rows_of_tile(ends_ptr, expert, tile, BLOCK_M: tl.constexpr):
+    """Return the rows [BLOCK_M] of tile `tile` of an expert, and which of them it has."""
+    start = tl.load(ends_ptr + expert - 1, mask=expert > 0, other=0)
+    row = start + tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    return row, row < tl.load(ends_ptr + expert)
+
+
+@triton.jit(do_not_specialize=["num_experts"])
 def grouped_linear_kernel(
-    out_ptr, rows_ptr, weights_ptr, ends_ptr, num_outputs, num_inputs,
+    out_ptr, rows_ptr, weights_ptr, ends_ptr, num_experts, num_outputs, num_inputs,
     row_stride, expert_stride, output_stride,
-    NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, IS_EVEN: tl.constexpr, GROUP: tl.constexpr,
+    EXPERTS: tl.constexpr, IS_EVEN: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute one output tile; grid (row tiles * output tiles,).
 
     IS_EVEN: BLOCK_K divides the number of inputs.
     """
-    num_output_tiles = tl.cdiv(num_outputs, BLOCK_N)
-    num_row_tiles = tl.num_programs(0) // num_output_tiles
-    row_tile, output_tile = tl.swizzle2d(
-        tl.program_id(0) // num_output_tiles, tl.program_id(0) % num_output_tiles,
-        num_row_tiles, num_output_tiles, GROUP,
-    )  # fmt: skip
-    expert, tile = find_tile(ends_ptr, row_tile, NUM_EXPERTS, EXPERTS, BLOCK_M)
-    if expert >= NUM_EXPERTS:
+    expert, tile, output_tile = find_tile(
+        ends_ptr, num_experts, num_outputs, EXPERTS, GROUP, BLOCK_M, BLOCK_N
+    )
+    if expert >= num_experts:
         return
 
-    start = tl.load(ends_ptr + expert - 1, mask=expert > 0, other=0)
-    row = start + tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    is_row = (row < tl.load(ends_ptr + expert))[:, None]
+    row, is_row = rows_of_tile(ends_ptr, expert, tile, BLOCK_M)
+    is_row = is_row[:, None]
     output = output_tile * BLOCK_N + tl.arange(0, BLOCK_N)
     is_output = (output < num_outputs)[:, None]
     inputs = tl.arange(0, BLOCK_K)[None, :]
@@ -119,15 +132,11 @@ def _plan(rows: Tensor, weights: Tensor, ends: Tensor) -> Plan:
     elif block_m >= 64:
         block_n = 128
     block_k = 128 // rows.dtype.itemsize  # a cache line
-    # An upper bound on the tiles: the last tile of each expert may have a single row.
-    num_last = min(num_experts, num_rows)
-    num_row_tiles = num_last + (num_rows - num_last) // block_m
     return Plan(
-        (num_row_tiles * triton.cdiv(num_outputs, block_n),),
-        (num_outputs, num_inputs, *strides),
+        grouped_grid(num_rows, num_experts, num_outputs, block_m, block_n),
+        (num_experts, num_outputs, num_inputs, *strides),
         {
-            "NUM_EXPERTS": num_experts,
-            "EXPERTS": triton.next_power_of_2(num_experts),
+            "EXPERTS": experts_read(num_experts),
             "IS_EVEN": num_inputs % block_k == 0,
             "GROUP": GROUP,
             "BLOCK_M": block_m,
@@ -138,6 +147,21 @@ def _plan(rows: Tensor, weights: Tensor, ends: Tensor) -> Plan:
             "num_stages": 3 if block_m >= 64 else 4,
         },
     )
+
+
+def grouped_grid(
+    num_rows: int, num_experts: int, num_outputs: int, block_m: int, block_n: int
+) -> tuple[int, ...]:
+    """Return the grid for tiles of block_m rows and block_n outputs, for any `ends`."""
+    # An upper bound on the tiles: the last tile of each expert may have a single row.
+    num_last = min(num_experts, num_rows)
+    num_row_tiles = num_last + (num_rows - num_last) // block_m
+    return (num_row_tiles * -(-num_outputs // block_n),)
+
+
+def experts_read(num_experts: int) -> int:
+    """Return the constant EXPERTS of `find_tile`."""
+    return max(MIN_EXPERTS, 1 << (num_experts - 1).bit_length())
 
 
 def _check(rows: Tensor, weights: Tensor, ends: Tensor) -> None:

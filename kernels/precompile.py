@@ -32,9 +32,10 @@ from kernels.candidates import collect_candidates
 from kernels.draw_tokens import draw_tokens
 from kernels.filter_limits import filter_limits
 from kernels.gated_activation import gated_activation
+from kernels.grouped_quantized_linear import grouped_quantized_linear
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill, prefill_work
-from kernels.quantized_linear import quantized_linear
+from kernels.quantized_linear import PER_BYTE, quantized_linear
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary_cache_write import rotary_write_kv
 from kernels.swap import gather_blocks, scatter_blocks
@@ -46,6 +47,8 @@ BLOCK_SIZE = 16
 VOCAB_SIZES = (32000, 128256, 151936)
 """Of Llama 2 and Mistral, Llama 3, and Qwen 2.5 and 3."""
 _TOKENS = 3
+_INPUTS, _OUTPUTS = 256, 64
+"""Of quantized weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,20 +113,40 @@ def compile_sampling(arch: int, vocab_size: int) -> list[dry_run.Launch]:
 
 
 def compile_quantized(arch: int, num_rows: Sequence[int] = (1, 32, 64)) -> list[dry_run.Launch]:
-    """Compile linear layers with quantized weights, for rows in bf16; their sizes do not matter.
+    """Compile products with quantized weights, for rows in bf16; their sizes do not matter.
 
     num_rows: one number for each tile height.
     """
-    inputs, outputs = 256, 64
-    scales, bias = torch.empty(2, outputs), torch.empty(outputs, dtype=torch.bfloat16)
+    bias = torch.empty(_OUTPUTS, dtype=torch.bfloat16)
     with dry_run.target(arch) as launches:
-        for kind, rows, added in product(("int4", "int8", "fp8"), num_rows, (None, bias)):
-            columns = inputs // 2 if kind == "int4" else inputs
-            codes = torch.empty(outputs, columns, dtype=torch.uint8)
-            zeros = None if kind == "fp8" else torch.empty(2, outputs, dtype=torch.uint8)
-            hidden = torch.empty(rows, inputs, dtype=torch.bfloat16)
-            quantized_linear(hidden, codes, scales, zeros, added, kind, inputs // 2)
+        for rows, kind in product(num_rows, PER_BYTE):
+            # Blocks of 64 inputs, except in MXFP4, which only gpt-oss's experts have.
+            group_size = 32 if kind == "fp4" else _INPUTS // 2
+            _compile_experts(rows, kind, group_size)
+            if kind != "fp4":
+                hidden = torch.empty(rows, _INPUTS, dtype=torch.bfloat16)
+                weight = _quantized(kind, group_size)
+                for added in (None, bias):
+                    quantized_linear(hidden, *weight, added, kind, group_size)
     return launches
+
+
+def _compile_experts(rows_of_expert: int, kind: str, group_size: int) -> None:
+    rows = torch.empty(2 * rows_of_expert, _INPUTS, dtype=torch.bfloat16)
+    codes, scales, zeros = _quantized(kind, group_size, 2)
+    ends = torch.zeros(2, dtype=torch.int32)
+    grouped_quantized_linear(rows, codes, scales, zeros, ends, kind, group_size)
+
+
+def _quantized(
+    kind: str, group_size: int, *num_experts: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return codes, scales and zeros without values."""
+    of_groups = (*num_experts, _INPUTS // group_size, _OUTPUTS)
+    codes = torch.empty(*num_experts, _OUTPUTS, _INPUTS // PER_BYTE[kind], dtype=torch.uint8)
+    scales = torch.empty(of_groups, dtype=torch.uint8 if kind == "fp4" else torch.float32)
+    zeros = torch.empty(of_groups, dtype=torch.uint8) if kind.startswith("int") else None
+    return codes, scales, zeros
 
 
 def compile_driver_module() -> Path:

@@ -1,24 +1,28 @@
-"""A linear layer with int4, int8 or fp8 weights and 16-bit rows.
+"""A linear layer with int4, int8, fp8 or MXFP4 weights and 16-bit rows.
 
 Codes become numbers of the rows' type in registers, which is exact: an integer minus its zero has
-at most 8 bits, and e4m3 has 4. The scale of a group multiplies the group's sum of products in fp32.
-So weights are read in their stored size, and nothing is rounded but the result.
+at most 8 bits, e4m3 has 4, and e2m1 has 2. The scale of a group multiplies the group's sum of
+products in fp32. So weights are read in their stored size, and nothing is rounded but the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.fp4 import e2m1_decode, e8m0_decode
 from kernels.fp8 import e4m3_decode
 from kernels.paged_arguments import stride
 from kernels.plan import Plan, planned
 
 DTYPES = (torch.bfloat16, torch.float16)
+PER_BYTE: Mapping[str, int] = {"int4": 2, "int8": 1, "fp8": 1, "fp4": 2}
+"""Codes in a byte, by kind of weight. fp8 is e4m3; fp4 is MXFP4."""
 GROUP = 8
 """Row tiles that use a tile of weights before the next one is used, so that both stay in L2."""
 
@@ -44,45 +48,38 @@ def partial_sums(
 ):  # fmt: skip
     """Add to sums [M, N] the products of rows [M, K] and codes [N, K], all of one group."""
     place = group * num_outputs + output
-    scale = tl.load(scale_ptr + place, mask=is_output, other=0.0)
+    scale = tl.load(scale_ptr + place, mask=is_output, other=0)
     if KIND == "fp8":
         weights = e4m3_decode(codes, rows.dtype)
+    elif KIND == "fp4":
+        weights = e2m1_decode(codes, rows.dtype)
+        scale = e8m0_decode(scale)
     else:
         zero = tl.load(zero_ptr + place, mask=is_output, other=0)
         weights = (codes.to(tl.int16) - zero.to(tl.int16)[:, None]).to(rows.dtype)
     return sums + tl.dot(rows, weights.T) * scale[None, :]
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def quantized_linear_kernel(
-    out_ptr, rows_ptr, codes_ptr, scale_ptr, zero_ptr, bias_ptr,
-    num_rows, num_outputs, num_inputs, group_size, row_stride, code_stride,
-    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, GROUP: tl.constexpr,
+@triton.jit
+def quantized_tile(
+    rows_ptr, codes_ptr, scale_ptr, zero_ptr, row, is_row, output, is_output,
+    num_outputs, num_inputs, group_size, row_stride, code_stride,
+    KIND: tl.constexpr, PER_BYTE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Compute one output tile; grid (row tiles * output tiles,).
+    """Return the products [BLOCK_M, BLOCK_N] in fp32 of these rows and outputs of one weight.
 
-    KIND: "int4", "int8" or "fp8". BLOCK_K divides group_size and num_inputs; for int4, twice
-    BLOCK_K divides num_inputs.
+    BLOCK_K divides group_size, and PER_BYTE times BLOCK_K divides num_inputs.
     """
-    num_output_tiles = tl.cdiv(num_outputs, BLOCK_N)
-    row_tile, output_tile = tl.swizzle2d(
-        tl.program_id(0) // num_output_tiles, tl.program_id(0) % num_output_tiles,
-        tl.cdiv(num_rows, BLOCK_M), num_output_tiles, GROUP,
-    )  # fmt: skip
-    row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    is_row = (row < num_rows)[:, None]
-    output = output_tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_output = output < num_outputs
     inputs = tl.arange(0, BLOCK_K)[None, :]
     row_ptrs = rows_ptr + row.to(tl.int64)[:, None] * row_stride + inputs
-    PER_BYTE: tl.constexpr = 2 if KIND == "int4" else 1
     code_ptrs = codes_ptr + output.to(tl.int64)[:, None] * code_stride + inputs
+    is_row, is_code = is_row[:, None], is_output[:, None]
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for first in range(0, num_inputs, BLOCK_K * PER_BYTE):
         rows = tl.load(row_ptrs + first, mask=is_row, other=0.0)
-        codes = tl.load(code_ptrs + first // PER_BYTE, mask=is_output[:, None], other=0)
-        if KIND == "int4":  # the second half of the inputs is in the upper halves of the bytes
+        codes = tl.load(code_ptrs + first // PER_BYTE, mask=is_code, other=0)
+        if PER_BYTE == 2:  # the second half of the inputs is in the upper halves of the bytes
             sums = partial_sums(
                 sums, rows, codes & 15, scale_ptr, zero_ptr, first // group_size, output,
                 is_output, num_outputs, KIND,
@@ -97,38 +94,64 @@ def quantized_linear_kernel(
                 sums, rows, codes, scale_ptr, zero_ptr, first // group_size, output,
                 is_output, num_outputs, KIND,
             )  # fmt: skip
+    return sums
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def quantized_linear_kernel(
+    out_ptr, rows_ptr, codes_ptr, scale_ptr, zero_ptr, bias_ptr,
+    num_rows, num_outputs, num_inputs, group_size, row_stride, code_stride,
+    HAS_BIAS: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, PER_BYTE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Compute one output tile; grid (row tiles * output tiles,)."""
+    num_output_tiles = tl.cdiv(num_outputs, BLOCK_N)
+    row_tile, output_tile = tl.swizzle2d(
+        tl.program_id(0) // num_output_tiles, tl.program_id(0) % num_output_tiles,
+        tl.cdiv(num_rows, BLOCK_M), num_output_tiles, GROUP,
+    )  # fmt: skip
+    row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = row < num_rows
+    output = output_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_output = output < num_outputs
+    sums = quantized_tile(
+        rows_ptr, codes_ptr, scale_ptr, zero_ptr, row, is_row, output, is_output,
+        num_outputs, num_inputs, group_size, row_stride, code_stride,
+        KIND, PER_BYTE, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
     if HAS_BIAS:
         sums += tl.load(bias_ptr + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
     tl.store(
         out_ptr + row.to(tl.int64)[:, None] * num_outputs + output[None, :],
         sums.to(out_ptr.dtype.element_ty),
-        mask=is_row & is_output[None, :],
+        mask=is_row[:, None] & is_output[None, :],
     )
 
 
-def pack_int4(codes: Tensor, group_size: int) -> Tensor:
-    """Pack codes [N, K] uint8, each 0 to 15, two a byte: [N, K / 2] as `quantized_linear` reads it.
+def pack_pairs(codes: Tensor, group_size: int) -> Tensor:
+    """Pack codes [N, K] uint8, each 0 to 15, two a byte: [N, K / 2] as the kernels read them.
 
-    A byte holds two inputs that are `block_size("int4", K, group_size)` apart, the earlier one in
-    its lower half.
+    A byte holds two inputs that are `block_size` apart, the earlier one in its lower half. Raises
+    ValueError if that is None.
     """
     block = block_size("int4", codes.shape[1], group_size)
     if block is None:
-        raise ValueError(f"no kernel for int4 codes {list(codes.shape)} in groups of {group_size}")
+        raise ValueError(f"no kernel for 4-bit codes {list(codes.shape)}, groups of {group_size}")
     low, high = codes.unflatten(1, (-1, 2, block)).unbind(2)
     return (low | high << 4).flatten(1)
 
 
 def block_size(kind: str, num_inputs: int, group_size: int) -> int | None:
-    """Return how many inputs the kernel takes at a time: 64, 32, or None if neither fits.
+    """Return how many inputs the kernels take at a time: 64, 32, or None if neither fits.
 
-    kind: "int4", "int8" or "fp8". A block is of one group; int4 takes two blocks at a time.
+    kind: a key of PER_BYTE. A block is of one group; two codes a byte take two blocks at a time.
     """
-    step = 2 if kind == "int4" else 1
-    sizes = (64, 32)
-    return next(
-        (size for size in sizes if not group_size % size and not num_inputs % (step * size)), None
-    )
+    if num_inputs % group_size:
+        return None
+    for size in (64, 32):
+        if group_size % size == num_inputs % (PER_BYTE[kind] * size) == 0:
+            return size
+    return None
 
 
 def quantized_linear(
@@ -142,11 +165,11 @@ def quantized_linear(
 ) -> Tensor:
     """Return `rows @ weight.T + bias`, [M, N] of the rows' type, summed in fp32.
 
-    rows: [M, K] in fp16 or bf16, K contiguous. codes: uint8: [N, K] (kind "int8", or
-    "fp8", the bytes of e4m3) or from `pack_int4` (kind "int4"). scales: fp32 [groups, N]; zeros:
-    uint8 [groups, N], None for fp8. bias: [N], fp32 or of the rows' type. All but rows are
-    contiguous. Raises ValueError for other shapes, strides and types, and for groups that
-    `block_size` has no size for.
+    rows: [M, K] in fp16 or bf16, K contiguous. kind: a key of PER_BYTE. codes: uint8: [N, K], or
+    for two codes a byte [N, K / 2] from `pack_pairs`. scales: fp32 [groups, N], for fp4 uint8
+    exponents with a bias of 127. zeros: uint8 [groups, N] for integers, otherwise None. bias: [N],
+    fp32 or of the rows' type. All but rows are contiguous. Raises ValueError for other shapes,
+    strides and types, and for groups that `block_size` has no size for.
     """
     plan = _plan(rows, codes, scales, zeros, bias, kind, group_size)
     out = rows.new_empty((rows.shape[0], codes.shape[0]))
@@ -168,62 +191,70 @@ def _plan(
     group_size: int,
 ) -> Plan:
     (num_rows, num_inputs), num_outputs = rows.shape, codes.shape[0]
-    block_k = block_size(kind, num_inputs, group_size)
-    if block_k is None:
-        raise ValueError(f"no kernel for {kind} with {num_inputs} inputs in groups of {group_size}")
-    _check(rows, codes, scales, zeros, bias, kind, group_size)
-    block_m = min(max(16, triton.next_power_of_2(num_rows)), 64)
-    block_n, num_warps, num_stages = TILES[block_m, block_k]
+    options = tile_options(num_rows, num_inputs, kind, group_size)
+    check_codes(rows, codes, scales, zeros, kind, group_size)
+    if bias is not None:
+        _check_bias(bias, num_outputs, rows.dtype)
+    num_row_tiles = triton.cdiv(num_rows, options["BLOCK_M"])
     return Plan(
-        (triton.cdiv(num_rows, block_m) * triton.cdiv(num_outputs, block_n),),
+        (num_row_tiles * triton.cdiv(num_outputs, options["BLOCK_N"]),),
         (num_rows, num_outputs, num_inputs, group_size, stride(rows, 0), stride(codes, 0)),
-        {
-            "KIND": kind,
-            "HAS_BIAS": bias is not None,
-            "GROUP": GROUP,
-            "BLOCK_M": block_m,
-            "BLOCK_N": block_n,
-            "BLOCK_K": block_k,
-            "num_warps": num_warps,
-            "num_stages": num_stages,
-        },
+        {"HAS_BIAS": bias is not None, **options},
     )
 
 
-def _check(
-    rows: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None,
-    bias: Tensor | None,
-    kind: str,
-    group_size: int,
+def tile_options(num_rows: int, num_inputs: int, kind: str, group_size: int) -> dict[str, Any]:
+    """Return the constants and options of a kernel for `num_rows` rows of a weight.
+
+    Raises ValueError if `block_size` is None.
+    """
+    block_k = block_size(kind, num_inputs, group_size)
+    if block_k is None:
+        raise ValueError(f"no kernel for {kind} with {num_inputs} inputs in groups of {group_size}")
+    block_m = min(max(16, triton.next_power_of_2(num_rows)), 64)
+    block_n, num_warps, num_stages = TILES[block_m, block_k]
+    return {
+        "GROUP": GROUP,
+        "KIND": kind,
+        "PER_BYTE": PER_BYTE[kind],
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": block_k,
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+    }
+
+
+def check_codes(
+    rows: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None, kind: str, group_size: int
 ) -> None:
-    num_inputs, num_outputs = rows.shape[1], codes.shape[0]
-    columns = num_inputs // 2 if kind == "int4" else num_inputs
-    groups = num_inputs // group_size, num_outputs
-    if codes.shape != (num_outputs, columns) or scales.shape != groups:
+    """Raise ValueError unless the rows and a quantized weight fit together, as `quantized_linear`
+    says. Codes, scales and zeros may have leading dimensions, such as the experts."""
+    *leading, num_outputs, _ = codes.shape
+    num_inputs = rows.shape[1]
+    columns = num_inputs // PER_BYTE[kind]
+    groups = (*leading, num_inputs // group_size, num_outputs)
+    if codes.shape[-1] != columns or scales.shape != groups:
         raise ValueError(
             f"codes {list(codes.shape)} and scales {list(scales.shape)} do not fit rows "
             f"{list(rows.shape)} and groups of {group_size}"
         )
     got = None if zeros is None else (tuple(zeros.shape), zeros.dtype)
-    if got != (None if kind == "fp8" else (groups, torch.uint8)):
+    if got != ((groups, torch.uint8) if kind.startswith("int") else None):
         raise ValueError(
-            f"zeros must have the shape of scales, {list(groups)}, and be uint8, or None for fp8; "
-            f"got {got}"
+            f"zeros must have the shape of scales, {list(groups)}, and be uint8, or None for fp8 "
+            f"and fp4; got {got}"
         )
-    if bias is not None:
-        _check_bias(bias, num_outputs, rows.dtype)
-    if rows.dtype not in DTYPES or codes.dtype != torch.uint8 or scales.dtype != torch.float32:
+    of_scales = torch.uint8 if kind == "fp4" else torch.float32
+    if rows.dtype not in DTYPES or codes.dtype != torch.uint8 or scales.dtype != of_scales:
         raise ValueError(
             f"rows are {rows.dtype}, codes {codes.dtype} and scales {scales.dtype}; they must be "
-            "fp16 or bf16, uint8 and fp32"
+            f"fp16 or bf16, uint8 and {of_scales}"
         )
-    others = [tensor for tensor in (codes, scales, zeros, bias) if tensor is not None]
+    others = [tensor for tensor in (codes, scales, zeros) if tensor is not None]
     if rows.stride(-1) != 1 or not all(tensor.is_contiguous() for tensor in others):
         raise ValueError(
-            "codes, scales, zeros and bias must be contiguous, and rows in their last dimension"
+            "codes, scales and zeros must be contiguous, and rows in their last dimension"
         )
 
 
@@ -232,3 +263,5 @@ def _check_bias(bias: Tensor, num_outputs: int, dtype: torch.dtype) -> None:
         raise ValueError(
             f"bias is {list(bias.shape)} {bias.dtype}; it must be [{num_outputs}], fp32 or {dtype}"
         )
+    if not bias.is_contiguous():
+        raise ValueError("bias must be contiguous")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,19 +13,17 @@ from core.errors import ConfigurationError
 from engine.model.activations import make_gated
 from engine.model.families import ExpertNames
 from engine.model.loader import Loader, Source
+from engine.model.quantization.experts import QuantizedExperts, TritonExperts, quantized_experts
 from engine.model.quantization.weights import (
     Quantized,
     Stored,
     joined,
-    num_bytes,
     select_rows,
     slice_columns,
     slice_rows,
 )
 from engine.model.spec import DecoderSpec
 
-ROWS_AT_ONCE = 4096
-"""Rows that are dequantized in fp32 at a time, to save memory."""
 Grouped = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(rows [M, K] sorted by expert, weights [E, N, K], ends [E] int32) -> [M, N]. ends[e] is the index
 after the last row of expert e."""
@@ -72,10 +70,10 @@ class Experts:
         by_expert, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(by_expert, self._ids, right=True, out_int32=True)
         gathered = rows.index_select(0, order // self._top_k)
-        gate_up = self._grouped(gathered, _dense(self.gate_up), ends)
+        gate_up = self._multiply(gathered, self.gate_up, ends)
         if self._gate_up_bias is not None:
             gate_up = gate_up + self._gate_up_bias[by_expert]
-        outputs = self._grouped(self.activate(gate_up), _dense(self.down), ends)
+        outputs = self._multiply(self.activate(gate_up), self.down, ends)
         if self._down_bias is not None:
             outputs = outputs + self._down_bias[by_expert]
         outputs = outputs * scores.flatten().index_select(0, order)[:, None]
@@ -93,34 +91,16 @@ class Experts:
             scores = scores / scores.sum(-1, keepdim=True)
         return scores.to(rows.dtype), chosen
 
+    def _multiply(self, rows: Tensor, weights: Tensor | QuantizedExperts, ends: Tensor) -> Tensor:
+        if isinstance(weights, TritonExperts):
+            return weights.multiply(rows, ends)
+        dense = weights if isinstance(weights, Tensor) else weights.dense()
+        return self._grouped(rows, dense, ends)
+
     def _clamped_swiglu(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, -1)
         gate, up = gate.clamp(max=self._limit), up.clamp(-self._limit, self._limit)
         return (up + 1) * gate * torch.sigmoid(gate * self._alpha)
-
-
-class QuantizedExperts:
-    """The weights of all experts in one projection, dequantized for each product: slow, exact, for
-    every device."""
-
-    def __init__(self, weights: Sequence[Quantized], num_experts: int, dtype: torch.dtype) -> None:
-        """weights: on their device; together [experts * out, in], expert by expert."""
-        self._parts = [
-            slice_rows(weight, range(start, min(start + ROWS_AT_ONCE, weight.shape[0])))
-            for weight in weights
-            for start in range(0, weight.shape[0], ROWS_AT_ONCE)
-        ]
-        self._num_experts, self._dtype = num_experts, dtype
-        self.num_bytes = sum(map(num_bytes, weights))
-
-    def dense(self) -> Tensor:
-        """Return the weights, [experts, out, in] in the dtype of the rows."""
-        sizes, in_features = [part.shape[0] for part in self._parts], self._parts[0].shape[1]
-        device = self._parts[0].tensors[0].device
-        rows = torch.empty(sum(sizes), in_features, dtype=self._dtype, device=device)
-        for place, part in zip(rows.split_with_sizes(sizes), self._parts, strict=True):
-            place.copy_(part.dequantized())
-        return rows.unflatten(0, (self._num_experts, -1))
 
 
 class _Weights:
@@ -218,13 +198,10 @@ def _load(
     if place is not None:
         loader.count(place.nbytes, num_weights)
         return place.view(count, out_features, len(columns))
-    weight = QuantizedExperts(joined(quantized, loader.device), count, loader.dtype)
+    weights = joined(quantized, loader.device)
+    weight = quantized_experts(weights, count, loader.device, loader.dtype)
     loader.count(weight.num_bytes, num_weights)
     return weight
-
-
-def _dense(weight: Tensor | QuantizedExperts) -> Tensor:
-    return weight if isinstance(weight, Tensor) else weight.dense()
 
 
 def choose_grouped(device: torch.device, dtype: torch.dtype) -> Grouped:

@@ -2,7 +2,7 @@
 
 Tensors on torch's `meta` device have shapes and no memory. Whatever would copy a value to the host
 (`.item()`, a boolean index, a shape that depends on data) raises there, and on CUDA would stall the
-step and fail a graph's capture.
+step and fail a graph's capture. So would a copy from the host, which `torch.tensor` makes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from core.plan import Chunk
@@ -21,12 +22,15 @@ from engine.memory.largest_step import NoAttention
 from engine.model.checkpoint import checkpoint_of
 from engine.model.decoder import Decoder
 from engine.model.loader import Loader
+from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
+from engine.model.quantization.weights import Float4Weight
 from engine.model.spec import read_spec
 from engine.sampling.grammars import Grammars
 from engine.sampling.sampler import Row, Sampler
 from engine.staging import Staging
 from engine.step.beam_candidates import BeamCandidates
 from engine.step.prompt_scores import PromptScores
+from kernels import dry_run
 from tests.engine import grammar_models
 from tests.engine.tiny_models import OWN, VOCABULARY
 
@@ -53,7 +57,49 @@ EVERYTHING = {name: value for kind in list(KINDS.values())[1:] for name, value i
 
 @pytest.mark.parametrize("family", OWN)
 def test_a_decoder_computes_without_the_device(family):
-    config = CONFIG_MAPPING[family](**OWN[family])
+    decode(decoder_of(family))
+
+
+MIXTURES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss"]
+SIZES = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 64, "moe_intermediate_size": 64}
+
+
+@pytest.mark.parametrize("precision", QUANTIZERS)
+@pytest.mark.parametrize("family", MIXTURES)
+def test_quantized_experts_compute_without_the_device(family, precision, monkeypatch):
+    """Through the wrapper that launches their kernel on CUDA."""
+    monkeypatch.setattr("engine.model.quantization.experts.uses_kernel", lambda *_: True)
+    decoder = decoder_of(family, SIZES, precision=precision)
+    with dry_run.target(90) as launches:
+        decode(decoder)
+    num_layers = len(decoder.layers) - (family == "qwen2_moe")  # one is dense
+    assert [launch.name for launch in launches] == ["grouped_quantized_linear_kernel"] * (
+        2 * num_layers
+    )
+
+
+@pytest.mark.parametrize("kind", [*QUANTIZERS, "mxfp4"])
+def test_dequantizing_computes_without_the_device(kind):
+    if kind == "mxfp4":
+        codes, exponents = (torch.zeros(4, n, dtype=torch.uint8, device=META) for n in (32, 2))
+        weight = Float4Weight(codes, exponents)
+    else:
+        weight = quantize_weight(torch.empty(4, 64, device=META), kind, META)
+    with NoHostData():
+        assert weight.dequantized().shape == (4, 64)
+
+
+class NoHostData(TorchFunctionMode):
+    """Fails where a tensor is made of the host's numbers."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        assert func not in (torch.tensor, torch.as_tensor), "this copies from the host"
+        return func(*args, **(kwargs or {}))
+
+
+def decoder_of(family, changes=None, **options):
+    """Return a decoder of tensors without memory."""
+    config = CONFIG_MAPPING[family](**{**OWN[family], **(changes or {})})
     with META:
         state = AutoModelForCausalLM.from_config(config).state_dict()
     spec = read_spec(config, MAX_MODEL_LEN)
@@ -63,11 +109,16 @@ def test_a_decoder_computes_without_the_device(family):
         META,
         torch.bfloat16,
         is_transposed=spec.family.is_transposed,
+        **options,
     )
-    decoder = Decoder(loader, spec, len(spec.layers))
+    return Decoder(loader, spec, len(spec.layers))
+
+
+def decode(decoder):
     token_ids = torch.empty(NUM_TOKENS, dtype=torch.int64, device=META)
     rows = torch.empty(2, dtype=torch.int64, device=META)
-    logits = decoder(token_ids, token_ids, rows, NoAttention(lambda call: 0))
+    with NoHostData():
+        logits = decoder(token_ids, token_ids, rows, NoAttention(lambda call: 0))
     assert logits.shape == (2, VOCABULARY)
     assert logits.device == META
 

@@ -20,8 +20,9 @@ from engine.attention.triton_backend import TritonBackend
 from engine.inputs import InputBuilder
 from engine.model.elementwise import make_elementwise
 from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
+from engine.model.quantization.experts import TritonExperts
 from engine.model.quantization.formats import TritonCodes
-from engine.model.quantization.weights import Float8Weight, IntegerWeight
+from engine.model.quantization.weights import Float4Weight, Float8Weight, IntegerWeight
 from engine.sampling.kernels import make_sampling_kernels
 from engine.sampling.sampler import Row, Sampler
 from engine.staging import Staging
@@ -111,6 +112,24 @@ def test_quantized_layers_are_precompiled(precision):
     with dry_run.target(ARCH) as launched:
         for num_rows in (1, 7):
             format.multiply(torch.empty(num_rows, 1024, dtype=BF16), None)
+    compiled = {launch.kernel.hash for launch in precompile.compile_quantized(ARCH, (1,))}
+    assert {launch.kernel.hash for launch in launched} <= compiled
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("precision", [*QUANTIZERS, "mxfp4"])
+def test_quantized_experts_are_precompiled(precision):
+    """Up to 128 of any size, for any number of rows."""
+    if precision == "mxfp4":
+        codes, exponents = (torch.zeros(8 * 64, n, dtype=torch.uint8) for n in (512, 32))
+        weight = Float4Weight(codes, exponents)
+    else:
+        weight = quantize_weight(torch.randn(8 * 64, 1024), precision, torch.device("cpu"))
+    ends = torch.zeros(8, dtype=torch.int32)
+    with dry_run.target(ARCH) as launched:
+        for num_rows in (1, 7, 128):
+            rows = torch.empty(num_rows, 1024, dtype=BF16)
+            TritonExperts(weight, 8).multiply(rows, ends)
     compiled = {launch.kernel.hash for launch in precompile.compile_quantized(ARCH, (1,))}
     assert {launch.kernel.hash for launch in launched} <= compiled
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.model.linear import Format, choose_format, uses_panels
 from engine.model.quantization.integers import Integers
+from engine.model.quantization.kernel_codes import KernelCodes, KernelWeight, has_kernel
 from engine.model.quantization.weights import (
     MAX_FLOAT8,
     Float8Weight,
@@ -44,39 +45,22 @@ class Dequantizing:
 class TritonCodes:
     """Codes for `kernels.quantized_linear`, for rows in fp16 or bf16 on CUDA."""
 
-    def __init__(self, weight: IntegerWeight | Float8Weight) -> None:
+    def __init__(self, weight: KernelWeight) -> None:
+        """weight: `has_kernel` must be true of it."""
         # Imported only here, so that CPUs do not need Triton.
-        from kernels.quantized_linear import pack_int4, quantized_linear
+        from kernels.quantized_linear import quantized_linear
 
+        laid_out = KernelCodes.of(weight)
         self._multiply = quantized_linear
-        self._kind, codes, self._zeros = _kind(weight), weight.codes.view(torch.uint8), None
-        if isinstance(weight, IntegerWeight):
-            self._zeros = weight.zeros.T.contiguous()
-        self._group_size = weight.group_size
-        self._codes = pack_int4(codes, self._group_size) if self._kind == "int4" else codes
-        self._scales = weight.scales.T.contiguous()
-        self.num_bytes = self._codes.nbytes + self._scales.nbytes
-        self.num_bytes += 0 if self._zeros is None else self._zeros.nbytes
-
-    @staticmethod
-    def supports(weight: Quantized) -> TypeGuard[IntegerWeight | Float8Weight]:
-        """Whether the kernel has blocks for the weight's groups."""
-        from kernels.quantized_linear import block_size
-
-        if not isinstance(weight, IntegerWeight | Float8Weight):
-            return False
-        size, num_inputs = weight.group_size, weight.shape[1]
-        return num_inputs % size == 0 and bool(block_size(_kind(weight), num_inputs, size))
+        self._codes, self._scales = laid_out.codes, laid_out.scales.T.contiguous()
+        self._zeros = None if laid_out.zeros is None else laid_out.zeros.T.contiguous()
+        self._kind, self._group_size = laid_out.kind, laid_out.group_size
+        self.num_bytes = laid_out.num_bytes
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         return self._multiply(
             rows, self._codes, self._scales, self._zeros, bias, self._kind, self._group_size
         )
-
-
-def _kind(weight: IntegerWeight | Float8Weight) -> str:
-    """Return the kernel's name for the type of the codes."""
-    return f"int{weight.bits}" if isinstance(weight, IntegerWeight) else "fp8"
 
 
 class ScaledFloat8:
@@ -170,4 +154,4 @@ def quantized_format(
     has_fp8 = torch.cuda.get_device_capability(device) >= (8, 9)
     if has_fp8 and not is_exact and ScaledFloat8.supports(weight, dtype):
         return ScaledFloat8(weight)
-    return TritonCodes(weight) if TritonCodes.supports(weight) else Dequantizing(weight)
+    return TritonCodes(weight) if has_kernel(weight) else Dequantizing(weight)

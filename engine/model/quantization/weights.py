@@ -91,8 +91,8 @@ class Float8Weight:
         return self.codes.float() * scales
 
 
-FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""The magnitudes of e2m1, by the lower three bits of a code; the fourth is the sign."""
+MXFP4_GROUP = 32
+"""Inputs that share an exponent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +124,24 @@ class Float4Weight:
 
     def dequantized(self) -> Tensor:
         """Return the weight, [out, in] fp32."""
-        signed = FP4_VALUES + tuple(-value for value in FP4_VALUES)
-        values = torch.tensor(signed, device=self.codes.device)
-        halves = torch.stack([self.codes & 15, self.codes >> 4], -1).flatten(1)
-        groups = values[halves.int()].unflatten(1, (-1, 32))
+        groups = _e2m1(unpack_neighbours(self.codes)).unflatten(1, (-1, MXFP4_GROUP))
         return torch.ldexp(groups, self.exponents[..., None].int() - 127).flatten(1)
+
+
+def unpack_neighbours(codes: Tensor) -> Tensor:
+    """Unpack codes [out, in / 2] of a `Float4Weight`: [out, in] uint8, each 0 to 15."""
+    return torch.stack([codes & 15, codes >> 4], -1).flatten(1)
+
+
+def _e2m1(codes: Tensor) -> Tensor:
+    """Return the fp32 values of codes, each 0 to 15: a sign, two exponent bits, a mantissa bit.
+
+    NOTE: a table of values would be a copy from the host, which no CUDA graph can capture.
+    """
+    exponents, mantissas = (codes >> 1 & 3).int(), (codes & 1).float()
+    signs = 1 - 2 * (codes >> 3).float()
+    halves = torch.where(exponents > 0, mantissas + 2, mantissas)
+    return signs * torch.ldexp(halves, exponents.clamp(min=1) - 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +209,10 @@ def slice_columns(weight: Stored, columns: range) -> Stored:
         case Float8Weight():
             size, scales = _cut_groups(weight.group_size, weight.shape[1], columns, weight.scales)
             return Float8Weight(weight.codes[:, cut], scales, size)
-        case Float4Weight() if columns.start % 32 == columns.stop % 32 == 0:
+        case Float4Weight() if columns.start % MXFP4_GROUP == columns.stop % MXFP4_GROUP == 0:
+            groups = slice(columns.start // MXFP4_GROUP, columns.stop // MXFP4_GROUP)
             codes = weight.codes[:, columns.start // 2 : columns.stop // 2]
-            return Float4Weight(
-                codes, weight.exponents[:, columns.start // 32 : columns.stop // 32]
-            )
+            return Float4Weight(codes, weight.exponents[:, groups])
         case _:
             raise ConfigurationError(
                 "the weights cannot be split over ranks, because their groups have inputs all over "

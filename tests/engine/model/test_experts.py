@@ -7,6 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from engine.model.experts import Experts, choose_grouped
+from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
+from engine.model.quantization.experts import (
+    DequantizingExperts,
+    TritonExperts,
+    quantized_experts,
+)
+from engine.model.quantization.weights import Float4Weight, Float8Weight, PermutedWeight
 from tests.engine.model.conftest import logits
 
 MIXTURES = ["mixtral", "qwen3_moe", "granitemoe"]
@@ -69,3 +76,44 @@ def test_tokens_of_a_step_do_not_affect_each_other(tiny_model, load):
     for index in range(6):
         torch.testing.assert_close(experts(rows[index : index + 1])[0], together[index])
     assert logits(decoder).isfinite().all()
+
+
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+@pytest.mark.parametrize("precision", QUANTIZERS)
+def test_quantized_experts_have_a_kernel_on_cuda(precision):
+    weights = [quantize_weight(torch.randn(3 * 16, 128), precision, CPU)]
+    for dtype in (torch.bfloat16, torch.float16):
+        chosen = quantized_experts(weights, 3, CUDA, dtype)
+        assert isinstance(chosen, TritonExperts)
+        codes = 3 * 16 * 128 // (2 if precision == "int4" else 1)
+        assert chosen.num_bytes == codes + 3 * 16 * (4 if precision == "fp8" else 5)
+    for device, dtype in ((CUDA, torch.float32), (CPU, torch.bfloat16)):
+        assert isinstance(quantized_experts(weights, 3, device, dtype), DequantizingExperts)
+
+
+def test_mxfp4_takes_as_many_bytes_as_in_the_checkpoint():
+    codes, exponents = (torch.zeros(3 * 16, n, dtype=torch.uint8) for n in (64, 4))
+    chosen = quantized_experts([Float4Weight(codes, exponents)], 3, CUDA, torch.bfloat16)
+    assert isinstance(chosen, TritonExperts)
+    assert chosen.num_bytes == 3 * 16 * (64 + 4)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        [quantize_weight(torch.ones(6, 48), "int4", CPU)],  # groups of 16
+        [quantize_weight(torch.ones(6, 50), "int8", CPU)],
+        [Float8Weight(torch.ones(6, 160).to(torch.float8_e4m3fn), torch.ones(6, 2), 128)],
+        [Float4Weight(torch.zeros(6, 16).byte(), torch.zeros(6, 1).byte())],  # a single block
+        [quantize_weight(torch.ones(3, 128), precision, CPU) for precision in ("int4", "int8")],
+        [PermutedWeight(quantize_weight(torch.ones(6, 128), "int4", CPU), torch.arange(128))],
+    ],
+    ids=["small groups", "odd widths", "short group", "one block", "two kinds", "act-order"],
+)
+def test_other_quantized_experts_are_dequantized(weights):
+    chosen = quantized_experts(weights, 3, CUDA, torch.bfloat16)
+    assert isinstance(chosen, DequantizingExperts)
+    whole = torch.cat([weight.dequantized() for weight in weights]).bfloat16()
+    assert torch.equal(chosen.dense(), whole.view(3, 2, -1))

@@ -5,32 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.model.quantization.at_load import quantize_weight
+from engine.model.quantization.at_load import QUANTIZERS, quantize_weight
 from engine.model.quantization.formats import Dequantizing, TritonCodes
-from engine.model.quantization.weights import Float8Weight, IntegerWeight
-from kernels.quantized_linear import block_size, pack_int4, quantized_linear
+from engine.model.quantization.weights import Float4Weight, Float8Weight, IntegerWeight
+from kernels.quantized_linear import PER_BYTE, block_size, pack_pairs, quantized_linear
 from tests.kernels.elementwise_inputs import strided
+from tests.kernels.quantized_inputs import make_codes
 
 TOLERANCE = {torch.float16: 2**-10, torch.bfloat16: 2**-7}
-KINDS = ["int4", "int8", "fp8"]
 
 
 def make(kind, num_outputs, num_inputs, group_size):
     """Return codes, scales, zeros and the dequantized weight in fp64."""
-    generator = torch.Generator().manual_seed(num_inputs + num_outputs)
-    groups = num_inputs // group_size
-    scales = torch.rand(groups, num_outputs, generator=generator) + 0.5
-    if kind == "fp8":
-        codes = torch.randn(num_outputs, num_inputs, generator=generator).to(torch.float8_e4m3fn)
-        stored, zeros, whole = codes.view(torch.uint8), None, codes.double()
-    else:
-        top = 16 if kind == "int4" else 256
-        size = num_outputs, num_inputs
-        codes = torch.randint(top, size, generator=generator).to(torch.uint8)
-        zeros = torch.randint(top, (groups, num_outputs), generator=generator).to(torch.uint8)
-        stored = pack_int4(codes, group_size) if kind == "int4" else codes
-        whole = codes.double() - zeros.T.repeat_interleave(group_size, 1)
-    return stored, scales, zeros, whole * scales.T.repeat_interleave(group_size, 1)
+    return make_codes(kind, (num_outputs, num_inputs), group_size)
 
 
 def check(rows, made, kind, group_size, bias=None):
@@ -47,7 +34,7 @@ def check(rows, made, kind, group_size, bias=None):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PER_BYTE)
 @pytest.mark.parametrize(
     ("num_inputs", "group_size"), [(64, 32), (192, 192), (128, 64), (256, 128), (256, 256)]
 )
@@ -57,7 +44,7 @@ def test_groups(kind, dtype, num_inputs, group_size):
     check(rows, make(kind, 40, num_inputs, group_size), kind, group_size)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PER_BYTE)
 @pytest.mark.parametrize("num_rows", [1, 16, 17, 33, 70])
 def test_tiles_of_rows(kind, num_rows):
     rows = strided(num_rows, 128, dtype=torch.bfloat16, seed=2)
@@ -82,8 +69,8 @@ def test_block_sizes():
     ]  # fmt: skip
     assert block_size("int4", 96, 96) is None, "int4 takes two blocks at a time"
     assert block_size("int8", 96, 96) == 32
-    with pytest.raises(ValueError, match="no kernel for int4"):
-        pack_int4(torch.zeros(4, 32, dtype=torch.uint8), 16)
+    with pytest.raises(ValueError, match="no kernel for 4-bit"):
+        pack_pairs(torch.zeros(4, 32, dtype=torch.uint8), 16)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +86,7 @@ def test_block_sizes():
         ({"kind": "fp8"}, "None for fp8"),
         ({"bias": torch.zeros(7)}, r"bias is \[7\]"),
         ({"bias": torch.zeros(8, dtype=torch.int32)}, r"bias is \[8\] torch.int32"),
-        ({"bias": torch.zeros(16)[::2]}, "scales, zeros and bias must be contiguous"),
+        ({"bias": torch.zeros(16)[::2]}, "bias must be contiguous"),
         ({"group_size": 16}, "no kernel for int8 with 64 inputs in groups of 16"),
     ],
 )
@@ -111,7 +98,7 @@ def test_invalid_inputs(change, message):
         quantized_linear(**given)
 
 
-@pytest.mark.parametrize("precision", KINDS)
+@pytest.mark.parametrize("precision", QUANTIZERS)
 def test_the_format_equals_the_reference(precision):
     weight = quantize_weight(torch.randn(40, 256), precision, torch.device("cpu"))
     assert isinstance(weight, IntegerWeight | Float8Weight)
@@ -119,3 +106,14 @@ def test_the_format_equals_the_reference(precision):
     expected = Dequantizing(weight).multiply(rows.float(), bias.float())
     got = TritonCodes(weight).multiply(rows, bias)
     torch.testing.assert_close(got.float(), expected, atol=2e-2, rtol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_all_codes_of_mxfp4_are_exact(dtype):
+    """Of the exponents that the result can have; in bf16 also the least, 2**-127."""
+    exponents = torch.tensor([0, 1, 100, 127, 200, 250] if dtype == torch.bfloat16 else [117, 130])
+    codes = torch.arange(16, dtype=torch.uint8).repeat(len(exponents), 4)
+    neighbours = codes[:, ::2] | codes[:, 1::2] << 4
+    weight = Float4Weight(neighbours, exponents.to(torch.uint8)[:, None].expand(-1, 2))
+    got = TritonCodes(weight).multiply(torch.eye(64, dtype=dtype), None)
+    assert torch.equal(got.T.float(), weight.dequantized())

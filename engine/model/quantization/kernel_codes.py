@@ -1,0 +1,93 @@
+"""Quantized weights in the layout of the Triton kernels, for rows in fp16 or bf16 on CUDA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from engine.model.quantization.weights import (
+    MXFP4_GROUP,
+    Float4Weight,
+    Float8Weight,
+    IntegerWeight,
+    Quantized,
+    unpack_neighbours,
+)
+
+KernelWeight = IntegerWeight | Float8Weight | Float4Weight
+ROWS_AT_ONCE = 4096
+"""Outputs whose codes are packed at a time, to save memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCodes:
+    """The tensors and constants of a weight [out, in], as `kernels.quantized_linear` names them,
+    but with the outputs in front."""
+
+    codes: Tensor
+    """[out, in] or [out, in / 2] uint8."""
+    scales: Tensor
+    """[out, groups] fp32, or uint8 exponents."""
+    zeros: Tensor | None
+    """[out, groups] uint8."""
+    kind: str
+    group_size: int
+
+    @property
+    def num_bytes(self) -> int:
+        zeros = 0 if self.zeros is None else self.zeros.nbytes
+        return self.codes.nbytes + self.scales.nbytes + zeros
+
+    @classmethod
+    def of(cls, weight: KernelWeight) -> KernelCodes:
+        """Lay out a weight that `has_kernel` is true of."""
+        kind, group_size = _kind(weight), _group_size(weight)
+        match weight:
+            case IntegerWeight():
+                codes = _packed(weight) if kind == "int4" else weight.codes
+                return cls(codes, weight.scales, weight.zeros, kind, group_size)
+            case Float8Weight():
+                return cls(weight.codes.view(torch.uint8), weight.scales, None, kind, group_size)
+            case Float4Weight():
+                return cls(_packed(weight), weight.exponents, None, kind, group_size)
+
+
+def has_kernel(weight: Quantized) -> TypeGuard[KernelWeight]:
+    """Whether the kernels have blocks for the weight's groups."""
+    # Imported only here, so that CPUs do not need Triton.
+    from kernels.quantized_linear import block_size
+
+    if not isinstance(weight, KernelWeight):
+        return False
+    return block_size(_kind(weight), weight.shape[1], _group_size(weight)) is not None
+
+
+def _kind(weight: KernelWeight) -> str:
+    """Return the kernels' name for the type of the codes."""
+    match weight:
+        case IntegerWeight():
+            return f"int{weight.bits}"
+        case Float8Weight():
+            return "fp8"
+        case Float4Weight():
+            return "fp4"
+
+
+def _group_size(weight: KernelWeight) -> int:
+    return MXFP4_GROUP if isinstance(weight, Float4Weight) else weight.group_size
+
+
+def _packed(weight: IntegerWeight | Float4Weight) -> Tensor:
+    """Return the codes [out, in / 2], a byte's two codes as far apart as the kernels want them."""
+    from kernels.quantized_linear import pack_pairs
+
+    num_outputs, num_inputs = weight.shape
+    packed = weight.codes.new_empty(num_outputs, num_inputs // 2)
+    places, parts = packed.split(ROWS_AT_ONCE), weight.codes.split(ROWS_AT_ONCE)
+    for place, part in zip(places, parts, strict=True):
+        codes = unpack_neighbours(part) if isinstance(weight, Float4Weight) else part
+        place.copy_(pack_pairs(codes, _group_size(weight)))
+    return packed
