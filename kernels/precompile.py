@@ -176,10 +176,13 @@ def _make_stub(path: Path) -> None:
 
 
 def _projected(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values as slices of one merged projection."""
+    """Return queries, keys and values as slices of one merged projection, or normed."""
     heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
     rows = torch.empty(_TOKENS, sum(heads), shape.head_dim, dtype=torch.bfloat16)
     query, key, value = rows.split(heads, 1)
+    if shape.norms_heads:
+        both = rows[:, : sum(heads[:2])]
+        query, key = rms_norm(both, both[0].contiguous(), 1e-6).split(heads[:2], 1)
     return query, key, value
 
 
@@ -187,8 +190,6 @@ def _compile_attention(query: Tensor, key: Tensor, value: Tensor, shape: Shape) 
     size = (2, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
     keys, values = (torch.empty(size, dtype=torch.bfloat16) for _ in range(2))
     cos, sin = torch.empty(2, _TOKENS, shape.head_dim // 2, dtype=torch.bfloat16)
-    if shape.norms_heads:
-        query, key = (rms_norm(rows, rows[0, 0], 1e-6) for rows in (query, key))
     slots = torch.zeros(_TOKENS, dtype=torch.int64)
     rotary_write_kv(query, key, value, cos, sin, shape.head_dim, keys, values, slots)
     tables = torch.zeros(_TOKENS, 4, dtype=torch.int32)

@@ -32,7 +32,10 @@ def normalize(
     ROWS_PER_TILE: tl.constexpr,
     WIDTH_TILE: tl.constexpr,
 ):
-    """Normalize `numbers` [ROWS_PER_TILE, WIDTH_TILE] fp32 by row, and return them in `dtype`."""
+    """Normalize `numbers` [ROWS_PER_TILE, WIDTH_TILE] fp32 by row, and return them in `dtype`.
+
+    weight: a pointer, or pointers [ROWS_PER_TILE, 1].
+    """
     mean_square = tl.sum(numbers * numbers, 1) / WIDTH
     numbers *= tl.rsqrt(mean_square + eps)[:, None]
     if ROUNDS_FIRST:
@@ -55,6 +58,7 @@ def rms_norm_kernel(
     head_stride,
     out_token_stride,
     out_head_stride,
+    WEIGHT_PER_HEAD: tl.constexpr,
     WIDTH: tl.constexpr,
     OFFSET: tl.constexpr,
     ROUNDS_FIRST: tl.constexpr,
@@ -68,6 +72,8 @@ def rms_norm_kernel(
     token, head = (row // num_heads).to(tl.int64), row % num_heads
     starts = (token * token_stride + head * head_stride)[:, None]
     numbers = tl.load(rows + starts + dims, mask=is_inside, other=0.0).to(tl.float32)
+    if WEIGHT_PER_HEAD:
+        weight += (head * WIDTH)[:, None]
     normed = normalize(
         numbers, weight, eps, dims, is_inside, out.dtype.element_ty,
         WIDTH, OFFSET, ROUNDS_FIRST, ROWS_PER_TILE, WIDTH_TILE,
@@ -116,10 +122,11 @@ def rms_norm(
     """Return `row / sqrt(mean(row²) + eps) * (weight + offset)` for every row.
 
     rows: [T, width] or [T, heads, width] in fp16, bf16 or fp32; rows contiguous, with any other
-    strides. weight: [width], contiguous. Computed in fp32 and rounded to the type of `rows`.
-    rounds_first: also round before multiplying by the weight, which must then not be of a wider
-    type. Llama does this; Gemma, whose offset is 1, does not. The result is dense, with the memory
-    order of `rows`. Raises ValueError for other shapes and strides.
+    strides. weight: [width], or [heads, width] with one for each head, contiguous. Computed in fp32
+    and rounded to the type of `rows`. rounds_first: also round before multiplying by the weight,
+    which must then not be of a wider type. Llama does this; Gemma, whose offset is 1, does not. The
+    result is dense, with the memory order of `rows`. Raises ValueError for other shapes, strides
+    and types.
     """
     out = torch.empty_like(rows)
     grid, numbers, options = _plan(rows, weight, out, rounds_first)
@@ -167,7 +174,7 @@ def _plan(rows: Tensor, weight: Tensor, out: Tensor, rounds_first: bool) -> Plan
     return Plan(
         (triton.cdiv(num_rows, tiling["ROWS_PER_TILE"]),),
         (num_rows, num_heads, *strides[0], *strides[1]),
-        tiling,
+        {"WEIGHT_PER_HEAD": weight.ndim == 2, **tiling},
     )
 
 
@@ -178,7 +185,7 @@ def _add_plan(hidden: Tensor, output: Tensor, weight: Tensor, rounds_first: bool
             f"hidden is {list(hidden.shape)} {hidden.dtype}, output {list(output.shape)} "
             f"{output.dtype}; both must be [tokens, width] of one type"
         )
-    for rows in (hidden, output):
+    for rows in (hidden, output):  # [tokens, width], so the weight has one dimension, too
         _check(rows, weight, rounds_first)
     num_rows, width = hidden.shape
     tiling = _tiling(width)
@@ -203,12 +210,13 @@ def _tiling(width: int) -> dict[str, Any]:
 
 def _check(rows: Tensor, weight: Tensor, rounds_first: bool) -> None:
     width = rows.shape[-1]
-    if rows.ndim not in (2, 3) or weight.shape != (width,) or width > MAX_WIDTH:
+    weights = ((width,), rows.shape[1:])  # for rows [T, width], both are the same
+    if rows.ndim not in (2, 3) or weight.shape not in weights or width > MAX_WIDTH:
         raise ValueError(
             f"rows {list(rows.shape)} and weight {list(weight.shape)}; they must be "
-            f"[tokens, (heads,) width] and [width], of at most {MAX_WIDTH}"
+            f"[tokens, (heads,) width] and [width] or [heads, width], of at most {MAX_WIDTH}"
         )
-    if rows.stride(-1) != 1 or weight.stride(0) != 1:
+    if rows.stride(-1) != 1 or not weight.is_contiguous():
         raise ValueError(f"rows must be contiguous, got {rows.stride()} and {weight.stride()}")
     if rounds_first and torch.promote_types(rows.dtype, weight.dtype) != rows.dtype:
         raise ValueError(f"{weight.dtype} weights would widen rows of {rows.dtype}")

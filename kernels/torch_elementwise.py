@@ -15,7 +15,10 @@ from torch import Tensor
 def rms_norm(
     rows: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0, rounds_first: bool = True
 ) -> Tensor:
-    """Return `row / sqrt(mean(row²) + eps) * (weight + offset)` for every row [..., width]."""
+    """Return `row / sqrt(mean(row²) + eps) * (weight + offset)` for every row [..., width].
+
+    weight: [width], or [heads, width] for rows [T, heads, width].
+    """
     numbers = rows.float()
     numbers = numbers * torch.rsqrt(numbers.pow(2).mean(-1, keepdim=True) + eps)
     if rounds_first:

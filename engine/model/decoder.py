@@ -24,7 +24,7 @@ from engine.model.experts import Experts
 from engine.model.families import ExpertNames
 from engine.model.heads import elements_of, halves_of_pairs, load_qk_norms, qkv_sources
 from engine.model.loader import Loader, Source
-from engine.model.norms import add_and_norm
+from engine.model.norms import add_and_norm, norm_of_all_heads
 from engine.model.rotary import Angles, Rotary
 from engine.model.spec import DecoderSpec
 
@@ -214,6 +214,10 @@ class Attention:
             columns=None if shard.is_whole else elements_of(heads.queries, dim),
         )
         self.norms = load_qk_norms(loader, spec, name, heads, order)
+        self._norm_both = None
+        """Norms query heads and key heads together, as they lie side by side in memory."""
+        if spec.qk_norm in ("head", "after rotary") and spec.qkv_clip is None:
+            self._norm_both = norm_of_all_heads(self.norms, (len(heads.queries), len(heads.keys)))
         self.sinks = loader.optional(f"{name}.sinks", spec.num_heads)
         if self.sinks is not None:
             self.sinks = self.sinks[heads.queries.start : heads.queries.stop]
@@ -228,14 +232,15 @@ class Attention:
     ) -> Tensor:
         """Return the attention output [T, hidden], or only its `rows`, [R, hidden]."""
         kind, clip, dim = self.spec.qk_norm, self.spec.qkv_clip, self.spec.head_dim
-        query, key, value = self.qkv(hidden).split_with_sizes(self._sizes, -1)
+        merged = self.qkv(hidden)
+        query, key, value = merged.split_with_sizes(self._sizes, -1)
         if kind == "row":
             query, key = self.norms[0](query), self.norms[1](key)
         if clip is not None:
             query, key, value = (part.clamp(-clip, clip) for part in (query, key, value))
         query, key, value = (part.unflatten(-1, (-1, dim)) for part in (query, key, value))
         if kind == "head":
-            query, key = self.norms[0](query), self.norms[1](key)
+            query, key = self._norm_heads(query, key, merged)
         rotation = None
         if self.layer.rope is not None:
             rotation = Rotation(*angles[self.layer.rope], self.rotary_dim)
@@ -243,7 +248,7 @@ class Attention:
             if rotation is not None:
                 self._rotate(query, key, *rotation)
                 rotation = None
-            query, key = self.norms[0](query), self.norms[1](key)
+            query, key = self._norm_heads(query, key, merged)
         call = AttentionCall(
             layer=self.index,
             query=query,
@@ -257,6 +262,14 @@ class Attention:
         )
         attended = paged.attend(call).flatten(1)
         return self.out(attended if rows is None else attended.index_select(0, rows))
+
+    def _norm_heads(self, query: Tensor, key: Tensor, merged: Tensor) -> tuple[Tensor, Tensor]:
+        """Norm query and key, [T, heads, head_dim], which are slices of `merged`."""
+        if self._norm_both is None:
+            return self.norms[0](query), self.norms[1](key)
+        both = merged.narrow(-1, 0, sum(self._sizes[:2])).unflatten(-1, (-1, self.spec.head_dim))
+        query, key = self._norm_both(both).split_with_sizes((query.shape[1], key.shape[1]), 1)
+        return query, key
 
 
 class MLP:

@@ -22,6 +22,8 @@ class Elementwise:
     add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
     gated_activation: Callable[..., Tensor]
     rotary: Callable[..., None]
+    norms_all_heads: bool = False
+    """Whether one launch of `rms_norm` takes heads with different weights."""
 
 
 def make_elementwise(device: torch.device) -> Elementwise:
@@ -34,6 +36,7 @@ def make_elementwise(device: torch.device) -> Elementwise:
             rms_norm.add_rms_norm,
             gated_activation.gated_activation,
             rotary.rotary,
+            norms_all_heads=True,
         )
     if device.type == "cpu" and unavailable_reason() is None:
         return Elementwise(

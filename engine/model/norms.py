@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -47,7 +47,8 @@ class RMSNorm:
     def __init__(
         self, weight: Tensor, eps: float, kind: NormKind, elementwise: Elementwise
     ) -> None:
-        self.weight, self.eps, self.kind = weight, eps, kind
+        """weight: [width], or [heads, width] if `elementwise.norms_all_heads`."""
+        self.weight, self.eps, self.kind, self.elementwise = weight, eps, kind, elementwise
         self._rms_norm, self._add_rms_norm = elementwise.rms_norm, elementwise.add_rms_norm
         self._options = {"offset": kind.offset, "rounds_first": kind.rounds_first}
 
@@ -56,6 +57,23 @@ class RMSNorm:
 
     def after_add(self, hidden: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
         return self._add_rms_norm(hidden, output, self.weight, self.eps, **self._options)
+
+
+def norm_of_all_heads(norms: Sequence[Norm], num_heads: Sequence[int]) -> RMSNorm | None:
+    """Return a norm of rows [T, heads, width] whose heads have different norms, in one launch.
+
+    num_heads: the number of successive heads of each norm. Returns None if there is no kernel for
+    these norms.
+    """
+    first = norms[0]
+    if not isinstance(first, RMSNorm) or not first.elementwise.norms_all_heads:
+        return None
+    weights: list[Tensor] = []
+    for norm, count in zip(norms, num_heads, strict=True):
+        if not isinstance(norm, RMSNorm) or (norm.eps, norm.kind) != (first.eps, first.kind):
+            return None
+        weights.append(norm.weight.expand(count, -1))
+    return RMSNorm(torch.cat(weights), first.eps, first.kind, first.elementwise)
 
 
 class SplitRMSNorm:

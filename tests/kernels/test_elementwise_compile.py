@@ -62,8 +62,11 @@ def rotaries():
 def test_rms_norm(arch):
     for shape, dtype, options in norms():
         with dry_run.target(arch) as launches:
-            weight = torch.empty(shape[-1], dtype=dtype)
-            rms_norm(apart(*shape, dtype=dtype), weight, 1e-6, **options)
+            weights = [torch.empty(shape[-1], dtype=dtype)]
+            if len(shape) == 3:
+                weights.append(torch.empty(shape[1:], dtype=dtype))
+            for weight in weights:
+                rms_norm(apart(*shape, dtype=dtype), weight, 1e-6, **options)
         check(launches, arch, (shape, dtype, options))
 
 

@@ -55,8 +55,10 @@ def engine_launches(context_len, max_model_len):
             elementwise.rms_norm(hidden, hidden[0], 1e-5)
             elementwise.add_rms_norm(hidden, hidden, hidden[0], 1e-5)
             merged = torch.empty(num_tokens, sum(heads) * SHAPE.head_dim, dtype=BF16)
-            query, key, value = merged.unflatten(1, (-1, SHAPE.head_dim)).split(heads, 1)
-            normed = [elementwise.rms_norm(rows, rows[0, 0], 1e-5) for rows in (query, key)]
+            sizes = sum(heads[:2]), heads[2]
+            both, value = merged.unflatten(1, (-1, SHAPE.head_dim)).split(sizes, 1)
+            weight = both[0].contiguous()
+            normed = elementwise.rms_norm(both, weight, 1e-5).split(heads[:2], 1)
             cos, sin = torch.empty(2, num_tokens, SHAPE.head_dim // 2, dtype=BF16)
             rotation = Rotation(cos, sin, SHAPE.head_dim)
             call = AttentionCall(0, normed[0], normed[1], value, 0.125, None, None, None, rotation)

@@ -40,6 +40,18 @@ def test_against_fp64(shape, dtype):
     assert torch.equal(rows, before)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 3, 64), (3, 33, 80), (4, 1, 256)])
+def test_a_weight_for_each_head(shape, dtype):
+    rows = strided(*shape, dtype=dtype)
+    weight = make_weight(shape[1] * shape[2], dtype).view(shape[1:])
+    for options in ({}, {"offset": 1.0, "rounds_first": False}):
+        out = rms_norm(rows, weight, EPS, **options)
+        for head in range(shape[1]):
+            one = rms_norm(rows[:, head], weight[head], EPS, **options)
+            assert torch.equal(out[:, head], one)
+
+
 def test_the_order_of_rounding_matters():
     rows, weight = strided(9, 512, dtype=torch.bfloat16), make_weight(512, torch.bfloat16)
     first, last = (rms_norm(rows, weight, EPS, rounds_first=flag) for flag in (True, False))
@@ -101,6 +113,8 @@ def test_add_rms_norm_of_no_rows_and_invalid_inputs():
     ("rows", "weight", "message"),
     [
         (torch.zeros(2, 64), torch.zeros(32), "they must be"),
+        (torch.zeros(2, 3, 64), torch.zeros(2, 64), "they must be"),
+        (torch.zeros(2, 64), torch.zeros(2, 64), "they must be"),
         (torch.zeros(64), torch.zeros(64), "they must be"),
         (torch.zeros(1, 1, 2, 64), torch.zeros(64), "they must be"),
         (torch.zeros(1, 2 * MAX_WIDTH), torch.zeros(2 * MAX_WIDTH), "of at most"),
