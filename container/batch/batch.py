@@ -9,7 +9,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
@@ -203,7 +203,8 @@ class _Sender:
         connection = UnixConnection(self._container.socket)
         try:
             headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
-            connection.request(line.method, line.url, msgspec.json.encode(line.body), headers)
+            with suppress(BrokenPipeError):  # the answer may come before the body is sent
+                connection.request(line.method, line.url, msgspec.json.encode(line.body), headers)
             response = connection.getresponse()
             body = response.read()
         finally:

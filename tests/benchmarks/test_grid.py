@@ -88,7 +88,7 @@ def numbers_of_meta_tensors():
         ("moves", 27),
         ("elementwise", 24),
         ("sampling", 14),
-        ("quantized", 30),
+        ("quantized", 24),
     ],
 )
 def test_every_check_runs_at_its_real_size(section, num_rows):
