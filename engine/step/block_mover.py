@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -16,6 +19,31 @@ from kernels.cache_table import cache_table
 
 MAX_SWAP_ROWS = 16
 """Blocks in the device's swap buffer at once; a block of all layers takes megabytes."""
+
+
+class CopyStream:
+    """Copies to the host beside the kernels, so that these do not wait for the bus.
+
+    On CUDA, the copies have a stream of their own. On a CPU everything runs in order.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def after_kernels(self) -> Iterator[None]:
+        """Let copies within the context wait for all kernels launched before."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def finish(self) -> None:
+        """Let all that is launched from now on wait for the copies."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
 
 
 class BlockMover:
@@ -36,6 +64,7 @@ class BlockMover:
         self._kernels = backend.block_kernels
         self._host = cache.host
         self._staging = Staging(device)
+        self._to_host = CopyStream(device)
         num_rows = min(MAX_SWAP_ROWS, len(cache.host))
         self._buffer = torch.empty(
             num_rows, self._table.words_per_block, dtype=torch.int64, device=device
@@ -59,11 +88,15 @@ class BlockMover:
     def _swap_out(self, blocks: Tensor, host_blocks: list[int]) -> None:
         for start in range(0, len(host_blocks), MAX_SWAP_ROWS):
             part = blocks[start : start + MAX_SWAP_ROWS]
+            self._to_host.finish()  # the buffer is free again
             self._kernels.gather(self._table, part, self._buffer)
-            for row in range(len(part)):
-                self._host[host_blocks[start + row]].copy_(self._buffer[row], non_blocking=True)
+            with self._to_host.after_kernels():
+                for row in range(len(part)):
+                    self._host[host_blocks[start + row]].copy_(self._buffer[row], non_blocking=True)
 
     def _swap_in(self, host_blocks: list[int], blocks: Tensor) -> None:
+        if host_blocks:
+            self._to_host.finish()  # these blocks are in the host's memory, and the buffer is free
         for start in range(0, len(host_blocks), MAX_SWAP_ROWS):
             part = blocks[start : start + MAX_SWAP_ROWS]
             for row in range(len(part)):

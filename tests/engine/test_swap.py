@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from core.sizing import LayerShape
 from engine import LLM, SamplingParams
 from engine.attention.backends import TorchBackend
 from engine.attention.kv_cache import KVCache
-from engine.step.block_mover import BlockMover
+from engine.step.block_mover import BlockMover, CopyStream
 from tests.engine.greedy_answers import prompts, tokens
 
 SMALL = {"dtype": "fp32", "block_size": 4, "max_rolling_batch_prefill_tokens": 10}
@@ -80,3 +82,56 @@ def test_moves_run_in_order_and_in_batches():
     mover.launch(BlockMoves(swap_ins=tuple((block + 20, 39 - block) for block in range(40))))
     kept = cache.keys[1][:, 0, 0, 0] - 100
     assert kept[:40].tolist() == list(range(39, -1, -1))
+
+
+class FakeStream:
+    """A CUDA stream that notes what waits for it and what runs on it."""
+
+    def __init__(self, name, events, current):
+        self.name, self.events, self.current = name, events, current
+
+    def wait_stream(self, other):
+        self.events.append(f"{self.name} waits for {other.name}")
+
+    def __enter__(self):
+        self.current.append(self)
+
+    def __exit__(self, *_):
+        self.current.pop()
+
+
+def test_copies_to_the_host_run_beside_kernels_and_nothing_overtakes_them(monkeypatch):
+    events, current = [], []
+    current.append(FakeStream("kernels", events, current))
+    copies = FakeStream("copies", events, current)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: copies)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    copy = torch.Tensor.copy_
+    cache = KVCache([LayerShape(1, 8, 4)], 50, 4, torch.float32, torch.device("cpu"), 60)
+    mover = BlockMover(cache, TorchBackend())
+    mover._to_host = CopyStream(torch.device("cuda"))
+
+    def watch(target, source, **options):
+        events.append(f"copy on {current[-1].name}")
+        return copy(target, source, **options)
+
+    def gather(*args):
+        events.append(f"gather on {current[-1].name}")
+
+    def scatter(*args):
+        events.append(f"scatter on {current[-1].name}")
+
+    monkeypatch.setattr(torch.Tensor, "copy_", watch)
+    kernels = SimpleNamespace(gather=gather, scatter=scatter)
+    monkeypatch.setattr(mover, "_kernels", kernels)
+    blocks = torch.zeros(17, dtype=torch.int64)
+    mover._swap_out(blocks, list(range(17)))
+    out = ["kernels waits for copies", "gather on kernels", "copies waits for kernels"]
+    assert events == [*out, *["copy on copies"] * 16, *out, "copy on copies"]
+    events.clear()
+    mover._swap_in([3], blocks[:1])
+    assert events == ["kernels waits for copies", "copy on kernels", "scatter on kernels"]
+    events.clear()
+    mover._swap_in([], blocks[:0])
+    assert not events
