@@ -25,7 +25,7 @@ MAX_ERROR = 5e-3
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A projection of all experts, and how many of them a token has."""
+    """The sizes of one projection of all experts, and the number of experts per token."""
 
     num_experts: int
     outputs: int

@@ -76,7 +76,8 @@ def _memory(runs: Sequence[Run]) -> list[str]:
             "the same sequences."
         ]
     max_running = {
-        name: max(s.metrics.get("running", 0.0) for s in samples[name]) for name in _SHARING
+        name: max(sample.metrics.get("running", 0.0) for sample in samples[name])
+        for name in _SHARING
     }
     return [
         f"KV memory was scarce for {' and '.join(short)}: requests waited for it. continuous ran "
