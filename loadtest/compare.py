@@ -149,8 +149,8 @@ class Comparison:
     def rounds(self, workload: Workload, num_rounds: int, tuned: Setting | None) -> Iterator[Run]:
         """Measure a workload in rounds, and yield each run.
 
-        Stops after an interrupted run. Also stops after a round by whose end other processes have
-        disturbed every server: no later round could then name a winner.
+        Stops after an interrupted run. Also stops once other processes have disturbed every server,
+        because then no further round could name a winner.
         """
         disturbed: dict[str, bool] = {}
         last_round = 1

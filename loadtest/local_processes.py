@@ -63,7 +63,7 @@ def _listeners(port: int) -> Iterator[psutil.Process]:
 
 
 def _root(process: psutil.Process) -> psutil.Process:
-    """Return the topmost ancestor that runs the same program; a shell that started it does not."""
+    """Return the process, or its topmost ancestor that runs the same program (so not a shell)."""
     root, program = process, process.exe()
     for parent in process.parents():
         if parent.pid in _load_test() or parent.exe() != program:
