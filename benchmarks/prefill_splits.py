@@ -79,8 +79,10 @@ def splits_by_old_rule(bench: Bench, inputs: PagedInputs) -> int:
     blocks = [-(-new // block_q) for new in lengths.queries]
     work = num_tiles * sum(map(operator.mul, blocks, lengths.contexts))
     num_blocks = len(inputs.query) // block_q + len(lengths.queries)
-    most = WAVES * num_programs // (num_tiles * num_blocks)
-    return max(1, min(longest * num_programs // work, most, longest // MIN_SPLIT_KEYS, MAX_SPLITS))
+    max_wanted = WAVES * num_programs // (num_tiles * num_blocks)
+    return max(
+        1, min(longest * num_programs // work, max_wanted, longest // MIN_SPLIT_KEYS, MAX_SPLITS)
+    )
 
 
 def _measure(bench: Bench, shape: Shape, name: str, lengths: Lengths) -> None:
